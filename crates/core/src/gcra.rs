@@ -1,0 +1,260 @@
+//! GCRA on integers: one theoretical arrival time, exact for every rate.
+//!
+//! Seven per second is not 142,857 µs each: one unit takes 1,000,000 / 7 µs, and rounding it drifts. So an
+//! instant is kept as whole microseconds plus a fraction whose denominator is the limit's amount. All sums and
+//! comparisons are exact; only the answers are rounded, each to the side that keeps its promise.
+
+use std::num::NonZeroU32;
+
+use crate::limit::{DRAIN_US_MAX, Limit};
+use crate::verdict::{Retry, Verdict};
+
+/// The most debt a meter carries, as time to drain. What goes beyond is forgotten: it keeps every instant inside
+/// the bits a meter has for it.
+pub const DEBT_US_MAX: u64 = 2 * DRAIN_US_MAX;
+
+/// A length of time: `whole` µs and `frac / amount` of one more. Only meaningful beside its limit's amount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Span {
+    /// Whole microseconds.
+    pub whole: u64,
+    /// The numerator of what is left; always below the amount.
+    pub frac: u32,
+}
+
+/// The theoretical arrival time on the monotonic line: the instant at which the meter will have drained.
+pub type Arrival = Span;
+
+impl Span {
+    /// No time at all.
+    pub const ZERO: Self = Self { whole: 0, frac: 0 };
+
+    /// What one unit of cost takes to drain.
+    pub(crate) const fn of_unit(amount: NonZeroU32, period_us: u64) -> Self {
+        let amount = amount.get() as u64;
+        Self { whole: period_us / amount, frac: (period_us % amount) as u32 }
+    }
+
+    /// `n` times this span, for an `n` whose product was checked to fit: at most a burst.
+    #[inline]
+    pub(crate) const fn times(self, n: u32, amount: NonZeroU32) -> Self {
+        if n == 1 {
+            return self;
+        }
+        let (frac, amount) = (n as u64 * self.frac as u64, amount.get() as u64);
+        if frac < amount {
+            return Self { whole: n as u64 * self.whole, frac: frac as u32 };
+        }
+        Self { whole: n as u64 * self.whole + frac / amount, frac: (frac % amount) as u32 }
+    }
+
+    /// `n` times this span, or [`DEBT_US_MAX`] if that is less: for costs that nobody checked.
+    const fn times_capped(self, n: u64, amount: NonZeroU32) -> Self {
+        if n > u32::MAX as u64 {
+            return Self { whole: DEBT_US_MAX, frac: 0 };
+        }
+        let most = match self.whole.checked_mul(n) {
+            Some(whole) if whole < DEBT_US_MAX => self.times(n as u32, amount),
+            _ => return Self { whole: DEBT_US_MAX, frac: 0 },
+        };
+        most.capped()
+    }
+
+    const fn capped(self) -> Self {
+        if self.whole < DEBT_US_MAX { self } else { Self { whole: DEBT_US_MAX, frac: 0 } }
+    }
+
+    #[inline]
+    const fn plus(self, other: Self, amount: NonZeroU32) -> Self {
+        let (frac, amount) = (self.frac as u64 + other.frac as u64, amount.get() as u64);
+        let carry = frac >= amount;
+        let frac = if carry { frac - amount } else { frac };
+        Self { whole: self.whole + other.whole + carry as u64, frac: frac as u32 }
+    }
+
+    /// This span less a shorter one; nothing if the other is longer.
+    #[inline]
+    const fn minus(self, other: Self, amount: NonZeroU32) -> Self {
+        let borrow = self.frac < other.frac;
+        let Some(whole) = self.whole.checked_sub(other.whole + borrow as u64) else { return Self::ZERO };
+        let borrowed = if borrow { amount.get() } else { 0 };
+        // With a borrow the sum passes 32 bits before the other fraction brings it back: wrapping is exact.
+        Self { whole, frac: self.frac.wrapping_add(borrowed).wrapping_sub(other.frac) }
+    }
+
+    /// Microseconds, rounded up.
+    #[inline]
+    const fn ceil_us(self) -> u64 {
+        self.whole + (self.frac > 0) as u64
+    }
+}
+
+/// What is still to drain at `now`.
+#[inline]
+fn backlog(arrival: Arrival, now_us: u64) -> Span {
+    if arrival.whole < now_us {
+        return Span::ZERO;
+    }
+    Span { whole: arrival.whole - now_us, frac: arrival.frac }
+}
+
+#[inline]
+fn arrival(backlog: Span, now_us: u64) -> Arrival {
+    Span { whole: now_us + backlog.whole, frac: backlog.frac }
+}
+
+/// How many whole units of cost drain within `span`.
+#[inline]
+fn units_in(limit: &Limit, span: Span) -> u32 {
+    let amount = u64::from(limit.amount());
+    // Spans up to 71 minutes stay inside one machine word, and nearly all are.
+    let units = match u32::try_from(span.whole) {
+        Ok(whole) => (u64::from(whole) * amount + u64::from(span.frac)) / limit.period_us(),
+        Err(_) => units_in_long(limit, span),
+    };
+    u32::try_from(units).unwrap_or(u32::MAX)
+}
+
+#[cold]
+fn units_in_long(limit: &Limit, span: Span) -> u64 {
+    let scaled = u128::from(span.whole) * u128::from(limit.amount()) + u128::from(span.frac);
+    u64::try_from(scaled / u128::from(limit.period_us())).unwrap_or(u64::MAX)
+}
+
+/// Decides a request of `cost` on a meter whose reservations hold `reserved` more. Gives the arrival time after
+/// it, which is the one before it unless it was allowed.
+#[inline]
+pub fn decide(limit: &Limit, before: Arrival, reserved: u32, now_us: u64, cost: u64) -> (Verdict, Arrival) {
+    if limit.is_blocked() {
+        return (Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Blocked }, before);
+    }
+    let amount = limit.denominator();
+    let backlog = backlog(before, now_us);
+    let held = if reserved == 0 { backlog } else { backlog.plus(limit.unit.times(reserved.min(limit.burst()), amount), amount) };
+    let Some(cost) = u32::try_from(cost).ok().filter(|&cost| cost <= limit.burst()) else {
+        return (denial(limit, backlog, held, Retry::CostAboveBurst), before);
+    };
+    let cost = limit.unit.times(cost, amount);
+    let after = held.plus(cost, amount);
+    if after > limit.full {
+        let retry = Retry::After(after.minus(limit.full, amount).ceil_us());
+        return (denial(limit, backlog, held, retry), before);
+    }
+    let charged = backlog.plus(cost, amount);
+    let remaining = units_in(limit, limit.full.minus(after, amount));
+    (Verdict::Allow { remaining, reset_after_us: charged.ceil_us() }, arrival(charged, now_us))
+}
+
+fn denial(limit: &Limit, backlog: Span, held: Span, retry: Retry) -> Verdict {
+    let remaining = units_in(limit, limit.full.minus(held, limit.denominator()));
+    Verdict::Deny { remaining, reset_after_us: backlog.ceil_us(), retry }
+}
+
+/// Adds `cost` without a test: debt is allowed, up to [`DEBT_US_MAX`].
+pub fn charge(limit: &Limit, before: Arrival, now_us: u64, cost: u64) -> Arrival {
+    let cost = limit.unit.times_capped(cost, limit.denominator());
+    arrival(backlog(before, now_us).plus(cost, limit.denominator()).capped(), now_us)
+}
+
+/// Gives `cost` back, down to an empty meter.
+pub fn refund(limit: &Limit, before: Arrival, now_us: u64, cost: u64) -> Arrival {
+    let cost = limit.unit.times_capped(cost, limit.denominator());
+    arrival(backlog(before, now_us).minus(cost, limit.denominator()), now_us)
+}
+
+/// Raises the meter to at least `used`: what somebody else knows to be spent.
+pub fn raise(limit: &Limit, before: Arrival, now_us: u64, used: u64) -> Arrival {
+    let floor = limit.unit.times_capped(used, limit.denominator());
+    arrival(backlog(before, now_us).max(floor), now_us)
+}
+
+/// What is spent and not yet drained, rounded up to whole units.
+pub fn used(limit: &Limit, before: Arrival, now_us: u64) -> u64 {
+    let backlog = backlog(before, now_us);
+    let scaled = u128::from(backlog.whole) * u128::from(limit.amount()) + u128::from(backlog.frac);
+    u64::try_from(scaled.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn per_second(amount: u64, burst: u64) -> Limit {
+        Limit::gcra(amount, Duration::from_secs(1)).and_then(|l| l.with_burst(burst)).expect("in range")
+    }
+
+    #[test]
+    fn seven_per_second_is_exactly_seven_thousand_in_a_thousand_seconds() {
+        let limit = per_second(7, 1);
+        let (mut state, mut now, mut passed) = (Arrival::ZERO, 0, 0);
+        while now < 1_000_000_000 {
+            let (verdict, after) = decide(&limit, state, 0, now, 1);
+            assert!(verdict.is_allowed(), "at {now}");
+            (state, passed) = (after, passed + 1);
+            let (denied, _) = decide(&limit, state, 0, now, 1);
+            now += denied.retry().and_then(Retry::after_us).expect("denied for now");
+        }
+        assert_eq!(passed, 7_000);
+    }
+
+    #[test]
+    fn remaining_counts_down_and_reset_tells_when_all_is_back() {
+        let limit = per_second(2, 4);
+        let mut state = Arrival::ZERO;
+        for left in (0..4).rev() {
+            let (verdict, after) = decide(&limit, state, 0, 0, 1);
+            assert_eq!(verdict, Verdict::Allow { remaining: left, reset_after_us: u64::from(4 - left) * 500_000 });
+            state = after;
+        }
+        let (verdict, _) = decide(&limit, state, 0, 2_000_000, 0);
+        assert_eq!(verdict, Verdict::Allow { remaining: 4, reset_after_us: 0 });
+        let (verdict, _) = decide(&limit, state, 0, 1_999_999, 0);
+        assert_eq!(verdict.remaining(), 3);
+    }
+
+    #[test]
+    fn a_cost_above_the_burst_and_a_limit_of_zero_say_never() {
+        let limit = per_second(100, 10);
+        for cost in [11, 1 << 32, 1 << 53, u64::MAX] {
+            let (verdict, after) = decide(&limit, Arrival::ZERO, 0, 5, cost);
+            assert_eq!(verdict.retry(), Some(Retry::CostAboveBurst));
+            assert_eq!((verdict.remaining(), after), (10, Arrival::ZERO));
+        }
+        for cost in [0, 1, u64::MAX] {
+            assert_eq!(decide(&per_second(0, 1), Arrival::ZERO, 0, 5, cost).0.retry(), Some(Retry::Blocked));
+        }
+    }
+
+    #[test]
+    fn a_reservation_counts_against_the_limit_and_not_as_use() {
+        let limit = per_second(10, 10);
+        let (verdict, after) = decide(&limit, Arrival::ZERO, 6, 0, 4);
+        assert_eq!(verdict, Verdict::Allow { remaining: 0, reset_after_us: 400_000 });
+        assert_eq!(used(&limit, after, 0), 4);
+        assert!(!decide(&limit, Arrival::ZERO, 7, 0, 4).0.is_allowed());
+    }
+
+    #[test]
+    fn refund_and_raise_stop_at_their_floors() {
+        let limit = per_second(10, 10);
+        let spent = charge(&limit, Arrival::ZERO, 50, 4);
+        assert_eq!(used(&limit, refund(&limit, spent, 50, 3), 50), 1);
+        assert_eq!(used(&limit, refund(&limit, spent, 50, u64::MAX), 50), 0);
+        assert_eq!(used(&limit, raise(&limit, spent, 50, 3), 50), 4);
+        assert_eq!(used(&limit, raise(&limit, spent, 50, 9), 50), 9);
+    }
+
+    #[test]
+    fn debt_is_capped_and_never_overflows() {
+        let limit = Limit::gcra(1, Duration::from_secs(366 * 86_400)).expect("in range");
+        let mut state = Arrival::ZERO;
+        let now = crate::Now::from_micros(u64::MAX, 0).mono_us();
+        for cost in [1, u64::from(u32::MAX), 1 << 53, u64::MAX] {
+            state = charge(&limit, state, now, cost);
+        }
+        assert_eq!(state, Span { whole: now + DEBT_US_MAX, frac: 0 });
+        assert!(state.whole < 1 << 52);
+        assert!(!decide(&limit, state, 0, now, 1).0.is_allowed());
+    }
+}

@@ -1,0 +1,42 @@
+//! The pure heart of Tidegate: limits, the arithmetic of a decision, and the table of meters.
+//!
+//! Nothing here reads a clock, opens a socket or draws a random number: time is an argument ([`Now`]),
+//! secrets are given ([`Secret`]), and every answer is a value ([`Verdict`]).
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate_core::{Ask, KeySpace, Limit, Now, Secret, Shares, Table, Verdict};
+//!
+//! let table = Table::new(1 << 20, &Shares::single())?;
+//! let limit = Limit::gcra(2, Duration::from_secs(1))?;
+//! let space = KeySpace::new(&Secret::from_bytes([7; 16]), Shares::FIRST, "per_user");
+//!
+//! let now = Now::from_micros(0, 0);
+//! let ask = Ask { limit: &limit, space: &space, digest: space.digest(&[b"alice"]), cost: 1 };
+//! assert!(table.check(now, &ask).verdict.is_allowed());
+//! assert!(table.check(now, &ask).verdict.is_allowed());
+//! assert!(!table.check(now, &ask).verdict.is_allowed());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod gcra;
+pub mod window;
+
+mod digest;
+mod limit;
+mod meter;
+mod minifloat;
+mod sync;
+mod table;
+mod time;
+mod verdict;
+
+pub use digest::{Digest, KeySpace, Secret};
+pub use limit::{Algorithm, DRAIN_US_MAX, Limit, LimitError, PERIOD_US_MAX};
+pub use meter::Meter;
+pub use table::{
+    Answer, Ask, BYTES_PER_LINE, Decided, LIMITS_PER_REQUEST_MAX, SLOTS_PER_LINE, ShareId, ShareStats, Shares, Source,
+    Table, TableError, TooManyLimits,
+};
+pub use time::{Now, Timeline};
+pub use verdict::{Retry, Verdict};

@@ -1,0 +1,271 @@
+//! A limit: what may pass, in integers that were checked once, here.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use crate::gcra::Span;
+use crate::minifloat;
+
+/// The longest period: 366 days.
+pub const PERIOD_US_MAX: u64 = 366 * 24 * 3_600 * 1_000_000;
+
+/// The longest time a full burst may take to drain: 3,660 days. Together with [`PERIOD_US_MAX`] it keeps every
+/// sum of the arithmetic inside 64 bits.
+pub const DRAIN_US_MAX: u64 = 10 * PERIOD_US_MAX;
+
+/// The largest amount, burst and cost that can ever pass.
+const AMOUNT_MAX: u64 = u32::MAX as u64;
+
+const _: () = assert!(DRAIN_US_MAX < 1 << 49, "two bursts and a debt must fit the 52 bits a meter has for an instant");
+
+/// How a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// One theoretical arrival time: a bucket of `burst` that drains at `amount` per `period`.
+    Gcra,
+    /// Two fixed cells, the previous one weighted by what the sliding window still overlaps of it.
+    SlidingWindow,
+}
+
+/// An amount per period, with a burst. Built once, then only read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    algorithm: Algorithm,
+    amount: u32,
+    burst: u32,
+    period_us: u64,
+    /// What one unit of cost takes to drain.
+    pub(crate) unit: Span,
+    /// What a full burst takes to drain.
+    pub(crate) full: Span,
+    /// Above this debt a meter is at its limit, rounded down to what eight bits hold: see `meter::Standing`.
+    pub(crate) keep_above: u8,
+    /// The period, rounded up to what eight bits hold.
+    pub(crate) period_code: u8,
+}
+
+/// Why a limit makes no sense. Each names the field, what was given and what is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitError {
+    /// `amount` is above 4,294,967,295.
+    Amount(u64),
+    /// `burst` is outside 1 to 4,294,967,295.
+    Burst(u64),
+    /// `period` is not a whole number of microseconds, is zero, or is above 366 days.
+    Period(Duration),
+    /// A full burst would take longer than 3,660 days to drain.
+    Drain {
+        /// The burst that was asked for.
+        burst: u64,
+        /// The largest one that this amount and period allow.
+        burst_max: u64,
+    },
+    /// A sliding window has no burst of its own.
+    BurstOfWindow,
+}
+
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amount(given) => write!(f, "amount: {given} is outside 0 to {AMOUNT_MAX}"),
+            Self::Burst(given) => write!(f, "burst: {given} is outside 1 to {AMOUNT_MAX}"),
+            Self::Period(given) => {
+                write!(f, "period: {given:?} is not a whole number of microseconds from 1 us to 366 days")
+            }
+            Self::Drain { burst, burst_max } => write!(
+                f,
+                "burst: {burst} would take more than 3,660 days to drain; at this amount and period it may be 1 to \
+                 {burst_max}"
+            ),
+            Self::BurstOfWindow => write!(f, "burst: a sliding window has none, its amount is all it ever holds"),
+        }
+    }
+}
+
+impl std::error::Error for LimitError {}
+
+impl Limit {
+    /// `amount` per `period` by GCRA, with a burst of `amount`. An amount of 0 blocks.
+    pub fn gcra(amount: u64, period: Duration) -> Result<Self, LimitError> {
+        let (amount, period_us) = (parse_amount(amount)?, parse_period(period)?);
+        Self::checked_gcra(amount, period_us, u64::from(amount.max(1)))
+    }
+
+    /// `amount` in each window of `period`, counted in cells aligned to the wall clock. An amount of 0 blocks.
+    pub fn sliding_window(amount: u64, period: Duration) -> Result<Self, LimitError> {
+        let (amount, period_us) = (parse_amount(amount)?, parse_period(period)?);
+        Ok(Self {
+            algorithm: Algorithm::SlidingWindow,
+            amount,
+            burst: amount,
+            period_us,
+            unit: Span::ZERO,
+            full: Span::ZERO,
+            keep_above: minifloat::floor(u64::from(amount.saturating_sub(1))),
+            period_code: minifloat::ceil(period_us),
+        })
+    }
+
+    /// The same limit with another burst: how much may pass at once after a quiet time. 1 spaces requests evenly.
+    pub fn with_burst(self, burst: u64) -> Result<Self, LimitError> {
+        if self.algorithm == Algorithm::SlidingWindow {
+            return Err(LimitError::BurstOfWindow);
+        }
+        Self::checked_gcra(self.amount, self.period_us, burst)
+    }
+
+    fn checked_gcra(amount: u32, period_us: u64, burst: u64) -> Result<Self, LimitError> {
+        let short = u32::try_from(burst).ok().filter(|&b| b > 0).ok_or(LimitError::Burst(burst))?;
+        let burst_max = burst_max(amount, period_us);
+        if burst > burst_max {
+            return Err(LimitError::Drain { burst, burst_max });
+        }
+        let denominator = denominator(amount);
+        let unit = Span::of_unit(denominator, period_us);
+        Ok(Self {
+            algorithm: Algorithm::Gcra,
+            amount,
+            burst: short,
+            period_us,
+            unit,
+            full: unit.times(short, denominator),
+            keep_above: minifloat::floor(unit.times(short - 1, denominator).whole),
+            period_code: minifloat::ceil(period_us),
+        })
+    }
+
+    /// How the limit counts.
+    #[inline]
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// How much may pass per period in the long run.
+    #[inline]
+    pub const fn amount(&self) -> u32 {
+        self.amount
+    }
+
+    /// What the fractions of this limit's spans are fractions of.
+    #[inline]
+    pub(crate) const fn denominator(&self) -> NonZeroU32 {
+        denominator(self.amount)
+    }
+
+    /// How much may pass at once; the amount itself for a sliding window.
+    #[inline]
+    pub const fn burst(&self) -> u32 {
+        self.burst
+    }
+
+    /// The period in microseconds.
+    #[inline]
+    pub const fn period_us(&self) -> u64 {
+        self.period_us
+    }
+
+    /// The period.
+    pub const fn period(&self) -> Duration {
+        Duration::from_micros(self.period_us)
+    }
+
+    /// Whether the limit lets nothing pass, ever.
+    #[inline]
+    pub const fn is_blocked(&self) -> bool {
+        self.amount == 0
+    }
+}
+
+/// A limit of 0 never divides anything, but its spans still need a denominator.
+const fn denominator(amount: u32) -> NonZeroU32 {
+    match NonZeroU32::new(amount) {
+        Some(amount) => amount,
+        None => NonZeroU32::MIN,
+    }
+}
+
+fn parse_amount(amount: u64) -> Result<u32, LimitError> {
+    u32::try_from(amount).map_err(|_| LimitError::Amount(amount))
+}
+
+fn parse_period(period: Duration) -> Result<u64, LimitError> {
+    let micros = u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
+    let whole = period.subsec_nanos().is_multiple_of(1_000);
+    if whole && (1..=PERIOD_US_MAX).contains(&micros) { Ok(micros) } else { Err(LimitError::Period(period)) }
+}
+
+/// The largest burst whose drain stays inside [`DRAIN_US_MAX`].
+fn burst_max(amount: u32, period_us: u64) -> u64 {
+    if amount == 0 {
+        return AMOUNT_MAX;
+    }
+    let most = u128::from(DRAIN_US_MAX) * u128::from(amount) / u128::from(period_us);
+    u64::try_from(most).unwrap_or(u64::MAX).min(AMOUNT_MAX)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const EXTREMES: [u64; 8] = [0, 1, 2, 99, 100, 1 << 32, 1 << 53, u64::MAX];
+
+    #[test]
+    fn extremes_of_every_field_are_a_limit_or_a_named_error() {
+        for amount in EXTREMES {
+            for micros in EXTREMES {
+                let period = Duration::from_micros(micros);
+                let _ = Limit::sliding_window(amount, period);
+                let Ok(limit) = Limit::gcra(amount, period) else { continue };
+                for burst in EXTREMES {
+                    if let Err(error) = limit.with_burst(burst) {
+                        assert!(error.to_string().starts_with("burst: "), "{error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn errors_name_the_field_and_the_range() {
+        let cases = [
+            (Limit::gcra(1 << 32, SECOND), "amount: 4294967296 is outside 0 to 4294967295"),
+            (
+                Limit::gcra(1, Duration::ZERO),
+                "period: 0ns is not a whole number of microseconds from 1 us to 366 days",
+            ),
+            (
+                Limit::gcra(1, Duration::from_nanos(1_500)),
+                "period: 1.5µs is not a whole number of microseconds from 1 us to 366 days",
+            ),
+            (
+                Limit::gcra(1, Duration::from_secs(366 * 86_400 + 1)),
+                "period: 31622401s is not a whole number of microseconds from 1 us to 366 days",
+            ),
+            (Limit::gcra(1, SECOND).and_then(|l| l.with_burst(0)), "burst: 0 is outside 1 to 4294967295"),
+            (
+                Limit::gcra(1, Duration::from_secs(366 * 86_400)).and_then(|l| l.with_burst(11)),
+                "burst: 11 would take more than 3,660 days to drain; at this amount and period it may be 1 to 10",
+            ),
+            (
+                Limit::sliding_window(1, SECOND).and_then(|l| l.with_burst(2)),
+                "burst: a sliding window has none, its amount is all it ever holds",
+            ),
+        ];
+        for (got, message) in cases {
+            assert_eq!(got.expect_err(message).to_string(), message);
+        }
+    }
+
+    #[test]
+    fn the_largest_burst_is_accepted_and_one_more_is_not() {
+        let limit = Limit::gcra(7, Duration::from_secs(86_400)).expect("in range");
+        let most = 3_660 * 7;
+        assert_eq!(limit.with_burst(most).map(|l| l.burst()), Ok(most as u32));
+        assert_eq!(
+            limit.with_burst(most + 1),
+            Err(LimitError::Drain { burst: most + 1, burst_max: most })
+        );
+    }
+}

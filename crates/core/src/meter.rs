@@ -1,0 +1,306 @@
+//! A meter: the live state of one key under one limit, as a value and as the words of a slot.
+
+use crate::gcra::{self, Arrival};
+use crate::limit::{Algorithm, Limit};
+use crate::minifloat;
+use crate::time::Now;
+use crate::verdict::Verdict;
+use crate::window::{self, Cells};
+
+/// What has been spent, in the terms of the limit's algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Gcra(Arrival),
+    Window(Cells),
+}
+
+/// The state of one meter. Every change makes a new value; the table swaps values atomically.
+///
+/// What is spent and what is merely reserved are kept apart: a reservation counts against the limit, but it is
+/// never visible as use, and giving it back cannot take away what was merged meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meter {
+    level: Level,
+    reserved: u32,
+}
+
+impl Meter {
+    /// A meter that nothing was spent on.
+    #[inline]
+    pub fn empty(limit: &Limit) -> Self {
+        let level = match limit.algorithm() {
+            Algorithm::Gcra => Level::Gcra(Arrival::ZERO),
+            Algorithm::SlidingWindow => Level::Window(Cells::default()),
+        };
+        Self { level, reserved: 0 }
+    }
+
+    /// Decides a request of `cost`, and gives the meter after it: charged if allowed, as it was if not.
+    #[inline]
+    pub fn decide(self, limit: &Limit, now: Now, cost: u64) -> (Verdict, Self) {
+        match self.level {
+            Level::Gcra(before) => {
+                let (verdict, after) = gcra::decide(limit, before, self.reserved, now.mono_us(), cost);
+                (verdict, Self { level: Level::Gcra(after), ..self })
+            }
+            Level::Window(before) => {
+                let (verdict, after) = window::decide(limit, before, self.reserved, now, cost);
+                (verdict, Self { level: Level::Window(after), ..self })
+            }
+        }
+    }
+
+    /// Decides like [`Meter::decide`], but an allowed cost is set aside instead of charged.
+    pub fn reserve(self, limit: &Limit, now: Now, cost: u64) -> (Verdict, Self) {
+        let (verdict, _) = self.decide(limit, now, cost);
+        let cost = if verdict.is_allowed() { saturate(cost) } else { 0 };
+        (verdict, Self { reserved: self.reserved.saturating_add(cost), ..self })
+    }
+
+    /// Turns `reserved` into a charge of `actual`, which may be less or more than was set aside.
+    #[must_use]
+    pub fn commit(self, limit: &Limit, now: Now, reserved: u64, actual: u64) -> Self {
+        self.rollback(reserved).charge(limit, now, actual)
+    }
+
+    /// Gives `reserved` back. What was spent or merged is not touched.
+    #[must_use]
+    pub fn rollback(self, reserved: u64) -> Self {
+        Self { reserved: self.reserved.saturating_sub(saturate(reserved)), ..self }
+    }
+
+    /// Adds `cost` without a test.
+    #[must_use]
+    pub fn charge(self, limit: &Limit, now: Now, cost: u64) -> Self {
+        self.with_level(match self.level {
+            Level::Gcra(before) => Level::Gcra(gcra::charge(limit, before, now.mono_us(), cost)),
+            Level::Window(before) => Level::Window(window::charge(limit, before, now, cost)),
+        })
+    }
+
+    /// Gives spent `cost` back, down to an empty meter.
+    #[must_use]
+    pub fn refund(self, limit: &Limit, now: Now, cost: u64) -> Self {
+        self.with_level(match self.level {
+            Level::Gcra(before) => Level::Gcra(gcra::refund(limit, before, now.mono_us(), cost)),
+            Level::Window(before) => Level::Window(window::refund(limit, before, now, cost)),
+        })
+    }
+
+    /// Merges what somebody else knows: at least `used` is spent. Reservations stay what they are.
+    #[must_use]
+    pub fn merge(self, limit: &Limit, now: Now, used: u64) -> Self {
+        self.with_level(match self.level {
+            Level::Gcra(before) => Level::Gcra(gcra::raise(limit, before, now.mono_us(), used)),
+            Level::Window(before) => Level::Window(window::raise(limit, before, now, used)),
+        })
+    }
+
+    /// Forgets what was spent. Reservations stay: their owners will still commit or give back.
+    #[must_use]
+    pub fn reset(self, limit: &Limit) -> Self {
+        Self { reserved: self.reserved, ..Self::empty(limit) }
+    }
+
+    /// What is spent, in whole units, rounded up. This is all that anyone outside may ever be told of.
+    pub fn used(&self, limit: &Limit, now: Now) -> u64 {
+        match self.level {
+            Level::Gcra(before) => gcra::used(limit, before, now.mono_us()),
+            Level::Window(before) => window::used(limit, before, now),
+        }
+    }
+
+    /// What is set aside and neither committed nor given back.
+    pub fn reserved(&self) -> u32 {
+        self.reserved
+    }
+
+    fn with_level(self, level: Level) -> Self {
+        Self { level, ..self }
+    }
+}
+
+fn saturate(cost: u64) -> u32 {
+    u32::try_from(cost).unwrap_or(u32::MAX)
+}
+
+/// A meter as it lies in its slot, 28 bytes with its tag.
+///
+/// | word | bits |
+/// |---|---|
+/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period (window) |
+/// | `time` | 1 algorithm, 11 free, 52 arrival or start of the current cell, µs |
+/// | `count` | GCRA: 32 fraction of the arrival, 32 free; window: 32 current, 32 previous |
+/// | `held` | 32 reserved |
+///
+/// The free bits of a GCRA slot are where a grant, its end and unreported use go: a meter that spends a grant
+/// needs neither the fraction (the origin has it) nor a full word of reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Slot {
+    pub(crate) head: u64,
+    pub(crate) time: u64,
+    pub(crate) count: u64,
+    pub(crate) held: u32,
+}
+
+const TAG_SHIFT: u32 = 16;
+const TIME_MASK: u64 = (1 << 52) - 1;
+const WINDOW_BIT: u64 = 1 << 63;
+
+impl Slot {
+    /// The tag of a digest: never 0, which marks a free slot.
+    #[inline]
+    pub(crate) const fn tag_of(digest_half: u64) -> u64 {
+        let tag = digest_half >> TAG_SHIFT;
+        if tag == 0 { 1 } else { tag }
+    }
+
+    #[inline]
+    pub(crate) const fn tag_in(head: u64) -> u64 {
+        head >> TAG_SHIFT
+    }
+
+    #[inline]
+    pub(crate) fn pack(tag: u64, limit: &Limit, meter: &Meter) -> Self {
+        let head = tag << TAG_SHIFT | u64::from(limit.keep_above) << 8 | u64::from(limit.period_code);
+        let (time, count) = match meter.level {
+            Level::Gcra(arrival) => (arrival.whole, u64::from(arrival.frac)),
+            Level::Window(cells) => {
+                let (start, current, previous) = cells.parts();
+                (start | WINDOW_BIT, u64::from(current) << 32 | u64::from(previous))
+            }
+        };
+        Self { head, time, count, held: meter.reserved }
+    }
+
+    #[inline]
+    pub(crate) fn unpack(&self) -> Meter {
+        let time = self.time & TIME_MASK;
+        let level = if self.time & WINDOW_BIT == 0 {
+            Level::Gcra(Arrival { whole: time, frac: self.count as u32 })
+        } else {
+            Level::Window(Cells::from_parts(time, (self.count >> 32) as u32, self.count as u32))
+        };
+        Meter { level, reserved: self.held }
+    }
+
+    /// How much would be lost by forgetting this meter at `now`.
+    pub(crate) fn standing(&self, now: Now) -> Standing {
+        if Self::tag_in(self.head) == 0 {
+            return Standing::Free;
+        }
+        let keep_above = minifloat::decode((self.head >> 8) as u8);
+        let debt = self.debt(now);
+        if self.held > 0 || debt > keep_above {
+            return Standing::Kept;
+        }
+        let age = self.last_use();
+        if debt == 0 { Standing::Clean { age } } else { Standing::Indebted { share: debt * 255 / keep_above, age } }
+    }
+
+    /// When the meter was last charged, roughly: good enough to let the longest idle go first.
+    fn last_use(&self) -> u64 {
+        let time = self.time & TIME_MASK;
+        if self.time & WINDOW_BIT == 0 { time } else { Cells::began_us(time) }
+    }
+
+    /// Never less than what is owed, in the unit of `keep_above`: µs to drain for GCRA, cost for a window.
+    fn debt(&self, now: Now) -> u64 {
+        let time = self.time & TIME_MASK;
+        if self.time & WINDOW_BIT == 0 {
+            let partial = u64::from(self.count > 0);
+            return (time + partial).saturating_sub(now.mono_us());
+        }
+        let period_us = minifloat::decode(self.head as u8);
+        if Cells::are_over(time, now.mono_us(), period_us) {
+            return 0;
+        }
+        (self.count >> 32) + (self.count & u64::from(u32::MAX))
+    }
+}
+
+/// What forgetting a meter would lose, in the order in which slots are given to newcomers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Standing {
+    /// The slot holds nothing.
+    Free,
+    /// Nothing is owed: forgetting changes no decision. The longest idle goes first.
+    Clean { age: u64 },
+    /// Something is owed, but the key is not at its limit. The smallest share of what it may owe goes first.
+    Indebted { share: u64, age: u64 },
+    /// At its limit, or holding reservations: never forgotten to make room.
+    Kept,
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn limits() -> impl Strategy<Value = Limit> {
+        (1u64..5_000, 1u64..100_000_000, 1u64..5_000, any::<bool>()).prop_map(|(amount, period, burst, gcra)| {
+            let period = Duration::from_micros(period);
+            if gcra {
+                let limit = Limit::gcra(amount, period).expect("in range");
+                limit.with_burst(burst).unwrap_or(limit)
+            } else {
+                Limit::sliding_window(amount, period).expect("in range")
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_slot_holds_a_meter_unchanged(limit in limits(), now in 0u64..1 << 50, cost in 0u64..9_000, held in 0u64..99) {
+            let now = Now::from_micros(now, now);
+            let (_, meter) = Meter::empty(&limit).charge(&limit, now, cost).reserve(&limit, now, held);
+            let slot = Slot::pack(0xABCD, &limit, &meter);
+            prop_assert_eq!(slot.unpack(), meter);
+            prop_assert_eq!(Slot::tag_in(slot.head), 0xABCD);
+        }
+
+        #[test]
+        fn a_key_at_its_limit_is_kept(limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
+            let spent = Meter::empty(&limit).charge(&limit, Now::from_micros(start, start), cost);
+            let now = Now::from_micros(start + later, start + later);
+            let (verdict, _) = spent.decide(&limit, now, 1);
+            let standing = Slot::pack(1, &limit, &spent).standing(now);
+            prop_assert!(verdict.is_allowed() || standing == Standing::Kept, "{:?} {:?}", verdict, standing);
+        }
+
+        #[test]
+        fn a_clean_meter_loses_nothing_by_being_forgotten(limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
+            let spent = Meter::empty(&limit).charge(&limit, Now::from_micros(start, start), cost);
+            let now = Now::from_micros(start + later, start + later);
+            if let Standing::Clean { .. } = Slot::pack(1, &limit, &spent).standing(now) {
+                prop_assert_eq!(spent.decide(&limit, now, 1).0, Meter::empty(&limit).decide(&limit, now, 1).0);
+            }
+        }
+    }
+
+    #[test]
+    fn slots_are_given_away_in_the_order_of_what_is_lost() {
+        let order = [
+            Standing::Free,
+            Standing::Clean { age: 5 },
+            Standing::Clean { age: 6 },
+            Standing::Indebted { share: 1, age: 9 },
+            Standing::Indebted { share: 2, age: 1 },
+            Standing::Kept,
+        ];
+        assert!(order.is_sorted());
+    }
+
+    #[test]
+    fn a_reservation_is_never_visible_as_use() {
+        let limit = Limit::gcra(10, Duration::from_secs(1)).expect("in range");
+        let now = Now::from_micros(0, 0);
+        let (_, held) = Meter::empty(&limit).reserve(&limit, now, 7);
+        assert_eq!((held.used(&limit, now), held.reserved()), (0, 7));
+        let merged = held.merge(&limit, now, 9);
+        assert_eq!(merged.rollback(7).used(&limit, now), 9);
+        assert_eq!(merged.commit(&limit, now, 7, 2).used(&limit, now), 11);
+        assert_eq!(held.reset(&limit).reserved(), 7);
+    }
+}

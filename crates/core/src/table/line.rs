@@ -1,0 +1,178 @@
+//! A line: two meters and a header in 64 bytes, changed by one thread at a time and read by all.
+//!
+//! The header holds a version. A reader notes it, reads the meters, decides, and only then looks whether the
+//! version still stands; a denial therefore writes nothing. A writer moves the version it decided on to
+//! "locked", makes its few stores, and leaves a new version behind. Whoever decided on an older one starts over,
+//! so every decision is made on the state it changes.
+
+use crate::meter::Slot;
+use crate::sync::{AtomicU64, Backoff, Ordering, fence};
+
+/// Meters in a line.
+pub const SLOTS_PER_LINE: usize = 2;
+
+/// Bytes of a line: what the processor moves between memory and its caches.
+pub const BYTES_PER_LINE: usize = 64;
+
+/// Words of a slot that it does not share; the fourth, half a word, lies at the end of the line.
+const WORDS_PER_SLOT: usize = 3;
+const HELD_WORD: usize = SLOTS_PER_LINE * WORDS_PER_SLOT;
+
+#[cfg(not(loom))]
+const _: () = assert!(std::mem::size_of::<Line>() == BYTES_PER_LINE);
+
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Line {
+    head: AtomicU64,
+    words: [AtomicU64; HELD_WORD + 1],
+}
+
+/// A header as it was read while nobody was writing: 59 bits of version, 4 of reach, 1 that says "locked".
+///
+/// The reach is how many of the following lines may hold meters whose home is this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head(u64);
+
+const LOCKED: u64 = 1;
+const REACH_SHIFT: u32 = 1;
+const REACH_MAX: u64 = 0b1111;
+const ONE_VERSION: u64 = 1 << 5;
+
+impl Head {
+    #[inline]
+    pub(crate) fn reach(self) -> usize {
+        ((self.0 >> REACH_SHIFT) & REACH_MAX) as usize
+    }
+}
+
+impl Line {
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        Self { head: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+
+    /// The header, once nobody is writing.
+    #[inline]
+    pub(crate) fn head(&self) -> Head {
+        let head = self.head.load(Ordering::Acquire);
+        if head & LOCKED == 0 { Head(head) } else { self.head_after_wait() }
+    }
+
+    #[cold]
+    fn head_after_wait(&self) -> Head {
+        let mut backoff = Backoff::default();
+        loop {
+            backoff.wait();
+            let head = self.head.load(Ordering::Acquire);
+            if head & LOCKED == 0 {
+                return Head(head);
+            }
+        }
+    }
+
+    /// Which slot carries `tag`.
+    #[inline]
+    pub(crate) fn find(&self, tag: u64) -> Option<usize> {
+        let tag_at = |slot: usize| Slot::tag_in(self.words[slot * WORDS_PER_SLOT].load(Ordering::Relaxed));
+        (0..SLOTS_PER_LINE).find(|&slot| tag_at(slot) == tag)
+    }
+
+    /// The words of a slot. Without the lock they may be of different versions until [`Line::is_still`] says no.
+    #[inline]
+    pub(crate) fn slot(&self, slot: usize) -> Slot {
+        let word = |at: usize| self.words[at].load(Ordering::Relaxed);
+        let first = slot * WORDS_PER_SLOT;
+        let held = (word(HELD_WORD) >> (slot * 32)) as u32;
+        Slot { head: word(first), time: word(first + 1), count: word(first + 2), held }
+    }
+
+    /// Whether nothing was written since `head` was read: what was read meanwhile is of one version.
+    #[inline]
+    pub(crate) fn is_still(&self, head: Head) -> bool {
+        fence(Ordering::Acquire);
+        self.head.load(Ordering::Relaxed) == head.0
+    }
+
+    /// The right to write, if nothing was written since `head` was read.
+    #[inline]
+    pub(crate) fn lock_at(&self, head: Head) -> Option<Locked<'_>> {
+        self.head.compare_exchange(head.0, head.0 | LOCKED, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        // A reader that sees one of the stores to come must also see the header locked.
+        fence(Ordering::Release);
+        Some(Locked { line: self, head: head.0, next: head.0 })
+    }
+
+    /// The right to write, after waiting for those who have it.
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        loop {
+            if let Some(locked) = self.lock_at(self.head()) {
+                return locked;
+            }
+        }
+    }
+}
+
+/// The right to write to a line, given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Locked<'a> {
+    line: &'a Line,
+    head: u64,
+    next: u64,
+}
+
+impl Locked<'_> {
+    #[inline]
+    pub(crate) fn head(&self) -> Head {
+        Head(self.head)
+    }
+
+    #[inline]
+    pub(crate) fn slot(&self, slot: usize) -> Slot {
+        self.line.slot(slot)
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, tag: u64) -> Option<usize> {
+        self.line.find(tag)
+    }
+
+    #[inline]
+    pub(crate) fn write(&mut self, slot: usize, value: Slot) {
+        let store = |at: usize, word: u64| self.line.words[at].store(word, Ordering::Relaxed);
+        let first = slot * WORDS_PER_SLOT;
+        store(first, value.head);
+        store(first + 1, value.time);
+        store(first + 2, value.count);
+        let held = self.line.words[HELD_WORD].load(Ordering::Relaxed);
+        let shift = slot * 32;
+        let kept = held & !(u64::from(u32::MAX) << shift);
+        let merged = kept | u64::from(value.held) << shift;
+        if merged != held {
+            store(HELD_WORD, merged);
+        }
+        self.mark_changed();
+    }
+
+    /// Notes that a meter whose home is this line lies `lines` further on.
+    pub(crate) fn extend_reach(&mut self, lines: usize) {
+        let reach = self.head().reach().max(lines) as u64;
+        debug_assert!(reach <= REACH_MAX);
+        self.mark_changed();
+        self.next = self.next & !(REACH_MAX << REACH_SHIFT) | reach << REACH_SHIFT;
+    }
+
+    #[inline]
+    fn mark_changed(&mut self) {
+        if self.next == self.head {
+            self.next = self.head.wrapping_add(ONE_VERSION);
+        }
+    }
+}
+
+impl Drop for Locked<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.line.head.store(self.next, Ordering::Release);
+    }
+}

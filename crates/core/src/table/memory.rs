@@ -1,0 +1,90 @@
+//! The memory of the table: taken once, zeroed by the system, in huge pages where there are any.
+#![allow(unsafe_code, reason = "turning mapped bytes into lines, and prefetching, are the table's own business")]
+
+use super::line::Line;
+
+#[cfg(not(loom))]
+mod mapped {
+    use super::Line;
+    use crate::table::BYTES_PER_LINE;
+    use memmap2::MmapMut;
+    use std::io;
+
+    /// What one entry of the page table covers when huge pages are given.
+    const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+    /// Lines in memory of their own.
+    #[derive(Debug)]
+    pub(crate) struct Memory {
+        map: MmapMut,
+        offset: usize,
+        lines: usize,
+    }
+
+    impl Memory {
+        pub(crate) fn new(lines: usize) -> io::Result<Self> {
+            let too_large = || io::Error::new(io::ErrorKind::OutOfMemory, "larger than the address space");
+            let bytes = lines.checked_mul(BYTES_PER_LINE).ok_or_else(too_large)?;
+            // A huge page has to start at its own multiple, which a mapping need not do.
+            let spare = if bytes < HUGE_PAGE_BYTES { BYTES_PER_LINE } else { HUGE_PAGE_BYTES };
+            let map = MmapMut::map_anon(bytes.checked_add(spare).ok_or_else(too_large)?)?;
+            let offset = map.as_ptr().align_offset(spare);
+            #[cfg(target_os = "linux")]
+            if bytes >= HUGE_PAGE_BYTES {
+                // Refused where the system has no huge pages: slower, not wrong.
+                let _ = map.advise_range(memmap2::Advice::HugePage, offset, bytes);
+            }
+            Ok(Self { map, offset, lines })
+        }
+    }
+
+    impl std::ops::Deref for Memory {
+        type Target = [Line];
+
+        #[inline]
+        fn deref(&self) -> &[Line] {
+            // SAFETY: `offset` aligns the start to at least 64 bytes, and `new` mapped `lines` lines from there, which
+            // live as long as `self`. The bytes started as zeroes and every bit pattern is a valid `Line`, which is
+            // made of atomics only, so that shared access is all that is ever needed: nothing else touches the map.
+            unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.offset).cast::<Line>(), self.lines) }
+        }
+    }
+}
+
+#[cfg(not(loom))]
+pub(crate) use mapped::Memory;
+
+/// Under loom every atomic is an object of its own.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(crate) struct Memory(Box<[Line]>);
+
+#[cfg(loom)]
+impl Memory {
+    #[expect(clippy::unnecessary_wraps, reason = "the same signature as the mapped memory")]
+    pub(crate) fn new(lines: usize) -> std::io::Result<Self> {
+        Ok(Self((0..lines).map(|_| Line::new()).collect()))
+    }
+}
+
+#[cfg(loom)]
+impl std::ops::Deref for Memory {
+    type Target = [Line];
+
+    fn deref(&self) -> &[Line] {
+        &self.0
+    }
+}
+
+/// Asks the processor to bring a line near, without waiting for it.
+#[inline]
+pub(crate) fn prefetch(line: &Line) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: a prefetch is a hint that has no architectural effect, and SSE is part of every x86-64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(line).cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    let _ = line;
+}

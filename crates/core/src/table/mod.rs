@@ -1,0 +1,315 @@
+//! The table of meters: fixed memory, one line touched per check in the common case, every change atomic.
+//!
+//! A key's digest picks its home line; its meter lies there or in one of the few lines that follow. Memory is
+//! taken at the start and never grows: when a newcomer finds no free slot in its window, the meter whose loss
+//! matters least makes room, and if all of them are at their limit, the newcomer is decided by its tenant's
+//! overflow meter. It is never simply let through.
+
+mod line;
+mod memory;
+mod place;
+mod request;
+mod share;
+
+pub use line::{BYTES_PER_LINE, SLOTS_PER_LINE};
+pub use request::{Decided, LIMITS_PER_REQUEST_MAX, TooManyLimits};
+pub use share::{ShareId, ShareStats, Shares, TableError};
+
+use crate::digest::{Digest, KeySpace};
+use crate::limit::Limit;
+use crate::meter::{Meter, Slot};
+use crate::sync::Ordering;
+use crate::time::Now;
+use crate::verdict::{Retry, Verdict};
+use line::{Head, Line};
+use memory::{Memory, prefetch};
+use place::Placed;
+use share::{Region, Share, count, divide};
+
+/// Checks whose lines are brought near together. Higher: more misses overlap, until the processor has no more
+/// buffers for them.
+const PREFETCH_CHECKS: usize = 16;
+
+/// One question: may `cost` pass on this key under this limit?
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// What may pass.
+    pub limit: &'a Limit,
+    /// Whose keys these are.
+    pub space: &'a KeySpace,
+    /// The key, from [`KeySpace::digest`].
+    pub digest: Digest,
+    /// What the request costs. 0 looks without changing anything.
+    pub cost: u64,
+}
+
+/// The verdict on one question, and what it rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What was decided.
+    pub verdict: Verdict,
+    /// Which meter decided.
+    pub source: Source,
+}
+
+/// Which meter decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The key's own.
+    Own,
+    /// The overflow meter that the limit's keys share while their tenant has no room for more.
+    Overflow,
+    /// None: even the overflow meters were taken, and the request was refused.
+    Refused,
+}
+
+/// What becomes of a meter.
+enum Change {
+    Keep,
+    Write(Meter),
+    Forget,
+}
+
+/// A fixed number of meters in a fixed amount of memory, shared by all threads.
+#[derive(Debug)]
+pub struct Table {
+    lines: Memory,
+    shares: Box<[Share]>,
+}
+
+/// Where a meter is looked for: its home line, and the tag it carries.
+#[derive(Clone, Copy, Debug)]
+struct Spot<'t> {
+    share: &'t Share,
+    home: usize,
+    tag: u64,
+}
+
+/// A meter as it was found, and the version of its line at that moment.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    line: usize,
+    slot: usize,
+    head: Head,
+    words: Slot,
+}
+
+impl Table {
+    /// A table of `bytes` of memory, divided into `shares`.
+    pub fn new(bytes: usize, shares: &Shares) -> Result<Self, TableError> {
+        let shares = divide(bytes, shares)?;
+        let lines = bytes / BYTES_PER_LINE;
+        let lines = Memory::new(lines).map_err(|error| TableError::Memory { bytes, error })?;
+        Ok(Self { lines, shares })
+    }
+
+    /// Decides one question.
+    #[inline]
+    pub fn check(&self, now: Now, ask: &Ask<'_>) -> Answer {
+        self.decide(now, ask, |meter| meter.decide(ask.limit, now, ask.cost))
+    }
+
+    /// Decides questions that have nothing to do with each other, in order. Their lines are brought near
+    /// together, so that a batch costs far less than as many single checks.
+    ///
+    /// Answers go to the slots of `answers` at the same positions; the shorter slice sets the number.
+    pub fn check_each(&self, now: Now, asks: &[Ask<'_>], answers: &mut [Answer]) {
+        for (asks, answers) in asks.chunks(PREFETCH_CHECKS).zip(answers.chunks_mut(PREFETCH_CHECKS)) {
+            asks.iter().for_each(|ask| self.prefetch(ask));
+            for (ask, answer) in asks.iter().zip(answers) {
+                *answer = self.check(now, ask);
+            }
+        }
+    }
+
+    /// Sets `cost` aside if it fits, to be committed or rolled back later with the answer's source. Until then it
+    /// counts against the limit, is not visible as use, and pins its meter.
+    pub fn reserve(&self, now: Now, ask: &Ask<'_>) -> Answer {
+        self.decide(now, ask, |meter| meter.reserve(ask.limit, now, ask.cost))
+    }
+
+    /// Turns the reservation of `ask.cost` into a charge of `actual`.
+    pub fn commit(&self, now: Now, ask: &Ask<'_>, source: Source, actual: u64) {
+        self.adjust(now, ask, source, |meter| meter.commit(ask.limit, now, ask.cost, actual));
+    }
+
+    /// Gives the reservation of `ask.cost` back.
+    pub fn rollback(&self, now: Now, ask: &Ask<'_>, source: Source) {
+        self.adjust(now, ask, source, |meter| meter.rollback(ask.cost));
+    }
+
+    /// Adds `ask.cost` without a test: it was spent already.
+    pub fn charge(&self, now: Now, ask: &Ask<'_>) {
+        self.adjust(now, ask, Source::Own, |meter| meter.charge(ask.limit, now, ask.cost));
+    }
+
+    /// Gives `ask.cost` back after it was charged.
+    pub fn refund(&self, now: Now, ask: &Ask<'_>) {
+        self.adjust(now, ask, Source::Own, |meter| meter.refund(ask.limit, now, ask.cost));
+    }
+
+    /// Merges what somebody else knows: at least `ask.cost` is spent on this key.
+    pub fn merge(&self, now: Now, ask: &Ask<'_>) {
+        self.adjust(now, ask, Source::Own, |meter| meter.merge(ask.limit, now, ask.cost));
+    }
+
+    /// Forgets what was spent on a key.
+    pub fn reset(&self, now: Now, ask: &Ask<'_>) {
+        let forget = |meter: Meter| match meter.reserved() {
+            0 => ((), Change::Forget),
+            _ => ((), Change::Write(meter.reset(ask.limit))),
+        };
+        self.change(now, self.own_spot(ask), ask.limit, forget);
+    }
+
+    /// What is spent on a key, in whole units: what may be told to others.
+    pub fn used(&self, now: Now, ask: &Ask<'_>) -> u64 {
+        let look = |meter: Meter| (meter.used(ask.limit, now), Change::Keep);
+        self.change(now, self.own_spot(ask), ask.limit, look).unwrap_or(0)
+    }
+
+    /// How full a share is.
+    ///
+    /// # Panics
+    /// If the share is one of another table's.
+    pub fn stats(&self, share: ShareId) -> ShareStats {
+        self.shares[share.0 as usize].stats()
+    }
+
+    /// The memory of the table, whether in use or not.
+    pub fn bytes(&self) -> usize {
+        self.lines.len() * BYTES_PER_LINE
+    }
+
+    /// Brings the home line of a question near while the caller does something else.
+    #[inline]
+    pub fn prefetch(&self, ask: &Ask<'_>) {
+        prefetch(&self.lines[self.own_spot(ask).home]);
+    }
+
+    /// Decides on the key's own meter, or on the overflow meter if there is no room for one.
+    #[inline]
+    fn decide(&self, now: Now, ask: &Ask<'_>, rule: impl Fn(Meter) -> (Verdict, Meter)) -> Answer {
+        let step = |before: Meter| {
+            let (verdict, after) = rule(before);
+            // A denial and a look change nothing, and so write nothing.
+            let change = if verdict.is_allowed() && ask.cost > 0 { Change::Write(after) } else { Change::Keep };
+            (verdict, change)
+        };
+        match self.change(now, self.own_spot(ask), ask.limit, step) {
+            Some(verdict) => Answer { verdict, source: Source::Own },
+            None => self.decide_in_overflow(now, ask, step),
+        }
+    }
+
+    #[cold]
+    fn decide_in_overflow(&self, now: Now, ask: &Ask<'_>, step: impl Fn(Meter) -> (Verdict, Change)) -> Answer {
+        let spot = self.spill_spot(ask);
+        count(&spot.share.counts.spilled);
+        if let Some(verdict) = self.change(now, spot, ask.limit, step) {
+            return Answer { verdict, source: Source::Overflow };
+        }
+        count(&spot.share.counts.refused);
+        refusal(ask.limit)
+    }
+
+    /// Changes a meter without a verdict.
+    fn adjust(&self, now: Now, ask: &Ask<'_>, source: Source, rule: impl Fn(Meter) -> Meter) {
+        let step = |before: Meter| {
+            let after = rule(before);
+            ((), if after == before { Change::Keep } else { Change::Write(after) })
+        };
+        let done = match source {
+            Source::Own => self.change(now, self.own_spot(ask), ask.limit, step),
+            Source::Overflow => None,
+            Source::Refused => Some(()),
+        };
+        if done.is_none() {
+            // If not even the overflow meter can be held, a refusal is what its next decision will be anyway.
+            self.change(now, self.spill_spot(ask), ask.limit, step);
+        }
+    }
+
+    /// The one way in which a meter changes: decide on a version, then replace just that version. Nothing if
+    /// there is no room for a meter that has to be made.
+    #[inline]
+    fn change<T>(&self, now: Now, spot: Spot<'_>, limit: &Limit, step: impl Fn(Meter) -> (T, Change)) -> Option<T> {
+        loop {
+            let Some(found) = self.find(spot) else {
+                let (out, change) = step(Meter::empty(limit));
+                let Change::Write(meter) = change else { return Some(out) };
+                match self.place(now, spot, Slot::pack(spot.tag, limit, &meter)) {
+                    Placed::Here => return Some(out),
+                    Placed::NoRoom => return None,
+                    Placed::Already => continue,
+                }
+            };
+            let (out, change) = step(found.words.unpack());
+            if self.settle(spot, limit, &found, &change) {
+                return Some(out);
+            }
+        }
+    }
+
+    /// Makes a change to a meter that was found, unless its line has moved on.
+    #[inline]
+    fn settle(&self, spot: Spot<'_>, limit: &Limit, found: &Found, change: &Change) -> bool {
+        let line = &self.lines[found.line];
+        let words = match change {
+            Change::Keep => return line.is_still(found.head),
+            Change::Write(meter) => Slot::pack(spot.tag, limit, meter),
+            Change::Forget => Slot::default(),
+        };
+        let Some(mut locked) = line.lock_at(found.head) else { return false };
+        locked.write(found.slot, words);
+        if matches!(change, Change::Forget) {
+            spot.share.counts.live.fetch_sub(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// The meter of a spot. Its words may be torn until the line proves still.
+    #[inline]
+    fn find(&self, spot: Spot<'_>) -> Option<Found> {
+        let home = &self.lines[spot.home];
+        let head = home.head();
+        if let Some(slot) = home.find(spot.tag) {
+            return Some(Found { line: spot.home, slot, head, words: home.slot(slot) });
+        }
+        if head.reach() == 0 { None } else { self.find_further(spot, head.reach()) }
+    }
+
+    fn find_further(&self, spot: Spot<'_>, reach: usize) -> Option<Found> {
+        (spot.home + 1..=spot.home + reach).find_map(|at| {
+            let line = &self.lines[at];
+            let head = line.head();
+            line.find(spot.tag).map(|slot| Found { line: at, slot, head, words: line.slot(slot) })
+        })
+    }
+
+    #[inline]
+    fn own_spot(&self, ask: &Ask<'_>) -> Spot<'_> {
+        self.spot(ask, ask.digest, |share| share.keys)
+    }
+
+    fn spill_spot(&self, ask: &Ask<'_>) -> Spot<'_> {
+        self.spot(ask, ask.space.spill(), |share| share.spill)
+    }
+
+    #[inline]
+    fn spot(&self, ask: &Ask<'_>, digest: Digest, region: impl Fn(&Share) -> Region) -> Spot<'_> {
+        let share = &self.shares[ask.space.share().0 as usize];
+        Spot { share, home: region(share).home(digest.place), tag: Slot::tag_of(digest.tag) }
+    }
+
+    #[inline]
+    fn line(&self, at: usize) -> &Line {
+        &self.lines[at]
+    }
+}
+
+/// The answer when nothing can hold the key: room comes when meters drain, which a period does to most.
+fn refusal(limit: &Limit) -> Answer {
+    let retry = Retry::After(limit.period_us());
+    Answer { verdict: Verdict::Deny { remaining: 0, reset_after_us: limit.period_us(), retry }, source: Source::Refused }
+}

@@ -1,0 +1,116 @@
+//! Making room: where a new meter goes, and which one it may replace.
+
+use super::line::Locked;
+use super::share::count;
+use super::{SLOTS_PER_LINE, Spot, Table};
+use crate::meter::{Slot, Standing};
+use crate::sync::Ordering;
+use crate::time::Now;
+
+/// Lines in which a key may lie, its home first. Higher: fewer keys are forgotten in a full table, and a look
+/// for a key that is not there may touch more lines.
+#[cfg(not(loom))]
+pub(crate) const LINES_PER_WINDOW: usize = 12;
+/// Loom explores every schedule, which few lines keep finite.
+#[cfg(loom)]
+pub(crate) const LINES_PER_WINDOW: usize = 2;
+
+const _: () = assert!(LINES_PER_WINDOW <= 16, "a header has four bits for how far its keys lie");
+
+/// How often a chosen slot may be taken by another thread before the newcomer is told that there is no room.
+const CHOICES_MAX: usize = 8;
+
+/// What came of placing a meter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placed {
+    Here,
+    /// Another thread placed the same key first.
+    Already,
+    /// Every slot of the window holds a key that must not be forgotten.
+    NoRoom,
+}
+
+/// A slot picked for a newcomer, as it was when it was picked.
+struct Choice {
+    line: usize,
+    slot: usize,
+    words: Slot,
+    standing: Standing,
+}
+
+impl Table {
+    /// Places a meter that was not found. The home line stays locked meanwhile: whoever wants to place the same
+    /// key has to hold it too, so that no key ever has two meters. Lines are locked in ascending order only.
+    #[cold]
+    pub(super) fn place(&self, now: Now, spot: Spot<'_>, words: Slot) -> Placed {
+        let mut home = self.line(spot.home).lock();
+        if home.find(spot.tag).is_some() || self.find_further(spot, home.head().reach()).is_some() {
+            return Placed::Already;
+        }
+        for _ in 0..CHOICES_MAX {
+            let Some(choice) = self.choose(now, spot, &home) else { return Placed::NoRoom };
+            if self.take(&mut home, spot, &choice, words) {
+                Self::count_taken(spot, &choice);
+                return Placed::Here;
+            }
+        }
+        Placed::NoRoom
+    }
+
+    /// The slot of the window whose meter matters least: the nearest free one, or else the least standing.
+    fn choose(&self, now: Now, spot: Spot<'_>, home: &Locked<'_>) -> Option<Choice> {
+        let mut best: Option<Choice> = None;
+        for line in spot.home..spot.home + LINES_PER_WINDOW {
+            for slot in 0..SLOTS_PER_LINE {
+                let words = if line == spot.home { home.slot(slot) } else { self.settled_slot(line, slot) };
+                let standing = words.standing(now);
+                if best.as_ref().is_none_or(|best| standing < best.standing) {
+                    best = Some(Choice { line, slot, words, standing });
+                }
+                if standing == Standing::Free {
+                    return best;
+                }
+            }
+        }
+        best.filter(|choice| choice.standing < Standing::Kept)
+    }
+
+    /// A slot of a line that others may be writing to, of one version.
+    fn settled_slot(&self, line: usize, slot: usize) -> Slot {
+        let line = self.line(line);
+        loop {
+            let head = line.head();
+            let words = line.slot(slot);
+            if line.is_still(head) {
+                return words;
+            }
+        }
+    }
+
+    /// Writes the newcomer over the chosen slot, unless that has changed since.
+    fn take(&self, home: &mut Locked<'_>, spot: Spot<'_>, choice: &Choice, words: Slot) -> bool {
+        if choice.line == spot.home {
+            home.write(choice.slot, words);
+            return true;
+        }
+        let mut line = self.line(choice.line).lock();
+        if line.slot(choice.slot) != choice.words {
+            return false;
+        }
+        line.write(choice.slot, words);
+        home.extend_reach(choice.line - spot.home);
+        true
+    }
+
+    fn count_taken(spot: Spot<'_>, choice: &Choice) {
+        let counts = &spot.share.counts;
+        match choice.standing {
+            Standing::Free => {
+                counts.live.fetch_add(1, Ordering::Relaxed);
+            }
+            Standing::Clean { .. } => count(&counts.evicted_clean),
+            Standing::Indebted { .. } => count(&counts.evicted_indebted),
+            Standing::Kept => {}
+        }
+    }
+}

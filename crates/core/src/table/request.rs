@@ -1,0 +1,272 @@
+//! Requests under several limits: all or nothing, as one change to all their meters.
+
+use std::fmt;
+
+use arrayvec::ArrayVec;
+
+use super::line::{Head, Locked};
+use super::place::Placed;
+use super::{Answer, Ask, Source, Spot, Table, refusal};
+use crate::meter::{Meter, Slot};
+use crate::time::Now;
+use crate::verdict::Verdict;
+
+/// The most limits one request may be under.
+pub const LIMITS_PER_REQUEST_MAX: usize = 128;
+
+/// Requests under at most this many limits need only a small frame on the stack.
+const LIMITS_COMMON: usize = 8;
+
+/// How often a request may find the meters it had just placed gone again before its keys go to overflow meters.
+const PLACEMENTS_MAX: usize = 16;
+
+/// More limits than one request may be under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyLimits {
+    /// How many there were.
+    pub limits: usize,
+}
+
+impl fmt::Display for TooManyLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limits: {} in one request is outside 0 to {LIMITS_PER_REQUEST_MAX}", self.limits)
+    }
+}
+
+impl std::error::Error for TooManyLimits {}
+
+/// What was decided for a request as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decided {
+    /// Every limit allowed it, and every meter was charged.
+    Allowed,
+    /// At least one limit denied it, and no meter was changed.
+    Denied {
+        /// Which of the asks: of those that denied, the one that would deny longest.
+        by: usize,
+    },
+}
+
+/// What an allowed cost becomes.
+#[derive(Clone, Copy)]
+enum Intent {
+    Charge,
+    Reserve,
+}
+
+/// One limit of the request, as it was read and as it would be left.
+struct Step<'t> {
+    spot: Spot<'t>,
+    source: Source,
+    /// Where the meter lies and the version it was read at; nothing if it has to be made.
+    at: Option<(usize, usize, Head)>,
+    before: Meter,
+    after: Meter,
+    verdict: Verdict,
+}
+
+type Steps<'t, const N: usize> = ArrayVec<Step<'t>, N>;
+
+impl Table {
+    /// Decides a request under several limits as one: either every meter is charged, or none is. `answers` takes
+    /// one answer for each ask, and needs room for them.
+    pub fn check_all(&self, now: Now, asks: &[Ask<'_>], answers: &mut [Answer]) -> Result<Decided, TooManyLimits> {
+        self.request(now, asks, answers, Intent::Charge)
+    }
+
+    /// Like [`Table::check_all`], but what is allowed is set aside: see [`Table::reserve`].
+    pub fn reserve_all(&self, now: Now, asks: &[Ask<'_>], answers: &mut [Answer]) -> Result<Decided, TooManyLimits> {
+        self.request(now, asks, answers, Intent::Reserve)
+    }
+
+    fn request(
+        &self,
+        now: Now,
+        asks: &[Ask<'_>],
+        answers: &mut [Answer],
+        intent: Intent,
+    ) -> Result<Decided, TooManyLimits> {
+        if asks.len() > LIMITS_PER_REQUEST_MAX.min(answers.len()) {
+            return Err(TooManyLimits { limits: asks.len() });
+        }
+        Ok(if asks.len() <= LIMITS_COMMON {
+            self.transact::<LIMITS_COMMON>(now, asks, answers, intent)
+        } else {
+            self.transact::<LIMITS_PER_REQUEST_MAX>(now, asks, answers, intent)
+        })
+    }
+
+    /// Reads all meters, decides on what was read, and replaces all of them if none has changed since.
+    fn transact<const N: usize>(&self, now: Now, asks: &[Ask<'_>], answers: &mut [Answer], intent: Intent) -> Decided {
+        asks.iter().for_each(|ask| self.prefetch(ask));
+        let mut sources: ArrayVec<Source, N> = asks.iter().map(|_| Source::Own).collect();
+        let mut placements = 0;
+        loop {
+            let steps: Steps<'_, N> = self.read_steps(now, asks, &sources, intent);
+            if let Some(by) = denied_by(&steps) {
+                report_denied(now, asks, &steps, answers);
+                return Decided::Denied { by };
+            }
+            if let Some(missing) = steps.iter().position(Step::must_be_made) {
+                placements += 1;
+                self.make_room(now, asks, &steps, missing, &mut sources, placements > PLACEMENTS_MAX);
+            } else if self.write_steps(asks, &steps) {
+                report_allowed(&steps, answers);
+                return Decided::Allowed;
+            }
+        }
+    }
+
+    fn read_steps<'t, const N: usize>(
+        &'t self,
+        now: Now,
+        asks: &[Ask<'_>],
+        sources: &[Source],
+        intent: Intent,
+    ) -> Steps<'t, N> {
+        let mut steps = Steps::new();
+        for (ask, &source) in asks.iter().zip(sources) {
+            let step = self.read_step(now, ask, source, intent, &steps);
+            steps.push(step);
+        }
+        steps
+    }
+
+    /// One limit's meter and verdict. A key that the request names twice is charged twice: the second look
+    /// sees what the first will leave.
+    fn read_step<'t>(
+        &'t self,
+        now: Now,
+        ask: &Ask<'_>,
+        source: Source,
+        intent: Intent,
+        earlier: &[Step<'t>],
+    ) -> Step<'t> {
+        let spot = if source == Source::Own { self.own_spot(ask) } else { self.spill_spot(ask) };
+        let twin = earlier.iter().rfind(|step| step.is_at(spot));
+        let (at, before) = match twin {
+            Some(twin) => (twin.at, twin.after),
+            None => self.read_meter(ask, spot),
+        };
+        if source == Source::Refused {
+            return Step { spot, source, at, before, after: before, verdict: refusal(ask.limit).verdict };
+        }
+        let (verdict, after) = match intent {
+            Intent::Charge => before.decide(ask.limit, now, ask.cost),
+            Intent::Reserve => before.reserve(ask.limit, now, ask.cost),
+        };
+        Step { spot, source, at, before, after, verdict }
+    }
+
+    fn read_meter(&self, ask: &Ask<'_>, spot: Spot<'_>) -> (Option<(usize, usize, Head)>, Meter) {
+        loop {
+            let Some(found) = self.find(spot) else { return (None, Meter::empty(ask.limit)) };
+            if self.line(found.line).is_still(found.head) {
+                return (Some((found.line, found.slot, found.head)), found.words.unpack());
+            }
+        }
+    }
+
+    /// Places an empty meter for a key that has none, or sends the key to its overflow meter. An empty meter
+    /// changes no decision, so that a request denied after all leaves nothing behind that matters.
+    fn make_room(
+        &self,
+        now: Now,
+        asks: &[Ask<'_>],
+        steps: &[Step<'_>],
+        missing: usize,
+        sources: &mut [Source],
+        give_up: bool,
+    ) {
+        let (ask, step) = (&asks[missing], &steps[missing]);
+        let words = Slot::pack(step.spot.tag, ask.limit, &Meter::empty(ask.limit));
+        if !give_up && self.place(now, step.spot, words) != Placed::NoRoom {
+            return;
+        }
+        let counts = &step.spot.share.counts;
+        sources[missing] = match step.source {
+            Source::Own => {
+                super::count(&counts.spilled);
+                Source::Overflow
+            }
+            Source::Overflow | Source::Refused => {
+                super::count(&counts.refused);
+                Source::Refused
+            }
+        };
+    }
+
+    /// Locks all lines in ascending order, at the versions that were read, then writes all meters. If any line
+    /// has moved on, nothing is written.
+    fn write_steps<const N: usize>(&self, asks: &[Ask<'_>], steps: &Steps<'_, N>) -> bool {
+        let mut order: ArrayVec<(usize, Head), N> = steps.iter().filter_map(Step::line_to_write).collect();
+        order.sort_unstable_by_key(|&(line, _)| line);
+        let mut locked: ArrayVec<(usize, Locked<'_>), N> = ArrayVec::new();
+        for (line, head) in order {
+            let held = locked.last().filter(|(last, _)| *last == line);
+            match held {
+                Some((_, lock)) if lock.head() == head => {}
+                Some(_) => return false,
+                None => match self.line(line).lock_at(head) {
+                    Some(lock) => locked.push((line, lock)),
+                    None => return false,
+                },
+            }
+        }
+        for (ask, step) in asks.iter().zip(steps) {
+            step.write_to(ask, &mut locked);
+        }
+        true
+    }
+}
+
+impl Step<'_> {
+    fn is_at(&self, spot: Spot<'_>) -> bool {
+        self.spot.home == spot.home && self.spot.tag == spot.tag
+    }
+
+    /// A look needs no meter, and neither does what is denied.
+    fn must_be_made(&self) -> bool {
+        self.at.is_none() && self.after != self.before
+    }
+
+    fn line_to_write(&self) -> Option<(usize, Head)> {
+        self.at.map(|(line, _, head)| (line, head))
+    }
+
+    fn write_to(&self, ask: &Ask<'_>, locked: &mut [(usize, Locked<'_>)]) {
+        let Some((line, slot, _)) = self.at.filter(|_| self.after != self.before) else { return };
+        if let Some((_, lock)) = locked.iter_mut().find(|(at, _)| *at == line) {
+            lock.write(slot, Slot::pack(self.spot.tag, ask.limit, &self.after));
+        }
+    }
+}
+
+/// Of the limits that denied, the one that would deny longest: waiting for it is waiting for all.
+fn denied_by(steps: &[Step<'_>]) -> Option<usize> {
+    let mut longest = None;
+    for (at, step) in steps.iter().enumerate() {
+        if let Some(retry) = step.verdict.retry()
+            && longest.is_none_or(|(_, most)| retry > most)
+        {
+            longest = Some((at, retry));
+        }
+    }
+    longest.map(|(at, _)| at)
+}
+
+fn report_allowed(steps: &[Step<'_>], answers: &mut [Answer]) {
+    for (step, answer) in steps.iter().zip(answers) {
+        *answer = Answer { verdict: step.verdict, source: step.source };
+    }
+}
+
+/// Nothing was charged, so the limits that would have allowed report themselves as they are.
+fn report_denied(now: Now, asks: &[Ask<'_>], steps: &[Step<'_>], answers: &mut [Answer]) {
+    for ((ask, step), answer) in asks.iter().zip(steps).zip(answers) {
+        // A key named twice was last decided on what its first mention would have left; look at what is there.
+        let first = steps.iter().find(|other| other.is_at(step.spot)).unwrap_or(step);
+        let verdict = if step.verdict.is_allowed() { first.before.decide(ask.limit, now, 0).0 } else { step.verdict };
+        *answer = Answer { verdict, source: step.source };
+    }
+}
