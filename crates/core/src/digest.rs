@@ -33,29 +33,41 @@ pub struct Digest {
 
 /// The keys of one limit of one tenant. Equal keys of different spaces are unrelated: each space hashes under a
 /// secret of its own, derived from its name.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct KeySpace {
-    secret: Secret,
+    /// For keys of a single part, which need no encoding.
+    single: SipHasher13,
+    /// For keys of several parts.
+    joined: Secret,
     share: ShareId,
     spill: Digest,
+}
+
+impl fmt::Debug for KeySpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeySpace").field("share", &self.share).finish_non_exhaustive()
+    }
 }
 
 impl KeySpace {
     /// The space called `name` inside `share`.
     pub fn new(root: &Secret, share: ShareId, name: &str) -> Self {
-        let derived = hash(root, &[&share.0.to_le_bytes(), name.as_bytes()]);
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&derived.place.to_le_bytes());
-        bytes[8..].copy_from_slice(&derived.tag.to_le_bytes());
-        let secret = Secret(bytes);
+        let derive = |purpose: &[u8]| derive(root, &[&share.0.to_le_bytes(), name.as_bytes(), purpose]);
+        let (single, joined) = (derive(b"single"), derive(b"joined"));
         // No key has zero parts, so the overflow meter's digest is none of theirs.
-        Self { secret, share, spill: hash(&secret, &[]) }
+        Self { single: SipHasher13::new_with_key(&single.0), joined, share, spill: hash(&joined, &[]) }
     }
 
     /// The digest of a key made of one part or several. (`a-b`, `c`) and (`a`, `b-c`) are different keys.
     #[inline]
     pub fn digest(&self, parts: &[&[u8]]) -> Digest {
-        hash(&self.secret, parts)
+        match parts {
+            [key] => {
+                let digest = self.single.hash(key);
+                Digest { place: digest.h1, tag: digest.h2 }
+            }
+            _ => hash(&self.joined, parts),
+        }
     }
 
     /// The share of the table that this space's meters live in.
@@ -71,8 +83,15 @@ impl KeySpace {
     }
 }
 
+fn derive(root: &Secret, parts: &[&[u8]]) -> Secret {
+    let derived = hash(root, parts);
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&derived.place.to_le_bytes());
+    bytes[8..].copy_from_slice(&derived.tag.to_le_bytes());
+    Secret(bytes)
+}
+
 /// Each part is followed by its length: read from the end, a stream has only one way to be taken apart.
-#[inline]
 fn hash(secret: &Secret, parts: &[&[u8]]) -> Digest {
     let mut hasher = SipHasher13::new_with_key(&secret.0);
     for part in parts {

@@ -35,8 +35,8 @@ pub use digest::{Digest, KeySpace, Secret};
 pub use limit::{Algorithm, DRAIN_US_MAX, Limit, LimitError, PERIOD_US_MAX};
 pub use meter::Meter;
 pub use table::{
-    Answer, Ask, BYTES_PER_LINE, Decided, LIMITS_PER_REQUEST_MAX, SLOTS_PER_LINE, ShareId, ShareStats, Shares, Source,
-    Table, TableError, TooManyLimits,
+    Answer, Ask, BYTES_PER_LINE, Decided, LIMITS_PER_REQUEST_MAX, SLOTS_PER_LINE, ShareId, ShareStats,
+    Shares, Source, Table, TableError, TooManyLimits,
 };
 pub use time::{Now, Timeline};
 pub use verdict::{Retry, Verdict};

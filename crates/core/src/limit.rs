@@ -17,7 +17,8 @@ pub const DRAIN_US_MAX: u64 = 10 * PERIOD_US_MAX;
 /// The largest amount, burst and cost that can ever pass.
 const AMOUNT_MAX: u64 = u32::MAX as u64;
 
-const _: () = assert!(DRAIN_US_MAX < 1 << 49, "two bursts and a debt must fit the 52 bits a meter has for an instant");
+const _: () =
+    assert!(DRAIN_US_MAX < 1 << 49, "two bursts and a debt must fit the 52 bits a meter has for an instant");
 
 /// How a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,7 +79,9 @@ impl fmt::Display for LimitError {
                 "burst: {burst} would take more than 3,660 days to drain; at this amount and period it may be 1 to \
                  {burst_max}"
             ),
-            Self::BurstOfWindow => write!(f, "burst: a sliding window has none, its amount is all it ever holds"),
+            Self::BurstOfWindow => {
+                write!(f, "burst: a sliding window has none, its amount is all it ever holds")
+            }
         }
     }
 }
@@ -263,9 +266,6 @@ mod tests {
         let limit = Limit::gcra(7, Duration::from_secs(86_400)).expect("in range");
         let most = 3_660 * 7;
         assert_eq!(limit.with_burst(most).map(|l| l.burst()), Ok(most as u32));
-        assert_eq!(
-            limit.with_burst(most + 1),
-            Err(LimitError::Drain { burst: most + 1, burst_max: most })
-        );
+        assert_eq!(limit.with_burst(most + 1), Err(LimitError::Drain { burst: most + 1, burst_max: most }));
     }
 }

@@ -36,7 +36,7 @@ impl Meter {
     }
 
     /// Decides a request of `cost`, and gives the meter after it: charged if allowed, as it was if not.
-    #[inline]
+    #[inline(always)]
     pub fn decide(self, limit: &Limit, now: Now, cost: u64) -> (Verdict, Self) {
         match self.level {
             Level::Gcra(before) => {
@@ -195,7 +195,11 @@ impl Slot {
             return Standing::Kept;
         }
         let age = self.last_use();
-        if debt == 0 { Standing::Clean { age } } else { Standing::Indebted { share: debt * 255 / keep_above, age } }
+        if debt == 0 {
+            Standing::Clean { age }
+        } else {
+            Standing::Indebted { share: debt * 255 / keep_above, age }
+        }
     }
 
     /// When the meter was last charged, roughly: good enough to let the longest idle go first.
@@ -239,15 +243,17 @@ mod tests {
     use std::time::Duration;
 
     fn limits() -> impl Strategy<Value = Limit> {
-        (1u64..5_000, 1u64..100_000_000, 1u64..5_000, any::<bool>()).prop_map(|(amount, period, burst, gcra)| {
-            let period = Duration::from_micros(period);
-            if gcra {
-                let limit = Limit::gcra(amount, period).expect("in range");
-                limit.with_burst(burst).unwrap_or(limit)
-            } else {
-                Limit::sliding_window(amount, period).expect("in range")
-            }
-        })
+        (1u64..5_000, 1u64..100_000_000, 1u64..5_000, any::<bool>()).prop_map(
+            |(amount, period, burst, gcra)| {
+                let period = Duration::from_micros(period);
+                if gcra {
+                    let limit = Limit::gcra(amount, period).expect("in range");
+                    limit.with_burst(burst).unwrap_or(limit)
+                } else {
+                    Limit::sliding_window(amount, period).expect("in range")
+                }
+            },
+        )
     }
 
     proptest! {

@@ -121,7 +121,8 @@ mod tests {
         assert_eq!(line.now(|| Now::from_micros(9_500_000, 0)).mono_us(), 9_500_000);
         // Even a reading that is minutes old changes nothing once a second look shows the clock where it was.
         let first = Cell::new(true);
-        let read = || if first.replace(false) { Now::from_micros(0, 0) } else { Now::from_micros(10_000_001, 0) };
+        let read =
+            || if first.replace(false) { Now::from_micros(0, 0) } else { Now::from_micros(10_000_001, 0) };
         assert_eq!(line.now(read).mono_us(), 10_000_001);
         assert_eq!(line.now(|| Now::from_micros(10_000_002, 0)).mono_us(), 10_000_002);
     }

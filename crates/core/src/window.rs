@@ -236,7 +236,10 @@ mod tests {
             let (verdict, _) = decide(&limit, cells, 0, at(now), cost);
             let wait = verdict.retry().and_then(Retry::after_us).expect("denied for now");
             assert!(decide(&limit, cells, 0, at(now + wait), cost).0.is_allowed(), "{now} {cost} {wait}");
-            assert!(!decide(&limit, cells, 0, at(now + wait - 1), cost).0.is_allowed(), "{now} {cost} {wait}");
+            assert!(
+                !decide(&limit, cells, 0, at(now + wait - 1), cost).0.is_allowed(),
+                "{now} {cost} {wait}"
+            );
         }
     }
 
@@ -271,7 +274,10 @@ mod tests {
             let full = spend(&limit, Cells::default(), Now::from_micros(9 * hour, 9 * hour + 100), 10);
             let (mut cells, mut passed) = (full, 0);
             for minute in 0..60 {
-                let now = Now::from_micros(9 * hour + minute * MINUTE_US, 9 * hour + 100 + step + minute * MINUTE_US);
+                let now = Now::from_micros(
+                    9 * hour + minute * MINUTE_US,
+                    9 * hour + 100 + step + minute * MINUTE_US,
+                );
                 let (verdict, after) = decide(&limit, cells, 0, now, 1);
                 passed += u32::from(verdict.is_allowed());
                 cells = after;
@@ -284,7 +290,8 @@ mod tests {
 
     #[test]
     fn extremes_do_not_overflow() {
-        let limit = Limit::sliding_window(u64::from(u32::MAX), Duration::from_secs(366 * 86_400)).expect("in range");
+        let limit =
+            Limit::sliding_window(u64::from(u32::MAX), Duration::from_secs(366 * 86_400)).expect("in range");
         let far = Now::from_micros(u64::MAX, u64::MAX);
         let cells = charge(&limit, charge(&limit, Cells::default(), far, u64::MAX), far, u64::MAX);
         let (verdict, _) = decide(&limit, cells, u32::MAX, far, u64::from(u32::MAX));

@@ -1,1 +1,38 @@
-//! Placeholder while the workspace is laid out.
+//! Tidegate in your process: a rate limiter that decides from memory, exactly, in nanoseconds.
+//!
+//! A [`Limiter`] holds named limits and a table of meters in a fixed amount of memory. A [`Gate`] is one of its
+//! limits; ask it about keys. No runtime, no server and no background thread is needed.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate::{Limit, Limiter};
+//!
+//! let limiter = Limiter::builder().limit("logins", Limit::gcra(5, Duration::from_secs(60))?).build()?;
+//! let logins = limiter.gate("logins")?;
+//!
+//! for _ in 0..5 {
+//!     assert!(limiter.check(logins.key("alice")).is_allowed());
+//! }
+//! let sixth = limiter.check(logins.key("alice"));
+//! assert!(!sixth.is_allowed());
+//! assert!(sixth.retry_after() <= Some(Duration::from_secs(12)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Time is injected: see [`Clock`]. Memory is fixed: see [`Builder::memory_bytes`].
+
+mod clock;
+mod decision;
+mod gate;
+mod limiter;
+mod reservation;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use decision::{Decision, LIMITS_PER_CHECK_MAX, Outcome};
+pub use gate::{Ask, Gate};
+pub use limiter::{BuildError, Builder, Limiter, MEMORY_BYTES_DEFAULT, UnknownName};
+pub use reservation::{RESERVATION_US_MAX, RESERVATIONS_MAX, Reservation, ReserveError, Reserved};
+pub use tidegate_core::{
+    Algorithm, DRAIN_US_MAX, Limit, LimitError, Now, PERIOD_US_MAX, Retry, Secret, ShareStats, Source,
+    TableError, TooManyLimits, Verdict,
+};

@@ -18,6 +18,7 @@ pub const BYTES_PER_LINE: usize = 64;
 const WORDS_PER_SLOT: usize = 3;
 const HELD_WORD: usize = SLOTS_PER_LINE * WORDS_PER_SLOT;
 
+const _: () = assert!(SLOTS_PER_LINE == 2, "`Line::find` compares two tags");
 #[cfg(not(loom))]
 const _: () = assert!(std::mem::size_of::<Line>() == BYTES_PER_LINE);
 
@@ -71,11 +72,13 @@ impl Line {
         }
     }
 
-    /// Which slot carries `tag`.
+    /// Which slot carries `tag`. Which of the two it is cannot be predicted, so no branch asks: a wrong guess
+    /// about a line that is still on its way from memory would throw away all work done meanwhile.
     #[inline]
     pub(crate) fn find(&self, tag: u64) -> Option<usize> {
         let tag_at = |slot: usize| Slot::tag_in(self.words[slot * WORDS_PER_SLOT].load(Ordering::Relaxed));
-        (0..SLOTS_PER_LINE).find(|&slot| tag_at(slot) == tag)
+        let slot = usize::from(tag_at(1) == tag);
+        (tag_at(slot) == tag).then_some(slot)
     }
 
     /// The words of a slot. Without the lock they may be of different versions until [`Line::is_still`] says no.

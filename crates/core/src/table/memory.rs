@@ -1,5 +1,8 @@
 //! The memory of the table: taken once, zeroed by the system, in huge pages where there are any.
-#![allow(unsafe_code, reason = "turning mapped bytes into lines, and prefetching, are the table's own business")]
+#![allow(
+    unsafe_code,
+    reason = "turning mapped bytes into lines, and prefetching, are the table's own business"
+)]
 
 use super::line::Line;
 
@@ -9,6 +12,7 @@ mod mapped {
     use crate::table::BYTES_PER_LINE;
     use memmap2::MmapMut;
     use std::io;
+    use std::ptr::NonNull;
 
     /// What one entry of the page table covers when huge pages are given.
     const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -16,10 +20,17 @@ mod mapped {
     /// Lines in memory of their own.
     #[derive(Debug)]
     pub(crate) struct Memory {
-        map: MmapMut,
-        offset: usize,
+        /// The first line, inside `map`.
+        first: NonNull<Line>,
         lines: usize,
+        /// Gives the memory back when dropped.
+        _map: MmapMut,
     }
+
+    // SAFETY: `first` points into `_map`, which moves along with it, and all access through it is to atomics.
+    unsafe impl Send for Memory {}
+    // SAFETY: as above; a shared `Memory` only ever gives out shared lines.
+    unsafe impl Sync for Memory {}
 
     impl Memory {
         pub(crate) fn new(lines: usize) -> io::Result<Self> {
@@ -27,14 +38,17 @@ mod mapped {
             let bytes = lines.checked_mul(BYTES_PER_LINE).ok_or_else(too_large)?;
             // A huge page has to start at its own multiple, which a mapping need not do.
             let spare = if bytes < HUGE_PAGE_BYTES { BYTES_PER_LINE } else { HUGE_PAGE_BYTES };
-            let map = MmapMut::map_anon(bytes.checked_add(spare).ok_or_else(too_large)?)?;
+            let mut map = MmapMut::map_anon(bytes.checked_add(spare).ok_or_else(too_large)?)?;
             let offset = map.as_ptr().align_offset(spare);
             #[cfg(target_os = "linux")]
             if bytes >= HUGE_PAGE_BYTES {
                 // Refused where the system has no huge pages: slower, not wrong.
                 let _ = map.advise_range(memmap2::Advice::HugePage, offset, bytes);
             }
-            Ok(Self { map, offset, lines })
+            // SAFETY: `offset` is at most `spare`, by which the mapping is longer than the lines.
+            let first = unsafe { map.as_mut_ptr().add(offset) };
+            let first = NonNull::new(first).ok_or_else(too_large)?.cast();
+            Ok(Self { first, lines, _map: map })
         }
     }
 
@@ -43,10 +57,10 @@ mod mapped {
 
         #[inline]
         fn deref(&self) -> &[Line] {
-            // SAFETY: `offset` aligns the start to at least 64 bytes, and `new` mapped `lines` lines from there, which
-            // live as long as `self`. The bytes started as zeroes and every bit pattern is a valid `Line`, which is
-            // made of atomics only, so that shared access is all that is ever needed: nothing else touches the map.
-            unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.offset).cast::<Line>(), self.lines) }
+            // SAFETY: `first` is aligned to at least 64 bytes, and `new` mapped `lines` lines from there, which live as
+            // long as `self`. The bytes started as zeroes and every bit pattern is a valid `Line`, which is made of
+            // atomics only, so that shared access is all that is ever needed: nothing else touches the map.
+            unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.lines) }
         }
     }
 }

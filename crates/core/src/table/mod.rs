@@ -70,6 +70,30 @@ enum Change {
     Forget,
 }
 
+/// What an allowed cost becomes.
+#[derive(Clone, Copy)]
+enum Intent {
+    Charge,
+    Reserve,
+}
+
+impl Intent {
+    /// Decides on a meter. A denial and a look change nothing, and so write nothing.
+    #[inline(always)]
+    fn apply(self, now: Now, ask: &Ask<'_>, before: Meter) -> (Verdict, Change) {
+        let (verdict, after) = self.decide(now, ask, before);
+        (verdict, if verdict.is_allowed() && ask.cost > 0 { Change::Write(after) } else { Change::Keep })
+    }
+
+    #[inline(always)]
+    fn decide(self, now: Now, ask: &Ask<'_>, before: Meter) -> (Verdict, Meter) {
+        match self {
+            Self::Charge => before.decide(ask.limit, now, ask.cost),
+            Self::Reserve => before.reserve(ask.limit, now, ask.cost),
+        }
+    }
+}
+
 /// A fixed number of meters in a fixed amount of memory, shared by all threads.
 #[derive(Debug)]
 pub struct Table {
@@ -104,9 +128,9 @@ impl Table {
     }
 
     /// Decides one question.
-    #[inline]
+    #[inline(always)]
     pub fn check(&self, now: Now, ask: &Ask<'_>) -> Answer {
-        self.decide(now, ask, |meter| meter.decide(ask.limit, now, ask.cost))
+        self.decide(now, ask, Intent::Charge)
     }
 
     /// Decides questions that have nothing to do with each other, in order. Their lines are brought near
@@ -125,7 +149,7 @@ impl Table {
     /// Sets `cost` aside if it fits, to be committed or rolled back later with the answer's source. Until then it
     /// counts against the limit, is not visible as use, and pins its meter.
     pub fn reserve(&self, now: Now, ask: &Ask<'_>) -> Answer {
-        self.decide(now, ask, |meter| meter.reserve(ask.limit, now, ask.cost))
+        self.decide(now, ask, Intent::Reserve)
     }
 
     /// Turns the reservation of `ask.cost` into a charge of `actual`.
@@ -188,22 +212,27 @@ impl Table {
     }
 
     /// Decides on the key's own meter, or on the overflow meter if there is no room for one.
-    #[inline]
-    fn decide(&self, now: Now, ask: &Ask<'_>, rule: impl Fn(Meter) -> (Verdict, Meter)) -> Answer {
-        let step = |before: Meter| {
-            let (verdict, after) = rule(before);
-            // A denial and a look change nothing, and so write nothing.
-            let change = if verdict.is_allowed() && ask.cost > 0 { Change::Write(after) } else { Change::Keep };
-            (verdict, change)
-        };
-        match self.change(now, self.own_spot(ask), ask.limit, step) {
-            Some(verdict) => Answer { verdict, source: Source::Own },
-            None => self.decide_in_overflow(now, ask, step),
+    ///
+    /// Most meters lie in their home line and are changed by nobody else at the same time: that case is kept
+    /// short and straight, so that the processor can begin the next check while this one waits for memory.
+    #[inline(always)]
+    fn decide(&self, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
+        let spot = self.own_spot(ask);
+        if let Some(found) = self.find_at_home(spot) {
+            let (verdict, change) = intent.apply(now, ask, found.words.unpack());
+            if self.settle(spot, ask.limit, &found, &change) {
+                return Answer { verdict, source: Source::Own };
+            }
         }
+        self.decide_elsewhere(now, ask, intent)
     }
 
-    #[cold]
-    fn decide_in_overflow(&self, now: Now, ask: &Ask<'_>, step: impl Fn(Meter) -> (Verdict, Change)) -> Answer {
+    #[inline(never)]
+    fn decide_elsewhere(&self, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
+        let step = |before: Meter| intent.apply(now, ask, before);
+        if let Some(verdict) = self.change(now, self.own_spot(ask), ask.limit, step) {
+            return Answer { verdict, source: Source::Own };
+        }
         let spot = self.spill_spot(ask);
         count(&spot.share.counts.spilled);
         if let Some(verdict) = self.change(now, spot, ask.limit, step) {
@@ -232,8 +261,13 @@ impl Table {
 
     /// The one way in which a meter changes: decide on a version, then replace just that version. Nothing if
     /// there is no room for a meter that has to be made.
-    #[inline]
-    fn change<T>(&self, now: Now, spot: Spot<'_>, limit: &Limit, step: impl Fn(Meter) -> (T, Change)) -> Option<T> {
+    fn change<T>(
+        &self,
+        now: Now,
+        spot: Spot<'_>,
+        limit: &Limit,
+        step: impl Fn(Meter) -> (T, Change),
+    ) -> Option<T> {
         loop {
             let Some(found) = self.find(spot) else {
                 let (out, change) = step(Meter::empty(limit));
@@ -252,7 +286,7 @@ impl Table {
     }
 
     /// Makes a change to a meter that was found, unless its line has moved on.
-    #[inline]
+    #[inline(always)]
     fn settle(&self, spot: Spot<'_>, limit: &Limit, found: &Found, change: &Change) -> bool {
         let line = &self.lines[found.line];
         let words = match change {
@@ -271,12 +305,14 @@ impl Table {
     /// The meter of a spot. Its words may be torn until the line proves still.
     #[inline]
     fn find(&self, spot: Spot<'_>) -> Option<Found> {
+        self.find_at_home(spot).or_else(|| self.find_further(spot, self.lines[spot.home].head().reach()))
+    }
+
+    #[inline(always)]
+    fn find_at_home(&self, spot: Spot<'_>) -> Option<Found> {
         let home = &self.lines[spot.home];
         let head = home.head();
-        if let Some(slot) = home.find(spot.tag) {
-            return Some(Found { line: spot.home, slot, head, words: home.slot(slot) });
-        }
-        if head.reach() == 0 { None } else { self.find_further(spot, head.reach()) }
+        home.find(spot.tag).map(|slot| Found { line: spot.home, slot, head, words: home.slot(slot) })
     }
 
     fn find_further(&self, spot: Spot<'_>, reach: usize) -> Option<Found> {
@@ -311,5 +347,8 @@ impl Table {
 /// The answer when nothing can hold the key: room comes when meters drain, which a period does to most.
 fn refusal(limit: &Limit) -> Answer {
     let retry = Retry::After(limit.period_us());
-    Answer { verdict: Verdict::Deny { remaining: 0, reset_after_us: limit.period_us(), retry }, source: Source::Refused }
+    Answer {
+        verdict: Verdict::Deny { remaining: 0, reset_after_us: limit.period_us(), retry },
+        source: Source::Refused,
+    }
 }

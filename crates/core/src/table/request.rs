@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 
 use super::line::{Head, Locked};
 use super::place::Placed;
-use super::{Answer, Ask, Source, Spot, Table, refusal};
+use super::{Answer, Ask, Intent, Source, Spot, Table, refusal};
 use crate::meter::{Meter, Slot};
 use crate::time::Now;
 use crate::verdict::Verdict;
@@ -25,11 +25,13 @@ const PLACEMENTS_MAX: usize = 16;
 pub struct TooManyLimits {
     /// How many there were.
     pub limits: usize,
+    /// How many there may be.
+    pub limits_max: usize,
 }
 
 impl fmt::Display for TooManyLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "limits: {} in one request is outside 0 to {LIMITS_PER_REQUEST_MAX}", self.limits)
+        write!(f, "limits: {} in one request is outside 0 to {}", self.limits, self.limits_max)
     }
 }
 
@@ -45,13 +47,6 @@ pub enum Decided {
         /// Which of the asks: of those that denied, the one that would deny longest.
         by: usize,
     },
-}
-
-/// What an allowed cost becomes.
-#[derive(Clone, Copy)]
-enum Intent {
-    Charge,
-    Reserve,
 }
 
 /// One limit of the request, as it was read and as it would be left.
@@ -70,12 +65,22 @@ type Steps<'t, const N: usize> = ArrayVec<Step<'t>, N>;
 impl Table {
     /// Decides a request under several limits as one: either every meter is charged, or none is. `answers` takes
     /// one answer for each ask, and needs room for them.
-    pub fn check_all(&self, now: Now, asks: &[Ask<'_>], answers: &mut [Answer]) -> Result<Decided, TooManyLimits> {
+    pub fn check_all(
+        &self,
+        now: Now,
+        asks: &[Ask<'_>],
+        answers: &mut [Answer],
+    ) -> Result<Decided, TooManyLimits> {
         self.request(now, asks, answers, Intent::Charge)
     }
 
     /// Like [`Table::check_all`], but what is allowed is set aside: see [`Table::reserve`].
-    pub fn reserve_all(&self, now: Now, asks: &[Ask<'_>], answers: &mut [Answer]) -> Result<Decided, TooManyLimits> {
+    pub fn reserve_all(
+        &self,
+        now: Now,
+        asks: &[Ask<'_>],
+        answers: &mut [Answer],
+    ) -> Result<Decided, TooManyLimits> {
         self.request(now, asks, answers, Intent::Reserve)
     }
 
@@ -86,8 +91,9 @@ impl Table {
         answers: &mut [Answer],
         intent: Intent,
     ) -> Result<Decided, TooManyLimits> {
-        if asks.len() > LIMITS_PER_REQUEST_MAX.min(answers.len()) {
-            return Err(TooManyLimits { limits: asks.len() });
+        let limits_max = LIMITS_PER_REQUEST_MAX.min(answers.len());
+        if asks.len() > limits_max {
+            return Err(TooManyLimits { limits: asks.len(), limits_max });
         }
         Ok(if asks.len() <= LIMITS_COMMON {
             self.transact::<LIMITS_COMMON>(now, asks, answers, intent)
@@ -97,7 +103,13 @@ impl Table {
     }
 
     /// Reads all meters, decides on what was read, and replaces all of them if none has changed since.
-    fn transact<const N: usize>(&self, now: Now, asks: &[Ask<'_>], answers: &mut [Answer], intent: Intent) -> Decided {
+    fn transact<const N: usize>(
+        &self,
+        now: Now,
+        asks: &[Ask<'_>],
+        answers: &mut [Answer],
+        intent: Intent,
+    ) -> Decided {
         asks.iter().for_each(|ask| self.prefetch(ask));
         let mut sources: ArrayVec<Source, N> = asks.iter().map(|_| Source::Own).collect();
         let mut placements = 0;
@@ -151,10 +163,7 @@ impl Table {
         if source == Source::Refused {
             return Step { spot, source, at, before, after: before, verdict: refusal(ask.limit).verdict };
         }
-        let (verdict, after) = match intent {
-            Intent::Charge => before.decide(ask.limit, now, ask.cost),
-            Intent::Reserve => before.reserve(ask.limit, now, ask.cost),
-        };
+        let (verdict, after) = intent.decide(now, ask, before);
         Step { spot, source, at, before, after, verdict }
     }
 
@@ -266,7 +275,8 @@ fn report_denied(now: Now, asks: &[Ask<'_>], steps: &[Step<'_>], answers: &mut [
     for ((ask, step), answer) in asks.iter().zip(steps).zip(answers) {
         // A key named twice was last decided on what its first mention would have left; look at what is there.
         let first = steps.iter().find(|other| other.is_at(step.spot)).unwrap_or(step);
-        let verdict = if step.verdict.is_allowed() { first.before.decide(ask.limit, now, 0).0 } else { step.verdict };
+        let verdict =
+            if step.verdict.is_allowed() { first.before.decide(ask.limit, now, 0).0 } else { step.verdict };
         *answer = Answer { verdict, source: step.source };
     }
 }

@@ -64,7 +64,9 @@ impl fmt::Display for TableError {
             Self::TooSmall { bytes, bytes_min } => {
                 write!(f, "table memory: {bytes} bytes is too little, these shares need at least {bytes_min}")
             }
-            Self::Memory { bytes, error } => write!(f, "table memory: the system gave no {bytes} bytes: {error}"),
+            Self::Memory { bytes, error } => {
+                write!(f, "table memory: the system gave no {bytes} bytes: {error}")
+            }
         }
     }
 }

@@ -1,0 +1,134 @@
+//! The only place that reads a clock. Everything else is told what time it is.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tidegate_core::Now;
+
+/// How long a reading of the wall clock serves. Higher: fewer readings, window edges that follow a corrected
+/// wall clock later. Elapsed time is read afresh each time.
+const WALL_EVERY_US: u64 = 10_000;
+
+/// A source of time.
+pub trait Clock: Send + Sync + fmt::Debug {
+    /// The time now: monotonic for what has elapsed, wall for where calendar windows begin.
+    fn now(&self) -> Now;
+}
+
+/// The clocks of the system.
+#[derive(Debug)]
+pub struct SystemClock {
+    started: Instant,
+    /// The wall clock less the monotonic one; both count from their own zero.
+    wall_ahead_us: AtomicU64,
+    wall_read_us: AtomicU64,
+}
+
+impl SystemClock {
+    /// A clock whose monotonic line starts now.
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    pub fn new() -> Self {
+        let clock = Self {
+            started: Instant::now(),
+            wall_ahead_us: AtomicU64::new(0),
+            wall_read_us: AtomicU64::new(0),
+        };
+        clock.read_wall(0);
+        clock
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    fn elapsed_us(&self) -> u64 {
+        let elapsed = self.started.elapsed();
+        elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())
+    }
+
+    #[cold]
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    fn read_wall(&self, mono_us: u64) -> u64 {
+        // A wall clock before 1970 is as wrong as any other; windows only need it to be steady.
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let wall_us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
+        let ahead = wall_us.wrapping_sub(mono_us);
+        self.wall_ahead_us.store(ahead, Ordering::Relaxed);
+        self.wall_read_us.store(mono_us, Ordering::Relaxed);
+        ahead
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    #[inline]
+    fn now(&self) -> Now {
+        let mono_us = self.elapsed_us();
+        let age = mono_us.saturating_sub(self.wall_read_us.load(Ordering::Relaxed));
+        let ahead = if age < WALL_EVERY_US {
+            self.wall_ahead_us.load(Ordering::Relaxed)
+        } else {
+            self.read_wall(mono_us)
+        };
+        Now::from_micros(mono_us, mono_us.wrapping_add(ahead))
+    }
+}
+
+/// A clock that stands still until it is told otherwise: for tests, and for time that comes from elsewhere.
+#[derive(Debug, Default)]
+pub struct ManualClock {
+    mono_us: AtomicU64,
+    wall_us: AtomicU64,
+}
+
+impl ManualClock {
+    /// A clock at zero.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets time pass, on both clocks.
+    pub fn advance(&self, by: Duration) {
+        let by = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+        for clock in [&self.mono_us, &self.wall_us] {
+            // The clock stops at the end of time rather than starting over.
+            let _ =
+                clock.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |us| Some(us.saturating_add(by)));
+        }
+    }
+
+    /// Sets both clocks, in microseconds, to whatever a test wants to see survived.
+    pub fn set(&self, mono_us: u64, wall_us: u64) {
+        self.mono_us.store(mono_us, Ordering::Relaxed);
+        self.wall_us.store(wall_us, Ordering::Relaxed);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Now {
+        Now::from_micros(self.mono_us.load(Ordering::Relaxed), self.wall_us.load(Ordering::Relaxed))
+    }
+}
+
+impl<C: Clock> Clock for std::sync::Arc<C> {
+    fn now(&self) -> Now {
+        (**self).now()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_clock_runs_forward_and_knows_the_year() {
+        let clock = SystemClock::new();
+        let (first, second) = (clock.now(), clock.now());
+        assert!(second.mono_us() >= first.mono_us());
+        let year_2024_us = 1_704_067_200_000_000;
+        assert!(first.wall_us() > year_2024_us);
+    }
+}

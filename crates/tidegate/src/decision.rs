@@ -1,0 +1,94 @@
+//! What was decided, as a user wants to read it.
+
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use tidegate_core::{Answer, Decided, Retry, Source, Verdict};
+
+use crate::gate::Gate;
+
+/// The most limits in one [`Limiter::check_all`](crate::Limiter::check_all): what a decision holds without
+/// allocating.
+pub const LIMITS_PER_CHECK_MAX: usize = 16;
+
+/// What one limit said.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome<'g> {
+    gate: &'g Gate,
+    answer: Answer,
+}
+
+impl<'g> Outcome<'g> {
+    #[inline]
+    pub(crate) fn new(gate: &'g Gate, answer: Answer) -> Self {
+        Self { gate, answer }
+    }
+
+    /// Whether this limit lets the request pass.
+    #[inline]
+    pub fn is_allowed(&self) -> bool {
+        self.answer.verdict.is_allowed()
+    }
+
+    /// The limit that was asked.
+    pub fn gate(&self) -> &'g Gate {
+        self.gate
+    }
+
+    /// What was decided, in microseconds.
+    pub fn verdict(&self) -> Verdict {
+        self.answer.verdict
+    }
+
+    /// Which meter decided: the key's own, or one it shares because there is no room for more.
+    pub fn source(&self) -> Source {
+        self.answer.source
+    }
+
+    /// What could still be spent now.
+    pub fn remaining(&self) -> u32 {
+        self.answer.verdict.remaining()
+    }
+
+    /// How long until the meter is as good as new.
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.answer.verdict.reset_after_us())
+    }
+
+    /// How long until the same request would pass; nothing if it passed, or never will.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.answer.verdict.retry().and_then(Retry::after_us).map(Duration::from_micros)
+    }
+}
+
+/// What was decided for a request under several limits: all of them let it pass and were charged, or none was.
+#[derive(Clone, Debug)]
+pub struct Decision<'g> {
+    pub(crate) outcomes: ArrayVec<Outcome<'g>, LIMITS_PER_CHECK_MAX>,
+    pub(crate) decided: Decided,
+}
+
+impl<'g> Decision<'g> {
+    /// Whether the request may pass.
+    pub fn is_allowed(&self) -> bool {
+        self.decided == Decided::Allowed
+    }
+
+    /// The limit that denied. Of several, the one that would deny longest.
+    pub fn denied_by(&self) -> Option<&Outcome<'g>> {
+        match self.decided {
+            Decided::Allowed => None,
+            Decided::Denied { by } => self.outcomes.get(by),
+        }
+    }
+
+    /// How long until the same request would pass; nothing if it passed, or never will.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.denied_by().and_then(Outcome::retry_after)
+    }
+
+    /// What each limit said, in the order they were asked.
+    pub fn outcomes(&self) -> &[Outcome<'g>] {
+        &self.outcomes
+    }
+}

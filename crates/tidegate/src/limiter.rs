@@ -1,0 +1,366 @@
+//! The limiter: limits by name, tenants by name, one table of meters under them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use tidegate_core::{
+    Answer, Decided, KeySpace, Limit, Now, Secret, ShareId, ShareStats, Shares, Source, Table, TableError,
+    Timeline, TooManyLimits, Verdict,
+};
+
+use crate::clock::{Clock, SystemClock};
+use crate::decision::{Decision, LIMITS_PER_CHECK_MAX, Outcome};
+use crate::gate::{Ask, Gate};
+use crate::reservation::{Ledger, Reservation, ReserveError, Reserved};
+
+/// Memory of the table unless another amount is set: room for two million keys.
+pub const MEMORY_BYTES_DEFAULT: usize = 64 << 20;
+
+/// What a key takes when a table is sized by keys: half a line, and a third more so that few keys lie away from
+/// their home line. Higher: faster, larger.
+const BYTES_PER_KEY: usize = 46;
+
+/// The tenant of a limiter that was told of no other.
+const DEFAULT_TENANT: &str = "";
+
+/// An answer that nothing has been written to yet.
+const UNASKED: Answer =
+    Answer { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: Source::Own };
+
+/// Decides, from this process's memory, what may pass. Shared by all threads; needs no runtime.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Limit, Limiter};
+///
+/// let minute = Duration::from_secs(60);
+/// let limiter = Limiter::builder()
+///     .limit("per_user", Limit::gcra(100, minute)?.with_burst(20)?)
+///     .limit("per_address", Limit::sliding_window(1_000, minute)?)
+///     .build()?;
+/// let (per_user, per_address) = (limiter.gate("per_user")?, limiter.gate("per_address")?);
+///
+/// // One limit:
+/// assert!(limiter.check(per_user.key("alice")).is_allowed());
+///
+/// // Several, all or nothing:
+/// let decision = limiter.check_all(&[per_user.key("alice").cost(5), per_address.key("192.0.2.7")])?;
+/// assert!(decision.is_allowed());
+/// assert_eq!(decision.outcomes()[0].remaining(), 14);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Limiter {
+    table: Table,
+    clock: Box<dyn Clock>,
+    timeline: Timeline,
+    secret: Secret,
+    limits: Vec<(Arc<str>, Limit)>,
+    tenants: Vec<(String, ShareId)>,
+    pub(crate) ledger: Ledger,
+}
+
+/// No limit, or no tenant, of that name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnknownName {
+    /// The limiter has no such limit.
+    Limit(String),
+    /// The limiter has no such tenant.
+    Tenant(String),
+}
+
+impl fmt::Display for UnknownName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limit(name) => write!(f, "limit: there is none called {name:?}"),
+            Self::Tenant(name) => write!(f, "tenant: there is none called {name:?}"),
+        }
+    }
+}
+
+impl std::error::Error for UnknownName {}
+
+impl Limiter {
+    /// A limiter to be described.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// The limit called `limit`.
+    pub fn gate(&self, limit: &str) -> Result<Gate, UnknownName> {
+        self.gate_of(DEFAULT_TENANT, limit)
+    }
+
+    /// The limit called `limit`, for the keys of `tenant` only.
+    pub fn gate_of(&self, tenant: &str, limit: &str) -> Result<Gate, UnknownName> {
+        let share = self.share_of(tenant)?;
+        let found = self.limits.iter().find(|(name, _)| **name == *limit);
+        let (name, limit) = found.ok_or_else(|| UnknownName::Limit(limit.to_owned()))?;
+        Ok(Gate::new(Arc::clone(name), *limit, KeySpace::new(&self.secret, share, name)))
+    }
+
+    /// Decides one question.
+    #[inline]
+    pub fn check<'g>(&self, ask: Ask<'g>) -> Outcome<'g> {
+        let question = ask.to_core();
+        // Reading the clock takes about as long as memory does: let both happen at once.
+        self.table.prefetch(&question);
+        Outcome::new(ask.gate, self.table.check(self.now(), &question))
+    }
+
+    /// Decides a request under several limits as one: either all are charged, or none is.
+    pub fn check_all<'g>(&self, asks: &[Ask<'g>]) -> Result<Decision<'g>, TooManyLimits> {
+        self.ask_all(asks, |now, questions, answers| self.table.check_all(now, questions, answers))
+    }
+
+    /// Decides questions that have nothing to do with each other, at one instant. Much cheaper than one by one:
+    /// their meters are fetched from memory together. The shorter slice sets how many are answered.
+    pub fn check_each<'g>(&self, asks: &[Ask<'g>], outcomes: &mut [Option<Outcome<'g>>]) {
+        let mut answers = [UNASKED; LIMITS_PER_CHECK_MAX];
+        for (asks, outcomes) in
+            asks.chunks(LIMITS_PER_CHECK_MAX).zip(outcomes.chunks_mut(LIMITS_PER_CHECK_MAX))
+        {
+            let questions: ArrayVec<_, LIMITS_PER_CHECK_MAX> = asks.iter().map(|ask| ask.to_core()).collect();
+            self.table.check_each(self.now(), &questions, &mut answers);
+            for ((ask, answer), outcome) in asks.iter().zip(answers).zip(outcomes) {
+                *outcome = Some(Outcome::new(ask.gate, answer));
+            }
+        }
+    }
+
+    /// Sets the cost of a request aside under all its limits, or under none. What is set aside counts against the
+    /// limits until it is committed, with what was really used, or given back.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tidegate::{Limit, Limiter, Reserved};
+    /// # let limiter = Limiter::builder().limit("tokens", Limit::gcra(1_000, Duration::from_secs(60))?).build()?;
+    /// # let tokens = limiter.gate("tokens")?;
+    /// // An estimate before the work, the truth after it.
+    /// if let Reserved::Held(held) = limiter.reserve(&[tokens.key("alice").cost(400)])? {
+    ///     held.commit_actual(250);
+    /// }
+    /// assert_eq!(limiter.check(tokens.key("alice").cost(0)).remaining(), 750);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reserve<'l, 'g>(&'l self, asks: &[Ask<'g>]) -> Result<Reserved<'l, 'g>, ReserveError> {
+        self.sweep();
+        let decision =
+            self.ask_all(asks, |now, questions, answers| self.table.reserve_all(now, questions, answers))?;
+        if !decision.is_allowed() {
+            return Ok(Reserved::Denied(decision));
+        }
+        Reservation::enter(self, asks, decision).map(Reserved::Held)
+    }
+
+    /// Gives back reservations that nobody settled in time. [`Limiter::reserve`] does so too; call it where
+    /// reservations are rare.
+    pub fn sweep(&self) {
+        self.ledger.sweep(self.now(), &self.table);
+    }
+
+    /// Adds a cost that was spent already, without asking. The meter may go into debt.
+    pub fn charge(&self, ask: Ask<'_>) {
+        self.table.charge(self.now(), &ask.to_core());
+    }
+
+    /// Gives a charged cost back.
+    pub fn refund(&self, ask: Ask<'_>) {
+        self.table.refund(self.now(), &ask.to_core());
+    }
+
+    /// Raises a meter to at least the cost of `ask`: what somebody else, such as an upstream, says is spent.
+    pub fn raise(&self, ask: Ask<'_>) {
+        self.table.merge(self.now(), &ask.to_core());
+    }
+
+    /// Forgets what was spent on a key.
+    pub fn reset(&self, ask: Ask<'_>) {
+        self.table.reset(self.now(), &ask.to_core());
+    }
+
+    /// How full the table is, and what it had to give up.
+    pub fn stats(&self) -> ShareStats {
+        self.table.stats(Shares::FIRST)
+    }
+
+    /// How full a tenant's share of the table is, and what it had to give up.
+    pub fn stats_of(&self, tenant: &str) -> Result<ShareStats, UnknownName> {
+        self.share_of(tenant).map(|share| self.table.stats(share))
+    }
+
+    /// The memory of the table, in use or not.
+    pub fn memory_bytes(&self) -> usize {
+        self.table.bytes()
+    }
+
+    #[inline]
+    pub(crate) fn now(&self) -> Now {
+        self.timeline.now(|| self.clock.now())
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The wall clock, for answers that name an instant.
+    #[cfg(feature = "http")]
+    pub(crate) fn wall_us(&self) -> u64 {
+        self.clock.now().wall_us()
+    }
+
+    fn share_of(&self, tenant: &str) -> Result<ShareId, UnknownName> {
+        let found = self.tenants.iter().find(|(name, _)| name == tenant);
+        found.map(|(_, share)| *share).ok_or_else(|| UnknownName::Tenant(tenant.to_owned()))
+    }
+
+    fn ask_all<'g>(
+        &self,
+        asks: &[Ask<'g>],
+        decide: impl FnOnce(Now, &[tidegate_core::Ask<'_>], &mut [Answer]) -> Result<Decided, TooManyLimits>,
+    ) -> Result<Decision<'g>, TooManyLimits> {
+        if asks.len() > LIMITS_PER_CHECK_MAX {
+            return Err(TooManyLimits { limits: asks.len(), limits_max: LIMITS_PER_CHECK_MAX });
+        }
+        let questions: ArrayVec<_, LIMITS_PER_CHECK_MAX> = asks.iter().map(|ask| ask.to_core()).collect();
+        questions.iter().for_each(|question| self.table.prefetch(question));
+        let mut answers = [UNASKED; LIMITS_PER_CHECK_MAX];
+        let decided = decide(self.now(), &questions, &mut answers)?;
+        let outcomes = asks.iter().zip(answers).map(|(ask, answer)| Outcome::new(ask.gate, answer)).collect();
+        Ok(Decision { outcomes, decided })
+    }
+}
+
+/// Describes a [`Limiter`].
+#[derive(Debug)]
+pub struct Builder {
+    memory_bytes: usize,
+    limits: Vec<(Arc<str>, Limit)>,
+    tenants: Vec<(String, u32)>,
+    clock: Option<Box<dyn Clock>>,
+    secret: Option<Secret>,
+}
+
+/// Why a limiter cannot be built.
+#[derive(Debug)]
+pub enum BuildError {
+    /// Two limits have the same name.
+    LimitTwice(String),
+    /// Two tenants have the same name.
+    TenantTwice(String),
+    /// The system gave no random bytes for the secret under which keys are hashed.
+    Secret(String),
+    /// The table cannot be made.
+    Table(TableError),
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LimitTwice(name) => write!(f, "limit: {name:?} is given twice"),
+            Self::TenantTwice(name) => write!(f, "tenant: {name:?} is given twice"),
+            Self::Secret(reason) => write!(f, "secret: the system gave no random bytes: {reason}"),
+            Self::Table(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for BuildError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Table(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            memory_bytes: MEMORY_BYTES_DEFAULT,
+            limits: Vec::new(),
+            tenants: Vec::new(),
+            clock: None,
+            secret: None,
+        }
+    }
+}
+
+impl Builder {
+    /// Adds a limit under a name.
+    #[must_use]
+    pub fn limit(mut self, name: impl AsRef<str>, limit: Limit) -> Self {
+        self.limits.push((name.as_ref().into(), limit));
+        self
+    }
+
+    /// Adds a tenant with a share of the table of its own, `weight` parts of the sum of all. No traffic of one
+    /// tenant changes a decision of another. Once there are tenants, keys of no tenant have a share of weight 1.
+    #[must_use]
+    pub fn tenant(mut self, name: impl Into<String>, weight: u32) -> Self {
+        self.tenants.push((name.into(), weight));
+        self
+    }
+
+    /// The memory of the table: all that it will ever take. More: more keys before any is forgotten.
+    #[must_use]
+    pub fn memory_bytes(mut self, bytes: usize) -> Self {
+        self.memory_bytes = bytes;
+        self
+    }
+
+    /// The memory of the table, as the number of keys that it holds comfortably.
+    #[must_use]
+    pub fn keys(self, keys: usize) -> Self {
+        self.memory_bytes(keys.saturating_mul(BYTES_PER_KEY).saturating_add(1 << 16))
+    }
+
+    /// Another source of time than the system's.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = Some(Box::new(clock));
+        self
+    }
+
+    /// The secret under which keys are hashed, instead of a random one. For runs that must repeat exactly.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// Takes the memory and builds the limiter.
+    pub fn build(self) -> Result<Limiter, BuildError> {
+        if let Some(name) = first_repeated(self.limits.iter().map(|(name, _)| &**name)) {
+            return Err(BuildError::LimitTwice(name.to_owned()));
+        }
+        let names = self.tenants.iter().map(|(name, _)| name.as_str());
+        if let Some(name) = first_repeated(std::iter::once(DEFAULT_TENANT).chain(names)) {
+            return Err(BuildError::TenantTwice(name.to_owned()));
+        }
+        let mut shares = Shares::single();
+        let mut tenants = vec![(DEFAULT_TENANT.to_owned(), Shares::FIRST)];
+        tenants.extend(self.tenants.into_iter().map(|(name, weight)| (name, shares.add(weight))));
+        Ok(Limiter {
+            table: Table::new(self.memory_bytes, &shares).map_err(BuildError::Table)?,
+            clock: self.clock.unwrap_or_else(|| Box::new(SystemClock::new())),
+            timeline: Timeline::new(),
+            secret: self.secret.map_or_else(random_secret, Ok)?,
+            limits: self.limits,
+            tenants,
+            ledger: Ledger::default(),
+        })
+    }
+}
+
+fn first_repeated<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut seen = std::collections::HashSet::new();
+    names.into_iter().find(|name| !seen.insert(*name))
+}
+
+fn random_secret() -> Result<Secret, BuildError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| BuildError::Secret(error.to_string()))?;
+    Ok(Secret::from_bytes(bytes))
+}

@@ -1,0 +1,203 @@
+//! Reservations: capacity set aside before the work, settled after it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidegate_core::{Digest, KeySpace, Limit, Now, Source, Table, TooManyLimits};
+
+use crate::decision::Decision;
+use crate::gate::Ask;
+use crate::limiter::Limiter;
+
+/// Reservations that may be open at once. Higher: more memory for work in flight.
+pub const RESERVATIONS_MAX: usize = 65_536;
+
+/// How long a reservation may stay open. Then it is given back, since whoever held it has likely forgotten it;
+/// a late commit is still charged.
+pub const RESERVATION_US_MAX: u64 = 60_000_000;
+
+/// What came of asking for a reservation.
+#[derive(Debug)]
+pub enum Reserved<'l, 'g> {
+    /// Every limit had room, and the cost is set aside.
+    Held(Reservation<'l, 'g>),
+    /// At least one limit had no room, and nothing is set aside.
+    Denied(Decision<'g>),
+}
+
+/// Why a reservation could not be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReserveError {
+    /// More limits than one request may be under.
+    TooManyLimits(TooManyLimits),
+    /// [`RESERVATIONS_MAX`] reservations are open already.
+    TooManyOpen,
+}
+
+impl fmt::Display for ReserveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyLimits(error) => error.fmt(f),
+            Self::TooManyOpen => {
+                write!(f, "reservations: {RESERVATIONS_MAX} are open, which is the most there may be")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ReserveError {}
+
+impl From<TooManyLimits> for ReserveError {
+    fn from(error: TooManyLimits) -> Self {
+        Self::TooManyLimits(error)
+    }
+}
+
+/// One limit's part of a reservation, with all that is needed to settle it.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    limit: Limit,
+    space: KeySpace,
+    digest: Digest,
+    cost: u64,
+    source: Source,
+}
+
+impl Part {
+    fn ask(&self, cost: u64) -> tidegate_core::Ask<'_> {
+        tidegate_core::Ask { limit: &self.limit, space: &self.space, digest: self.digest, cost }
+    }
+
+    fn rollback(&self, now: Now, table: &Table) {
+        table.rollback(now, &self.ask(self.cost), self.source);
+    }
+}
+
+type Parts = Arc<[Part]>;
+
+/// The reservations that are open, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    next_id: u64,
+    entries: BTreeMap<u64, (u64, Parts)>,
+}
+
+impl Ledger {
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // A panic elsewhere cannot leave the entries half changed.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a reservation, unless too many are open.
+    fn enter(&self, now: Now, parts: &Parts) -> Option<u64> {
+        let mut open = self.open();
+        if open.entries.len() >= RESERVATIONS_MAX {
+            return None;
+        }
+        let id = open.next_id;
+        open.next_id += 1;
+        open.entries.insert(id, (now.mono_us() + RESERVATION_US_MAX, Arc::clone(parts)));
+        Some(id)
+    }
+
+    /// Strikes a reservation out. False if it had lapsed: what it held was given back already.
+    fn strike(&self, id: u64) -> bool {
+        self.open().entries.remove(&id).is_some()
+    }
+
+    /// Gives back what lapsed. All live equally long, so the oldest go first.
+    pub(crate) fn sweep(&self, now: Now, table: &Table) {
+        let mut open = self.open();
+        while let Some(oldest) = open.entries.first_entry()
+            && oldest.get().0 <= now.mono_us()
+        {
+            let (_, parts) = oldest.remove();
+            parts.iter().for_each(|part| part.rollback(now, table));
+        }
+    }
+}
+
+/// Capacity set aside under one or more limits. Dropping it gives everything back.
+#[derive(Debug)]
+#[must_use = "a reservation that is dropped is given back"]
+pub struct Reservation<'l, 'g> {
+    limiter: &'l Limiter,
+    id: u64,
+    parts: Parts,
+    decision: Decision<'g>,
+    settled: bool,
+}
+
+impl<'l, 'g> Reservation<'l, 'g> {
+    /// Enters an allowed request into the ledger, or gives its cost back if the ledger is full.
+    pub(crate) fn enter(
+        limiter: &'l Limiter,
+        asks: &[Ask<'_>],
+        decision: Decision<'g>,
+    ) -> Result<Self, ReserveError> {
+        let parts: Parts = asks
+            .iter()
+            .zip(decision.outcomes())
+            .map(|(ask, outcome)| {
+                let ask = (*ask).to_core();
+                let source = outcome.source();
+                Part { limit: *ask.limit, space: *ask.space, digest: ask.digest, cost: ask.cost, source }
+            })
+            .collect();
+        let now = limiter.now();
+        let Some(id) = limiter.ledger.enter(now, &parts) else {
+            parts.iter().for_each(|part| part.rollback(now, limiter.table()));
+            return Err(ReserveError::TooManyOpen);
+        };
+        Ok(Self { limiter, id, parts, decision, settled: false })
+    }
+
+    /// What each limit said when the cost was set aside.
+    pub fn decision(&self) -> &Decision<'g> {
+        &self.decision
+    }
+
+    /// Charges what was set aside.
+    pub fn commit(self) {
+        self.commit_with(|_, reserved| reserved);
+    }
+
+    /// Charges `actual` under every limit instead of what was set aside: less, or more.
+    pub fn commit_actual(self, actual: u64) {
+        self.commit_with(|_, _| actual);
+    }
+
+    /// Charges under each limit what `actual` says, given the limit's position and what was set aside under it.
+    pub fn commit_with(mut self, actual: impl Fn(usize, u64) -> u64) {
+        self.settled = true;
+        let (now, table) = (self.limiter.now(), self.limiter.table());
+        let held = self.limiter.ledger.strike(self.id);
+        for (at, part) in self.parts.iter().enumerate() {
+            let actual = actual(at, part.cost);
+            if held {
+                table.commit(now, &part.ask(part.cost), part.source, actual);
+            } else {
+                table.charge(now, &part.ask(actual));
+            }
+        }
+    }
+
+    /// Gives everything back, as dropping it does.
+    pub fn cancel(self) {}
+}
+
+impl Drop for Reservation<'_, '_> {
+    fn drop(&mut self) {
+        if self.settled || !self.limiter.ledger.strike(self.id) {
+            return;
+        }
+        let now = self.limiter.now();
+        self.parts.iter().for_each(|part| part.rollback(now, self.limiter.table()));
+    }
+}
