@@ -48,16 +48,15 @@ impl Span {
         Self { whole: n as u64 * self.whole + frac / amount, frac: (frac % amount) as u32 }
     }
 
-    /// `n` times this span, or [`DEBT_US_MAX`] if that is less: for costs that nobody checked.
-    const fn times_capped(self, n: u64, amount: NonZeroU32) -> Self {
-        if n > u32::MAX as u64 {
-            return Self { whole: DEBT_US_MAX, frac: 0 };
+    /// What `cost` takes to drain, or [`DEBT_US_MAX`] if that is less: for costs that nobody checked.
+    fn of_cost(limit: &Limit, cost: u64) -> Self {
+        let amount = u128::from(limit.denominator().get());
+        let scaled = u128::from(cost) * u128::from(limit.period_us());
+        let (whole, frac) = (scaled / amount, scaled % amount);
+        match (u64::try_from(whole), u32::try_from(frac)) {
+            (Ok(whole), Ok(frac)) => Self { whole, frac }.capped(),
+            _ => Self { whole: DEBT_US_MAX, frac: 0 },
         }
-        let most = match self.whole.checked_mul(n) {
-            Some(whole) if whole < DEBT_US_MAX => self.times(n as u32, amount),
-            _ => return Self { whole: DEBT_US_MAX, frac: 0 },
-        };
-        most.capped()
     }
 
     const fn capped(self) -> Self {
@@ -154,19 +153,19 @@ fn denial(limit: &Limit, backlog: Span, held: Span, retry: Retry) -> Verdict {
 
 /// Adds `cost` without a test: debt is allowed, up to [`DEBT_US_MAX`].
 pub fn charge(limit: &Limit, before: Arrival, now_us: u64, cost: u64) -> Arrival {
-    let cost = limit.unit.times_capped(cost, limit.denominator());
+    let cost = Span::of_cost(limit, cost);
     arrival(backlog(before, now_us).plus(cost, limit.denominator()).capped(), now_us)
 }
 
 /// Gives `cost` back, down to an empty meter.
 pub fn refund(limit: &Limit, before: Arrival, now_us: u64, cost: u64) -> Arrival {
-    let cost = limit.unit.times_capped(cost, limit.denominator());
+    let cost = Span::of_cost(limit, cost);
     arrival(backlog(before, now_us).minus(cost, limit.denominator()), now_us)
 }
 
 /// Raises the meter to at least `used`: what somebody else knows to be spent.
 pub fn raise(limit: &Limit, before: Arrival, now_us: u64, used: u64) -> Arrival {
-    let floor = limit.unit.times_capped(used, limit.denominator());
+    let floor = Span::of_cost(limit, used);
     arrival(backlog(before, now_us).max(floor), now_us)
 }
 

@@ -125,7 +125,8 @@ impl Limit {
             return Err(LimitError::Drain { burst, burst_max });
         }
         let denominator = denominator(amount);
-        let unit = Span::of_unit(denominator, period_us);
+        // Nothing drains under a limit of 0, and nothing is ever put in: its burst takes no time.
+        let unit = if amount == 0 { Span::ZERO } else { Span::of_unit(denominator, period_us) };
         Ok(Self {
             algorithm: Algorithm::Gcra,
             amount,

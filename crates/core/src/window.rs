@@ -169,13 +169,9 @@ pub fn charge(limit: &Limit, before: Cells, now: Now, cost: u64) -> Cells {
 /// Gives `cost` back: from the current cell, and what is left of it from the previous one.
 pub fn refund(limit: &Limit, before: Cells, now: Now, cost: u64) -> Cells {
     let cells = View::at(limit, before, now).cells;
-    let cost = u32::try_from(cost).unwrap_or(u32::MAX);
-    let rest = cost.saturating_sub(cells.current);
-    Cells {
-        current: cells.current.saturating_sub(cost),
-        previous: cells.previous.saturating_sub(rest),
-        ..cells
-    }
+    let rest = cost.saturating_sub(u64::from(cells.current));
+    let less = |count: u32, cost: u64| count.saturating_sub(u32::try_from(cost).unwrap_or(u32::MAX));
+    Cells { current: less(cells.current, cost), previous: less(cells.previous, rest), ..cells }
 }
 
 /// Raises the meter to at least `used`: what somebody else knows to be spent.

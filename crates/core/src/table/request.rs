@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 
 use super::line::{Head, Locked};
 use super::place::Placed;
-use super::{Answer, Ask, Intent, Source, Spot, Table, refusal};
+use super::{Answer, Ask, Change, Intent, Source, Spot, Table, count, refusal};
 use crate::meter::{Meter, Slot};
 use crate::time::Now;
 use crate::verdict::Verdict;
@@ -15,7 +15,11 @@ use crate::verdict::Verdict;
 pub const LIMITS_PER_REQUEST_MAX: usize = 128;
 
 /// Requests under at most this many limits need only a small frame on the stack.
+#[cfg(not(loom))]
 const LIMITS_COMMON: usize = 8;
+/// Loom's threads have little stack.
+#[cfg(loom)]
+const LIMITS_COMMON: usize = 2;
 
 /// How often a request may find the meters it had just placed gone again before its keys go to overflow meters.
 const PLACEMENTS_MAX: usize = 16;
@@ -49,6 +53,22 @@ pub enum Decided {
     },
 }
 
+/// What is asked: everything that the steps of one decision share.
+#[derive(Clone, Copy)]
+struct Request<'r> {
+    now: Now,
+    asks: &'r [Ask<'r>],
+    intent: Intent,
+}
+
+/// A meter's next state, and the version of its line that it was decided on.
+struct Write {
+    line: usize,
+    slot: usize,
+    head: Head,
+    words: Slot,
+}
+
 /// One limit of the request, as it was read and as it would be left.
 struct Step<'t> {
     spot: Spot<'t>,
@@ -71,7 +91,7 @@ impl Table {
         asks: &[Ask<'_>],
         answers: &mut [Answer],
     ) -> Result<Decided, TooManyLimits> {
-        self.request(now, asks, answers, Intent::Charge)
+        self.request(Request { now, asks, intent: Intent::Charge }, answers)
     }
 
     /// Like [`Table::check_all`], but what is allowed is set aside: see [`Table::reserve`].
@@ -81,64 +101,88 @@ impl Table {
         asks: &[Ask<'_>],
         answers: &mut [Answer],
     ) -> Result<Decided, TooManyLimits> {
-        self.request(now, asks, answers, Intent::Reserve)
+        self.request(Request { now, asks, intent: Intent::Reserve }, answers)
     }
 
-    fn request(
-        &self,
-        now: Now,
-        asks: &[Ask<'_>],
-        answers: &mut [Answer],
-        intent: Intent,
-    ) -> Result<Decided, TooManyLimits> {
-        let limits_max = LIMITS_PER_REQUEST_MAX.min(answers.len());
-        if asks.len() > limits_max {
-            return Err(TooManyLimits { limits: asks.len(), limits_max });
+    #[inline]
+    fn request(&self, request: Request<'_>, answers: &mut [Answer]) -> Result<Decided, TooManyLimits> {
+        let (limits, limits_max) = (request.asks.len(), LIMITS_PER_REQUEST_MAX.min(answers.len()));
+        if limits > limits_max {
+            return Err(TooManyLimits { limits, limits_max });
         }
-        Ok(if asks.len() <= LIMITS_COMMON {
-            self.transact::<LIMITS_COMMON>(now, asks, answers, intent)
-        } else {
-            self.transact::<LIMITS_PER_REQUEST_MAX>(now, asks, answers, intent)
-        })
+        if limits > LIMITS_COMMON {
+            return Ok(self.settle_in_steps::<LIMITS_PER_REQUEST_MAX>(request, answers));
+        }
+        if self.settle_at_once::<LIMITS_COMMON>(request, answers) {
+            return Ok(Decided::Allowed);
+        }
+        Ok(self.settle_in_steps::<LIMITS_COMMON>(request, answers))
     }
 
-    /// Reads all meters, decides on what was read, and replaces all of them if none has changed since.
-    fn transact<const N: usize>(
-        &self,
-        now: Now,
-        asks: &[Ask<'_>],
-        answers: &mut [Answer],
-        intent: Intent,
-    ) -> Decided {
-        asks.iter().for_each(|ask| self.prefetch(ask));
-        let mut sources: ArrayVec<Source, N> = asks.iter().map(|_| Source::Own).collect();
+    /// The common case: every meter is there, in a line of its own, allows the request, and is changed by nobody
+    /// else meanwhile. Otherwise nothing has happened yet, and the answer is false.
+    #[inline]
+    fn settle_at_once<const N: usize>(&self, request: Request<'_>, answers: &mut [Answer]) -> bool {
+        request.asks.iter().for_each(|ask| self.prefetch(ask));
+        let mut writes: ArrayVec<Write, N> = ArrayVec::new();
+        for (ask, answer) in request.asks.iter().zip(answers) {
+            let spot = self.own_spot(ask);
+            let Some(found) = self.find(spot) else { return false };
+            let (verdict, change) = request.intent.apply(request.now, ask, found.words.unpack());
+            let Change::Write(after) = change else { return false };
+            *answer = Answer { verdict, source: Source::Own };
+            let place =
+                writes.iter().rposition(|write| write.line <= found.line).map_or(0, |below| below + 1);
+            if place > 0 && writes[place - 1].line == found.line {
+                return false;
+            }
+            let words = Slot::pack(spot.tag, ask.limit, &after);
+            writes.insert(place, Write { line: found.line, slot: found.slot, head: found.head, words });
+        }
+        self.write_in_order(&writes)
+    }
+
+    /// Locks the lines of all writes, which come in ascending order, at the versions that were read; then writes.
+    #[inline]
+    fn write_in_order<const N: usize>(&self, writes: &ArrayVec<Write, N>) -> bool {
+        let mut locks: ArrayVec<Locked<'_>, N> = ArrayVec::new();
+        for write in writes {
+            let Some(lock) = self.line(write.line).lock_at(write.head) else { return false };
+            locks.push(lock);
+        }
+        for (lock, write) in locks.iter_mut().zip(writes) {
+            lock.write(write.slot, write.words);
+        }
+        true
+    }
+
+    /// Every other case: reads all meters, decides on what was read, makes the meters that are missing, and
+    /// replaces all if none has changed since.
+    #[inline(never)]
+    fn settle_in_steps<const N: usize>(&self, request: Request<'_>, answers: &mut [Answer]) -> Decided {
+        let mut sources: ArrayVec<Source, N> = request.asks.iter().map(|_| Source::Own).collect();
         let mut placements = 0;
         loop {
-            let steps: Steps<'_, N> = self.read_steps(now, asks, &sources, intent);
+            let steps: Steps<'_, N> = self.read_steps(request, &sources);
             if let Some(by) = denied_by(&steps) {
-                report_denied(now, asks, &steps, answers);
+                report_denied(request, &steps, answers);
                 return Decided::Denied { by };
             }
             if let Some(missing) = steps.iter().position(Step::must_be_made) {
                 placements += 1;
-                self.make_room(now, asks, &steps, missing, &mut sources, placements > PLACEMENTS_MAX);
-            } else if self.write_steps(asks, &steps) {
+                let place = placements <= PLACEMENTS_MAX;
+                sources[missing] = self.make_room(request, &steps, missing, place);
+            } else if self.write_steps(request, &steps) {
                 report_allowed(&steps, answers);
                 return Decided::Allowed;
             }
         }
     }
 
-    fn read_steps<'t, const N: usize>(
-        &'t self,
-        now: Now,
-        asks: &[Ask<'_>],
-        sources: &[Source],
-        intent: Intent,
-    ) -> Steps<'t, N> {
+    fn read_steps<'t, const N: usize>(&'t self, request: Request<'_>, sources: &[Source]) -> Steps<'t, N> {
         let mut steps = Steps::new();
-        for (ask, &source) in asks.iter().zip(sources) {
-            let step = self.read_step(now, ask, source, intent, &steps);
+        for (ask, &source) in request.asks.iter().zip(sources) {
+            let step = self.read_step(request, ask, source, &steps);
             steps.push(step);
         }
         steps
@@ -148,10 +192,9 @@ impl Table {
     /// sees what the first will leave.
     fn read_step<'t>(
         &'t self,
-        now: Now,
+        request: Request<'_>,
         ask: &Ask<'_>,
         source: Source,
-        intent: Intent,
         earlier: &[Step<'t>],
     ) -> Step<'t> {
         let spot = if source == Source::Own { self.own_spot(ask) } else { self.spill_spot(ask) };
@@ -163,7 +206,7 @@ impl Table {
         if source == Source::Refused {
             return Step { spot, source, at, before, after: before, verdict: refusal(ask.limit).verdict };
         }
-        let (verdict, after) = intent.decide(now, ask, before);
+        let (verdict, after) = request.intent.decide(request.now, ask, before);
         Step { spot, source, at, before, after, verdict }
     }
 
@@ -176,44 +219,36 @@ impl Table {
         }
     }
 
-    /// Places an empty meter for a key that has none, or sends the key to its overflow meter. An empty meter
-    /// changes no decision, so that a request denied after all leaves nothing behind that matters.
-    fn make_room(
-        &self,
-        now: Now,
-        asks: &[Ask<'_>],
-        steps: &[Step<'_>],
-        missing: usize,
-        sources: &mut [Source],
-        give_up: bool,
-    ) {
-        let (ask, step) = (&asks[missing], &steps[missing]);
+    /// Places an empty meter for a key that has none, or sends the key to its overflow meter; says which meter
+    /// is to decide for it. An empty meter changes no decision, so that a request denied after all leaves nothing
+    /// behind that matters.
+    fn make_room(&self, request: Request<'_>, steps: &[Step<'_>], missing: usize, place: bool) -> Source {
+        let (ask, step) = (&request.asks[missing], &steps[missing]);
         let words = Slot::pack(step.spot.tag, ask.limit, &Meter::empty(ask.limit));
-        if !give_up && self.place(now, step.spot, words) != Placed::NoRoom {
-            return;
+        if place && self.place(request.now, step.spot, words) != Placed::NoRoom {
+            return step.source;
         }
         let counts = &step.spot.share.counts;
-        sources[missing] = match step.source {
+        match step.source {
             Source::Own => {
-                super::count(&counts.spilled);
+                count(&counts.spilled);
                 Source::Overflow
             }
             Source::Overflow | Source::Refused => {
-                super::count(&counts.refused);
+                count(&counts.refused);
                 Source::Refused
             }
-        };
+        }
     }
 
     /// Locks all lines in ascending order, at the versions that were read, then writes all meters. If any line
     /// has moved on, nothing is written.
-    fn write_steps<const N: usize>(&self, asks: &[Ask<'_>], steps: &Steps<'_, N>) -> bool {
+    fn write_steps<const N: usize>(&self, request: Request<'_>, steps: &Steps<'_, N>) -> bool {
         let mut order: ArrayVec<(usize, Head), N> = steps.iter().filter_map(Step::line_to_write).collect();
         order.sort_unstable_by_key(|&(line, _)| line);
         let mut locked: ArrayVec<(usize, Locked<'_>), N> = ArrayVec::new();
         for (line, head) in order {
-            let held = locked.last().filter(|(last, _)| *last == line);
-            match held {
+            match locked.last().filter(|(last, _)| *last == line) {
                 Some((_, lock)) if lock.head() == head => {}
                 Some(_) => return false,
                 None => match self.line(line).lock_at(head) {
@@ -222,7 +257,7 @@ impl Table {
                 },
             }
         }
-        for (ask, step) in asks.iter().zip(steps) {
+        for (ask, step) in request.asks.iter().zip(steps) {
             step.write_to(ask, &mut locked);
         }
         true
@@ -234,7 +269,7 @@ impl Step<'_> {
         self.spot.home == spot.home && self.spot.tag == spot.tag
     }
 
-    /// A look needs no meter, and neither does what is denied.
+    /// A look needs no meter.
     fn must_be_made(&self) -> bool {
         self.at.is_none() && self.after != self.before
     }
@@ -271,12 +306,15 @@ fn report_allowed(steps: &[Step<'_>], answers: &mut [Answer]) {
 }
 
 /// Nothing was charged, so the limits that would have allowed report themselves as they are.
-fn report_denied(now: Now, asks: &[Ask<'_>], steps: &[Step<'_>], answers: &mut [Answer]) {
-    for ((ask, step), answer) in asks.iter().zip(steps).zip(answers) {
+fn report_denied(request: Request<'_>, steps: &[Step<'_>], answers: &mut [Answer]) {
+    for ((ask, step), answer) in request.asks.iter().zip(steps).zip(answers) {
         // A key named twice was last decided on what its first mention would have left; look at what is there.
         let first = steps.iter().find(|other| other.is_at(step.spot)).unwrap_or(step);
-        let verdict =
-            if step.verdict.is_allowed() { first.before.decide(ask.limit, now, 0).0 } else { step.verdict };
+        let verdict = if step.verdict.is_allowed() {
+            first.before.decide(ask.limit, request.now, 0).0
+        } else {
+            step.verdict
+        };
         *answer = Answer { verdict, source: step.source };
     }
 }

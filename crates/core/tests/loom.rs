@@ -1,0 +1,247 @@
+//! Every schedule of a few threads on the table, explored by loom.
+//!
+//! Run with `cargo xtask loom`. The clock stands still, so that what is admitted can be counted exactly.
+#![cfg(loom)]
+
+use std::time::Duration;
+
+use loom::sync::Arc;
+use loom::thread;
+use tidegate_core::{Answer, Ask, Decided, KeySpace, Limit, Now, Secret, Shares, Source, Table, Verdict};
+
+const NOW: Now = Now::from_micros(1_000_000, 1_000_000);
+
+/// One table, one limit, and the keys that the threads fight over.
+struct World {
+    table: Table,
+    limit: Limit,
+    space: KeySpace,
+}
+
+impl World {
+    fn new(limit: u64, lines: usize) -> Arc<Self> {
+        let table = Table::new(lines * 64, &Shares::single()).expect("a few lines");
+        let limit = Limit::gcra(limit, Duration::from_secs(1)).expect("in range");
+        let space = KeySpace::new(&Secret::from_bytes([1; 16]), Shares::FIRST, "loom");
+        Arc::new(Self { table, limit, space })
+    }
+
+    fn ask(&self, key: &str, cost: u64) -> Ask<'_> {
+        Ask { limit: &self.limit, space: &self.space, digest: self.space.digest(&[key.as_bytes()]), cost }
+    }
+
+    fn check(&self, key: &str, cost: u64) -> bool {
+        self.table.check(NOW, &self.ask(key, cost)).verdict.is_allowed()
+    }
+
+    fn reserve(&self, key: &str, cost: u64) -> Answer {
+        self.table.reserve(NOW, &self.ask(key, cost))
+    }
+
+    fn rollback(&self, key: &str, cost: u64, answer: Answer) {
+        self.table.rollback(NOW, &self.ask(key, cost), answer.source);
+    }
+
+    fn commit(&self, key: &str, cost: u64, answer: Answer) {
+        self.table.commit(NOW, &self.ask(key, cost), answer.source, cost);
+    }
+
+    fn merge(&self, key: &str, used: u64) {
+        self.table.merge(NOW, &self.ask(key, used));
+    }
+
+    fn used(&self, key: &str) -> u64 {
+        self.table.used(NOW, &self.ask(key, 0))
+    }
+
+    fn remaining(&self, key: &str) -> u32 {
+        self.table.check(NOW, &self.ask(key, 0)).verdict.remaining()
+    }
+
+    fn check_both(&self, keys: [&str; 2]) -> bool {
+        let asks = keys.map(|key| self.ask(key, 1));
+        let unasked =
+            Answer { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: Source::Own };
+        self.table.check_all(NOW, &asks, &mut [unasked; 2]) == Ok(Decided::Allowed)
+    }
+}
+
+/// Runs `model` under every schedule and says how many there were.
+fn explore(model: impl Fn() + Sync + Send + 'static) {
+    explore_with(loom::model::Builder::new(), model);
+}
+
+/// Runs `model` under every schedule with at most `preemptions` switches away from a thread that could go on.
+/// For models of so many steps that all their schedules would take days; three switches find nearly every race.
+fn explore_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    explore_with(builder, model);
+}
+
+fn explore_with(builder: loom::model::Builder, model: impl Fn() + Sync + Send + 'static) {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let schedules = std::sync::Arc::new(AtomicU64::new(0));
+    let counter = std::sync::Arc::clone(&schedules);
+    builder.check(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    let explored = schedules.load(Ordering::Relaxed);
+    println!("{explored} schedules");
+    assert!(explored > 100, "the threads never met");
+}
+
+fn spawn<T: 'static>(world: &Arc<World>, act: impl FnOnce(&World) -> T + 'static) -> thread::JoinHandle<T> {
+    let world = Arc::clone(world);
+    thread::spawn(move || act(&world))
+}
+
+/// Makes the meter, so that the threads meet on it and not on its making.
+fn with_meter(world: &World, key: &str) {
+    world.table.charge(NOW, &world.ask(key, 1));
+}
+
+#[test]
+fn a_rollback_never_takes_a_merge_away() {
+    explore(|| {
+        let world = World::new(10, 4);
+        with_meter(&world, "key");
+        let reserving = spawn(&world, |world| {
+            let answer = world.reserve("key", 3);
+            if answer.verdict.is_allowed() {
+                world.rollback("key", 3, answer);
+            }
+        });
+        world.merge("key", 6);
+        reserving.join().expect("no panic");
+        assert_eq!(world.used("key"), 6, "a merge was lost");
+        assert_eq!(world.remaining("key"), 4, "a reservation was left behind");
+    });
+}
+
+#[test]
+fn a_commit_adds_to_a_merge_or_is_covered_by_it() {
+    explore(|| {
+        let world = World::new(10, 4);
+        with_meter(&world, "key");
+        let reserving = spawn(&world, |world| {
+            let answer = world.reserve("key", 3);
+            if answer.verdict.is_allowed() {
+                world.commit("key", 3, answer);
+            }
+        });
+        world.merge("key", 6);
+        reserving.join().expect("no panic");
+        let used = world.used("key");
+        // Merged before the commit: 6 + 3. After it: the merged 6 covers the 4 that were there.
+        assert!(used == 9 || used == 6, "used {used}");
+        assert_eq!(u64::from(world.remaining("key")), 10 - used);
+    });
+}
+
+#[test]
+fn a_reservation_is_never_visible_as_use() {
+    explore(|| {
+        let world = World::new(10, 4);
+        with_meter(&world, "key");
+        let looking = spawn(&world, |world| world.used("key"));
+        assert!(world.reserve("key", 3).verdict.is_allowed());
+        assert_eq!(looking.join().expect("no panic"), 1);
+        assert_eq!((world.used("key"), world.remaining("key")), (1, 6));
+    });
+}
+
+#[test]
+fn a_look_during_a_rollback_sees_it_whole_or_not_at_all() {
+    explore(|| {
+        let world = World::new(10, 4);
+        with_meter(&world, "key");
+        let answer = world.reserve("key", 3);
+        let looking = spawn(&world, |world| world.remaining("key"));
+        world.rollback("key", 3, answer);
+        let remaining = looking.join().expect("no panic");
+        assert!(remaining == 6 || remaining == 9, "{remaining}");
+        assert_eq!((world.used("key"), world.remaining("key")), (1, 9));
+    });
+}
+
+#[test]
+fn two_reservations_never_hold_more_than_there_is() {
+    explore(|| {
+        let world = World::new(5, 4);
+        with_meter(&world, "key");
+        let other = spawn(&world, |world| world.reserve("key", 3));
+        let mine = world.reserve("key", 3);
+        let other = other.join().expect("no panic");
+        assert!(mine.verdict.is_allowed() != other.verdict.is_allowed(), "4 are free: one of the two fits");
+        if mine.verdict.is_allowed() {
+            world.commit("key", 3, mine);
+        } else {
+            world.commit("key", 3, other);
+        }
+        assert_eq!((world.used("key"), world.remaining("key")), (4, 1));
+    });
+}
+
+#[test]
+fn the_last_unit_goes_to_one_of_two() {
+    explore(|| {
+        let world = World::new(2, 4);
+        with_meter(&world, "key");
+        let other = spawn(&world, |world| world.check("key", 1));
+        let mine = world.check("key", 1);
+        assert!(mine != other.join().expect("no panic"));
+        assert_eq!(world.used("key"), 2);
+    });
+}
+
+#[test]
+fn a_key_that_two_threads_make_at_once_has_one_meter() {
+    explore(|| {
+        let world = World::new(1, 4);
+        let other = spawn(&world, |world| world.check("key", 1));
+        let mine = world.check("key", 1);
+        assert!(mine != other.join().expect("no panic"));
+        assert_eq!(world.table.stats(Shares::FIRST).live, 1);
+    });
+}
+
+#[test]
+fn two_requests_in_opposite_order_are_all_or_nothing() {
+    explore_within(3, || {
+        let world = World::new(2, 4);
+        with_meter(&world, "a");
+        with_meter(&world, "b");
+        let other = spawn(&world, |world| world.check_both(["b", "a"]));
+        let mine = world.check_both(["a", "b"]);
+        assert!(mine != other.join().expect("no panic"), "one unit of each is left: one request fits");
+        assert_eq!((world.used("a"), world.used("b")), (2, 2));
+    });
+}
+
+#[test]
+fn a_denied_request_leaves_no_trace_whatever_runs_beside_it() {
+    explore_within(3, || {
+        let world = World::new(2, 4);
+        with_meter(&world, "a");
+        world.table.charge(NOW, &world.ask("full", 2));
+        let denied = spawn(&world, |world| world.check_both(["a", "full"]));
+        assert!(world.check("a", 1), "denied by a request that was denied itself");
+        assert!(!denied.join().expect("no panic"));
+        assert_eq!((world.used("a"), world.used("full")), (2, 2));
+    });
+}
+
+#[test]
+fn a_key_at_its_limit_survives_newcomers() {
+    explore(|| {
+        let world = World::new(1, 4);
+        assert!(world.check("kept", 1));
+        let again = spawn(&world, |world| world.check("kept", 1));
+        assert!(world.check("stranger", 1));
+        assert!(!again.join().expect("no panic"));
+        assert!(!world.check("kept", 1));
+        assert!(!world.check("stranger", 1));
+    });
+}

@@ -1,0 +1,73 @@
+//! One disagreement, and the report that lets anyone repeat it.
+
+use std::fmt::{self, Debug};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::history::{Clock, Step};
+use crate::ranges::Spec;
+
+/// What was compared, what the oracle says and what the subject said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// What was compared.
+    pub what: &'static str,
+    /// What the oracle says.
+    pub expected: String,
+    /// What the subject said.
+    pub got: String,
+}
+
+impl Difference {
+    /// `got` must be `expected`.
+    pub(crate) fn unless_equal<T: Debug + PartialEq>(
+        what: &'static str,
+        expected: &T,
+        got: &T,
+    ) -> Result<(), Self> {
+        if expected == got { Ok(()) } else { Err(Self::new(what, expected, got)) }
+    }
+
+    pub(crate) fn new(what: &'static str, expected: &impl Debug, got: &impl Debug) -> Self {
+        Self { what, expected: format!("{expected:?}"), got: format!("{got:?}") }
+    }
+}
+
+/// What `run` finds. A panic is a disagreement too, and the way to it is worth as much.
+pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T, Difference>) -> Result<T, Difference> {
+    catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Err(Difference::new("answer", &"no panic", &"a panic, see above")))
+}
+
+/// A disagreement with all that is needed to repeat it.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The seed of the whole comparison.
+    pub seed: u64,
+    /// The number of the history.
+    pub history: u64,
+    /// The limit.
+    pub spec: Spec,
+    /// Where the clocks stood when the history began.
+    pub clock: Clock,
+    /// How many operations the history had before it was shortened.
+    pub played: usize,
+    /// The shortest history found that still disagrees, from an empty meter.
+    pub steps: Vec<Step>,
+    /// How it disagrees.
+    pub difference: Difference,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "MISMATCH: {}", self.difference.what)?;
+        writeln!(f, "seed {}, history {}", self.seed, self.history)?;
+        writeln!(f, "{}", self.spec)?;
+        writeln!(f, "clocks start at mono {} us, wall {} us", self.clock.mono_us, self.clock.wall_us)?;
+        writeln!(f, "operations, shortened from {} to {}:", self.played, self.steps.len())?;
+        for step in &self.steps {
+            writeln!(f, "  +{} us: {:?}", step.at_us, step.operation)?;
+        }
+        writeln!(f, "expected: {}", self.difference.expected)?;
+        write!(f, "got:      {}", self.difference.got)
+    }
+}
