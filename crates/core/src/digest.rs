@@ -102,7 +102,8 @@ fn hash(secret: &Secret, parts: &[&[u8]]) -> Digest {
     Digest { place: digest.h1, tag: digest.h2 }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -19,6 +19,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "words are packed from fields whose ranges were checked where they were made"
+)]
+#![allow(
+    clippy::inline_always,
+    reason = "the request path is kept in one straight piece: a call in it costs more than it saves"
+)]
+
 pub mod gcra;
 pub mod window;
 

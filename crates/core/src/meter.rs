@@ -236,7 +236,8 @@ pub(crate) enum Standing {
     Kept,
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -6,7 +6,7 @@ pub(crate) const fn floor(value: u64) -> u8 {
     if value < 4 {
         return value as u8;
     }
-    let exponent = 63 - value.leading_zeros();
+    let exponent = value.ilog2();
     let mantissa = (value >> (exponent - 2)) & 0b11;
     (((exponent - 1) << 2) as u8) | mantissa as u8
 }
@@ -28,7 +28,8 @@ pub(crate) const fn decode(code: u8) -> u64 {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -95,7 +95,8 @@ impl Timeline {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::cell::Cell;

@@ -188,7 +188,8 @@ pub fn used(limit: &Limit, before: Cells, now: Now) -> u64 {
     u64::from(view.cells.current) + view.weight_ceil()
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Duration;
@@ -196,7 +197,7 @@ mod tests {
     const MINUTE_US: u64 = 60_000_000;
 
     fn per_minute(amount: u64) -> Limit {
-        Limit::sliding_window(amount, Duration::from_secs(60)).expect("in range")
+        Limit::sliding_window(amount, Duration::from_mins(1)).expect("in range")
     }
 
     /// Both clocks at the same reading.
@@ -264,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_step_that_shifts_the_grid_grants_at_most_one_burst() {
-        let limit = Limit::sliding_window(10, Duration::from_secs(3_600)).expect("in range");
+        let limit = Limit::sliding_window(10, Duration::from_hours(1)).expect("in range");
         let hour = 60 * MINUTE_US;
         for step in (0..hour).step_by(7 * 60_000_000) {
             let full = spend(&limit, Cells::default(), Now::from_micros(9 * hour, 9 * hour + 100), 10);
@@ -286,8 +287,7 @@ mod tests {
 
     #[test]
     fn extremes_do_not_overflow() {
-        let limit =
-            Limit::sliding_window(u64::from(u32::MAX), Duration::from_secs(366 * 86_400)).expect("in range");
+        let limit = Limit::sliding_window(u64::from(u32::MAX), Duration::from_hours(8784)).expect("in range");
         let far = Now::from_micros(u64::MAX, u64::MAX);
         let cells = charge(&limit, charge(&limit, Cells::default(), far, u64::MAX), far, u64::MAX);
         let (verdict, _) = decide(&limit, cells, u32::MAX, far, u64::from(u32::MAX));

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidegate_core::Now;
 
@@ -16,32 +16,32 @@ pub trait Clock: Send + Sync + fmt::Debug {
     fn now(&self) -> Now;
 }
 
-/// The clocks of the system.
+/// The clocks of the system. Elapsed time comes from the processor's counter where that is steady, which takes a
+/// third of what asking the system takes, and lets the processor go on with other work meanwhile.
 #[derive(Debug)]
 pub struct SystemClock {
-    started: Instant,
+    counter: quanta::Clock,
+    started: u64,
     /// The wall clock less the monotonic one; both count from their own zero.
     wall_ahead_us: AtomicU64,
     wall_read_us: AtomicU64,
 }
 
 impl SystemClock {
-    /// A clock whose monotonic line starts now.
-    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    /// A clock whose monotonic line starts now. The first one of a process takes about a millisecond, to learn
+    /// the counter's rate.
     pub fn new() -> Self {
-        let clock = Self {
-            started: Instant::now(),
-            wall_ahead_us: AtomicU64::new(0),
-            wall_read_us: AtomicU64::new(0),
-        };
+        let counter = quanta::Clock::new();
+        let started = counter.raw();
+        let clock =
+            Self { counter, started, wall_ahead_us: AtomicU64::new(0), wall_read_us: AtomicU64::new(0) };
         clock.read_wall(0);
         clock
     }
 
-    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    #[inline]
     fn elapsed_us(&self) -> u64 {
-        let elapsed = self.started.elapsed();
-        elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())
+        self.counter.delta_as_nanos(self.started, self.counter.raw()) / 1_000
     }
 
     #[cold]

@@ -9,7 +9,7 @@ use crate::gate::Gate;
 
 /// The most limits in one [`Limiter::check_all`](crate::Limiter::check_all): what a decision holds without
 /// allocating.
-pub const LIMITS_PER_CHECK_MAX: usize = 16;
+pub const LIMITS_PER_CHECK_MAX: usize = 8;
 
 /// What one limit said.
 #[derive(Clone, Copy, Debug)]

@@ -20,10 +20,22 @@
 //! ```
 //!
 //! Time is injected: see [`Clock`]. Memory is fixed: see [`Builder::memory_bytes`].
+//!
+//! # Features
+//!
+//! None is on unless asked for.
+//!
+//! - `http`: the module `headers` turns a [`Decision`] into `RateLimit`, `X-RateLimit-*` and `Retry-After` header
+//!   fields, and into the body of a 429.
+//! - `tower`: the module `layer` limits any tower service of HTTP requests, such as an axum router. Brings `http`.
 
 mod clock;
 mod decision;
 mod gate;
+#[cfg(feature = "http")]
+pub mod headers;
+#[cfg(feature = "tower")]
+pub mod layer;
 mod limiter;
 mod reservation;
 

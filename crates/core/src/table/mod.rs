@@ -26,10 +26,6 @@ use memory::{Memory, prefetch};
 use place::Placed;
 use share::{Region, Share, count, divide};
 
-/// Checks whose lines are brought near together. Higher: more misses overlap, until the processor has no more
-/// buffers for them.
-const PREFETCH_CHECKS: usize = 16;
-
 /// One question: may `cost` pass on this key under this limit?
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
@@ -131,19 +127,6 @@ impl Table {
     #[inline(always)]
     pub fn check(&self, now: Now, ask: &Ask<'_>) -> Answer {
         self.decide(now, ask, Intent::Charge)
-    }
-
-    /// Decides questions that have nothing to do with each other, in order. Their lines are brought near
-    /// together, so that a batch costs far less than as many single checks.
-    ///
-    /// Answers go to the slots of `answers` at the same positions; the shorter slice sets the number.
-    pub fn check_each(&self, now: Now, asks: &[Ask<'_>], answers: &mut [Answer]) {
-        for (asks, answers) in asks.chunks(PREFETCH_CHECKS).zip(answers.chunks_mut(PREFETCH_CHECKS)) {
-            asks.iter().for_each(|ask| self.prefetch(ask));
-            for (ask, answer) in asks.iter().zip(answers) {
-                *answer = self.check(now, ask);
-            }
-        }
     }
 
     /// Sets `cost` aside if it fits, to be committed or rolled back later with the answer's source. Until then it

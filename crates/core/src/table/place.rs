@@ -10,7 +10,7 @@ use crate::time::Now;
 /// Lines in which a key may lie, its home first. Higher: fewer keys are forgotten in a full table, and a look
 /// for a key that is not there may touch more lines.
 #[cfg(not(loom))]
-pub(crate) const LINES_PER_WINDOW: usize = 12;
+pub(crate) const LINES_PER_WINDOW: usize = 16;
 /// Loom explores every schedule, which few lines keep finite.
 #[cfg(loom)]
 pub(crate) const LINES_PER_WINDOW: usize = 2;

@@ -194,7 +194,8 @@ pub(crate) fn divide(bytes: usize, shares: &Shares) -> Result<Box<[Share]>, Tabl
     Ok(shares.collect())
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,0 +1,158 @@
+//! The limiters that are compared, one file each; a new one is a file here and a line in [`ALL`].
+
+mod floor;
+mod governor;
+mod limitador;
+mod pingora;
+mod throttlecrab;
+mod tidegate;
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::fill;
+use crate::stream::NAME_LEN;
+use crate::workload::Workload;
+
+/// Every contender, in the order of the tables.
+pub(crate) const ALL: &[Entry] = &[
+    tidegate::BATCHED,
+    tidegate::ONE_BY_ONE,
+    floor::PLAIN,
+    floor::PREFETCHING,
+    governor::BY_STRING,
+    governor::BY_NUMBER,
+    throttlecrab::ENTRY,
+    pingora::ENTRY,
+    limitador::ENTRY,
+];
+
+/// A limiter under measurement.
+pub(crate) trait Contender: Sync {
+    /// Asks for every request of the batch and returns how many were allowed. An error is a denial:
+    /// the printed share of allowed requests would show it.
+    fn check(&self, batch: &Batch<'_>) -> u64;
+}
+
+/// A contender's name and what is known of it before it runs.
+pub(crate) struct Entry {
+    pub(crate) who: &'static str,
+    pub(crate) role: Role,
+    pub(crate) make: fn(&Workload) -> Result<Box<dyn Contender>>,
+    /// `None` for one that keeps nothing per key: there is nothing to fill.
+    pub(crate) key_cost: Option<KeyCost>,
+    /// What a reader of its row should know.
+    pub(crate) note: Option<&'static str>,
+}
+
+/// Whether a case makes sense without the contender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Left out when its keys take too long to fill.
+    Peer,
+    /// What the others are compared with: always run.
+    Yardstick,
+}
+
+/// Roughly what making one key live takes, to leave out in advance what cannot be filled: wall time
+/// with all threads filling, and memory, both from runs of this benchmark on two cores.
+pub(crate) struct KeyCost {
+    pub(crate) fill_ns: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Entry {
+    /// The time that its fill may take, if it may be left out at all.
+    pub(crate) fn fill_budget(&self, full: bool) -> Option<Duration> {
+        (self.role == Role::Peer && !full).then_some(fill::BUDGET)
+    }
+}
+
+/// The entry of a contender by name.
+pub(crate) fn find(who: &str) -> Option<&'static Entry> {
+    ALL.iter().find(|entry| entry.who == who)
+}
+
+/// Requests to decide, as a run of keys: `limits` keys make one request.
+pub(crate) struct Batch<'a> {
+    names: &'a str,
+    pub(crate) numbers: &'a [u64],
+    pub(crate) limits: usize,
+    /// Whether other threads are measured at the same time, so that holding a lock for the whole
+    /// batch would be cheating.
+    pub(crate) contended: bool,
+}
+
+impl<'a> Batch<'a> {
+    /// `names` are the names of `numbers`, back to back.
+    pub(crate) fn new(names: &'a str, numbers: &'a [u64], limits: usize, contended: bool) -> Self {
+        Self { names, numbers, limits, contended }
+    }
+
+    /// The key names in order; each `limits` of them are one request.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'a str> {
+        let names = self.names;
+        (0..self.numbers.len()).map(move |index| &names[index * NAME_LEN..(index + 1) * NAME_LEN])
+    }
+
+    /// Counts the requests of which `allow` grants every key, for limiters that take names.
+    pub(crate) fn count_by_name(&self, allow: impl FnMut(&str) -> bool) -> u64 {
+        self.count(self.names(), allow)
+    }
+
+    /// Counts the requests of which `allow` grants every key, for limiters that take numbers.
+    pub(crate) fn count_by_number(&self, allow: impl FnMut(u64) -> bool) -> u64 {
+        self.count(self.numbers.iter().copied(), allow)
+    }
+
+    /// A request's later limits are asked even after a denial, so that each batch is the same work.
+    fn count<K>(&self, keys: impl Iterator<Item = K>, mut allow: impl FnMut(K) -> bool) -> u64 {
+        if self.limits == 1 {
+            return keys.map(|key| u64::from(allow(key))).sum();
+        }
+        let (mut allowed, mut asked, mut granted) = (0, 0, true);
+        for key in keys {
+            granted &= allow(key);
+            asked += 1;
+            if asked == self.limits {
+                allowed += u64::from(granted);
+                (asked, granted) = (0, true);
+            }
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_allowed_when_all_its_limits_are() {
+        let batch = Batch::new("", &[1, 2, 3, 4, 5, 6], 2, false);
+        assert_eq!(batch.count_by_number(|key| key != 3), 2);
+    }
+
+    #[test]
+    fn every_limit_is_asked_after_a_denial() {
+        let mut asked = 0;
+        let batch = Batch::new("", &[1, 2, 3, 4], 4, false);
+        assert_eq!(
+            batch.count_by_number(|_| {
+                asked += 1;
+                false
+            }),
+            0
+        );
+        assert_eq!(asked, 4);
+    }
+
+    #[test]
+    fn no_two_contenders_share_a_name() {
+        let mut names: Vec<_> = ALL.iter().map(|entry| entry.who).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ALL.len());
+    }
+}

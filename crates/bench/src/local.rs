@@ -1,0 +1,120 @@
+//! `local`: starts a trial per contender and case, and prints what they found.
+
+use std::env;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::contenders::{self, Entry};
+use crate::trial::{self, Findings, Outcome};
+use crate::workload::{Case, Workload};
+use crate::{machine, pieces, table};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run one case only; all of them otherwise.
+    #[arg(long, value_name = "NAME")]
+    case: Option<Case>,
+    /// Print one JSON array of measurements instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// Also run contenders whose keys take long to fill.
+    #[arg(long)]
+    full: bool,
+}
+
+/// A contender that ran in a case.
+pub(crate) struct Finisher {
+    pub(crate) entry: &'static Entry,
+    pub(crate) findings: Findings,
+}
+
+/// One measurement, as `--json` prints it.
+#[derive(Serialize)]
+struct Row {
+    case: &'static str,
+    who: &'static str,
+    keys: u64,
+    limits: usize,
+    threads: usize,
+    cpu_ns: f64,
+    per_second: f64,
+    bytes_per_key: Option<f64>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let cases = args.case.as_ref().map_or_else(Case::value_variants, std::slice::from_ref);
+    let mut rows = Vec::new();
+    for &case in cases {
+        let workload = case.workload();
+        let finishers = run_case(case, args.full)?;
+        if args.json {
+            rows.extend(finishers.iter().flat_map(|finisher| rows_of(&workload, finisher)));
+        } else {
+            table::print(&workload, &finishers, &pieces::measure_pieces(&workload)?);
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+    }
+    Ok(())
+}
+
+fn run_case(case: Case, full: bool) -> Result<Vec<Finisher>> {
+    let workload = case.workload();
+    let mut finishers = Vec::new();
+    for entry in contenders::ALL {
+        let outcome = match refusal(entry, &workload, full)? {
+            Some(reason) => Outcome::LeftOut { reason },
+            None => start_trial(case, entry, full)?,
+        };
+        match outcome {
+            Outcome::Ran(findings) => finishers.push(Finisher { entry, findings }),
+            Outcome::LeftOut { reason } => {
+                eprintln!("left out: {} at {} keys: {reason}", entry.who, workload.keys_short());
+            }
+        }
+    }
+    Ok(finishers)
+}
+
+/// Why a trial is not even started, if so.
+fn refusal(entry: &Entry, workload: &Workload, full: bool) -> Result<Option<String>> {
+    let Some(cost) = &entry.key_cost else { return Ok(None) };
+    let (bytes, available) = (cost.bytes * workload.keys, machine::available_bytes()?);
+    if bytes > available {
+        let (bytes, available) = (gigabytes(bytes), gigabytes(available));
+        return Ok(Some(format!("would need about {bytes:.0} GB, {available:.0} GB available")));
+    }
+    let fill_seconds = cost.fill_ns * workload.keys / 1_000_000_000;
+    let too_slow = entry.fill_budget(full).is_some_and(|budget| fill_seconds > budget.as_secs());
+    Ok(too_slow.then(|| trial::too_slow(fill_seconds)))
+}
+
+fn gigabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e9
+}
+
+/// Starts this program anew for one trial and waits for its outcome.
+fn start_trial(case: Case, entry: &Entry, full: bool) -> Result<Outcome> {
+    let name = case.workload().case;
+    eprintln!("{name}: {}", entry.who);
+    let mut command = Command::new(env::current_exe().context("the path of this program")?);
+    command.args(["trial", "--case", name, "--who", entry.who]).args(full.then_some("--full"));
+    let output = command.stderr(Stdio::inherit()).output().context("starting a trial")?;
+    if !output.status.success() {
+        return Ok(Outcome::LeftOut { reason: format!("its process ended with {}", output.status) });
+    }
+    serde_json::from_slice(&output.stdout).with_context(|| format!("the outcome of {}", entry.who))
+}
+
+fn rows_of(workload: &Workload, finisher: &Finisher) -> impl Iterator<Item = Row> {
+    let &Workload { case, keys, limits, .. } = workload;
+    let (who, bytes_per_key) = (finisher.entry.who, finisher.findings.bytes_per_key);
+    finisher.findings.measurements.iter().map(move |measurement| {
+        let (threads, cpu_ns, per_second) = (measurement.threads, measurement.cpu_ns, measurement.per_second);
+        Row { case, who, keys, limits, threads, cpu_ns, per_second, bytes_per_key }
+    })
+}

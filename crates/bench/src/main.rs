@@ -1,0 +1,46 @@
+//! Tidegate beside its peers, in one run: `cargo run --release -p tidegate-bench -- local`.
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts and nanoseconds become printed statistics, far below 2^52"
+)]
+
+mod contenders;
+mod fill;
+mod flat_table;
+mod local;
+mod machine;
+mod measure;
+mod pieces;
+mod stream;
+mod table;
+mod trial;
+mod workload;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Tidegate beside its peers, in one run.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Limiters inside one process: CPU time per check, checks per second, memory per key.
+    Local(local::Args),
+    /// One contender in one case; `local` starts itself anew with this for each of them.
+    #[command(hide = true)]
+    Trial(trial::Args),
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Local(args) => local::run(&args),
+        Command::Trial(args) => trial::run(&args),
+    }
+}

@@ -1,0 +1,83 @@
+//! A trial: one contender in one case, in a process of its own, so that no contender meets another's memory.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::contenders::{self, Contender, Entry};
+use crate::fill::{self, Filled};
+use crate::machine;
+use crate::measure::{Measurement, PACE, THREADS_MAX, measure};
+use crate::stream::Stream;
+use crate::workload::{Case, Workload};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[arg(long)]
+    pub(crate) case: Case,
+    #[arg(long)]
+    pub(crate) who: String,
+    /// Fill for as long as it takes.
+    #[arg(long)]
+    pub(crate) full: bool,
+}
+
+/// How a trial ended, as its process tells the one that started it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Outcome {
+    Ran(Findings),
+    LeftOut { reason: String },
+}
+
+/// What a trial found.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Findings {
+    /// `None` for a single key.
+    pub(crate) bytes_per_key: Option<f64>,
+    pub(crate) huge_page_bytes: u64,
+    /// One thread first.
+    pub(crate) measurements: Vec<Measurement>,
+}
+
+/// Runs a trial and prints its outcome as one line of JSON.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    machine::offer_to_oom_killer();
+    let entry = contenders::find(&args.who).with_context(|| format!("no contender {}", args.who))?;
+    let outcome = attempt(entry, &args.case.workload(), args.full)?;
+    println!("{}", serde_json::to_string(&outcome)?);
+    Ok(())
+}
+
+fn attempt(entry: &Entry, workload: &Workload, full: bool) -> Result<Outcome> {
+    let resident_before = machine::resident_bytes()?;
+    // Leaked: the process ends soon, and taking millions of keys apart would only delay the next trial.
+    let contender: &dyn Contender = Box::leak((entry.make)(workload)?);
+    if entry.key_cost.is_some() {
+        let filled = fill_all(entry, contender, workload, full)?;
+        if filled.keys < workload.keys {
+            return Ok(Outcome::LeftOut { reason: too_slow(filled.estimate(workload.keys).as_secs()) });
+        }
+    }
+    let grown = machine::resident_bytes()?.saturating_sub(resident_before);
+    // Not before the fill: a virtual machine hands freed memory back to its host within seconds, and
+    // what the trial before this one has freed is much faster to fill than fresh memory.
+    let stream = Stream::draw(workload)?;
+    let run = |threads| measure(contender, &stream, workload.limits, threads, &PACE);
+    Ok(Outcome::Ran(Findings {
+        bytes_per_key: (workload.keys > 1).then_some(grown as f64 / workload.keys as f64),
+        huge_page_bytes: machine::huge_page_bytes()?,
+        measurements: (1..=THREADS_MAX).map(run).collect::<Result<_>>()?,
+    }))
+}
+
+fn fill_all(entry: &Entry, contender: &dyn Contender, workload: &Workload, full: bool) -> Result<Filled> {
+    let filled = fill::fill(contender, workload, entry.fill_budget(full))?;
+    let (keys, seconds) = (filled.keys, filled.took.as_secs_f64());
+    eprintln!("{}: {}: filled {keys} keys in {seconds:.1} s", workload.case, entry.who);
+    Ok(filled)
+}
+
+/// Why a contender that fills too slowly is left out.
+pub(crate) fn too_slow(fill_seconds: u64) -> String {
+    let budget = fill::BUDGET.as_secs();
+    format!("filling takes about {fill_seconds} s, budget {budget} s; run with --full")
+}

@@ -1,0 +1,234 @@
+//! The one place where a decision becomes HTTP: the header fields of every answer, and the body of a 429.
+//!
+//! ```
+//! use std::time::Duration;
+//! use http::HeaderMap;
+//! use tidegate::headers::{ResetStyle, problem_body, set_headers};
+//! use tidegate::{Limit, Limiter};
+//!
+//! let limiter = Limiter::builder().limit("logins", Limit::gcra(5, Duration::from_secs(60))?).build()?;
+//! let logins = limiter.gate("logins")?;
+//! let decision = limiter.check_all(&[logins.key("alice")])?;
+//!
+//! let mut headers = HeaderMap::new();
+//! set_headers(&mut headers, &decision, limiter.wall_us(), ResetStyle::default());
+//! assert_eq!(headers["ratelimit-policy"], r#""logins";q=5;w=60"#);
+//! assert_eq!(headers["ratelimit"], r#""logins";r=4;t=12"#);
+//!
+//! let denied = limiter.check_all(&[logins.key("alice").cost(6)])?;
+//! assert!(problem_body(&denied).contains(r#""violated-policies":["logins"]"#));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Names
+//!
+//! A header field holds printable ASCII only, and a limit may have any name. So on the wire every byte of a name's
+//! UTF-8 that is not printable ASCII, and `%` itself, is percent-encoded: `größe` becomes `gr%C3%B6%C3%9Fe`.
+//! Names without such bytes stay as they are, no two names become the same, and percent-decoding gives the name
+//! back. The body of a 429 uses the same form, so that its names are those of the header fields.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::fmt::Write;
+
+use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use sfv::{Integer, ListSerializer, StringRef};
+
+use crate::decision::{Decision, Outcome};
+
+/// The draft that `RateLimit`, `RateLimit-Policy` and the problem type follow.
+pub const DRAFT: &str = "draft-ietf-httpapi-ratelimit-headers-11";
+
+/// What [`DRAFT`] calls things. Earlier drafts had other names for them, and later ones may too.
+mod draft {
+    use http::header::HeaderName;
+    use sfv::KeyRef;
+
+    pub(super) const POLICY_FIELD: HeaderName = HeaderName::from_static("ratelimit-policy");
+    pub(super) const LIMIT_FIELD: HeaderName = HeaderName::from_static("ratelimit");
+    pub(super) const QUOTA: &KeyRef = KeyRef::constant("q");
+    pub(super) const WINDOW: &KeyRef = KeyRef::constant("w");
+    pub(super) const REMAINING: &KeyRef = KeyRef::constant("r");
+    pub(super) const RESET: &KeyRef = KeyRef::constant("t");
+    pub(super) const PROBLEM_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+    pub(super) const PROBLEM_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
+    pub(super) const VIOLATED: &str = "violated-policies";
+}
+
+/// The fields that were in use before there was a draft. Each speaks of one limit only.
+mod custom {
+    use http::header::HeaderName;
+
+    pub(super) const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+    pub(super) const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+    pub(super) const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+    pub(super) const POLICY: HeaderName = HeaderName::from_static("x-ratelimit-policy");
+    pub(super) const DENIED_BY: HeaderName = HeaderName::from_static("x-ratelimit-denied-by");
+}
+
+/// The media type of [`problem_body`].
+pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
+
+/// What `X-RateLimit-Reset` counts. There is no standard, and servers differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResetStyle {
+    /// Seconds since the Unix epoch.
+    #[default]
+    Epoch,
+    /// Seconds from now.
+    Delta,
+}
+
+/// The header fields that tell of a decision made at `wall_us`, microseconds since the Unix epoch.
+///
+/// - `RateLimit-Policy`: each limit, its amount and its period.
+/// - `RateLimit`: what remains under each limit, and the seconds until it is as good as new. Of a denial, only the
+///   limits that denied, and the seconds until they would let the same request pass.
+/// - `X-RateLimit-Limit`, `-Remaining`, `-Reset` and `-Policy`: the same for the limit that matters most: the one
+///   that denied, or else the one with the smallest share of its burst left.
+/// - `X-RateLimit-Denied-By` and `Retry-After`: on a denial.
+///
+/// Every time is rounded up, so that whoever waits as told does not come too early. A request that will never
+/// pass, since it costs more than the burst or the limit is 0, is given no time at all: neither `t` nor
+/// `X-RateLimit-Reset` nor `Retry-After`. A decision under no limits has no fields.
+pub fn headers(decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) -> Vec<(HeaderName, HeaderValue)> {
+    let Some(chief) = chief(decision) else { return Vec::new() };
+    let limit = chief.gate().limit();
+    let fields = [
+        (draft::POLICY_FIELD, policy_list(decision)),
+        (draft::LIMIT_FIELD, limit_list(decision)),
+        (custom::LIMIT, Some(limit.amount().to_string())),
+        (custom::REMAINING, Some(chief.remaining().to_string())),
+        (custom::RESET, reset_value(chief, wall_us, reset)),
+        (custom::POLICY, Some(format!("{};w={}", limit.amount(), window_seconds(chief)))),
+        (custom::DENIED_BY, decision.denied_by().map(|outcome| name_of(outcome).into_owned())),
+        (RETRY_AFTER, retry_after(decision)),
+    ];
+    let made =
+        fields.into_iter().filter_map(|(name, value)| Some((name, HeaderValue::try_from(value?).ok()?)));
+    made.collect()
+}
+
+/// Sets [`headers`] on an answer, in place of any fields of the same names.
+pub fn set_headers(on: &mut HeaderMap, decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) {
+    put(on, headers(decision, wall_us, reset));
+}
+
+pub(crate) fn put(on: &mut HeaderMap, fields: Vec<(HeaderName, HeaderValue)>) {
+    for (name, value) in fields {
+        // Fails only on an answer that has tens of thousands of fields already; it can do without ours.
+        let _ = on.try_insert(name, value);
+    }
+}
+
+/// The body of a 429: a problem (RFC 9457) that names the limits that denied.
+pub fn problem_body(decision: &Decision<'_>) -> String {
+    let violated: Vec<_> = denying(decision).map(name_of).collect();
+    serde_json::json!({
+        "type": draft::PROBLEM_TYPE,
+        "title": draft::PROBLEM_TITLE,
+        "status": http::StatusCode::TOO_MANY_REQUESTS.as_u16(),
+        draft::VIOLATED: violated,
+    })
+    .to_string()
+}
+
+/// The limit that matters most to whoever asked.
+fn chief<'d, 'g>(decision: &'d Decision<'g>) -> Option<&'d Outcome<'g>> {
+    decision.denied_by().or_else(|| decision.outcomes().iter().min_by(|a, b| by_share_left(a, b)))
+}
+
+/// Compares remaining / burst, multiplied out to stay exact.
+fn by_share_left(a: &Outcome<'_>, b: &Outcome<'_>) -> Ordering {
+    let scaled =
+        |of: &Outcome<'_>, by: &Outcome<'_>| u64::from(of.remaining()) * u64::from(by.gate().limit().burst());
+    scaled(a, b).cmp(&scaled(b, a))
+}
+
+fn denying<'d, 'g>(decision: &'d Decision<'g>) -> impl Iterator<Item = &'d Outcome<'g>> {
+    decision.outcomes().iter().filter(|outcome| !outcome.is_allowed())
+}
+
+fn policy_list(decision: &Decision<'_>) -> Option<String> {
+    let mut list = ListSerializer::new();
+    for outcome in decision.outcomes() {
+        list.bare_item(string(&name_of(outcome)))
+            .parameter(draft::QUOTA, integer(outcome.gate().limit().amount().into()))
+            .parameter(draft::WINDOW, integer(window_seconds(outcome)));
+    }
+    list.finish()
+}
+
+fn limit_list(decision: &Decision<'_>) -> Option<String> {
+    let mut list = ListSerializer::new();
+    let telling = |outcome: &&Outcome<'_>| decision.is_allowed() || !outcome.is_allowed();
+    for outcome in decision.outcomes().iter().filter(telling) {
+        let item = list.bare_item(string(&name_of(outcome)));
+        let item = item.parameter(draft::REMAINING, integer(outcome.remaining().into()));
+        if let Some(wait_us) = wait_us(outcome) {
+            item.parameter(draft::RESET, integer(seconds(wait_us)));
+        }
+    }
+    list.finish()
+}
+
+fn reset_value(outcome: &Outcome<'_>, wall_us: u64, style: ResetStyle) -> Option<String> {
+    let wait_us = wait_us(outcome)?;
+    let reset = match style {
+        ResetStyle::Epoch => seconds(wall_us.saturating_add(wait_us)),
+        ResetStyle::Delta => seconds(wait_us),
+    };
+    Some(reset.to_string())
+}
+
+/// Of several limits that denied, [`Decision::denied_by`] is the one that denies longest: its wait is enough for all.
+fn retry_after(decision: &Decision<'_>) -> Option<String> {
+    let wait_us = wait_us(decision.denied_by()?)?;
+    Some(seconds(wait_us).max(1).to_string())
+}
+
+/// How long until the request would pass, if it was denied, or until the meter is as good as new. Nothing if it will
+/// never pass.
+fn wait_us(outcome: &Outcome<'_>) -> Option<u64> {
+    match outcome.verdict().retry() {
+        Some(retry) => retry.after_us(),
+        None => Some(outcome.verdict().reset_after_us()),
+    }
+}
+
+fn window_seconds(outcome: &Outcome<'_>) -> u64 {
+    seconds(outcome.gate().limit().period_us())
+}
+
+fn seconds(us: u64) -> u64 {
+    us.div_ceil(1_000_000)
+}
+
+fn integer(value: u64) -> Integer {
+    // Amounts and periods are far below the largest integer of a structured field.
+    Integer::try_from(value).unwrap_or(Integer::MAX)
+}
+
+fn string(name: &str) -> &StringRef {
+    // `name_of` leaves nothing that a structured string cannot hold.
+    StringRef::from_str(name).unwrap_or(StringRef::EMPTY)
+}
+
+/// The limit's name as it is written on the wire: see the module.
+fn name_of<'g>(outcome: &Outcome<'g>) -> Cow<'g, str> {
+    let name = outcome.gate().name();
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'%';
+    if name.bytes().all(is_plain) {
+        return Cow::Borrowed(name);
+    }
+    let mut encoded = String::with_capacity(3 * name.len());
+    for byte in name.bytes() {
+        if is_plain(byte) {
+            encoded.push(char::from(byte));
+        } else {
+            // Writing to a string does not fail.
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    Cow::Owned(encoded)
+}
