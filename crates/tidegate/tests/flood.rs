@@ -1,4 +1,5 @@
 //! A flood of strangers against a small table: memory stays, offenders stay denied, other tenants see nothing.
+#![expect(clippy::expect_used, reason = "a helper of tests may panic as a test may")]
 
 use std::time::Duration;
 

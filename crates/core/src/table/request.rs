@@ -21,7 +21,8 @@ const LIMITS_COMMON: usize = 8;
 #[cfg(loom)]
 const LIMITS_COMMON: usize = 2;
 
-/// How often a request may find the meters it had just placed gone again before its keys go to overflow meters.
+/// How often a request may place its missing meters and find one gone again before that key goes to its
+/// overflow meter.
 const PLACEMENTS_MAX: usize = 16;
 
 /// More limits than one request may be under.
@@ -168,13 +169,20 @@ impl Table {
                 report_denied(request, &steps, answers);
                 return Decided::Denied { by };
             }
-            if let Some(missing) = steps.iter().position(Step::must_be_made) {
+            if steps.iter().any(Step::must_be_made) {
                 placements += 1;
-                let place = placements <= PLACEMENTS_MAX;
-                sources[missing] = self.make_room(request, &steps, missing, place);
+                self.make_rooms(request, &steps, &mut sources, placements <= PLACEMENTS_MAX);
             } else if self.write_steps(request, &steps) {
                 report_allowed(&steps, answers);
                 return Decided::Allowed;
+            }
+        }
+    }
+
+    fn make_rooms(&self, request: Request<'_>, steps: &[Step<'_>], sources: &mut [Source], place: bool) {
+        for ((ask, step), source) in request.asks.iter().zip(steps).zip(sources) {
+            if step.must_be_made() {
+                *source = self.make_room(request.now, ask, step, place);
             }
         }
     }
@@ -222,10 +230,9 @@ impl Table {
     /// Places an empty meter for a key that has none, or sends the key to its overflow meter; says which meter
     /// is to decide for it. An empty meter changes no decision, so that a request denied after all leaves nothing
     /// behind that matters.
-    fn make_room(&self, request: Request<'_>, steps: &[Step<'_>], missing: usize, place: bool) -> Source {
-        let (ask, step) = (&request.asks[missing], &steps[missing]);
+    fn make_room(&self, now: Now, ask: &Ask<'_>, step: &Step<'_>, place: bool) -> Source {
         let words = Slot::pack(step.spot.tag, ask.limit, &Meter::empty(ask.limit));
-        if place && self.place(request.now, step.spot, words) != Placed::NoRoom {
+        if place && self.place(now, step.spot, words) != Placed::NoRoom {
             return step.source;
         }
         let counts = &step.spot.share.counts;
