@@ -9,9 +9,11 @@
 mod contenders;
 mod fill;
 mod flat_table;
+mod flood;
 mod local;
 mod machine;
 mod measure;
+mod memory;
 mod pieces;
 mod stream;
 mod table;
@@ -33,6 +35,10 @@ struct Cli {
 enum Command {
     /// Limiters inside one process: CPU time per check, checks per second, memory per key.
     Local(local::Args),
+    /// A flood of strangers against a table of fixed size.
+    Flood(flood::Args),
+    /// Memory per live key, for each algorithm.
+    Memory(memory::Args),
     /// One contender in one case; `local` starts itself anew with this for each of them.
     #[command(hide = true)]
     Trial(trial::Args),
@@ -41,6 +47,8 @@ enum Command {
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Local(args) => local::run(&args),
+        Command::Flood(args) => flood::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Trial(args) => trial::run(&args),
     }
 }

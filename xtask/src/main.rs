@@ -1,0 +1,146 @@
+//! The project's own commands, run as `cargo xtask <command>`.
+
+mod command;
+mod edges;
+mod gate;
+mod metadata;
+mod steps;
+mod tally;
+mod tools;
+
+use std::process::ExitCode;
+
+use crate::gate::Step;
+use crate::metadata::Project;
+
+/// What went wrong, in words for the person at the terminal.
+type Failure = String;
+
+struct Subcommand {
+    name: &'static str,
+    about: &'static str,
+    run: fn() -> Result<(), Failure>,
+}
+
+const SUBCOMMANDS: &[Subcommand] = &[
+    Subcommand {
+        name: "test",
+        about: "Everything that must hold before a change is merged: tools, fmt, clippy, deny,\n\
+                tests of every crate and target, doc tests and docs, loom. Stops at the first\n\
+                step that fails and ends with the line `N passed, N failed, N skipped`.",
+        run: || {
+            run_gate(&[
+                steps::TOOLS,
+                steps::FMT,
+                steps::CLIPPY,
+                steps::DENY,
+                steps::TEST,
+                steps::DOC,
+                steps::LOOM,
+            ])
+        },
+    },
+    Subcommand {
+        name: "lint",
+        about: "The checks that run no test: fmt, clippy with warnings as errors, and cargo-deny\n\
+                (licences, sources, bans; advisories when their database can be fetched).",
+        run: || run_gate(&[steps::TOOLS, steps::FMT, steps::CLIPPY, steps::DENY]),
+    },
+    Subcommand {
+        name: "loom",
+        about: "The model-checked concurrency tests of tidegate-core, in a target directory of\n\
+                their own so that their flags do not rebuild everything else.",
+        run: || run_gate(&[steps::LOOM]),
+    },
+    Subcommand {
+        name: "edges",
+        about: "Checks which of our crates depends on which against the table in\n\
+                xtask/src/edges.rs. `test` runs the same check as one of xtask's own tests.",
+        run: report_edges,
+    },
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(arguments: &[String]) -> Result<(), Failure> {
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["-h" | "--help" | "help"] => {
+            println!("{}", help());
+            Ok(())
+        }
+        [name] => match SUBCOMMANDS.iter().find(|subcommand| subcommand.name == name) {
+            Some(subcommand) => (subcommand.run)(),
+            None => Err(format!("there is no command `{name}`\n\n{}", help())),
+        },
+        [] => Err(format!("which command?\n\n{}", help())),
+        [_, ..] => Err(format!("expected one command and nothing after it\n\n{}", help())),
+    }
+}
+
+fn help() -> String {
+    let commands: String = SUBCOMMANDS.iter().map(describe).collect();
+    format!(
+        "Usage: cargo xtask <command>\n\nCommands:\n{commands}\nEnvironment:\n  {}=1\n         \
+         Makes an advisory database that cannot be fetched an error.",
+        steps::REQUIRE_ADVISORIES
+    )
+}
+
+fn describe(subcommand: &Subcommand) -> String {
+    format!("  {:<6} {}\n", subcommand.name, subcommand.about.replace('\n', "\n         "))
+}
+
+fn run_gate(steps: &[Step]) -> Result<(), Failure> {
+    gate::run(steps, &Project::load()?)
+}
+
+fn report_edges() -> Result<(), Failure> {
+    let graph = metadata::Graph::load()?;
+    let violations = edges::check(&graph);
+    if violations.is_empty() {
+        println!("edges: all {} crates keep to the table", graph.members().len());
+        return Ok(());
+    }
+    for violation in &violations {
+        println!("edges: {violation}");
+    }
+    Err(format!("edges: broken {} times", violations.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(words: &[&str]) -> Vec<String> {
+        words.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn help_names_every_subcommand() {
+        let help = help();
+        for subcommand in SUBCOMMANDS {
+            assert!(
+                help.contains(&format!("\n  {} ", subcommand.name)),
+                "{} is missing:\n{help}",
+                subcommand.name
+            );
+        }
+        assert_eq!(dispatch(&arguments(&["--help"])), Ok(()));
+    }
+
+    #[test]
+    fn anything_but_one_known_command_is_an_error() {
+        for words in [&[][..], &["tset"], &["lint", "now"], &["--version"]] {
+            assert!(dispatch(&arguments(words)).is_err(), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The steps of the gate, each a thin wrapper of one tool.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::Failure;
+use crate::command::{self, Limited};
+use crate::gate::Step;
+use crate::metadata::Project;
+use crate::tally::Tally;
+use crate::tools;
+
+/// Set to `1`, an advisory database that cannot be fetched fails the gate instead of being skipped.
+pub(crate) const REQUIRE_ADVISORIES: &str = "TIDEGATE_REQUIRE_ADVISORIES";
+
+/// A few megabytes are to be fetched: ample on a slow line, bearable on a machine without one.
+const ADVISORIES_TIME_LIMIT: Duration = Duration::from_mins(1);
+
+pub(crate) const TOOLS: Step = Step { name: "tools", run: |project, _| tools::install(project) };
+pub(crate) const FMT: Step = Step { name: "fmt", run: |_, _| fmt() };
+pub(crate) const CLIPPY: Step = Step { name: "clippy", run: |_, _| clippy() };
+pub(crate) const DENY: Step = Step { name: "deny", run: deny };
+pub(crate) const TEST: Step = Step { name: "test", run: |_, tally| test(tally) };
+pub(crate) const DOC: Step = Step { name: "doc", run: |_, tally| doc(tally) };
+pub(crate) const LOOM: Step = Step { name: "loom", run: loom };
+
+fn fmt() -> Result<(), Failure> {
+    command::run(command::cargo().args(["fmt", "--all", "--check"]))
+        .map_err(|failure| format!("{failure}; `cargo fmt --all` mends it"))
+}
+
+/// Once as users build by default, once with everything: code can be wrong in only one of the two.
+fn clippy() -> Result<(), Failure> {
+    for features in [&[][..], &["--all-features"]] {
+        let mut clippy = command::cargo();
+        clippy.args(["clippy", "--workspace", "--all-targets"]).args(features).args(["--", "-D", "warnings"]);
+        command::run(&mut clippy)?;
+    }
+    Ok(())
+}
+
+fn test(tally: &mut Tally) -> Result<(), Failure> {
+    // Without all features, cargo leaves out the tests that require one and does not say so.
+    let everything = ["test", "--workspace", "--all-targets", "--all-features"];
+    // Every failing test is worth seeing, not only those of the first program that has one.
+    command::run_tests(command::cargo().args(everything).arg("--no-fail-fast"), tally)?;
+    must_have_run_tests(tally)
+}
+
+fn doc(tally: &mut Tally) -> Result<(), Failure> {
+    let doc_tests = ["test", "--workspace", "--doc", "--all-features", "--no-fail-fast"];
+    command::run_tests(command::cargo().args(doc_tests), tally)?;
+    let docs = ["doc", "--workspace", "--no-deps", "--all-features"];
+    command::run(command::cargo().args(docs).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn loom(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
+    if project.loom_tests.is_empty() {
+        return Err("tidegate-core has no test named loom*: its concurrency would go unchecked".into());
+    }
+    command::run_tests(
+        command::cargo()
+            .args(["test", "--package", "tidegate-core", "--release", "--test", "loom*", "--no-fail-fast"])
+            // A directory of its own: other flags in the same one would rebuild everything on each turn.
+            .arg("--target-dir")
+            .arg(project.target_dir.join("loom"))
+            .env("RUSTFLAGS", "--cfg loom"),
+        tally,
+    )?;
+    must_have_run_tests(tally)
+}
+
+/// A mistaken `cfg` empties a test program without a word.
+fn must_have_run_tests(tally: &Tally) -> Result<(), Failure> {
+    if tally.passed > 0 { Ok(()) } else { Err("not a single test ran".into()) }
+}
+
+fn deny(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
+    let program = tools::cargo_deny(project).ok_or("cargo-deny is not installed")?;
+    let cargo_deny = CargoDeny { program, project };
+    let checks = ["check", "--hide-inclusion-graph", "bans", "licenses", "sources"];
+    command::run(cargo_deny.command().args(checks))?;
+    cargo_deny.check_advisories(tally)
+}
+
+struct CargoDeny<'a> {
+    program: PathBuf,
+    project: &'a Project,
+}
+
+impl CargoDeny<'_> {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.current_dir(&self.project.root);
+        command
+    }
+
+    fn check_advisories(&self, tally: &mut Tally) -> Result<(), Failure> {
+        match self.fetch_advisories()? {
+            // Offline, because a second attempt to fetch would have no time limit.
+            Fetched::Yes => command::run(self.command().args(["--offline", "check", "advisories"])),
+            Fetched::No { why } => skip_advisories(&why, is_set(REQUIRE_ADVISORIES), tally),
+        }
+    }
+
+    fn fetch_advisories(&self) -> Result<Fetched, Failure> {
+        let mut fetch = self.command();
+        // Nobody is there to answer when git asks for a name and a password.
+        fetch.args(["fetch", "db"]).env("GIT_TERMINAL_PROMPT", "0");
+        Ok(match command::run_within(ADVISORIES_TIME_LIMIT, &mut fetch)? {
+            Limited::Ended(output) if output.status.success() => Fetched::Yes,
+            Limited::Ended(output) => Fetched::No { why: last_error_line(&output) },
+            Limited::OutOfTime => Fetched::No { why: format!("not done within {ADVISORIES_TIME_LIMIT:?}") },
+        })
+    }
+}
+
+enum Fetched {
+    Yes,
+    No { why: String },
+}
+
+fn skip_advisories(why: &str, required: bool, tally: &mut Tally) -> Result<(), Failure> {
+    if required {
+        return Err(format!(
+            "advisories: the database could not be fetched, and {REQUIRE_ADVISORIES} is set: {why}"
+        ));
+    }
+    println!("advisories: {why}");
+    println!("skipped: advisories: the database could not be fetched");
+    tally.skipped += 1;
+    Ok(())
+}
+
+fn last_error_line(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    line.map_or_else(|| output.status.to_string(), str::to_owned)
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_advisories_count_as_skipped_unless_required() {
+        let mut tally = Tally::default();
+        assert_eq!(skip_advisories("no network", false, &mut tally), Ok(()));
+        assert_eq!(tally, Tally { passed: 0, failed: 0, skipped: 1 });
+
+        let failure = skip_advisories("no network", true, &mut tally).unwrap_err();
+        assert!(failure.ends_with("no network"), "{failure}");
+        assert_eq!(tally.skipped, 1);
+    }
+
+    #[test]
+    fn a_project_without_loom_tests_is_an_error() {
+        let failure = loom(&Project::default(), &mut Tally::default()).unwrap_err();
+        assert!(failure.contains("no test named loom*"), "{failure}");
+    }
+
+    #[test]
+    fn a_test_run_without_a_test_is_an_error() {
+        assert!(must_have_run_tests(&Tally { passed: 0, failed: 0, skipped: 4 }).is_err());
+        assert!(must_have_run_tests(&Tally { passed: 1, failed: 0, skipped: 0 }).is_ok());
+    }
+}
