@@ -4,6 +4,7 @@ mod command;
 mod edges;
 mod gate;
 mod metadata;
+mod mutants;
 mod steps;
 mod tally;
 mod tools;
@@ -26,8 +27,8 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand {
         name: "test",
         about: "Everything that must hold before a change is merged: tools, fmt, clippy, deny,\n\
-                tests of every crate and target, doc tests and docs, loom. Stops at the first\n\
-                step that fails and ends with the line `N passed, N failed, N skipped`.",
+                tests of every crate and target, doc tests and docs, loom, mutants. Stops at the\n\
+                first step that fails and ends with the line `N passed, N failed, N skipped`.",
         run: || {
             run_gate(&[
                 steps::TOOLS,
@@ -37,6 +38,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
                 steps::TEST,
                 steps::DOC,
                 steps::LOOM,
+                steps::MUTANTS,
             ])
         },
     },
@@ -51,6 +53,12 @@ const SUBCOMMANDS: &[Subcommand] = &[
         about: "The model-checked concurrency tests of tidegate-core, in a target directory of\n\
                 their own so that their flags do not rebuild everything else.",
         run: || run_gate(&[steps::LOOM]),
+    },
+    Subcommand {
+        name: "mutants",
+        about: "Breaks the core on purpose, in a copy, one fault at a time, and fails if the\n\
+                concurrency tests do not notice.",
+        run: || run_gate(&[steps::MUTANTS]),
     },
     Subcommand {
         name: "edges",
@@ -96,7 +104,7 @@ fn help() -> String {
 }
 
 fn describe(subcommand: &Subcommand) -> String {
-    format!("  {:<6} {}\n", subcommand.name, subcommand.about.replace('\n', "\n         "))
+    format!("  {:<7} {}\n", subcommand.name, subcommand.about.replace('\n', "\n          "))
 }
 
 fn run_gate(steps: &[Step]) -> Result<(), Failure> {

@@ -8,6 +8,7 @@ use crate::Failure;
 use crate::command::{self, Limited};
 use crate::gate::Step;
 use crate::metadata::Project;
+use crate::mutants;
 use crate::tally::Tally;
 use crate::tools;
 
@@ -24,6 +25,7 @@ pub(crate) const DENY: Step = Step { name: "deny", run: deny };
 pub(crate) const TEST: Step = Step { name: "test", run: |_, tally| test(tally) };
 pub(crate) const DOC: Step = Step { name: "doc", run: |_, tally| doc(tally) };
 pub(crate) const LOOM: Step = Step { name: "loom", run: loom };
+pub(crate) const MUTANTS: Step = Step { name: "mutants", run: mutants::run };
 
 fn fmt() -> Result<(), Failure> {
     command::run(command::cargo().args(["fmt", "--all", "--check"]))

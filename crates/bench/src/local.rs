@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::contenders::{self, Entry};
+use crate::contenders::{self, Entry, Variant};
 use crate::trial::{self, Findings, Outcome};
 use crate::workload::{Case, Workload};
 use crate::{machine, pieces, table};
@@ -25,9 +25,9 @@ pub(crate) struct Args {
     full: bool,
 }
 
-/// A contender that ran in a case.
+/// A variant that ran in a case.
 pub(crate) struct Finisher {
-    pub(crate) entry: &'static Entry,
+    pub(crate) variant: &'static Variant,
     pub(crate) findings: Findings,
 }
 
@@ -71,9 +71,12 @@ fn run_case(case: Case, full: bool) -> Result<Vec<Finisher>> {
             None => start_trial(case, entry, full)?,
         };
         match outcome {
-            Outcome::Ran(findings) => finishers.push(Finisher { entry, findings }),
+            Outcome::Ran(findings) => {
+                let variants = entry.variants.iter().zip(findings);
+                finishers.extend(variants.map(|(variant, findings)| Finisher { variant, findings }));
+            }
             Outcome::LeftOut { reason } => {
-                eprintln!("left out: {} at {} keys: {reason}", entry.who, workload.keys_short());
+                eprintln!("left out: {} at {} keys: {reason}", entry.who(), workload.keys_short());
             }
         }
     }
@@ -100,19 +103,19 @@ fn gigabytes(bytes: u64) -> f64 {
 /// Starts this program anew for one trial and waits for its outcome.
 fn start_trial(case: Case, entry: &Entry, full: bool) -> Result<Outcome> {
     let name = case.workload().case;
-    eprintln!("{name}: {}", entry.who);
+    eprintln!("{name}: {}", entry.who());
     let mut command = Command::new(env::current_exe().context("the path of this program")?);
-    command.args(["trial", "--case", name, "--who", entry.who]).args(full.then_some("--full"));
+    command.args(["trial", "--case", name, "--who", entry.who()]).args(full.then_some("--full"));
     let output = command.stderr(Stdio::inherit()).output().context("starting a trial")?;
     if !output.status.success() {
         return Ok(Outcome::LeftOut { reason: format!("its process ended with {}", output.status) });
     }
-    serde_json::from_slice(&output.stdout).with_context(|| format!("the outcome of {}", entry.who))
+    serde_json::from_slice(&output.stdout).with_context(|| format!("the outcome of {}", entry.who()))
 }
 
 fn rows_of(workload: &Workload, finisher: &Finisher) -> impl Iterator<Item = Row> {
     let &Workload { case, keys, limits, .. } = workload;
-    let (who, bytes_per_key) = (finisher.entry.who, finisher.findings.bytes_per_key);
+    let (who, bytes_per_key) = (finisher.variant.who, finisher.findings.bytes_per_key);
     finisher.findings.measurements.iter().map(move |measurement| {
         let (threads, cpu_ns, per_second) = (measurement.threads, measurement.cpu_ns, measurement.per_second);
         Row { case, who, keys, limits, threads, cpu_ns, per_second, bytes_per_key }

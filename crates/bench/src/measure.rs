@@ -23,7 +23,7 @@ pub(crate) struct Pace {
 
 /// The pace of every contender: a second and a half measured.
 pub(crate) const PACE: Pace =
-    Pace { warm_up: Duration::from_millis(200), slice: Duration::from_millis(300), slices: 5 };
+    Pace { warm_up: Duration::from_millis(100), slice: Duration::from_millis(300), slices: 5 };
 
 /// What a contender did with so many threads.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

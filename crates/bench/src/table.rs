@@ -14,7 +14,7 @@ const MIB: f64 = 1_048_576.0;
 /// Prints the table of a case.
 pub(crate) fn print(workload: &Workload, finishers: &[Finisher], pieces: &[PieceCost]) {
     let yardstick =
-        YARDSTICKS.iter().find_map(|who| finishers.iter().find(|finisher| finisher.entry.who == *who));
+        YARDSTICKS.iter().find_map(|who| finishers.iter().find(|finisher| finisher.variant.who == *who));
     println!("\n{}", title(workload));
     println!("{}", heading(workload, yardstick));
     for finisher in finishers {
@@ -37,7 +37,7 @@ fn title(workload: &Workload) -> String {
 }
 
 fn heading(workload: &Workload, yardstick: Option<&Finisher>) -> String {
-    let versus = yardstick.map_or_else(String::new, |finisher| format!("vs {}", finisher.entry.who));
+    let versus = yardstick.map_or_else(String::new, |finisher| format!("vs {}", finisher.variant.who));
     let requests = if workload.limits > 1 { "requests/s" } else { "" };
     columns([
         "who",
@@ -56,7 +56,7 @@ fn line(workload: &Workload, finisher: &Finisher, measurement: &Measurement, rat
     let Measurement { threads, cpu_ns, per_second, allowed } = measurement;
     let requests = (workload.limits > 1).then(|| millions(per_second / workload.limits as f64));
     columns([
-        finisher.entry.who,
+        finisher.variant.who,
         &threads.to_string(),
         &format!("{:.2}", cpu_ns * per_second / 1e9),
         &format!("{cpu_ns:.1}"),
@@ -105,12 +105,12 @@ fn print_facts(finishers: &[Finisher], pieces: &[PieceCost]) {
     println!(
         "  cores: CPU time over wall time; below the threads, it waited for a lock or another program ran"
     );
-    finishers.iter().filter_map(|finisher| finisher.entry.note).for_each(|note| println!("  {note}"));
+    finishers.iter().filter_map(|finisher| finisher.variant.note).for_each(|note| println!("  {note}"));
 }
 
 fn huge_pages(finisher: &Finisher) -> Option<String> {
     let bytes = finisher.findings.huge_page_bytes;
-    (bytes > 0).then(|| format!("{} {:.0} MiB", finisher.entry.who, bytes as f64 / MIB))
+    (bytes > 0).then(|| format!("{} {:.0} MiB", finisher.variant.who, bytes as f64 / MIB))
 }
 
 fn joined(parts: impl Iterator<Item = String>) -> String {

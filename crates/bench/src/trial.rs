@@ -1,4 +1,4 @@
-//! A trial: one contender in one case, in a process of its own, so that no contender meets another's memory.
+//! A trial: one limiter in one case, in a process of its own, so that no contender meets another's memory.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -24,11 +24,14 @@ pub(crate) struct Args {
 /// How a trial ended, as its process tells the one that started it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Outcome {
-    Ran(Findings),
-    LeftOut { reason: String },
+    /// Per variant.
+    Ran(Vec<Findings>),
+    LeftOut {
+        reason: String,
+    },
 }
 
-/// What a trial found.
+/// What a trial found of a variant.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Findings {
     /// `None` for a single key.
@@ -50,9 +53,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn attempt(entry: &Entry, workload: &Workload, full: bool) -> Result<Outcome> {
     let resident_before = machine::resident_bytes()?;
     // Leaked: the process ends soon, and taking millions of keys apart would only delay the next trial.
-    let contender: &dyn Contender = Box::leak((entry.make)(workload)?);
+    let variants: &[Box<dyn Contender>] = (entry.make)(workload)?.leak();
     if entry.key_cost.is_some() {
-        let filled = fill_all(entry, contender, workload, full)?;
+        let filled = fill_all(entry, variants, workload, full)?;
         if filled.keys < workload.keys {
             return Ok(Outcome::LeftOut { reason: too_slow(filled.estimate(workload.keys).as_secs()) });
         }
@@ -61,18 +64,26 @@ fn attempt(entry: &Entry, workload: &Workload, full: bool) -> Result<Outcome> {
     // Not before the fill: a virtual machine hands freed memory back to its host within seconds, and
     // what the trial before this one has freed is much faster to fill than fresh memory.
     let stream = Stream::draw(workload)?;
-    let run = |threads| measure(contender, &stream, workload.limits, threads, &PACE);
-    Ok(Outcome::Ran(Findings {
-        bytes_per_key: (workload.keys > 1).then_some(grown as f64 / workload.keys as f64),
-        huge_page_bytes: machine::huge_page_bytes()?,
-        measurements: (1..=THREADS_MAX).map(run).collect::<Result<_>>()?,
-    }))
+    let huge_page_bytes = machine::huge_page_bytes()?;
+    let bytes_per_key = (workload.keys > 1).then_some(grown as f64 / workload.keys as f64);
+    let findings = variants.iter().map(|contender| {
+        let run = |threads| measure(contender.as_ref(), &stream, workload.limits, threads, &PACE);
+        let measurements = (1..=THREADS_MAX).map(run).collect::<Result<_>>()?;
+        Ok(Findings { bytes_per_key, huge_page_bytes, measurements })
+    });
+    Ok(Outcome::Ran(findings.collect::<Result<_>>()?))
 }
 
-fn fill_all(entry: &Entry, contender: &dyn Contender, workload: &Workload, full: bool) -> Result<Filled> {
+fn fill_all(
+    entry: &Entry,
+    variants: &[Box<dyn Contender>],
+    workload: &Workload,
+    full: bool,
+) -> Result<Filled> {
+    let contender = variants.first().context("an entry without variants")?.as_ref();
     let filled = fill::fill(contender, workload, entry.fill_budget(full))?;
     let (keys, seconds) = (filled.keys, filled.took.as_secs_f64());
-    eprintln!("{}: {}: filled {keys} keys in {seconds:.1} s", workload.case, entry.who);
+    eprintln!("{}: {}: filled {keys} keys in {seconds:.1} s", workload.case, entry.who());
     Ok(filled)
 }
 

@@ -54,8 +54,12 @@ impl World {
         self.table.used(NOW, &self.ask(key, 0))
     }
 
+    fn look(&self, key: &str) -> Verdict {
+        self.table.check(NOW, &self.ask(key, 0)).verdict
+    }
+
     fn remaining(&self, key: &str) -> u32 {
-        self.table.check(NOW, &self.ask(key, 0)).verdict.remaining()
+        self.look(key).remaining()
     }
 
     fn check_both(&self, keys: [&str; 2]) -> bool {
@@ -163,6 +167,20 @@ fn a_look_during_a_rollback_sees_it_whole_or_not_at_all() {
         let remaining = looking.join().expect("no panic");
         assert!(remaining == 6 || remaining == 9, "{remaining}");
         assert_eq!((world.used("key"), world.remaining("key")), (1, 9));
+    });
+}
+
+#[test]
+fn a_look_during_a_charge_sees_it_whole_or_not_at_all() {
+    explore(|| {
+        // Sevenths of a second: both the whole and the fraction of the arrival time change.
+        let world = World::new(7, 4);
+        with_meter(&world, "key");
+        let looking = spawn(&world, |world| world.look("key"));
+        let before = world.look("key");
+        assert!(world.check("key", 1));
+        let seen = looking.join().expect("no panic");
+        assert!(seen == before || seen == world.look("key"), "{seen:?}");
     });
 }
 

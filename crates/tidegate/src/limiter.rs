@@ -139,15 +139,15 @@ impl Limiter {
     /// ```
     #[inline]
     pub fn check_each<'g>(&self, asks: &[Ask<'g>], mut each: impl FnMut(usize, Outcome<'g>)) {
-        let fetch = |at: usize| {
-            if let Some(ask) = asks.get(at) {
-                self.table.prefetch(&ask.to_core());
-            }
-        };
-        (0..CHECKS_AHEAD).for_each(fetch);
+        let near = |at: usize| asks.get(at).iter().for_each(|ask| self.table.prefetch(&ask.to_core()));
+        let nearer =
+            |at: usize| asks.get(at).iter().for_each(|ask| self.table.prefetch_further(&ask.to_core()));
+        (0..CHECKS_AHEAD).for_each(near);
         let now = self.now();
+        (0..CHECKS_AHEAD / 2).for_each(nearer);
         for (at, ask) in asks.iter().enumerate() {
-            fetch(at + CHECKS_AHEAD);
+            near(at + CHECKS_AHEAD);
+            nearer(at + CHECKS_AHEAD / 2);
             each(at, Outcome::new(ask.gate, self.table.check(now, &ask.to_core())));
         }
     }

@@ -1,29 +1,27 @@
 //! The floors: one compare-and-swap per check in a flat table, the least that any exact limiter can do.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Batch, Contender, Entry, KeyCost, Role};
+use super::{Batch, Contender, Contenders, Entry, KeyCost, Role, Variant};
 use crate::flat_table::{FlatTable, LINE_BYTES};
 use crate::machine;
 use crate::workload::{Quota, Workload};
 
-pub(super) const PLAIN: Entry = Entry {
-    who: "floor",
+pub(super) const ENTRY: Entry = Entry {
+    variants: &[
+        Variant {
+            who: "floor",
+            note: Some("floor: keys by number, no names, no hash of them, clock read once per batch"),
+        },
+        Variant { who: "floor_prefetch", note: None },
+    ],
     role: Role::Yardstick,
-    make: |workload| Ok(Box::new(Plain(Meters::new(workload)?))),
+    make,
     key_cost: Some(KEY_COST),
-    note: Some("floor: keys by number, no names, no hash of them, clock read once per batch"),
-};
-
-pub(super) const PREFETCHING: Entry = Entry {
-    who: "floor_prefetch",
-    role: Role::Yardstick,
-    make: |workload| Ok(Box::new(Prefetching(Meters::new(workload)?))),
-    key_cost: Some(KEY_COST),
-    note: None,
 };
 
 const KEY_COST: KeyCost = KeyCost { fill_ns: 30, bytes: 46 };
@@ -35,7 +33,12 @@ const KEYS_PER_LINE: f64 = 1.4;
 /// core's line-fill buffers.
 const PREFETCH_AHEAD: usize = 12;
 
-struct Plain(Meters);
+fn make(workload: &Workload) -> Result<Contenders> {
+    let meters = Arc::new(Meters::new(workload)?);
+    Ok(vec![Box::new(Plain(Arc::clone(&meters))), Box::new(Prefetching(meters))])
+}
+
+struct Plain(Arc<Meters>);
 
 impl Contender for Plain {
     fn check(&self, batch: &Batch<'_>) -> u64 {
@@ -44,7 +47,7 @@ impl Contender for Plain {
     }
 }
 
-struct Prefetching(Meters);
+struct Prefetching(Arc<Meters>);
 
 impl Contender for Prefetching {
     fn check(&self, batch: &Batch<'_>) -> u64 {

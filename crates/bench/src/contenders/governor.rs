@@ -8,23 +8,26 @@ use governor::clock::DefaultClock;
 use governor::state::keyed::DefaultKeyedStateStore;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
-use super::{Batch, Contender, Entry, KeyCost, Role};
+use super::{Batch, Contender, Entry, KeyCost, Role, Variant};
 use crate::workload::Workload;
 
 pub(super) const BY_STRING: Entry = Entry {
-    who: "governor_string",
+    variants: &[Variant {
+        who: "governor_string",
+        note: Some(
+            "governor_string: the key is copied into one reused String, since check_key takes &String",
+        ),
+    }],
     role: Role::Peer,
-    make: |workload| Ok(Box::new(ByString(limiter(workload)?))),
+    make: |workload| Ok(vec![Box::new(ByString(limiter(workload)?))]),
     key_cost: Some(KeyCost { fill_ns: 900, bytes: 87 }),
-    note: Some("governor_string: the key is copied into one reused String, since check_key takes &String"),
 };
 
 pub(super) const BY_NUMBER: Entry = Entry {
-    who: "governor_u64",
+    variants: &[Variant { who: "governor_u64", note: None }],
     role: Role::Peer,
-    make: |workload| Ok(Box::new(ByNumber(limiter(workload)?))),
+    make: |workload| Ok(vec![Box::new(ByNumber(limiter(workload)?))]),
     key_cost: Some(KeyCost { fill_ns: 450, bytes: 29 }),
-    note: None,
 };
 
 struct ByString(DefaultKeyedRateLimiter<String>);

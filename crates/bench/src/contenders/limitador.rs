@@ -6,15 +6,17 @@ use anyhow::{Context as _, Result};
 use limitador::RateLimiter;
 use limitador::limit::{Context, Expression, Limit, Namespace};
 
-use super::{Batch, Contender, Entry, KeyCost, Role};
+use super::{Batch, Contender, Contenders, Entry, KeyCost, Role, Variant};
 use crate::workload::Workload;
 
 pub(super) const ENTRY: Entry = Entry {
-    who: "limitador",
+    variants: &[Variant {
+        who: "limitador",
+        note: Some("limitador: each check makes the context of values that its API asks for"),
+    }],
     role: Role::Peer,
     make,
     key_cost: Some(KeyCost { fill_ns: 9_000, bytes: 1_076 }),
-    note: Some("limitador: each check makes the context of values that its API asks for"),
 };
 
 const NAMESPACE: &str = "bench";
@@ -25,13 +27,13 @@ struct Limitador {
     namespace: Namespace,
 }
 
-fn make(workload: &Workload) -> Result<Box<dyn Contender>> {
+fn make(workload: &Workload) -> Result<Contenders> {
     // A tenth more than the keys, so that its cache has no reason to evict one.
     let limiter = RateLimiter::new(workload.keys + workload.keys / 10 + 1);
     let variable = Expression::try_from(VARIABLE.to_owned()).context("the limit's variable")?;
     let (count, seconds) = (workload.quota.count.into(), workload.quota.seconds.into());
     limiter.add_limit(Limit::new(NAMESPACE, count, seconds, [], [variable]));
-    Ok(Box::new(Limitador { limiter, namespace: NAMESPACE.into() }))
+    Ok(vec![Box::new(Limitador { limiter, namespace: NAMESPACE.into() })])
 }
 
 impl Contender for Limitador {

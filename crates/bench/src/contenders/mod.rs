@@ -17,10 +17,8 @@ use crate::workload::Workload;
 
 /// Every contender, in the order of the tables.
 pub(crate) const ALL: &[Entry] = &[
-    tidegate::BATCHED,
-    tidegate::ONE_BY_ONE,
-    floor::PLAIN,
-    floor::PREFETCHING,
+    tidegate::ENTRY,
+    floor::ENTRY,
     governor::BY_STRING,
     governor::BY_NUMBER,
     throttlecrab::ENTRY,
@@ -35,14 +33,24 @@ pub(crate) trait Contender: Sync {
     fn check(&self, batch: &Batch<'_>) -> u64;
 }
 
-/// A contender's name and what is known of it before it runs.
+/// The variants of one limiter.
+pub(crate) type Contenders = Vec<Box<dyn Contender>>;
+
+/// What is known of a limiter before it runs.
 pub(crate) struct Entry {
-    pub(crate) who: &'static str,
+    /// The ways to ask it that are measured, a row each.
+    pub(crate) variants: &'static [Variant],
     pub(crate) role: Role,
-    pub(crate) make: fn(&Workload) -> Result<Box<dyn Contender>>,
+    /// Makes a contender per variant, all over one store: filling it through the first is enough.
+    pub(crate) make: fn(&Workload) -> Result<Contenders>,
     /// `None` for one that keeps nothing per key: there is nothing to fill.
     pub(crate) key_cost: Option<KeyCost>,
-    /// What a reader of its row should know.
+}
+
+/// A row of the tables.
+pub(crate) struct Variant {
+    pub(crate) who: &'static str,
+    /// What a reader of the row should know.
     pub(crate) note: Option<&'static str>,
 }
 
@@ -63,15 +71,20 @@ pub(crate) struct KeyCost {
 }
 
 impl Entry {
+    /// The name of its first variant, for notes about all of them.
+    pub(crate) fn who(&self) -> &'static str {
+        self.variants.first().map_or("", |variant| variant.who)
+    }
+
     /// The time that its fill may take, if it may be left out at all.
     pub(crate) fn fill_budget(&self, full: bool) -> Option<Duration> {
         (self.role == Role::Peer && !full).then_some(fill::BUDGET)
     }
 }
 
-/// The entry of a contender by name.
+/// The entry that has a variant of this name.
 pub(crate) fn find(who: &str) -> Option<&'static Entry> {
-    ALL.iter().find(|entry| entry.who == who)
+    ALL.iter().find(|entry| entry.variants.iter().any(|variant| variant.who == who))
 }
 
 /// Requests to decide, as a run of keys: `limits` keys make one request.
@@ -127,6 +140,7 @@ impl<'a> Batch<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
     fn a_request_is_allowed_when_all_its_limits_are() {
@@ -150,9 +164,7 @@ mod tests {
 
     #[test]
     fn no_two_contenders_share_a_name() {
-        let mut names: Vec<_> = ALL.iter().map(|entry| entry.who).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), ALL.len());
+        let names: Vec<_> = ALL.iter().flat_map(|entry| entry.variants).map(|variant| variant.who).collect();
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len());
     }
 }

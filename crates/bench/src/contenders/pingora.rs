@@ -3,15 +3,19 @@
 use anyhow::Result;
 use pingora_limits::rate::Rate;
 
-use super::{Batch, Contender, Entry, Role};
+use super::{Batch, Contender, Contenders, Entry, Role, Variant};
 use crate::workload::Workload;
 
 pub(super) const ENTRY: Entry = Entry {
-    who: "pingora",
+    variants: &[Variant {
+        who: "pingora",
+        note: Some(
+            "pingora: an estimate from a fixed sketch of 4 x 1024 counters, no state per key; not filled",
+        ),
+    }],
     role: Role::Peer,
     make,
     key_cost: None,
-    note: Some("pingora: an estimate from a fixed sketch of 4 x 1024 counters, no state per key; not filled"),
 };
 
 struct Pingora {
@@ -19,9 +23,9 @@ struct Pingora {
     events_max: isize,
 }
 
-fn make(workload: &Workload) -> Result<Box<dyn Contender>> {
+fn make(workload: &Workload) -> Result<Contenders> {
     let events_max = isize::try_from(workload.quota.count)?;
-    Ok(Box::new(Pingora { rate: Rate::new(workload.quota.period()), events_max }))
+    Ok(vec![Box::new(Pingora { rate: Rate::new(workload.quota.period()), events_max })])
 }
 
 impl Contender for Pingora {

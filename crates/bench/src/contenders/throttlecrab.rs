@@ -6,17 +6,19 @@ use std::time::SystemTime;
 use anyhow::Result;
 use throttlecrab::{PeriodicStore, RateLimiter};
 
-use super::{Batch, Contender, Entry, KeyCost, Role};
+use super::{Batch, Contender, Contenders, Entry, KeyCost, Role, Variant};
 use crate::workload::{Quota, Workload};
 
 pub(super) const ENTRY: Entry = Entry {
-    who: "throttlecrab",
+    variants: &[Variant {
+        who: "throttlecrab",
+        note: Some(
+            "throttlecrab: needs &mut self, so at two threads each check takes a Mutex; at one thread none does",
+        ),
+    }],
     role: Role::Peer,
     make,
     key_cost: Some(KeyCost { fill_ns: 900, bytes: 164 }),
-    note: Some(
-        "throttlecrab: needs &mut self, so at two threads each check takes a Mutex; at one thread none does",
-    ),
 };
 
 struct Throttlecrab {
@@ -27,9 +29,9 @@ struct Throttlecrab {
 /// The periodic store looks at all keys once a minute. The adaptive one does so every 100,000
 /// checks, and on every check once it is three quarters full; the probabilistic one does so every
 /// 1,000 checks.
-fn make(workload: &Workload) -> Result<Box<dyn Contender>> {
+fn make(workload: &Workload) -> Result<Contenders> {
     let store = PeriodicStore::builder().capacity(usize::try_from(workload.keys)?).build();
-    Ok(Box::new(Throttlecrab { limiter: Mutex::new(RateLimiter::new(store)), quota: workload.quota }))
+    Ok(vec![Box::new(Throttlecrab { limiter: Mutex::new(RateLimiter::new(store)), quota: workload.quota })])
 }
 
 impl Contender for Throttlecrab {

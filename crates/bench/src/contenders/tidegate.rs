@@ -1,26 +1,30 @@
 //! Tidegate: the SDK as a gateway would call it, with the system's clock.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use arrayvec::ArrayVec;
 use tidegate::{Ask, Gate, Limit, Limiter};
 
-use super::{Batch, Contender, Entry, KeyCost, Role};
+use super::{Batch, Contender, Contenders, Entry, KeyCost, Role, Variant};
 use crate::workload::Workload;
 
-pub(super) const BATCHED: Entry = Entry {
-    who: "tidegate",
+pub(super) const ENTRY: Entry = Entry {
+    variants: &[
+        Variant {
+            who: "tidegate",
+            note: Some(
+                "tidegate: requests under one limit are asked in batches of 16, as a pipeline brings them",
+            ),
+        },
+        Variant {
+            who: "tidegate_single",
+            note: Some("tidegate_single: one request at a time, the clock read for each"),
+        },
+    ],
     role: Role::Yardstick,
-    make: |workload| Ok(Box::new(Tidegate { batched: true, ..make(workload)? })),
+    make,
     key_cost: Some(KEY_COST),
-    note: Some("tidegate: requests under one limit are asked in batches of 16, as a pipeline brings them"),
-};
-
-pub(super) const ONE_BY_ONE: Entry = Entry {
-    who: "tidegate_single",
-    role: Role::Yardstick,
-    make: |workload| Ok(Box::new(make(workload)?)),
-    key_cost: Some(KEY_COST),
-    note: Some("tidegate_single: one request at a time, the clock read for each"),
 };
 
 const KEY_COST: KeyCost = KeyCost { fill_ns: 150, bytes: 50 };
@@ -32,18 +36,20 @@ const BATCH: usize = 16;
 const LIMITS_MAX: usize = 4;
 
 struct Tidegate {
-    limiter: Limiter,
+    limiter: Arc<Limiter>,
     gates: Vec<Gate>,
     batched: bool,
 }
 
-fn make(workload: &Workload) -> Result<Tidegate> {
+fn make(workload: &Workload) -> Result<Contenders> {
     let limit = Limit::gcra(workload.quota.count.into(), workload.quota.period())?;
     let names: Vec<String> = (0..workload.limits).map(|at| format!("limit_{at}")).collect();
     let described = Limiter::builder().keys(usize::try_from(workload.keys)?);
     let limiter = names.iter().fold(described, |builder, name| builder.limit(name, limit)).build()?;
-    let gates = names.iter().map(|name| limiter.gate(name)).collect::<Result<_, _>>()?;
-    Ok(Tidegate { limiter, gates, batched: false })
+    let gates: Vec<Gate> = names.iter().map(|name| limiter.gate(name)).collect::<Result<_, _>>()?;
+    let limiter = Arc::new(limiter);
+    let batched = Tidegate { limiter: Arc::clone(&limiter), gates: gates.clone(), batched: true };
+    Ok(vec![Box::new(batched), Box::new(Tidegate { limiter, gates, batched: false })])
 }
 
 impl Contender for Tidegate {

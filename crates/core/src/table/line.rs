@@ -60,6 +60,12 @@ impl Line {
         if head & LOCKED == 0 { Head(head) } else { self.head_after_wait() }
     }
 
+    /// How far this line's keys lie, as far as a passer-by can tell.
+    #[inline]
+    pub(crate) fn reach_now(&self) -> usize {
+        Head(self.head.load(Ordering::Relaxed)).reach()
+    }
+
     #[cold]
     fn head_after_wait(&self) -> Head {
         let mut backoff = Backoff::default();

@@ -26,6 +26,10 @@ use memory::{Memory, prefetch};
 use place::Placed;
 use share::{Region, Share, count, divide};
 
+/// Lines beyond the home line that are brought near for a key that is not at home. Nine in ten of those keys
+/// lie within it.
+const LINES_FURTHER: usize = 3;
+
 /// One question: may `cost` pass on this key under this limit?
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
@@ -192,6 +196,18 @@ impl Table {
     #[inline]
     pub fn prefetch(&self, ask: &Ask<'_>) {
         prefetch(&self.lines[self.own_spot(ask).home]);
+    }
+
+    /// For a home line that has arrived: if the key does not lie there, brings the lines near where it may be.
+    /// One key in seven lies away from home, and without this it waits for memory twice.
+    #[inline]
+    pub fn prefetch_further(&self, ask: &Ask<'_>) {
+        let spot = self.own_spot(ask);
+        let home = &self.lines[spot.home];
+        if home.find(spot.tag).is_none() {
+            let further = spot.home + 1..=spot.home + home.reach_now().min(LINES_FURTHER);
+            further.for_each(|line| prefetch(&self.lines[line]));
+        }
     }
 
     /// Decides on the key's own meter, or on the overflow meter if there is no room for one.

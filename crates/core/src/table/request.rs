@@ -125,6 +125,7 @@ impl Table {
     #[inline]
     fn settle_at_once<const N: usize>(&self, request: Request<'_>, answers: &mut [Answer]) -> bool {
         request.asks.iter().for_each(|ask| self.prefetch(ask));
+        request.asks.iter().for_each(|ask| self.prefetch_further(ask));
         let mut writes: ArrayVec<Write, N> = ArrayVec::new();
         for (ask, answer) in request.asks.iter().zip(answers) {
             let spot = self.own_spot(ask);

@@ -1,0 +1,183 @@
+//! Breaks the core on purpose, one fault at a time, and sees that the concurrency tests notice.
+//!
+//! A test that cannot fail proves nothing. Each fault here is one that other limiters have had, or one that the
+//! table's protocol exists to prevent; it is made in a copy of the core, never in the sources.
+
+use std::fs;
+use std::path::Path;
+
+use crate::Failure;
+use crate::command;
+use crate::metadata::Project;
+use crate::tally::Tally;
+
+/// One fault: a piece of source that stands in one place, what it becomes, and the test that must fail.
+struct Mutant {
+    fault: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    caught_by: &'static str,
+}
+
+const MUTANTS: &[Mutant] = &[
+    Mutant {
+        fault: "a merge takes the maximum with reservations in it, and the rollback subtracts them",
+        file: "src/meter.rs",
+        from: "pub fn merge(self, limit: &Limit, now: Now, used: u64) -> Self {",
+        to: "pub fn merge(self, limit: &Limit, now: Now, used: u64) -> Self {\n        \
+             let used = used.saturating_sub(u64::from(self.reserved));",
+        caught_by: "a_rollback_never_takes_a_merge_away",
+    },
+    Mutant {
+        fault: "what is used is told with reservations in it",
+        file: "src/meter.rs",
+        from: "Level::Gcra(before) => gcra::used(limit, before, now.mono_us()),",
+        to: "Level::Gcra(before) => gcra::used(limit, before, now.mono_us()) + u64::from(self.reserved),",
+        caught_by: "a_reservation_is_never_visible_as_use",
+    },
+    Mutant {
+        fault: "a writer locks whatever version is there, not the one it decided on",
+        file: "src/table/line.rs",
+        from: "pub(crate) fn lock_at(&self, head: Head) -> Option<Locked<'_>> {",
+        to: "pub(crate) fn lock_at(&self, _: Head) -> Option<Locked<'_>> {\n        let head = self.head();",
+        caught_by: "the_last_unit_goes_to_one_of_two",
+    },
+    Mutant {
+        fault: "a reader does not look at the version again",
+        file: "src/table/line.rs",
+        from: "self.head.load(Ordering::Relaxed) == head.0",
+        to: "self.head.load(Ordering::Relaxed) == head.0 || true",
+        caught_by: "a_look_during_a_charge_sees_it_whole_or_not_at_all",
+    },
+    Mutant {
+        fault: "a writer's stores may be seen before its lock",
+        file: "src/table/line.rs",
+        from: "fence(Ordering::Release);",
+        to: "",
+        caught_by: "a_look_during_a_charge_sees_it_whole_or_not_at_all",
+    },
+    Mutant {
+        fault: "a newcomer is placed without looking whether it is there by now",
+        file: "src/table/place.rs",
+        from: "return Placed::Already;",
+        to: "",
+        caught_by: "a_key_that_two_threads_make_at_once_has_one_meter",
+    },
+];
+
+/// Runs all of them and says which were caught.
+pub(crate) fn run(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
+    let copy = project.target_dir.join("mutants");
+    let mut missed = Vec::new();
+    for mutant in MUTANTS {
+        lay_out(project, &copy)?;
+        mutate(&copy.join("crates/core"), mutant)?;
+        let caught = is_caught(project, &copy, mutant)?;
+        println!("mutant: {}: {}", mutant.fault, if caught { "caught" } else { "MISSED" });
+        if caught {
+            tally.passed += 1;
+        } else {
+            tally.failed += 1;
+            missed.push(mutant.fault);
+        }
+    }
+    println!("mutants: {} of {} caught", MUTANTS.len() - missed.len(), MUTANTS.len());
+    if missed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("mutants that no test noticed: {}", missed.join("; ")))
+    }
+}
+
+/// A workspace of the core alone, as the sources have it.
+fn lay_out(project: &Project, copy: &Path) -> Result<(), Failure> {
+    let manifest = read(&project.root.join("Cargo.toml"))?;
+    let manifest: Vec<&str> = manifest
+        .lines()
+        .map(|line| if line.starts_with("members =") { r#"members = ["crates/core"]"# } else { line })
+        .filter(|line| !line.starts_with("default-members ="))
+        .collect();
+    let core = copy.join("crates/core");
+    if core.exists() {
+        fs::remove_dir_all(&core).map_err(|error| format!("{}: {error}", core.display()))?;
+    }
+    copy_folder(&project.root.join("crates/core"), &core)?;
+    write(&copy.join("Cargo.toml"), &manifest.join("\n"))?;
+    write(&copy.join("Cargo.lock"), &read(&project.root.join("Cargo.lock"))?)
+}
+
+fn mutate(core: &Path, mutant: &Mutant) -> Result<(), Failure> {
+    let path = core.join(mutant.file);
+    let source = read(&path)?;
+    if source.matches(mutant.from).count() != 1 {
+        return Err(format!("{}: the code to break does not stand there once: {}", mutant.file, mutant.from));
+    }
+    write(&path, &source.replace(mutant.from, mutant.to))
+}
+
+/// Whether the test that must fail fails. That it can be built is asked first: code that does not compile would
+/// look as if it had been caught.
+fn is_caught(project: &Project, copy: &Path, mutant: &Mutant) -> Result<bool, Failure> {
+    let test = |last: &[&str]| {
+        let mut cargo = command::cargo();
+        cargo
+            .current_dir(copy)
+            .args([
+                "test",
+                "--offline",
+                "--quiet",
+                "--package",
+                "tidegate-core",
+                "--release",
+                "--test",
+                "loom",
+            ])
+            .arg("--target-dir")
+            .arg(project.target_dir.join("loom"))
+            .args(last)
+            .env("RUSTFLAGS", "--cfg loom");
+        cargo
+    };
+    command::run(&mut test(&["--no-run"]))?;
+    Ok(!command::succeeds(&mut test(&["--", "--exact", mutant.caught_by])))
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<(), Failure> {
+    let fault = |error: std::io::Error| format!("{}: {error}", from.display());
+    fs::create_dir_all(to).map_err(fault)?;
+    for entry in fs::read_dir(from).map_err(fault)? {
+        let entry = entry.map_err(fault)?;
+        let target = to.join(entry.file_name());
+        if entry.file_type().map_err(fault)?.is_dir() {
+            copy_folder(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), &target).map_err(fault)?;
+        }
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_can_be_made_and_names_a_test_that_exists() {
+        let core = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/core");
+        let tests = read(&core.join("tests/loom.rs")).unwrap();
+        for mutant in MUTANTS {
+            let source = read(&core.join(mutant.file)).unwrap();
+            assert_eq!(source.matches(mutant.from).count(), 1, "{}", mutant.fault);
+            assert!(tests.contains(&format!("fn {}()", mutant.caught_by)), "{}", mutant.caught_by);
+        }
+    }
+}
