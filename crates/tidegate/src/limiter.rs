@@ -21,9 +21,12 @@ pub const MEMORY_BYTES_DEFAULT: usize = 64 << 20;
 /// more keys in their home line, so faster, and fewer forgotten because their window is full; larger.
 const BYTES_PER_KEY: usize = 49;
 
-/// How many meters of a batch are on their way from memory at once. Higher: more misses overlap, until the
-/// processor has no more buffers for them.
-const CHECKS_AHEAD: usize = 12;
+/// How many meters of a batch are fetched from memory in one go, and how many checks share one reading of the
+/// clock. Higher: more misses overlap, until the processor has no more buffers for them.
+const CHECKS_PER_GROUP: usize = 8;
+
+/// Questions of a batch that travel together.
+type Group<'g> = ArrayVec<Ask<'g>, CHECKS_PER_GROUP>;
 
 /// The tenant of a limiter that was told of no other.
 const DEFAULT_TENANT: &str = "";
@@ -105,7 +108,8 @@ impl Limiter {
     }
 
     /// Decides one question.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "what the caller does not look at need not be computed")]
+    #[inline(always)]
     pub fn check<'g>(&self, ask: Ask<'g>) -> Outcome<'g> {
         let question = ask.to_core();
         // Reading the clock takes about as long as memory does: let both happen at once.
@@ -114,42 +118,66 @@ impl Limiter {
     }
 
     /// Decides a request under several limits as one: either all are charged, or none is.
+    #[inline]
     pub fn check_all<'g>(&self, asks: &[Ask<'g>]) -> Result<Decision<'g>, TooManyLimits> {
         self.ask_all(asks, |now, questions, answers| self.table.check_all(now, questions, answers))
     }
 
-    /// Decides questions that have nothing to do with each other, in order and at one instant, and hands each
-    /// outcome on with the position of its question. Much cheaper than one by one: the meters are on their way
-    /// from memory while the first are decided.
+    /// Brings the meters of questions near that will be asked soon, while the caller does something else: worth it
+    /// wherever requests are known before they are decided, such as in a queue.
+    #[inline]
+    pub fn prefetch(&self, asks: &[Ask<'_>]) {
+        asks.iter().for_each(|ask| self.table.prefetch(&ask.to_core()));
+    }
+
+    /// Decides questions that have nothing to do with each other, in order, and hands each outcome on with the
+    /// position of its question. Much cheaper than one by one: while one is decided, the meters of the next are on
+    /// their way from memory. The questions are taken as they are needed, so an iterator that makes them is best.
     ///
     /// ```
     /// # use std::time::Duration;
     /// # use tidegate::{Limit, Limiter};
     /// # let limiter = Limiter::builder().limit("per_user", Limit::gcra(1, Duration::from_secs(60))?).build()?;
     /// # let per_user = limiter.gate("per_user")?;
-    /// let asks = ["alice", "bob", "alice"].map(|user| per_user.key(user));
+    /// let users = ["alice", "bob", "alice"];
     /// let mut denied = Vec::new();
-    /// limiter.check_each(&asks, |at, outcome| {
+    /// limiter.check_each(users.iter().map(|user| per_user.key(user)), |at, outcome| {
     ///     if !outcome.is_allowed() {
-    ///         denied.push(at);
+    ///         denied.push(users[at]);
     ///     }
     /// });
-    /// assert_eq!(denied, [2]);
+    /// assert_eq!(denied, ["alice"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    pub fn check_each<'g>(&self, asks: &[Ask<'g>], mut each: impl FnMut(usize, Outcome<'g>)) {
-        let near = |at: usize| asks.get(at).iter().for_each(|ask| self.table.prefetch(&ask.to_core()));
-        let nearer =
-            |at: usize| asks.get(at).iter().for_each(|ask| self.table.prefetch_further(&ask.to_core()));
-        (0..CHECKS_AHEAD).for_each(near);
-        let now = self.now();
-        (0..CHECKS_AHEAD / 2).for_each(nearer);
-        for (at, ask) in asks.iter().enumerate() {
-            near(at + CHECKS_AHEAD);
-            nearer(at + CHECKS_AHEAD / 2);
-            each(at, Outcome::new(ask.gate, self.table.check(now, &ask.to_core())));
+    pub fn check_each<'g>(
+        &self,
+        asks: impl IntoIterator<Item = Ask<'g>>,
+        mut each: impl FnMut(usize, Outcome<'g>),
+    ) {
+        // Three groups are under way: one is decided, one is near, and one is on its way from memory. A group is
+        // fetched in one go, since the processor looks up the addresses of a run of fetches side by side.
+        let mut asks = asks.into_iter();
+        let mut groups: [Group<'g>; 3] = [self.fetch(&mut asks), self.fetch(&mut asks), Group::new()];
+        let (mut turn, mut at) = (0, 0);
+        while !groups[turn % 3].is_empty() {
+            groups[(turn + 2) % 3] = self.fetch(&mut asks);
+            groups[(turn + 1) % 3].iter().for_each(|ask| self.table.prefetch_further(&ask.to_core()));
+            let now = self.now();
+            for ask in &groups[turn % 3] {
+                each(at, Outcome::new(ask.gate, self.table.check(now, &ask.to_core())));
+                at += 1;
+            }
+            turn += 1;
         }
+    }
+
+    /// The next few questions, their meters on the way.
+    #[inline]
+    fn fetch<'g>(&self, asks: &mut impl Iterator<Item = Ask<'g>>) -> Group<'g> {
+        let group: Group<'g> = asks.take(CHECKS_PER_GROUP).collect();
+        self.prefetch(&group);
+        group
     }
 
     /// Sets the cost of a request aside under all its limits, or under none. What is set aside counts against the
@@ -238,6 +266,7 @@ impl Limiter {
         found.map(|(_, share)| *share).ok_or_else(|| UnknownName::Tenant(tenant.to_owned()))
     }
 
+    #[inline]
     fn ask_all<'g>(
         &self,
         asks: &[Ask<'g>],
@@ -247,7 +276,6 @@ impl Limiter {
             return Err(TooManyLimits { limits: asks.len(), limits_max: LIMITS_PER_CHECK_MAX });
         }
         let questions: ArrayVec<_, LIMITS_PER_CHECK_MAX> = asks.iter().map(|ask| ask.to_core()).collect();
-        questions.iter().for_each(|question| self.table.prefetch(question));
         let mut answers = [UNASKED; LIMITS_PER_CHECK_MAX];
         let decided = decide(self.now(), &questions, &mut answers)?;
         let outcomes = asks.iter().zip(answers).map(|(ask, answer)| Outcome::new(ask.gate, answer)).collect();

@@ -128,14 +128,14 @@ fn checks_in_a_batch_are_decided_in_order_and_each_once() {
         let gate = limiter.gate("a").unwrap();
         let asks: Vec<_> = (0..50).map(|at| gate.key(if at % 2 == 0 { "x" } else { "y" })).collect();
         let mut lefts = Vec::new();
-        limiter.check_each(&asks, |at, outcome| {
+        limiter.check_each(asks, |at, outcome| {
             assert_eq!(at, lefts.len());
             assert_eq!(outcome.is_allowed(), at < 40, "{at}");
             lefts.push(outcome.remaining());
         });
         let expected: Vec<u32> = (0..50).map(|at| 19_u32.saturating_sub(at / 2)).collect();
         assert_eq!(lefts, expected);
-        limiter.check_each(&[], |_, _| panic!("nothing was asked"));
+        limiter.check_each([], |_, _| panic!("nothing was asked"));
     }
 }
 

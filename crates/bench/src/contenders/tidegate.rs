@@ -14,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
         Variant {
             who: "tidegate",
             note: Some(
-                "tidegate: requests under one limit are asked in batches of 16, as a pipeline brings them",
+                "tidegate: 16 checks are known ahead, as in a pipeline or a queue; their meters are fetched meanwhile",
             ),
         },
         Variant {
@@ -29,11 +29,10 @@ pub(super) const ENTRY: Entry = Entry {
 
 const KEY_COST: KeyCost = KeyCost { fill_ns: 150, bytes: 50 };
 
-/// Requests asked together: what a Redis client pipelines, and a fraction of what a busy socket brings.
+/// Checks that are known at a time: what a Redis client pipelines, and a fraction of what a busy socket brings.
 const BATCH: usize = 16;
 
-/// Limits of a request in the cases there are.
-const LIMITS_MAX: usize = 4;
+type Asks<'a> = ArrayVec<Ask<'a>, BATCH>;
 
 struct Tidegate {
     limiter: Arc<Limiter>,
@@ -55,7 +54,12 @@ fn make(workload: &Workload) -> Result<Contenders> {
 impl Contender for Tidegate {
     fn check(&self, batch: &Batch<'_>) -> u64 {
         match self.gates.as_slice() {
-            [gate] if self.batched => self.check_each(gate, batch),
+            [gate] if self.batched => {
+                let mut allowed = 0;
+                let asks = batch.names().map(|name| gate.key(name));
+                self.limiter.check_each(asks, |_, outcome| allowed += u64::from(outcome.is_allowed()));
+                allowed
+            }
             [gate] => batch.count_by_name(|name| self.limiter.check(gate.key(name)).is_allowed()),
             gates => self.check_all(gates, batch),
         }
@@ -63,30 +67,22 @@ impl Contender for Tidegate {
 }
 
 impl Tidegate {
-    fn check_each(&self, gate: &Gate, batch: &Batch<'_>) -> u64 {
-        let mut names = batch.names();
+    /// Requests of several limits, as many at a time as are known at once.
+    fn check_all(&self, gates: &[Gate], batch: &Batch<'_>) -> u64 {
+        let known = if self.batched { BATCH / gates.len() } else { 1 };
+        let mut keys = gates.iter().cycle().zip(batch.names());
         let mut allowed = 0;
         loop {
-            let asks: ArrayVec<Ask<'_>, BATCH> =
-                names.by_ref().take(BATCH).map(|name| gate.key(name)).collect();
+            let asks: Asks<'_> =
+                keys.by_ref().take(known * gates.len()).map(|(gate, name)| gate.key(name)).collect();
             if asks.is_empty() {
                 return allowed;
             }
-            self.limiter.check_each(&asks, |_, outcome| allowed += u64::from(outcome.is_allowed()));
-        }
-    }
-
-    fn check_all(&self, gates: &[Gate], batch: &Batch<'_>) -> u64 {
-        let mut names = batch.names();
-        let mut allowed = 0;
-        for _ in 0..batch.numbers.len() / gates.len() {
-            let mut asks = [gates[0].key(""); LIMITS_MAX];
-            for ((ask, gate), name) in asks.iter_mut().zip(gates).zip(&mut names) {
-                *ask = gate.key(name);
+            if self.batched {
+                self.limiter.prefetch(&asks);
             }
-            allowed += u64::from(self.is_allowed(&asks[..gates.len()]));
+            allowed += asks.chunks(gates.len()).filter(|asks| self.is_allowed(asks)).count() as u64;
         }
-        allowed
     }
 
     fn is_allowed(&self, asks: &[Ask<'_>]) -> bool {

@@ -26,9 +26,9 @@ use memory::{Memory, prefetch};
 use place::Placed;
 use share::{Region, Share, count, divide};
 
-/// Lines beyond the home line that are brought near for a key that is not at home. Nine in ten of those keys
-/// lie within it.
-const LINES_FURTHER: usize = 3;
+/// Lines beyond the home line that are brought near for a key that is not at home. Higher: fewer keys wait for
+/// memory twice, and more lines are fetched for nothing.
+const LINES_FURTHER: usize = 2;
 
 /// One question: may `cost` pass on this key under this limit?
 #[derive(Clone, Copy, Debug)]
