@@ -112,8 +112,8 @@ impl Limiter {
     #[inline(always)]
     pub fn check<'g>(&self, ask: Ask<'g>) -> Outcome<'g> {
         let question = ask.to_core();
-        // Reading the clock takes about as long as memory does: let both happen at once.
-        self.table.prefetch(&question);
+        // The clock is read while the meter is on its way.
+        self.table.prefetch_wide(&question);
         Outcome::new(ask.gate, self.table.check(self.now(), &question))
     }
 
@@ -127,7 +127,9 @@ impl Limiter {
     /// wherever requests are known before they are decided, such as in a queue.
     #[inline]
     pub fn prefetch(&self, asks: &[Ask<'_>]) {
-        asks.iter().for_each(|ask| self.table.prefetch(&ask.to_core()));
+        for ask in asks {
+            self.table.prefetch(&ask.to_core());
+        }
     }
 
     /// Decides questions that have nothing to do with each other, in order, and hands each outcome on with the
