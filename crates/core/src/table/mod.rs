@@ -211,7 +211,11 @@ impl Table {
     /// One key in seven lies away from home, and without this it waits for memory twice.
     #[inline]
     pub fn prefetch_further(&self, ask: &Ask<'_>) {
-        let spot = self.own_spot(ask);
+        self.fetch_further(self.own_spot(ask));
+    }
+
+    #[inline]
+    fn fetch_further(&self, spot: Spot<'_>) {
         let home = &self.lines[spot.home];
         if home.find(spot.tag).is_none() {
             let further = spot.home + 1..=spot.home + home.reach_now().min(LINES_FURTHER);

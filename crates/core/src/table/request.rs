@@ -5,6 +5,7 @@ use std::fmt;
 use arrayvec::ArrayVec;
 
 use super::line::{Head, Locked};
+use super::memory::prefetch;
 use super::place::Placed;
 use super::{Answer, Ask, Change, Intent, Source, Spot, Table, count, refusal};
 use crate::meter::{Meter, Slot};
@@ -124,11 +125,11 @@ impl Table {
     /// else meanwhile. Otherwise nothing has happened yet, and the answer is false.
     #[inline]
     fn settle_at_once<const N: usize>(&self, request: Request<'_>, answers: &mut [Answer]) -> bool {
-        request.asks.iter().for_each(|ask| self.prefetch(ask));
-        request.asks.iter().for_each(|ask| self.prefetch_further(ask));
+        let spots: ArrayVec<Spot<'_>, N> = request.asks.iter().map(|ask| self.own_spot(ask)).collect();
+        spots.iter().for_each(|spot| prefetch(self.line(spot.home)));
+        spots.iter().for_each(|&spot| self.fetch_further(spot));
         let mut writes: ArrayVec<Write, N> = ArrayVec::new();
-        for (ask, answer) in request.asks.iter().zip(answers) {
-            let spot = self.own_spot(ask);
+        for ((ask, spot), answer) in request.asks.iter().zip(spots).zip(answers) {
             let Some(found) = self.find(spot) else { return false };
             let (verdict, change) = request.intent.apply(request.now, ask, found.words.unpack());
             let Change::Write(after) = change else { return false };
