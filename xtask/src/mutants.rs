@@ -64,6 +64,27 @@ const MUTANTS: &[Mutant] = &[
         to: "",
         caught_by: "a_key_that_two_threads_make_at_once_has_one_meter",
     },
+    Mutant {
+        fault: "any meter may be forgotten to make room",
+        file: "src/table/place.rs",
+        from: "best.filter(|choice| choice.standing < Standing::Kept)",
+        to: "best",
+        caught_by: "a_key_at_its_limit_survives_newcomers",
+    },
+    Mutant {
+        fault: "a newcomer takes the slot it chose, whatever has become of it",
+        file: "src/table/place.rs",
+        from: "if line.slot(choice.slot) != choice.words {",
+        to: "if false {",
+        caught_by: "a_newcomer_does_not_take_the_place_of_a_meter_that_changed_meanwhile",
+    },
+    Mutant {
+        fault: "a home line does not know how far its keys lie",
+        file: "src/table/place.rs",
+        from: "home.extend_reach(choice.line - spot.home);",
+        to: "",
+        caught_by: "a_key_that_lies_away_from_home_has_one_meter",
+    },
 ];
 
 /// Runs all of them and says which were caught.

@@ -110,6 +110,11 @@ impl Meter {
         }
     }
 
+    /// Whether nothing is spent and nothing set aside.
+    pub fn is_idle(&self, limit: &Limit, now: Now) -> bool {
+        self.reserved == 0 && self.used(limit, now) == 0
+    }
+
     /// What is set aside and neither committed nor given back.
     pub fn reserved(&self) -> u32 {
         self.reserved
@@ -194,11 +199,11 @@ impl Slot {
         if self.held > 0 || debt > keep_above {
             return Standing::Kept;
         }
-        let age = self.last_use();
+        let since = self.last_use();
         if debt == 0 {
-            Standing::Clean { age }
+            Standing::Clean { since }
         } else {
-            Standing::Indebted { share: debt * 255 / keep_above, age }
+            Standing::Indebted { share: debt * 255 / keep_above, since }
         }
     }
 
@@ -229,9 +234,9 @@ pub(crate) enum Standing {
     /// The slot holds nothing.
     Free,
     /// Nothing is owed: forgetting changes no decision. The longest idle goes first.
-    Clean { age: u64 },
+    Clean { since: u64 },
     /// Something is owed, but the key is not at its limit. The smallest share of what it may owe goes first.
-    Indebted { share: u64, age: u64 },
+    Indebted { share: u64, since: u64 },
     /// At its limit, or holding reservations: never forgotten to make room.
     Kept,
 }
@@ -290,10 +295,10 @@ mod tests {
     fn slots_are_given_away_in_the_order_of_what_is_lost() {
         let order = [
             Standing::Free,
-            Standing::Clean { age: 5 },
-            Standing::Clean { age: 6 },
-            Standing::Indebted { share: 1, age: 9 },
-            Standing::Indebted { share: 2, age: 1 },
+            Standing::Clean { since: 5 },
+            Standing::Clean { since: 6 },
+            Standing::Indebted { share: 1, since: 9 },
+            Standing::Indebted { share: 2, since: 1 },
             Standing::Kept,
         ];
         assert!(order.is_sorted());

@@ -64,7 +64,7 @@ impl Timeline {
     /// back, since a thread that slept between reading and asking looks the same.
     #[inline]
     pub fn now(&self, read: impl Fn() -> Now) -> Now {
-        let now = self.place(read());
+        let now = self.read_placed(&read);
         let latest = self.latest_us.load(Ordering::Relaxed);
         if now.mono_us >= latest {
             if now.mono_us - latest >= NOTE_EVERY_US {
@@ -75,23 +75,30 @@ impl Timeline {
         if latest - now.mono_us < STEP_BACK_US_MIN { now } else { self.after_step_back(&read) }
     }
 
-    fn place(&self, raw: Now) -> Now {
-        let shift = self.shift_us.load(Ordering::Acquire);
-        Now::from_micros(raw.mono_us.saturating_add(shift), raw.wall_us)
+    /// A reading with the shift that was in force when it was read: one read before a step and placed after its
+    /// correction would throw the line forward for good.
+    #[inline]
+    fn read_placed(&self, read: &impl Fn() -> Now) -> Now {
+        loop {
+            let shift = self.shift_us.load(Ordering::Acquire);
+            let raw = read();
+            if self.shift_us.load(Ordering::Acquire) == shift {
+                return Now::from_micros(raw.mono_us.saturating_add(shift), raw.wall_us);
+            }
+        }
     }
 
     #[cold]
     fn after_step_back(&self, read: &impl Fn() -> Now) -> Now {
         let shift = self.shift_us.load(Ordering::Acquire);
-        let raw = read();
-        let placed = raw.mono_us.saturating_add(shift);
+        let placed = read().mono_us.saturating_add(shift);
         let behind = self.latest_us.load(Ordering::Relaxed).saturating_sub(placed);
         if behind >= STEP_BACK_US_MIN {
             // Losing this race means another thread corrected the same step; its shift is the one in force.
             let corrected = shift.saturating_add(behind);
             let _ = self.shift_us.compare_exchange(shift, corrected, Ordering::AcqRel, Ordering::Acquire);
         }
-        self.place(raw)
+        self.read_placed(read)
     }
 }
 
@@ -126,6 +133,23 @@ mod tests {
             || if first.replace(false) { Now::from_micros(0, 0) } else { Now::from_micros(10_000_001, 0) };
         assert_eq!(line.now(read).mono_us(), 10_000_001);
         assert_eq!(line.now(|| Now::from_micros(10_000_002, 0)).mono_us(), 10_000_002);
+    }
+
+    #[test]
+    fn a_reading_from_before_a_step_is_not_placed_by_its_correction() {
+        let line = Timeline::new();
+        line.now(|| Now::from_micros(5 * HOUR_US, 0));
+        // While this thread reads the clock, it steps back an hour and another thread corrects the line for it.
+        let first = Cell::new(true);
+        let read = || {
+            if first.replace(false) {
+                line.now(|| Now::from_micros(4 * HOUR_US, 0));
+                return Now::from_micros(5 * HOUR_US, 0);
+            }
+            Now::from_micros(4 * HOUR_US + 1, 0)
+        };
+        assert_eq!(line.now(read).mono_us(), 5 * HOUR_US + 1);
+        assert_eq!(line.now(|| Now::from_micros(4 * HOUR_US + 2, 0)).mono_us(), 5 * HOUR_US + 2);
     }
 
     #[test]

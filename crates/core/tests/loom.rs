@@ -251,15 +251,52 @@ fn a_denied_request_leaves_no_trace_whatever_runs_beside_it() {
     });
 }
 
+/// A limit of ten, and four keys in the four slots that there are: all used up but `loose`, which has used one.
+/// Which slot `loose` lies in depends on the order in which the keys came.
+fn full_house(order: [&str; 4]) -> Arc<World> {
+    let world = World::new(10, 4);
+    for key in order {
+        assert!(world.check(key, if key == "loose" { 1 } else { 10 }));
+    }
+    world
+}
+
 #[test]
-fn a_key_at_its_limit_survives_newcomers() {
+fn a_key_that_lies_away_from_home_has_one_meter() {
     explore(|| {
         let world = World::new(1, 4);
-        assert!(world.check("kept", 1));
-        let again = spawn(&world, |world| world.check("kept", 1));
-        assert!(world.check("stranger", 1));
-        assert!(!again.join().expect("no panic"));
-        assert!(!world.check("kept", 1));
-        assert!(!world.check("stranger", 1));
+        assert!(world.check("a", 1) && world.check("b", 1), "the home line is full");
+        let other = spawn(&world, |world| world.check("further", 1));
+        let mine = world.check("further", 1);
+        assert!(mine != other.join().expect("no panic"));
+        assert_eq!(world.table.stats(Shares::FIRST).live, 3);
+    });
+}
+
+#[test]
+fn a_key_at_its_limit_survives_newcomers() {
+    explore_within(3, || {
+        let world = full_house(["a", "b", "c", "loose"]);
+        let newcomers = spawn(&world, |world| (world.check("new", 10), world.check("newer", 1)));
+        assert!(!world.check("a", 1), "the newcomers set an offender free");
+        // The first takes the place of the loose key, the second finds all others at their limit.
+        assert_eq!(newcomers.join().expect("no panic"), (true, true));
+        assert!(["a", "b", "c", "new"].iter().all(|key| !world.check(key, 1)));
+        assert_eq!(world.table.stats(Shares::FIRST).spilled, 1);
+    });
+}
+
+#[test]
+fn a_newcomer_does_not_take_the_place_of_a_meter_that_changed_meanwhile() {
+    explore_within(3, || {
+        let world = full_house(["a", "b", "loose", "c"]);
+        let newcomer = spawn(&world, |world| world.check("new", 1));
+        let filled = world.table.check(NOW, &world.ask("loose", 9)).verdict;
+        assert!(newcomer.join().expect("no panic"));
+        // With nothing remaining it was its old meter that was filled, and that is kept. Otherwise the newcomer
+        // came first, and it was a new one.
+        if filled.is_allowed() && filled.remaining() == 0 {
+            assert_eq!(world.used("loose"), 10, "forgotten at its limit");
+        }
     });
 }

@@ -178,3 +178,40 @@ fn a_table_that_is_sized_for_its_keys_holds_them() {
     assert_eq!(stats.live + stats.evicted_indebted, KEYS);
     assert_eq!((0..KEYS).map(|key| world.used(&limit, key)).sum::<u64>(), stats.live);
 }
+
+#[test]
+fn new_keys_of_one_request_find_room_wherever_single_ones_do() {
+    for bytes in [3 << 10, 16 << 10, 64 << 10] {
+        let world = World::new(bytes);
+        let limit = per_hour(100);
+        let mut answers = [UNASKED; 8];
+        for key in 0..bytes as u64 {
+            world.table.check(NOW, &world.ask(&limit, key, 5));
+        }
+        for request in 1..1_000u64 {
+            let asks: [_; 8] = std::array::from_fn(|at| world.ask(&limit, request << 32 | at as u64, 1));
+            assert_eq!(
+                world.table.check_all(NOW, &asks, &mut answers),
+                Ok(Decided::Allowed),
+                "{bytes} {request}"
+            );
+            assert!(
+                answers.iter().all(|answer| answer.source == Source::Own),
+                "{bytes} {request} {answers:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_owes_nothing_makes_no_meter() {
+    let world = World::new(1 << 16);
+    for limit in [per_hour(10), Limit::sliding_window(10, Duration::from_hours(1)).expect("in range")] {
+        world.table.refund(NOW, &world.ask(&limit, 1, 5));
+        world.table.charge(NOW, &world.ask(&limit, 2, 0));
+        world.table.merge(NOW, &world.ask(&limit, 3, 0));
+        world.table.check(NOW, &world.ask(&limit, 4, 0));
+        world.table.check(NOW, &world.ask(&limit, 5, 11));
+    }
+    assert_eq!(world.table.stats(Shares::FIRST).live, 0);
+}

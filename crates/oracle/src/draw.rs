@@ -126,8 +126,7 @@ fn burst(rng: &mut Rng, amount: u64, period: Duration) -> Option<u64> {
     }
 }
 
-/// The largest burst that is allowed. A limit of 0 is treated as one of 1 here, though any burst is allowed beside
-/// it: see `tests/known.rs` for what the product makes of a larger one.
+/// The largest burst that is allowed: any beside a limit of 0, which nothing ever drains.
 fn largest_burst(amount: u64, period: Duration) -> u64 {
     if amount == 0 {
         return COUNT_MAX;

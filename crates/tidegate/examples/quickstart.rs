@@ -48,7 +48,7 @@ impl Demo {
     }
 
     fn window(&self, window: &Gate) {
-        heading("window: 10 in any minute (sliding window). Costs may differ, and 0 only looks.");
+        heading("window: 10 per minute (sliding window). Costs may differ, and 0 only looks.");
         for cost in [8, 3, 2, 0, 11] {
             self.ask(window, "alice", cost);
         }

@@ -13,6 +13,7 @@ pub const LIMITS_PER_CHECK_MAX: usize = 8;
 
 /// What one limit said.
 #[derive(Clone, Copy, Debug)]
+#[must_use = "a denial that nobody looks at stops nobody"]
 pub struct Outcome<'g> {
     gate: &'g Gate,
     answer: Answer,
@@ -63,6 +64,7 @@ impl<'g> Outcome<'g> {
 
 /// What was decided for a request under several limits: all of them let it pass and were charged, or none was.
 #[derive(Clone, Debug)]
+#[must_use = "a denial that nobody looks at stops nobody"]
 pub struct Decision<'g> {
     pub(crate) outcomes: ArrayVec<Outcome<'g>, LIMITS_PER_CHECK_MAX>,
     pub(crate) decided: Decided,

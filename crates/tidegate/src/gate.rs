@@ -5,18 +5,22 @@ use std::sync::Arc;
 
 use tidegate_core::{Digest, KeySpace, Limit};
 
+use crate::limiter::LimiterId;
+
 /// One named limit of one tenant. Cheap to clone; get it once with [`Limiter::gate`](crate::Limiter::gate) and
 /// keep it.
 #[derive(Clone)]
 pub struct Gate {
+    /// The limiter it belongs to.
+    limiter: LimiterId,
     name: Arc<str>,
     limit: Limit,
     space: KeySpace,
 }
 
 impl Gate {
-    pub(crate) fn new(name: Arc<str>, limit: Limit, space: KeySpace) -> Self {
-        Self { name, limit, space }
+    pub(crate) fn new(limiter: LimiterId, name: Arc<str>, limit: Limit, space: KeySpace) -> Self {
+        Self { limiter, name, limit, space }
     }
 
     /// The limit's name.
@@ -63,7 +67,8 @@ pub struct Ask<'g> {
 }
 
 impl<'g> Ask<'g> {
-    /// The same question for another cost. 0 looks without changing anything.
+    /// The same question for another cost. 0 looks without changing anything; a look at a key that the table does
+    /// not hold tells of an empty meter, also where a check would find no room for one.
     #[inline]
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
@@ -75,8 +80,11 @@ impl<'g> Ask<'g> {
         self.gate
     }
 
+    /// The question as the table of `limiter` takes it.
     #[inline]
-    pub(crate) fn to_core(self) -> tidegate_core::Ask<'g> {
+    pub(crate) fn of(self, limiter: LimiterId) -> tidegate_core::Ask<'g> {
+        // In another limiter's table the key would be counted under a limit that is none of its own.
+        assert!(self.gate.limiter == limiter, "this gate is of another limiter");
         tidegate_core::Ask {
             limit: &self.gate.limit,
             space: &self.gate.space,

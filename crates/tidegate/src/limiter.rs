@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use tidegate_core::{
@@ -17,7 +18,7 @@ use crate::reservation::{Ledger, Reservation, ReserveError, Reserved};
 /// Memory of the table unless another amount is set: room for two million keys.
 pub const MEMORY_BYTES_DEFAULT: usize = 64 << 20;
 
-/// What a key takes when a table is sized by keys: half a line, and half as much again to stay free. Higher:
+/// What a key takes when a table is sized by keys: half a line, and about half as much again to stay free. Higher:
 /// more keys in their home line, so faster, and fewer forgotten because their window is full; larger.
 const BYTES_PER_KEY: usize = 49;
 
@@ -36,6 +37,9 @@ const UNASKED: Answer =
     Answer { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: Source::Own };
 
 /// Decides, from this process's memory, what may pass. Shared by all threads; needs no runtime.
+///
+/// # Panics
+/// Every call that takes an [`Ask`] panics if its gate is of another limiter.
 ///
 /// ```
 /// use std::time::Duration;
@@ -59,6 +63,7 @@ const UNASKED: Answer =
 /// ```
 #[derive(Debug)]
 pub struct Limiter {
+    id: LimiterId,
     table: Table,
     clock: Box<dyn Clock>,
     timeline: Timeline,
@@ -66,6 +71,17 @@ pub struct Limiter {
     limits: Vec<(Arc<str>, Limit)>,
     tenants: Vec<(String, ShareId)>,
     pub(crate) ledger: Ledger,
+}
+
+/// Tells the limiters of a process apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LimiterId(u64);
+
+impl LimiterId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// No limit, or no tenant, of that name.
@@ -104,14 +120,14 @@ impl Limiter {
         let share = self.share_of(tenant)?;
         let found = self.limits.iter().find(|(name, _)| **name == *limit);
         let (name, limit) = found.ok_or_else(|| UnknownName::Limit(limit.to_owned()))?;
-        Ok(Gate::new(Arc::clone(name), *limit, KeySpace::new(&self.secret, share, name)))
+        Ok(Gate::new(self.id, Arc::clone(name), *limit, KeySpace::new(&self.secret, share, name)))
     }
 
     /// Decides one question.
     #[expect(clippy::inline_always, reason = "what the caller does not look at need not be computed")]
     #[inline(always)]
     pub fn check<'g>(&self, ask: Ask<'g>) -> Outcome<'g> {
-        let question = ask.to_core();
+        let question = ask.of(self.id);
         // The clock is read while the meter is on its way.
         self.table.prefetch_wide(&question);
         Outcome::new(ask.gate, self.table.check(self.now(), &question))
@@ -128,7 +144,7 @@ impl Limiter {
     #[inline]
     pub fn prefetch(&self, asks: &[Ask<'_>]) {
         for ask in asks {
-            self.table.prefetch(&ask.to_core());
+            self.table.prefetch(&ask.of(self.id));
         }
     }
 
@@ -159,15 +175,15 @@ impl Limiter {
     ) {
         // Three groups are under way: one is decided, one is near, and one is on its way from memory. A group is
         // fetched in one go, since the processor looks up the addresses of a run of fetches side by side.
-        let mut asks = asks.into_iter();
+        let mut asks = asks.into_iter().fuse();
         let mut groups: [Group<'g>; 3] = [self.fetch(&mut asks), self.fetch(&mut asks), Group::new()];
         let (mut turn, mut at) = (0, 0);
         while !groups[turn % 3].is_empty() {
             groups[(turn + 2) % 3] = self.fetch(&mut asks);
-            groups[(turn + 1) % 3].iter().for_each(|ask| self.table.prefetch_further(&ask.to_core()));
+            groups[(turn + 1) % 3].iter().for_each(|ask| self.table.prefetch_further(&ask.of(self.id)));
             let now = self.now();
             for ask in &groups[turn % 3] {
-                each(at, Outcome::new(ask.gate, self.table.check(now, &ask.to_core())));
+                each(at, Outcome::new(ask.gate, self.table.check(now, &ask.of(self.id))));
                 at += 1;
             }
             turn += 1;
@@ -215,22 +231,22 @@ impl Limiter {
 
     /// Adds a cost that was spent already, without asking. The meter may go into debt.
     pub fn charge(&self, ask: Ask<'_>) {
-        self.table.charge(self.now(), &ask.to_core());
+        self.table.charge(self.now(), &ask.of(self.id));
     }
 
-    /// Gives a charged cost back.
+    /// Gives a charged cost back. One that an overflow meter was charged stays there until it drains.
     pub fn refund(&self, ask: Ask<'_>) {
-        self.table.refund(self.now(), &ask.to_core());
+        self.table.refund(self.now(), &ask.of(self.id));
     }
 
     /// Raises a meter to at least the cost of `ask`: what somebody else, such as an upstream, says is spent.
     pub fn raise(&self, ask: Ask<'_>) {
-        self.table.merge(self.now(), &ask.to_core());
+        self.table.merge(self.now(), &ask.of(self.id));
     }
 
     /// Forgets what was spent on a key.
     pub fn reset(&self, ask: Ask<'_>) {
-        self.table.reset(self.now(), &ask.to_core());
+        self.table.reset(self.now(), &ask.of(self.id));
     }
 
     /// How full the table is, and what it had to give up.
@@ -251,6 +267,10 @@ impl Limiter {
     #[inline]
     pub(crate) fn now(&self) -> Now {
         self.timeline.now(|| self.clock.now())
+    }
+
+    pub(crate) fn id(&self) -> LimiterId {
+        self.id
     }
 
     pub(crate) fn table(&self) -> &Table {
@@ -277,7 +297,7 @@ impl Limiter {
         if asks.len() > LIMITS_PER_CHECK_MAX {
             return Err(TooManyLimits { limits: asks.len(), limits_max: LIMITS_PER_CHECK_MAX });
         }
-        let questions: ArrayVec<_, LIMITS_PER_CHECK_MAX> = asks.iter().map(|ask| ask.to_core()).collect();
+        let questions: ArrayVec<_, LIMITS_PER_CHECK_MAX> = asks.iter().map(|ask| ask.of(self.id)).collect();
         let mut answers = [UNASKED; LIMITS_PER_CHECK_MAX];
         let decided = decide(self.now(), &questions, &mut answers)?;
         let outcomes = asks.iter().zip(answers).map(|(ask, answer)| Outcome::new(ask.gate, answer)).collect();
@@ -396,6 +416,7 @@ impl Builder {
         let mut tenants = vec![(DEFAULT_TENANT.to_owned(), Shares::FIRST)];
         tenants.extend(self.tenants.into_iter().map(|(name, weight)| (name, shares.add(weight))));
         Ok(Limiter {
+            id: LimiterId::next(),
             table: Table::new(self.memory_bytes, &shares).map_err(BuildError::Table)?,
             clock: self.clock.unwrap_or_else(|| Box::new(SystemClock::new())),
             timeline: Timeline::new(),

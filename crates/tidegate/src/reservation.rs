@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arrayvec::ArrayVec;
 use tidegate_core::{Digest, KeySpace, Limit, Now, Source, Table, TooManyLimits};
 
-use crate::decision::Decision;
+use crate::decision::{Decision, LIMITS_PER_CHECK_MAX};
 use crate::gate::Ask;
 use crate::limiter::Limiter;
 
@@ -19,6 +20,7 @@ pub const RESERVATION_US_MAX: u64 = 60_000_000;
 
 /// What came of asking for a reservation.
 #[derive(Debug)]
+#[must_use = "a reservation that is dropped is given back"]
 pub enum Reserved<'l, 'g> {
     /// Every limit had room, and the cost is set aside.
     Held(Reservation<'l, 'g>),
@@ -145,7 +147,7 @@ impl<'l, 'g> Reservation<'l, 'g> {
             .iter()
             .zip(decision.outcomes())
             .map(|(ask, outcome)| {
-                let ask = (*ask).to_core();
+                let ask = ask.of(limiter.id());
                 let source = outcome.source();
                 Part { limit: *ask.limit, space: *ask.space, digest: ask.digest, cost: ask.cost, source }
             })
@@ -175,11 +177,13 @@ impl<'l, 'g> Reservation<'l, 'g> {
 
     /// Charges under each limit what `actual` says, given the limit's position and what was set aside under it.
     pub fn commit_with(mut self, actual: impl Fn(usize, u64) -> u64) {
+        // Asked for before anything is settled: if it panics, dropping the reservation gives all of it back.
+        let actuals: ArrayVec<u64, LIMITS_PER_CHECK_MAX> =
+            self.parts.iter().enumerate().map(|(at, part)| actual(at, part.cost)).collect();
         self.settled = true;
         let (now, table) = (self.limiter.now(), self.limiter.table());
         let held = self.limiter.ledger.strike(self.id);
-        for (at, part) in self.parts.iter().enumerate() {
-            let actual = actual(at, part.cost);
+        for (part, actual) in self.parts.iter().zip(actuals) {
             if held {
                 table.commit(now, &part.ask(part.cost), part.source, actual);
             } else {

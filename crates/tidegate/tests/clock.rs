@@ -117,7 +117,7 @@ fn clocks_at_their_ends_never_panic() {
             limiter.charge(gate.key("x").cost(u64::MAX));
             limiter.raise(gate.key("x").cost(u64::MAX));
             limiter.refund(gate.key("x"));
-            limiter.check_all(&[gate.key("x"), gate.key("y")]).unwrap();
+            let _ = limiter.check_all(&[gate.key("x"), gate.key("y")]).unwrap();
             if let Reserved::Held(held) = limiter.reserve(&[gate.key("z")]).unwrap() {
                 held.commit_actual(u64::MAX);
             }

@@ -31,6 +31,14 @@ fn a_name_given_twice_is_an_error() {
 }
 
 #[test]
+#[should_panic(expected = "this gate is of another limiter")]
+fn a_gate_of_another_limiter_is_a_mistake_that_shows() {
+    let (one, _) = limiter(&[("a", gcra(1, HOUR))]);
+    let (other, _) = limiter(&[("a", gcra(1, HOUR))]);
+    let _ = other.check(one.gate("a").unwrap().key("x"));
+}
+
+#[test]
 fn keys_and_limits_are_counted_apart() {
     let (limiter, _) = limiter(&[("a", gcra(1, HOUR)), ("b", gcra(1, HOUR))]);
     let (a, b) = (limiter.gate("a").unwrap(), limiter.gate("b").unwrap());
@@ -184,7 +192,7 @@ fn a_refund_gives_back_what_was_spent_and_no_more() {
     for limit in both(10, HOUR) {
         let (limiter, _) = limiter(&[("a", limit)]);
         let gate = limiter.gate("a").unwrap();
-        limiter.check(gate.key("x").cost(8));
+        let _ = limiter.check(gate.key("x").cost(8));
         limiter.refund(gate.key("x").cost(3));
         assert_eq!(remaining(&limiter, gate.key("x")), 5);
         limiter.refund(gate.key("x").cost(u64::MAX));
@@ -218,7 +226,7 @@ fn raise_lifts_a_meter_and_never_lowers_it() {
     for limit in both(10, HOUR) {
         let (limiter, _) = limiter(&[("a", limit)]);
         let gate = limiter.gate("a").unwrap();
-        limiter.check(gate.key("x").cost(4));
+        let _ = limiter.check(gate.key("x").cost(4));
         for (used, left) in [(3, 6), (7, 3), (7, 3), (5, 3), (u64::MAX, 0)] {
             limiter.raise(gate.key("x").cost(used));
             assert_eq!(remaining(&limiter, gate.key("x")), left, "raised to {used}");
@@ -248,7 +256,7 @@ fn tenants_are_counted_apart_and_none_can_crowd_out_another() {
     let nobody = limiter.gate("a").unwrap();
     assert_eq!(passes(&limiter, small.key("x"), 1), 1);
     for key in 0..100_000_u32 {
-        limiter.check(large.key(key.to_le_bytes()).cost(2));
+        let _ = limiter.check(large.key(key.to_le_bytes()).cost(2));
     }
     assert!(
         limiter.stats_of("large").unwrap().spilled > 0,

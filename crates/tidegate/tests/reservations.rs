@@ -68,7 +68,7 @@ fn dropping_or_cancelling_gives_everything_back() {
     for limit in both(10, HOUR) {
         let (limiter, _) = limiter(&[("a", limit)]);
         let gate = limiter.gate("a").unwrap();
-        limiter.check(gate.key("x").cost(3));
+        let _ = limiter.check(gate.key("x").cost(3));
         drop(hold(&limiter, &[gate.key("x").cost(7), gate.key("y")]));
         hold(&limiter, &[gate.key("x").cost(7), gate.key("y")]).cancel();
         assert_eq!(remaining(&limiter, gate.key("x")), 7);
@@ -95,7 +95,7 @@ fn a_reset_leaves_reservations_to_their_owners() {
     for limit in both(10, HOUR) {
         let (limiter, _) = limiter(&[("a", limit)]);
         let gate = limiter.gate("a").unwrap();
-        limiter.check(gate.key("x").cost(5));
+        let _ = limiter.check(gate.key("x").cost(5));
         let held = hold(&limiter, &[gate.key("x").cost(4)]);
         limiter.reset(gate.key("x"));
         assert_eq!(remaining(&limiter, gate.key("x")), 6);
@@ -200,4 +200,14 @@ fn extreme_costs_are_denied_or_settled_without_a_trace() {
             assert_eq!(remaining(&limiter, gate.key("x")), 10, "{cost}");
         }
     }
+}
+
+#[test]
+fn a_panic_while_the_actual_cost_is_worked_out_gives_everything_back() {
+    let (limiter, _) = limiter(&[("a", gcra(10, HOUR))]);
+    let gate = limiter.gate("a").unwrap();
+    let held = hold(&limiter, &[gate.key("x").cost(4)]);
+    let commit = std::panic::AssertUnwindSafe(|| held.commit_with(|_, _| panic!("the bill is lost")));
+    assert!(std::panic::catch_unwind(commit).is_err());
+    assert_eq!(remaining(&limiter, gate.key("x")), 10);
 }

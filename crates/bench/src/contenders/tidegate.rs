@@ -14,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
         Variant {
             who: "tidegate",
             note: Some(
-                "tidegate: 16 checks are known ahead, as in a pipeline or a queue; their meters are fetched meanwhile",
+                "tidegate: 16 or more checks are known ahead, as in a pipeline or a queue, their meters fetched meanwhile; the clock is read for every 8 checks, or every request of several limits",
             ),
         },
         Variant {

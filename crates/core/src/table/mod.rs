@@ -258,7 +258,9 @@ impl Table {
     fn adjust(&self, now: Now, ask: &Ask<'_>, source: Source, rule: impl Fn(Meter) -> Meter) {
         let step = |before: Meter| {
             let after = rule(before);
-            ((), if after == before { Change::Keep } else { Change::Write(after) })
+            // A meter that owes nothing says no more than no meter: none is made for it.
+            let is_nothing = before == Meter::empty(ask.limit) && after.is_idle(ask.limit, now);
+            ((), if after == before || is_nothing { Change::Keep } else { Change::Write(after) })
         };
         let done = match source {
             Source::Own => self.change(now, self.own_spot(ask), ask.limit, step),
@@ -284,7 +286,7 @@ impl Table {
             let Some(found) = self.find(spot) else {
                 let (out, change) = step(Meter::empty(limit));
                 let Change::Write(meter) = change else { return Some(out) };
-                match self.place(now, spot, Slot::pack(spot.tag, limit, &meter)) {
+                match self.place(now, spot, Slot::pack(spot.tag, limit, &meter), |_| false) {
                     Placed::Here => return Some(out),
                     Placed::NoRoom => return None,
                     Placed::Already => continue,

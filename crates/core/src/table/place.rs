@@ -41,14 +41,16 @@ struct Choice {
 impl Table {
     /// Places a meter that was not found. The home line stays locked meanwhile: whoever wants to place the same
     /// key has to hold it too, so that no key ever has two meters. Lines are locked in ascending order only.
+    ///
+    /// `spare` says which tags must not be evicted for it: the other keys of the same request.
     #[cold]
-    pub(super) fn place(&self, now: Now, spot: Spot<'_>, words: Slot) -> Placed {
+    pub(super) fn place(&self, now: Now, spot: Spot<'_>, words: Slot, spare: impl Fn(u64) -> bool) -> Placed {
         let mut home = self.line(spot.home).lock();
         if home.find(spot.tag).is_some() || self.find_further(spot, home.head().reach()).is_some() {
             return Placed::Already;
         }
         for _ in 0..CHOICES_MAX {
-            let Some(choice) = self.choose(now, spot, &home) else { return Placed::NoRoom };
+            let Some(choice) = self.choose(now, spot, &home, &spare) else { return Placed::NoRoom };
             if self.take(&mut home, spot, &choice, words) {
                 Self::count_taken(spot, &choice);
                 return Placed::Here;
@@ -58,11 +60,20 @@ impl Table {
     }
 
     /// The slot of the window whose meter matters least: the nearest free one, or else the least standing.
-    fn choose(&self, now: Now, spot: Spot<'_>, home: &Locked<'_>) -> Option<Choice> {
+    fn choose(
+        &self,
+        now: Now,
+        spot: Spot<'_>,
+        home: &Locked<'_>,
+        spare: &impl Fn(u64) -> bool,
+    ) -> Option<Choice> {
         let mut best: Option<Choice> = None;
         for line in spot.home..spot.home + LINES_PER_WINDOW {
             for slot in 0..SLOTS_PER_LINE {
                 let words = if line == spot.home { home.slot(slot) } else { self.settled_slot(line, slot) };
+                if spare(Slot::tag_in(words.head)) {
+                    continue;
+                }
                 let standing = words.standing(now);
                 if best.as_ref().is_none_or(|best| standing < best.standing) {
                     best = Some(Choice { line, slot, words, standing });

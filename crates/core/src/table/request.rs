@@ -183,8 +183,8 @@ impl Table {
 
     fn make_rooms(&self, request: Request<'_>, steps: &[Step<'_>], sources: &mut [Source], place: bool) {
         for ((ask, step), source) in request.asks.iter().zip(steps).zip(sources) {
-            if step.must_be_made() {
-                *source = self.make_room(request.now, ask, step, place);
+            if step.must_be_made() && !self.has_room(request.now, ask, steps, step, place) {
+                *source = step.without_room();
             }
         }
     }
@@ -229,25 +229,14 @@ impl Table {
         }
     }
 
-    /// Places an empty meter for a key that has none, or sends the key to its overflow meter; says which meter
-    /// is to decide for it. An empty meter changes no decision, so that a request denied after all leaves nothing
-    /// behind that matters.
-    fn make_room(&self, now: Now, ask: &Ask<'_>, step: &Step<'_>, place: bool) -> Source {
+    /// Places an empty meter for a key that has none, if there is room for it beside the request's other keys. An
+    /// empty meter changes no decision, so that a request denied after all leaves nothing behind that matters.
+    fn has_room(&self, now: Now, ask: &Ask<'_>, steps: &[Step<'_>], step: &Step<'_>, place: bool) -> bool {
         let words = Slot::pack(step.spot.tag, ask.limit, &Meter::empty(ask.limit));
-        if place && self.place(now, step.spot, words) != Placed::NoRoom {
-            return step.source;
-        }
-        let counts = &step.spot.share.counts;
-        match step.source {
-            Source::Own => {
-                count(&counts.spilled);
-                Source::Overflow
-            }
-            Source::Overflow | Source::Refused => {
-                count(&counts.refused);
-                Source::Refused
-            }
-        }
+        let is_ours = |tag: u64| steps.iter().any(|step| step.spot.tag == tag);
+        // Overflow meters are few and shared: there is no point in giving up on making one.
+        let place = place || step.source == Source::Overflow;
+        place && self.place(now, step.spot, words, is_ours) != Placed::NoRoom
     }
 
     /// Locks all lines in ascending order, at the versions that were read, then writes all meters. If any line
@@ -276,6 +265,21 @@ impl Table {
 impl Step<'_> {
     fn is_at(&self, spot: Spot<'_>) -> bool {
         self.spot.home == spot.home && self.spot.tag == spot.tag
+    }
+
+    /// Which meter decides for a key that there is no room for.
+    fn without_room(&self) -> Source {
+        let counts = &self.spot.share.counts;
+        match self.source {
+            Source::Own => {
+                count(&counts.spilled);
+                Source::Overflow
+            }
+            Source::Overflow | Source::Refused => {
+                count(&counts.refused);
+                Source::Refused
+            }
+        }
     }
 
     /// A look needs no meter.
