@@ -176,10 +176,12 @@ impl Limiter {
         // Three groups are under way: one is decided, one is near, and one is on its way from memory. A group is
         // fetched in one go, since the processor looks up the addresses of a run of fetches side by side.
         let mut asks = asks.into_iter().fuse();
-        let mut groups: [Group<'g>; 3] = [self.fetch(&mut asks), self.fetch(&mut asks), Group::new()];
+        let mut groups: [Group<'g>; 3] = std::array::from_fn(|_| Group::new());
+        self.fetch(&mut asks, &mut groups[0]);
+        self.fetch(&mut asks, &mut groups[1]);
         let (mut turn, mut at) = (0, 0);
         while !groups[turn % 3].is_empty() {
-            groups[(turn + 2) % 3] = self.fetch(&mut asks);
+            self.fetch(&mut asks, &mut groups[(turn + 2) % 3]);
             groups[(turn + 1) % 3].iter().for_each(|ask| self.table.prefetch_further(&ask.of(self.id)));
             let now = self.now();
             for ask in &groups[turn % 3] {
@@ -190,12 +192,12 @@ impl Limiter {
         }
     }
 
-    /// The next few questions, their meters on the way.
+    /// Fills a group with the next few questions, and sends for their meters.
     #[inline]
-    fn fetch<'g>(&self, asks: &mut impl Iterator<Item = Ask<'g>>) -> Group<'g> {
-        let group: Group<'g> = asks.take(CHECKS_PER_GROUP).collect();
-        self.prefetch(&group);
-        group
+    fn fetch<'g>(&self, asks: &mut impl Iterator<Item = Ask<'g>>, group: &mut Group<'g>) {
+        group.clear();
+        group.extend(asks.take(CHECKS_PER_GROUP));
+        self.prefetch(group);
     }
 
     /// Sets the cost of a request aside under all its limits, or under none. What is set aside counts against the
