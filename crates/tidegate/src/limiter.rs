@@ -174,7 +174,7 @@ impl Limiter {
         mut each: impl FnMut(usize, Outcome<'g>),
     ) {
         // Three groups are under way: one is decided, one is near, and one is on its way from memory. A group is
-        // fetched in one go, since the processor looks up the addresses of a run of fetches side by side.
+        // fetched in one go, so that its misses overlap.
         let mut asks = asks.into_iter().fuse();
         let mut groups: [Group<'g>; 3] = std::array::from_fn(|_| Group::new());
         self.fetch(&mut asks, &mut groups[0]);
