@@ -59,9 +59,11 @@ pub(crate) fn measure(
     let by_thread = thread::scope(|scope| {
         let start = |thread| {
             let batches = stream.batches(limits, thread, threads);
-            scope.spawn(move || run_slices(contender, batches, barrier, pace))
+            // A profiler tells threads apart by name: so it can leave out the fill.
+            let named = thread::Builder::new().name(format!("measure-{threads}"));
+            named.spawn_scoped(scope, move || run_slices(contender, batches, barrier, pace))
         };
-        let runners: Vec<_> = (0..threads).map(start).collect();
+        let runners: Vec<_> = (0..threads).map(start).collect::<Result<_, _>>()?;
         runners.into_iter().map(join).collect::<Result<Vec<_>>>()
     })?;
     Ok(summarise(&by_thread, threads))

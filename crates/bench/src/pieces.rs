@@ -16,7 +16,7 @@ const PACE: Pace = Pace { warm_up: Duration::from_millis(50), slice: Duration::f
 
 const PIECES: [(&str, &dyn Contender); 3] = [
     ("loop over the sample stream", &Loop),
-    ("the loop with SipHash-1-3-128 of the name", &Digest),
+    ("the loop with SipHash-1-3-128 of the name, by the siphasher crate", &Digest),
     ("the loop with Instant::now", &Clock),
 ];
 

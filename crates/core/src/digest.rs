@@ -5,6 +5,7 @@ use std::hash::Hasher;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
+use crate::sip::Sip13;
 use crate::table::ShareId;
 
 /// The secret that keeps digests unpredictable: nobody who does not know it can find keys that collide.
@@ -36,7 +37,7 @@ pub struct Digest {
 #[derive(Clone, Copy)]
 pub struct KeySpace {
     /// For keys of a single part, which need no encoding.
-    single: SipHasher13,
+    single: Sip13,
     /// For keys of several parts.
     joined: Secret,
     share: ShareId,
@@ -55,7 +56,7 @@ impl KeySpace {
         let derive = |purpose: &[u8]| derive(root, &[&share.0.to_le_bytes(), name.as_bytes(), purpose]);
         let (single, joined) = (derive(b"single"), derive(b"joined"));
         // No key has zero parts, so the overflow meter's digest is none of theirs.
-        Self { single: SipHasher13::new_with_key(&single.0), joined, share, spill: hash(&joined, &[]) }
+        Self { single: Sip13::new(single.0), joined, share, spill: hash(&joined, &[]) }
     }
 
     /// The digest of a key made of one part or several. (`a-b`, `c`) and (`a`, `b-c`) are different keys.
@@ -63,8 +64,8 @@ impl KeySpace {
     pub fn digest(&self, parts: &[&[u8]]) -> Digest {
         match parts {
             [key] => {
-                let digest = self.single.hash(key);
-                Digest { place: digest.h1, tag: digest.h2 }
+                let (place, tag) = self.single.hash(key);
+                Digest { place, tag }
             }
             _ => hash(&self.joined, parts),
         }

@@ -89,10 +89,16 @@ impl Span {
 }
 
 /// What is still to drain at `now`. Whether that is anything cannot be predicted, so no branch asks.
+///
+/// A meter may have been left by a limit with another amount, whose fractions are of another size. Of those, one that
+/// is too large for this limit counts as a whole microsecond, and any other is off by less than one.
 #[inline]
-fn backlog(arrival: Arrival, now_us: u64) -> Span {
+fn backlog(limit: &Limit, arrival: Arrival, now_us: u64) -> Span {
     let pending = arrival.whole >= now_us;
-    Span { whole: arrival.whole.saturating_sub(now_us), frac: arrival.frac * u32::from(pending) }
+    let foreign = arrival.frac >= limit.denominator().get();
+    let frac = if foreign { 0 } else { arrival.frac };
+    let rounded = u64::from(pending & foreign);
+    Span { whole: arrival.whole.saturating_sub(now_us) + rounded, frac: frac * u32::from(pending) }
 }
 
 #[inline]
@@ -126,27 +132,32 @@ pub fn decide(limit: &Limit, before: Arrival, reserved: u32, now_us: u64, cost: 
         return (Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Blocked }, before);
     }
     let amount = limit.denominator();
-    let backlog = backlog(before, now_us);
-    let held = if reserved == 0 {
-        backlog
-    } else {
-        backlog.plus(limit.unit.times(reserved.min(limit.burst()), amount), amount)
-    };
+    let backlog = backlog(limit, before, now_us);
     let Some(cost) = u32::try_from(cost).ok().filter(|&cost| cost <= limit.burst()) else {
-        return (denial(limit, backlog, held, Retry::CostAboveBurst), before);
+        return (denial(limit, backlog, reserved, Retry::CostAboveBurst), before);
     };
-    let cost = limit.unit.times(cost, amount);
-    let after = held.plus(cost, amount);
+    let charged = backlog.plus(limit.unit.times(cost, amount), amount);
+    let after = with_reserved(limit, charged, reserved);
     if after > limit.full {
         let retry = Retry::After(after.minus(limit.full, amount).ceil_us());
-        return (denial(limit, backlog, held, retry), before);
+        return (denial(limit, backlog, reserved, retry), before);
     }
-    let charged = backlog.plus(cost, amount);
     let remaining = units_in(limit, limit.full.minus(after, amount));
     (Verdict::Allow { remaining, reset_after_us: charged.ceil_us() }, arrival(charged, now_us))
 }
 
-fn denial(limit: &Limit, backlog: Span, held: Span, retry: Retry) -> Verdict {
+/// What the limit sees: what is still to drain, and what is set aside.
+#[inline]
+fn with_reserved(limit: &Limit, span: Span, reserved: u32) -> Span {
+    if reserved == 0 {
+        return span;
+    }
+    let amount = limit.denominator();
+    span.plus(limit.unit.times(reserved.min(limit.burst()), amount), amount)
+}
+
+fn denial(limit: &Limit, backlog: Span, reserved: u32, retry: Retry) -> Verdict {
+    let held = with_reserved(limit, backlog, reserved);
     let remaining = units_in(limit, limit.full.minus(held, limit.denominator()));
     Verdict::Deny { remaining, reset_after_us: backlog.ceil_us(), retry }
 }
@@ -154,24 +165,24 @@ fn denial(limit: &Limit, backlog: Span, held: Span, retry: Retry) -> Verdict {
 /// Adds `cost` without a test: debt is allowed, up to [`DEBT_US_MAX`].
 pub fn charge(limit: &Limit, before: Arrival, now_us: u64, cost: u64) -> Arrival {
     let cost = Span::of_cost(limit, cost);
-    arrival(backlog(before, now_us).plus(cost, limit.denominator()).capped(), now_us)
+    arrival(backlog(limit, before, now_us).plus(cost, limit.denominator()).capped(), now_us)
 }
 
 /// Gives `cost` back, down to an empty meter.
 pub fn refund(limit: &Limit, before: Arrival, now_us: u64, cost: u64) -> Arrival {
     let cost = Span::of_cost(limit, cost);
-    arrival(backlog(before, now_us).minus(cost, limit.denominator()), now_us)
+    arrival(backlog(limit, before, now_us).minus(cost, limit.denominator()), now_us)
 }
 
 /// Raises the meter to at least `used`: what somebody else knows to be spent.
 pub fn raise(limit: &Limit, before: Arrival, now_us: u64, used: u64) -> Arrival {
     let floor = Span::of_cost(limit, used);
-    arrival(backlog(before, now_us).max(floor), now_us)
+    arrival(backlog(limit, before, now_us).max(floor), now_us)
 }
 
 /// What is spent and not yet drained, rounded up to whole units.
 pub fn used(limit: &Limit, before: Arrival, now_us: u64) -> u64 {
-    let backlog = backlog(before, now_us);
+    let backlog = backlog(limit, before, now_us);
     let scaled = u128::from(backlog.whole) * u128::from(limit.amount()) + u128::from(backlog.frac);
     u64::try_from(scaled.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX)
 }
@@ -198,6 +209,22 @@ mod tests {
             now += denied.retry().and_then(Retry::after_us).expect("denied for now");
         }
         assert_eq!(passed, 7_000);
+    }
+
+    #[test]
+    fn a_fraction_of_another_amount_is_off_by_less_than_a_microsecond() {
+        for amount in [1, 2, 7, 1_000_003, u64::from(u32::MAX)] {
+            let limit = per_second(amount, 3);
+            for frac in [0, 1, 6, 7, 1_000_002, u32::MAX] {
+                let left = Arrival { whole: 1_000, frac };
+                let (look, _) = decide(&limit, left, 0, 400, 0);
+                assert!((600..=601).contains(&look.reset_after_us()), "{amount} {frac}: {look:?}");
+                let charged = charge(&limit, left, 400, 1);
+                assert!(charged.frac < limit.denominator().get(), "{amount} {frac}: {charged:?}");
+                // What has drained has no fraction left to carry.
+                assert_eq!(decide(&limit, left, 0, 1_001, 0).0.reset_after_us(), 0, "{amount} {frac}");
+            }
+        }
     }
 
     #[test]

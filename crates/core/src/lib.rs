@@ -35,6 +35,7 @@ mod digest;
 mod limit;
 mod meter;
 mod minifloat;
+mod sip;
 mod sync;
 mod table;
 mod time;
@@ -44,7 +45,7 @@ pub use digest::{Digest, KeySpace, Secret};
 pub use limit::{Algorithm, DRAIN_US_MAX, Limit, LimitError, PERIOD_US_MAX};
 pub use meter::Meter;
 pub use table::{
-    Answer, Ask, BYTES_PER_LINE, Decided, LIMITS_PER_REQUEST_MAX, SLOTS_PER_LINE, ShareId, ShareStats,
+    Answer, Ask, BYTES_PER_LINE, Decided, Home, LIMITS_PER_REQUEST_MAX, SLOTS_PER_LINE, ShareId, ShareStats,
     Shares, Source, Table, TableError, TooManyLimits,
 };
 pub use time::{Now, Timeline};

@@ -7,9 +7,12 @@ use tidegate_core::{Answer, Decided, Retry, Source, Verdict};
 
 use crate::gate::Gate;
 
-/// The most limits in one [`Limiter::check_all`](crate::Limiter::check_all): what a decision holds without
-/// allocating.
-pub const LIMITS_PER_CHECK_MAX: usize = 8;
+/// The most limits in one [`Limiter::check_all`](crate::Limiter::check_all).
+pub const LIMITS_PER_CHECK_MAX: usize = tidegate_core::LIMITS_PER_REQUEST_MAX;
+
+/// What a decision holds without allocating, and the most limits of a reservation, of a request of a batch and of a
+/// layer.
+pub const LIMITS_INLINE_MAX: usize = 8;
 
 /// What one limit said.
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +69,27 @@ impl<'g> Outcome<'g> {
 #[derive(Clone, Debug)]
 #[must_use = "a denial that nobody looks at stops nobody"]
 pub struct Decision<'g> {
-    pub(crate) outcomes: ArrayVec<Outcome<'g>, LIMITS_PER_CHECK_MAX>,
+    pub(crate) outcomes: Outcomes<'g>,
     pub(crate) decided: Decided,
+}
+
+/// What the limits of one request said.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcomes<'g> {
+    /// Nearly always: nothing is allocated.
+    Few(ArrayVec<Outcome<'g>, LIMITS_INLINE_MAX>),
+    /// More than [`LIMITS_INLINE_MAX`].
+    Many(Vec<Outcome<'g>>),
+}
+
+impl<'g> Outcomes<'g> {
+    #[inline]
+    fn as_slice(&self) -> &[Outcome<'g>] {
+        match self {
+            Self::Few(outcomes) => outcomes,
+            Self::Many(outcomes) => outcomes,
+        }
+    }
 }
 
 impl<'g> Decision<'g> {
@@ -80,7 +102,7 @@ impl<'g> Decision<'g> {
     pub fn denied_by(&self) -> Option<&Outcome<'g>> {
         match self.decided {
             Decided::Allowed => None,
-            Decided::Denied { by } => self.outcomes.get(by),
+            Decided::Denied { by } => self.outcomes().get(by),
         }
     }
 
@@ -91,6 +113,6 @@ impl<'g> Decision<'g> {
 
     /// What each limit said, in the order they were asked.
     pub fn outcomes(&self) -> &[Outcome<'g>] {
-        &self.outcomes
+        self.outcomes.as_slice()
     }
 }

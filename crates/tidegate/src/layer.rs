@@ -60,7 +60,7 @@ use tidegate_core::TooManyLimits;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::decision::{Decision, LIMITS_PER_CHECK_MAX};
+use crate::decision::{Decision, LIMITS_INLINE_MAX};
 use crate::gate::{Ask, Gate};
 use crate::headers::{self, PROBLEM_CONTENT_TYPE, ResetStyle};
 use crate::limiter::{Limiter, UnknownName};
@@ -85,7 +85,7 @@ pub struct LimitLayer {
 pub enum LayerError {
     /// The limiter has no such limit.
     UnknownName(UnknownName),
-    /// More than [`LIMITS_PER_CHECK_MAX`] limits.
+    /// More than [`LIMITS_INLINE_MAX`] limits.
     TooManyLimits(TooManyLimits),
 }
 
@@ -134,8 +134,8 @@ impl LimitLayer {
 
     fn add(mut self, name: &str, key: Arc<KeyOf>, cost: Option<Arc<CostOf>>) -> Result<Self, LayerError> {
         let limits = self.policy.rules.len() + 1;
-        if limits > LIMITS_PER_CHECK_MAX {
-            let error = TooManyLimits { limits, limits_max: LIMITS_PER_CHECK_MAX };
+        if limits > LIMITS_INLINE_MAX {
+            let error = TooManyLimits { limits, limits_max: LIMITS_INLINE_MAX };
             return Err(LayerError::TooManyLimits(error));
         }
         let gate = self.policy.limiter.gate(name).map_err(LayerError::UnknownName)?;
@@ -179,7 +179,7 @@ impl Rule {
 
 impl Policy {
     fn decide(&self, request: &Parts) -> Decision<'_> {
-        let asks: ArrayVec<_, LIMITS_PER_CHECK_MAX> =
+        let asks: ArrayVec<_, LIMITS_INLINE_MAX> =
             self.rules.iter().filter_map(|rule| rule.ask(request)).collect();
         let Ok(decision) = self.limiter.check_all(&asks) else {
             unreachable!("`LimitLayer::add` takes no more limits than one check may have")

@@ -40,7 +40,7 @@ mod limiter;
 mod reservation;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use decision::{Decision, LIMITS_PER_CHECK_MAX, Outcome};
+pub use decision::{Decision, LIMITS_INLINE_MAX, LIMITS_PER_CHECK_MAX, Outcome};
 pub use gate::{Ask, Gate};
 pub use limiter::{BuildError, Builder, Limiter, MEMORY_BYTES_DEFAULT, UnknownName};
 pub use reservation::{RESERVATION_US_MAX, RESERVATIONS_MAX, Reservation, ReserveError, Reserved};

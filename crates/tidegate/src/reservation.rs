@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arrayvec::ArrayVec;
 use tidegate_core::{Digest, KeySpace, Limit, Now, Source, Table, TooManyLimits};
 
-use crate::decision::{Decision, LIMITS_PER_CHECK_MAX};
+use crate::decision::{Decision, LIMITS_INLINE_MAX};
 use crate::gate::Ask;
 use crate::limiter::Limiter;
 
@@ -178,7 +178,7 @@ impl<'l, 'g> Reservation<'l, 'g> {
     /// Charges under each limit what `actual` says, given the limit's position and what was set aside under it.
     pub fn commit_with(mut self, actual: impl Fn(usize, u64) -> u64) {
         // Asked for before anything is settled: if it panics, dropping the reservation gives all of it back.
-        let actuals: ArrayVec<u64, LIMITS_PER_CHECK_MAX> =
+        let actuals: ArrayVec<u64, LIMITS_INLINE_MAX> =
             self.parts.iter().enumerate().map(|(at, part)| actual(at, part.cost)).collect();
         self.settled = true;
         let (now, table) = (self.limiter.now(), self.limiter.table());

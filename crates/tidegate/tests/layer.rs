@@ -18,7 +18,7 @@ use http::{HeaderName, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tidegate::headers::ResetStyle;
 use tidegate::layer::{LayerError, LimitLayer, header_key};
-use tidegate::{LIMITS_PER_CHECK_MAX, Limit, Limiter, TooManyLimits, UnknownName};
+use tidegate::{LIMITS_INLINE_MAX, Limit, Limiter, TooManyLimits, UnknownName};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 type Body = Full<Bytes>;
@@ -218,10 +218,10 @@ fn an_unknown_limit_is_an_error_when_the_layer_is_built() {
 #[test]
 fn more_limits_than_a_check_may_have_is_an_error_when_the_layer_is_built() {
     let (mut layer, _) = layer(&[("per_user", gcra(5, MINUTE))]);
-    for _ in 0..LIMITS_PER_CHECK_MAX {
+    for _ in 0..LIMITS_INLINE_MAX {
         layer = layer.limit("per_user", header_key(USER)).unwrap();
     }
-    let error = TooManyLimits { limits: LIMITS_PER_CHECK_MAX + 1, limits_max: LIMITS_PER_CHECK_MAX };
+    let error = TooManyLimits { limits: LIMITS_INLINE_MAX + 1, limits_max: LIMITS_INLINE_MAX };
     let result = layer.limit("per_user", header_key(USER));
     assert_eq!(result.unwrap_err(), LayerError::TooManyLimits(error));
 }

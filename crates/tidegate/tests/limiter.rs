@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use common::{HOUR, MICROSECOND, MINUTE, SECOND, both, gcra, limiter, passes, remaining, window};
 use tidegate::{
-    Ask, BuildError, Decision, LIMITS_PER_CHECK_MAX, Limiter, Outcome, Retry, TooManyLimits, UnknownName,
+    Ask, BuildError, Decision, LIMITS_INLINE_MAX, LIMITS_PER_CHECK_MAX, Limiter, Outcome, Retry,
+    TooManyLimits, UnknownName,
 };
 
 #[test]
@@ -119,14 +120,14 @@ fn a_key_named_twice_in_one_request_is_charged_twice_or_not_at_all() {
 
 #[test]
 fn more_limits_than_a_check_may_have_is_an_error_that_charges_nothing() {
-    let (limiter, _) = limiter(&[("a", gcra(100, HOUR))]);
+    let (limiter, _) = limiter(&[("a", gcra(1_000, HOUR))]);
     let gate = limiter.gate("a").unwrap();
     let asks = [gate.key("x"); LIMITS_PER_CHECK_MAX + 1];
     let error = TooManyLimits { limits: LIMITS_PER_CHECK_MAX + 1, limits_max: LIMITS_PER_CHECK_MAX };
     assert_eq!(limiter.check_all(&asks).unwrap_err(), error);
-    assert_eq!(remaining(&limiter, gate.key("x")), 100);
+    assert_eq!(remaining(&limiter, gate.key("x")), 1_000);
     assert!(limiter.check_all(&asks[1..]).unwrap().is_allowed());
-    assert_eq!(remaining(&limiter, gate.key("x")), 100 - u32::try_from(LIMITS_PER_CHECK_MAX).unwrap());
+    assert_eq!(remaining(&limiter, gate.key("x")), 1_000 - u32::try_from(LIMITS_PER_CHECK_MAX).unwrap());
 }
 
 #[test]
@@ -145,6 +146,90 @@ fn checks_in_a_batch_are_decided_in_order_and_each_once() {
         assert_eq!(lefts, expected);
         limiter.check_each([], |_, _| panic!("nothing was asked"));
     }
+}
+
+#[test]
+fn requests_in_a_batch_are_decided_in_order_and_each_whole() {
+    for limit in both(20, HOUR) {
+        let (limiter, _) = limiter(&[("a", limit), ("b", gcra(1_000, HOUR))]);
+        let (a, b) = (limiter.gate("a").unwrap(), limiter.gate("b").unwrap());
+        // Requests of two limits, of one and of none, so that groups are of different sizes.
+        let asks = [a.key("x"), b.key("y")];
+        let requests = (0..90).map(|at| asks.into_iter().skip(at % 3));
+        let mut decided = 0;
+        limiter.check_all_each(requests, |at, decision| {
+            assert_eq!(at, decided);
+            let decision = decision.unwrap();
+            assert_eq!(decision.outcomes().len(), 2 - at % 3);
+            assert_eq!(decision.is_allowed(), at % 3 > 0 || at < 60, "{at}");
+            decided += 1;
+        });
+        // Twenty with both limits and thirty with the second alone; the ten that the first denied are charged to neither.
+        assert_eq!((decided, remaining(&limiter, b.key("y"))), (90, 950));
+        limiter.check_all_each(Vec::<[Ask<'_>; 2]>::new(), |_, _| panic!("nothing was asked"));
+    }
+}
+
+#[test]
+fn a_request_of_too_many_limits_in_a_batch_is_an_error_of_its_own() {
+    let (limiter, _) = limiter(&[("a", gcra(100, HOUR))]);
+    let gate = limiter.gate("a").unwrap();
+    let limits = [1, LIMITS_INLINE_MAX + 1, LIMITS_INLINE_MAX, 0];
+    let requests = limits.map(|limits| std::iter::repeat_n(gate.key("x"), limits));
+    let mut results = Vec::new();
+    limiter.check_all_each(requests, |_, decision| results.push(decision.map(|it| it.outcomes().len())));
+    let error = TooManyLimits { limits: LIMITS_INLINE_MAX + 1, limits_max: LIMITS_INLINE_MAX };
+    assert_eq!(results, [Ok(1), Err(error), Ok(LIMITS_INLINE_MAX), Ok(0)]);
+    assert_eq!(remaining(&limiter, gate.key("x")), 100 - u32::try_from(LIMITS_INLINE_MAX + 1).unwrap());
+}
+
+#[test]
+fn requests_of_many_limits_are_all_or_nothing_too() {
+    for limit in both(3, HOUR) {
+        let (limiter, _) = limiter(&[("a", limit), ("b", gcra(1_000, HOUR))]);
+        let (a, b) = (limiter.gate("a").unwrap(), limiter.gate("b").unwrap());
+        let users: Vec<String> = (0..99).map(|at| format!("user {at}")).collect();
+        let asks: Vec<_> = users.iter().map(|user| b.key(user)).chain([a.key("x")]).collect();
+        for left in [2, 1, 0] {
+            let decision = limiter.check_all(&asks).unwrap();
+            assert_eq!((decision.outcomes().len(), decision.outcomes()[99].remaining()), (100, left));
+        }
+        let denied = limiter.check_all(&asks).unwrap();
+        assert_eq!(denied.denied_by().unwrap().gate().name(), "a");
+        assert!(users.iter().all(|user| remaining(&limiter, b.key(user)) == 997));
+    }
+}
+
+#[test]
+fn what_was_spent_under_one_limit_counts_under_another() {
+    let (limiter, clock) = limiter(&[]);
+    let minute = Duration::from_secs(60);
+    let seven = limiter.gate_with("", "api", gcra(7, minute)).unwrap();
+    for _ in 0..7 {
+        assert!(limiter.check(seven.key("x")).is_allowed());
+    }
+    // The same time to drain, a minute, whatever the rate is now.
+    for amount in [1, 2, 3, 5, 6_000_000, 4_294_967_295] {
+        let other = seven.with_limit(gcra(amount, minute));
+        let outcome = limiter.check(other.key("x"));
+        assert!(!outcome.is_allowed(), "{amount}");
+        assert_eq!(outcome.reset_after(), minute, "{amount}");
+    }
+    clock.advance(Duration::from_secs(30));
+    let half =
+        |amount: u64| limiter.check(seven.with_limit(gcra(amount, minute)).key("x").cost(0)).remaining();
+    assert_eq!((half(2), half(10), half(1_000)), (1, 5, 500));
+    // A gate of the same name asks the same meters.
+    let again = limiter.gate_with("", "api", gcra(10, minute)).unwrap();
+    assert_eq!(remaining(&limiter, again.key("x")), 5);
+}
+
+#[test]
+#[should_panic(expected = "the algorithm of a gate cannot change")]
+fn a_gate_keeps_its_algorithm() {
+    let (limiter, _) = limiter(&[]);
+    let gate = limiter.gate_with("", "api", gcra(7, HOUR)).unwrap();
+    let _ = gate.with_limit(window(7, HOUR));
 }
 
 #[test]

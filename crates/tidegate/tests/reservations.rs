@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{HOUR, MICROSECOND, both, gcra, limiter, passes, remaining, window};
 use tidegate::{
-    Ask, LIMITS_PER_CHECK_MAX, Limiter, RESERVATION_US_MAX, RESERVATIONS_MAX, Reservation, ReserveError,
+    Ask, LIMITS_INLINE_MAX, Limiter, RESERVATION_US_MAX, RESERVATIONS_MAX, Reservation, ReserveError,
     Reserved, TooManyLimits,
 };
 
@@ -180,8 +180,8 @@ fn one_reservation_too_many_is_an_error_and_leaves_nothing_behind() {
 fn more_limits_than_a_reservation_may_have_is_an_error_that_sets_nothing_aside() {
     let (limiter, _) = limiter(&[("a", gcra(100, HOUR))]);
     let gate = limiter.gate("a").unwrap();
-    let asks = [gate.key("x"); LIMITS_PER_CHECK_MAX + 1];
-    let error = TooManyLimits { limits: asks.len(), limits_max: LIMITS_PER_CHECK_MAX };
+    let asks = [gate.key("x"); LIMITS_INLINE_MAX + 1];
+    let error = TooManyLimits { limits: asks.len(), limits_max: LIMITS_INLINE_MAX };
     assert_eq!(limiter.reserve(&asks).unwrap_err(), ReserveError::TooManyLimits(error));
     assert_eq!(remaining(&limiter, gate.key("x")), 100);
 }

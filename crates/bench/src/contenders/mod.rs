@@ -109,6 +109,15 @@ impl<'a> Batch<'a> {
         (0..self.numbers.len()).map(move |index| &names[index * NAME_LEN..(index + 1) * NAME_LEN])
     }
 
+    /// The key names of each request.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = impl Iterator<Item = &'a str>> {
+        let (names, request_len) = (self.names, self.limits * NAME_LEN);
+        (0..self.numbers.len() / self.limits).map(move |request| {
+            let names = &names[request * request_len..(request + 1) * request_len];
+            (0..names.len() / NAME_LEN).map(move |index| &names[index * NAME_LEN..(index + 1) * NAME_LEN])
+        })
+    }
+
     /// Counts the requests of which `allow` grants every key, for limiters that take names.
     pub(crate) fn count_by_name(&self, allow: impl FnMut(&str) -> bool) -> u64 {
         self.count(self.names(), allow)

@@ -24,7 +24,7 @@ use crate::verdict::{Retry, Verdict};
 use line::{Head, Line};
 use memory::{Memory, prefetch};
 use place::Placed;
-use share::{Region, Share, count, divide};
+use share::{Counts, Share, count, divide};
 
 /// Lines beyond the home line that are brought near for a key that is not at home. Higher: fewer keys wait for
 /// memory twice, and more lines are fetched for nothing.
@@ -101,18 +101,24 @@ pub struct Table {
     shares: Box<[Share]>,
 }
 
+/// The line where a question's meter is at home: worked out once, to fetch the meter and then to decide on it. It
+/// means something only beside the question and the table that it was made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home(usize);
+
 /// Where a meter is looked for: its home line, and the tag it carries.
 #[derive(Clone, Copy, Debug)]
-struct Spot<'t> {
-    share: &'t Share,
+struct Spot {
+    share: ShareId,
     home: usize,
     tag: u64,
 }
 
 /// A meter as it was found, and the version of its line at that moment.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct Found<'t> {
     line: usize,
+    here: &'t Line,
     slot: usize,
     head: Head,
     words: Slot,
@@ -130,13 +136,19 @@ impl Table {
     /// Decides one question.
     #[inline(always)]
     pub fn check(&self, now: Now, ask: &Ask<'_>) -> Answer {
-        self.decide(now, ask, Intent::Charge)
+        self.check_at(self.home(ask), now, ask)
+    }
+
+    /// Decides one question whose home is known.
+    #[inline(always)]
+    pub fn check_at(&self, home: Home, now: Now, ask: &Ask<'_>) -> Answer {
+        self.decide(home, now, ask, Intent::Charge)
     }
 
     /// Sets `cost` aside if it fits, to be committed or rolled back later with the answer's source. Until then it
     /// counts against the limit, is not visible as use, and pins its meter.
     pub fn reserve(&self, now: Now, ask: &Ask<'_>) -> Answer {
-        self.decide(now, ask, Intent::Reserve)
+        self.decide(self.home(ask), now, ask, Intent::Reserve)
     }
 
     /// Turns the reservation of `ask.cost` into a charge of `actual`.
@@ -184,7 +196,7 @@ impl Table {
     /// # Panics
     /// If the share is one of another table's.
     pub fn stats(&self, share: ShareId) -> ShareStats {
-        self.shares[share.0 as usize].stats()
+        self.share(share).stats()
     }
 
     /// The memory of the table, whether in use or not.
@@ -192,34 +204,42 @@ impl Table {
         self.lines.len() * BYTES_PER_LINE
     }
 
-    /// Brings the home line of a question near while the caller does something else.
+    /// The line where the meter of a question is at home.
+    ///
+    /// # Panics
+    /// If the question's share is one of another table's.
     #[inline]
-    pub fn prefetch(&self, ask: &Ask<'_>) {
-        prefetch(&self.lines[self.own_spot(ask).home]);
+    pub fn home(&self, ask: &Ask<'_>) -> Home {
+        Home(self.share(ask.space.share()).keys.home(ask.digest.place))
+    }
+
+    /// Brings a home line near while the caller does something else.
+    #[inline]
+    pub fn prefetch(&self, home: Home) {
+        prefetch(self.line(home.0));
     }
 
     /// Brings the home line near and the one after it, where most keys lie that are not at home. For a question
     /// asked alone, which would wait for memory twice otherwise; in a batch it would fetch too much for nothing.
     #[inline]
-    pub fn prefetch_wide(&self, ask: &Ask<'_>) {
-        let home = self.own_spot(ask).home;
-        prefetch(&self.lines[home]);
-        prefetch(&self.lines[home + 1]);
+    pub fn prefetch_wide(&self, home: Home) {
+        prefetch(self.line(home.0));
+        prefetch(self.line(home.0 + 1));
     }
 
     /// For a home line that has arrived: if the key does not lie there, brings the lines near where it may be.
     /// One key in seven lies away from home, and without this it waits for memory twice.
     #[inline]
-    pub fn prefetch_further(&self, ask: &Ask<'_>) {
-        self.fetch_further(self.own_spot(ask));
+    pub fn prefetch_further(&self, home: Home, ask: &Ask<'_>) {
+        self.fetch_further(Spot::own(home, ask));
     }
 
     #[inline]
-    fn fetch_further(&self, spot: Spot<'_>) {
-        let home = &self.lines[spot.home];
+    fn fetch_further(&self, spot: Spot) {
+        let home = self.line(spot.home);
         if home.find(spot.tag).is_none() {
             let further = spot.home + 1..=spot.home + home.reach_now().min(LINES_FURTHER);
-            further.for_each(|line| prefetch(&self.lines[line]));
+            further.for_each(|line| prefetch(self.line(line)));
         }
     }
 
@@ -228,29 +248,49 @@ impl Table {
     /// Most meters lie in their home line and are changed by nobody else at the same time: that case is kept
     /// short and straight, so that the processor can begin the next check while this one waits for memory.
     #[inline(always)]
-    fn decide(&self, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
-        let spot = self.own_spot(ask);
-        if let Some(found) = self.find_at_home(spot) {
-            let (verdict, change) = intent.apply(now, ask, found.words.unpack());
-            if self.settle(spot, ask.limit, &found, &change) {
-                return Answer { verdict, source: Source::Own };
-            }
-        }
-        self.decide_elsewhere(now, ask, intent)
+    fn decide(&self, home: Home, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
+        let spot = Spot::own(home, ask);
+        let found = self.find_at_home(spot);
+        let decided = found.and_then(|found| self.decide_on(&found, spot, now, ask, intent));
+        decided.unwrap_or_else(|| self.decide_further(spot, now, ask, intent))
     }
 
+    /// Decides on a meter away from home: one in seven.
     #[inline(never)]
-    fn decide_elsewhere(&self, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
+    fn decide_further(&self, spot: Spot, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
+        let found = self.find_further(spot, self.line(spot.home).head().reach());
+        let decided = found.and_then(|found| self.decide_on(&found, spot, now, ask, intent));
+        decided.unwrap_or_else(|| self.decide_elsewhere(spot, now, ask, intent))
+    }
+
+    /// Decides on a meter as it was found; nothing if its line has moved on.
+    #[inline(always)]
+    fn decide_on(
+        &self,
+        found: &Found<'_>,
+        spot: Spot,
+        now: Now,
+        ask: &Ask<'_>,
+        intent: Intent,
+    ) -> Option<Answer> {
+        let (verdict, change) = intent.apply(now, ask, found.words.unpack());
+        let settled = self.settle(spot, ask.limit, found, &change);
+        settled.then_some(Answer { verdict, source: Source::Own })
+    }
+
+    /// Every other case: the meter has to be made, or was changed meanwhile.
+    #[cold]
+    fn decide_elsewhere(&self, spot: Spot, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
         let step = |before: Meter| intent.apply(now, ask, before);
-        if let Some(verdict) = self.change(now, self.own_spot(ask), ask.limit, step) {
+        if let Some(verdict) = self.change(now, spot, ask.limit, step) {
             return Answer { verdict, source: Source::Own };
         }
         let spot = self.spill_spot(ask);
-        count(&spot.share.counts.spilled);
+        count(&self.counts(spot).spilled);
         if let Some(verdict) = self.change(now, spot, ask.limit, step) {
             return Answer { verdict, source: Source::Overflow };
         }
-        count(&spot.share.counts.refused);
+        count(&self.counts(spot).refused);
         refusal(ask.limit)
     }
 
@@ -278,7 +318,7 @@ impl Table {
     fn change<T>(
         &self,
         now: Now,
-        spot: Spot<'_>,
+        spot: Spot,
         limit: &Limit,
         step: impl Fn(Meter) -> (T, Change),
     ) -> Option<T> {
@@ -301,60 +341,72 @@ impl Table {
 
     /// Makes a change to a meter that was found, unless its line has moved on.
     #[inline(always)]
-    fn settle(&self, spot: Spot<'_>, limit: &Limit, found: &Found, change: &Change) -> bool {
-        let line = &self.lines[found.line];
+    fn settle(&self, spot: Spot, limit: &Limit, found: &Found<'_>, change: &Change) -> bool {
         let words = match change {
-            Change::Keep => return line.is_still(found.head),
+            Change::Keep => return found.here.is_still(found.head),
             Change::Write(meter) => Slot::pack(spot.tag, limit, meter),
             Change::Forget => Slot::default(),
         };
-        let Some(mut locked) = line.lock_at(found.head) else { return false };
+        let Some(mut locked) = found.here.lock_at(found.head) else { return false };
         locked.write(found.slot, words);
         if matches!(change, Change::Forget) {
-            spot.share.counts.live.fetch_sub(1, Ordering::Relaxed);
+            self.counts(spot).live.fetch_sub(1, Ordering::Relaxed);
         }
         true
     }
 
     /// The meter of a spot. Its words may be torn until the line proves still.
     #[inline]
-    fn find(&self, spot: Spot<'_>) -> Option<Found> {
-        self.find_at_home(spot).or_else(|| self.find_further(spot, self.lines[spot.home].head().reach()))
+    fn find(&self, spot: Spot) -> Option<Found<'_>> {
+        self.find_at_home(spot).or_else(|| self.find_further(spot, self.line(spot.home).head().reach()))
     }
 
     #[inline(always)]
-    fn find_at_home(&self, spot: Spot<'_>) -> Option<Found> {
-        let home = &self.lines[spot.home];
-        let head = home.head();
-        home.find(spot.tag).map(|slot| Found { line: spot.home, slot, head, words: home.slot(slot) })
-    }
-
-    fn find_further(&self, spot: Spot<'_>, reach: usize) -> Option<Found> {
-        (spot.home + 1..=spot.home + reach).find_map(|at| {
-            let line = &self.lines[at];
-            let head = line.head();
-            line.find(spot.tag).map(|slot| Found { line: at, slot, head, words: line.slot(slot) })
-        })
+    fn find_at_home(&self, spot: Spot) -> Option<Found<'_>> {
+        self.find_in(spot.home, spot.tag)
     }
 
     #[inline]
-    fn own_spot(&self, ask: &Ask<'_>) -> Spot<'_> {
-        self.spot(ask, ask.digest, |share| share.keys)
+    fn find_further(&self, spot: Spot, reach: usize) -> Option<Found<'_>> {
+        (spot.home + 1..=spot.home + reach).find_map(|line| self.find_in(line, spot.tag))
     }
 
-    fn spill_spot(&self, ask: &Ask<'_>) -> Spot<'_> {
-        self.spot(ask, ask.space.spill(), |share| share.spill)
+    #[inline(always)]
+    fn find_in(&self, line: usize, tag: u64) -> Option<Found<'_>> {
+        let here = self.line(line);
+        let head = here.head();
+        here.find(tag).map(|slot| Found { line, here, slot, head, words: here.slot(slot) })
     }
 
     #[inline]
-    fn spot(&self, ask: &Ask<'_>, digest: Digest, region: impl Fn(&Share) -> Region) -> Spot<'_> {
-        let share = &self.shares[ask.space.share().0 as usize];
-        Spot { share, home: region(share).home(digest.place), tag: Slot::tag_of(digest.tag) }
+    fn own_spot(&self, ask: &Ask<'_>) -> Spot {
+        Spot::own(self.home(ask), ask)
+    }
+
+    fn spill_spot(&self, ask: &Ask<'_>) -> Spot {
+        let (share, digest) = (ask.space.share(), ask.space.spill());
+        Spot { share, home: self.share(share).spill.home(digest.place), tag: Slot::tag_of(digest.tag) }
+    }
+
+    #[inline]
+    fn share(&self, id: ShareId) -> &Share {
+        &self.shares[id.0 as usize]
+    }
+
+    fn counts(&self, spot: Spot) -> &Counts {
+        &self.share(spot.share).counts
     }
 
     #[inline]
     fn line(&self, at: usize) -> &Line {
         &self.lines[at]
+    }
+}
+
+impl Spot {
+    #[inline]
+    fn own(home: Home, ask: &Ask<'_>) -> Self {
+        Self { share: ask.space.share(), home: home.0, tag: Slot::tag_of(ask.digest.tag) }
     }
 }
 

@@ -44,7 +44,7 @@ impl Table {
     ///
     /// `spare` says which tags must not be evicted for it: the other keys of the same request.
     #[cold]
-    pub(super) fn place(&self, now: Now, spot: Spot<'_>, words: Slot, spare: impl Fn(u64) -> bool) -> Placed {
+    pub(super) fn place(&self, now: Now, spot: Spot, words: Slot, spare: impl Fn(u64) -> bool) -> Placed {
         let mut home = self.line(spot.home).lock();
         if home.find(spot.tag).is_some() || self.find_further(spot, home.head().reach()).is_some() {
             return Placed::Already;
@@ -52,7 +52,7 @@ impl Table {
         for _ in 0..CHOICES_MAX {
             let Some(choice) = self.choose(now, spot, &home, &spare) else { return Placed::NoRoom };
             if self.take(&mut home, spot, &choice, words) {
-                Self::count_taken(spot, &choice);
+                self.count_taken(spot, &choice);
                 return Placed::Here;
             }
         }
@@ -63,7 +63,7 @@ impl Table {
     fn choose(
         &self,
         now: Now,
-        spot: Spot<'_>,
+        spot: Spot,
         home: &Locked<'_>,
         spare: &impl Fn(u64) -> bool,
     ) -> Option<Choice> {
@@ -99,7 +99,7 @@ impl Table {
     }
 
     /// Writes the newcomer over the chosen slot, unless that has changed since.
-    fn take(&self, home: &mut Locked<'_>, spot: Spot<'_>, choice: &Choice, words: Slot) -> bool {
+    fn take(&self, home: &mut Locked<'_>, spot: Spot, choice: &Choice, words: Slot) -> bool {
         if choice.line == spot.home {
             home.write(choice.slot, words);
             return true;
@@ -113,8 +113,8 @@ impl Table {
         true
     }
 
-    fn count_taken(spot: Spot<'_>, choice: &Choice) {
-        let counts = &spot.share.counts;
+    fn count_taken(&self, spot: Spot, choice: &Choice) {
+        let counts = self.counts(spot);
         match choice.standing {
             Standing::Free => {
                 counts.live.fetch_add(1, Ordering::Relaxed);

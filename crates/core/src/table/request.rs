@@ -4,10 +4,10 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
-use super::line::{Head, Locked};
-use super::memory::prefetch;
+use super::line::{Head, Line, Locked};
 use super::place::Placed;
-use super::{Answer, Ask, Change, Intent, Source, Spot, Table, count, refusal};
+use super::share::Counts;
+use super::{Answer, Ask, Change, Found, Intent, Source, Spot, Table, count, refusal};
 use crate::meter::{Meter, Slot};
 use crate::time::Now;
 use crate::verdict::Verdict;
@@ -64,16 +64,18 @@ struct Request<'r> {
 }
 
 /// A meter's next state, and the version of its line that it was decided on.
-struct Write {
-    line: usize,
+struct Write<'t> {
+    line: &'t Line,
     slot: usize,
     head: Head,
     words: Slot,
 }
 
+type Writes<'t, const N: usize> = ArrayVec<Write<'t>, N>;
+
 /// One limit of the request, as it was read and as it would be left.
-struct Step<'t> {
-    spot: Spot<'t>,
+struct Step {
+    spot: Spot,
     source: Source,
     /// Where the meter lies and the version it was read at; nothing if it has to be made.
     at: Option<(usize, usize, Head)>,
@@ -82,7 +84,7 @@ struct Step<'t> {
     verdict: Verdict,
 }
 
-type Steps<'t, const N: usize> = ArrayVec<Step<'t>, N>;
+type Steps<const N: usize> = ArrayVec<Step, N>;
 
 impl Table {
     /// Decides a request under several limits as one: either every meter is charged, or none is. `answers` takes
@@ -106,7 +108,7 @@ impl Table {
         self.request(Request { now, asks, intent: Intent::Reserve }, answers)
     }
 
-    #[inline]
+    #[inline(always)]
     fn request(&self, request: Request<'_>, answers: &mut [Answer]) -> Result<Decided, TooManyLimits> {
         let (limits, limits_max) = (request.asks.len(), LIMITS_PER_REQUEST_MAX.min(answers.len()));
         if limits > limits_max {
@@ -123,40 +125,34 @@ impl Table {
 
     /// The common case: every meter is there, in a line of its own, allows the request, and is changed by nobody
     /// else meanwhile. Otherwise nothing has happened yet, and the answer is false.
-    #[inline]
+    #[inline(always)]
     fn settle_at_once<const N: usize>(&self, request: Request<'_>, answers: &mut [Answer]) -> bool {
-        let spots: ArrayVec<Spot<'_>, N> = request.asks.iter().map(|ask| self.own_spot(ask)).collect();
-        spots.iter().for_each(|spot| prefetch(self.line(spot.home)));
-        spots.iter().for_each(|&spot| self.fetch_further(spot));
-        let mut writes: ArrayVec<Write, N> = ArrayVec::new();
-        for ((ask, spot), answer) in request.asks.iter().zip(spots).zip(answers) {
-            let Some(found) = self.find(spot) else { return false };
-            let (verdict, change) = request.intent.apply(request.now, ask, found.words.unpack());
-            let Change::Write(after) = change else { return false };
-            *answer = Answer { verdict, source: Source::Own };
-            let place =
-                writes.iter().rposition(|write| write.line <= found.line).map_or(0, |below| below + 1);
-            if place > 0 && writes[place - 1].line == found.line {
+        let mut writes: Writes<'_, N> = Writes::new();
+        for (ask, answer) in request.asks.iter().zip(answers) {
+            let spot = self.own_spot(ask);
+            let allowed = match self.find_at_home(spot) {
+                Some(found) => prepare(&found, request, ask, answer, &mut writes),
+                None => self.prepare_further(spot, request, ask, answer, &mut writes),
+            };
+            if !allowed {
                 return false;
             }
-            let words = Slot::pack(spot.tag, ask.limit, &after);
-            writes.insert(place, Write { line: found.line, slot: found.slot, head: found.head, words });
         }
-        self.write_in_order(&writes)
+        write_at_once(&writes)
     }
 
-    /// Locks the lines of all writes, which come in ascending order, at the versions that were read; then writes.
-    #[inline]
-    fn write_in_order<const N: usize>(&self, writes: &ArrayVec<Write, N>) -> bool {
-        let mut locks: ArrayVec<Locked<'_>, N> = ArrayVec::new();
-        for write in writes {
-            let Some(lock) = self.line(write.line).lock_at(write.head) else { return false };
-            locks.push(lock);
-        }
-        for (lock, write) in locks.iter_mut().zip(writes) {
-            lock.write(write.slot, write.words);
-        }
-        true
+    /// The same as [`prepare`] for a meter away from home, out of the way of those that are.
+    #[inline(never)]
+    fn prepare_further<'t, const N: usize>(
+        &'t self,
+        spot: Spot,
+        request: Request<'_>,
+        ask: &Ask<'_>,
+        answer: &mut Answer,
+        writes: &mut Writes<'t, N>,
+    ) -> bool {
+        let found = self.find_further(spot, self.line(spot.home).head().reach());
+        found.is_some_and(|found| prepare(&found, request, ask, answer, writes))
     }
 
     /// Every other case: reads all meters, decides on what was read, makes the meters that are missing, and
@@ -166,7 +162,7 @@ impl Table {
         let mut sources: ArrayVec<Source, N> = request.asks.iter().map(|_| Source::Own).collect();
         let mut placements = 0;
         loop {
-            let steps: Steps<'_, N> = self.read_steps(request, &sources);
+            let steps: Steps<N> = self.read_steps(request, &sources);
             if let Some(by) = denied_by(&steps) {
                 report_denied(request, &steps, answers);
                 return Decided::Denied { by };
@@ -181,15 +177,15 @@ impl Table {
         }
     }
 
-    fn make_rooms(&self, request: Request<'_>, steps: &[Step<'_>], sources: &mut [Source], place: bool) {
+    fn make_rooms(&self, request: Request<'_>, steps: &[Step], sources: &mut [Source], place: bool) {
         for ((ask, step), source) in request.asks.iter().zip(steps).zip(sources) {
             if step.must_be_made() && !self.has_room(request.now, ask, steps, step, place) {
-                *source = step.without_room();
+                *source = step.without_room(self.counts(step.spot));
             }
         }
     }
 
-    fn read_steps<'t, const N: usize>(&'t self, request: Request<'_>, sources: &[Source]) -> Steps<'t, N> {
+    fn read_steps<const N: usize>(&self, request: Request<'_>, sources: &[Source]) -> Steps<N> {
         let mut steps = Steps::new();
         for (ask, &source) in request.asks.iter().zip(sources) {
             let step = self.read_step(request, ask, source, &steps);
@@ -200,13 +196,7 @@ impl Table {
 
     /// One limit's meter and verdict. A key that the request names twice is charged twice: the second look
     /// sees what the first will leave.
-    fn read_step<'t>(
-        &'t self,
-        request: Request<'_>,
-        ask: &Ask<'_>,
-        source: Source,
-        earlier: &[Step<'t>],
-    ) -> Step<'t> {
+    fn read_step(&self, request: Request<'_>, ask: &Ask<'_>, source: Source, earlier: &[Step]) -> Step {
         let spot = if source == Source::Own { self.own_spot(ask) } else { self.spill_spot(ask) };
         let twin = earlier.iter().rfind(|step| step.is_at(spot));
         let (at, before) = match twin {
@@ -220,10 +210,10 @@ impl Table {
         Step { spot, source, at, before, after, verdict }
     }
 
-    fn read_meter(&self, ask: &Ask<'_>, spot: Spot<'_>) -> (Option<(usize, usize, Head)>, Meter) {
+    fn read_meter(&self, ask: &Ask<'_>, spot: Spot) -> (Option<(usize, usize, Head)>, Meter) {
         loop {
             let Some(found) = self.find(spot) else { return (None, Meter::empty(ask.limit)) };
-            if self.line(found.line).is_still(found.head) {
+            if found.here.is_still(found.head) {
                 return (Some((found.line, found.slot, found.head)), found.words.unpack());
             }
         }
@@ -231,7 +221,7 @@ impl Table {
 
     /// Places an empty meter for a key that has none, if there is room for it beside the request's other keys. An
     /// empty meter changes no decision, so that a request denied after all leaves nothing behind that matters.
-    fn has_room(&self, now: Now, ask: &Ask<'_>, steps: &[Step<'_>], step: &Step<'_>, place: bool) -> bool {
+    fn has_room(&self, now: Now, ask: &Ask<'_>, steps: &[Step], step: &Step, place: bool) -> bool {
         let words = Slot::pack(step.spot.tag, ask.limit, &Meter::empty(ask.limit));
         let is_ours = |tag: u64| steps.iter().any(|step| step.spot.tag == tag);
         // Overflow meters are few and shared: there is no point in giving up on making one.
@@ -241,7 +231,7 @@ impl Table {
 
     /// Locks all lines in ascending order, at the versions that were read, then writes all meters. If any line
     /// has moved on, nothing is written.
-    fn write_steps<const N: usize>(&self, request: Request<'_>, steps: &Steps<'_, N>) -> bool {
+    fn write_steps<const N: usize>(&self, request: Request<'_>, steps: &Steps<N>) -> bool {
         let mut order: ArrayVec<(usize, Head), N> = steps.iter().filter_map(Step::line_to_write).collect();
         order.sort_unstable_by_key(|&(line, _)| line);
         let mut locked: ArrayVec<(usize, Locked<'_>), N> = ArrayVec::new();
@@ -262,14 +252,48 @@ impl Table {
     }
 }
 
-impl Step<'_> {
-    fn is_at(&self, spot: Spot<'_>) -> bool {
+/// Decides on one meter of a request and notes what to write to it; false if there is nothing to write.
+#[inline(always)]
+fn prepare<'t, const N: usize>(
+    found: &Found<'t>,
+    request: Request<'_>,
+    ask: &Ask<'_>,
+    answer: &mut Answer,
+    writes: &mut Writes<'t, N>,
+) -> bool {
+    let (verdict, change) = request.intent.apply(request.now, ask, found.words.unpack());
+    let Change::Write(after) = change else { return false };
+    *answer = Answer { verdict, source: Source::Own };
+    let words = Slot::pack(Slot::tag_of(ask.digest.tag), ask.limit, &after);
+    writes.push(Write { line: found.here, slot: found.slot, head: found.head, words });
+    true
+}
+
+/// Locks the lines of all writes at the versions that were read, then writes. If a line has moved on, or is
+/// another write's as well, nothing is written.
+///
+/// The lines come in no order, since nobody waits here: two requests that take each other's lines both give up, and
+/// try again in order.
+#[inline]
+fn write_at_once<const N: usize>(writes: &Writes<'_, N>) -> bool {
+    let mut locks: ArrayVec<Locked<'_>, N> = ArrayVec::new();
+    for write in writes {
+        let Some(lock) = write.line.lock_at(write.head) else { return false };
+        locks.push(lock);
+    }
+    for (lock, write) in locks.iter_mut().zip(writes) {
+        lock.write(write.slot, write.words);
+    }
+    true
+}
+
+impl Step {
+    fn is_at(&self, spot: Spot) -> bool {
         self.spot.home == spot.home && self.spot.tag == spot.tag
     }
 
     /// Which meter decides for a key that there is no room for.
-    fn without_room(&self) -> Source {
-        let counts = &self.spot.share.counts;
+    fn without_room(&self, counts: &Counts) -> Source {
         match self.source {
             Source::Own => {
                 count(&counts.spilled);
@@ -300,7 +324,7 @@ impl Step<'_> {
 }
 
 /// Of the limits that denied, the one that would deny longest: waiting for it is waiting for all.
-fn denied_by(steps: &[Step<'_>]) -> Option<usize> {
+fn denied_by(steps: &[Step]) -> Option<usize> {
     let mut longest = None;
     for (at, step) in steps.iter().enumerate() {
         if let Some(retry) = step.verdict.retry()
@@ -312,14 +336,14 @@ fn denied_by(steps: &[Step<'_>]) -> Option<usize> {
     longest.map(|(at, _)| at)
 }
 
-fn report_allowed(steps: &[Step<'_>], answers: &mut [Answer]) {
+fn report_allowed(steps: &[Step], answers: &mut [Answer]) {
     for (step, answer) in steps.iter().zip(answers) {
         *answer = Answer { verdict: step.verdict, source: step.source };
     }
 }
 
 /// Nothing was charged, so the limits that would have allowed report themselves as they are.
-fn report_denied(request: Request<'_>, steps: &[Step<'_>], answers: &mut [Answer]) {
+fn report_denied(request: Request<'_>, steps: &[Step], answers: &mut [Answer]) {
     for ((ask, step), answer) in request.asks.iter().zip(steps).zip(answers) {
         // A key named twice was last decided on what its first mention would have left; look at what is there.
         let first = steps.iter().find(|other| other.is_at(step.spot)).unwrap_or(step);
