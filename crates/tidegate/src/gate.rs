@@ -33,6 +33,24 @@ impl Gate {
         &self.limit
     }
 
+    /// The same keys, and the same meters, under another limit: for limits that come with the request. What was spent
+    /// under one counts under the other, as the time that it takes to drain. Cells of different windows do not compare:
+    /// where the period of a sliding window comes with the request, it has to be a part of the key.
+    ///
+    /// # Panics
+    /// If the limit counts by another algorithm: its meters would mean something else.
+    #[must_use]
+    pub fn with_limit(&self, limit: Limit) -> Self {
+        assert!(self.limit.algorithm() == limit.algorithm(), "the algorithm of a gate cannot change");
+        Self { limit, ..self.clone() }
+    }
+
+    /// The same gate, called something else in answers and headers.
+    #[must_use]
+    pub fn with_name(&self, name: impl Into<Arc<str>>) -> Self {
+        Self { name: name.into(), ..self.clone() }
+    }
+
     /// Asks for one unit on `key`. The key is hashed, never stored: its length costs time only.
     #[inline]
     pub fn key(&self, key: impl AsRef<[u8]>) -> Ask<'_> {

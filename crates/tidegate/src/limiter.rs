@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use tidegate_core::{
-    Answer, Decided, KeySpace, Limit, Now, Secret, ShareId, ShareStats, Shares, Source, Table, TableError,
-    Timeline, TooManyLimits, Verdict,
+    Algorithm, Answer, Decided, KeySpace, Limit, Now, Secret, ShareId, ShareStats, Shares, Source, Table,
+    TableError, Timeline, TooManyLimits, Verdict,
 };
 
 use crate::clock::{Clock, SystemClock};
@@ -121,6 +121,18 @@ impl Limiter {
         let found = self.limits.iter().find(|(name, _)| **name == *limit);
         let (name, limit) = found.ok_or_else(|| UnknownName::Limit(limit.to_owned()))?;
         Ok(Gate::new(self.id, Arc::clone(name), *limit, KeySpace::new(&self.secret, share, name)))
+    }
+
+    /// A limit that the limiter was not built with, such as one of a rule that came later. A name and an algorithm
+    /// stand for the same meters whenever they are asked for, whatever the limit has become; those of a sliding
+    /// window begin anew when its period changes.
+    pub fn gate_with(&self, tenant: &str, name: &str, limit: Limit) -> Result<Gate, UnknownName> {
+        let share = self.share_of(tenant)?;
+        let space = match limit.algorithm() {
+            Algorithm::Gcra => format!("{name}\0gcra"),
+            Algorithm::SlidingWindow => format!("{name}\0window\0{}", limit.period_us()),
+        };
+        Ok(Gate::new(self.id, name.into(), limit, KeySpace::new(&self.secret, share, &space)))
     }
 
     /// Decides one question.
