@@ -1,0 +1,103 @@
+//! `tidegate serve`: starts a server.
+
+use std::collections::HashMap;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use tidegate_server::settings::{SETTINGS, Setting};
+use tidegate_server::{Config, Server, StartError};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::Failure;
+
+pub(crate) fn command() -> Command {
+    Command::new("serve")
+        .about("Starts a server; needs no configuration")
+        .long_about(
+            "Starts a server. Nothing needs to be set: it listens on this machine only, keeps its counts in memory, and \
+             answers HTTP, Envoy's rate limit service, Redis clients and forward-auth.\n\nEvery setting is a flag, a \
+             TIDEGATE_* variable, and a key of the configuration file, in this order of precedence.",
+        )
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .env("TIDEGATE_CONFIG")
+                .help("Configuration file (TOML): the settings below as keys, [[tenants]] and [[tokens]]"),
+        )
+        .arg(
+            Arg::new("check_config")
+                .long("check-config")
+                .action(ArgAction::SetTrue)
+                .help("Read everything, say what is wrong, and do not start"),
+        )
+        .args(SETTINGS.iter().map(flag))
+}
+
+fn flag(setting: &'static Setting) -> Arg {
+    let long = setting.key.replace('_', "-");
+    let variable = format!("TIDEGATE_{}", setting.key.to_uppercase());
+    let help = if setting.default.is_empty() {
+        setting.about.to_owned()
+    } else {
+        format!("{} [default: {}]", setting.about, setting.default)
+    };
+    Arg::new(setting.key).long(long).value_name(setting.value).env(variable).help(help)
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let mut config = read_config(matches)?;
+    if matches.get_flag("check_config") {
+        Server::check(&mut config).map_err(Failure::usage)?;
+        println!("the configuration is good");
+        return Ok(());
+    }
+    log_to_stderr();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    runtime.block_on(serve(config))
+}
+
+fn read_config(matches: &ArgMatches) -> Result<Config, Failure> {
+    let given: HashMap<String, String> = SETTINGS
+        .iter()
+        .filter_map(|setting| Some((setting.key.to_owned(), matches.get_one::<String>(setting.key)?.clone())))
+        .collect();
+    let file = match matches.get_one::<String>("config") {
+        None => None,
+        Some(path) => Some(
+            std::fs::read_to_string(path)
+                .map_err(|error| Failure::usage(format!("config: {path}: {error}")))?,
+        ),
+    };
+    Config::read(&given, file.as_deref()).map_err(Failure::usage)
+}
+
+async fn serve(config: Config) -> Result<(), Failure> {
+    let server = Server::start(config).await.map_err(|error| match error {
+        StartError::File(_) => Failure::usage(error),
+        StartError::Limiter(_) | StartError::System(..) => Failure::failed(error),
+    })?;
+    let mut stop = signal(SignalKind::terminate()).map_err(Failure::failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
+    let addresses: Vec<String> = server
+        .addresses()
+        .iter()
+        .map(|(listener, address)| format!("{}={address}", listener.as_str()))
+        .collect();
+    // Whoever started the server waits for this line.
+    println!("tidegate is ready: {}", addresses.join(" "));
+    let stopped = async {
+        tokio::select! {
+            _ = stop.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping: finishing what was begun");
+    };
+    server.run(stopped).await.map_err(Failure::failed)
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("TIDEGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

@@ -1,0 +1,119 @@
+//! What a request is known by: names and values, such as user, endpoint or ip.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// The most dimensions of one request. Higher: more to compare for each rule.
+pub const DIMENSIONS_MAX: usize = 32;
+/// The longest name of a dimension.
+pub const NAME_BYTES_MAX: usize = 64;
+/// The longest value of a dimension. Higher: more to hash for each check.
+pub const VALUE_BYTES_MAX: usize = 1_024;
+
+/// The dimensions of one request. Names are unique.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dimensions<'a> {
+    pairs: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+}
+
+/// Why a request's dimensions make no sense.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DimensionsError {
+    /// More than [`DIMENSIONS_MAX`].
+    TooMany(usize),
+    /// A name that is empty, too long, or has other characters than letters, digits, `_`, `-` and `.`.
+    Name(String),
+    /// A value longer than [`VALUE_BYTES_MAX`].
+    Value {
+        /// The dimension.
+        name: String,
+        /// The length of its value.
+        bytes: usize,
+    },
+    /// The same name twice.
+    Twice(String),
+}
+
+impl fmt::Display for DimensionsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany(count) => write!(f, "dimensions: {count} is outside 0 to {DIMENSIONS_MAX}"),
+            Self::Name(name) => write!(
+                f,
+                "dimensions: the name {name:?} is not 1 to {NAME_BYTES_MAX} of the characters a-z, A-Z, 0-9, _, - \
+                 and ."
+            ),
+            Self::Value { name, bytes } => {
+                write!(f, "dimensions.{name}: {bytes} bytes is outside 0 to {VALUE_BYTES_MAX}")
+            }
+            Self::Twice(name) => write!(f, "dimensions.{name}: given twice"),
+        }
+    }
+}
+
+impl std::error::Error for DimensionsError {}
+
+impl<'a> Dimensions<'a> {
+    /// The dimensions of a request, checked.
+    pub fn new<N, V>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Self, DimensionsError>
+    where
+        N: Into<Cow<'a, str>>,
+        V: Into<Cow<'a, str>>,
+    {
+        let mut dimensions = Self::default();
+        for (name, value) in pairs {
+            dimensions.add(name.into(), value.into())?;
+        }
+        Ok(dimensions)
+    }
+
+    /// Adds one dimension.
+    pub fn add(&mut self, name: Cow<'a, str>, value: Cow<'a, str>) -> Result<(), DimensionsError> {
+        if !is_name(&name) {
+            return Err(DimensionsError::Name(name.chars().take(NAME_BYTES_MAX).collect()));
+        }
+        if value.len() > VALUE_BYTES_MAX {
+            return Err(DimensionsError::Value { name: name.into_owned(), bytes: value.len() });
+        }
+        if self.get(&name).is_some() {
+            return Err(DimensionsError::Twice(name.into_owned()));
+        }
+        if self.pairs.len() == DIMENSIONS_MAX {
+            return Err(DimensionsError::TooMany(DIMENSIONS_MAX + 1));
+        }
+        self.pairs.push((name, value));
+        Ok(())
+    }
+
+    /// The value of a dimension, if the request has it.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.pairs.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
+    }
+}
+
+/// Whether `name` can name a dimension.
+pub(crate) fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_dimensions_are_named() {
+        let long = "v".repeat(VALUE_BYTES_MAX + 1);
+        let cases = [
+            (Dimensions::new([("", "x")]), "dimensions: the name \"\" is not 1 to 64 of the characters"),
+            (Dimensions::new([("us er", "x")]), "dimensions: the name \"us er\" is not 1 to 64"),
+            (Dimensions::new([("user", long.as_str())]), "dimensions.user: 1025 bytes is outside 0 to 1024"),
+            (Dimensions::new([("user", "a"), ("user", "b")]), "dimensions.user: given twice"),
+            (Dimensions::new((0..33).map(|at| (format!("d{at}"), "x"))), "dimensions: 33 is outside 0 to 32"),
+        ];
+        for (got, message) in cases {
+            let error = got.expect_err(message).to_string();
+            assert!(error.starts_with(message), "{error}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Patterns: text in which `*` stands for anything, also nothing.
+
+/// Text to compare with, compiled once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    text: String,
+    wild: bool,
+}
+
+impl Pattern {
+    /// The pattern written as `text`.
+    pub fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { wild: text.contains('*'), text }
+    }
+
+    /// Whether `value` is what the pattern describes.
+    #[inline]
+    pub fn matches(&self, value: &str) -> bool {
+        if self.wild { matches_wild(&self.text, value) } else { self.text == value }
+    }
+
+    /// Whether the pattern has a `*`.
+    pub fn is_wild(&self) -> bool {
+        self.wild
+    }
+
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Takes the text between stars from the left, each at its first place: if any way matches, this one does.
+fn matches_wild(pattern: &str, value: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(rest) = parts.next().and_then(|first| value.strip_prefix(first)) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    let rest = parts.try_fold(rest, |rest, part| rest.find(part).map(|at| &rest[at + part.len()..]));
+    rest.is_some_and(|rest| rest.ends_with(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_star_stands_for_anything() {
+        let yes = [
+            ("a*c", "abbc"),
+            ("a*c", "ac"),
+            ("*", ""),
+            ("**", "x"),
+            ("/v1/*/x", "/v1/a/b/x"),
+            ("*b*b", "bb"),
+        ];
+        let no = [("a*c", "ab"), ("a*a", "a"), ("/v1/*", "/v2/x"), ("*b*b", "b"), ("", "a"), ("a", "")];
+        for (pattern, value) in yes {
+            assert!(Pattern::new(pattern).matches(value), "{pattern} {value}");
+        }
+        for (pattern, value) in no {
+            assert!(!Pattern::new(pattern).matches(value), "{pattern} {value}");
+        }
+    }
+
+    /// The definition, followed to the letter.
+    fn slow(pattern: &[u8], value: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => value.is_empty(),
+            Some((b'*', rest)) => (0..=value.len()).any(|at| slow(rest, &value[at..])),
+            Some((byte, rest)) => value.split_first().is_some_and(|(v, tail)| v == byte && slow(rest, tail)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn matching_follows_the_definition(pattern in "[ab*]{0,7}", value in "[ab]{0,8}") {
+            prop_assert_eq!(Pattern::new(pattern.clone()).matches(&value), slow(pattern.as_bytes(), value.as_bytes()));
+        }
+    }
+}

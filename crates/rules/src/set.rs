@@ -1,0 +1,59 @@
+//! A set of rules, read as one and replaced as one.
+
+use std::fmt::Write;
+
+use sha2::{Digest, Sha256};
+
+use crate::dimensions::Dimensions;
+use crate::file::{Problems, parse_rules};
+use crate::rule::Rule;
+
+/// The most rules of a set. Every request looks at each of them, so more would be slow.
+pub const RULES_MAX: usize = 10_000;
+
+/// Hexadecimal digits of a set's version: enough to tell sets apart, few enough to read out.
+const VERSION_DIGITS: usize = 12;
+
+/// An immutable set of rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleSet {
+    rules: Vec<Rule>,
+    version: String,
+}
+
+impl Default for RuleSet {
+    fn default() -> Self {
+        Self { rules: Vec::new(), version: version_of("") }
+    }
+}
+
+impl RuleSet {
+    /// Reads a set from the text of a rules file. It is taken whole or not at all, with every problem named.
+    pub fn parse(text: &str) -> Result<Self, Problems> {
+        Ok(Self { rules: parse_rules(text)?, version: version_of(text) })
+    }
+
+    /// The rules that apply to a request, in the order of the file.
+    pub fn matching<'r>(&'r self, request: &'r Dimensions<'_>) -> impl Iterator<Item = &'r Rule> {
+        self.rules.iter().filter(|rule| rule.applies(request))
+    }
+
+    /// All rules, in the order of the file.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// What tells this set from others: the beginning of a digest of its text.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+}
+
+fn version_of(text: &str) -> String {
+    let mut version = String::new();
+    for byte in Sha256::digest(text.as_bytes()).iter().take(VERSION_DIGITS / 2) {
+        // Writing to a string does not fail.
+        let _ = write!(version, "{byte:02x}");
+    }
+    version
+}

@@ -1,0 +1,52 @@
+//! The admin listener: health, readiness, metrics, and questions from the command line.
+
+use std::io;
+use std::net::SocketAddr;
+
+use ::http::{Method, StatusCode};
+use prometheus_client::encoding::text::encode;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::auth::Role;
+use crate::http::{Answer, Asked, Problem, not_found, only, route_check, serve_with, text};
+use crate::worker::Context;
+
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Answers the requests of one connection.
+pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    serve_with(stream, peer, context, route).await
+}
+
+fn route(asked: &Asked<'_>) -> Answer {
+    match asked.parts.uri.path() {
+        "/healthz" => only(asked, &Method::GET, |_| text(StatusCode::OK, "text/plain", "ok\n")),
+        "/readyz" => only(asked, &Method::GET, ready),
+        "/metrics" => only(asked, &Method::GET, metrics),
+        "/v1/check" => route_check(asked),
+        _ => not_found(asked),
+    }
+}
+
+/// Probes have no credentials, and learn nothing here but whether to send traffic.
+fn ready(asked: &Asked<'_>) -> Answer {
+    if asked.shared.is_ready() {
+        text(StatusCode::OK, "text/plain", "ready\n")
+    } else {
+        text(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "stopping\n")
+    }
+}
+
+fn metrics(asked: &Asked<'_>) -> Answer {
+    if let Err(problem) = asked.principal(Role::Viewer) {
+        return problem.into();
+    }
+    let mut body = String::new();
+    match encode(&mut body, &asked.shared.registry) {
+        Ok(()) => text(StatusCode::OK, METRICS_TYPE, body),
+        Err(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into(),
+    }
+}

@@ -1,0 +1,190 @@
+//! Who asks: a token says which tenant and in which role. Tokens are kept as hashes only.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+/// What somebody may do. Each role may do what the ones before it may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Ask for decisions.
+    #[default]
+    Client,
+    /// Look at rules, overrides and metrics.
+    Viewer,
+    /// Change overrides.
+    Operator,
+    /// Everything.
+    Admin,
+}
+
+impl Role {
+    /// The role as it is written.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+/// Which tenant, by its place in the server's list: 0 is the one that needs no name.
+pub type TenantIndex = usize;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Principal {
+    /// Whose keys are meant.
+    pub tenant: TenantIndex,
+    /// What may be done.
+    pub role: Role,
+}
+
+impl Principal {
+    /// Whoever reaches a server that has no tokens: it listens on loopback only.
+    pub const LOCAL: Self = Self { tenant: 0, role: Role::Admin };
+}
+
+/// The SHA-256 of a token. Tokens are drawn at random with 256 bits, so a plain hash of one cannot be guessed back.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenHash([u8; 32]);
+
+impl TokenHash {
+    /// The hash of a token.
+    pub fn of(token: &[u8]) -> Self {
+        Self(Sha256::digest(token).into())
+    }
+
+    /// Which of the maps of [`Credentials`] it is looked up in. Says nothing of the token.
+    fn bucket(&self) -> u64 {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.0[..8]);
+        u64::from_le_bytes(bytes)
+    }
+}
+
+impl fmt::Display for TokenHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("sha256:")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for TokenHash {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const WRONG: &str = "not sha256: and 64 hexadecimal digits, as `tidegate token new` prints it";
+        let digits = text
+            .strip_prefix("sha256:")
+            .filter(|digits| digits.len() == 64 && digits.is_ascii())
+            .ok_or(WRONG)?;
+        let mut bytes = [0; 32];
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).map_err(|_| WRONG)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// All tokens that open the server. Without any it is open, and listens on loopback only.
+#[derive(Debug, Default)]
+pub struct Credentials {
+    known: HashMap<u64, Vec<(TokenHash, Principal)>>,
+}
+
+impl Credentials {
+    /// Adds a token.
+    pub fn add(&mut self, hash: TokenHash, tenant: TenantIndex, role: Role) -> Result<(), &'static str> {
+        let bucket = self.known.entry(hash.bucket()).or_default();
+        if bucket.iter().any(|(known, _)| bool::from(known.0.ct_eq(&hash.0))) {
+            return Err("given twice");
+        }
+        bucket.push((hash, Principal { tenant, role }));
+        Ok(())
+    }
+
+    /// Whether anybody may ask, because there are no tokens.
+    pub fn is_open(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Who holds `token`; on an open server, whoever asks. How long it takes tells nothing of the tokens there are:
+    /// what is looked up is a hash, and its last bytes are compared in constant time.
+    pub fn principal(&self, token: Option<&[u8]>) -> Option<Principal> {
+        if self.is_open() {
+            return Some(Principal::LOCAL);
+        }
+        let hash = TokenHash::of(token?);
+        let bucket = self.known.get(&hash.bucket())?;
+        bucket.iter().find(|(known, _)| bool::from(known.0.ct_eq(&hash.0))).map(|(_, principal)| *principal)
+    }
+
+    /// The principal of an `Authorization` value: `Bearer` and the token.
+    pub fn of_authorization(&self, value: Option<&[u8]>) -> Option<Principal> {
+        self.principal(value.and_then(bearer))
+    }
+}
+
+/// The scheme is case-insensitive.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+/// A new token: `tg_` and 256 random bits in hexadecimal digits.
+#[expect(clippy::disallowed_methods, reason = "a token must not be repeatable")]
+pub fn new_token() -> Result<String, String> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|error| format!("the system gave no random bytes: {error}"))?;
+    Ok(bytes.iter().fold("tg_".to_owned(), |token, byte| format!("{token}{byte:02x}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_names_its_tenant_and_role() {
+        let mut credentials = Credentials::default();
+        assert_eq!(credentials.principal(None), Some(Principal::LOCAL));
+        let token = new_token().expect("random bytes");
+        let hash: TokenHash =
+            TokenHash::of(token.as_bytes()).to_string().parse().expect("reads what it writes");
+        credentials.add(hash, 3, Role::Viewer).expect("new");
+        assert_eq!(credentials.add(hash, 4, Role::Admin), Err("given twice"));
+
+        let header = format!("bearer {token}");
+        let viewer = Principal { tenant: 3, role: Role::Viewer };
+        assert_eq!(credentials.of_authorization(Some(header.as_bytes())), Some(viewer));
+        for wrong in [None, Some(&b"Bearer "[..]), Some(b"Basic abc"), Some(b"Bearer tg_00"), Some(b"")] {
+            assert_eq!(credentials.of_authorization(wrong), None);
+        }
+    }
+
+    #[test]
+    fn roles_include_the_ones_before() {
+        assert!(Role::Client < Role::Viewer && Role::Viewer < Role::Operator && Role::Operator < Role::Admin);
+    }
+
+    #[test]
+    fn only_hashes_are_hashes() {
+        for wrong in [
+            "",
+            "sha256:",
+            "sha256:zz",
+            "md5:00",
+            &format!("sha256:{}", "g".repeat(64)),
+            &format!("sha256:{}", "ä".repeat(32)),
+        ] {
+            assert!(wrong.parse::<TokenHash>().is_err(), "{wrong}");
+        }
+    }
+}

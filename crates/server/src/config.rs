@@ -1,0 +1,508 @@
+//! The configuration: read whole before a port opens, with every problem listed.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use tidegate::headers::ResetStyle;
+use tidegate_rules::parse_period;
+use toml::{Table, Value};
+
+use crate::auth::{Credentials, Role, TokenHash};
+use crate::settings::SETTINGS;
+
+/// The least memory a table may have: room for some ten thousand keys.
+const MEMORY_BYTES_MIN: usize = 1 << 20;
+/// The most memory a table may have: 16 TiB, more than any machine has.
+const MEMORY_BYTES_MAX: usize = 1 << 44;
+/// The most tenants: each takes a part of the table.
+const TENANTS_MAX: usize = 1_000;
+/// The most tokens.
+const TOKENS_MAX: usize = 100_000;
+/// The longest name of a tenant or a token.
+const NAME_BYTES_MAX: usize = 128;
+/// The heaviest tenant.
+const WEIGHT_MAX: u32 = 1_000_000;
+
+/// The tenant of requests without a credential, on a server that has none.
+pub const DEFAULT_TENANT: &str = "";
+
+/// Everything a server is told before it starts.
+#[derive(Debug)]
+pub struct Config {
+    /// Where HTTP clients ask.
+    pub http: Option<SocketAddr>,
+    /// Where Envoy asks.
+    pub grpc: Option<SocketAddr>,
+    /// Where Redis clients ask.
+    pub resp: Option<SocketAddr>,
+    /// Where operators ask.
+    pub admin: Option<SocketAddr>,
+    /// The file with the rules.
+    pub rules: Option<PathBuf>,
+    /// The file or folder with Envoy's descriptors.
+    pub envoy_descriptors: Option<PathBuf>,
+    /// The folder of the embedded store; nothing keeps it in memory.
+    pub data_dir: Option<PathBuf>,
+    /// Memory of the table.
+    pub memory_bytes: usize,
+    /// Threads that answer.
+    pub workers: usize,
+    /// Connections of each listener.
+    pub connections_max: usize,
+    /// How long a connection may be silent.
+    pub idle_timeout: Duration,
+    /// How long one request may take to arrive, or its answer to be taken.
+    pub request_timeout: Duration,
+    /// How long a stop may take.
+    pub drain_timeout: Duration,
+    /// Whose word on the client's address counts.
+    pub trusted_proxies: Vec<IpNet>,
+    /// What `X-RateLimit-Reset` counts.
+    pub reset: ResetStyle,
+    /// Encryption of every listener.
+    pub tls: Option<TlsFiles>,
+    /// Who shares the table.
+    pub tenants: Vec<TenantConfig>,
+    /// Who may ask.
+    pub credentials: Credentials,
+}
+
+/// Where the certificate and its key are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authority of client certificates, if clients must show one.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// One tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantConfig {
+    /// Unique.
+    pub name: String,
+    /// Parts of the table.
+    #[serde(default = "equal_weight")]
+    pub weight: u32,
+}
+
+const fn equal_weight() -> u32 {
+    1
+}
+
+/// A token as the file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenRow {
+    name: String,
+    hash: String,
+    #[serde(default)]
+    tenant: String,
+    #[serde(default)]
+    role: Role,
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigProblems(pub Vec<String>);
+
+impl fmt::Display for ConfigProblems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for ConfigProblems {}
+
+impl Config {
+    /// The configuration from what was `given` by flags and environment, by key, and the text of the file, which
+    /// they override.
+    pub fn read(given: &HashMap<String, String>, file: Option<&str>) -> Result<Self, ConfigProblems> {
+        let mut reader = Reader { given, file: Table::new(), problems: Vec::new() };
+        reader.take_file(file.unwrap_or_default());
+        let tenants = reader.tenants();
+        let credentials = reader.credentials(&tenants);
+        let config = Self {
+            http: reader.listen("http_listen", &credentials),
+            grpc: reader.listen("grpc_listen", &credentials),
+            resp: reader.listen("resp_listen", &credentials),
+            admin: reader.listen("admin_listen", &credentials),
+            rules: reader.path("rules"),
+            envoy_descriptors: reader.path("envoy_descriptors"),
+            data_dir: reader.data_dir(),
+            memory_bytes: reader.memory(),
+            workers: reader.workers(),
+            connections_max: reader.number("connections_max", 1, 1_000_000),
+            idle_timeout: reader.time("idle_timeout", Duration::from_secs(1), Duration::from_hours(24)),
+            request_timeout: reader.time(
+                "request_timeout",
+                Duration::from_millis(100),
+                Duration::from_mins(5),
+            ),
+            drain_timeout: reader.time("drain_timeout", Duration::ZERO, Duration::from_mins(10)),
+            trusted_proxies: reader.networks("trusted_proxies"),
+            reset: reader.reset_style(),
+            tls: reader.tls(),
+            tenants,
+            credentials,
+        };
+        reader.unknown_keys();
+        if reader.problems.is_empty() { Ok(config) } else { Err(ConfigProblems(reader.problems)) }
+    }
+}
+
+struct Reader<'g> {
+    given: &'g HashMap<String, String>,
+    file: Table,
+    problems: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn take_file(&mut self, text: &str) {
+        match text.parse::<Table>() {
+            Ok(table) => self.file = table,
+            Err(error) => self.problems.push(format!("config: {}", error.to_string().trim_end())),
+        }
+    }
+
+    fn problem(&mut self, key: &str, problem: impl fmt::Display) {
+        self.problems.push(format!("{key}: {problem}"));
+    }
+
+    /// The value of a setting, as text: what was given, or what the file says, or the default.
+    fn text(&mut self, key: &str) -> Option<String> {
+        let in_file = self.file.remove(key);
+        if let Some(value) = self.given.get(key) {
+            return Some(value.clone()).filter(|value| !value.is_empty());
+        }
+        let default =
+            SETTINGS.iter().find(|setting| setting.key == key).map_or("", |setting| setting.default);
+        let text = match in_file {
+            None => default.to_owned(),
+            Some(value) => as_text(&value).unwrap_or_else(|| {
+                self.problem(key, format!("a {} is not a value of this setting", value.type_str()));
+                default.to_owned()
+            }),
+        };
+        Some(text).filter(|text| !text.is_empty())
+    }
+
+    fn listen(&mut self, key: &str, credentials: &Credentials) -> Option<SocketAddr> {
+        let text = self.text(key).filter(|text| text != "off")?;
+        let Ok(address) = text.parse::<SocketAddr>() else {
+            self.problem(
+                key,
+                format!("{text:?} is not an address and a port, such as 127.0.0.1:8080, nor \"off\""),
+            );
+            return None;
+        };
+        if !address.ip().is_loopback() && credentials.is_open() {
+            self.problem(
+                key,
+                format!(
+                    "{address} can be reached from other machines, and there are no tokens: make one with `tidegate \
+                     token new` and add its [[tokens]] entry to the configuration, or listen on 127.0.0.1"
+                ),
+            );
+        }
+        Some(address)
+    }
+
+    fn path(&mut self, key: &str) -> Option<PathBuf> {
+        self.text(key).map(PathBuf::from)
+    }
+
+    fn data_dir(&mut self) -> Option<PathBuf> {
+        match self.text("data_dir") {
+            Some(text) if text == "none" => None,
+            Some(text) => Some(PathBuf::from(text)),
+            None => state_dir().or_else(|| {
+                self.problem("data_dir", "there is no home folder to keep it in: name one, or \"none\"");
+                None
+            }),
+        }
+    }
+
+    fn memory(&mut self) -> usize {
+        let text = self.text("memory").unwrap_or_default();
+        let bytes = parse_size(&text).filter(|bytes| (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(bytes));
+        bytes.unwrap_or_else(|| {
+            self.problem("memory", format!("{text:?} is not a size from 1MB to 16TB, such as \"256MB\""));
+            MEMORY_BYTES_MIN
+        })
+    }
+
+    fn workers(&mut self) -> usize {
+        if self.given.contains_key("workers") || self.file.contains_key("workers") {
+            return self.number("workers", 1, 256);
+        }
+        std::thread::available_parallelism().map_or(1, usize::from).min(256)
+    }
+
+    fn number(&mut self, key: &str, least: usize, most: usize) -> usize {
+        let text = self.text(key).unwrap_or_default();
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        number.unwrap_or_else(|| {
+            self.problem(key, format!("{text:?} is not a number from {least} to {most}"));
+            least
+        })
+    }
+
+    fn time(&mut self, key: &str, least: Duration, most: Duration) -> Duration {
+        let text = self.text(key).unwrap_or_default();
+        match parse_period(&text) {
+            Ok(time) if (least..=most).contains(&time) => time,
+            Ok(time) => {
+                self.problem(key, format!("{time:?} is outside {least:?} to {most:?}"));
+                most
+            }
+            Err(problem) => {
+                self.problem(key, problem);
+                most
+            }
+        }
+    }
+
+    fn networks(&mut self, key: &str) -> Vec<IpNet> {
+        let text = self.text(key).unwrap_or_default();
+        let mut networks = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            match part.parse::<IpNet>().or_else(|_| part.parse::<IpAddr>().map(IpNet::from)) {
+                Ok(network) => networks.push(network),
+                Err(_) => {
+                    self.problem(key, format!("{part:?} is not a network such as 10.0.0.0/8, nor an address"))
+                }
+            }
+        }
+        networks
+    }
+
+    fn reset_style(&mut self) -> ResetStyle {
+        match self.text("reset_header").as_deref() {
+            Some("epoch") => ResetStyle::Epoch,
+            Some("delta") => ResetStyle::Delta,
+            other => {
+                let given = other.unwrap_or_default().to_owned();
+                self.problem("reset_header", format!("{given:?} is neither \"epoch\" nor \"delta\""));
+                ResetStyle::default()
+            }
+        }
+    }
+
+    fn tls(&mut self) -> Option<TlsFiles> {
+        let (cert, key, client_ca) =
+            (self.path("tls_cert"), self.path("tls_key"), self.path("tls_client_ca"));
+        match (cert, key) {
+            (Some(cert), Some(key)) => Some(TlsFiles { cert, key, client_ca }),
+            (None, None) if client_ca.is_none() => None,
+            _ => {
+                self.problem("tls_cert", "needs tls_key beside it, and so does tls_client_ca");
+                None
+            }
+        }
+    }
+
+    fn tenants(&mut self) -> Vec<TenantConfig> {
+        let mut tenants: Vec<TenantConfig> = Vec::new();
+        for (at, row) in self.rows("tenants", TENANTS_MAX).into_iter().enumerate() {
+            let key = format!("tenants[{at}]");
+            match row.try_into::<TenantConfig>() {
+                Err(error) => self.problem(&key, error.message()),
+                Ok(tenant) if !is_name(&tenant.name) => {
+                    self.problem(
+                        &key,
+                        format!("name: {:?} is not 1 to {NAME_BYTES_MAX} printable bytes", tenant.name),
+                    );
+                }
+                Ok(tenant) if !(1..=WEIGHT_MAX).contains(&tenant.weight) => {
+                    self.problem(&key, format!("weight: {} is outside 1 to {WEIGHT_MAX}", tenant.weight));
+                }
+                Ok(tenant) if tenants.iter().any(|known| known.name == tenant.name) => {
+                    self.problem(&key, format!("name: {:?} is given twice", tenant.name));
+                }
+                Ok(tenant) => tenants.push(tenant),
+            }
+        }
+        tenants
+    }
+
+    fn credentials(&mut self, tenants: &[TenantConfig]) -> Credentials {
+        let mut credentials = Credentials::default();
+        for (at, row) in self.rows("tokens", TOKENS_MAX).into_iter().enumerate() {
+            let key = format!("tokens[{at}]");
+            if let Err(problem) = add_token(&mut credentials, row, tenants) {
+                self.problem(&key, problem);
+            }
+        }
+        credentials
+    }
+
+    fn rows(&mut self, key: &str, most: usize) -> Vec<Value> {
+        match self.file.remove(key) {
+            None => Vec::new(),
+            Some(Value::Array(rows)) if rows.len() <= most => rows,
+            Some(Value::Array(rows)) => {
+                self.problem(key, format!("{} is outside 0 to {most}", rows.len()));
+                Vec::new()
+            }
+            Some(other) => {
+                self.problem(key, format!("a {} is not a list: write [[{key}]]", other.type_str()));
+                Vec::new()
+            }
+        }
+    }
+
+    fn unknown_keys(&mut self) {
+        let unknown: Vec<String> = self.file.keys().cloned().collect();
+        for key in unknown {
+            self.problem(&key, "not a setting");
+        }
+    }
+}
+
+fn add_token(credentials: &mut Credentials, row: Value, tenants: &[TenantConfig]) -> Result<(), String> {
+    let row: TokenRow = row.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
+    if !is_name(&row.name) {
+        return Err(format!("name: {:?} is not 1 to {NAME_BYTES_MAX} printable bytes", row.name));
+    }
+    let tenant = if row.tenant == DEFAULT_TENANT {
+        0
+    } else {
+        let known = tenants.iter().position(|tenant| tenant.name == row.tenant);
+        1 + known.ok_or_else(|| format!("tenant: there is no [[tenants]] entry named {:?}", row.tenant))?
+    };
+    let hash: TokenHash = row.hash.parse().map_err(|problem| format!("hash: {problem}"))?;
+    credentials.add(hash, tenant, row.role).map_err(|problem| format!("hash: {problem}"))
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control)
+}
+
+fn as_text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        Value::Array(values) => {
+            let parts: Option<Vec<_>> = values.iter().map(Value::as_str).collect();
+            parts.map(|parts| parts.join(","))
+        }
+        _ => None,
+    }
+}
+
+/// Bytes from a size such as `256MB` or `1GB` (powers of 1024), or a plain number of bytes.
+fn parse_size(text: &str) -> Option<usize> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" | "B" => 0,
+        "KB" | "KiB" => 10,
+        "MB" | "MiB" => 20,
+        "GB" | "GiB" => 30,
+        "TB" | "TiB" => 40,
+        _ => return None,
+    };
+    number.parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+/// Where programs of this user keep their state.
+fn state_dir() -> Option<PathBuf> {
+    let set = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
+    state.map(|state| state.join("tidegate"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(given: &[(&str, &str)], file: &str) -> Result<Config, Vec<String>> {
+        let given = given.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Config::read(&given, Some(file)).map_err(|problems| problems.0)
+    }
+
+    #[test]
+    fn nothing_needs_to_be_set() {
+        let config = read(&[], "").expect("defaults are good");
+        assert_eq!(config.http, Some(([127, 0, 0, 1], 8080).into()));
+        assert_eq!(config.resp, Some(([127, 0, 0, 1], 6380).into()));
+        assert_eq!(config.memory_bytes, 64 << 20);
+        assert!(config.credentials.is_open());
+    }
+
+    #[test]
+    fn what_is_given_overrides_the_file() {
+        let file = "http_listen = '127.0.0.1:1'\ngrpc_listen = 'off'\nconnections_max = 5\ntrusted_proxies = ['10.0.0.0/8', '::1']";
+        let config = read(&[("http_listen", "127.0.0.1:2")], file).expect("good");
+        assert_eq!(config.http, Some(([127, 0, 0, 1], 2).into()));
+        assert_eq!((config.grpc, config.connections_max, config.trusted_proxies.len()), (None, 5, 2));
+    }
+
+    #[test]
+    fn every_problem_is_listed() {
+        let file = "
+            memory = '3 bananas'
+            idle_timeout = '0s'
+            workers = 0
+            reset_header = 'when'
+            tls_key = 'key.pem'
+            colour = 'blue'
+            resp_listen = true
+            trusted_proxies = 'everyone'
+            tenants = [{ name = 'a', weight = 0 }, { name = '' }, { nmae = 'b' }]
+            tokens = [{ name = 't', hash = 'secret', tenant = 'nobody' }]
+        ";
+        let problems = read(&[("http_listen", "localhost")], file).expect_err("has problems");
+        for (key, words) in [
+            ("http_listen", "is not an address"),
+            ("resp_listen", "a boolean is not a value"),
+            ("memory", "is not a size from 1MB"),
+            ("idle_timeout", "is outside 1s to"),
+            ("workers", "is not a number from 1 to 256"),
+            ("reset_header", "neither"),
+            ("tls_cert", "needs tls_key"),
+            ("colour", "not a setting"),
+            ("trusted_proxies", "\"everyone\" is not a network"),
+            ("tenants[0]", "weight: 0 is outside 1 to 1000000"),
+            ("tenants[1]", "name: \"\" is not"),
+            ("tenants[2]", "unknown field `nmae`"),
+            ("tokens[0]", "tenant: there is no [[tenants]] entry named \"nobody\""),
+        ] {
+            let found = problems.iter().any(|problem| problem.starts_with(key) && problem.contains(words));
+            assert!(found, "{key}: {words}: {problems:#?}");
+        }
+    }
+
+    #[test]
+    fn other_machines_need_a_token() {
+        let problems = read(&[("admin_listen", "0.0.0.0:8090")], "").expect_err("open to the world");
+        assert!(problems[0].contains("tidegate token new"), "{problems:?}");
+        let hash = TokenHash::of(b"a token");
+        let file = format!("[[tokens]]\nname = 'me'\nrole = 'admin'\nhash = '{hash}'");
+        assert!(read(&[("admin_listen", "0.0.0.0:8090")], &file).is_ok());
+    }
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        let cases = [
+            ("10", Some(10)),
+            ("2KB", Some(2048)),
+            ("3MiB", Some(3 << 20)),
+            ("1GB", Some(1 << 30)),
+            ("x", None),
+            ("1.5GB", None),
+        ];
+        for (text, bytes) in cases {
+            assert_eq!(parse_size(text), bytes, "{text}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A connection that does not wait for ever: silent and slow clients are cut.
+//!
+//! A connection is idle after an answer was written, and busy from the first byte that follows. Idle, it may stay
+//! silent for the idle timeout. Busy, the whole request has to arrive, and its answer to be taken, within the request
+//! timeout. One mechanism for every surface; it reads no clock while data flows.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::load::{pulse, pulses, time_of};
+use crate::metrics::Metrics;
+
+/// How long a client may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Between requests.
+    pub(crate) idle: Duration,
+    /// For one request, or for taking an answer.
+    pub(crate) request: Duration,
+}
+
+/// A connection under [`Patience`].
+#[derive(Debug)]
+pub(crate) struct Guarded<S> {
+    stream: S,
+    patience: Patience,
+    metrics: Arc<Metrics>,
+    busy: bool,
+    /// The pulse at which the present state began.
+    since: u32,
+    alarm: Pin<Box<Sleep>>,
+}
+
+impl<S> Guarded<S> {
+    pub(crate) fn new(stream: S, patience: Patience, metrics: Arc<Metrics>) -> Self {
+        let alarm = Box::pin(sleep_until(from_now(patience.idle)));
+        Self { stream, patience, metrics, busy: false, since: pulse(), alarm }
+    }
+
+    fn allowed(&self) -> Duration {
+        if self.busy { self.patience.request } else { self.patience.idle }
+    }
+
+    #[inline]
+    fn turn(&mut self, busy: bool) {
+        if self.busy != busy {
+            self.busy = busy;
+            self.since = pulse();
+        }
+    }
+
+    /// Called when the stream has nothing to offer: makes sure that somebody looks again in time.
+    fn out_of_patience(&mut self, cx: &mut Context<'_>) -> bool {
+        let allowed = pulses(self.allowed());
+        let spent = pulse().wrapping_sub(self.since);
+        if spent >= allowed {
+            self.metrics.timed_out();
+            return true;
+        }
+        // The alarm was set in some earlier state: it may ring too early, which is no harm, but not too late.
+        let latest = from_now(time_of(allowed - spent));
+        if self.alarm.deadline() > latest || self.alarm.is_elapsed() {
+            self.alarm.as_mut().reset(latest);
+        }
+        self.alarm.as_mut().poll(cx).is_ready() && {
+            cx.waker().wake_by_ref();
+            false
+        }
+    }
+
+    fn timed_out<T>() -> Poll<io::Result<T>> {
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "alarms are set on the runtime's clock")]
+fn from_now(time: Duration) -> Instant {
+    Instant::now() + time
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+    #[inline]
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        match Pin::new(&mut this.stream).poll_read(cx, buf) {
+            Poll::Ready(result) => {
+                this.turn(true);
+                Poll::Ready(result)
+            }
+            Poll::Pending if this.out_of_patience(cx) => Self::timed_out(),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Guarded<S> {
+    #[inline]
+    fn after_write<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        match written {
+            Poll::Ready(result) => {
+                self.turn(false);
+                Poll::Ready(result)
+            }
+            Poll::Pending => {
+                // A client that does not take its answer is as slow as one that does not send its request.
+                self.turn(true);
+                if self.out_of_patience(cx) { Self::timed_out() } else { Poll::Pending }
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+    #[inline]
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.after_write(cx, written)
+    }
+
+    #[inline]
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        this.after_write(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,105 @@
+//! Answers, and what they look like when something is wrong.
+
+use ::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use ::http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use bytes::Bytes;
+use http_body_util::Full;
+use serde::Serialize;
+use tidegate::headers::PROBLEM_CONTENT_TYPE;
+
+use crate::auth::Role;
+
+/// An answer, whole.
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+/// Text of some media type.
+pub(crate) fn text(status: StatusCode, media: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media));
+    answer
+}
+
+/// A value as JSON.
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
+    match serde_json::to_vec(value) {
+        Ok(body) => text(status, "application/json", body),
+        Err(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into(),
+    }
+}
+
+/// A request that got no decision, as RFC 9457 has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Problem {
+    pub(crate) status: StatusCode,
+    pub(crate) detail: String,
+    field: Option<(HeaderName, HeaderValue)>,
+}
+
+#[derive(Serialize)]
+struct ProblemBody<'p> {
+    r#type: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'p str,
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into(), field: None }
+    }
+
+    pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        let problem =
+            Self::new(StatusCode::UNAUTHORIZED, "authorization: no `Bearer` token that this server knows");
+        problem.with_field(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
+    }
+
+    pub(crate) fn forbidden(role: Role) -> Self {
+        Self::new(
+            StatusCode::FORBIDDEN,
+            format!("authorization: this needs the role {:?} or a higher one", role.as_str()),
+        )
+    }
+
+    /// The server has more to do than it can.
+    pub(crate) fn overloaded() -> Self {
+        let problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded: not decided");
+        problem.with_field(RETRY_AFTER, HeaderValue::from_static("1"))
+    }
+
+    pub(crate) fn wrong_method(allowed: &Method) -> Self {
+        let problem =
+            Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("method: only {allowed} is answered here"));
+        match HeaderValue::from_str(allowed.as_str()) {
+            Ok(value) => problem.with_field(ALLOW, value),
+            Err(_) => problem,
+        }
+    }
+
+    fn with_field(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.field = Some((name, value));
+        self
+    }
+}
+
+impl From<Problem> for Answer {
+    fn from(problem: Problem) -> Self {
+        let body = ProblemBody {
+            r#type: "about:blank",
+            title: problem.status.canonical_reason().unwrap_or("Error"),
+            status: problem.status.as_u16(),
+            detail: &problem.detail,
+        };
+        let mut answer = json(problem.status, &body);
+        answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
+        if let Some((name, value)) = problem.field {
+            answer.headers_mut().insert(name, value);
+        }
+        answer
+    }
+}

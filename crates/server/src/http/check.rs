@@ -1,0 +1,176 @@
+//! `POST /v1/check`: the dimensions of a request in, the word of all rules that apply to it out.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use ::http::{HeaderValue, StatusCode};
+use serde::{Deserialize, Serialize};
+use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
+use tidegate::{Outcome, Retry};
+use tidegate_rules::{Class, Dimensions, Rule};
+
+use super::{Answer, Asked, Problem, json, text};
+use crate::auth::Role;
+use crate::metrics::{Rung, Surface};
+use crate::rules::{Ruled, Ruling, Undecided};
+
+/// What is asked.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CheckRequest<'b> {
+    /// What the request is known by.
+    #[serde(borrow)]
+    dimensions: HashMap<Cow<'b, str>, Cow<'b, str>>,
+    /// What it costs; 0 looks without charging.
+    #[serde(default = "one")]
+    cost: u64,
+    /// The status of a denial: 200, with the decision in the body, or 429.
+    #[serde(default = "ok")]
+    deny_status: u16,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+const fn ok() -> u16 {
+    200
+}
+
+/// What is answered.
+#[derive(Debug, Serialize)]
+struct CheckAnswer<'r> {
+    decision: &'static str,
+    /// The rule that denied: of several, the one that denies longest.
+    denied_by: Option<&'r str>,
+    /// Which set of rules decided.
+    rules_version: &'r str,
+    /// What the decision rests on.
+    source: &'static str,
+    rules: Vec<RuleAnswer<'r>>,
+}
+
+/// What one rule says.
+#[derive(Debug, Serialize)]
+struct RuleAnswer<'r> {
+    rule: &'r str,
+    version: u64,
+    class: &'static str,
+    mode: &'static str,
+    allowed: bool,
+    limit: u32,
+    remaining: u32,
+    /// Milliseconds until the meter is as good as new.
+    reset_after_ms: u64,
+    /// Milliseconds until the same request would pass; nothing if it passes, or never will.
+    retry_after_ms: Option<u64>,
+    /// Whether waiting cannot help: the cost is above the burst, or the limit is 0.
+    never: bool,
+}
+
+/// Answers a check.
+pub(super) fn answer(asked: &Asked<'_>) -> Answer {
+    decide(asked).unwrap_or_else(Answer::from)
+}
+
+fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
+    let principal = asked.principal(Role::Client)?;
+    let request: CheckRequest<'_> = serde_json::from_slice(&asked.body)
+        .map_err(|error| Problem::bad_request(format!("body: {error}")))?;
+    if !matches!(request.deny_status, 200 | 429) {
+        return Err(Problem::bad_request(format!(
+            "deny_status: {} is neither 200 nor 429",
+            request.deny_status
+        )));
+    }
+    let dimensions =
+        Dimensions::new(request.dimensions).map_err(|error| Problem::bad_request(error.to_string()))?;
+    let rules = asked.shared.rules.load();
+    match rules.decide(asked.shared, Surface::Check, principal.tenant, &dimensions, request.cost) {
+        Ok(ruling) => Ok(told(asked, &ruling, request.deny_status)),
+        Err(Undecided::Shed { class: Class::Comfort }) => Ok(shed(rules.set().version())),
+        Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
+        Err(Undecided::TooManyRules { rules }) => Err(too_many(rules)),
+    }
+}
+
+/// More rules apply than one decision takes: a mistake of whoever wrote the rules.
+pub(super) fn too_many(rules: usize) -> Problem {
+    let most = tidegate::LIMITS_PER_CHECK_MAX;
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("rules: {rules} apply to this request, at most {most} may"),
+    )
+}
+
+fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: u16) -> Answer {
+    let decision = &ruling.decision;
+    let refuse = !decision.is_allowed() && deny_status == 429;
+    let mut answer = if refuse {
+        let mut answer = text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(ruling));
+        answer
+            .headers_mut()
+            .insert(::http::header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
+        answer
+    } else {
+        json(StatusCode::OK, &body(ruling))
+    };
+    let wall_us = asked.shared.limiter.wall_us();
+    set_headers(answer.headers_mut(), decision, wall_us, asked.shared.reset);
+    answer
+}
+
+/// A problem (RFC 9457) may carry more members: whoever asked for a 429 still gets the whole answer.
+fn problem_with(ruling: &Ruling<'_>) -> Vec<u8> {
+    let members = |text: &str| {
+        serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).unwrap_or_default()
+    };
+    let mut problem = members(&problem_body(&ruling.decision));
+    problem.extend(members(&serde_json::to_string(&body(ruling)).unwrap_or_default()));
+    serde_json::to_vec(&problem).unwrap_or_default()
+}
+
+fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {
+    let enforced = ruling
+        .enforced
+        .iter()
+        .zip(ruling.decision.outcomes())
+        .map(|(rule, outcome)| rule_answer(rule, outcome));
+    let shadows = ruling.shadows.iter().map(|Ruled { rule, outcome }| rule_answer(rule, outcome));
+    CheckAnswer {
+        decision: if ruling.decision.is_allowed() { "allow" } else { "deny" },
+        denied_by: ruling.decision.denied_by().map(|outcome| outcome.gate().name()),
+        rules_version: ruling.version,
+        source: ruling.rung().as_str(),
+        rules: enforced.chain(shadows).collect(),
+    }
+}
+
+fn rule_answer<'r>(rule: &'r Rule, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
+    let verdict = outcome.verdict();
+    let retry = verdict.retry();
+    RuleAnswer {
+        rule: &rule.name,
+        version: rule.version,
+        class: rule.class.as_str(),
+        mode: rule.mode.as_str(),
+        allowed: outcome.is_allowed(),
+        limit: rule.limit.amount(),
+        remaining: outcome.remaining(),
+        reset_after_ms: verdict.reset_after_us().div_ceil(1_000),
+        retry_after_ms: retry.and_then(Retry::after_us).map(|us| us.div_ceil(1_000)),
+        never: retry.is_some_and(|retry| retry.after_us().is_none()),
+    }
+}
+
+/// Comfort checks pass when there is no time for them.
+fn shed(version: &str) -> Answer {
+    let body = CheckAnswer {
+        decision: "allow",
+        denied_by: None,
+        rules_version: version,
+        source: Rung::Shed.as_str(),
+        rules: Vec::new(),
+    };
+    json(StatusCode::OK, &body)
+}

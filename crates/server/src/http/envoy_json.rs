@@ -1,0 +1,7 @@
+//! Not built yet.
+
+use super::{Answer, Asked, not_found};
+
+pub(super) fn answer(asked: &Asked<'_>) -> Answer {
+    not_found(asked)
+}

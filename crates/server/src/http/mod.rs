@@ -1,0 +1,154 @@
+//! HTTP: one connection after another, one request after another, each answered without waiting for anything but its
+//! own bytes.
+
+mod answer;
+mod check;
+mod envoy_json;
+mod forward_auth;
+mod openapi;
+mod unkey;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+
+use ::http::request::Parts;
+use ::http::{Method, Request, StatusCode};
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::auth::{Principal, Role};
+use crate::metrics::{Stopwatch, Surface};
+use crate::shared::Shared;
+use crate::worker::Context;
+
+pub(crate) use self::answer::{Answer, Problem, json, text};
+
+/// The largest body: a hundred limits of the longest names, written wastefully.
+pub(crate) const BODY_BYTES_MAX: usize = 512 << 10;
+
+/// The largest head of a request. Higher: longer cookies; more memory for each connection.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+
+/// A request, read as far as every surface needs it.
+pub(crate) struct Asked<'s> {
+    pub(crate) shared: &'s Shared,
+    /// The other end of the connection.
+    pub(crate) peer: SocketAddr,
+    pub(crate) parts: Parts,
+    pub(crate) body: Bytes,
+}
+
+impl Asked<'_> {
+    /// Who asks, if they may do what needs `role`.
+    pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
+        let authorization = self.parts.headers.get(::http::header::AUTHORIZATION);
+        let principal = self.shared.credentials.of_authorization(authorization.map(|value| value.as_bytes()));
+        match principal {
+            None => Err(Problem::unauthorized()),
+            Some(principal) if principal.role < role => Err(Problem::forbidden(role)),
+            Some(principal) => Ok(principal),
+        }
+    }
+}
+
+/// Answers the requests of one connection.
+pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    serve_with(stream, peer, context, route).await
+}
+
+/// Answers the requests of one connection by `route`.
+pub(crate) async fn serve_with<S>(
+    stream: S,
+    peer: SocketAddr,
+    context: Context,
+    route: fn(&Asked<'_>) -> Answer,
+) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    let shared = Arc::clone(&context.shared);
+    let service = service_fn(move |request| answer(Arc::clone(&shared), peer, request, route));
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(HEAD_BYTES_MAX).half_close(true);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = context.stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    ended.map_err(io::Error::other)
+}
+
+async fn answer(
+    shared: Arc<Shared>,
+    peer: SocketAddr,
+    request: Request<Incoming>,
+    route: fn(&Asked<'_>) -> Answer,
+) -> Result<Answer, Infallible> {
+    let (parts, body) = request.into_parts();
+    Ok(match read(body).await {
+        Ok(body) => route(&Asked { shared: &shared, peer, parts, body }),
+        Err(problem) => problem.into(),
+    })
+}
+
+async fn read(body: Incoming) -> Result<Bytes, Problem> {
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    match Limited::new(body, BODY_BYTES_MAX).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let detail = format!("body: more than {BODY_BYTES_MAX} bytes");
+            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail))
+        }
+        Err(error) => Err(Problem::new(StatusCode::BAD_REQUEST, format!("body: {error}"))),
+    }
+}
+
+/// Which surface a request is for.
+fn route(asked: &Asked<'_>) -> Answer {
+    match asked.parts.uri.path() {
+        "/v1/check" => route_check(asked),
+        "/json" => timed(asked, Surface::Envoy, |asked| only(asked, &Method::POST, envoy_json::answer)),
+        "/forward-auth" => timed(asked, Surface::ForwardAuth, forward_auth::answer),
+        "/openapi.json" => only(asked, &Method::GET, openapi::answer),
+        path if path.starts_with("/v2/") => timed(asked, Surface::Direct, unkey::answer),
+        _ => not_found(asked),
+    }
+}
+
+/// Also on the admin listener, for the command line.
+pub(crate) fn route_check(asked: &Asked<'_>) -> Answer {
+    timed(asked, Surface::Check, |asked| only(asked, &Method::POST, check::answer))
+}
+
+/// Answers with `handle`, and notes how long that took.
+fn timed(asked: &Asked<'_>, surface: Surface, handle: impl FnOnce(&Asked<'_>) -> Answer) -> Answer {
+    let started = Stopwatch::start();
+    let answer = handle(asked);
+    asked.shared.metrics.took(surface, started.taken(), 1);
+    answer
+}
+
+/// Refuses other methods.
+pub(crate) fn only(asked: &Asked<'_>, method: &Method, handle: impl FnOnce(&Asked<'_>) -> Answer) -> Answer {
+    if asked.parts.method == *method { handle(asked) } else { Problem::wrong_method(method).into() }
+}
+
+pub(crate) fn not_found(asked: &Asked<'_>) -> Answer {
+    Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", asked.parts.uri.path())).into()
+}

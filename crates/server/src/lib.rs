@@ -1,0 +1,152 @@
+//! The Tidegate server: every client people already have can ask one limiter.
+//!
+//! Listeners accept and hand connections to workers; a worker reads a request, finds the limits that apply, asks the
+//! limiter, and writes the answer, on one thread and without waiting for anything. Nothing here does arithmetic on
+//! counts.
+
+mod admin;
+pub mod auth;
+pub mod config;
+mod envoy;
+mod grpc;
+mod guard;
+mod http;
+mod listen;
+mod load;
+mod metrics;
+mod overrides;
+mod reload;
+mod resp;
+mod rules;
+pub mod settings;
+mod shared;
+mod tls;
+mod worker;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+pub use crate::config::{Config, ConfigProblems};
+pub use crate::metrics::Listener;
+pub use crate::shared::StartError;
+
+use crate::listen::Workers;
+use crate::shared::Shared;
+use crate::worker::Context;
+
+/// A server whose ports are open.
+pub struct Server {
+    shared: Arc<Shared>,
+    config: Config,
+    sockets: Vec<(Listener, TcpListener)>,
+    context: Context,
+}
+
+impl Server {
+    /// Checks everything a configuration leads to, without taking a port.
+    pub fn check(config: &mut Config) -> Result<(), StartError> {
+        let shared = Shared::new(config)?;
+        reload::load_all(config, &shared)?;
+        tls::acceptor(config.tls.as_ref())?;
+        Ok(())
+    }
+
+    /// Reads what the configuration names, then opens the ports.
+    pub async fn start(mut config: Config) -> Result<Self, StartError> {
+        let shared = Arc::new(Shared::new(&mut config)?);
+        reload::load_all(&config, &shared)?;
+        let context = Context {
+            shared: Arc::clone(&shared),
+            tls: tls::acceptor(config.tls.as_ref())?,
+            stop: CancellationToken::new(),
+            drain_timeout: config.drain_timeout,
+        };
+        let sockets = open(&config)?;
+        Ok(Self { shared, config, sockets, context })
+    }
+
+    /// Where the server listens: useful where a port was left to the system.
+    pub fn addresses(&self) -> Vec<(Listener, SocketAddr)> {
+        let address =
+            |(listener, socket): &(Listener, TcpListener)| Some((*listener, socket.local_addr().ok()?));
+        self.sockets.iter().filter_map(address).collect()
+    }
+
+    /// Whether connections are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.context.tls.is_some()
+    }
+
+    /// Answers until `stopped`, then finishes what was begun.
+    pub async fn run(self, stopped: impl Future<Output = ()>) -> Result<(), StartError> {
+        let Self { shared, config, sockets, context } = self;
+        let (senders, threads) = start_workers(config.workers, &context)?;
+        let workers = Workers::new(senders);
+        let mut tasks = tokio::task::JoinSet::new();
+        for (listener, socket) in sockets {
+            let stop = context.stop.clone();
+            tasks.spawn(listen::accept(
+                listener,
+                socket,
+                Arc::clone(&shared),
+                workers.clone(),
+                config.connections_max,
+                stop,
+            ));
+        }
+        drop(workers);
+        tasks.spawn(reload::watch(config, Arc::clone(&shared), context.stop.clone()));
+        stopped.await;
+        shared.stop();
+        context.stop.cancel();
+        while tasks.join_next().await.is_some() {}
+        // The workers saw their channels close; the last connections have until the drain timeout.
+        let ended =
+            tokio::task::spawn_blocking(move || threads.into_iter().all(|thread| thread.join().is_ok()))
+                .await;
+        match ended {
+            Ok(true) => Ok(()),
+            _ => Err(StartError::File("a worker ended in a panic".to_owned())),
+        }
+    }
+}
+
+type Senders = Vec<mpsc::Sender<listen::Accepted>>;
+type Threads = Vec<std::thread::JoinHandle<()>>;
+
+fn start_workers(count: usize, context: &Context) -> Result<(Senders, Threads), StartError> {
+    let mut started = (Vec::new(), Vec::new());
+    for index in 0..count {
+        let (sender, receiver) = mpsc::channel(listen::HANDED_OVER_MAX);
+        let failed = |error| StartError::System(format!("worker {index}"), error);
+        let runtime = worker::runtime().map_err(failed)?;
+        let context = context.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{index}"))
+            .spawn(move || worker::run(index, &runtime, &context, receiver))
+            .map_err(failed)?;
+        started.0.push(sender);
+        started.1.push(thread);
+    }
+    Ok(started)
+}
+
+fn open(config: &Config) -> Result<Vec<(Listener, TcpListener)>, StartError> {
+    let wanted = [
+        (Listener::Http, "http_listen", config.http),
+        (Listener::Grpc, "grpc_listen", config.grpc),
+        (Listener::Resp, "resp_listen", config.resp),
+        (Listener::Admin, "admin_listen", config.admin),
+    ];
+    let mut sockets = Vec::new();
+    for (listener, key, address) in wanted {
+        let Some(address) = address else { continue };
+        let failed = |error| StartError::System(format!("{key}: {address}"), error);
+        sockets.push((listener, listen::bind(address).map_err(failed)?));
+    }
+    Ok(sockets)
+}

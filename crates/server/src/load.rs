@@ -1,0 +1,99 @@
+//! How busy a worker is, and what it gives up when it has too much to do.
+//!
+//! There is no queue between a socket and a decision: what waits, waits in the sockets. How long it waits shows in how
+//! late the worker comes to things that were due at a known time. So each worker sets itself a short alarm and looks
+//! how late it rings: that is how long any request that arrives now will wait before it is read.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use tidegate_rules::Class;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// How often a worker looks how late it is. Shorter: sooner to notice, more wake-ups of an idle server.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// From this much on, checks of the class are not decided any more. Comfort first, security last.
+const SHED_LATE: [(Class, Duration); 3] = [
+    (Class::Comfort, Duration::from_millis(50)),
+    (Class::Cost, Duration::from_millis(100)),
+    (Class::Security, Duration::from_millis(200)),
+];
+
+thread_local! {
+    static LATE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    static PULSE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether this worker is too busy to decide checks of `class`.
+#[inline]
+pub(crate) fn sheds(class: Class) -> bool {
+    let late = LATE.get();
+    // Hardly ever late at all: one comparison.
+    late >= SHED_LATE[0].1 && SHED_LATE.iter().any(|(shed, from)| *shed == class && late >= *from)
+}
+
+/// A count that goes up about twenty times a second: a clock that costs nothing to read.
+#[inline]
+pub(crate) fn pulse() -> u32 {
+    PULSE.get()
+}
+
+/// How many pulses make up `time`, at least one.
+pub(crate) fn pulses(time: Duration) -> u32 {
+    let pulses = time.as_millis().div_ceil(LOOK_EVERY.as_millis());
+    u32::try_from(pulses).unwrap_or(u32::MAX / 2).max(1)
+}
+
+/// The other way round.
+pub(crate) fn time_of(pulses: u32) -> Duration {
+    LOOK_EVERY * pulses
+}
+
+/// Watches how late this worker is, for as long as it runs.
+pub(crate) async fn watch() {
+    let mut ticks = interval(LOOK_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let due = ticks.tick().await;
+        note(late_by(due));
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "how late it is, is what is measured")]
+fn late_by(due: Instant) -> Duration {
+    Instant::now().saturating_duration_since(due)
+}
+
+fn note(late: Duration) {
+    LATE.set(late);
+    let missed = u32::try_from(late.as_millis() / LOOK_EVERY.as_millis()).unwrap_or(u32::MAX);
+    PULSE.set(PULSE.get().wrapping_add(1).wrapping_add(missed));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comfort_goes_first_and_security_last() {
+        let shed_when_late = |ms| {
+            note(Duration::from_millis(ms));
+            Class::ALL.map(sheds)
+        };
+        assert_eq!(shed_when_late(0), [false, false, false]);
+        assert_eq!(shed_when_late(49), [false, false, false]);
+        assert_eq!(shed_when_late(50), [true, false, false]);
+        assert_eq!(shed_when_late(100), [true, true, false]);
+        assert_eq!(shed_when_late(200), [true, true, true]);
+        assert_eq!(shed_when_late(1), [false, false, false]);
+    }
+
+    #[test]
+    fn the_pulse_keeps_up_with_a_late_worker() {
+        let before = pulse();
+        note(Duration::from_millis(500));
+        assert_eq!(pulse().wrapping_sub(before), 11);
+        assert_eq!(pulses(Duration::from_secs(10)), 200);
+    }
+}

@@ -1,0 +1,434 @@
+//! What the server counts. Every label has a fixed set of values; none is ever chosen by a client.
+//!
+//! Each worker counts for itself, so that counting costs no shared cache line; a scrape adds the workers up.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use tidegate::{Limiter, ShareStats, Source};
+use tidegate_rules::Class;
+
+/// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher: more series.
+const TENANT_SERIES_MAX: usize = 100;
+const OTHER_TENANTS: &str = "_other";
+
+/// Upper ends of the latency buckets. A decision takes far less than a microsecond; the rest is what the surface and
+/// a busy machine add.
+const BUCKETS_US: [u64; 17] =
+    [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000];
+
+/// Gives an enum its number of values, and their names in metrics.
+macro_rules! label {
+    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$value_doc])* $value,)+ }
+
+        impl $name {
+            /// All values.
+            pub const ALL: &'static [Self] = &[$(Self::$value,)+];
+
+            /// The value as metrics and answers have it.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$value => $text,)+ }
+            }
+        }
+    };
+}
+
+label! {
+    /// Where a question came in.
+    Surface {
+        /// `POST /v1/check`.
+        Check = "check",
+        /// Unkey's `/v2/ratelimit.*`.
+        Direct = "direct",
+        /// Forward-auth.
+        ForwardAuth = "forward_auth",
+        /// Envoy's rate limit service, also as JSON.
+        Envoy = "envoy",
+        /// `CL.THROTTLE`.
+        Resp = "resp",
+    }
+}
+
+label! {
+    /// What became of a question.
+    Outcome {
+        /// It may pass.
+        Allowed = "allowed",
+        /// It may not.
+        Denied = "denied",
+        /// It may pass, though a rule in shadow mode would have denied it.
+        ShadowDenied = "shadow_denied",
+    }
+}
+
+label! {
+    /// What a decision rests on.
+    Rung {
+        /// This process's memory.
+        Local = "local",
+        /// A meter that many keys share, because there is no room for more.
+        Overflow = "overflow",
+        /// Nothing: there was no room even for the shared meter.
+        Refused = "refused",
+        /// Nothing: the server has more to do than it can.
+        Shed = "shed",
+    }
+}
+
+label! {
+    /// What listens.
+    Listener {
+        /// HTTP clients.
+        Http = "http",
+        /// Envoy.
+        Grpc = "grpc",
+        /// Redis clients.
+        Resp = "resp",
+        /// Operators.
+        Admin = "admin",
+    }
+}
+
+label! {
+    /// What is read again when it changes.
+    Reloaded {
+        /// The rules file.
+        Rules = "rules",
+        /// Envoy's descriptors.
+        Descriptors = "descriptors",
+    }
+}
+
+impl From<Source> for Rung {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Own => Self::Local,
+            Source::Overflow => Self::Overflow,
+            Source::Refused => Self::Refused,
+        }
+    }
+}
+
+const SURFACES: usize = Surface::ALL.len();
+const CLASSES: usize = Class::ALL.len();
+const OUTCOMES: usize = Outcome::ALL.len();
+const RUNGS: usize = Rung::ALL.len();
+const LISTENERS: usize = Listener::ALL.len();
+const RELOADS: usize = Reloaded::ALL.len();
+
+/// What one worker counted. Aligned, so that no two workers write to the same cache line.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Tally {
+    decisions: [[[[AtomicU64; RUNGS]; OUTCOMES]; CLASSES]; SURFACES],
+    latency: [Latency; SURFACES],
+}
+
+#[derive(Debug, Default)]
+struct Latency {
+    buckets: [AtomicU64; BUCKETS_US.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+/// Everything that is counted.
+#[derive(Debug)]
+pub struct Metrics {
+    workers: Box<[Tally]>,
+    connections: [AtomicI64; LISTENERS],
+    refused: [AtomicU64; LISTENERS],
+    timed_out: AtomicU64,
+    reloads: [[AtomicU64; 2]; RELOADS],
+}
+
+thread_local! {
+    /// Which worker this thread is; others count with the first.
+    static WORKER: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Tells this thread which worker it is.
+pub(crate) fn this_is_worker(index: usize) {
+    WORKER.set(index);
+}
+
+impl Metrics {
+    /// Counters at zero.
+    pub fn new(workers: usize) -> Self {
+        Self {
+            workers: (0..workers.max(1)).map(|_| Tally::default()).collect(),
+            connections: Default::default(),
+            refused: Default::default(),
+            timed_out: AtomicU64::new(0),
+            reloads: Default::default(),
+        }
+    }
+
+    /// Counts `n` decisions.
+    #[inline]
+    pub fn decided(&self, surface: Surface, class: Class, outcome: Outcome, rung: Rung, n: u64) {
+        let counts = &self.here().decisions[surface as usize][class as usize];
+        add(&counts[outcome as usize][rung as usize], n);
+    }
+
+    /// Notes that each of `n` questions took `taken`, from when it was read to when its answer was written down.
+    #[inline]
+    pub fn took(&self, surface: Surface, taken: Duration, n: u64) {
+        let latency = &self.here().latency[surface as usize];
+        let us = u64::try_from(taken.as_micros()).unwrap_or(u64::MAX);
+        let bucket = BUCKETS_US.iter().position(|end| us < *end).unwrap_or(BUCKETS_US.len());
+        add(&latency.buckets[bucket], n);
+        add(&latency.sum_ns, u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX).saturating_mul(n));
+    }
+
+    pub(crate) fn opened(&self, listener: Listener) {
+        self.connections[listener as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn closed(&self, listener: Listener) {
+        self.connections[listener as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn refused(&self, listener: Listener) {
+        add(&self.refused[listener as usize], 1);
+    }
+
+    pub(crate) fn timed_out(&self) {
+        add(&self.timed_out, 1);
+    }
+
+    pub(crate) fn reloaded(&self, what: Reloaded, taken: bool) {
+        add(&self.reloads[what as usize][usize::from(taken)], 1);
+    }
+
+    #[inline]
+    fn here(&self) -> &Tally {
+        let at = WORKER.get();
+        &self.workers[if at < self.workers.len() { at } else { 0 }]
+    }
+
+    fn sum(&self, of: impl Fn(&Tally) -> &AtomicU64) -> u64 {
+        self.workers.iter().map(|tally| of(tally).load(Ordering::Relaxed)).sum()
+    }
+}
+
+#[inline]
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+/// A point in time to measure from.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// Starts to measure.
+    #[inline]
+    #[expect(clippy::disallowed_methods, reason = "measures for people; nothing is decided by it")]
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// What has passed.
+    #[inline]
+    #[expect(clippy::disallowed_methods, reason = "measures for people; nothing is decided by it")]
+    pub fn taken(self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// What a scrape reads.
+pub(crate) struct Scrape {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) tenants: Vec<String>,
+}
+
+impl fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scrape").finish_non_exhaustive()
+    }
+}
+
+/// The text of a scrape, in the OpenMetrics format.
+pub(crate) fn registry(scrape: Scrape) -> Registry {
+    let mut registry = Registry::with_prefix("tidegate");
+    registry.register_collector(Box::new(scrape));
+    registry
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        self.encode_decisions(&mut encoder)?;
+        self.encode_latency(&mut encoder)?;
+        self.encode_connections(&mut encoder)?;
+        self.encode_reloads(&mut encoder)?;
+        self.encode_table(&mut encoder)
+    }
+}
+
+impl Scrape {
+    fn encode_decisions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family =
+            encoder.encode_descriptor("decisions", "Questions answered", None, MetricType::Counter)?;
+        for &surface in Surface::ALL {
+            for class in Class::ALL {
+                for &outcome in Outcome::ALL {
+                    for &rung in Rung::ALL {
+                        let count = self.metrics.sum(|tally| {
+                            &tally.decisions[surface as usize][class as usize][outcome as usize]
+                                [rung as usize]
+                        });
+                        if count == 0 {
+                            continue;
+                        }
+                        let labels = [
+                            ("surface", surface.as_str()),
+                            ("class", class.as_str()),
+                            ("outcome", outcome.as_str()),
+                            ("rung", rung.as_str()),
+                        ];
+                        ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let about = "From when a question was read to when its answer was written down";
+        let mut family =
+            encoder.encode_descriptor("latency", about, Some(&Unit::Seconds), MetricType::Histogram)?;
+        for &surface in Surface::ALL {
+            let labels = [("surface", surface.as_str())];
+            self.encode_histogram(surface, family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn encode_histogram(&self, surface: Surface, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let ends = BUCKETS_US.iter().map(|us| seconds(*us)).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = ends
+            .enumerate()
+            .map(|(at, end)| (end, self.metrics.sum(|tally| &tally.latency[surface as usize].buckets[at])))
+            .collect();
+        let sum_ns = self.metrics.sum(|tally| &tally.latency[surface as usize].sum_ns);
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<[(&str, &str); 0]>(seconds(sum_ns) / 1_000.0, count, &buckets, None)
+    }
+
+    fn encode_connections(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut open = encoder.encode_descriptor("connections", "Open now", None, MetricType::Gauge)?;
+        for &listener in Listener::ALL {
+            let count = self.metrics.connections[listener as usize].load(Ordering::Relaxed);
+            ConstGauge::new(count).encode(open.encode_family(&[("listener", listener.as_str())])?)?;
+        }
+        let about = "Closed at once, because there were too many";
+        let mut refused =
+            encoder.encode_descriptor("connections_refused", about, None, MetricType::Counter)?;
+        for &listener in Listener::ALL {
+            let count = self.metrics.refused[listener as usize].load(Ordering::Relaxed);
+            ConstCounter::new(count).encode(refused.encode_family(&[("listener", listener.as_str())])?)?;
+        }
+        let about = "Closed because the client was too slow or silent too long";
+        let timed_out =
+            encoder.encode_descriptor("connections_timed_out", about, None, MetricType::Counter)?;
+        ConstCounter::new(self.metrics.timed_out.load(Ordering::Relaxed)).encode(timed_out)
+    }
+
+    fn encode_reloads(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let about = "Files read again because they changed";
+        let mut family = encoder.encode_descriptor("reloads", about, None, MetricType::Counter)?;
+        for &what in Reloaded::ALL {
+            for (result, at) in [("refused", 0), ("taken", 1)] {
+                let count = self.metrics.reloads[what as usize][at].load(Ordering::Relaxed);
+                let labels = [("file", what.as_str()), ("result", result)];
+                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_table(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let shares = self.shares();
+        let bytes = i64::try_from(self.limiter.memory_bytes()).unwrap_or(i64::MAX);
+        let memory = encoder.encode_descriptor(
+            "table_memory",
+            "Memory of the table",
+            Some(&Unit::Bytes),
+            MetricType::Gauge,
+        )?;
+        ConstGauge::new(bytes).encode(memory)?;
+        for (name, about, of) in GAUGES {
+            let mut family = encoder.encode_descriptor(name, about, None, MetricType::Gauge)?;
+            for (tenant, stats) in &shares {
+                let value = i64::try_from(of(stats)).unwrap_or(i64::MAX);
+                ConstGauge::new(value).encode(family.encode_family(&[("tenant", tenant.as_str())])?)?;
+            }
+        }
+        for (name, about, of) in COUNTERS {
+            let mut family = encoder.encode_descriptor(name, about, None, MetricType::Counter)?;
+            for (tenant, stats) in &shares {
+                ConstCounter::new(of(stats)).encode(family.encode_family(&[("tenant", tenant.as_str())])?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Each tenant's share, those beyond the cap added up.
+    fn shares(&self) -> Vec<(String, ShareStats)> {
+        let mut shares: Vec<(String, ShareStats)> = Vec::new();
+        for name in &self.tenants {
+            let Ok(stats) = self.limiter.stats_of(name) else { continue };
+            if shares.len() < TENANT_SERIES_MAX {
+                shares.push((name.clone(), stats));
+            } else if let Some((_, other)) = shares.get_mut(TENANT_SERIES_MAX) {
+                *other = sum(other, &stats);
+            } else {
+                shares.push((OTHER_TENANTS.to_owned(), stats));
+            }
+        }
+        shares
+    }
+}
+
+type Part = (&'static str, &'static str, fn(&ShareStats) -> u64);
+
+const GAUGES: [Part; 2] = [
+    ("table_meters", "Meters held now", |stats| stats.live),
+    ("table_slots", "Meters that could be held", |stats| stats.slots),
+];
+
+const COUNTERS: [Part; 4] = [
+    ("table_evicted_clean", "Meters forgotten that owed nothing", |stats| stats.evicted_clean),
+    ("table_evicted_indebted", "Meters forgotten that owed something", |stats| stats.evicted_indebted),
+    ("table_spilled", "Decisions by a meter that many keys share", |stats| stats.spilled),
+    ("table_refused", "Decisions refused for want of room", |stats| stats.refused),
+];
+
+fn sum(a: &ShareStats, b: &ShareStats) -> ShareStats {
+    ShareStats {
+        live: a.live + b.live,
+        slots: a.slots + b.slots,
+        evicted_clean: a.evicted_clean + b.evicted_clean,
+        evicted_indebted: a.evicted_indebted + b.evicted_indebted,
+        spilled: a.spilled + b.spilled,
+        refused: a.refused + b.refused,
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a sum of more than a hundred days loses nanoseconds")]
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}

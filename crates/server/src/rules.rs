@@ -1,0 +1,202 @@
+//! Rules at work: which apply to a request, and what they decide together.
+
+use std::path::Path;
+
+use tidegate::{Ask, Decision, Gate, LIMITS_PER_CHECK_MAX, Outcome as LimitOutcome};
+use tidegate_rules::{Class, Dimensions, FILE_BYTES_MAX, Mode, Rule, RuleSet};
+
+use crate::auth::TenantIndex;
+use crate::load;
+use crate::metrics::{Outcome, Rung, Surface};
+use crate::shared::{Shared, Tenant};
+
+/// The most gates of a set, one for each rule and tenant it is for: a bound on their memory, some 200 bytes each.
+const GATES_MAX: usize = 1_000_000;
+
+/// A rule set with the gates of every tenant.
+#[derive(Debug, Default)]
+pub struct GatedRules {
+    set: RuleSet,
+    /// By tenant, then by rule; nothing where a rule is not for the tenant.
+    gates: Vec<Vec<Option<Gate>>>,
+}
+
+/// One rule's word on a request.
+#[derive(Debug)]
+pub struct Ruled<'r> {
+    /// The rule.
+    pub rule: &'r Rule,
+    /// What its limit says.
+    pub outcome: LimitOutcome<'r>,
+}
+
+/// What the rules say of a request, all together.
+#[derive(Debug)]
+pub struct Ruling<'r> {
+    /// Under the rules that are enforced: all charged, or none.
+    pub decision: Decision<'r>,
+    /// Those rules, in the order of the decision's outcomes.
+    pub enforced: Vec<&'r Rule>,
+    /// Rules in shadow mode.
+    pub shadows: Vec<Ruled<'r>>,
+    /// The strictest class among the rules.
+    pub class: Class,
+    /// The set's version.
+    pub version: &'r str,
+}
+
+/// Why rules did not decide.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Undecided {
+    /// More rules apply than one request may be under.
+    TooManyRules {
+        /// How many apply.
+        rules: usize,
+    },
+    /// The server has more to do than it can; the request was not looked at.
+    Shed {
+        /// The strictest class among the rules. Comfort passes, the others do not.
+        class: Class,
+    },
+}
+
+impl GatedRules {
+    /// Makes the gates of a set.
+    pub fn new(set: RuleSet, shared: &Shared) -> Result<Self, String> {
+        let count = |tenant: &Tenant| set.rules().iter().filter(|rule| rule.is_for(&tenant.name)).count();
+        let gates: usize = shared.tenants.iter().map(count).sum();
+        if gates > GATES_MAX {
+            return Err(format!(
+                "rules: {gates}, counted once for each tenant they are for, is outside 0 to {GATES_MAX}"
+            ));
+        }
+        let unknown = |rule: &&Rule| {
+            rule.tenant.as_ref().is_some_and(|name| shared.tenants.iter().all(|t| t.name != *name))
+        };
+        if let Some(rule) = set.rules().iter().find(unknown) {
+            return Err(format!(
+                "rules: {:?} is for a tenant that is not configured: {:?}",
+                rule.name, rule.tenant
+            ));
+        }
+        let gate = |tenant: &Tenant, rule: &Rule| {
+            let name = format!("rule:{}", rule.name);
+            rule.is_for(&tenant.name)
+                .then(|| shared.limiter.gate_with(&tenant.name, &name, rule.limit))
+                .transpose()
+        };
+        let of_tenant = |tenant| {
+            set.rules()
+                .iter()
+                .map(|rule| Ok(gate(tenant, rule)?.map(|g| g.with_name(rule.name.as_str()))))
+                .collect()
+        };
+        let gates: Result<_, tidegate::UnknownName> = shared.tenants.iter().map(of_tenant).collect();
+        Ok(Self { gates: gates.map_err(|error| error.to_string())?, set })
+    }
+
+    /// Reads a rules file.
+    pub fn load(path: &Path, shared: &Shared) -> Result<Self, String> {
+        let text = read_text(path, FILE_BYTES_MAX)?;
+        let located = |problem: String| {
+            problem.lines().map(|line| format!("{}: {line}", path.display())).collect::<Vec<_>>().join("\n")
+        };
+        let set = RuleSet::parse(&text).map_err(|problems| located(problems.to_string()))?;
+        Self::new(set, shared).map_err(located)
+    }
+
+    /// The rules themselves.
+    pub fn set(&self) -> &RuleSet {
+        &self.set
+    }
+
+    /// Decides a request under all rules that apply to it.
+    pub fn decide<'r>(
+        &'r self,
+        shared: &Shared,
+        surface: Surface,
+        tenant: TenantIndex,
+        request: &Dimensions<'_>,
+        cost: u64,
+    ) -> Result<Ruling<'r>, Undecided> {
+        let (enforced, shadows) = self.asks(tenant, request, cost);
+        let class = enforced.iter().map(|(rule, _)| rule.class).max().unwrap_or_default();
+        if load::sheds(class) {
+            shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
+            return Err(Undecided::Shed { class });
+        }
+        let asks: Vec<Ask<'r>> = enforced.iter().map(|(_, ask)| *ask).collect();
+        let too_many = |_| Undecided::TooManyRules { rules: asks.len() };
+        let decision = shared.limiter.check_all(&asks).map_err(too_many)?;
+        // What is denied is not charged, in shadow neither.
+        let charged = if decision.is_allowed() { cost } else { 0 };
+        let shadows: Vec<Ruled<'r>> = shadows
+            .into_iter()
+            .map(|(rule, ask)| Ruled { rule, outcome: shared.limiter.check(ask.cost(charged)) })
+            .collect();
+        let ruling = Ruling {
+            decision,
+            enforced: enforced.into_iter().map(|(rule, _)| rule).collect(),
+            shadows,
+            class,
+            version: self.set.version(),
+        };
+        shared.metrics.decided(surface, class, ruling.outcome(), ruling.rung(), 1);
+        Ok(ruling)
+    }
+
+    /// The rules that apply, those that are enforced and those in shadow, with the questions to ask.
+    fn asks<'r>(
+        &'r self,
+        tenant: TenantIndex,
+        request: &Dimensions<'_>,
+        cost: u64,
+    ) -> (Asked<'r>, Asked<'r>) {
+        let gates = self.gates.get(tenant).map(Vec::as_slice).unwrap_or_default();
+        let applying = self.set.rules().iter().zip(gates).filter_map(|(rule, gate)| {
+            let gate = gate.as_ref()?;
+            let parts = rule.key_of(request)?;
+            // A rule without a key counts all its requests together.
+            let ask = if parts.is_empty() { gate.key("") } else { gate.parts(&parts) };
+            Some((rule, ask.cost(cost)))
+        });
+        applying.partition(|(rule, _)| rule.mode == Mode::Enforce)
+    }
+}
+
+type Asked<'r> = Vec<(&'r Rule, Ask<'r>)>;
+
+impl Ruling<'_> {
+    /// What is counted.
+    pub fn outcome(&self) -> Outcome {
+        let would_deny = self.shadows.iter().any(|shadow| !shadow.outcome.is_allowed());
+        match self.decision.is_allowed() {
+            false => Outcome::Denied,
+            true if would_deny => Outcome::ShadowDenied,
+            true => Outcome::Allowed,
+        }
+    }
+
+    /// What the decision rests on: the least that any of its limits does.
+    pub fn rung(&self) -> Rung {
+        let rungs = self.decision.outcomes().iter().map(|outcome| Rung::from(outcome.source()));
+        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Rung::Local)
+    }
+}
+
+/// What becomes of a check that nobody has the time to decide.
+pub(crate) fn shed_outcome(class: Class) -> Outcome {
+    if class == Class::Comfort { Outcome::Allowed } else { Outcome::Denied }
+}
+
+const _: () = assert!(LIMITS_PER_CHECK_MAX >= 8, "a request is commonly under several rules");
+
+/// The text of a file of at most `most` bytes.
+pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
+    let problem = |error: std::io::Error| format!("{}: {error}", path.display());
+    let bytes = std::fs::metadata(path).map_err(problem)?.len();
+    if usize::try_from(bytes).map_or(true, |bytes| bytes > most) {
+        return Err(format!("{}: {bytes} bytes is outside 0 to {most}", path.display()));
+    }
+    std::fs::read_to_string(path).map_err(problem)
+}

@@ -1,0 +1,107 @@
+//! The settings: each known by one key, in the file, as a flag and in the environment.
+
+/// One setting. The key `http_listen` is the flag `--http-listen` and the variable `TIDEGATE_HTTP_LISTEN`.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// The key in the configuration file.
+    pub key: &'static str,
+    /// What stands for the value in help texts.
+    pub value: &'static str,
+    /// What holds when nothing is set; empty if that is nothing.
+    pub default: &'static str,
+    /// What it does, and what it trades.
+    pub about: &'static str,
+}
+
+const fn setting(
+    key: &'static str,
+    value: &'static str,
+    default: &'static str,
+    about: &'static str,
+) -> Setting {
+    Setting { key, value, default, about }
+}
+
+/// All settings that are a single value. Tenants and tokens are tables of the file.
+pub const SETTINGS: &[Setting] = &[
+    setting("http_listen", "ADDR", "127.0.0.1:8080", "Where HTTP clients ask; \"off\" to not listen"),
+    setting("grpc_listen", "ADDR", "127.0.0.1:8081", "Where Envoy asks; \"off\" to not listen"),
+    setting("resp_listen", "ADDR", "127.0.0.1:6380", "Where Redis clients ask; \"off\" to not listen"),
+    setting(
+        "admin_listen",
+        "ADDR",
+        "127.0.0.1:8090",
+        "Health, readiness, metrics and administration; \"off\" to not listen",
+    ),
+    setting("rules", "FILE", "", "Rules for /v1/check and forward-auth; read again when it changes"),
+    setting(
+        "envoy_descriptors",
+        "PATH",
+        "",
+        "Descriptors of Envoy's rate limit service, a file or a folder of them; read again when they change",
+    ),
+    setting(
+        "data_dir",
+        "DIR",
+        "",
+        "Where overrides are kept; \"none\" keeps them in memory only [default: the user's state folder]",
+    ),
+    setting(
+        "memory",
+        "SIZE",
+        "64MB",
+        "Memory of the table, all it will ever take. More: more keys before any is forgotten, at 49 bytes each",
+    ),
+    setting("workers", "N", "", "Threads that answer requests, 1 to 256 [default: one for each core]"),
+    setting(
+        "connections_max",
+        "N",
+        "20000",
+        "Connections of each listener, 1 to 1000000. Higher: more clients at once, more memory for buffers",
+    ),
+    setting(
+        "idle_timeout",
+        "TIME",
+        "10m",
+        "After this long without a request a connection is closed, 1s to 1d",
+    ),
+    setting(
+        "request_timeout",
+        "TIME",
+        "10s",
+        "A request that takes longer to arrive, or an answer to be taken, ends its connection, 100ms to 5m",
+    ),
+    setting(
+        "drain_timeout",
+        "TIME",
+        "10s",
+        "How long open requests may take to finish when the server stops, 0s to 10m",
+    ),
+    setting(
+        "trusted_proxies",
+        "NETWORKS",
+        "",
+        "Networks whose X-Forwarded-For is believed, separated by commas",
+    ),
+    setting(
+        "reset_header",
+        "STYLE",
+        "epoch",
+        "What X-RateLimit-Reset counts: \"epoch\" or \"delta\" seconds",
+    ),
+    setting("tls_cert", "FILE", "", "Certificate chain (PEM) for every listener"),
+    setting("tls_key", "FILE", "", "Private key (PEM) of the certificate"),
+    setting("tls_client_ca", "FILE", "", "Clients must show a certificate of this authority (PEM)"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn keys_are_unique() {
+        let keys: HashSet<_> = SETTINGS.iter().map(|setting| setting.key).collect();
+        assert_eq!(keys.len(), SETTINGS.len());
+    }
+}

@@ -1,0 +1,150 @@
+//! What all surfaces share: one limiter, and what tells them which limits to ask it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::ArcSwap;
+use ipnet::IpNet;
+use prometheus_client::registry::Registry;
+use tidegate::headers::ResetStyle;
+use tidegate::{Gate, Limit, LimitError, Limiter, UnknownName};
+
+use crate::auth::{Credentials, TenantIndex};
+use crate::config::{Config, DEFAULT_TENANT};
+use crate::envoy::Descriptors;
+use crate::guard::Patience;
+use crate::metrics::{self, Metrics, Scrape};
+use crate::overrides::Overrides;
+use crate::rules::GatedRules;
+
+/// What all surfaces share.
+#[derive(Debug)]
+pub struct Shared {
+    /// Decides.
+    pub limiter: Arc<Limiter>,
+    /// By [`TenantIndex`].
+    pub tenants: Vec<Tenant>,
+    /// Who may ask.
+    pub credentials: Credentials,
+    /// For `/v1/check` and forward-auth.
+    pub rules: ArcSwap<GatedRules>,
+    /// For Envoy.
+    pub descriptors: ArcSwap<Descriptors>,
+    /// For the direct form.
+    pub overrides: Overrides,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Whose word on the client's address counts.
+    pub trusted_proxies: Vec<IpNet>,
+    /// What `X-RateLimit-Reset` counts.
+    pub reset: ResetStyle,
+    pub(crate) patience: Patience,
+    pub(crate) registry: Registry,
+    stopping: AtomicBool,
+}
+
+/// A tenant and the gates of limits that come with its requests. Each surface has keys of its own.
+#[derive(Debug)]
+pub struct Tenant {
+    /// As configured.
+    pub name: String,
+    /// Unkey's direct form, as its users expect it.
+    pub direct_window: Gate,
+    /// Unkey's direct form, for namespaces that chose GCRA.
+    pub direct_gcra: Gate,
+    /// `CL.THROTTLE`.
+    pub resp: Gate,
+    /// Envoy's descriptors.
+    pub envoy: Gate,
+}
+
+/// Why a server cannot start.
+#[derive(Debug)]
+pub enum StartError {
+    /// The limiter cannot be built.
+    Limiter(tidegate::BuildError),
+    /// One of the files it needs is wrong.
+    File(String),
+    /// The system said no.
+    System(String, std::io::Error),
+}
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Limiter(error) => error.fmt(f),
+            Self::File(problem) => f.write_str(problem),
+            Self::System(what, error) => write!(f, "{what}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl Shared {
+    /// Everything a server needs, but for what it reads from files.
+    pub fn new(config: &mut Config) -> Result<Self, StartError> {
+        let mut builder = Limiter::builder().memory_bytes(config.memory_bytes);
+        for tenant in &config.tenants {
+            builder = builder.tenant(tenant.name.clone(), tenant.weight);
+        }
+        let limiter = Arc::new(builder.build().map_err(StartError::Limiter)?);
+        let names: Vec<String> = std::iter::once(DEFAULT_TENANT.to_owned())
+            .chain(config.tenants.iter().map(|t| t.name.clone()))
+            .collect();
+        let tenants: Result<Vec<_>, UnknownName> =
+            names.iter().map(|name| Tenant::new(&limiter, name)).collect();
+        let tenants = tenants.map_err(|error| StartError::File(error.to_string()))?;
+        let metrics = Arc::new(Metrics::new(config.workers));
+        let scrape = Scrape { metrics: Arc::clone(&metrics), limiter: Arc::clone(&limiter), tenants: names };
+        Ok(Self {
+            limiter,
+            tenants,
+            credentials: std::mem::take(&mut config.credentials),
+            rules: ArcSwap::default(),
+            descriptors: ArcSwap::default(),
+            overrides: Overrides::open(config.data_dir.as_deref())?,
+            metrics,
+            trusted_proxies: std::mem::take(&mut config.trusted_proxies),
+            reset: config.reset,
+            patience: Patience { idle: config.idle_timeout, request: config.request_timeout },
+            registry: metrics::registry(scrape),
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    /// The tenant of a principal.
+    pub fn tenant(&self, index: TenantIndex) -> &Tenant {
+        // Principals are made from the same list.
+        &self.tenants[index]
+    }
+
+    /// Whether new requests are welcome.
+    pub fn is_ready(&self) -> bool {
+        !self.stopping.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Tenant {
+    fn new(limiter: &Limiter, name: &str) -> Result<Self, UnknownName> {
+        let gate = |surface: &str, limit: &Limit| limiter.gate_with(name, surface, *limit);
+        // Each request brings its own limit: these only say by which algorithm it counts.
+        let (gcra, window) = placeholders().map_err(|error| UnknownName::Limit(error.to_string()))?;
+        Ok(Self {
+            name: name.to_owned(),
+            direct_window: gate("direct", &window)?,
+            direct_gcra: gate("direct", &gcra)?,
+            resp: gate("resp", &gcra)?,
+            envoy: gate("envoy", &gcra)?,
+        })
+    }
+}
+
+fn placeholders() -> Result<(Limit, Limit), LimitError> {
+    let second = std::time::Duration::from_secs(1);
+    Ok((Limit::gcra(1, second)?, Limit::sliding_window(1, second)?))
+}

@@ -1,0 +1,108 @@
+//! Workers: threads that each answer their own connections from beginning to end, and share nothing but the limiter.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
+use tokio::task::LocalSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::guard::{Guarded, Patience};
+use crate::listen::Accepted;
+use crate::metrics::{self, Listener};
+use crate::shared::Shared;
+use crate::{admin, grpc, http, load, resp};
+
+/// What every connection of a worker needs.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) tls: Option<TlsAcceptor>,
+    /// Told when the server stops: finish what was begun, start nothing.
+    pub(crate) stop: CancellationToken,
+    pub(crate) drain_timeout: Duration,
+}
+
+/// A worker's own runtime, on one thread: its connections never move, so nothing they touch has to be shared.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+/// Answers connections until no more come and the last has ended, or has had its time.
+pub(crate) fn run(
+    index: usize,
+    runtime: &Runtime,
+    context: &Context,
+    mut incoming: mpsc::Receiver<Accepted>,
+) {
+    metrics::this_is_worker(index);
+    let connections = TaskTracker::new();
+    LocalSet::new().block_on(runtime, async {
+        tokio::task::spawn_local(load::watch());
+        while let Some(accepted) = incoming.recv().await {
+            connections.spawn_local(connection(accepted, context.clone()));
+        }
+        connections.close();
+        if tokio::time::timeout(context.drain_timeout, connections.wait()).await.is_err() {
+            tracing::warn!(
+                connections = connections.len(),
+                "connections were cut because they did not end in time"
+            );
+        }
+    });
+}
+
+async fn connection(accepted: Accepted, context: Context) {
+    let Accepted { listener, stream, peer, permit } = accepted;
+    let metrics = Arc::clone(&context.shared.metrics);
+    metrics.opened(listener);
+    if let Err(error) = serve(listener, stream, peer, context).await {
+        // Clients go away all the time: nothing an operator must know, but for who looks for a reason.
+        tracing::debug!(listener = listener.as_str(), %peer, %error, "a connection ended early");
+    }
+    metrics.closed(listener);
+    drop(permit);
+}
+
+async fn serve(
+    listener: Listener,
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    context: Context,
+) -> io::Result<()> {
+    let stream = TcpStream::from_std(stream)?;
+    let patience = patience(listener, context.shared.patience);
+    let metrics = Arc::clone(&context.shared.metrics);
+    let Some(tls) = context.tls.clone() else {
+        return surface(listener, Guarded::new(stream, patience, metrics), peer, context).await;
+    };
+    let stream = tokio::time::timeout(context.shared.patience.request, tls.accept(stream)).await??;
+    surface(listener, Guarded::new(stream, patience, metrics), peer, context).await
+}
+
+/// HTTP/2 has frames that ask for nothing, so a connection that is merely idle looks busy: only silence counts there.
+fn patience(listener: Listener, patience: Patience) -> Patience {
+    match listener {
+        Listener::Grpc => Patience { request: patience.idle, ..patience },
+        Listener::Http | Listener::Resp | Listener::Admin => patience,
+    }
+}
+
+async fn surface<S>(listener: Listener, stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    match listener {
+        Listener::Http => http::serve(stream, peer, context).await,
+        Listener::Admin => admin::serve(stream, peer, context).await,
+        Listener::Grpc => grpc::serve(stream, context).await,
+        Listener::Resp => resp::serve(stream, context).await,
+    }
+}
