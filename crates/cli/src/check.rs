@@ -44,13 +44,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let cost = matches.get_one::<u64>("cost").copied().unwrap_or(1);
     let question = json!({ "dimensions": dimensions(matches)?, "cost": cost });
     let answer = client.post("/v1/check", &question)?.decided(&[200])?;
-    let decision = Decision::read(&answer)?;
+    let word = Word::read(&answer)?;
     if matches.get_flag("json") {
         println!("{}", answer.body);
     } else {
-        print(&decision);
+        print(&word);
     }
-    Ok(if decision.decision == "allow" { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DENIED) })
+    Ok(if word.decision == "allow" { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DENIED) })
 }
 
 fn dimensions(matches: &ArgMatches) -> Result<Map<String, Value>, Failure> {
@@ -68,7 +68,7 @@ fn dimensions(matches: &ArgMatches) -> Result<Map<String, Value>, Failure> {
 
 /// The parts of an answer that are shown.
 #[derive(Deserialize)]
-struct Decision {
+struct Word {
     decision: String,
     denied_by: Option<String>,
     rules_version: String,
@@ -89,24 +89,24 @@ struct RuleWord {
     never: bool,
 }
 
-impl Decision {
+impl Word {
     fn read(answer: &Answer) -> Result<Self, Failure> {
         Self::deserialize(&answer.body)
             .map_err(|error| Failure::failed(format!("the server's answer is not one to a check: {error}")))
     }
 }
 
-fn print(decision: &Decision) {
-    match &decision.denied_by {
-        Some(rule) => println!("{}, by {rule}", decision.decision),
-        None => println!("{}", decision.decision),
+fn print(word: &Word) {
+    match &word.denied_by {
+        Some(rule) => println!("{}, by {rule}", word.decision),
+        None => println!("{}", word.decision),
     }
-    if decision.rules.is_empty() {
+    if word.rules.is_empty() {
         println!("no rule applies");
     } else {
-        println!("{}", table(&decision.rules));
+        println!("{}", table(&word.rules));
     }
-    println!("rules {}, decided from: {}", decision.rules_version, decision.source);
+    println!("rules {}, decided from: {}", word.rules_version, word.source);
 }
 
 fn table(rules: &[RuleWord]) -> Table {

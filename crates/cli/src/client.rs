@@ -172,9 +172,8 @@ fn tls(matches: &ArgMatches) -> Result<TlsConfig, Failure> {
 fn certificates(flag: &str, path: &Path) -> Result<Vec<Certificate<'static>>, Failure> {
     let mut certificates = Vec::new();
     for item in parse_pem(&read(flag, path)?) {
-        match item.map_err(|error| unfit(flag, path, &error))? {
-            PemItem::Certificate(certificate) => certificates.push(certificate),
-            _ => {}
+        if let PemItem::Certificate(certificate) = item.map_err(|error| unfit(flag, path, &error))? {
+            certificates.push(certificate);
         }
     }
     if certificates.is_empty() { Err(unfit(flag, path, &"no certificate in it")) } else { Ok(certificates) }

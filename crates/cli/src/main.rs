@@ -9,6 +9,7 @@ mod rules;
 mod serve;
 mod token;
 
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -17,6 +18,9 @@ use clap::{ArgMatches, Command};
 /// Requests allocate small and short-lived buffers on every worker: this allocator keeps them on their thread.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// It made sense and did not work.
+const EXIT_FAILED: u8 = 1;
 
 /// Wrong usage, or a configuration that makes no sense (`EX_USAGE`).
 const EXIT_USAGE: u8 = 64;
@@ -33,20 +37,26 @@ pub(crate) struct Failure {
     words: String,
 }
 
+// Whatever can be shown is taken as it comes, so that errors need no closure on their way here.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err(Failure::failed)` hands over values")]
 impl Failure {
+    fn new(status: u8, words: &dyn Display) -> Self {
+        Self { status, words: words.to_string() }
+    }
+
     /// The caller asked for something that makes no sense.
-    pub(crate) fn usage(words: impl ToString) -> Self {
-        Self { status: EXIT_USAGE, words: words.to_string() }
+    pub(crate) fn usage(words: impl Display) -> Self {
+        Self::new(EXIT_USAGE, &words)
     }
 
     /// There is no server to ask.
-    pub(crate) fn unreachable(words: impl ToString) -> Self {
-        Self { status: EXIT_UNREACHABLE, words: words.to_string() }
+    pub(crate) fn unreachable(words: impl Display) -> Self {
+        Self::new(EXIT_UNREACHABLE, &words)
     }
 
     /// It made sense and did not work.
-    pub(crate) fn failed(words: impl ToString) -> Self {
-        Self { status: 1, words: words.to_string() }
+    pub(crate) fn failed(words: impl Display) -> Self {
+        Self::new(EXIT_FAILED, &words)
     }
 }
 

@@ -8,14 +8,12 @@ use clap_mangen::Man;
 use crate::{Done, Failure};
 
 pub(crate) fn command() -> Command {
-    Command::new("man")
-        .about("Prints the manual page, or writes those of all commands")
-        .arg(
-            Arg::new("dir")
-                .long("dir")
-                .value_name("DIR")
-                .help("Write one page for each command into this folder, instead of printing the first"),
-        )
+    Command::new("man").about("Prints the manual page, or writes those of all commands").arg(
+        Arg::new("dir")
+            .long("dir")
+            .value_name("DIR")
+            .help("Write one page for each command into this folder, instead of printing the first"),
+    )
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {

@@ -73,7 +73,10 @@ fn make(matches: &ArgMatches) -> Done {
         println!("{made}");
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{token}\n\nThis is shown once. For the configuration file:\n\n[[tokens]]\nname = {}", quoted(name));
+    println!(
+        "{token}\n\nThis is shown once. For the configuration file:\n\n[[tokens]]\nname = {}",
+        quoted(name)
+    );
     if let Some(tenant) = tenant {
         println!("tenant = {}", quoted(tenant));
     }

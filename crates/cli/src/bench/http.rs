@@ -47,7 +47,7 @@ impl HttpConnection {
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
         match decision(plan.surface, status, &body) {
             Ok(allowed) => answers.decided(allowed),
-            Err(words) => answers.failed(words),
+            Err(words) => answers.failed(&words),
         }
         Ok(())
     }
@@ -83,7 +83,8 @@ fn decision(surface: Surface, status: StatusCode, body: &[u8]) -> Result<bool, S
     if let (StatusCode::OK, Some(allowed)) = (status, allowed) {
         return Ok(allowed);
     }
-    let detail = answer["detail"].as_str().or(answer["error"]["detail"].as_str()).unwrap_or("no decision in it");
+    let detail =
+        answer["detail"].as_str().or(answer["error"]["detail"].as_str()).unwrap_or("no decision in it");
     Err(format!("the server answered {}: {detail}", status.as_u16()))
 }
 

@@ -1,5 +1,6 @@
 //! Threads that each drive their own connections until the time is up.
 
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,7 +49,7 @@ impl Answers {
         if allowed { self.allowed += 1 } else { self.denied += 1 }
     }
 
-    pub(super) fn failed(&mut self, words: impl ToString) {
+    pub(super) fn failed(&mut self, words: &dyn Display) {
         self.errors += 1;
         self.first_error.get_or_insert_with(|| words.to_string());
     }
@@ -107,7 +108,10 @@ pub(super) fn run(plan: &Arc<Plan>) -> Result<Findings, Failure> {
     std::thread::scope(|scope| {
         for thread in 0..threads {
             let (done, answered) = (done.clone(), &answered);
-            scope.spawn(move || done.send(drive(plan, thread, threads, started, answered)));
+            scope.spawn(move || {
+                // Nobody listens any more once another thread has failed.
+                let _ = done.send(drive(plan, thread, threads, started, answered));
+            });
         }
         drop(done);
         let progress = Progress::new(plan);
@@ -162,8 +166,8 @@ fn drive(
     LocalSet::new().block_on(&runtime, async {
         let mut driven = JoinSet::new();
         for number in (thread..plan.connections).step_by(usize::try_from(threads).unwrap_or(1)) {
-            let driver = Driver::new(Arc::clone(plan), number, started, Arc::clone(answered))?;
-            driven.spawn_local(driver.run());
+            let one = Driver::new(Arc::clone(plan), number, started, Arc::clone(answered))?;
+            driven.spawn_local(one.run());
         }
         let mut found = Findings::new()?;
         while let Some(one) = driven.join_next().await {
@@ -220,7 +224,7 @@ impl Driver {
     async fn run(mut self) -> Findings {
         while now() < self.ends {
             if let Err(error) = self.run_connection().await {
-                self.found.answers.failed(error);
+                self.found.answers.failed(&error);
                 sleep_until((now() + REOPEN_AFTER).min(self.ends)).await;
             }
         }

@@ -77,7 +77,8 @@ impl Plan {
         let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
         let number = |id: &str| matches.get_one::<u64>(id).copied().unwrap_or(1);
         let named = text("surface").unwrap_or_default();
-        let surface = Surface::ALL.into_iter().find(|surface| surface.as_str() == named).unwrap_or(Surface::Http);
+        let surface =
+            Surface::ALL.into_iter().find(|surface| surface.as_str() == named).unwrap_or(Surface::Http);
         let plan = Self {
             surface,
             address: address(surface, text("server").unwrap_or(surface.local_server()))?,

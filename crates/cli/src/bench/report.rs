@@ -47,7 +47,9 @@ pub(super) fn print(plan: &Plan, findings: &Findings) {
     }
     let (surface, address) = (plan.surface.as_str(), plan.address);
     let (connections, pipeline, seconds) = (plan.connections, plan.pipeline, findings.taken.as_secs_f64());
-    println!("{surface} at {address}: {connections} connections, {pipeline} at once, {seconds:.1} s\n{table}");
+    println!(
+        "{surface} at {address}: {connections} connections, {pipeline} at once, {seconds:.1} s\n{table}"
+    );
     if let Some(error) = &findings.answers.first_error {
         println!("the first error: {error}");
     }

@@ -81,7 +81,7 @@ async fn read_answer(
             }
             answers.decided(limited == 0);
         }
-        error if error.starts_with('-') => answers.failed(format!("the server answered {error:?}")),
+        error if error.starts_with('-') => answers.failed(&format!("the server answered {error:?}")),
         other => return Err(unexpected(other)),
     }
     Ok(())
