@@ -12,6 +12,7 @@ mod redis;
 mod report;
 mod wrk;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -39,6 +40,9 @@ pub(crate) struct Args {
     /// How long each row is measured.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     seconds: u64,
+    /// Measure this build of tidegate, instead of the one of this checkout.
+    #[arg(long, value_name = "FILE")]
+    tidegate: Option<PathBuf>,
     /// Print one JSON array of rows instead of tables.
     #[arg(long)]
     json: bool,
@@ -91,7 +95,7 @@ fn run_cases(args: &Args) -> Result<()> {
     for &case in cases {
         for &who in case.contenders().iter().filter(|who| args.who.is_none_or(|only| only == **who)) {
             eprintln!("{}: {} ({} s)", case.name(), who.name(), args.seconds);
-            match run_row(case, who, Duration::from_secs(args.seconds)) {
+            match run_row(args, case, who) {
                 Ok(row) => rows.push(row),
                 // The others are still worth seeing; what is missing is said here and not in the table.
                 Err(error) => eprintln!("left out: {} in {}: {error:#}", who.name(), case.name()),
@@ -107,12 +111,12 @@ fn run_cases(args: &Args) -> Result<()> {
 }
 
 /// Starts the server, lets it warm up, and counts the CPU time it uses while the load runs.
-fn run_row(case: Case, who: Who, time: Duration) -> Result<Row> {
-    let server = peers::start(case, who)?;
+fn run_row(args: &Args, case: Case, who: Who) -> Result<Row> {
+    let server = peers::start(case, who, args.tidegate.as_deref())?;
     let load = case.load(who, server.port())?;
     let warm = load.warm_up().context("the warm-up")?;
     let before = server.cpu_time()?;
-    let found = load.run(&warm, time)?;
+    let found = load.run(&warm, Duration::from_secs(args.seconds))?;
     let cpu = server.cpu_time()?.saturating_sub(before);
     Ok(Row {
         case: case.name(),

@@ -11,10 +11,10 @@ use super::process::Server;
 /// The pinned release of the peer that has no package anywhere else.
 const THROTTLECRAB_SERVER: &str = "0.4.40";
 
-/// Starts the server of a row.
-pub(super) fn start(case: Case, who: Who) -> Result<Server> {
+/// Starts the server of a row; of Tidegate the given build, if there is one.
+pub(super) fn start(case: Case, who: Who, build: Option<&Path>) -> Result<Server> {
     match who {
-        Who::Tidegate => start_tidegate(case),
+        Who::Tidegate => start_tidegate(case, build),
         Who::RedisPing | Who::RedisIncr | Who::RedisGcraLua => start_redis(),
         Who::ThrottlecrabHttp => start_throttlecrab("http"),
         Who::ThrottlecrabGrpc => start_throttlecrab("grpc"),
@@ -23,8 +23,8 @@ pub(super) fn start(case: Case, who: Who) -> Result<Server> {
     }
 }
 
-fn start_tidegate(case: Case) -> Result<Server> {
-    let program = tidegate()?;
+fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
+    let program = build.map_or_else(tidegate, |build| Ok(build.to_owned()))?;
     let listener = match case {
         Case::RespP1 | Case::RespP16 => "resp",
         Case::Http => "http",
