@@ -5,6 +5,7 @@ mod edges;
 mod gate;
 mod metadata;
 mod mutants;
+mod programs;
 mod steps;
 mod tally;
 mod tools;
@@ -43,10 +44,17 @@ const SUBCOMMANDS: &[Subcommand] = &[
         },
     },
     Subcommand {
+        name: "tools",
+        about: "Installs what the tests need and is missing: parts of the toolchain, and the real\n\
+                clients and proxies that ask the server. What Debian packages needs root or sudo;\n\
+                everything else goes below the target folder.",
+        run: || run_gate(&[steps::TOOLS]),
+    },
+    Subcommand {
         name: "lint",
         about: "The checks that run no test: fmt, clippy with warnings as errors, and cargo-deny\n\
                 (licences, sources, bans; advisories when their database can be fetched).",
-        run: || run_gate(&[steps::TOOLS, steps::FMT, steps::CLIPPY, steps::DENY]),
+        run: || run_gate(&[steps::LINT_TOOLS, steps::FMT, steps::CLIPPY, steps::DENY]),
     },
     Subcommand {
         name: "loom",

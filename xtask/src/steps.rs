@@ -18,7 +18,9 @@ pub(crate) const REQUIRE_ADVISORIES: &str = "TIDEGATE_REQUIRE_ADVISORIES";
 /// A few megabytes are to be fetched: ample on a slow line, bearable on a machine without one.
 const ADVISORIES_TIME_LIMIT: Duration = Duration::from_mins(1);
 
-pub(crate) const TOOLS: Step = Step { name: "tools", run: |project, _| tools::install(project) };
+pub(crate) const TOOLS: Step = Step { name: "tools", run: |project, _| tools::install_all(project) };
+/// Checks that run no test need no other programs.
+pub(crate) const LINT_TOOLS: Step = Step { name: "tools", run: |project, _| tools::install(project) };
 pub(crate) const FMT: Step = Step { name: "fmt", run: |_, _| fmt() };
 pub(crate) const CLIPPY: Step = Step { name: "clippy", run: |_, _| clippy() };
 pub(crate) const DENY: Step = Step { name: "deny", run: deny };

@@ -6,9 +6,16 @@ use std::process::Command;
 use crate::Failure;
 use crate::command;
 use crate::metadata::Project;
+use crate::programs;
 
 /// The pinned release of cargo-deny. The configuration in `deny.toml` is written for it.
 const CARGO_DENY: &str = "0.20.2";
+
+/// Installs what is missing, the programs that tests run beside the server included.
+pub(crate) fn install_all(project: &Project) -> Result<(), Failure> {
+    install(project)?;
+    programs::install(&tools_dir(project))
+}
 
 /// Installs what is missing and leaves alone what is there.
 pub(crate) fn install(project: &Project) -> Result<(), Failure> {

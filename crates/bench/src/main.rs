@@ -15,6 +15,7 @@ mod machine;
 mod measure;
 mod memory;
 mod pieces;
+mod servers;
 mod stream;
 mod table;
 mod trial;
@@ -39,6 +40,8 @@ enum Command {
     Flood(flood::Args),
     /// Memory per live key, for each algorithm.
     Memory(memory::Args),
+    /// Servers beside each other: operations per second of the server's CPU time.
+    Servers(servers::Args),
     /// One contender in one case; `local` starts itself anew with this for each of them.
     #[command(hide = true)]
     Trial(trial::Args),
@@ -49,6 +52,7 @@ fn main() -> Result<()> {
         Command::Local(args) => local::run(&args),
         Command::Flood(args) => flood::run(&args),
         Command::Memory(args) => memory::run(&args),
+        Command::Servers(args) => servers::run(&args),
         Command::Trial(args) => trial::run(&args),
     }
 }

@@ -1,7 +1,16 @@
 //! The `tidegate` command.
 
+mod bench;
+mod check;
+mod client;
+mod completions;
+mod man;
+mod rules;
 mod serve;
+mod token;
 
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
@@ -10,8 +19,17 @@ use clap::{ArgMatches, Command};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// It made sense and did not work.
+const EXIT_FAILED: u8 = 1;
+
 /// Wrong usage, or a configuration that makes no sense (`EX_USAGE`).
 const EXIT_USAGE: u8 = 64;
+
+/// The server that was to be asked is not there (`EX_UNAVAILABLE`).
+const EXIT_UNREACHABLE: u8 = 69;
+
+/// How a command that worked ends: with 0, or with a status that tells a script more.
+pub(crate) type Done = Result<ExitCode, Failure>;
 
 /// What went wrong, in words for the person at the terminal, and the status to exit with.
 pub(crate) struct Failure {
@@ -19,26 +37,46 @@ pub(crate) struct Failure {
     words: String,
 }
 
+// Whatever can be shown is taken as it comes, so that errors need no closure on their way here.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err(Failure::failed)` hands over values")]
 impl Failure {
+    fn new(status: u8, words: &dyn Display) -> Self {
+        Self { status, words: words.to_string() }
+    }
+
     /// The caller asked for something that makes no sense.
-    pub(crate) fn usage(words: impl ToString) -> Self {
-        Self { status: EXIT_USAGE, words: words.to_string() }
+    pub(crate) fn usage(words: impl Display) -> Self {
+        Self::new(EXIT_USAGE, &words)
+    }
+
+    /// There is no server to ask.
+    pub(crate) fn unreachable(words: impl Display) -> Self {
+        Self::new(EXIT_UNREACHABLE, &words)
     }
 
     /// It made sense and did not work.
-    pub(crate) fn failed(words: impl ToString) -> Self {
-        Self { status: 1, words: words.to_string() }
+    pub(crate) fn failed(words: impl Display) -> Self {
+        Self::new(EXIT_FAILED, &words)
     }
 }
 
 struct Subcommand {
     command: fn() -> Command,
-    run: fn(&ArgMatches) -> Result<(), Failure>,
+    run: fn(&ArgMatches) -> Done,
 }
 
-const SUBCOMMANDS: &[Subcommand] = &[Subcommand { command: serve::command, run: serve::run }];
+const SUBCOMMANDS: &[Subcommand] = &[
+    Subcommand { command: serve::command, run: serve::run },
+    Subcommand { command: check::command, run: check::run },
+    Subcommand { command: rules::command, run: rules::run },
+    Subcommand { command: token::command, run: token::run },
+    Subcommand { command: bench::command, run: bench::run },
+    Subcommand { command: completions::command, run: completions::run },
+    Subcommand { command: man::command, run: man::run },
+];
 
-fn command() -> Command {
+/// The whole command line: also what completions and man pages are made from.
+pub(crate) fn command() -> Command {
     Command::new("tidegate")
         .version(env!("CARGO_PKG_VERSION"))
         .about("A rate limiter that can state, and prove, how far it may over-admit")
@@ -58,7 +96,7 @@ fn main() -> ExitCode {
         }
     };
     match dispatch(&matches) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(failure) => {
             for line in failure.words.lines() {
                 eprintln!("error: {line}");
@@ -68,8 +106,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
-    let Some((name, matches)) = matches.subcommand() else { return Ok(()) };
+fn dispatch(matches: &ArgMatches) -> Done {
+    let Some((name, matches)) = matches.subcommand() else { return Ok(ExitCode::SUCCESS) };
     let subcommand = SUBCOMMANDS.iter().find(|subcommand| (subcommand.command)().get_name() == name);
-    subcommand.map_or(Ok(()), |subcommand| (subcommand.run)(matches))
+    subcommand.map_or(Ok(ExitCode::SUCCESS), |subcommand| (subcommand.run)(matches))
+}
+
+/// Prints a text that was made whole. A reader that goes away early, such as `head`, is no failure.
+pub(crate) fn print_whole(text: &[u8]) -> Done {
+    match std::io::stdout().write_all(text) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::failed(error)),
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }

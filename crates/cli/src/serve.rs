@@ -1,6 +1,8 @@
 //! `tidegate serve`: starts a server.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use tidegate_server::settings::{SETTINGS, Setting};
@@ -8,7 +10,7 @@ use tidegate_server::{Config, Server, StartError};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::Failure;
+use crate::{Done, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("serve")
@@ -45,17 +47,17 @@ fn flag(setting: &'static Setting) -> Arg {
     Arg::new(setting.key).long(long).value_name(setting.value).env(variable).help(help)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+pub(crate) fn run(matches: &ArgMatches) -> Done {
     let mut config = read_config(matches)?;
     if matches.get_flag("check_config") {
         Server::check(&mut config).map_err(Failure::usage)?;
         println!("the configuration is good");
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     log_to_stderr();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    runtime.block_on(serve(config))
+    runtime.block_on(serve(config)).map(|()| ExitCode::SUCCESS)
 }
 
 fn read_config(matches: &ArgMatches) -> Result<Config, Failure> {
@@ -74,10 +76,8 @@ fn read_config(matches: &ArgMatches) -> Result<Config, Failure> {
 }
 
 async fn serve(config: Config) -> Result<(), Failure> {
-    let server = Server::start(config).await.map_err(|error| match error {
-        StartError::File(_) => Failure::usage(error),
-        StartError::Limiter(_) | StartError::System(..) => Failure::failed(error),
-    })?;
+    let server = Server::start(config).await.map_err(not_started)?;
+    warn_of_clear_text(&server);
     let mut stop = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
     let addresses: Vec<String> = server
@@ -95,6 +95,32 @@ async fn serve(config: Config) -> Result<(), Failure> {
         tracing::info!("stopping: finishing what was begun");
     };
     server.run(stopped).await.map_err(Failure::failed)
+}
+
+fn not_started(error: StartError) -> Failure {
+    match &error {
+        StartError::File(_) => Failure::usage(error),
+        StartError::System(_, cause) if cause.kind() == ErrorKind::AddrInUse => Failure::failed(format!(
+            "{error}: another program listens there; stop it, or choose another address (port 0 takes a free one)"
+        )),
+        StartError::Limiter(_) | StartError::System(..) => Failure::failed(error),
+    }
+}
+
+/// Tokens and keys cross the network readable: fine behind a proxy that encrypts, and nowhere else.
+fn warn_of_clear_text(server: &Server) {
+    if server.is_encrypted() {
+        return;
+    }
+    for (listener, address) in server.addresses() {
+        if !address.ip().is_loopback() {
+            tracing::warn!(
+                listener = listener.as_str(),
+                %address,
+                "can be reached from other machines without encryption: set tls_cert and tls_key"
+            );
+        }
+    }
 }
 
 fn log_to_stderr() {

@@ -33,6 +33,8 @@ use tokio_util::sync::CancellationToken;
 pub use crate::config::{Config, ConfigProblems};
 pub use crate::metrics::Listener;
 pub use crate::shared::StartError;
+/// Rules files and periods, for whoever reads one without a server.
+pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, parse_period};
 
 use crate::listen::Workers;
 use crate::shared::Shared;

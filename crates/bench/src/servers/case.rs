@@ -1,0 +1,92 @@
+//! What is compared with what.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use super::grpc::GrpcLoad;
+use super::redis::RedisLoad;
+use super::wrk::WrkLoad;
+use super::{Load, redis};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(super) enum Case {
+    /// A command at a time for each connection.
+    RespP1,
+    /// Sixteen commands at a time.
+    RespP16,
+    /// A request at a time for each connection.
+    Http,
+    /// A call at a time for each connection.
+    Grpc,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(super) enum Who {
+    Tidegate,
+    RedisPing,
+    RedisIncr,
+    RedisGcraLua,
+    ThrottlecrabHttp,
+    ThrottlecrabGrpc,
+    NoopHttp,
+    NoopGrpc,
+}
+
+impl Case {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::RespP1 => "resp_p1",
+            Self::RespP16 => "resp_p16",
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
+
+    pub(super) const fn contenders(self) -> &'static [Who] {
+        match self {
+            Self::RespP1 | Self::RespP16 => {
+                &[Who::Tidegate, Who::RedisPing, Who::RedisIncr, Who::RedisGcraLua]
+            }
+            Self::Http => &[Who::Tidegate, Who::ThrottlecrabHttp, Who::NoopHttp],
+            Self::Grpc => &[Who::Tidegate, Who::ThrottlecrabGrpc, Who::NoopGrpc],
+        }
+    }
+
+    /// The load on a server of `who` at a port.
+    pub(super) fn load(self, who: Who, port: u16) -> Result<Box<dyn Loads>> {
+        Ok(match self {
+            Self::RespP1 => Box::new(RedisLoad::new(port, 1, redis::command(who, port)?)?),
+            Self::RespP16 => Box::new(RedisLoad::new(port, 16, redis::command(who, port)?)?),
+            Self::Http => Box::new(WrkLoad::new(port, who)?),
+            Self::Grpc => Box::new(GrpcLoad::new(port, who)),
+        })
+    }
+}
+
+impl Who {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Tidegate => "tidegate",
+            Self::RedisPing => "redis_ping",
+            Self::RedisIncr => "redis_incr",
+            Self::RedisGcraLua => "redis_gcra_lua",
+            Self::ThrottlecrabHttp => "throttlecrab_http",
+            Self::ThrottlecrabGrpc => "throttlecrab_grpc",
+            Self::NoopHttp => "noop_http",
+            Self::NoopGrpc => "noop_grpc",
+        }
+    }
+}
+
+/// Puts a load on a server from another process.
+pub(super) trait Loads {
+    /// A short load, after which connections, keys and code are warm; says how fast it went.
+    fn warm_up(&self) -> Result<Load>;
+
+    /// The load that counts.
+    fn run(&self, warm: &Load, time: Duration) -> Result<Load>;
+}

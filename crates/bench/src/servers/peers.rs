@@ -1,0 +1,140 @@
+//! How each server is started, and installed if it has to be.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::case::{Case, Who};
+use super::process::Server;
+
+/// The pinned release of the peer that has no package anywhere else.
+const THROTTLECRAB_SERVER: &str = "0.4.40";
+
+/// Starts the server of a row; of Tidegate the given build, if there is one.
+pub(super) fn start(case: Case, who: Who, build: Option<&Path>) -> Result<Server> {
+    match who {
+        Who::Tidegate => start_tidegate(case, build),
+        Who::RedisPing | Who::RedisIncr | Who::RedisGcraLua => start_redis(),
+        Who::ThrottlecrabHttp => start_throttlecrab("http"),
+        Who::ThrottlecrabGrpc => start_throttlecrab("grpc"),
+        Who::NoopHttp => start_noop("http"),
+        Who::NoopGrpc => start_noop("grpc"),
+    }
+}
+
+fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
+    let program = build.map_or_else(tidegate, |build| Ok(build.to_owned()))?;
+    let listener = match case {
+        Case::RespP1 | Case::RespP16 => "resp",
+        Case::Http => "http",
+        Case::Grpc => "grpc",
+    };
+    Server::start(|port, folder| {
+        let descriptors = folder.join("descriptors.yaml");
+        // A limit for every value of one key, as Envoy users write it.
+        let text = format!(
+            "domain: bench\ndescriptors:\n  - key: user\n    rate_limit:\n      unit: minute\n      requests_per_unit: {}\n",
+            super::LIMIT
+        );
+        let written = std::fs::write(&descriptors, text);
+        let mut command = Command::new(program);
+        command.args(["serve", "--data-dir", "none", "--memory", "256MB"]);
+        for other in ["resp", "http", "grpc", "admin"] {
+            let address = if other == listener { format!("127.0.0.1:{port}") } else { "off".to_owned() };
+            command.arg(format!("--{other}-listen")).arg(address);
+        }
+        if listener == "grpc" && written.is_ok() {
+            command.arg("--envoy-descriptors").arg(descriptors);
+        }
+        command
+    })
+}
+
+/// Built by the same cargo in the same profile, beside this program.
+fn tidegate() -> Result<PathBuf> {
+    let mut build = cargo();
+    build
+        .args(["build", "--quiet", "--release", "--package", "tidegate-cli", "--target-dir"])
+        .arg(target_dir()?);
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().context("cargo")?;
+    ensure!(status.success(), "tidegate could not be built: cargo ended with {status}");
+    Ok(target_dir()?.join("release/tidegate"))
+}
+
+fn start_redis() -> Result<Server> {
+    Server::start(|port, folder| {
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--port",
+            &port.to_string(),
+            "--dir",
+        ]);
+        command.arg(folder);
+        command
+    })
+    .context("Debian has it in redis-server")
+}
+
+fn start_throttlecrab(transport: &str) -> Result<Server> {
+    let program = throttlecrab()?;
+    Server::start(|port, _| {
+        let mut command = Command::new(program);
+        command.arg(format!("--{transport}"));
+        command.args([format!("--{transport}-host"), "127.0.0.1".to_owned()]);
+        command.args([format!("--{transport}-port"), port.to_string()]);
+        command.args(["--log-level", "error", "--store-capacity", &super::KEYS.to_string()]);
+        command
+    })
+}
+
+fn throttlecrab() -> Result<PathBuf> {
+    let tools = target_dir()?.join("tools");
+    let program = tools.join("bin/throttlecrab-server");
+    if !program.is_file() {
+        install_throttlecrab(&tools)?;
+    }
+    Ok(program)
+}
+
+fn install_throttlecrab(tools: &Path) -> Result<()> {
+    if Command::new("protoc").arg("--version").output().is_err() {
+        bail!("throttlecrab-server needs protoc to be built: Debian has it in protobuf-compiler");
+    }
+    eprintln!("installing throttlecrab-server {THROTTLECRAB_SERVER} (some minutes, once)");
+    let build = tools.join("build-peers");
+    let mut install = cargo();
+    install
+        .args(["install", "--quiet", "--locked"])
+        .arg(format!("throttlecrab-server@{THROTTLECRAB_SERVER}"));
+    install.arg("--root").arg(tools).arg("--target-dir").arg(&build);
+    let status = install.status().context("cargo")?;
+    ensure!(status.success(), "throttlecrab-server could not be built: cargo ended with {status}");
+    // Some hundred megabytes that are never needed again.
+    std::fs::remove_dir_all(&build).with_context(|| build.display().to_string())
+}
+
+fn start_noop(transport: &str) -> Result<Server> {
+    let program = std::env::current_exe().context("the path of this program")?;
+    Server::start(|port, _| {
+        let mut command = Command::new(program);
+        command.args(["servers", "noop", "--transport", transport, "--port", &port.to_string()]);
+        command
+    })
+}
+
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// This program lies in a folder of the target folder, named after the profile.
+fn target_dir() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("the path of this program")?;
+    program.ancestors().nth(2).map(Path::to_owned).context("this program is not in a target folder")
+}

@@ -1,0 +1,81 @@
+//! The tables that people read, and how the ratios stand to what is asked of them.
+
+use super::{CONNECTIONS, KEYS, Row};
+use crate::machine;
+
+/// What Tidegate is to reach beside another server, in operations per CPU second.
+struct Bar {
+    case: &'static str,
+    beside: &'static str,
+    /// Nothing where the ratio is only told.
+    at_least: Option<f64>,
+}
+
+const fn bar(case: &'static str, beside: &'static str, at_least: Option<f64>) -> Bar {
+    Bar { case, beside, at_least }
+}
+
+const BARS: [Bar; 7] = [
+    bar("resp_p1", "redis_ping", Some(0.95)),
+    bar("resp_p16", "redis_incr", Some(1.5)),
+    bar("resp_p16", "redis_gcra_lua", Some(8.0)),
+    bar("http", "throttlecrab_http", Some(1.3)),
+    bar("http", "noop_http", None),
+    bar("grpc", "throttlecrab_grpc", Some(1.5)),
+    bar("grpc", "noop_grpc", None),
+];
+
+/// Prints a table for each case, then the ratios.
+pub(super) fn print(rows: &[Row]) {
+    let mut case = "";
+    for row in rows {
+        if row.case != case {
+            case = row.case;
+            println!(
+                "\n{case}: {CONNECTIONS} connections, {KEYS} keys\n  {:<18} {:>13} {:>11} {:>9} {:>9}",
+                "who", "ops/cpu s", "ops/s", "p50 us", "p99 us"
+            );
+        }
+        println!(
+            "  {:<18} {:>13.0} {:>11.0} {:>9.0} {:>9.0}",
+            row.who, row.ops_per_cpu_s, row.per_second, row.p50_us, row.p99_us
+        );
+    }
+    println!("\ntidegate beside, in operations per second of the server's CPU time");
+    BARS.iter().filter_map(|bar| stand(bar, rows)).for_each(|line| println!("  {line}"));
+    println!("  machine: {} cores, shared by the server and the load", machine::cores());
+}
+
+/// How a ratio stands to its bar, if both servers ran.
+fn stand(bar: &Bar, rows: &[Row]) -> Option<String> {
+    let ratio = ratio(bar, rows)?;
+    let verdict = match bar.at_least {
+        Some(least) if ratio >= least => format!("reaches {least}"),
+        Some(least) => format!("below {least}"),
+        None => "told only".to_owned(),
+    };
+    Some(format!("{:<9} {:<18} {ratio:>6.2}x  {verdict}", bar.case, bar.beside))
+}
+
+fn ratio(bar: &Bar, rows: &[Row]) -> Option<f64> {
+    let of =
+        |who| rows.iter().find(|row| row.case == bar.case && row.who == who).map(|row| row.ops_per_cpu_s);
+    Some(of("tidegate")? / of(bar.beside)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(who: &'static str, ops_per_cpu_s: f64) -> Row {
+        Row { case: "resp_p16", who, ops_per_cpu_s, per_second: 1.0, p50_us: 1.0, p99_us: 1.0 }
+    }
+
+    #[test]
+    fn a_ratio_is_told_with_its_bar_if_both_ran() {
+        let rows = [row("tidegate", 300.0), row("redis_incr", 100.0), row("redis_gcra_lua", 50.0)];
+        let lines: Vec<String> = BARS.iter().filter_map(|bar| stand(bar, &rows)).collect();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].contains("3.00x  reaches 1.5") && lines[1].contains("6.00x  below 8"), "{lines:?}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Load over HTTP, by wrk.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use super::case::{Loads, Who};
+use super::process::Folder;
+use super::{CONNECTIONS, KEYS, LIMIT, Load, PERIOD};
+
+const WARM_UP: Duration = Duration::from_secs(2);
+
+/// What the script prints begins with this.
+const MARK: &str = "tidegate-bench: ";
+
+pub(super) struct WrkLoad {
+    port: u16,
+    folder: Folder,
+}
+
+/// What the script prints; latencies in microseconds.
+#[derive(Deserialize)]
+struct Printed {
+    requests: f64,
+    duration_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+    errors: u64,
+}
+
+impl WrkLoad {
+    pub(super) fn new(port: u16, who: Who) -> Result<Self> {
+        let load = Self { port, folder: Folder::new()? };
+        std::fs::write(load.script(), script(who))?;
+        Ok(load)
+    }
+
+    fn script(&self) -> std::path::PathBuf {
+        self.folder.0.join("load.lua")
+    }
+
+    fn wrk(&self, time: Duration) -> Result<Load> {
+        let mut wrk = Command::new("wrk");
+        // One thread: the other core is the server's.
+        wrk.args(["-t", "1", "-c", &CONNECTIONS.to_string(), "-d", &format!("{}s", time.as_secs()), "-s"]);
+        wrk.arg(self.script()).arg(format!("http://127.0.0.1:{}/", self.port));
+        let output = wrk.output().context("wrk: Debian has it in wrk")?;
+        ensure!(output.status.success(), "wrk ended with {}", output.status);
+        parse(&String::from_utf8_lossy(&output.stdout))
+    }
+}
+
+impl Loads for WrkLoad {
+    fn warm_up(&self) -> Result<Load> {
+        self.wrk(WARM_UP)
+    }
+
+    fn run(&self, _warm: &Load, time: Duration) -> Result<Load> {
+        self.wrk(time)
+    }
+}
+
+/// A request about a key drawn at random, in the server's own words.
+fn script(who: Who) -> String {
+    let seconds = PERIOD.as_secs();
+    let (path, body) = match who {
+        Who::ThrottlecrabHttp => (
+            "/throttle",
+            format!(
+                r#"{{"key":"k%d","max_burst":{},"count_per_period":{LIMIT},"period":{seconds}}}"#,
+                LIMIT - 1
+            ),
+        ),
+        _ => (
+            "/v2/ratelimit.limit",
+            format!(
+                r#"{{"namespace":"bench","identifier":"k%d","limit":{LIMIT},"duration":{}}}"#,
+                seconds * 1_000
+            ),
+        ),
+    };
+    format!(
+        r#"
+local headers = {{ ["content-type"] = "application/json" }}
+request = function()
+  return wrk.format("POST", "{path}", headers, string.format('{body}', math.random(0, {})))
+end
+done = function(summary, latency)
+  local errors = summary.errors
+  io.write(string.format('{MARK}{{"requests":%d,"duration_us":%d,"p50_us":%f,"p99_us":%f,"errors":%d}}\n',
+    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
+    errors.connect + errors.read + errors.write + errors.timeout + errors.status))
+end
+"#,
+        KEYS - 1
+    )
+}
+
+fn parse(output: &str) -> Result<Load> {
+    let line = output.lines().find_map(|line| line.strip_prefix(MARK));
+    let printed: Printed = serde_json::from_str(line.with_context(|| format!("wrk printed {output:?}"))?)?;
+    ensure!(
+        printed.errors == 0 && printed.requests > 0.0,
+        "{} errors in {} requests",
+        printed.errors,
+        printed.requests
+    );
+    Ok(Load {
+        operations: printed.requests,
+        per_second: printed.requests / (printed.duration_us / 1e6),
+        p50_us: printed.p50_us,
+        p99_us: printed.p99_us,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_with_errors_is_no_load() {
+        let line = |errors| {
+            format!(
+                "Running\n{MARK}{{\"requests\":100,\"duration_us\":2000000,\"p50_us\":1,\"p99_us\":2,\"errors\":{errors}}}\n"
+            )
+        };
+        assert!((parse(&line(0)).expect("good").per_second - 50.0).abs() < 1e-9);
+        assert!(parse(&line(1)).is_err() && parse("").is_err());
+    }
+}

@@ -1,0 +1,31 @@
+//! `tidegate completions`: what a shell needs to complete the command line.
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
+
+use crate::{Done, Failure};
+
+pub(crate) fn command() -> Command {
+    Command::new("completions")
+        .about("Prints completions for a shell")
+        .long_about(
+            "Prints completions for a shell, such as:\n\n  tidegate completions bash > \
+             ~/.local/share/bash-completion/completions/tidegate",
+        )
+        .arg(
+            Arg::new("shell")
+                .value_name("SHELL")
+                .required(true)
+                .value_parser(value_parser!(Shell))
+                .help("The shell"),
+        )
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let Some(shell) = matches.get_one::<Shell>("shell") else {
+        return Err(Failure::usage("shell: which?"));
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(*shell, &mut crate::command(), "tidegate", &mut script);
+    crate::print_whole(&script)
+}

@@ -1,0 +1,37 @@
+//! `tidegate man`: manual pages.
+
+use std::process::ExitCode;
+
+use clap::{Arg, ArgMatches, Command};
+use clap_mangen::Man;
+
+use crate::{Done, Failure};
+
+pub(crate) fn command() -> Command {
+    Command::new("man").about("Prints the manual page, or writes those of all commands").arg(
+        Arg::new("dir")
+            .long("dir")
+            .value_name("DIR")
+            .help("Write one page for each command into this folder, instead of printing the first"),
+    )
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    match matches.get_one::<String>("dir") {
+        None => print(),
+        Some(dir) => write_all(dir),
+    }
+}
+
+fn print() -> Done {
+    let mut page = Vec::new();
+    Man::new(crate::command()).render(&mut page).map_err(Failure::failed)?;
+    crate::print_whole(&page)
+}
+
+fn write_all(dir: &str) -> Done {
+    let failed = |error: std::io::Error| Failure::failed(format!("dir: {dir}: {error}"));
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    clap_mangen::generate_to(crate::command(), dir).map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,82 @@
+//! `tidegate rules`: looks at rules files without a server.
+
+use std::io::Read;
+use std::process::ExitCode;
+
+use clap::{Arg, ArgMatches, Command};
+use serde::Serialize;
+use tidegate_server::{RULES_FILE_BYTES_MAX, RuleSet};
+
+use crate::client::json_arg;
+use crate::{Done, EXIT_USAGE, Failure};
+
+pub(crate) fn command() -> Command {
+    Command::new("rules")
+        .about("Looks at rules files")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            Command::new("validate")
+                .about("Says everything that is wrong with a rules file, and exits with 64 if anything is")
+                .arg(Arg::new("file").value_name("FILE").required(true).help("The rules file (TOML)"))
+                .arg(json_arg()),
+        )
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    match matches.subcommand() {
+        Some(("validate", matches)) => validate(matches),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// What there is to say about a file.
+#[derive(Serialize)]
+struct Finding<'f> {
+    file: &'f str,
+    valid: bool,
+    rules: usize,
+    version: Option<String>,
+    problems: Vec<String>,
+}
+
+fn validate(matches: &ArgMatches) -> Done {
+    let file = matches.get_one::<String>("file").map_or("", String::as_str);
+    let finding = look_at(file);
+    if matches.get_flag("json") {
+        println!("{}", serde_json::to_string(&finding).map_err(Failure::failed)?);
+        return Ok(if finding.valid { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) });
+    }
+    if !finding.valid {
+        let lines = finding.problems.iter().flat_map(|problem| problem.lines());
+        return Err(Failure::usage(
+            lines.map(|line| format!("{file}: {line}")).collect::<Vec<_>>().join("\n"),
+        ));
+    }
+    let version = finding.version.unwrap_or_default();
+    println!("{file}: good: {} rules, version {version}", finding.rules);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn look_at(file: &str) -> Finding<'_> {
+    let read = read(file).map_err(|problem| vec![problem]);
+    match read.and_then(|text| RuleSet::parse(&text).map_err(|problems| problems.0)) {
+        Ok(set) => Finding {
+            file,
+            valid: true,
+            rules: set.rules().len(),
+            version: Some(set.version().to_owned()),
+            problems: Vec::new(),
+        },
+        Err(problems) => Finding { file, valid: false, rules: 0, version: None, problems },
+    }
+}
+
+/// The text of a file, of which no more is read than may be there.
+fn read(path: &str) -> Result<String, String> {
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let mut text = String::new();
+    let most = RULES_FILE_BYTES_MAX as u64 + 1;
+    file.take(most).read_to_string(&mut text).map_err(|error| error.to_string())?;
+    Ok(text)
+}
