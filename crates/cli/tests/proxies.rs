@@ -106,7 +106,7 @@ impl Stage {
             is_denied(&reply);
         }
         // Other spellings of the path are the same path.
-        for target in ["//hello", "/%68ello", "/hello?again", "/x/../hello"] {
+        for target in ["//hello", "/%68ello", "/hello?again", "/x/../hello", "/hello?deny_status=403"] {
             is_denied(&self.ask(CLIENT, target, &[]));
         }
         // Saying to have asked for something else does not help either: it is overwritten, or refused.

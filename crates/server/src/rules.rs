@@ -111,7 +111,7 @@ impl GatedRules {
     }
 
     /// The dimensions that the rules for a tenant look at.
-    pub fn dimensions_used(&self, tenant: TenantIndex) -> &[String] {
+    pub(crate) fn dimensions_used(&self, tenant: TenantIndex) -> &[String] {
         self.used.get(tenant).map(Vec::as_slice).unwrap_or_default()
     }
 

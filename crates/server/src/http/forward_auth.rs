@@ -57,14 +57,14 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
     }
 }
 
-/// nginx understands 403, and takes 429 for an error of ours.
+/// nginx understands 403, and takes 429 for an error of ours. Other parameters are not ours: Caddy adds the query of the
+/// original request unless it is told another one.
 fn deny_status(query: Option<&str>) -> Result<StatusCode, Problem> {
-    match query.unwrap_or_default() {
-        "" | "deny_status=429" => Ok(StatusCode::TOO_MANY_REQUESTS),
-        "deny_status=403" => Ok(StatusCode::FORBIDDEN),
-        other => Err(Problem::bad_request(format!(
-            "query: {other:?} is neither \"deny_status=403\" nor \"deny_status=429\""
-        ))),
+    let mut parameters = query.unwrap_or_default().split('&');
+    match parameters.find_map(|parameter| parameter.strip_prefix("deny_status=")) {
+        None | Some("429") => Ok(StatusCode::TOO_MANY_REQUESTS),
+        Some("403") => Ok(StatusCode::FORBIDDEN),
+        Some(other) => Err(Problem::bad_request(format!("deny_status: {other:?} is neither 403 nor 429"))),
     }
 }
 
@@ -198,6 +198,8 @@ mod tests {
     use crate::rules::GatedRules;
     use crate::shared::Shared;
 
+    type Fields<'f> = &'f [(&'f str, &'f str)];
+
     fn server(rules: &str) -> Shared {
         let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
         let given: HashMap<String, String> =
@@ -213,7 +215,7 @@ mod tests {
         format!("[[rules]]\nname = 'a'\nlimit = 2\nperiod = '1m'\n{lines}\n")
     }
 
-    fn ask(shared: &Shared, peer: &str, query: &str, fields: &[(&str, &str)]) -> (u16, HeaderMap, String) {
+    fn ask(shared: &Shared, peer: &str, query: &str, fields: Fields<'_>) -> (u16, HeaderMap, String) {
         let mut request = Request::get(format!("/forward-auth{query}"));
         for (name, value) in fields {
             request = request.header(*name, value.as_bytes());
@@ -226,7 +228,7 @@ mod tests {
         (parts.status.as_u16(), parts.headers, String::from_utf8(body.to_vec()).expect("text"))
     }
 
-    fn status(shared: &Shared, fields: &[(&str, &str)]) -> u16 {
+    fn status(shared: &Shared, fields: Fields<'_>) -> u16 {
         ask(shared, "127.0.0.1", "", fields).0
     }
 
@@ -240,7 +242,9 @@ mod tests {
             assert_eq!(headers["x-ratelimit-remaining"], left);
         }
         let title = "Request cannot be satisfied as assigned quota has been exceeded";
-        for (query, denied) in [("", 429), ("?deny_status=429", 429), ("?deny_status=403", 403)] {
+        for (query, denied) in
+            [("", 429), ("?deny_status=429", 429), ("?deny_status=403", 403), ("?a=b&c", 429)]
+        {
             let (status, headers, body) = ask(&shared, "127.0.0.1", query, &from);
             assert_eq!(status, denied, "{query}");
             assert_eq!(headers["content-type"], "application/problem+json");
@@ -259,14 +263,9 @@ mod tests {
         let (method, path, host) =
             (("x-forwarded-method", "GET"), ("x-forwarded-uri", "/"), ("x-forwarded-host", "a"));
         let long_path = format!("/{long}");
-        let cases: &[(&str, &[(&str, &str)], u16, &str)] = &[
-            (
-                "?deny_status=500",
-                &[],
-                400,
-                r#"query: "deny_status=500" is neither "deny_status=403" nor "deny_status=429""#,
-            ),
-            ("?x", &[], 400, r#"query: "x" is neither "deny_status=403" nor "deny_status=429""#),
+        let cases: &[(&str, Fields<'_>, u16, &str)] = &[
+            ("?deny_status=500", &[], 400, "deny_status: \"500\" is neither 403 nor 429"),
+            ("?deny_status=", &[], 400, "deny_status: \"\" is neither 403 nor 429"),
             (
                 "",
                 &[path, host],
