@@ -2,6 +2,11 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::network::{canonical, is_within, shared_prefix};
 
 /// The most dimensions of one request. Higher: more to compare for each rule.
 pub const DIMENSIONS_MAX: usize = 32;
@@ -9,11 +14,18 @@ pub const DIMENSIONS_MAX: usize = 32;
 pub const NAME_BYTES_MAX: usize = 64;
 /// The longest value of a dimension. Higher: more to hash for each check.
 pub const VALUE_BYTES_MAX: usize = 1_024;
+/// The dimension that holds an address: conditions on it may be networks.
+pub const ADDRESS: &str = "ip";
+
+/// What the name of a dimension begins with that holds a header field: `header.x-api-key`.
+pub const HEADER_PREFIX: &str = "header.";
 
 /// The dimensions of one request. Names are unique.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dimensions<'a> {
     pairs: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    /// What [`ADDRESS`] stands for, if it is an address or a network: read once, however many rules look at it.
+    address: Option<IpNet>,
 }
 
 /// Why a request's dimensions make no sense.
@@ -81,14 +93,39 @@ impl<'a> Dimensions<'a> {
         if self.pairs.len() == DIMENSIONS_MAX {
             return Err(DimensionsError::TooMany(DIMENSIONS_MAX + 1));
         }
+        if name == ADDRESS {
+            self.address = address_of(&value);
+        }
         self.pairs.push((name, value));
         Ok(())
+    }
+
+    /// Adds a client's address as [`ADDRESS`]. It is counted by the network that one client commonly has to itself:
+    /// IPv4 by the address, IPv6 by its /64, such as `2001:db8:1:2::/64`. Networks of rules are compared with all of it.
+    pub fn add_address(&mut self, address: IpAddr) -> Result<(), DimensionsError> {
+        let counted = match shared_prefix(canonical(address)) {
+            IpNet::V4(network) => network.addr().to_string(),
+            IpNet::V6(network) => network.to_string(),
+        };
+        self.add(Cow::Borrowed(ADDRESS), Cow::Owned(counted))?;
+        self.address = Some(IpNet::from(canonical(address)));
+        Ok(())
+    }
+
+    /// Whether the request's address lies in `network`.
+    pub(crate) fn is_within(&self, network: &IpNet) -> bool {
+        self.address.as_ref().is_some_and(|address| is_within(address, network))
     }
 
     /// The value of a dimension, if the request has it.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.pairs.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
+}
+
+fn address_of(value: &str) -> Option<IpNet> {
+    let address = value.parse::<IpAddr>().map(|address| IpNet::from(canonical(address)));
+    address.ok().or_else(|| value.parse().ok())
 }
 
 /// Whether `name` can name a dimension.

@@ -19,13 +19,17 @@
 
 mod dimensions;
 mod file;
+mod network;
 pub mod pattern;
 mod period;
 mod rule;
 mod set;
 
-pub use dimensions::{DIMENSIONS_MAX, Dimensions, DimensionsError, NAME_BYTES_MAX, VALUE_BYTES_MAX};
+pub use dimensions::{
+    ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, HEADER_PREFIX, NAME_BYTES_MAX, VALUE_BYTES_MAX,
+};
 pub use file::{FILE_BYTES_MAX, Problems};
+pub use network::{canonical, parse_network};
 pub use period::parse_period;
 pub use rule::{Class, KEY_PARTS_MAX, Mode, Rule};
 pub use set::{RULES_MAX, RuleSet};

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use arrayvec::ArrayVec;
+use ipnet::IpNet;
 use tidegate_core::Limit;
 
 use crate::dimensions::Dimensions;
@@ -84,13 +85,15 @@ pub struct Rule {
     pub when: Vec<Condition>,
 }
 
-/// One dimension and the patterns of which one must match.
+/// One dimension and the patterns and networks of which one must match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// The dimension.
     pub dimension: String,
     /// Any of these will do.
     pub any_of: Vec<Pattern>,
+    /// Or an address in any of these; only for the dimension that holds one.
+    pub networks: Vec<IpNet>,
 }
 
 impl Rule {
@@ -108,6 +111,14 @@ impl Rule {
         self.key.iter().take(KEY_PARTS_MAX).map(|name| request.get(name).map(str::as_bytes)).collect()
     }
 
+    /// The dimensions that the rule looks at, some of them perhaps twice.
+    pub fn dimensions_used(&self) -> impl Iterator<Item = &str> {
+        self.when
+            .iter()
+            .map(|condition| condition.dimension.as_str())
+            .chain(self.key.iter().map(String::as_str))
+    }
+
     /// Whether the rule is for requests of `tenant`.
     pub fn is_for(&self, tenant: &str) -> bool {
         self.tenant.as_deref().is_none_or(|only| only == tenant)
@@ -118,5 +129,6 @@ impl Condition {
     fn holds(&self, request: &Dimensions<'_>) -> bool {
         let value = request.get(&self.dimension);
         value.is_some_and(|value| self.any_of.iter().any(|pattern| pattern.matches(value)))
+            || self.networks.iter().any(|network| request.is_within(network))
     }
 }

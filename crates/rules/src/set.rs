@@ -1,5 +1,6 @@
 //! A set of rules, read as one and replaced as one.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
@@ -36,6 +37,11 @@ impl RuleSet {
     /// The rules that apply to a request, in the order of the file.
     pub fn matching<'r>(&'r self, request: &'r Dimensions<'_>) -> impl Iterator<Item = &'r Rule> {
         self.rules.iter().filter(|rule| rule.applies(request))
+    }
+
+    /// The dimensions that the rules for `tenant` look at: a request needs no others.
+    pub fn dimensions_used(&self, tenant: &str) -> BTreeSet<&str> {
+        self.rules.iter().filter(|rule| rule.is_for(tenant)).flat_map(Rule::dimensions_used).collect()
     }
 
     /// All rules, in the order of the file.

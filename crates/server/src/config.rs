@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::Deserialize;
 use tidegate::headers::ResetStyle;
-use tidegate_rules::parse_period;
+use tidegate_rules::{parse_network, parse_period};
 use toml::{Table, Value};
 
 use crate::auth::{Credentials, Role, TokenHash};
@@ -275,11 +275,9 @@ impl Reader<'_> {
         let text = self.text(key).unwrap_or_default();
         let mut networks = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            match part.parse::<IpNet>().or_else(|_| part.parse::<IpAddr>().map(IpNet::from)) {
+            match parse_network(part) {
                 Ok(network) => networks.push(network),
-                Err(_) => {
-                    self.problem(key, format!("{part:?} is not a network such as 10.0.0.0/8, nor an address"))
-                }
+                Err(problem) => self.problem(key, problem),
             }
         }
         networks
@@ -437,6 +435,11 @@ mod tests {
         assert_eq!(config.resp, Some(([127, 0, 0, 1], 6380).into()));
         assert_eq!(config.memory_bytes, 64 << 20);
         assert!(config.credentials.is_open());
+        // Only this machine can ask from there, so whoever does is a proxy on it, or its owner.
+        let trusted: Vec<_> = config.trusted_proxies.iter().map(ToString::to_string).collect();
+        assert_eq!(trusted, ["127.0.0.0/8", "::1/128"]);
+        assert!(read(&[("trusted_proxies", "")], "").is_ok_and(|config| config.trusted_proxies.is_empty()));
+        assert!(read(&[], "trusted_proxies = []").is_ok_and(|config| config.trusted_proxies.is_empty()));
     }
 
     #[test]
@@ -471,7 +474,7 @@ mod tests {
             ("reset_header", "neither"),
             ("tls_cert", "needs tls_key"),
             ("colour", "not a setting"),
-            ("trusted_proxies", "\"everyone\" is not a network"),
+            ("trusted_proxies", "\"everyone\" is neither an address nor a network"),
             ("tenants[0]", "weight: 0 is outside 1 to 1000000"),
             ("tenants[1]", "name: \"\" is not"),
             ("tenants[2]", "unknown field `nmae`"),

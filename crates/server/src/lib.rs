@@ -4,10 +4,13 @@
 //! limiter, and writes the answer, on one thread and without waiting for anything. Nothing here does arithmetic on
 //! counts.
 
+mod address;
 mod admin;
 pub mod auth;
 pub mod config;
 mod envoy;
+#[doc(hidden)]
+pub mod fuzzing;
 mod grpc;
 mod guard;
 mod http;

@@ -19,6 +19,8 @@ pub struct GatedRules {
     set: RuleSet,
     /// By tenant, then by rule; nothing where a rule is not for the tenant.
     gates: Vec<Vec<Option<Gate>>>,
+    /// By tenant: the dimensions that its rules look at.
+    used: Vec<Vec<String>>,
 }
 
 /// One rule's word on a request.
@@ -92,7 +94,10 @@ impl GatedRules {
                 .collect()
         };
         let gates: Result<_, tidegate::UnknownName> = shared.tenants.iter().map(of_tenant).collect();
-        Ok(Self { gates: gates.map_err(|error| error.to_string())?, set })
+        let used =
+            |tenant: &Tenant| set.dimensions_used(&tenant.name).into_iter().map(str::to_owned).collect();
+        let used = shared.tenants.iter().map(used).collect();
+        Ok(Self { gates: gates.map_err(|error| error.to_string())?, used, set })
     }
 
     /// Reads a rules file.
@@ -103,6 +108,11 @@ impl GatedRules {
         };
         let set = RuleSet::parse(&text).map_err(|problems| located(problems.to_string()))?;
         Self::new(set, shared).map_err(located)
+    }
+
+    /// The dimensions that the rules for a tenant look at.
+    pub(crate) fn dimensions_used(&self, tenant: TenantIndex) -> &[String] {
+        self.used.get(tenant).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The rules themselves.

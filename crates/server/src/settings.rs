@@ -80,8 +80,8 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "trusted_proxies",
         "NETWORKS",
-        "",
-        "Networks whose X-Forwarded-For is believed, separated by commas",
+        "127.0.0.0/8,::1",
+        "Networks of proxies whose X-Forwarded-For is believed, separated by commas; \"\" to believe none",
     ),
     setting(
         "reset_header",

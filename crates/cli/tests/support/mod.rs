@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
 
+pub mod raw;
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};

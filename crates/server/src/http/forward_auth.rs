@@ -1,7 +1,395 @@
-//! Not built yet.
+//! `/forward-auth`: a proxy asks whether a request may pass, and describes it by header fields.
+//!
+//! A field that a rule needs and that is missing, or that says two things, is an error and not a dimension less: a
+//! request must not get around a limit because its description is odd.
 
-use super::{Answer, Asked, not_found};
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::sync::Once;
 
+use ::http::{HeaderMap, Response, StatusCode};
+use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
+use tidegate_rules::{ADDRESS, Class, Dimensions, DimensionsError, HEADER_PREFIX};
+
+use super::check::too_many;
+use super::path::normal_path;
+use super::{Answer, Asked, Problem, text};
+use crate::address;
+use crate::auth::Role;
+use crate::metrics::Surface;
+use crate::rules::{Ruling, Undecided};
+
+/// What says something of the original request, and under which names. The first is what Traefik and Caddy send; the
+/// others are what configurations of nginx commonly have.
+struct Stated {
+    dimension: &'static str,
+    fields: &'static [&'static str],
+    told_as: &'static str,
+}
+
+const METHOD: Stated = Stated {
+    dimension: "method",
+    fields: &["x-forwarded-method", "x-original-method"],
+    told_as: "X-Forwarded-Method, X-Original-Method",
+};
+const PATH: Stated = Stated {
+    dimension: "path",
+    fields: &["x-forwarded-uri", "x-original-uri", "x-original-url"],
+    told_as: "X-Forwarded-Uri, X-Original-URI, X-Original-URL",
+};
+const HOST: Stated = Stated { dimension: "host", fields: &["x-forwarded-host"], told_as: "X-Forwarded-Host" };
+
+/// Answers a proxy.
 pub(super) fn answer(asked: &Asked<'_>) -> Answer {
-    not_found(asked)
+    decide(asked).unwrap_or_else(Answer::from)
+}
+
+fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
+    let principal = asked.principal(Role::Client)?;
+    let deny_status = deny_status(asked.parts.uri.query())?;
+    let rules = asked.shared.rules.load();
+    let request = describe(asked, rules.dimensions_used(principal.tenant))?;
+    match rules.decide(asked.shared, Surface::ForwardAuth, principal.tenant, &request, 1) {
+        Ok(ruling) => Ok(told(asked, &ruling, deny_status)),
+        Err(Undecided::Shed { class: Class::Comfort }) => Ok(Response::default()),
+        Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
+        Err(Undecided::TooManyRules { rules }) => Err(too_many(rules)),
+    }
+}
+
+/// nginx understands 403, and takes 429 for an error of ours. Other parameters are not ours: Caddy adds the query of the
+/// original request unless it is told another one.
+fn deny_status(query: Option<&str>) -> Result<StatusCode, Problem> {
+    let mut parameters = query.unwrap_or_default().split('&');
+    match parameters.find_map(|parameter| parameter.strip_prefix("deny_status=")) {
+        None | Some("429") => Ok(StatusCode::TOO_MANY_REQUESTS),
+        Some("403") => Ok(StatusCode::FORBIDDEN),
+        Some(other) => Err(Problem::bad_request(format!("deny_status: {other:?} is neither 403 nor 429"))),
+    }
+}
+
+/// The dimensions that rules look at; what they do not look at costs nothing and cannot be wrong.
+fn describe<'h>(asked: &'h Asked<'_>, used: &'h [String]) -> Result<Dimensions<'h>, Problem> {
+    let headers = &asked.parts.headers;
+    let mut request = Dimensions::default();
+    for name in used {
+        let added = match name.as_str() {
+            ADDRESS => request.add_address(client_address(asked)),
+            "method" => request.add(
+                name.into(),
+                stated(headers, &METHOD, |value| latin(value).to_ascii_uppercase())?.into(),
+            ),
+            "path" => request.add(name.into(), stated(headers, &PATH, normal_path)?.into()),
+            "host" => request.add(name.into(), stated(headers, &HOST, normal_host)?.into()),
+            other => match other.strip_prefix(HEADER_PREFIX).and_then(|field| header(headers, field)) {
+                Some(value) => request.add(name.into(), value),
+                // Clients need not send a field. And other dimensions are those of callers that name them themselves.
+                None => Ok(()),
+            },
+        };
+        added.map_err(|error| refuse(&error))?;
+    }
+    Ok(request)
+}
+
+/// A value that is too long to be looked at does not pass: it would be a way around every rule that looks at it.
+fn refuse(error: &DimensionsError) -> Problem {
+    let status = match error {
+        DimensionsError::Value { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        DimensionsError::TooMany(_) | DimensionsError::Name(_) | DimensionsError::Twice(_) => {
+            StatusCode::BAD_REQUEST
+        }
+    };
+    Problem::new(status, error.to_string())
+}
+
+/// What the fields say, if they say one thing. A proxy sets one of them; the others can be the client's.
+fn stated(headers: &HeaderMap, what: &Stated, read: fn(&[u8]) -> String) -> Result<String, Problem> {
+    let Stated { dimension, fields, told_as } = what;
+    let mut values =
+        fields.iter().flat_map(|field| headers.get_all(*field)).map(|value| read(value.as_bytes()));
+    let first = values.next().ok_or_else(|| {
+        Problem::bad_request(format!("{dimension}: rules look at it, and the request has none of {told_as}"))
+    })?;
+    if values.any(|value| value != first) {
+        return Err(Problem::bad_request(format!("{dimension}: {told_as} say different things")));
+    }
+    Ok(first)
+}
+
+/// A host without its port, in small letters, without the dot of the root: all of them name the same.
+fn normal_host(value: &[u8]) -> String {
+    let host = latin(value).to_ascii_lowercase();
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => &host,
+    };
+    name.strip_suffix('.').unwrap_or(name).to_owned()
+}
+
+/// A header field, its lines joined as HTTP has it.
+fn header<'h>(headers: &'h HeaderMap, field: &str) -> Option<Cow<'h, str>> {
+    let mut lines = headers.get_all(field).iter().map(|line| latin(line.as_bytes()));
+    let first = lines.next()?;
+    Some(lines.fold(first, |joined, line| Cow::Owned(format!("{joined}, {line}"))))
+}
+
+/// Bytes as text. Different bytes stay different: each that is not UTF-8 in its place stands for a letter of Latin-1.
+fn latin(bytes: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => bytes.iter().map(|byte| char::from(*byte)).collect::<String>().into(),
+    }
+}
+
+fn client_address(asked: &Asked<'_>) -> IpAddr {
+    static UNTRUSTED: Once = Once::new();
+    static SILENT: Once = Once::new();
+    let (peer, headers) = (asked.peer.ip(), &asked.parts.headers);
+    match (address::is_trusted(peer, &asked.shared.trusted_proxies), address::is_forwarded(headers)) {
+        (false, _) => UNTRUSTED.call_once(|| {
+            tracing::warn!(%peer, "forward-auth is asked by a peer that is not among trusted_proxies: all its \
+                 clients count as one address, its own. Add it to trusted_proxies");
+        }),
+        (true, false) => SILENT.call_once(|| {
+            tracing::warn!(%peer, "forward-auth is asked by a proxy that sends neither X-Forwarded-For nor Forwarded: \
+                 all its clients count as one address, its own");
+        }),
+        (true, true) => {}
+    }
+    address::client(peer, headers, &asked.shared.trusted_proxies)
+}
+
+fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: StatusCode) -> Answer {
+    let mut answer = if ruling.decision.is_allowed() {
+        Response::default()
+    } else {
+        text(deny_status, PROBLEM_CONTENT_TYPE, denial(ruling, deny_status))
+    };
+    set_headers(answer.headers_mut(), &ruling.decision, asked.shared.limiter.wall_us(), asked.shared.reset);
+    answer
+}
+
+/// The problem of a 429, with the status that is really sent.
+fn denial(ruling: &Ruling<'_>, status: StatusCode) -> String {
+    let body = problem_body(&ruling.decision);
+    let problem = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&body);
+    problem.map_or(body, |mut problem| {
+        problem.insert("status".to_owned(), status.as_u16().into());
+        serde_json::Value::Object(problem).to_string()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use ::http::Request;
+    use bytes::Bytes;
+    use http_body_util::BodyExt;
+    use tidegate_rules::RuleSet;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::load;
+    use crate::rules::GatedRules;
+    use crate::shared::Shared;
+
+    type Fields<'f> = &'f [(&'f str, &'f str)];
+
+    fn server(rules: &str) -> Shared {
+        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+        let given: HashMap<String, String> =
+            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let shared = Shared::new(&mut Config::read(&given, None).expect("good")).expect("fits");
+        let set = RuleSet::parse(rules).expect("good rules");
+        let rules = GatedRules::new(set, &shared).expect("fits");
+        shared.rules.store(Arc::new(rules));
+        shared
+    }
+
+    fn rule(lines: &str) -> String {
+        format!("[[rules]]\nname = 'a'\nlimit = 2\nperiod = '1m'\n{lines}\n")
+    }
+
+    fn ask(shared: &Shared, peer: &str, query: &str, fields: Fields<'_>) -> (u16, HeaderMap, String) {
+        let mut request = Request::get(format!("/forward-auth{query}"));
+        for (name, value) in fields {
+            request = request.header(*name, value.as_bytes());
+        }
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        let peer = SocketAddr::new(peer.parse().expect("an address"), 4711);
+        let (parts, body) = answer(&Asked { shared, peer, parts, body: Bytes::new() }).into_parts();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let body = runtime.block_on(body.collect()).expect("whole").to_bytes();
+        (parts.status.as_u16(), parts.headers, String::from_utf8(body.to_vec()).expect("text"))
+    }
+
+    fn status(shared: &Shared, fields: Fields<'_>) -> u16 {
+        ask(shared, "127.0.0.1", "", fields).0
+    }
+
+    #[test]
+    fn a_denial_is_told_as_the_proxy_understands_it() {
+        let shared = server(&rule("key = ['ip']"));
+        let from = [("x-forwarded-for", "192.0.2.7")];
+        for left in ["1", "0"] {
+            let (status, headers, body) = ask(&shared, "127.0.0.1", "", &from);
+            assert_eq!((status, body.as_str()), (200, ""));
+            assert_eq!(headers["x-ratelimit-remaining"], left);
+        }
+        let title = "Request cannot be satisfied as assigned quota has been exceeded";
+        for (query, denied) in
+            [("", 429), ("?deny_status=429", 429), ("?deny_status=403", 403), ("?a=b&c", 429)]
+        {
+            let (status, headers, body) = ask(&shared, "127.0.0.1", query, &from);
+            assert_eq!(status, denied, "{query}");
+            assert_eq!(headers["content-type"], "application/problem+json");
+            assert_eq!(headers["retry-after"], "30");
+            assert_eq!(headers["ratelimit-policy"], "\"a\";q=2;w=60");
+            assert_eq!(headers["x-ratelimit-denied-by"], "a");
+            let problem: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+            assert_eq!((&problem["status"], &problem["title"]), (&denied.into(), &title.into()));
+        }
+    }
+
+    #[test]
+    fn wrong_questions_are_refused_in_words() {
+        let shared = server(&rule("key = ['method', 'path', 'host', 'header.x-key']"));
+        let long = "x".repeat(1_025);
+        let (method, path, host) =
+            (("x-forwarded-method", "GET"), ("x-forwarded-uri", "/"), ("x-forwarded-host", "a"));
+        let long_path = format!("/{long}");
+        let cases: &[(&str, Fields<'_>, u16, &str)] = &[
+            ("?deny_status=500", &[], 400, "deny_status: \"500\" is neither 403 nor 429"),
+            ("?deny_status=", &[], 400, "deny_status: \"\" is neither 403 nor 429"),
+            (
+                "",
+                &[path, host],
+                400,
+                "method: rules look at it, and the request has none of X-Forwarded-Method, X-Original-Method",
+            ),
+            (
+                "",
+                &[method, host],
+                400,
+                "path: rules look at it, and the request has none of X-Forwarded-Uri, X-Original-URI, X-Original-URL",
+            ),
+            (
+                "",
+                &[method, path],
+                400,
+                "host: rules look at it, and the request has none of X-Forwarded-Host",
+            ),
+            (
+                "",
+                &[method, path, host, ("x-original-uri", "/b")],
+                400,
+                "path: X-Forwarded-Uri, X-Original-URI, X-Original-URL say different things",
+            ),
+            (
+                "",
+                &[method, path, host, ("x-forwarded-uri", "/b")],
+                400,
+                "path: X-Forwarded-Uri, X-Original-URI, X-Original-URL say different things",
+            ),
+            (
+                "",
+                &[method, path, host, ("x-original-method", "PUT")],
+                400,
+                "method: X-Forwarded-Method, X-Original-Method say different things",
+            ),
+            (
+                "",
+                &[method, ("x-forwarded-uri", &long_path), host],
+                431,
+                "dimensions.path: 1026 bytes is outside 0 to 1024",
+            ),
+            (
+                "",
+                &[method, path, host, ("x-key", &long)],
+                431,
+                "dimensions.header.x-key: 1025 bytes is outside 0 to 1024",
+            ),
+        ];
+        for (query, fields, status, detail) in cases {
+            let (got, headers, body) = ask(&shared, "127.0.0.1", query, fields);
+            assert_eq!(got, *status, "{detail}");
+            assert_eq!(headers["content-type"], "application/problem+json");
+            let problem: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+            assert_eq!(problem["detail"], *detail);
+        }
+        // Two fields that say the same are fine, and what no rule looks at may be as long as it likes.
+        let fine = [method, path, host, ("x-original-url", "http://a//./?q"), ("x-other", &long)];
+        assert_eq!(status(&shared, &fine), 200);
+    }
+
+    #[test]
+    fn a_limit_counts_every_spelling_of_a_path() {
+        let shared = server(&rule("key = ['path']\nwhen = { path = '/login', method = 'POST' }"));
+        let post = |uri: &str| status(&shared, &[("x-forwarded-method", "POST"), ("x-forwarded-uri", uri)]);
+        assert_eq!(["/login", "//login?x=1", "/%6cogin", "/a/../login"].map(post), [200, 200, 429, 429]);
+        assert_eq!(status(&shared, &[("x-forwarded-method", "post"), ("x-forwarded-uri", "/login")]), 429);
+        assert_eq!(post("/logins"), 200);
+    }
+
+    #[test]
+    fn a_limit_counts_every_spelling_of_a_host() {
+        let shared = server(&rule("key = ['host']\nwhen = { host = 'example.com' }"));
+        let ask = |host: &str| status(&shared, &[("x-forwarded-host", host)]);
+        assert_eq!(
+            ["example.com", "Example.COM:443", "example.com.", "example.com.:80"].map(ask),
+            [200, 200, 429, 429]
+        );
+        assert_eq!(normal_host(b"[2001:db8::1]:80"), "[2001:db8::1]");
+        assert_eq!(normal_host(b"[2001:db8::1]"), "[2001:db8::1]");
+    }
+
+    #[test]
+    fn a_header_field_is_known_by_any_spelling_of_its_name() {
+        let shared = server(&rule("key = ['header.X-Api-Key']"));
+        let keyed = |key: &str| status(&shared, &[("x-api-key", key)]);
+        assert_eq!(["k", "k", "k", "l"].map(keyed), [200, 200, 429, 200]);
+        // Whoever has none is not counted by it.
+        assert_eq!([(); 4].map(|()| status(&shared, &[])), [200; 4]);
+        let twice = [("x-api-key", "k"), ("x-api-key", "l")];
+        assert_eq!([(); 3].map(|()| status(&shared, &twice)), [200, 200, 429]);
+    }
+
+    #[test]
+    fn clients_are_counted_by_the_hop_that_is_theirs() {
+        let shared = server(&rule("key = ['ip']"));
+        let from = |list: &str| status(&shared, &[("x-forwarded-for", list)]);
+        assert_eq!(["192.0.2.7", "1.1.1.1, 192.0.2.7", "2.2.2.2, 192.0.2.7"].map(from), [200, 200, 429]);
+        let v6 = ["2001:db8::1", "2001:db8::2", "[2001:db8::3]:80", "2001:db8:0:1::1"];
+        assert_eq!(v6.map(from), [200, 200, 429, 200]);
+        // A stranger's word does not count: all its clients are one.
+        let stranger = |list: &str| ask(&shared, "198.51.100.1", "", &[("x-forwarded-for", list)]).0;
+        assert_eq!(["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(stranger), [200, 200, 429]);
+    }
+
+    #[test]
+    fn networks_are_compared_with_the_whole_address() {
+        let shared = server(&rule("key = ['ip']\nwhen = { ip = ['203.0.113.0/24', '2001:db8::1'] }"));
+        let from = |list: &str| {
+            ask(&shared, "127.0.0.1", "", &[("x-forwarded-for", list)]).1.contains_key("ratelimit")
+        };
+        let asked = ["203.0.113.9", "203.0.114.9", "2001:db8::1", "2001:db8::2"];
+        assert_eq!(asked.map(from), [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_busy_server_lets_comfort_pass_and_nothing_else() {
+        for (class, expected) in [("comfort", 200), ("cost", 503), ("security", 503)] {
+            let shared = server(&rule(&format!("key = []\nclass = '{class}'")));
+            load::note(Duration::from_secs(1));
+            let (status, headers, _) = ask(&shared, "127.0.0.1", "", &[]);
+            load::note(Duration::ZERO);
+            assert_eq!(status, expected, "{class}");
+            assert_eq!(headers.contains_key("retry-after"), expected == 503);
+        }
+    }
 }

@@ -6,6 +6,7 @@ mod check;
 mod envoy_json;
 mod forward_auth;
 mod openapi;
+mod path;
 mod unkey;
 
 use std::convert::Infallible;
@@ -30,6 +31,7 @@ use crate::shared::Shared;
 use crate::worker::Context;
 
 pub(crate) use self::answer::{Answer, Problem, json, text};
+pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
 pub(crate) const BODY_BYTES_MAX: usize = 512 << 10;
@@ -120,7 +122,7 @@ async fn read(body: Incoming) -> Result<Bytes, Problem> {
 }
 
 /// Which surface a request is for.
-fn route(asked: &Asked<'_>) -> Answer {
+pub(crate) fn route(asked: &Asked<'_>) -> Answer {
     match asked.parts.uri.path() {
         "/v1/check" => route_check(asked),
         "/json" => timed(asked, Surface::Envoy, |asked| only(asked, &Method::POST, envoy_json::answer)),

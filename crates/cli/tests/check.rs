@@ -1,0 +1,188 @@
+//! `POST /v1/check` of a real server: wrong questions and their exact answers, and tenants that are kept apart.
+
+mod support;
+
+use std::path::PathBuf;
+
+use support::Server;
+use support::raw::{Reply, request, send};
+use tidegate_server::auth::TokenHash;
+
+const RULES: &str = "
+    [[rules]]
+    name = 'per_user'
+    key = ['user']
+    limit = 2
+    period = '1h'
+";
+
+/// A file of the test's own, for as long as the folder lives.
+fn write(folder: &tempfile::TempDir, name: &str, text: &str) -> String {
+    let path: PathBuf = folder.path().join(name);
+    std::fs::write(&path, text).expect("a file");
+    path.to_string_lossy().into_owned()
+}
+
+fn problem(status: u16, title: &str, detail: &str) -> String {
+    let detail = serde_json::to_string(detail).expect("text");
+    format!(r#"{{"type":"about:blank","title":"{title}","status":{status},"detail":{detail}}}"#)
+}
+
+#[test]
+fn wrong_questions_get_exact_answers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&["--rules", &write(&folder, "rules.toml", RULES)]);
+    let many: Vec<String> = (0..33).map(|at| format!(r#""d{at}":"x""#)).collect();
+    let many = format!(r#"{{"dimensions":{{{}}}}}"#, many.join(","));
+    let long_value = format!(r#"{{"dimensions":{{"user":"{}"}}}}"#, "x".repeat(1_025));
+    let long_name = format!(r#"{{"dimensions":{{"{}":"x"}}}}"#, "n".repeat(65));
+    let named = |name: &str| {
+        format!("dimensions: the name {name:?} is not 1 to 64 of the characters a-z, A-Z, 0-9, _, - and .")
+    };
+    let cases = [
+        ("", "body: EOF while parsing a value at line 1 column 0".to_owned()),
+        ("{", "body: EOF while parsing an object at line 1 column 1".to_owned()),
+        ("nonsense", "body: expected ident at line 1 column 2".to_owned()),
+        ("[]", "body: invalid length 0, expected struct CheckRequest with 3 elements at line 1 column 2".to_owned()),
+        ("{}", "body: missing field `dimensions` at line 1 column 2".to_owned()),
+        (
+            r#"{"dimensions":{},"price":1}"#,
+            "body: unknown field `price`, expected one of `dimensions`, `cost`, `deny_status` at line 1 column 24".to_owned(),
+        ),
+        (
+            r#"{"dimensions":{},"dimensions":{}}"#,
+            "body: duplicate field `dimensions` at line 1 column 29".to_owned(),
+        ),
+        (
+            r#"{"dimensions":"user"}"#,
+            "body: invalid type: string \"user\", expected a map at line 1 column 20".to_owned(),
+        ),
+        (
+            r#"{"dimensions":{"user":7}}"#,
+            "body: invalid type: integer `7`, expected a string at line 1 column 23".to_owned(),
+        ),
+        (
+            r#"{"dimensions":{},"cost":-1}"#,
+            "body: invalid value: integer `-1`, expected u64 at line 1 column 26".to_owned(),
+        ),
+        (
+            r#"{"dimensions":{},"cost":1.5}"#,
+            "body: invalid type: floating point `1.5`, expected u64 at line 1 column 27".to_owned(),
+        ),
+        (
+            r#"{"dimensions":{},"cost":18446744073709551616}"#,
+            "body: invalid type: floating point `1.8446744073709552e+19`, expected u64 at line 1 column 44".to_owned(),
+        ),
+        (
+            r#"{"dimensions":{},"deny_status":70000}"#,
+            "body: invalid value: integer `70000`, expected u16 at line 1 column 36".to_owned(),
+        ),
+        (r#"{"dimensions":{},"deny_status":403}"#, "deny_status: 403 is neither 200 nor 429".to_owned()),
+        (r#"{"dimensions":{}} x"#, "body: trailing characters at line 1 column 19".to_owned()),
+        (r#"{"dimensions":{"":"x"}}"#, named("")),
+        (r#"{"dimensions":{"us er":"x"}}"#, named("us er")),
+        (long_name.as_str(), named(&"n".repeat(64))),
+        (long_value.as_str(), "dimensions.user: 1025 bytes is outside 0 to 1024".to_owned()),
+        (many.as_str(), "dimensions: 33 is outside 0 to 32".to_owned()),
+    ];
+    for (body, detail) in cases {
+        let reply = send(server.address("http"), &request("POST", "/v1/check", &[], Some(body)));
+        assert_eq!(reply.status, 400, "{body}: {}", reply.body);
+        assert_eq!(reply.body, problem(400, "Bad Request", &detail), "{body}");
+        assert_eq!(reply.header("content-type"), Some("application/problem+json"));
+    }
+    // None of them was charged, nor did any of them harm.
+    let reply = check(&server, "", r#"{"dimensions":{"user":"x"}}"#);
+    assert_eq!((reply.status, reply.header("x-ratelimit-remaining")), (200, Some("1")));
+}
+
+#[test]
+fn what_is_not_there_and_what_is_too_large_is_said() {
+    let server = Server::start(&[]);
+    let address = server.address("http");
+    let no_body = send(address, &request("POST", "/v1/check", &[], None));
+    assert_eq!(
+        no_body.body,
+        problem(400, "Bad Request", "body: EOF while parsing a value at line 1 column 0")
+    );
+
+    let not_found = send(address, &request("POST", "/v1/chekc", &[], Some("{}")));
+    assert_eq!(not_found.status, 404);
+    assert_eq!(not_found.body, problem(404, "Not Found", "there is nothing at /v1/chekc"));
+
+    for method in ["GET", "PUT", "DELETE", "BREW"] {
+        let wrong_method = send(address, &request(method, "/v1/check", &[], None));
+        assert_eq!((wrong_method.status, wrong_method.header("allow")), (405, Some("POST")), "{method}");
+        assert_eq!(
+            wrong_method.body,
+            problem(405, "Method Not Allowed", "method: only POST is answered here")
+        );
+    }
+
+    let most = 512 << 10;
+    let too_large = send(address, &request("POST", "/v1/check", &[], Some(&" ".repeat(most + 1))));
+    assert_eq!(too_large.status, 413);
+    assert_eq!(too_large.body, problem(413, "Payload Too Large", "body: more than 524288 bytes"));
+    let question = r#"{"dimensions":{}}"#;
+    let largest = format!("{question}{}", " ".repeat(most - question.len()));
+    assert_eq!(send(address, &request("POST", "/v1/check", &[], Some(&largest))).status, 200);
+}
+
+#[test]
+fn what_a_limit_can_never_let_pass_is_denied_for_good() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&["--rules", &write(&folder, "rules.toml", RULES)]);
+    let body = r#"{"dimensions":{"user":"a"},"cost":18446744073709551615,"deny_status":429}"#;
+    let reply = check(&server, "", body);
+    assert_eq!((reply.status, reply.header("retry-after")), (429, None));
+    let answer: serde_json::Value = serde_json::from_str(&reply.body).expect("JSON");
+    assert_eq!((&answer["denied_by"], &answer["rules"][0]["never"]), (&"per_user".into(), &true.into()));
+}
+
+#[test]
+fn a_token_opens_its_tenant_and_no_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let token = |name: &str, tenant: &str, role: &str| {
+        let hash = TokenHash::of(name.as_bytes());
+        format!("[[tokens]]\nname = '{name}'\nhash = '{hash}'\ntenant = '{tenant}'\nrole = '{role}'\n")
+    };
+    let config = [
+        "[[tenants]]\nname = 'a'\n[[tenants]]\nname = 'b'\n".to_owned(),
+        token("token-of-a", "a", "client"),
+        token("token-of-b", "b", "client"),
+        token("viewer-of-a", "a", "viewer"),
+    ];
+    let config = write(&folder, "config.toml", &config.concat());
+    let rules = write(&folder, "rules.toml", RULES);
+    let server = Server::start(&["--config", &config, "--rules", &rules]);
+
+    let same_user = r#"{"dimensions":{"user":"x"},"deny_status":429}"#;
+    let asks = |token: &str| check(&server, token, same_user).status;
+    assert_eq!([asks("token-of-a"), asks("token-of-a"), asks("token-of-a")], [200, 200, 429]);
+    assert_eq!([asks("token-of-b"), asks("token-of-b"), asks("token-of-b")], [200, 200, 429]);
+    // Another token of the same tenant counts with it.
+    assert_eq!(asks("viewer-of-a"), 429);
+
+    for wrong in ["", "token-of-c", "token-of-a2", "token-of-", "TOKEN-OF-A"] {
+        let reply = check(&server, wrong, same_user);
+        assert_eq!((reply.status, reply.header("www-authenticate")), (401, Some("Bearer")), "{wrong}");
+        let detail = "authorization: no `Bearer` token that this server knows";
+        assert_eq!(reply.body, problem(401, "Unauthorized", detail));
+    }
+    let metrics = |token: &str| {
+        let authorization = format!("Bearer {token}");
+        let fields = [("Authorization", authorization.as_str())];
+        send(server.address("admin"), &request("GET", "/metrics", &fields, None))
+    };
+    let forbidden = metrics("token-of-a");
+    let detail = "authorization: this needs the role \"viewer\" or a higher one";
+    assert_eq!((forbidden.status, forbidden.body), (403, problem(403, "Forbidden", detail)));
+    assert_eq!(metrics("viewer-of-a").status, 200);
+}
+
+fn check(server: &Server, token: &str, body: &str) -> Reply {
+    let authorization = format!("Bearer {token}");
+    let fields = [("Authorization", authorization.as_str())];
+    let fields = if token.is_empty() { &fields[..0] } else { &fields[..] };
+    send(server.address("http"), &request("POST", "/v1/check", fields, Some(body)))
+}

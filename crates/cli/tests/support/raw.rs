@@ -1,0 +1,64 @@
+//! HTTP/1.1 by hand: what is sent is exactly what the test says, right or wrong.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use socket2::{Domain, Socket, Type};
+
+use super::START_TIME_MAX;
+
+/// What came back.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    head: String,
+    pub body: String,
+}
+
+impl Reply {
+    /// The value of a header field.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let fields = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
+        let mut named = fields.filter(|(known, _)| known.eq_ignore_ascii_case(name));
+        named.next().map(|(_, value)| value.trim())
+    }
+}
+
+/// A request that ends its connection.
+pub fn request(method: &str, target: &str, fields: &[(&str, &str)], body: Option<&str>) -> Vec<u8> {
+    let mut text = format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+    for (name, value) in fields {
+        text += &format!("{name}: {value}\r\n");
+    }
+    if let Some(body) = body {
+        text += &format!("Content-Length: {}\r\n", body.len());
+    }
+    text += "\r\n";
+    text += body.unwrap_or_default();
+    text.into_bytes()
+}
+
+/// Sends bytes, and reads the answer to its end.
+pub fn send(address: SocketAddr, bytes: &[u8]) -> Reply {
+    exchange(TcpStream::connect(address).expect("something listens"), bytes)
+}
+
+/// The same, from an address of the loopback network that the test chooses.
+pub fn send_from(from: &str, address: SocketAddr, bytes: &[u8]) -> Reply {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    let from: SocketAddr = format!("{from}:0").parse().expect("an address");
+    socket.bind(&from.into()).expect("all of 127.0.0.0/8 is this machine");
+    socket.connect(&address.into()).expect("something listens");
+    exchange(socket.into(), bytes)
+}
+
+fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Reply {
+    stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time");
+    stream.write_all(bytes).expect("sent");
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).expect("an answer that ends");
+    let text = String::from_utf8_lossy(&all);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("not an answer: {text:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Reply { status: status.expect("a status"), head: head.to_owned(), body: body.to_owned() }
+}
