@@ -19,6 +19,7 @@
 
 mod dimensions;
 mod file;
+pub mod overrides;
 pub mod pattern;
 mod period;
 mod rule;

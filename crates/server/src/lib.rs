@@ -49,6 +49,8 @@ pub struct Server {
 impl Server {
     /// Checks everything a configuration leads to, without taking a port.
     pub fn check(config: &mut Config) -> Result<(), StartError> {
+        // The store belongs to the server that runs, which this must not disturb.
+        config.data_dir = None;
         let shared = Shared::new(config)?;
         reload::load_all(config, &shared)?;
         tls::acceptor(config.tls.as_ref())?;
