@@ -1,4 +1,4 @@
-//! Where overrides are kept: SQLite, in a file or in memory. What a call changed is on disk when it returns.
+//! Where overrides are kept: `SQLite`, in a file or in memory. What a call changed is on disk when it returns.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const FILE_NAME: &str = "tidegate.db";
 /// start that is patient with a slow predecessor; a mistaken one is told later.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// SQLite's primary result code for a file that somebody else holds.
+/// `SQLite`'s primary result code for a file that somebody else holds.
 const SQLITE_BUSY: i32 = 5;
 
 /// What changes in the schema, in order. Released ones never change.
@@ -198,7 +198,7 @@ fn read(row: &SqliteRow) -> Result<Override, StoreError> {
     })
 }
 
-/// SQLite's integers have a sign. What is kept is far below the largest.
+/// `SQLite`'s integers have a sign. What is kept is far below the largest.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

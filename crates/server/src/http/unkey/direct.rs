@@ -141,3 +141,51 @@ pub(super) fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
     };
     wall_us.saturating_add(wait_us).div_ceil(1_000)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate::{Limiter, ManualClock};
+
+    const HOUR: Duration = Duration::from_hours(1);
+    /// Somewhere within a window and within a millisecond.
+    const STARTED_US: u64 = 1_800_000_000_123_456;
+
+    fn limiter() -> (Arc<ManualClock>, Limiter) {
+        let clock = Arc::new(ManualClock::new());
+        clock.set(1, STARTED_US);
+        let limiter = Limiter::builder().clock(Arc::clone(&clock)).build().expect("a limiter");
+        (clock, limiter)
+    }
+
+    #[test]
+    fn a_denied_request_passes_at_its_reset_and_not_a_millisecond_earlier() {
+        for limit in [Limit::gcra(7, HOUR), Limit::sliding_window(7, HOUR)] {
+            let (clock, limiter) = limiter();
+            let gate = limiter.gate_with("", "direct", limit.expect("in range")).expect("a tenant");
+            assert!(limiter.check(gate.key("a").cost(5)).is_allowed());
+            let denied = limiter.check(gate.key("a").cost(4));
+            assert!(!denied.is_allowed());
+            let wait_us = reset_ms(&denied, limiter.wall_us()) * 1_000 - STARTED_US;
+            clock.advance(Duration::from_micros(wait_us - 1_000));
+            assert!(!limiter.check(gate.key("a").cost(4)).is_allowed());
+            clock.advance(Duration::from_millis(1));
+            assert!(limiter.check(gate.key("a").cost(4)).is_allowed());
+        }
+    }
+
+    #[test]
+    fn what_never_passes_says_when_to_look_again() {
+        let (_clock, limiter) = limiter();
+        let gate = |amount| {
+            let limit = Limit::sliding_window(amount, HOUR).expect("in range");
+            limiter.gate_with("", "direct", limit).expect("a tenant")
+        };
+        let now_ms = STARTED_US.div_ceil(1_000);
+        let (small, blocked) = (gate(1), gate(0));
+        let dear = limiter.check(small.key("a").cost(2));
+        assert_eq!(reset_ms(&dear, STARTED_US), now_ms);
+        let never = limiter.check(blocked.key("a"));
+        assert_eq!(reset_ms(&never, STARTED_US), now_ms + 3_600_000);
+    }
+}
