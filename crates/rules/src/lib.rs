@@ -20,6 +20,7 @@
 mod dimensions;
 mod file;
 mod network;
+pub mod overrides;
 pub mod pattern;
 mod period;
 mod rule;

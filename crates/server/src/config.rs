@@ -9,6 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 use tidegate::headers::ResetStyle;
+use tidegate_rules::pattern::Pattern;
 use tidegate_rules::{parse_network, parse_period};
 use toml::{Table, Value};
 
@@ -25,6 +26,8 @@ const TENANTS_MAX: usize = 1_000;
 const TOKENS_MAX: usize = 100_000;
 /// The longest name of a tenant or a token.
 const NAME_BYTES_MAX: usize = 128;
+/// The most patterns of one setting: each request looks at all of them.
+const PATTERNS_MAX: usize = 100;
 /// The heaviest tenant.
 const WEIGHT_MAX: u32 = 1_000_000;
 
@@ -46,6 +49,8 @@ pub struct Config {
     pub rules: Option<PathBuf>,
     /// The file or folder with Envoy's descriptors.
     pub envoy_descriptors: Option<PathBuf>,
+    /// Namespaces of the direct form that count by GCRA.
+    pub gcra_namespaces: Vec<Pattern>,
     /// The folder of the embedded store; nothing keeps it in memory.
     pub data_dir: Option<PathBuf>,
     /// Memory of the table.
@@ -137,6 +142,7 @@ impl Config {
             admin: reader.listen("admin_listen", &credentials),
             rules: reader.path("rules"),
             envoy_descriptors: reader.path("envoy_descriptors"),
+            gcra_namespaces: reader.patterns("gcra_namespaces"),
             data_dir: reader.data_dir(),
             memory_bytes: reader.memory(),
             workers: reader.workers(),
@@ -218,6 +224,16 @@ impl Reader<'_> {
 
     fn path(&mut self, key: &str) -> Option<PathBuf> {
         self.text(key).map(PathBuf::from)
+    }
+
+    fn patterns(&mut self, key: &str) -> Vec<Pattern> {
+        let text = self.text(key).unwrap_or_default();
+        let patterns: Vec<Pattern> =
+            text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(Pattern::new).collect();
+        if patterns.len() > PATTERNS_MAX {
+            self.problem(key, format!("{} patterns is outside 0 to {PATTERNS_MAX}", patterns.len()));
+        }
+        patterns
     }
 
     fn data_dir(&mut self) -> Option<PathBuf> {

@@ -43,6 +43,12 @@ use crate::listen::Workers;
 use crate::shared::Shared;
 use crate::worker::Context;
 
+/// What is fed with bytes from anywhere, for fuzzing.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::http::fuzzing::http_body;
+}
+
 /// A server whose ports are open.
 pub struct Server {
     shared: Arc<Shared>,
@@ -54,6 +60,8 @@ pub struct Server {
 impl Server {
     /// Checks everything a configuration leads to, without taking a port.
     pub fn check(config: &mut Config) -> Result<(), StartError> {
+        // The store belongs to the server that runs, which this must not disturb.
+        config.data_dir = None;
         let shared = Shared::new(config)?;
         reload::load_all(config, &shared)?;
         tls::acceptor(config.tls.as_ref())?;

@@ -41,6 +41,13 @@ pub const SETTINGS: &[Setting] = &[
         "Descriptors of Envoy's rate limit service, a file or a folder of them; read again when they change",
     ),
     setting(
+        "gcra_namespaces",
+        "PATTERNS",
+        "",
+        "Namespaces of /v2/ratelimit.* that count by GCRA instead of a sliding window, separated by commas; \
+         \"*\" stands for anything",
+    ),
+    setting(
         "data_dir",
         "DIR",
         "",

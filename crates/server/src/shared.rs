@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use prometheus_client::registry::Registry;
 use tidegate::headers::ResetStyle;
 use tidegate::{Gate, Limit, LimitError, Limiter, UnknownName};
+use tidegate_rules::pattern::Pattern;
 
 use crate::auth::{Credentials, TenantIndex};
 use crate::config::{Config, DEFAULT_TENANT};
@@ -32,6 +33,8 @@ pub struct Shared {
     pub descriptors: ArcSwap<Descriptors>,
     /// For the direct form.
     pub overrides: Overrides,
+    /// Namespaces of the direct form that count by GCRA.
+    pub gcra_namespaces: Vec<Pattern>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Whose word on the client's address counts.
@@ -96,6 +99,7 @@ impl Shared {
             names.iter().map(|name| Tenant::new(&limiter, name)).collect();
         let tenants = tenants.map_err(|error| StartError::File(error.to_string()))?;
         let metrics = Arc::new(Metrics::new(config.workers));
+        let overrides = Overrides::open(config.data_dir.as_deref(), &names)?;
         let scrape = Scrape { metrics: Arc::clone(&metrics), limiter: Arc::clone(&limiter), tenants: names };
         Ok(Self {
             limiter,
@@ -103,7 +107,8 @@ impl Shared {
             credentials: std::mem::take(&mut config.credentials),
             rules: ArcSwap::default(),
             descriptors: ArcSwap::default(),
-            overrides: Overrides::open(config.data_dir.as_deref())?,
+            overrides,
+            gcra_namespaces: std::mem::take(&mut config.gcra_namespaces),
             metrics,
             trusted_proxies: std::mem::take(&mut config.trusted_proxies),
             reset: config.reset,

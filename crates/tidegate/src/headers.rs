@@ -92,6 +92,18 @@ pub enum ResetStyle {
 /// pass, since it costs more than the burst or the limit is 0, is given no time at all: neither `t` nor
 /// `X-RateLimit-Reset` nor `Retry-After`. A decision under no limits has no fields.
 pub fn headers(decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) -> Vec<(HeaderName, HeaderValue)> {
+    fields(Told { outcomes: decision.outcomes(), denied_by: decision.denied_by() }, wall_us, reset)
+}
+
+/// What the fields tell of.
+#[derive(Clone, Copy)]
+struct Told<'d, 'g> {
+    outcomes: &'d [Outcome<'g>],
+    /// Nothing if it was allowed.
+    denied_by: Option<&'d Outcome<'g>>,
+}
+
+fn fields(decision: Told<'_, '_>, wall_us: u64, reset: ResetStyle) -> Vec<(HeaderName, HeaderValue)> {
     let Some(chief) = chief(decision) else { return Vec::new() };
     let limit = chief.gate().limit();
     let fields = [
@@ -101,7 +113,7 @@ pub fn headers(decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) -> Vec<
         (custom::REMAINING, Some(chief.remaining().to_string())),
         (custom::RESET, reset_value(chief, wall_us, reset)),
         (custom::POLICY, Some(format!("{};w={}", limit.amount(), window_seconds(chief)))),
-        (custom::DENIED_BY, decision.denied_by().map(|outcome| name_of(outcome).into_owned())),
+        (custom::DENIED_BY, decision.denied_by.map(|outcome| name_of(outcome).into_owned())),
         (RETRY_AFTER, retry_after(decision)),
     ];
     let made =
@@ -112,6 +124,12 @@ pub fn headers(decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) -> Vec<
 /// Sets [`headers`] on an answer, in place of any fields of the same names.
 pub fn set_headers(on: &mut HeaderMap, decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) {
     put(on, headers(decision, wall_us, reset));
+}
+
+/// Sets [`headers`] for a request under one limit.
+pub fn set_outcome_headers(on: &mut HeaderMap, outcome: &Outcome<'_>, wall_us: u64, reset: ResetStyle) {
+    let denied_by = (!outcome.is_allowed()).then_some(outcome);
+    put(on, fields(Told { outcomes: std::slice::from_ref(outcome), denied_by }, wall_us, reset));
 }
 
 pub(crate) fn put(on: &mut HeaderMap, fields: Vec<(HeaderName, HeaderValue)>) {
@@ -134,8 +152,8 @@ pub fn problem_body(decision: &Decision<'_>) -> String {
 }
 
 /// The limit that matters most to whoever asked.
-fn chief<'d, 'g>(decision: &'d Decision<'g>) -> Option<&'d Outcome<'g>> {
-    decision.denied_by().or_else(|| decision.outcomes().iter().min_by(|a, b| by_share_left(a, b)))
+fn chief<'d, 'g>(decision: Told<'d, 'g>) -> Option<&'d Outcome<'g>> {
+    decision.denied_by.or_else(|| decision.outcomes.iter().min_by(|a, b| by_share_left(a, b)))
 }
 
 /// Compares remaining / burst, multiplied out to stay exact.
@@ -149,9 +167,9 @@ fn denying<'d, 'g>(decision: &'d Decision<'g>) -> impl Iterator<Item = &'d Outco
     decision.outcomes().iter().filter(|outcome| !outcome.is_allowed())
 }
 
-fn policy_list(decision: &Decision<'_>) -> Option<String> {
+fn policy_list(decision: Told<'_, '_>) -> Option<String> {
     let mut list = ListSerializer::new();
-    for outcome in decision.outcomes() {
+    for outcome in decision.outcomes {
         list.bare_item(string(&name_of(outcome)))
             .parameter(draft::QUOTA, integer(outcome.gate().limit().amount().into()))
             .parameter(draft::WINDOW, integer(window_seconds(outcome)));
@@ -159,10 +177,10 @@ fn policy_list(decision: &Decision<'_>) -> Option<String> {
     list.finish()
 }
 
-fn limit_list(decision: &Decision<'_>) -> Option<String> {
+fn limit_list(decision: Told<'_, '_>) -> Option<String> {
     let mut list = ListSerializer::new();
-    let telling = |outcome: &&Outcome<'_>| decision.is_allowed() || !outcome.is_allowed();
-    for outcome in decision.outcomes().iter().filter(telling) {
+    let telling = |outcome: &&Outcome<'_>| decision.denied_by.is_none() || !outcome.is_allowed();
+    for outcome in decision.outcomes.iter().filter(telling) {
         let item = list.bare_item(string(&name_of(outcome)));
         let item = item.parameter(draft::REMAINING, integer(outcome.remaining().into()));
         if let Some(wait_us) = wait_us(outcome) {
@@ -182,8 +200,8 @@ fn reset_value(outcome: &Outcome<'_>, wall_us: u64, style: ResetStyle) -> Option
 }
 
 /// Of several limits that denied, [`Decision::denied_by`] is the one that denies longest: its wait is enough for all.
-fn retry_after(decision: &Decision<'_>) -> Option<String> {
-    let wait_us = wait_us(decision.denied_by()?)?;
+fn retry_after(decision: Told<'_, '_>) -> Option<String> {
+    let wait_us = wait_us(decision.denied_by?)?;
     Some(seconds(wait_us).max(1).to_string())
 }
 

@@ -1,5 +1,7 @@
 //! Answers, and what they look like when something is wrong.
 
+use std::pin::Pin;
+
 use ::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use ::http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
@@ -11,6 +13,19 @@ use crate::auth::Role;
 
 /// An answer, whole.
 pub(crate) type Answer = Response<Full<Bytes>>;
+
+/// What a route gives: nearly always an answer, without waiting for anything.
+pub(crate) enum Reply {
+    Ready(Answer),
+    /// The answer comes when something is on disk.
+    Later(Pin<Box<dyn Future<Output = Answer>>>),
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Self::Ready(answer)
+    }
+}
 
 /// Text of some media type.
 pub(crate) fn text(status: StatusCode, media: &'static str, body: impl Into<Bytes>) -> Answer {
@@ -81,6 +96,15 @@ impl Problem {
         }
     }
 
+    /// The answer, with a body of the surface's own.
+    pub(crate) fn answer_with(self, media: &'static str, body: impl Into<Bytes>) -> Answer {
+        let mut answer = text(self.status, media, body);
+        if let Some((name, value)) = self.field {
+            answer.headers_mut().insert(name, value);
+        }
+        answer
+    }
+
     fn with_field(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.field = Some((name, value));
         self
@@ -95,11 +119,7 @@ impl From<Problem> for Answer {
             status: problem.status.as_u16(),
             detail: &problem.detail,
         };
-        let mut answer = json(problem.status, &body);
-        answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
-        if let Some((name, value)) = problem.field {
-            answer.headers_mut().insert(name, value);
-        }
-        answer
+        let body = serde_json::to_vec(&body).unwrap_or_default();
+        problem.answer_with(PROBLEM_CONTENT_TYPE, body)
     }
 }

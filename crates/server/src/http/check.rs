@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
 use tidegate::{Outcome, Retry};
 use tidegate_rules::{Class, Dimensions, Rule};
+use utoipa::ToSchema;
 
 use super::{Answer, Asked, Problem, json, text};
 use crate::auth::Role;
@@ -15,11 +16,12 @@ use crate::metrics::{Rung, Surface};
 use crate::rules::{Ruled, Ruling, Undecided};
 
 /// What is asked.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct CheckRequest<'b> {
     /// What the request is known by.
     #[serde(borrow)]
+    #[schema(value_type = HashMap<String, String>)]
     dimensions: HashMap<Cow<'b, str>, Cow<'b, str>>,
     /// What it costs; 0 looks without charging.
     #[serde(default = "one")]
@@ -38,7 +40,7 @@ const fn ok() -> u16 {
 }
 
 /// What is answered.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct CheckAnswer<'r> {
     decision: &'static str,
     /// The rule that denied: of several, the one that denies longest.
@@ -51,7 +53,7 @@ struct CheckAnswer<'r> {
 }
 
 /// What one rule says.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct RuleAnswer<'r> {
     rule: &'r str,
     version: u64,
@@ -69,6 +71,17 @@ struct RuleAnswer<'r> {
 }
 
 /// Answers a check.
+#[utoipa::path(
+    post,
+    path = "/v1/check",
+    operation_id = "check",
+    request_body = CheckRequest<'static>,
+    responses(
+        (status = 200, description = "Decided; `decision` says how", body = CheckAnswer<'static>),
+        (status = 429, description = "Denied, where `deny_status` is 429", body = CheckAnswer<'static>),
+        (status = "4XX", description = "Not decided: a problem (RFC 9457)"),
+    )
+)]
 pub(super) fn answer(asked: &Asked<'_>) -> Answer {
     decide(asked).unwrap_or_else(Answer::from)
 }

@@ -5,6 +5,7 @@ mod answer;
 mod check;
 mod envoy_json;
 mod forward_auth;
+pub(crate) mod fuzzing;
 mod openapi;
 mod path;
 mod unkey;
@@ -30,7 +31,7 @@ use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
 use crate::worker::Context;
 
-pub(crate) use self::answer::{Answer, Problem, json, text};
+pub(crate) use self::answer::{Answer, Problem, Reply, json, text};
 pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
@@ -66,23 +67,25 @@ pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> i
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    serve_with(stream, peer, context, route).await
+    serve_with(stream, peer, context, route_all).await
 }
 
 /// Answers the requests of one connection by `route`.
-pub(crate) async fn serve_with<S>(
+pub(crate) async fn serve_with<S, R>(
     stream: S,
     peer: SocketAddr,
     context: Context,
-    route: fn(&Asked<'_>) -> Answer,
+    route: fn(&Asked<'_>) -> R,
 ) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
+    R: Into<Reply> + 'static,
 {
     let shared = Arc::clone(&context.shared);
     let service = service_fn(move |request| answer(Arc::clone(&shared), peer, request, route));
     let mut builder = http1::Builder::new();
-    builder.max_buf_size(HEAD_BYTES_MAX).half_close(true);
+    // Answers are short: one buffer costs the kernel less than two.
+    builder.max_buf_size(HEAD_BYTES_MAX).half_close(true).writev(false);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -94,16 +97,21 @@ where
     ended.map_err(io::Error::other)
 }
 
-async fn answer(
+async fn answer<R: Into<Reply>>(
     shared: Arc<Shared>,
     peer: SocketAddr,
     request: Request<Incoming>,
-    route: fn(&Asked<'_>) -> Answer,
+    route: fn(&Asked<'_>) -> R,
 ) -> Result<Answer, Infallible> {
     let (parts, body) = request.into_parts();
-    Ok(match read(body).await {
-        Ok(body) => route(&Asked { shared: &shared, peer, parts, body }),
-        Err(problem) => problem.into(),
+    let reply = match read(body).await {
+        Ok(body) => route(&Asked { shared: &shared, peer, parts, body }).into(),
+        Err(problem) if parts.uri.path().starts_with(unkey::PREFIX) => unkey::refuse(problem).into(),
+        Err(problem) => Answer::from(problem).into(),
+    };
+    Ok(match reply {
+        Reply::Ready(answer) => answer,
+        Reply::Later(answer) => answer.await,
     })
 }
 
@@ -121,6 +129,11 @@ async fn read(body: Incoming) -> Result<Bytes, Problem> {
     }
 }
 
+/// Which surface a request is for, with those that may have to wait for the store.
+fn route_all(asked: &Asked<'_>) -> Reply {
+    if asked.parts.uri.path().starts_with(unkey::PREFIX) { unkey::reply(asked) } else { route(asked).into() }
+}
+
 /// Which surface a request is for.
 pub(crate) fn route(asked: &Asked<'_>) -> Answer {
     match asked.parts.uri.path() {
@@ -128,7 +141,6 @@ pub(crate) fn route(asked: &Asked<'_>) -> Answer {
         "/json" => timed(asked, Surface::Envoy, |asked| only(asked, &Method::POST, envoy_json::answer)),
         "/forward-auth" => timed(asked, Surface::ForwardAuth, forward_auth::answer),
         "/openapi.json" => only(asked, &Method::GET, openapi::answer),
-        path if path.starts_with("/v2/") => timed(asked, Surface::Direct, unkey::answer),
         _ => not_found(asked),
     }
 }

@@ -1,0 +1,549 @@
+//! Unkey's HTTP API: its own clients, every wrong request, overrides that outlive the process, and a description that
+//! is true.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use support::{Server, node_dir, tool};
+
+const HOUR_MS: u64 = 3_600_000;
+
+/// Asks without following any client's idea of what may be asked.
+struct Client {
+    agent: ureq::Agent,
+    base: String,
+    token: Option<String>,
+}
+
+/// The status, the body, and a few header fields.
+struct Told {
+    status: u16,
+    body: Value,
+    headers: ureq::http::HeaderMap,
+}
+
+impl Client {
+    fn of(server: &Server) -> Self {
+        let agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        Self { agent, base: server.url("http", ""), token: None }
+    }
+
+    fn with(self, token: &str) -> Self {
+        Self { token: Some(token.to_owned()), ..self }
+    }
+
+    fn raw(&self, method: &str, path: &str, body: &str) -> Told {
+        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(body.to_owned()).expect("a request");
+        let mut answer = self.agent.run(request).expect("an answer");
+        let text = answer.body_mut().read_to_string().expect("text");
+        let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+        Told { status: answer.status().as_u16(), body, headers: answer.headers().clone() }
+    }
+
+    /// Asks an endpoint. A machine that is busy with other tests makes the server shed: such checks pass undecided,
+    /// without `RateLimit` fields, and are asked again.
+    fn post(&self, endpoint: &str, body: &Value) -> Told {
+        let ask = || self.raw("POST", &format!("/v2/ratelimit.{endpoint}"), &body.to_string());
+        let mut told = ask();
+        support::wait_until("a decision", support::START_TIME_MAX, || {
+            let is_decided = told.status != 200
+                || !matches!(endpoint, "limit" | "multiLimit")
+                || told.headers.contains_key("ratelimit");
+            if !is_decided {
+                told = ask();
+            }
+            is_decided
+        });
+        told
+    }
+
+    /// The data of an answer that has to be one.
+    fn data(&self, endpoint: &str, body: &Value) -> Value {
+        let told = self.post(endpoint, body);
+        assert_eq!(told.status, 200, "{endpoint} {body}: {}", told.body);
+        assert!(told.body["meta"]["requestId"].as_str().is_some_and(|id| id.starts_with("req_")));
+        told.body["data"].clone()
+    }
+}
+
+fn limit(identifier: &str, limit: u64) -> Value {
+    json!({"namespace": "n", "identifier": identifier, "limit": limit, "duration": HOUR_MS})
+}
+
+fn set(identifier: &str, limit: u64) -> Value {
+    json!({"namespace": "n", "identifier": identifier, "limit": limit, "duration": HOUR_MS})
+}
+
+fn which(identifier: &str) -> Value {
+    json!({"namespace": "n", "identifier": identifier})
+}
+
+/// A configuration with a token for each role and for another tenant. Gives its path.
+fn tokens(folder: &Path) -> String {
+    let mut text = "[[tenants]]\nname = 'acme'\n".to_owned();
+    for (token, role, tenant) in [
+        ("client", "client", ""),
+        ("viewer", "viewer", ""),
+        ("operator", "operator", ""),
+        ("acme", "admin", "acme"),
+    ] {
+        let hash = tidegate_server::auth::TokenHash::of(token.as_bytes());
+        text +=
+            &format!("[[tokens]]\nname = '{token}'\nrole = '{role}'\ntenant = '{tenant}'\nhash = '{hash}'\n");
+    }
+    let path = folder.join("tidegate.toml");
+    std::fs::write(&path, text).expect("writes");
+    path.to_string_lossy().into_owned()
+}
+
+fn run_node(script: &str, server: &Server) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/node").join(script);
+    let ran = Command::new(tool("node"))
+        .arg(&script)
+        .arg(node_dir())
+        .arg(server.url("http", ""))
+        .arg("operator")
+        .output()
+        .expect("node runs");
+    let (said, complained) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && said.trim() == "ok", "{said}{complained}");
+}
+
+#[test]
+fn the_ratelimit_package_of_npm_works() {
+    let folder = tempfile::tempdir().expect("a folder");
+    run_node("unkey_ratelimit.cjs", &Server::start(&["--config", &tokens(folder.path())]));
+}
+
+#[test]
+fn the_api_package_of_npm_works() {
+    let folder = tempfile::tempdir().expect("a folder");
+    run_node("unkey_api.cjs", &Server::start(&["--config", &tokens(folder.path())]));
+}
+
+#[test]
+fn a_denial_is_an_answer_and_says_when_to_come_back() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    let allowed = client.post("limit", &limit("a", 1));
+    assert_eq!(allowed.headers["ratelimit-policy"], "\"n\";q=1;w=3600");
+    assert_eq!(allowed.headers["x-ratelimit-remaining"], "0");
+    assert_eq!(allowed.headers["content-type"], "application/json");
+    let denied = client.post("limit", &limit("a", 1));
+    assert_eq!((denied.status, &denied.body["data"]["success"]), (200, &json!(false)));
+    assert_eq!(denied.headers["x-ratelimit-denied-by"], "n");
+    let retry: u64 = denied.headers["retry-after"].to_str().expect("text").parse().expect("seconds");
+    let reset_ms = denied.body["data"]["reset"].as_u64().expect("a number");
+    let reset_header: u64 =
+        denied.headers["x-ratelimit-reset"].to_str().expect("text").parse().expect("seconds");
+    assert!(retry > 0 && reset_ms.div_ceil(1_000) == reset_header, "{retry} {reset_ms} {reset_header}");
+    // Other identifiers, namespaces and durations are other meters; another limit is not.
+    assert_eq!(client.data("limit", &limit("b", 1))["success"], true);
+    let elsewhere = json!({"namespace": "m", "identifier": "a", "limit": 1, "duration": HOUR_MS});
+    assert_eq!(client.data("limit", &elsewhere)["success"], true);
+    let longer = json!({"namespace": "n", "identifier": "a", "limit": 1, "duration": 2 * HOUR_MS});
+    assert_eq!(client.data("limit", &longer)["success"], true);
+    assert_eq!(client.data("limit", &limit("a", 3))["remaining"], 1);
+}
+
+#[test]
+fn costs_that_can_never_pass_are_denied_and_blocks_block() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    let mut dear = limit("a", 5);
+    for cost in [6, 1_u64 << 53, u64::MAX] {
+        dear["cost"] = json!(cost);
+        let told = client.data("limit", &dear);
+        assert_eq!((&told["success"], &told["remaining"]), (&json!(false), &json!(5)), "{cost}");
+    }
+    dear["cost"] = json!(5);
+    assert_eq!(client.data("limit", &dear)["remaining"], 0);
+    let id = client.data("setOverride", &set("b", 0))["overrideId"].clone();
+    let blocked = client.data("limit", &limit("b", 4_294_967_295));
+    assert_eq!(
+        (&blocked["success"], &blocked["limit"], &blocked["overrideId"]),
+        (&json!(false), &json!(0), &id)
+    );
+}
+
+#[test]
+fn several_limits_are_charged_together_or_not_at_all() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    // The same key twice counts twice.
+    let twice = client.data("multiLimit", &json!([limit("a", 2), limit("a", 2)]));
+    assert_eq!(twice["passed"], true, "{twice}");
+    let denied = client.data("multiLimit", &json!([limit("b", 2), limit("a", 2)]));
+    assert_eq!((&denied["passed"], &denied["limits"][0]["passed"]), (&json!(false), &json!(true)));
+    let mut look = limit("b", 2);
+    look["cost"] = json!(0);
+    assert_eq!(client.data("limit", &look)["remaining"], 2);
+    let told = client.post("multiLimit", &json!([limit("c", 2), limit("d", 3)]));
+    assert_eq!(told.headers["ratelimit-policy"], "\"n\";q=2;w=3600, \"n\";q=3;w=3600");
+    assert_eq!(told.body["data"]["limits"][1]["identifier"], "d");
+}
+
+#[test]
+fn namespaces_may_choose_gcra() {
+    let server = Server::start(&["--gcra-namespaces", "exact, pre*"]);
+    let client = Client::of(&server);
+    for (namespace, is_gcra) in [("exact", true), ("prefix", true), ("other", false)] {
+        let ask = json!({"namespace": namespace, "identifier": "a", "limit": 3_600, "duration": HOUR_MS});
+        let told = client.post("limit", &ask);
+        // One of 3,600 an hour drains in a second; a window forgets it only when it has passed.
+        let wait: u64 = told.headers["ratelimit"]
+            .to_str()
+            .expect("text")
+            .rsplit_once("t=")
+            .expect("a time")
+            .1
+            .parse()
+            .expect("seconds");
+        assert_eq!(wait <= 1, is_gcra, "{namespace}: {wait}");
+    }
+}
+
+#[test]
+fn overrides_apply_by_how_specific_they_are() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    for (pattern, most) in [("*", 10), ("vip*", 20), ("*admin", 30), ("vip_1", 40)] {
+        client.data("setOverride", &set(pattern, most));
+    }
+    for (identifier, most) in [("x", 10), ("vip_2", 20), ("vip_admin", 30), ("vip_1", 40)] {
+        assert_eq!(client.data("limit", &limit(identifier, 1))["limit"], most, "{identifier}");
+    }
+    let first = client.data("getOverride", &which("vip*"))["overrideId"].clone();
+    let again = client.data("setOverride", &set("vip*", 21))["overrideId"].clone();
+    assert_eq!(first, again, "an override that is set again keeps its id");
+    assert_eq!(client.data("limit", &limit("vip_2", 1))["limit"], 21);
+    client.data("deleteOverride", &which("vip*"));
+    assert_eq!(client.data("limit", &limit("vip_2", 1))["limit"], 10);
+}
+
+#[test]
+fn overrides_survive_a_kill_and_a_stop() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let mut server = Server::start(&["--data-dir", &data]);
+    Client::of(&server).data("setOverride", &set("a*", 7));
+    let id = server.process.id().to_string();
+    assert!(Command::new("kill").args(["-KILL", &id]).status().expect("kill runs").success());
+    support::wait_until("the server to be gone", support::START_TIME_MAX, || !server.process.is_running());
+
+    let mut server = Server::start(&["--data-dir", &data]);
+    let client = Client::of(&server);
+    assert_eq!(client.data("limit", &limit("abc", 1))["limit"], 7);
+    client.data("setOverride", &set("b", 8));
+    client.data("deleteOverride", &which("a*"));
+    assert_eq!(server.process.terminate(), Some(0));
+
+    let server = Server::start(&["--data-dir", &data]);
+    let client = Client::of(&server);
+    assert_eq!(client.data("limit", &limit("abc", 1))["limit"], 1);
+    assert_eq!(client.data("getOverride", &which("b"))["limit"], 8);
+}
+
+#[test]
+fn a_second_server_on_the_same_folder_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().to_string_lossy().into_owned();
+    let _first = Server::start(&["--data-dir", &data]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["serve", "--data-dir", &data]);
+    for listener in ["http", "grpc", "resp", "admin"] {
+        command.args([format!("--{listener}-listen"), "127.0.0.1:0".to_owned()]);
+    }
+    let second = command.output().expect("it ends by itself");
+    let complaint = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(64), "{complaint}");
+    assert!(
+        complaint.contains("tidegate.db is in use: each server needs a folder of its own"),
+        "{complaint}"
+    );
+    // Whoever only checks a configuration does not disturb the server that runs.
+    let checked = command.arg("--check-config").output().expect("it ends by itself");
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}
+
+#[test]
+fn tenants_neither_see_nor_influence_each_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&["--config", &tokens(folder.path())]);
+    let (ours, theirs) = (Client::of(&server).with("operator"), Client::of(&server).with("acme"));
+    ours.data("setOverride", &set("*", 5));
+    assert_eq!(theirs.data("limit", &limit("a", 1))["limit"], 1);
+    assert_eq!(theirs.post("getOverride", &which("*")).status, 404);
+    assert_eq!(theirs.post("deleteOverride", &which("*")).status, 404);
+    assert_eq!(theirs.data("listOverrides", &json!({"namespace": "n"})), json!([]));
+    assert_eq!(ours.data("limit", &limit("a", 1))["remaining"], 4);
+}
+
+#[test]
+fn roles_say_what_may_be_done() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&["--config", &tokens(folder.path())]);
+    Client::of(&server).with("operator").data("setOverride", &set("a", 5));
+    let list = json!({"namespace": "n"});
+    let endpoints = [
+        ("limit", limit("b", 1), "client"),
+        ("multiLimit", json!([limit("b", 9)]), "client"),
+        ("getOverride", which("a"), "viewer"),
+        ("listOverrides", list, "viewer"),
+        ("setOverride", set("c", 1), "operator"),
+        ("deleteOverride", which("c"), "operator"),
+    ];
+    let roles = ["client", "viewer", "operator"];
+    for (endpoint, body, least) in &endpoints {
+        let needed = roles.iter().position(|role| role == least).expect("a role");
+        for (at, role) in roles.iter().enumerate() {
+            let told = Client::of(&server).with(role).post(endpoint, body);
+            if at >= needed {
+                assert_eq!(told.status, 200, "{endpoint} as {role}: {}", told.body);
+            } else {
+                let detail = format!("authorization: this needs the role {least:?} or a higher one");
+                assert_error(&told, 403, "Forbidden", &detail);
+            }
+        }
+        for client in [Client::of(&server), Client::of(&server).with("nobody's")] {
+            let told = client.post(endpoint, body);
+            assert_error(
+                &told,
+                401,
+                "Unauthorized",
+                "authorization: no `Bearer` token that this server knows",
+            );
+            assert_eq!(told.headers["www-authenticate"], "Bearer");
+        }
+    }
+}
+
+fn assert_error(told: &Told, status: u16, title: &str, detail: &str) {
+    assert_eq!(told.headers["content-type"], "application/json");
+    let mut body = told.body.clone();
+    let id = body["meta"]["requestId"].take();
+    assert!(id.as_str().is_some_and(|id| id.starts_with("req_")), "{body}");
+    let mut error = body["error"].take();
+    let errors = error.as_object_mut().expect("an object").remove("errors");
+    assert_eq!(errors.is_some(), status == 400, "{errors:?}");
+    let expected = json!({"title": title, "detail": detail, "status": status, "type": "about:blank"});
+    assert_eq!((told.status, error), (status, expected));
+}
+
+#[test]
+fn wrong_requests_are_told_what_is_wrong_with_them() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    let long = "x".repeat(513);
+    let text = "a text of 1 to 512 characters";
+    let (limits, durations) = ("1 to 4294967295", "1000 to 2592000000");
+    let with = |field: &str, value: Value| {
+        let mut body = limit("a", 1);
+        body[field] = value;
+        body
+    };
+    let of_limit = [
+        (with("namespace", json!("")), "namespace: 0 characters is outside 1 to 512".to_owned()),
+        (with("namespace", json!(long)), "namespace: 513 characters is outside 1 to 512".to_owned()),
+        (with("identifier", json!("")), "identifier: 0 characters is outside 1 to 512".to_owned()),
+        (with("identifier", json!(7)), format!("identifier: a number is not {text}")),
+        (with("identifier", json!(["a"])), format!("identifier: a list is not {text}")),
+        (with("identifier", Value::Null), format!("identifier: missing; must be {text}")),
+        (with("limit", json!(0)), format!("limit: 0 is outside {limits}")),
+        (with("limit", json!(-1)), format!("limit: -1 is outside {limits}")),
+        (with("limit", json!(1_u64 << 32)), format!("limit: 4294967296 is outside {limits}")),
+        (with("limit", json!(1.5)), format!("limit: 1.5 is not a whole number from {limits}")),
+        (with("limit", json!("1")), format!("limit: a text is not a whole number from {limits}")),
+        (with("limit", json!(true)), format!("limit: a boolean is not a whole number from {limits}")),
+        (with("limit", json!({"a": [1]})), format!("limit: an object is not a whole number from {limits}")),
+        (with("duration", json!(999)), format!("duration: 999 is outside {durations}")),
+        (with("duration", json!(2_592_000_001_u64)), format!("duration: 2592000001 is outside {durations}")),
+        (with("cost", json!(-1)), "cost: -1 is outside 0 to 18446744073709551615".to_owned()),
+        (
+            json!({}),
+            format!(
+                "namespace: missing; must be {text}; identifier: missing; must be {text}; limit: missing; must be a \
+                 whole number from {limits}; duration: missing; must be a whole number from {durations}"
+            ),
+        ),
+    ];
+    for (body, detail) in &of_limit {
+        assert_error(&client.post("limit", body), 400, "Bad Request", detail);
+        let in_list = detail.split("; ").filter(|part| part.contains(':')).count();
+        let told = client.post("multiLimit", &json!([limit("a", 1), body]));
+        assert_eq!(
+            (told.status, told.body["error"]["errors"].as_array().map(Vec::len)),
+            (400, Some(in_list))
+        );
+        let location = told.body["error"]["errors"][0]["location"].as_str().expect("text");
+        assert!(location.starts_with("body[1]."), "{location}");
+    }
+    let durations = "1000 to 31622400000";
+    let of_overrides = [
+        ("setOverride", with("limit", json!(-1)), "limit: -1 is outside 0 to 4294967295".to_owned()),
+        ("setOverride", with("duration", json!(999)), format!("duration: 999 is outside {durations}")),
+        (
+            "setOverride",
+            with("identifier", json!("")),
+            "identifier: 0 characters is outside 1 to 512".to_owned(),
+        ),
+        ("getOverride", json!({"namespace": "n"}), format!("identifier: missing; must be {text}")),
+        ("deleteOverride", json!({"identifier": "n"}), format!("namespace: missing; must be {text}")),
+        ("listOverrides", json!({"namespace": "n", "limit": 0}), "limit: 0 is outside 1 to 100".to_owned()),
+        (
+            "listOverrides",
+            json!({"namespace": "n", "limit": 101}),
+            "limit: 101 is outside 1 to 100".to_owned(),
+        ),
+        (
+            "listOverrides",
+            json!({"namespace": "n", "cursor": "x"}),
+            "cursor: not one that an answer had in `pagination.cursor`".to_owned(),
+        ),
+    ];
+    for (endpoint, body, detail) in &of_overrides {
+        assert_error(&client.post(endpoint, body), 400, "Bad Request", detail);
+    }
+    let gone = "identifier: there is no override for \"a\" in the namespace \"n\"";
+    assert_error(&client.post("getOverride", &which("a")), 404, "Not Found", gone);
+    assert_error(&client.post("deleteOverride", &which("a")), 404, "Not Found", gone);
+    let none = client.post("multiLimit", &json!([]));
+    assert_eq!(none.status, 400);
+    assert!(none.body["error"]["detail"].as_str().is_some_and(|detail| detail.starts_with("body: 0 limits")));
+    let many = client.post("multiLimit", &Value::Array(vec![limit("a", 1); 101]));
+    assert_eq!(many.status, 400);
+}
+
+#[test]
+fn what_is_no_request_at_all_is_refused_in_the_same_form() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    for endpoint in ["limit", "multiLimit", "setOverride", "getOverride", "deleteOverride", "listOverrides"] {
+        let path = format!("/v2/ratelimit.{endpoint}");
+        for body in [
+            "",
+            "{",
+            "null",
+            "3",
+            "\"a\"",
+            "{\"namespace\":\"n\",\"nmae\":1}",
+            "{\"limit\":1,\"limit\":1}",
+            "[[]]",
+        ] {
+            let told = client.raw("POST", &path, body);
+            let detail = told.body["error"]["detail"].as_str().unwrap_or_default().to_owned();
+            assert!(detail.starts_with("body: "), "{endpoint} {body}: {}", told.body);
+            assert_error(&told, 400, "Bad Request", &detail);
+        }
+        let told = client.raw("GET", &path, "");
+        assert_error(&told, 405, "Method Not Allowed", "method: only POST is answered here");
+        assert_eq!(told.headers["allow"], "POST");
+        let large = client.raw("POST", &path, &" ".repeat((512 << 10) + 1));
+        assert_error(&large, 413, "Payload Too Large", "body: more than 524288 bytes");
+    }
+    let nowhere = client.raw("POST", "/v2/ratelimit.nothing", "{}");
+    assert_error(&nowhere, 404, "Not Found", "there is nothing at /v2/ratelimit.nothing");
+}
+
+/// Paths that are described here and tested with their surfaces.
+const OTHER_SURFACES: [&str; 2] = ["/json", "/forward-auth"];
+
+#[test]
+fn the_description_is_true() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    let document = client.raw("GET", "/openapi.json", "").body;
+    assert!(document["openapi"].as_str().is_some_and(|version| version.starts_with("3.1")), "{document}");
+    let paths = document["paths"].as_object().expect("paths");
+    assert_eq!(paths.len(), 10, "{:?}", paths.keys());
+    for (path, item) in paths.iter().filter(|(path, _)| !OTHER_SURFACES.contains(&path.as_str())) {
+        // One of the paths deletes it.
+        client.data("setOverride", &set("a", 5));
+        for (method, operation) in item.as_object().expect("methods") {
+            let told = client.raw(&method.to_uppercase(), path, "");
+            assert!(told.status != 404 && told.status != 405, "{method} {path}: {}", told.status);
+            if let Some(schema) = operation["requestBody"]["content"]["application/json"].get("schema") {
+                check_operation(&client, &document, path, operation, schema);
+            }
+        }
+    }
+}
+
+/// What is described can be asked, what is not cannot, and the answer has what is described and nothing else.
+fn check_operation(client: &Client, document: &Value, path: &str, operation: &Value, schema: &Value) {
+    let is_list = schema["type"] == "array";
+    let fields = resolve(document, if is_list { &schema["items"] } else { schema });
+    let properties = fields["properties"].as_object().unwrap_or_else(|| panic!("{path}: {fields}"));
+    let mut body = serde_json::Map::new();
+    for name in properties.keys() {
+        let value = match name.as_str() {
+            "limit" => json!(5),
+            "duration" => json!(HOUR_MS),
+            "cost" => json!(1),
+            "cursor" => json!(">"),
+            "deny_status" => json!(200),
+            "dimensions" => json!({"user": "a"}),
+            "namespace" => json!("n"),
+            "identifier" => json!("a"),
+            other => panic!("{path}: {other} is described, and not known here"),
+        };
+        body.insert(name.clone(), value);
+    }
+    let wrapped = |body: &serde_json::Map<String, Value>| {
+        let body = Value::Object(body.clone());
+        let body = if is_list { json!([body]) } else { body };
+        body.to_string()
+    };
+    let told = client.raw("POST", path, &wrapped(&body));
+    assert_eq!(told.status, 200, "{path}: {}", told.body);
+    assert_described(
+        document,
+        &operation["responses"]["200"]["content"]["application/json"]["schema"],
+        &told.body,
+    );
+    for required in fields["required"].as_array().expect("some are") {
+        let mut without = body.clone();
+        without.remove(required.as_str().expect("text"));
+        assert_eq!(client.raw("POST", path, &wrapped(&without)).status, 400, "{path} without {required}");
+    }
+    body.insert("undescribed".to_owned(), json!(1));
+    assert_eq!(client.raw("POST", path, &wrapped(&body)).status, 400, "{path}");
+}
+
+fn assert_described(document: &Value, schema: &Value, value: &Value) {
+    let schema = resolve(document, schema);
+    match value {
+        Value::Object(members) => {
+            let described: BTreeSet<&String> =
+                schema["properties"].as_object().map(|all| all.keys().collect()).unwrap_or_default();
+            let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let unknown: Vec<_> = members.keys().filter(|name| !described.contains(name)).collect();
+            assert!(unknown.is_empty(), "{unknown:?} not in {schema}");
+            for name in required {
+                assert!(members.contains_key(name), "{name} is required and not in {value}");
+            }
+            members.iter().for_each(|(name, member)| {
+                assert_described(document, &schema["properties"][name.as_str()], member);
+            });
+        }
+        Value::Array(elements) => {
+            elements.iter().for_each(|element| assert_described(document, &schema["items"], element));
+        }
+        _ => {}
+    }
+}
+
+fn resolve<'d>(document: &'d Value, schema: &'d Value) -> &'d Value {
+    match schema["$ref"].as_str() {
+        None => schema,
+        Some(reference) => document.pointer(reference.trim_start_matches('#')).expect("it is there"),
+    }
+}

@@ -1,0 +1,303 @@
+//! The overrides of one tenant in memory: found without a lock, changed one at a time.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::ArcSwap;
+
+use super::{OVERRIDES_MAX, Override, WILDCARDS_MAX};
+
+/// Parts that are replaced as one. Higher: less to copy for each change, more memory for each tenant with overrides.
+const PARTS: usize = 256;
+
+/// By namespace, then by identifier.
+type Exact = HashMap<Arc<str>, HashMap<Arc<str>, Arc<Override>>>;
+/// By namespace, in the order in which they are asked.
+type Wild = HashMap<Arc<str>, Vec<Arc<Override>>>;
+
+/// Overrides whose place has the same number.
+#[derive(Clone, Debug, Default)]
+struct Part {
+    exact: Exact,
+    wild: Wild,
+}
+
+/// The overrides of one tenant. Looking up takes no lock and copies nothing but the answer's reference. Changes copy
+/// one part of many; they have to come one at a time, which a store that is written to by one thread sees to.
+#[derive(Debug, Default)]
+pub struct OverrideIndex {
+    count: AtomicUsize,
+    /// Most tenants have no overrides and need no parts.
+    parts: OnceLock<Box<[ArcSwap<Part>]>>,
+}
+
+/// There is no room for another override.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// The tenant has [`OVERRIDES_MAX`].
+    Tenant,
+    /// The namespace has [`WILDCARDS_MAX`] wildcards.
+    Wildcards,
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tenant => write!(f, "overrides: there are {OVERRIDES_MAX} already, the most there may be"),
+            Self::Wildcards => write!(
+                f,
+                "overrides: the namespace has {WILDCARDS_MAX} with a `*` already, the most there may be"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Full {}
+
+impl OverrideIndex {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The override that applies to `identifier`: its own, or the most specific wildcard that matches it.
+    #[inline]
+    pub fn applying(&self, namespace: &str, identifier: &str) -> Option<Arc<Override>> {
+        if self.is_empty() {
+            return None;
+        }
+        self.exact(namespace, identifier)
+            .or_else(|| self.wildcard(namespace, |wildcard| wildcard.identifier.matches(identifier)))
+    }
+
+    /// The override with exactly this pattern.
+    pub fn get(&self, namespace: &str, pattern: &str) -> Option<Arc<Override>> {
+        if is_wild(pattern) {
+            self.wildcard(namespace, |wildcard| wildcard.identifier.as_str() == pattern)
+        } else {
+            self.exact(namespace, pattern)
+        }
+    }
+
+    /// Whether there is room for an override with this pattern; there always is in place of one that it replaces.
+    pub fn room_for(&self, namespace: &str, pattern: &str) -> Result<(), Full> {
+        if self.get(namespace, pattern).is_some() {
+            return Ok(());
+        }
+        if self.len() >= OVERRIDES_MAX {
+            return Err(Full::Tenant);
+        }
+        if is_wild(pattern) && self.wildcards(namespace) >= WILDCARDS_MAX {
+            return Err(Full::Wildcards);
+        }
+        Ok(())
+    }
+
+    /// Adds an override, or replaces the one with its pattern.
+    pub fn set(&self, new: Override) {
+        let new = Arc::new(new);
+        let place = place_of(&new.namespace, new.identifier.as_str());
+        let replaced = self.change(place, |part| part.set(&new));
+        if !replaced {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets the override with this pattern.
+    pub fn remove(&self, namespace: &str, pattern: &str) {
+        let removed = self.change(place_of(namespace, pattern), |part| part.remove(namespace, pattern));
+        if removed {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn exact(&self, namespace: &str, identifier: &str) -> Option<Arc<Override>> {
+        let part = self.part(exact_place(namespace, identifier))?.load();
+        part.exact.get(namespace)?.get(identifier).cloned()
+    }
+
+    fn wildcard(&self, namespace: &str, is_it: impl Fn(&Override) -> bool) -> Option<Arc<Override>> {
+        let part = self.part(wild_place(namespace))?.load();
+        part.wild.get(namespace)?.iter().find(|wildcard| is_it(wildcard)).cloned()
+    }
+
+    fn wildcards(&self, namespace: &str) -> usize {
+        let part = self.part(wild_place(namespace)).map(ArcSwap::load);
+        part.and_then(|part| part.wild.get(namespace).map(Vec::len)).unwrap_or(0)
+    }
+
+    fn part(&self, place: usize) -> Option<&ArcSwap<Part>> {
+        self.parts.get()?.get(place)
+    }
+
+    fn change<T>(&self, place: usize, change: impl FnOnce(&mut Part) -> T) -> T {
+        let parts = self.parts.get_or_init(|| (0..PARTS).map(|_| ArcSwap::default()).collect());
+        let mut part = Part::clone(&parts[place].load());
+        let result = change(&mut part);
+        parts[place].store(Arc::new(part));
+        result
+    }
+}
+
+impl Part {
+    /// Whether another one was replaced.
+    fn set(&mut self, new: &Arc<Override>) -> bool {
+        let (namespace, pattern) = (Arc::from(new.namespace.as_str()), new.identifier.as_str());
+        if !new.identifier.is_wild() {
+            let identifiers = self.exact.entry(namespace).or_default();
+            return identifiers.insert(Arc::from(pattern), Arc::clone(new)).is_some();
+        }
+        let wildcards = self.wild.entry(namespace).or_default();
+        match wildcards.binary_search_by(|wildcard| wildcard.rank().cmp(&new.rank())) {
+            Ok(at) => wildcards[at] = Arc::clone(new),
+            Err(at) => {
+                wildcards.insert(at, Arc::clone(new));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether there was one.
+    fn remove(&mut self, namespace: &str, pattern: &str) -> bool {
+        if is_wild(pattern) {
+            let Some(wildcards) = self.wild.get_mut(namespace) else { return false };
+            let before = wildcards.len();
+            wildcards.retain(|wildcard| wildcard.identifier.as_str() != pattern);
+            let after = wildcards.len();
+            if after == 0 {
+                self.wild.remove(namespace);
+            }
+            return after < before;
+        }
+        let Some(identifiers) = self.exact.get_mut(namespace) else { return false };
+        let removed = identifiers.remove(pattern).is_some();
+        if identifiers.is_empty() {
+            self.exact.remove(namespace);
+        }
+        removed
+    }
+}
+
+fn is_wild(pattern: &str) -> bool {
+    pattern.contains('*')
+}
+
+fn place_of(namespace: &str, pattern: &str) -> usize {
+    if is_wild(pattern) { wild_place(namespace) } else { exact_place(namespace, pattern) }
+}
+
+fn exact_place(namespace: &str, identifier: &str) -> usize {
+    place((namespace, identifier))
+}
+
+fn wild_place(namespace: &str) -> usize {
+    place(namespace)
+}
+
+/// Only tells parts apart, which every tenant has its own of: nobody gains by finding two keys of one place.
+fn place(key: impl Hash) -> usize {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    usize::try_from(hasher.finish() % PARTS as u64).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pattern::Pattern;
+    use proptest::prelude::*;
+
+    fn of(namespace: &str, pattern: &str, limit: u32) -> Override {
+        Override {
+            id: format!("{namespace}/{pattern}/{limit}"),
+            namespace: namespace.to_owned(),
+            identifier: Pattern::new(pattern),
+            limit,
+            duration_ms: 1_000,
+        }
+    }
+
+    #[test]
+    fn its_own_comes_before_wildcards_and_the_most_specific_wildcard_first() {
+        let index = OverrideIndex::default();
+        assert_eq!(index.applying("n", "a"), None);
+        for (limit, pattern) in ["*", "a*", "*c", "ab*", "*bc", "abc", "a*c*"].into_iter().enumerate() {
+            index.set(of("n", pattern, u32::try_from(limit).expect("few")));
+        }
+        let applying = |identifier: &str| {
+            index.applying("n", identifier).map(|found| found.identifier.as_str().to_owned())
+        };
+        assert_eq!(applying("abc").as_deref(), Some("abc"));
+        // Of the same length, the order of the text decides: `*` comes before letters.
+        assert_eq!(applying("abbc").as_deref(), Some("*bc"));
+        assert_eq!(applying("abd").as_deref(), Some("ab*"));
+        assert_eq!(applying("axc").as_deref(), Some("a*c*"));
+        assert_eq!(applying("xc").as_deref(), Some("*c"));
+        assert_eq!(applying("").as_deref(), Some("*"));
+        assert_eq!(index.applying("other", "abc"), None);
+        assert_eq!(index.len(), 7);
+    }
+
+    #[test]
+    fn there_is_a_most_of_everything() {
+        let index = OverrideIndex::default();
+        for at in 0..WILDCARDS_MAX {
+            index.set(of("n", &format!("{at}*"), 1));
+        }
+        assert_eq!(index.room_for("n", "x*"), Err(Full::Wildcards));
+        assert_eq!(index.room_for("n", "0*"), Ok(()));
+        assert_eq!(index.room_for("m", "x*"), Ok(()));
+        for at in WILDCARDS_MAX..OVERRIDES_MAX {
+            index.set(of("n", &at.to_string(), 1));
+        }
+        assert_eq!(index.room_for("m", "x"), Err(Full::Tenant));
+        index.remove("n", "1000");
+        assert_eq!(index.room_for("m", "x"), Ok(()));
+    }
+
+    proptest! {
+        /// Whatever is set and removed, what applies is what the definition says.
+        #[test]
+        fn the_index_agrees_with_a_plain_list(
+            changes in prop::collection::vec(("[ab]", "[ab*]{1,3}", any::<bool>()), 0..40),
+            asked in prop::collection::vec(("[ab]", "[ab]{0,3}"), 8),
+        ) {
+            let index = OverrideIndex::default();
+            let mut list: Vec<Override> = Vec::new();
+            for (at, (namespace, pattern, set)) in changes.iter().enumerate() {
+                list.retain(|known| (&known.namespace, known.identifier.as_str()) != (namespace, pattern));
+                if *set {
+                    let new = of(namespace, pattern, u32::try_from(at).expect("few"));
+                    index.set(new.clone());
+                    list.push(new);
+                } else {
+                    index.remove(namespace, pattern);
+                }
+                prop_assert_eq!(index.len(), list.len());
+            }
+            for (namespace, identifier) in &asked {
+                let mut matching: Vec<&Override> = list
+                    .iter()
+                    .filter(|known| known.namespace == *namespace && known.identifier.matches(identifier))
+                    .collect();
+                matching.sort_by_key(|known| (known.identifier.is_wild(), known.rank()));
+                let expected = matching.first().copied().cloned();
+                prop_assert_eq!(index.applying(namespace, identifier).map(|found| (*found).clone()), expected);
+            }
+            for known in &list {
+                let got = index.get(&known.namespace, known.identifier.as_str());
+                prop_assert_eq!(got.as_deref(), Some(known));
+            }
+        }
+    }
+}

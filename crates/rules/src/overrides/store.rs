@@ -1,0 +1,268 @@
+//! Where overrides are kept: `SQLite`, in a file or in memory. What a call changed is on disk when it returns.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteLockingMode, SqliteRow,
+    SqliteSynchronous,
+};
+use sqlx::{ConnectOptions, Connection, Row, SqlSafeStr};
+
+use super::Override;
+use crate::pattern::Pattern;
+
+/// The name of the file in the data folder.
+const FILE_NAME: &str = "tidegate.db";
+
+/// How long to wait for another process to let go of the file, such as a server that is being replaced. Longer: a
+/// start that is patient with a slow predecessor; a mistaken one is told later.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// `SQLite`'s primary result code for a file that somebody else holds.
+const SQLITE_BUSY: i32 = 5;
+
+/// What changes in the schema, in order. Released ones never change.
+const MIGRATIONS: &[(i64, &str, &str)] =
+    &[(1, "overrides", include_str!("../../migrations/0001_overrides.sql"))];
+
+/// The store. It belongs to one process: a second one that opens the same file is refused.
+#[derive(Debug)]
+pub struct Store {
+    connection: SqliteConnection,
+}
+
+/// Why the store did not do what it was asked.
+#[derive(Debug)]
+pub enum StoreError {
+    /// The folder cannot be made.
+    Folder(PathBuf, std::io::Error),
+    /// Another server uses the same folder.
+    InUse(PathBuf),
+    /// It was made by a later version, or its schema was changed by hand.
+    Schema(sqlx::migrate::MigrateError),
+    /// A row that this version cannot have written.
+    Row(String),
+    /// The database failed.
+    Database(sqlx::Error),
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Folder(folder, error) => write!(f, "data_dir: {}: {error}", folder.display()),
+            Self::InUse(file) => {
+                write!(f, "data_dir: {} is in use: each server needs a folder of its own", file.display())
+            }
+            Self::Schema(error) => write!(f, "data_dir: {error}"),
+            Self::Row(id) => write!(f, "data_dir: the override {id:?} is not one that this version writes"),
+            Self::Database(error) => write!(f, "store: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+impl Store {
+    /// Opens the store in `folder`, which is made if need be; without one, everything is gone when it is closed.
+    pub async fn open(folder: Option<&Path>) -> Result<Self, StoreError> {
+        let Some(folder) = folder else {
+            return Self::connect(SqliteConnectOptions::new().in_memory(true)).await;
+        };
+        std::fs::create_dir_all(folder).map_err(|error| StoreError::Folder(folder.to_owned(), error))?;
+        let file = folder.join(FILE_NAME);
+        let options = SqliteConnectOptions::new()
+            .filename(&file)
+            .create_if_missing(true)
+            .locking_mode(SqliteLockingMode::Exclusive)
+            .journal_mode(SqliteJournalMode::Wal)
+            // Whoever was told that something is kept finds it there after a power cut, too.
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(BUSY_TIMEOUT);
+        Self::connect(options).await.map_err(|error| error.naming(file))
+    }
+
+    async fn connect(options: SqliteConnectOptions) -> Result<Self, StoreError> {
+        let mut connection = options.disable_statement_logging().connect().await?;
+        migrator().run(&mut connection).await.map_err(StoreError::Schema)?;
+        Ok(Self { connection })
+    }
+
+    /// All overrides, each with the name of its tenant.
+    pub async fn load(&mut self) -> Result<Vec<(String, Override)>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM overrides").fetch_all(&mut self.connection).await?;
+        rows.iter().map(|row| Ok((row.try_get("tenant")?, read(row)?))).collect()
+    }
+
+    /// Keeps an override in place of the one with its pattern, whose id it takes over. Gives the id.
+    pub async fn set(&mut self, tenant: &str, new: &Override, now_ms: u64) -> Result<String, StoreError> {
+        let query = sqlx::query(
+            "INSERT INTO overrides (id, tenant, namespace, identifier, amount, duration_ms, created_ms, updated_ms) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7) \
+             ON CONFLICT (tenant, namespace, identifier) DO UPDATE SET \
+             amount = excluded.amount, duration_ms = excluded.duration_ms, updated_ms = excluded.updated_ms \
+             RETURNING id",
+        );
+        let row = query
+            .bind(new.id.as_str())
+            .bind(tenant)
+            .bind(new.namespace.as_str())
+            .bind(new.identifier.as_str())
+            .bind(i64::from(new.limit))
+            .bind(signed(new.duration_ms))
+            .bind(signed(now_ms))
+            .fetch_one(&mut self.connection)
+            .await?;
+        Ok(row.try_get("id")?)
+    }
+
+    /// Forgets the override with this pattern. Says whether there was one.
+    pub async fn delete(&mut self, tenant: &str, namespace: &str, pattern: &str) -> Result<bool, StoreError> {
+        let query =
+            sqlx::query("DELETE FROM overrides WHERE tenant = ?1 AND namespace = ?2 AND identifier = ?3");
+        let done = query.bind(tenant).bind(namespace).bind(pattern).execute(&mut self.connection).await?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    /// At most `most` overrides of a namespace, in the order of their patterns, from the one that follows `after`.
+    pub async fn list(
+        &mut self,
+        tenant: &str,
+        namespace: &str,
+        after: Option<&str>,
+        most: u32,
+    ) -> Result<Vec<Override>, StoreError> {
+        // No pattern is empty.
+        let query = sqlx::query(
+            "SELECT * FROM overrides WHERE tenant = ?1 AND namespace = ?2 AND identifier > ?3 \
+             ORDER BY identifier LIMIT ?4",
+        );
+        let rows = query
+            .bind(tenant)
+            .bind(namespace)
+            .bind(after.unwrap_or_default())
+            .bind(i64::from(most))
+            .fetch_all(&mut self.connection)
+            .await?;
+        rows.iter().map(read).collect()
+    }
+
+    /// Leaves the file as small as it can be. A store that is not closed loses nothing.
+    pub async fn close(self) -> Result<(), StoreError> {
+        Ok(self.connection.close().await?)
+    }
+}
+
+impl StoreError {
+    /// Names the file if somebody else holds it.
+    fn naming(self, file: PathBuf) -> Self {
+        let database = match &self {
+            Self::Database(error) | Self::Schema(sqlx::migrate::MigrateError::Execute(error)) => {
+                error.as_database_error()
+            }
+            _ => None,
+        };
+        let code = database.and_then(|error| error.code()?.parse::<i32>().ok());
+        // The low byte is the primary code.
+        if code.is_some_and(|code| code & 0xff == SQLITE_BUSY) { Self::InUse(file) } else { self }
+    }
+}
+
+fn migrator() -> Migrator {
+    let migration = |(version, description, sql): &(i64, &'static str, &'static str)| {
+        Migration::new(*version, (*description).into(), MigrationType::Simple, (*sql).into_sql_str(), false)
+    };
+    Migrator::with_migrations(MIGRATIONS.iter().map(migration).collect())
+}
+
+fn read(row: &SqliteRow) -> Result<Override, StoreError> {
+    let id: String = row.try_get("id")?;
+    let (limit, duration_ms): (i64, i64) = (row.try_get("amount")?, row.try_get("duration_ms")?);
+    let (Ok(limit), Ok(duration_ms)) = (u32::try_from(limit), u64::try_from(duration_ms)) else {
+        return Err(StoreError::Row(id));
+    };
+    Ok(Override {
+        id,
+        namespace: row.try_get("namespace")?,
+        identifier: Pattern::new(row.try_get::<String, _>("identifier")?),
+        limit,
+        duration_ms,
+    })
+}
+
+/// `SQLite`'s integers have a sign. What is kept is far below the largest.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pattern: &str, limit: u32) -> Override {
+        Override {
+            id: format!("ovr_{pattern}_{limit}"),
+            namespace: "n".to_owned(),
+            identifier: Pattern::new(pattern),
+            limit,
+            duration_ms: 1_000,
+        }
+    }
+
+    async fn patterns(store: &mut Store, after: Option<&str>, most: u32) -> Vec<String> {
+        let found = store.list("t", "n", after, most).await.expect("lists");
+        found.into_iter().map(|found| found.identifier.as_str().to_owned()).collect()
+    }
+
+    #[tokio::test]
+    async fn what_is_set_is_found_by_the_next_one_to_open() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let inner = folder.path().join("made");
+        let mut store = Store::open(Some(&inner)).await.expect("opens");
+        assert_eq!(store.set("t", &of("b*", 1), 5).await.expect("sets"), "ovr_b*_1");
+        assert_eq!(store.set("t", &of("b*", 2), 6).await.expect("replaces"), "ovr_b*_1");
+        store.set("u", &of("a", u32::MAX), 7).await.expect("sets");
+        // As after a crash: nothing is closed in order.
+        drop(store);
+        let mut store = Store::open(Some(&inner)).await.expect("opens again");
+        let mut all = store.load().await.expect("loads");
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        let kept = Override { id: "ovr_b*_1".to_owned(), ..of("b*", 2) };
+        assert_eq!(all, [("t".to_owned(), kept), ("u".to_owned(), of("a", u32::MAX))]);
+    }
+
+    #[tokio::test]
+    async fn a_second_server_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let first = Store::open(Some(folder.path())).await.expect("opens");
+        let second = Store::open(Some(folder.path())).await.expect_err("in use");
+        assert!(
+            second.to_string().ends_with("tidegate.db is in use: each server needs a folder of its own"),
+            "{second}"
+        );
+        first.close().await.expect("closes");
+        Store::open(Some(folder.path())).await.expect("free again");
+    }
+
+    #[tokio::test]
+    async fn pages_follow_each_other_even_if_the_last_one_is_gone() {
+        let mut store = Store::open(None).await.expect("in memory");
+        for pattern in ["a", "b", "c", "d"] {
+            store.set("t", &of(pattern, 1), 1).await.expect("sets");
+        }
+        assert_eq!(patterns(&mut store, None, 2).await, ["a", "b"]);
+        assert!(store.delete("t", "n", "b").await.expect("deletes"));
+        assert!(!store.delete("t", "n", "b").await.expect("nothing there"));
+        assert!(!store.delete("u", "n", "a").await.expect("another tenant's"));
+        assert_eq!(patterns(&mut store, Some("b"), 2).await, ["c", "d"]);
+        assert_eq!(patterns(&mut store, Some("d"), 2).await, Vec::<String>::new());
+    }
+}

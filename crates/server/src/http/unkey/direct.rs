@@ -1,0 +1,191 @@
+//! The direct form: a limit that comes with the request, unless an override replaces it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tidegate::{Ask, Gate, Limit, LimitError, Outcome, Retry};
+use tidegate_rules::overrides::Override;
+use utoipa::ToSchema;
+
+use super::fields::{Number, Problems, Text};
+use crate::auth::TenantIndex;
+use crate::http::Problem;
+use crate::shared::Shared;
+
+/// The largest limit: what a meter counts to.
+pub(super) const LIMIT_MAX: u64 = u32::MAX as u64;
+/// The shortest window.
+pub(super) const DURATION_MS_MIN: u64 = 1_000;
+/// The longest window: 30 days.
+const DURATION_MS_MAX: u64 = 2_592_000_000;
+
+/// One limit to be checked.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::http) struct LimitRequest<'b> {
+    /// What is limited. Identifiers of different namespaces are counted apart.
+    #[serde(borrow)]
+    #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
+    namespace: Option<Text<'b>>,
+    /// Who is limited.
+    #[serde(borrow)]
+    #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
+    identifier: Option<Text<'b>>,
+    /// How much may pass in each window, unless an override says otherwise.
+    #[schema(value_type = u64, minimum = 1, maximum = 4_294_967_295u64, required = true)]
+    limit: Option<Number>,
+    /// The window in milliseconds.
+    #[schema(value_type = u64, minimum = 1_000, maximum = 2_592_000_000u64, required = true)]
+    duration: Option<Number>,
+    /// What the request costs; 0 looks without charging.
+    #[schema(value_type = u64, minimum = 0, default = 1, required = false)]
+    cost: Option<Number>,
+}
+
+/// A limit to be checked, in range.
+#[derive(Debug)]
+pub(super) struct Wanted<'b> {
+    pub(super) namespace: Cow<'b, str>,
+    pub(super) identifier: Cow<'b, str>,
+    limit: u64,
+    duration_ms: u64,
+    cost: u64,
+}
+
+impl<'b> LimitRequest<'b> {
+    /// The request in range, or with its problems noted.
+    pub(super) fn checked(self, problems: &mut Problems) -> Wanted<'b> {
+        Wanted {
+            namespace: problems.text("namespace", self.namespace),
+            identifier: problems.text("identifier", self.identifier),
+            limit: problems.number("limit", self.limit, 1, LIMIT_MAX),
+            duration_ms: problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX),
+            cost: problems.number("cost", self.cost.or(Some(Number::Whole(1))), 0, u64::MAX),
+        }
+    }
+}
+
+/// A limit that was found, and who is asked about it.
+#[derive(Debug)]
+pub(super) struct Gated<'w, 'b> {
+    pub(super) wanted: &'w Wanted<'b>,
+    pub(super) applied: Option<Arc<Override>>,
+    gate: Gate,
+    duration_ms: u64,
+}
+
+impl<'w, 'b> Gated<'w, 'b> {
+    /// The limit that applies: an override's, or the request's own.
+    pub(super) fn find(
+        shared: &Shared,
+        tenant: TenantIndex,
+        wanted: &'w Wanted<'b>,
+    ) -> Result<Self, Problem> {
+        let applied = shared.overrides.of(tenant).applying(&wanted.namespace, &wanted.identifier);
+        let (limit, duration_ms) = match &applied {
+            None => (wanted.limit, wanted.duration_ms),
+            Some(found) => (u64::from(found.limit), found.duration_ms),
+        };
+        let gate = gate(shared, tenant, &wanted.namespace, limit, duration_ms)
+            // Whatever was in range is a limit; should the ranges ever part, this says so.
+            .map_err(|error| Problem::bad_request(error.to_string()))?;
+        Ok(Self { wanted, applied, gate, duration_ms })
+    }
+
+    /// The question. Windows of different durations do not compare, so the duration is a part of the key.
+    pub(super) fn ask(&self) -> Ask<'_> {
+        let duration = self.duration_ms.to_le_bytes();
+        let parts = [self.wanted.namespace.as_bytes(), self.wanted.identifier.as_bytes(), &duration];
+        self.gate.parts(&parts).cost(self.wanted.cost)
+    }
+
+    /// How much may pass in a window.
+    pub(super) fn limit(&self) -> u32 {
+        self.gate.limit().amount()
+    }
+
+    /// The id of the override that applied.
+    pub(super) fn override_id(&self) -> Option<&str> {
+        self.applied.as_ref().map(|applied| applied.id.as_str())
+    }
+}
+
+fn gate(
+    shared: &Shared,
+    tenant: TenantIndex,
+    namespace: &str,
+    limit: u64,
+    duration_ms: u64,
+) -> Result<Gate, LimitError> {
+    let period = Duration::from_millis(duration_ms);
+    let tenant = shared.tenant(tenant);
+    let gate = if shared.gcra_namespaces.iter().any(|pattern| pattern.matches(namespace)) {
+        tenant.direct_gcra.with_limit(Limit::gcra(limit, period)?)
+    } else {
+        tenant.direct_window.with_limit(Limit::sliding_window(limit, period)?)
+    };
+    Ok(gate.with_name(namespace))
+}
+
+/// When to come back, in milliseconds since the Unix epoch. Of a denial: the first instant at which the same request
+/// would pass. Otherwise: when the meter is as good as new. If the same request will never pass, when one that costs
+/// less would have the whole limit; under a limit of 0, one window from now, by when it may have been changed.
+pub(super) fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
+    let verdict = outcome.verdict();
+    let wait_us = match verdict.retry() {
+        None | Some(Retry::CostAboveBurst) => verdict.reset_after_us(),
+        Some(Retry::After(us)) => us,
+        Some(Retry::Blocked) => outcome.gate().limit().period_us(),
+    };
+    wall_us.saturating_add(wait_us).div_ceil(1_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate::{Limiter, ManualClock};
+
+    const HOUR: Duration = Duration::from_hours(1);
+    /// Somewhere within a window and within a millisecond.
+    const STARTED_US: u64 = 1_800_000_000_123_456;
+
+    fn limiter() -> (Arc<ManualClock>, Limiter) {
+        let clock = Arc::new(ManualClock::new());
+        clock.set(1, STARTED_US);
+        let limiter = Limiter::builder().clock(Arc::clone(&clock)).build().expect("a limiter");
+        (clock, limiter)
+    }
+
+    #[test]
+    fn a_denied_request_passes_at_its_reset_and_not_a_millisecond_earlier() {
+        for limit in [Limit::gcra(7, HOUR), Limit::sliding_window(7, HOUR)] {
+            let (clock, limiter) = limiter();
+            let gate = limiter.gate_with("", "direct", limit.expect("in range")).expect("a tenant");
+            assert!(limiter.check(gate.key("a").cost(5)).is_allowed());
+            let denied = limiter.check(gate.key("a").cost(4));
+            assert!(!denied.is_allowed());
+            let wait_us = reset_ms(&denied, limiter.wall_us()) * 1_000 - STARTED_US;
+            clock.advance(Duration::from_micros(wait_us - 1_000));
+            assert!(!limiter.check(gate.key("a").cost(4)).is_allowed());
+            clock.advance(Duration::from_millis(1));
+            assert!(limiter.check(gate.key("a").cost(4)).is_allowed());
+        }
+    }
+
+    #[test]
+    fn what_never_passes_says_when_to_look_again() {
+        let (_clock, limiter) = limiter();
+        let gate = |amount| {
+            let limit = Limit::sliding_window(amount, HOUR).expect("in range");
+            limiter.gate_with("", "direct", limit).expect("a tenant")
+        };
+        let now_ms = STARTED_US.div_ceil(1_000);
+        let (small, blocked) = (gate(1), gate(0));
+        let dear = limiter.check(small.key("a").cost(2));
+        assert_eq!(reset_ms(&dear, STARTED_US), now_ms);
+        let never = limiter.check(blocked.key("a"));
+        assert_eq!(reset_ms(&never, STARTED_US), now_ms + 3_600_000);
+    }
+}

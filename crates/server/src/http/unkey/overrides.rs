@@ -1,0 +1,289 @@
+//! `POST /v2/ratelimit.setOverride`, `.getOverride`, `.deleteOverride` and `.listOverrides`.
+
+use ::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use tidegate_rules::overrides::Override;
+use tidegate_rules::pattern::Pattern;
+use utoipa::ToSchema;
+
+use super::direct::{DURATION_MS_MIN, LIMIT_MAX};
+use super::fields::{Number, Problems, Text};
+use super::request_id::RequestId;
+use super::{Envelope, ErrorEnvelope, Meta, Refusal, answered, body, written};
+use crate::auth::Role;
+use crate::http::{Answer, Asked, Problem, Reply};
+use crate::overrides::{NotDone, Page, new_id};
+
+/// The longest window of an override: the longest that a limit may have, 366 days.
+const DURATION_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
+/// The longest page of a list.
+const PAGE_MAX: u64 = 100;
+/// The page of whoever asks for none in particular.
+const PAGE_DEFAULT: u64 = 10;
+/// What a cursor begins with: the pattern that it continues after may look like nothing, and a cursor must not.
+const CURSOR_PREFIX: char = '>';
+
+/// An override to be kept.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::http) struct SetOverrideRequest<'b> {
+    /// Where it applies.
+    #[serde(borrow)]
+    #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
+    namespace: Option<Text<'b>>,
+    /// To whom it applies; `*` stands for anything.
+    #[serde(borrow)]
+    #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
+    identifier: Option<Text<'b>>,
+    /// How much may pass in each window; 0 blocks.
+    #[schema(value_type = u64, minimum = 0, maximum = 4_294_967_295u64, required = true)]
+    limit: Option<Number>,
+    /// The window in milliseconds.
+    #[schema(value_type = u64, minimum = 1_000, maximum = 31_622_400_000u64, required = true)]
+    duration: Option<Number>,
+}
+
+/// Which override.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::http) struct OverrideRequest<'b> {
+    /// Where it applies.
+    #[serde(borrow)]
+    #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
+    namespace: Option<Text<'b>>,
+    /// Its pattern, as it was set.
+    #[serde(borrow)]
+    #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
+    identifier: Option<Text<'b>>,
+}
+
+/// Which overrides.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::http) struct ListOverridesRequest<'b> {
+    /// Where they apply.
+    #[serde(borrow)]
+    #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
+    namespace: Option<Text<'b>>,
+    /// Where the page before ended, as its answer said.
+    #[serde(borrow)]
+    #[schema(value_type = String, required = false)]
+    cursor: Option<Text<'b>>,
+    /// The most overrides of the page.
+    #[schema(value_type = u64, minimum = 1, maximum = 100, default = 10, required = false)]
+    limit: Option<Number>,
+}
+
+/// The override that is kept now.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::http) struct SetOverrideData {
+    /// Stays the same when the override is set again.
+    override_id: String,
+}
+
+/// An override.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::http) struct OverrideData {
+    override_id: String,
+    /// To whom it applies; `*` stands for anything.
+    identifier: String,
+    /// How much may pass in each window; 0 blocks.
+    limit: u32,
+    /// The window in milliseconds.
+    duration: u64,
+}
+
+/// Nothing.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::http) struct Nothing {}
+
+/// A page of overrides.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::http) struct OverrideList {
+    meta: Meta,
+    /// In the order of their identifiers.
+    data: Vec<OverrideData>,
+    pagination: Pagination,
+}
+
+/// What follows a page.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Pagination {
+    /// What to ask with for the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+    /// Whether there is one.
+    has_more: bool,
+}
+
+impl From<Override> for OverrideData {
+    fn from(of: Override) -> Self {
+        Self {
+            override_id: of.id,
+            identifier: of.identifier.as_str().to_owned(),
+            limit: of.limit,
+            duration: of.duration_ms,
+        }
+    }
+}
+
+/// Sets an override, in place of the one with the same identifier.
+#[utoipa::path(
+    post,
+    path = "/v2/ratelimit.setOverride",
+    operation_id = "ratelimit.setOverride",
+    request_body = SetOverrideRequest<'static>,
+    responses(
+        (status = 200, description = "Kept, and in force", body = Envelope<SetOverrideData>),
+        (status = "4XX", description = "Not kept", body = ErrorEnvelope<'static>),
+    )
+)]
+pub(in crate::http) fn set(asked: &Asked<'_>) -> Result<Reply, Refusal> {
+    let principal = asked.principal(Role::Operator)?;
+    let request: SetOverrideRequest<'_> = body(asked)?;
+    let mut problems = Problems::default();
+    let namespace = problems.text("namespace", request.namespace).into_owned();
+    let identifier = Pattern::new(problems.text("identifier", request.identifier));
+    let limit = problems.number("limit", request.limit, 0, LIMIT_MAX);
+    let duration_ms = problems.number("duration", request.duration, DURATION_MS_MIN, DURATION_MS_MAX);
+    if !problems.errors.is_empty() {
+        return Err(problems.errors.into());
+    }
+    let id = new_id().map_err(|problem| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, problem))?;
+    let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+    let new = Override { id, namespace, identifier, limit, duration_ms };
+    let now_ms = asked.shared.limiter.wall_us() / 1_000;
+    let kept = asked.shared.overrides.set(principal.tenant, new, now_ms);
+    Ok(Reply::Later(Box::pin(async move {
+        done(kept.await, |override_id| Ok(answered(SetOverrideData { override_id })))
+    })))
+}
+
+/// Tells of an override.
+#[utoipa::path(
+    post,
+    path = "/v2/ratelimit.getOverride",
+    operation_id = "ratelimit.getOverride",
+    request_body = OverrideRequest<'static>,
+    responses(
+        (status = 200, description = "The override", body = Envelope<OverrideData>),
+        (status = "4XX", description = "There is none, or the request was refused", body = ErrorEnvelope<'static>),
+    )
+)]
+pub(in crate::http) fn get(asked: &Asked<'_>) -> Result<Answer, Refusal> {
+    let principal = asked.principal(Role::Viewer)?;
+    let (namespace, pattern) = which(asked)?;
+    match asked.shared.overrides.of(principal.tenant).get(&namespace, &pattern) {
+        Some(found) => Ok(answered(OverrideData::from((*found).clone()))),
+        None => Err(not_found(&namespace, &pattern).into()),
+    }
+}
+
+/// Forgets an override.
+#[utoipa::path(
+    post,
+    path = "/v2/ratelimit.deleteOverride",
+    operation_id = "ratelimit.deleteOverride",
+    request_body = OverrideRequest<'static>,
+    responses(
+        (status = 200, description = "Forgotten, and not in force any more", body = Envelope<Nothing>),
+        (status = "4XX", description = "There is none, or the request was refused", body = ErrorEnvelope<'static>),
+    )
+)]
+pub(in crate::http) fn delete(asked: &Asked<'_>) -> Result<Reply, Refusal> {
+    let principal = asked.principal(Role::Operator)?;
+    let (namespace, pattern) = which(asked)?;
+    let deleted = asked.shared.overrides.delete(principal.tenant, namespace.clone(), pattern.clone());
+    Ok(Reply::Later(Box::pin(async move {
+        done(deleted.await, |was_there| {
+            if was_there { Ok(answered(Nothing {})) } else { Err(not_found(&namespace, &pattern)) }
+        })
+    })))
+}
+
+/// Lists the overrides of a namespace, page by page.
+#[utoipa::path(
+    post,
+    path = "/v2/ratelimit.listOverrides",
+    operation_id = "ratelimit.listOverrides",
+    request_body = ListOverridesRequest<'static>,
+    responses(
+        (status = 200, description = "A page", body = OverrideList),
+        (status = "4XX", description = "The request was refused", body = ErrorEnvelope<'static>),
+    )
+)]
+pub(in crate::http) fn list(asked: &Asked<'_>) -> Result<Reply, Refusal> {
+    let principal = asked.principal(Role::Viewer)?;
+    let request: ListOverridesRequest<'_> = body(asked)?;
+    let mut problems = Problems::default();
+    let namespace = problems.text("namespace", request.namespace).into_owned();
+    let after = continued(&mut problems, request.cursor);
+    let most = problems.number("limit", request.limit.or(Some(Number::Whole(PAGE_DEFAULT))), 1, PAGE_MAX);
+    if !problems.errors.is_empty() {
+        return Err(problems.errors.into());
+    }
+    let most = u32::try_from(most).unwrap_or(u32::MAX);
+    // One more than asked for tells whether there are more.
+    let found = asked.shared.overrides.list(principal.tenant, Page { namespace, after, most: most + 1 });
+    Ok(Reply::Later(Box::pin(async move { done(found.await, |found| Ok(written(&page(found, most)))) })))
+}
+
+fn which(asked: &Asked<'_>) -> Result<(String, String), Refusal> {
+    let request: OverrideRequest<'_> = body(asked)?;
+    let mut problems = Problems::default();
+    let namespace = problems.text("namespace", request.namespace).into_owned();
+    let pattern = problems.text("identifier", request.identifier).into_owned();
+    if problems.errors.is_empty() { Ok((namespace, pattern)) } else { Err(problems.errors.into()) }
+}
+
+/// The pattern after which a page begins. An empty cursor is none.
+fn continued(problems: &mut Problems, cursor: Option<Text<'_>>) -> Option<String> {
+    match cursor {
+        None => return None,
+        Some(Text::Given(cursor)) if cursor.is_empty() => return None,
+        Some(Text::Given(cursor)) => {
+            if let Some(after) = cursor.strip_prefix(CURSOR_PREFIX) {
+                return Some(after.to_owned());
+            }
+        }
+        Some(Text::Wrong(_)) => {}
+    }
+    problems.add("cursor", "not one that an answer had in `pagination.cursor`");
+    None
+}
+
+fn page(mut found: Vec<Override>, most: u32) -> OverrideList {
+    let has_more = found.len() > most as usize;
+    found.truncate(most as usize);
+    let last = found.last().filter(|_| has_more);
+    let cursor = last.map(|last| format!("{CURSOR_PREFIX}{}", last.identifier.as_str()));
+    OverrideList {
+        meta: Meta { request_id: RequestId::next() },
+        data: found.into_iter().map(OverrideData::from).collect(),
+        pagination: Pagination { cursor, has_more },
+    }
+}
+
+fn done<T>(result: Result<T, NotDone>, tell: impl FnOnce(T) -> Result<Answer, Problem>) -> Answer {
+    let told = result.map_err(|reason| problem(&reason)).and_then(tell);
+    told.unwrap_or_else(|problem| Refusal::from(problem).into())
+}
+
+fn problem(reason: &NotDone) -> Problem {
+    match reason {
+        NotDone::Full(full) => Problem::bad_request(full.to_string()),
+        NotDone::Busy | NotDone::Stopping => Problem::overloaded(),
+        NotDone::Store(error) => {
+            tracing::error!(%error, "an override was not written");
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "store: failed; nothing was changed")
+        }
+    }
+}
+
+fn not_found(namespace: &str, pattern: &str) -> Problem {
+    let detail = format!("identifier: there is no override for {pattern:?} in the namespace {namespace:?}");
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
