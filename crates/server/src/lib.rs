@@ -38,6 +38,15 @@ use crate::listen::Workers;
 use crate::shared::Shared;
 use crate::worker::Context;
 
+/// The parsers of what strangers send, for tests that look for inputs they cannot take.
+#[doc(hidden)]
+pub mod fuzzing {
+    /// Requests as Redis clients send them.
+    pub fn resp(bytes: &[u8]) {
+        crate::resp::read_requests(bytes);
+    }
+}
+
 /// A server whose ports are open.
 pub struct Server {
     shared: Arc<Shared>,
