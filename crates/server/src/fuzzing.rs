@@ -16,7 +16,7 @@ use tidegate_rules::RuleSet;
 
 use crate::address;
 use crate::config::Config;
-use crate::http::{Answer, Asked, normal_path, route};
+use crate::http::{Asked, Reply, normal_path, route_all};
 use crate::rules::GatedRules;
 use crate::shared::Shared;
 
@@ -86,23 +86,39 @@ pub fn rules_file(bytes: &[u8]) {
     }
 }
 
-/// The body of `POST /v1/check`.
-pub fn check_body(bytes: &[u8]) {
-    is_an_answer(&post("/v1/check", bytes));
+/// Where the HTTP listener reads a body, each in its own way.
+const PATHS: [&str; 8] = [
+    "/v1/check",
+    "/json",
+    "/v2/ratelimit.limit",
+    "/v2/ratelimit.multiLimit",
+    "/v2/ratelimit.setOverride",
+    "/v2/ratelimit.getOverride",
+    "/v2/ratelimit.deleteOverride",
+    "/v2/ratelimit.listOverrides",
+];
+
+/// A body, sent everywhere. Gives the status of each answer that did not have to wait for the store.
+pub fn http_body(bytes: &[u8]) -> Vec<u16> {
+    let statuses: Vec<u16> = PATHS.iter().filter_map(|path| post(path, bytes)).collect();
+    // Whatever was asked, it is the asker who is wrong.
+    assert!(statuses.iter().all(|status| *status < 500), "{statuses:?}");
+    statuses
 }
 
-// The bodies of other surfaces are fuzzed the same way: a function here, a file in `fuzz/fuzz_targets`.
+/// Requests as Redis clients send them.
+pub fn resp(bytes: &[u8]) {
+    crate::resp::read_requests(bytes);
+}
 
-/// What the HTTP listener answers to a body.
-fn post(path: &str, body: &[u8]) -> Answer {
+/// What the HTTP listener answers to a body; nothing if that has to wait.
+fn post(path: &str, body: &[u8]) -> Option<u16> {
     let (parts, ()) = Request::post(path).body(()).expect("a request").into_parts();
     let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-    route(&Asked { shared: server(), peer, parts, body: Bytes::copy_from_slice(body) })
-}
-
-/// Whatever was asked, it is the asker who is wrong.
-fn is_an_answer(answer: &Answer) {
-    assert!(!answer.status().is_server_error(), "{answer:?}");
+    match route_all(&Asked { shared: server(), peer, parts, body: Bytes::copy_from_slice(body) }) {
+        Reply::Ready(answer) => Some(answer.status().as_u16()),
+        Reply::Later(_) => None,
+    }
 }
 
 fn server() -> &'static Shared {
@@ -117,4 +133,39 @@ fn server() -> &'static Shared {
         shared.rules.store(Arc::new(GatedRules::new(set, &shared).expect("few rules")));
         shared
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_path_answers_a_body() {
+        let limit = br#"{"namespace":"n","identifier":"a","limit":1,"duration":1000}"#;
+        let statuses = http_body(limit);
+        assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 1, "{statuses:?}");
+    }
+
+    proptest! {
+        /// Nearly right requests, which get furthest.
+        #[test]
+        fn no_body_breaks_anything(
+            fields in prop::collection::vec(
+                ("namespace|identifier|limit|duration|cost|cursor|x", "[0-9]{1,22}|-1|1e9|null|\"[*a>]{0,3}\"|\\[\\]|\\{\\}|true"),
+                0..6,
+            ),
+            cut in any::<prop::sample::Index>(),
+            is_cut: bool,
+        ) {
+            let members: Vec<String> =
+                fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+            let object = format!("{{{}}}", members.join(","));
+            for text in [object.clone(), format!("[{object},{object}]")] {
+                let most = if is_cut { cut.index(text.len()) } else { text.len() };
+                let statuses = http_body(&text.as_bytes()[..most]);
+                prop_assert!(statuses.iter().all(|status| matches!(status, 200 | 400 | 404)), "{text} {statuses:?}");
+            }
+        }
+    }
 }

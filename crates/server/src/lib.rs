@@ -43,12 +43,6 @@ use crate::listen::Workers;
 use crate::shared::Shared;
 use crate::worker::Context;
 
-/// What is fed with bytes from anywhere, for fuzzing.
-#[doc(hidden)]
-pub mod fuzzing {
-    pub use crate::http::fuzzing::http_body;
-}
-
 /// A server whose ports are open.
 pub struct Server {
     shared: Arc<Shared>,

@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use prometheus_client::registry::Registry;
 use tidegate::headers::ResetStyle;
-use tidegate::{Gate, Limit, LimitError, Limiter, UnknownName};
+use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
 use tidegate_rules::pattern::Pattern;
 
 use crate::auth::{Credentials, TenantIndex};
@@ -87,7 +87,12 @@ impl std::error::Error for StartError {}
 impl Shared {
     /// Everything a server needs, but for what it reads from files.
     pub fn new(config: &mut Config) -> Result<Self, StartError> {
-        let mut builder = Limiter::builder().memory_bytes(config.memory_bytes);
+        Self::on_clock(config, SystemClock::new())
+    }
+
+    /// The same, by another source of time.
+    pub(crate) fn on_clock(config: &mut Config, clock: impl Clock + 'static) -> Result<Self, StartError> {
+        let mut builder = Limiter::builder().memory_bytes(config.memory_bytes).clock(clock);
         for tenant in &config.tenants {
             builder = builder.tenant(tenant.name.clone(), tenant.weight);
         }

@@ -5,7 +5,6 @@ mod answer;
 mod check;
 mod envoy_json;
 mod forward_auth;
-pub(crate) mod fuzzing;
 mod openapi;
 mod path;
 mod unkey;
@@ -130,12 +129,12 @@ async fn read(body: Incoming) -> Result<Bytes, Problem> {
 }
 
 /// Which surface a request is for, with those that may have to wait for the store.
-fn route_all(asked: &Asked<'_>) -> Reply {
+pub(crate) fn route_all(asked: &Asked<'_>) -> Reply {
     if asked.parts.uri.path().starts_with(unkey::PREFIX) { unkey::reply(asked) } else { route(asked).into() }
 }
 
 /// Which surface a request is for.
-pub(crate) fn route(asked: &Asked<'_>) -> Answer {
+fn route(asked: &Asked<'_>) -> Answer {
     match asked.parts.uri.path() {
         "/v1/check" => route_check(asked),
         "/json" => timed(asked, Surface::Envoy, |asked| only(asked, &Method::POST, envoy_json::answer)),

@@ -1,15 +1,204 @@
-//! RESP.
+//! RESP: what Redis clients speak. `CL.THROTTLE` and what they say on connect.
+//!
+//! A connection reads what is there, answers all of it, and writes the answers in one go. It reads nothing more until
+//! the client took them, so what it holds is bounded; and it holds nothing at all while it is idle, because reading and
+//! writing go through buffers of the worker.
 
+mod client;
+mod command;
+mod connection;
+mod dialogue;
+mod info;
+mod reply;
+mod request;
+mod session;
+mod throttle;
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::future::poll_fn;
 use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context as Task, Poll, Waker, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use self::dialogue::{Dialogue, Next, REPLY_BYTES_MAX};
+use crate::shared::Shared;
 use crate::worker::Context;
 
+/// How much is read in one go. Higher: longer pipelines decided as one; more that a single client may take of a worker's
+/// time before it is the turn of another.
+const READ_BYTES: usize = 16 << 10;
+
+/// A connection that had a part of a request keeps this much room for the next.
+const KEPT_BYTES_MAX: usize = 1 << 10;
+
+/// What a worker reads into and writes from, for whichever connection is ready.
+struct Buffers {
+    read: Box<[u8]>,
+    write: Vec<u8>,
+}
+
+impl Buffers {
+    fn new() -> Self {
+        Self { read: vec![0; READ_BYTES].into(), write: Vec::with_capacity(2 * REPLY_BYTES_MAX) }
+    }
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers::new());
+}
+
 /// Answers the commands of one connection.
-pub(crate) async fn serve<S>(_stream: S, _context: Context) -> io::Result<()>
+pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    Ok(())
+    let mut connection = Connection::new(stream, Arc::clone(&context.shared));
+    let mut stop = pin!(context.stop.cancelled());
+    let mut told: Option<Waker> = None;
+    poll_fn(|task| {
+        // Asking whether to stop takes a lock that all connections share. It is enough to be woken.
+        if !told.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
+            let _ = stop.as_mut().poll(task);
+            told = Some(task.waker().clone());
+        }
+        connection.poll(task)
+    })
+    .await
+}
+
+struct Connection<S> {
+    stream: S,
+    shared: Arc<Shared>,
+    dialogue: Dialogue,
+    /// What was read and not answered: a part of a request, or what has to wait until the client takes its answers.
+    pending: Vec<u8>,
+    /// Whether there are whole requests among it.
+    stalled: bool,
+    /// What is answered and not taken.
+    unsent: Vec<u8>,
+    /// Whether something was written since the last flush.
+    unflushed: bool,
+    closing: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    fn new(stream: S, shared: Arc<Shared>) -> Self {
+        let dialogue = Dialogue::new(Arc::clone(&shared));
+        Self {
+            stream,
+            shared,
+            dialogue,
+            pending: Vec::new(),
+            stalled: false,
+            unsent: Vec::new(),
+            unflushed: false,
+            closing: false,
+        }
+    }
+
+    fn poll(&mut self, task: &mut Task<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.poll_unsent(task))?;
+            // What was read is answered before a stop.
+            if self.closing || !self.stalled && !self.shared.is_ready() {
+                return Pin::new(&mut self.stream).poll_shutdown(task);
+            }
+            ready!(BUFFERS.with_borrow_mut(|buffers| self.poll_turn(task, buffers)))?;
+        }
+    }
+
+    /// Writes what the client did not take at once.
+    fn poll_unsent(&mut self, task: &mut Task<'_>) -> Poll<io::Result<()>> {
+        if !self.unsent.is_empty() {
+            let mut unsent = std::mem::take(&mut self.unsent);
+            let written = self.poll_write(task, &unsent)?;
+            if written < unsent.len() {
+                unsent.drain(..written);
+                self.unsent = unsent;
+                return Poll::Pending;
+            }
+        }
+        if self.unflushed {
+            ready!(Pin::new(&mut self.stream).poll_flush(task))?;
+            self.unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads once, answers all of it, writes once.
+    fn poll_turn(&mut self, task: &mut Task<'_>, buffers: &mut Buffers) -> Poll<io::Result<()>> {
+        let Buffers { read, write } = buffers;
+        let mut fresh = 0;
+        if !self.stalled {
+            let mut into = ReadBuf::new(read);
+            ready!(Pin::new(&mut self.stream).poll_read(task, &mut into))?;
+            fresh = into.filled().len();
+            if fresh == 0 {
+                self.closing = true;
+                return Poll::Ready(Ok(()));
+            }
+        }
+        write.clear();
+        let next = self.answer(&read[..fresh], write);
+        self.stalled = next == Next::Rest;
+        self.closing = next == Next::Close;
+        let written = self.poll_write(task, write)?;
+        self.unsent.extend_from_slice(&write[written..]);
+        if fresh == READ_BYTES {
+            // There may be much more: others first.
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Answers what is pending and what was read just now.
+    fn answer(&mut self, fresh: &[u8], out: &mut Vec<u8>) -> Next {
+        if self.pending.is_empty() {
+            let (used, next) = self.dialogue.answer(fresh, out);
+            self.pending.extend_from_slice(&fresh[used..]);
+            return next;
+        }
+        self.pending.extend_from_slice(fresh);
+        let (used, next) = self.dialogue.answer(&self.pending, out);
+        self.pending.drain(..used);
+        if self.pending.is_empty() {
+            self.pending.shrink_to(KEPT_BYTES_MAX);
+        }
+        next
+    }
+
+    /// Writes as much as the client takes; how much that was.
+    fn poll_write(&mut self, task: &mut Task<'_>, bytes: &[u8]) -> io::Result<usize> {
+        let mut written = 0;
+        while written < bytes.len() {
+            match Pin::new(&mut self.stream).poll_write(task, &bytes[written..]) {
+                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(more)) => written += more,
+                Poll::Ready(Err(error)) => return Err(error),
+                Poll::Pending => break,
+            }
+        }
+        self.unflushed |= written > 0;
+        Ok(written)
+    }
+}
+
+/// Reads `bytes` as requests, for tests that look for inputs that cannot be taken.
+///
+/// # Panics
+/// If it matters in which pieces they arrive.
+pub(crate) fn read_requests(bytes: &[u8]) {
+    use self::request::Trust;
+    for trust in [Trust::Stranger, Trust::Known] {
+        let whole = request::read_all(bytes, bytes.len(), trust);
+        let halves = request::read_all(bytes, bytes.len().div_ceil(2), trust);
+        assert!(whole == halves, "what was read depends on how it arrived");
+    }
 }

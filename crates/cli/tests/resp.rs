@@ -1,0 +1,250 @@
+//! Redis clients that were not written here, against a real server.
+
+mod support;
+
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use support::{Process, START_TIME_MAX, Server, free_port, tool, wait_for_port};
+use tidegate_server::auth::TokenHash;
+
+/// How long an answer may take on a machine that has much else to do.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
+
+fn run(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("the program runs");
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command:?} failed:\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}
+
+fn redis_cli(server: &Server, arguments: &[&str]) -> String {
+    let port = server.address("resp").port().to_string();
+    run(Command::new(tool("redis-cli")).args(["-p", &port]).args(arguments))
+}
+
+/// Runs a Python script that is given `client(**options)`, and fails where it does.
+fn redis_py(server: &Server, script: &str) {
+    let port = server.address("resp").port();
+    let script = format!(
+        "import redis\ndef client(**options):\n    return redis.Redis(port={port}, decode_responses=True, **options)\n{script}"
+    );
+    run(Command::new(tool("python3")).args(["-c", &script]));
+}
+
+#[test]
+fn redis_py_asks_in_both_protocols() {
+    let server = Server::start(&[]);
+    for protocol in ["2", "3"] {
+        redis_py(
+            &server,
+            &format!(
+                r#"
+c = client(protocol={protocol}, client_name="test")
+assert c.ping() is True
+assert c.echo("hello") == "hello"
+assert c.client_getname() == "test"
+assert c.client_id() > 0
+key = "user{protocol}"
+assert c.execute_command("CL.THROTTLE", key, 15, 30, 60) == [0, 16, 15, -1, 2]
+assert c.execute_command("CL.THROTTLE", key, 15, 30, 60, 15)[:4] == [0, 16, 0, -1]
+limited = c.execute_command("CL.THROTTLE", key, 15, 30, 60)
+assert limited[:3] == [1, 16, 0] and 1 <= limited[3] <= 2 and 31 <= limited[4] <= 32, limited
+assert c.config_get("save") == {{"save": ""}}
+assert c.info("server")["server_name"] == "tidegate"
+assert c.command_count() > 5
+
+pipeline = c.pipeline(transaction=False)
+for n in range(1000):
+    pipeline.execute_command("CL.THROTTLE", f"{protocol}-{{n % 100}}", 4, 1, 3600)
+    if n % 10 == 0:
+        pipeline.ping()
+answers = pipeline.execute()
+pongs = [a for a in answers if a is True]
+allowed = [a for a in answers if a is not True and a[0] == 0]
+assert len(answers) == 1100 and len(pongs) == 100 and len(allowed) == 500, (len(pongs), len(allowed))
+
+try:
+    c.execute_command("CL.THROTTLE", key, "many", 30, 60)
+    raise SystemExit("a wrong number was taken")
+except redis.ResponseError as e:
+    assert str(e) == "Cell error: Store error: Couldn't parse as integer: many", e
+try:
+    c.get(key)
+    raise SystemExit("GET was answered")
+except redis.ResponseError as e:
+    assert "unknown command 'GET'" in str(e), e
+"#
+            ),
+        );
+    }
+}
+
+/// A configuration with two tenants and a token for each.
+fn two_tenants() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut text = String::new();
+    for tenant in ["red", "blue"] {
+        let hash = TokenHash::of(format!("tg_{tenant}").as_bytes());
+        write!(
+            text,
+            "[[tenants]]\nname = \"{tenant}\"\n[[tokens]]\nname = \"{tenant}\"\nhash = \"{hash}\"\ntenant = \"{tenant}\"\n"
+        )
+        .expect("a string");
+    }
+    let path = folder.path().join("tidegate.toml");
+    std::fs::write(&path, text).expect("written");
+    (folder, path)
+}
+
+#[test]
+fn a_token_is_a_password_and_tenants_are_apart() {
+    let (_folder, path) = two_tenants();
+    let server = Server::start(&["--config", path.to_str().expect("text")]);
+    redis_py(
+        &server,
+        r#"
+for options in [{}, {"password": "tg_green"}, {"username": "red", "password": "x", "protocol": 3}]:
+    try:
+        client(**options).ping()
+        raise SystemExit(f"let in: {options}")
+    except redis.AuthenticationError:
+        pass
+red = client(password="tg_red")
+red3 = client(username="red", password="tg_red", protocol=3)
+blue = client(username="whoever", password="tg_blue", protocol=3)
+ask = lambda c: c.execute_command("CL.THROTTLE", "k", 0, 1, 3600)[0]
+assert [ask(red), ask(red), ask(red3)] == [0, 1, 1]
+assert [ask(blue), ask(blue)] == [0, 1]
+assert "keys=1," in str(blue.execute_command("INFO", "keyspace")) or blue.info("keyspace")["db0"]["keys"] == 1
+"#,
+    );
+}
+
+#[test]
+fn redis_cli_prints_what_redis_cells_readme_prints() {
+    let server = Server::start(&[]);
+    assert_eq!(redis_cli(&server, &["CL.THROTTLE", "user123", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
+    assert_eq!(
+        redis_cli(&server, &["-3", "CL.THROTTLE", "user456", "15", "30", "60", "1"]),
+        "0\n16\n15\n-1\n2\n"
+    );
+    assert_eq!(redis_cli(&server, &["PING"]), "PONG\n");
+}
+
+#[test]
+fn redis_benchmark_sends_pipelines_and_every_decision_is_counted() {
+    let server = Server::start(&[]);
+    let port = server.address("resp").port().to_string();
+    let load = [
+        "-P",
+        "16",
+        "-c",
+        "20",
+        "-n",
+        "32000",
+        "-r",
+        "1000",
+        "-q",
+        "CL.THROTTLE",
+        "key:__rand_int__",
+        "15",
+        "30",
+        "60",
+    ];
+    let printed = run(Command::new(tool("redis-benchmark")).args(["-p", &port]).args(load));
+    assert!(printed.contains("requests per second"), "{printed}");
+    let scrape = ureq::get(server.url("admin", "/metrics"))
+        .call()
+        .and_then(|mut answer| answer.body_mut().read_to_string())
+        .expect("a scrape");
+    let counted: u64 = scrape
+        .lines()
+        .filter(|line| line.starts_with("tidegate_decisions_total{surface=\"resp\""))
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+        .sum();
+    assert_eq!(counted, 32_000, "{scrape}");
+}
+
+/// Sends bytes, says that no more will come, and reads all that is answered.
+fn exchange(address: SocketAddr, sent: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).expect("connects");
+    stream.set_read_timeout(Some(ANSWER_TIME_MAX)).expect("set");
+    stream.write_all(sent).expect("written");
+    stream.shutdown(std::net::Shutdown::Write).expect("half closed");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("answered and closed");
+    answer.escape_ascii().to_string()
+}
+
+/// Requests that a Redis answers as well, in the same words.
+const SAME_WORDS: &[&[u8]] = &[
+    b"PING\r\n",
+    b"*1\r\n$4\r\nPING\r\n*2\r\n$4\r\nPING\r\n$2\r\nhi\r\n",
+    b"*0\r\n*-1\r\n\r\nPING\n",
+    b"*1\r\n$4\r\nPINGxxPING\r\n",
+    b"PING a b\r\nECHO\r\nECHO hi\r\n",
+    b"ECHO \"a\\tb\\x41\\q\"\r\nECHO 'it\\'s'\r\nECHO \"\"\r\n",
+    b"SELECT 0\r\nSELECT 99\r\nSELECT x\r\nSELECT\r\n",
+    b"RESET\r\nRESET a\r\n",
+    b"QUIT\r\nPING\r\n",
+    b"AUTH x\r\nAUTH u p\r\nAUTH default p\r\nAUTH\r\nAUTH a b c\r\n",
+    b"HELLO 4\r\nHELLO x\r\nHELLO 2 FOO\r\nHELLO 2 AUTH x\r\nHELLO 3 SETNAME \"a b\"\r\nHELLO 2 AUTH u p\r\n",
+    b"CLIENT GETNAME\r\nCLIENT SETNAME me\r\nCLIENT GETNAME\r\nCLIENT SETNAME\r\nCLIENT SETNAME \"a b\"\r\n",
+    b"CLIENT\r\nCLIENT FOO\r\nCLIENT ID x\r\nCLIENT NO-EVICT on\r\nCLIENT NO-EVICT x\r\n",
+    b"CONFIG GET save\r\nCONFIG GET nosuch\r\nCONFIG GET\r\nCONFIG\r\nCONFIG FOO\r\n",
+    b"COMMAND FOO\r\nCOMMAND INFO nosuch\r\nCOMMAND DOCS nosuch\r\n",
+    b"INFO nosuch\r\n",
+    b"nosuch\r\nnosuch with words\r\n\"no\\r\\nsuch\"\r\n*1\r\n$0\r\n\r\n",
+    b"*abc\r\n",
+    b"*\r\n",
+    b"*+1\r\n",
+    b"*01\r\n",
+    b"*99999999999999999999\r\n",
+    b"*1\r\n+PING\r\n",
+    b"*1\r\n\r\n",
+    b"*1\r\n$-1\r\n",
+    b"*1\r\n$abc\r\n",
+    b"*1\r\n$04\r\n",
+    b"*1\r\n$4294967296\r\n",
+    b"ping \"abc\r\n",
+    b"'a'b\r\n",
+];
+
+#[test]
+fn what_redis_answers_too_is_answered_in_its_words() {
+    let server = Server::start(&[]);
+    let port = free_port();
+    let folder = tempfile::tempdir().expect("a folder");
+    let _redis = Process::spawn(
+        Command::new(tool("redis-server"))
+            .args(["--port", &port.to_string(), "--save", "", "--bind", "127.0.0.1"])
+            .current_dir(folder.path())
+            .stdout(std::process::Stdio::null()),
+    );
+    let redis = SocketAddr::from(([127, 0, 0, 1], port));
+    wait_for_port("redis-server", redis);
+    for sent in SAME_WORDS {
+        assert_eq!(exchange(server.address("resp"), sent), exchange(redis, sent), "{}", sent.escape_ascii());
+    }
+    let long = [vec![b'x'; 40], vec![b'y'; 200], vec![b'z'; 9]].join(&b' ');
+    let sent = [b"nosuch ", long.as_slice(), b"\r\n"].concat();
+    assert_eq!(exchange(server.address("resp"), &sent), exchange(redis, &sent));
+}
+
+#[test]
+fn a_stop_answers_what_was_asked_and_closes() {
+    let mut server = Server::start(&[]);
+    let mut stream = TcpStream::connect(server.address("resp")).expect("connects");
+    stream.set_read_timeout(Some(START_TIME_MAX)).expect("set");
+    stream.write_all(b"PING\r\n").expect("written");
+    let mut pong = [0; 7];
+    stream.read_exact(&mut pong).expect("answered");
+    assert_eq!(server.process.terminate(), Some(0));
+    let mut rest = Vec::new();
+    assert_eq!(stream.read_to_end(&mut rest).expect("closed"), 0);
+}

@@ -1,0 +1,288 @@
+//! Which commands there are, and `COMMAND`, which tells clients of them.
+
+use super::reply::Reply;
+use super::request::Request;
+use super::session::Session;
+use super::{client, connection, info, throttle};
+
+/// What comes after a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// The next one.
+    Continue,
+    /// The end of the connection.
+    Close,
+}
+
+/// A command.
+pub(super) struct Command {
+    /// In lower case.
+    name: &'static str,
+    /// How many words a request has, the name among them; below zero, how many at least.
+    arity: i64,
+    flags: &'static [&'static str],
+    /// Where its keys are: the first, the last, and the step between them.
+    keys: [i64; 3],
+    /// Whether somebody may ask who has not said who it is.
+    strangers: bool,
+    group: &'static str,
+    summary: &'static str,
+    answer: fn(&mut Session, &Request<'_>, &mut Reply<'_>) -> Flow,
+}
+
+const NO_KEYS: [i64; 3] = [0; 3];
+
+const COMMANDS: &[Command] = &[
+    Command {
+        name: "cl.throttle",
+        arity: -1,
+        flags: &["write", "fast"],
+        keys: [1, 1, 1],
+        strangers: false,
+        group: "generic",
+        summary: "Decides whether so much may pass on a key",
+        answer: throttle::answer,
+    },
+    Command {
+        name: "ping",
+        arity: -1,
+        flags: &["fast"],
+        keys: NO_KEYS,
+        strangers: false,
+        group: "connection",
+        summary: "Answers, to show that it does",
+        answer: connection::ping,
+    },
+    Command {
+        name: "echo",
+        arity: 2,
+        flags: &["fast"],
+        keys: NO_KEYS,
+        strangers: false,
+        group: "connection",
+        summary: "Answers what it was told",
+        answer: connection::echo,
+    },
+    Command {
+        name: "hello",
+        arity: -1,
+        flags: &["fast", "no_auth"],
+        keys: NO_KEYS,
+        strangers: true,
+        group: "connection",
+        summary: "Agrees on a protocol, and on who asks",
+        answer: connection::hello,
+    },
+    Command {
+        name: "auth",
+        arity: -2,
+        flags: &["fast", "no_auth"],
+        keys: NO_KEYS,
+        strangers: true,
+        group: "connection",
+        summary: "Says who asks, by a token",
+        answer: connection::auth,
+    },
+    Command {
+        name: "select",
+        arity: 2,
+        flags: &["fast"],
+        keys: NO_KEYS,
+        strangers: false,
+        group: "connection",
+        summary: "Chooses database 0, the only one",
+        answer: connection::select,
+    },
+    Command {
+        name: "quit",
+        arity: -1,
+        flags: &["fast", "no_auth"],
+        keys: NO_KEYS,
+        strangers: true,
+        group: "connection",
+        summary: "Ends the connection",
+        answer: connection::quit,
+    },
+    Command {
+        name: "reset",
+        arity: 1,
+        flags: &["fast", "no_auth"],
+        keys: NO_KEYS,
+        strangers: true,
+        group: "connection",
+        summary: "Makes the connection as new",
+        answer: connection::reset,
+    },
+    Command {
+        name: "client",
+        arity: -2,
+        flags: &[],
+        keys: NO_KEYS,
+        strangers: false,
+        group: "connection",
+        summary: "Names this connection, and tells of it",
+        answer: client::answer,
+    },
+    Command {
+        name: "command",
+        arity: -1,
+        flags: &[],
+        keys: NO_KEYS,
+        strangers: false,
+        group: "server",
+        summary: "Tells of commands",
+        answer,
+    },
+    Command {
+        name: "info",
+        arity: -1,
+        flags: &[],
+        keys: NO_KEYS,
+        strangers: false,
+        group: "server",
+        summary: "Tells of the server",
+        answer: info::info,
+    },
+    Command {
+        name: "config",
+        arity: -2,
+        flags: &[],
+        keys: NO_KEYS,
+        strangers: false,
+        group: "server",
+        summary: "Tells of settings that clients ask for",
+        answer: info::config,
+    },
+];
+
+/// Answers a request.
+pub(super) fn dispatch(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+    let Some(name) = request.get(0) else { return Flow::Continue };
+    let Some(command) = find(name) else {
+        reply.error(&unknown(name, request));
+        return Flow::Continue;
+    };
+    if !takes(command.arity, request.len()) {
+        reply.error(&wrong_arity(command.name));
+        return Flow::Continue;
+    }
+    if session.principal.is_none() && !command.strangers {
+        reply.error(b"NOAUTH Authentication required.");
+        return Flow::Continue;
+    }
+    (command.answer)(session, request, reply)
+}
+
+fn find(name: &[u8]) -> Option<&'static Command> {
+    COMMANDS.iter().find(|command| name.eq_ignore_ascii_case(command.name.as_bytes()))
+}
+
+/// Whether a command of this arity takes so many words.
+pub(super) fn takes(arity: i64, words: usize) -> bool {
+    let words = i64::try_from(words).unwrap_or(i64::MAX);
+    if arity < 0 { words >= -arity } else { words == arity }
+}
+
+pub(super) fn wrong_arity(name: &str) -> Vec<u8> {
+    format!("ERR wrong number of arguments for '{name}' command").into_bytes()
+}
+
+/// What a client said, cut to what an error has room for.
+fn cut(text: &[u8], most: usize) -> &[u8] {
+    &text[..text.len().min(most)]
+}
+
+/// How much of a client's words an error repeats, as in Redis.
+const REPEATED_BYTES_MAX: usize = 128;
+
+fn unknown(name: &[u8], request: &Request<'_>) -> Vec<u8> {
+    let mut arguments = Vec::new();
+    for argument in request.from(1) {
+        let Some(room @ 1..) = REPEATED_BYTES_MAX.checked_sub(arguments.len()) else { break };
+        arguments.extend_from_slice(&[b"'", cut(argument, room), b"' "].concat());
+    }
+    let name = cut(name, REPEATED_BYTES_MAX);
+    [b"ERR unknown command '", name, b"', with args beginning with: ", &arguments].concat()
+}
+
+pub(super) fn unknown_subcommand(of: &str, name: &[u8]) -> Vec<u8> {
+    let name = cut(name, REPEATED_BYTES_MAX);
+    [b"ERR unknown subcommand '", name, b"'. Try ", of.as_bytes(), b" HELP."].concat()
+}
+
+/// `COMMAND [COUNT | LIST | INFO [name...] | DOCS [name...] | HELP]`.
+fn answer(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+    let Some(subcommand) = request.get(1) else {
+        reply.array(COMMANDS.len());
+        COMMANDS.iter().for_each(|command| command.tell(reply));
+        return Flow::Continue;
+    };
+    match subcommand.to_ascii_lowercase().as_slice() {
+        b"count" if request.len() == 2 => reply.integer(i64::try_from(COMMANDS.len()).unwrap_or(i64::MAX)),
+        b"count" => reply.error(&wrong_arity("command|count")),
+        b"list" => {
+            reply.array(COMMANDS.len());
+            COMMANDS.iter().for_each(|command| reply.bulk(command.name.as_bytes()));
+        }
+        b"info" => tell_some(request, reply),
+        b"docs" => document_some(request, reply),
+        b"help" => help(reply, "COMMAND", &["COUNT", "LIST", "INFO [<name> ...]", "DOCS [<name> ...]"]),
+        _ => reply.error(&unknown_subcommand("COMMAND", subcommand)),
+    }
+    Flow::Continue
+}
+
+/// The subcommands of a command, for people.
+pub(super) fn help(reply: &mut Reply<'_>, of: &str, subcommands: &[&str]) {
+    reply.array(subcommands.len() + 2);
+    reply.status(&format!("{of} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"));
+    subcommands.iter().for_each(|subcommand| reply.status(subcommand));
+    reply.status("HELP");
+}
+
+fn tell_some(request: &Request<'_>, reply: &mut Reply<'_>) {
+    if request.len() == 2 {
+        reply.array(COMMANDS.len());
+        COMMANDS.iter().for_each(|command| command.tell(reply));
+        return;
+    }
+    reply.array(request.len() - 2);
+    for name in request.from(2) {
+        match find(name) {
+            Some(command) => command.tell(reply),
+            None => reply.null(),
+        }
+    }
+}
+
+fn document_some(request: &Request<'_>, reply: &mut Reply<'_>) {
+    let named: Vec<&Command> = if request.len() == 2 {
+        COMMANDS.iter().collect()
+    } else {
+        request.from(2).filter_map(find).collect()
+    };
+    reply.map(named.len());
+    named.iter().for_each(|command| command.document(reply));
+}
+
+impl Command {
+    fn tell(&self, reply: &mut Reply<'_>) {
+        reply.array(10);
+        reply.bulk(self.name.as_bytes());
+        reply.integer(self.arity);
+        reply.set(self.flags.len());
+        self.flags.iter().for_each(|flag| reply.status(flag));
+        self.keys.iter().for_each(|key| reply.integer(*key));
+        // Categories of access, hints, places of keys and subcommands: clients do without.
+        (0..4).for_each(|_| reply.set(0));
+    }
+
+    fn document(&self, reply: &mut Reply<'_>) {
+        reply.bulk(self.name.as_bytes());
+        reply.map(2);
+        for (key, value) in [("summary", self.summary), ("group", self.group)] {
+            reply.bulk(key.as_bytes());
+            reply.bulk(value.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Requests in, replies out: everything about a connection but its socket.
+//!
+//! Requests that were read together are answered together. Those that only need a decision are decided as one batch:
+//! while one is decided, the meters of the next are on their way from memory. Replies keep the order of their requests.
+
+use std::sync::Arc;
+
+use tidegate::Ask;
+use tidegate_rules::Class;
+
+use super::command::{Flow, dispatch};
+use super::reply::Reply;
+use super::request::{Parser, Trust};
+use super::session::Session;
+use super::throttle::{self, Gates};
+use crate::load;
+use crate::metrics::{Stopwatch, Surface};
+use crate::shared::Shared;
+
+/// When so much is to be written, it is written before the next request is looked at. Higher: fewer writes to clients
+/// that send long pipelines; more memory for those that do not take their answers.
+pub(super) const REPLY_BYTES_MAX: usize = 64 << 10;
+
+/// The most decisions in one batch: their answers stay below [`REPLY_BYTES_MAX`].
+const DECISIONS_PER_BATCH_MAX: usize = 512;
+
+/// The longest answer to a question: a head and five numbers of 64 bits.
+const ANSWER_BYTES_MAX: usize = 4 + 5 * (1 + 20 + 2);
+
+const _: () = assert!(DECISIONS_PER_BATCH_MAX * ANSWER_BYTES_MAX <= REPLY_BYTES_MAX, "a batch is one write");
+
+/// How a connection goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// With more bytes from the client.
+    More,
+    /// With the rest of what was read, once the client took what is written.
+    Rest,
+    /// Not at all, once the client took what is written.
+    Close,
+}
+
+/// One client and what was agreed with it.
+#[derive(Debug)]
+pub(super) struct Dialogue {
+    parser: Parser,
+    session: Session,
+}
+
+impl Dialogue {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { parser: Parser::default(), session: Session::new(shared) }
+    }
+
+    /// Answers the requests at the beginning of `input` into `out`; how many bytes they were, and what is next. What
+    /// was not used has to come again, with more behind it or not.
+    pub(super) fn answer(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
+        let started = Stopwatch::start();
+        let answered = self.answer_all(input, out);
+        let metrics = &self.session.shared.metrics;
+        let decisions = self.session.tally.flush(metrics);
+        if decisions > 0 {
+            metrics.took(Surface::Resp, started.taken(), decisions);
+        }
+        answered
+    }
+
+    fn answer_all(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
+        let mut used = 0;
+        loop {
+            used += self.decide_batch(&input[used..], out);
+            if out.len() >= REPLY_BYTES_MAX {
+                return (used, Next::Rest);
+            }
+            let mut reply = Reply::new(out, self.session.protocol);
+            match self.parser.parse(&input[used..], self.session.trust()) {
+                Ok(None) => return (used, Next::More),
+                Ok(Some(request)) => {
+                    used += request.used;
+                    if dispatch(&mut self.session, &request, &mut reply) == Flow::Close {
+                        return (used, Next::Close);
+                    }
+                }
+                Err(error) => {
+                    reply.error(format!("ERR Protocol error: {error}").as_bytes());
+                    return (input.len(), Next::Close);
+                }
+            }
+        }
+    }
+
+    /// Decides the questions at the beginning of `input`, up to the first request that is something else; how many
+    /// bytes they were.
+    fn decide_batch(&mut self, input: &[u8], out: &mut Vec<u8>) -> usize {
+        let Session { shared, principal: Some(_), gates, tally, protocol, .. } = &mut self.session else {
+            return 0;
+        };
+        if load::sheds(Class::Comfort) {
+            return 0;
+        }
+        let mut reply = Reply::new(out, *protocol);
+        let mut batch =
+            Batch { parser: &mut self.parser, input, used: 0, room: DECISIONS_PER_BATCH_MAX, gates };
+        shared.limiter.check_each(&mut batch, |_, outcome| {
+            tally.count(outcome.is_allowed(), &outcome);
+            throttle::tell(&mut reply, &outcome);
+        });
+        batch.used
+    }
+}
+
+/// Reads questions as they are needed: their keys are hashed where they lie, and nothing is copied.
+struct Batch<'b, 'g> {
+    parser: &'b mut Parser,
+    input: &'b [u8],
+    used: usize,
+    room: usize,
+    gates: &'g Gates,
+}
+
+impl<'g> Iterator for Batch<'_, 'g> {
+    type Item = Ask<'g>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Ask<'g>> {
+        self.room = self.room.checked_sub(1)?;
+        let request = self.parser.parse(&self.input[self.used..], Trust::Known).ok()??;
+        if !throttle::is_meant(&request) {
+            return None;
+        }
+        let question = throttle::question(&request, self.gates)?;
+        self.used += request.used;
+        Some(question)
+    }
+}

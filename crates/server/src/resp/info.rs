@@ -1,0 +1,88 @@
+//! `INFO` and `CONFIG GET`: what clients and load generators ask to know whom they talk to.
+
+use std::fmt::Write;
+
+use super::command::{Flow, help, unknown_subcommand, wrong_arity};
+use super::reply::Reply;
+use super::request::Request;
+use super::session::Session;
+
+/// The Redis whose words these answers are. Clients choose by it what to ask for.
+pub(super) const REDIS_VERSION: &str = "7.0.0";
+
+/// The settings that are asked for, as they would be in Redis: nothing is written to disk, and there is one database.
+const SETTINGS: [(&str, &str); 4] =
+    [("save", ""), ("appendonly", "no"), ("databases", "1"), ("maxmemory-policy", "noeviction")];
+
+/// `INFO [section...]`.
+pub(super) fn info(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+    let all = request.len() == 1 || ["all", "default", "everything"].iter().any(|name| names(request, name));
+    let mut text = String::new();
+    for (name, section) in SECTIONS {
+        if all || names(request, name) {
+            if !text.is_empty() {
+                text.push_str("\r\n");
+            }
+            section(session, &mut text);
+        }
+    }
+    reply.verbatim(&text);
+    Flow::Continue
+}
+
+fn names(request: &Request<'_>, section: &str) -> bool {
+    (1..request.len()).any(|at| request.is(at, section))
+}
+
+type Section = (&'static str, fn(&Session, &mut String));
+
+const SECTIONS: [Section; 3] = [("server", server), ("memory", memory), ("keyspace", keyspace)];
+
+fn server(_: &Session, text: &mut String) {
+    // Writing to a string cannot fail.
+    let _ = write!(
+        text,
+        "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\nserver_name:tidegate\r\n\
+         tidegate_version:{}\r\nprocess_id:{}\r\n",
+        env!("CARGO_PKG_VERSION"),
+        std::process::id()
+    );
+}
+
+fn memory(session: &Session, text: &mut String) {
+    let bytes = session.shared.limiter.memory_bytes();
+    let _ = write!(text, "# Memory\r\nmaxmemory:{bytes}\r\n");
+}
+
+/// The meters of the tenant that asks.
+fn keyspace(session: &Session, text: &mut String) {
+    text.push_str("# Keyspace\r\n");
+    let Some(principal) = session.principal else { return };
+    let tenant = session.shared.tenant(principal.tenant);
+    let keys = session.shared.limiter.stats_of(&tenant.name).map_or(0, |stats| stats.live);
+    if keys > 0 {
+        let _ = write!(text, "db0:keys={keys},expires={keys},avg_ttl=0\r\n");
+    }
+}
+
+/// `CONFIG GET pattern...`.
+pub(super) fn config(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+    let name = request.get(1).unwrap_or_default();
+    match name.to_ascii_lowercase().as_slice() {
+        b"get" if request.len() > 2 => get(request, reply),
+        b"get" => reply.error(&wrong_arity("config|get")),
+        b"help" => help(reply, "CONFIG", &["GET <name> ..."]),
+        _ => reply.error(&unknown_subcommand("CONFIG", name)),
+    }
+    Flow::Continue
+}
+
+fn get(request: &Request<'_>, reply: &mut Reply<'_>) {
+    let asked = |name: &str| (2..request.len()).any(|at| request.is(at, name) || request.is(at, "*"));
+    let found: Vec<_> = SETTINGS.iter().filter(|(name, _)| asked(name)).collect();
+    reply.map(found.len());
+    for (name, value) in found {
+        reply.bulk(name.as_bytes());
+        reply.bulk(value.as_bytes());
+    }
+}

@@ -1,0 +1,210 @@
+//! `CL.THROTTLE key max_burst count_per_period period_s [quantity]`, as redis-cell answers it.
+
+use std::time::Duration;
+
+use tidegate::{Ask, Gate, Limit, Outcome, Verdict};
+use tidegate_rules::Class;
+
+use super::command::Flow;
+use super::reply::Reply;
+use super::request::Request;
+use super::session::Session;
+use crate::load;
+
+/// How many limits a connection keeps ready. Higher: more of them used in turns before they are built anew; more memory
+/// and a longer search for a connection that uses many.
+const GATES_MAX: usize = 16;
+
+/// What redis-cell puts before its own errors.
+const ERROR_PREFIX: &str = "Cell error: Store error: ";
+
+const USAGE: &str = "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
+
+/// The longest period in seconds that a limit may have.
+const PERIOD_S_MAX: u64 = tidegate::PERIOD_US_MAX / 1_000_000;
+
+/// The limit that comes with a request, as it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rate {
+    max_burst: i64,
+    count: i64,
+    period_s: i64,
+}
+
+impl Rate {
+    /// The limit, but for a burst below zero: that of one that lets one pass.
+    fn limit(self) -> Result<Limit, String> {
+        if self.count == 0 || self.period_s == 0 {
+            return Err("Zero rates are not supported".to_owned());
+        }
+        let count = u64::try_from(self.count)
+            .map_err(|_| format!("count per period: {} is outside 1 to {}", self.count, u32::MAX))?;
+        let period_s = u64::try_from(self.period_s)
+            .map_err(|_| format!("period: {} is outside 1 to {PERIOD_S_MAX}", self.period_s))?;
+        let burst = u64::try_from(self.max_burst).map_or(1, |max_burst| max_burst + 1);
+        Limit::gcra(count, Duration::from_secs(period_s))
+            .and_then(|limit| limit.with_burst(burst))
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// The limits that a connection used last, ready to be asked.
+#[derive(Debug, Default)]
+pub(super) struct Gates {
+    known: Vec<(Rate, Gate)>,
+    /// Which one makes room next.
+    next: usize,
+}
+
+impl Gates {
+    /// Forgets all: they are of another tenant.
+    pub(super) fn clear(&mut self) {
+        self.known.clear();
+    }
+
+    #[inline]
+    fn find(&self, rate: Rate) -> Option<&Gate> {
+        self.known.iter().find(|(known, _)| *known == rate).map(|(_, gate)| gate)
+    }
+
+    /// The gate of `rate`, made from one that has the keys.
+    fn get(&mut self, rate: Rate, keys: &Gate) -> Result<&Gate, String> {
+        let at = match self.known.iter().position(|(known, _)| *known == rate) {
+            Some(at) => at,
+            None => self.add(rate, keys.with_limit(rate.limit()?)),
+        };
+        Ok(&self.known[at].1)
+    }
+
+    fn add(&mut self, rate: Rate, gate: Gate) -> usize {
+        if self.known.len() < GATES_MAX {
+            self.known.push((rate, gate));
+            return self.known.len() - 1;
+        }
+        let at = self.next;
+        self.known[at] = (rate, gate);
+        self.next = (at + 1) % GATES_MAX;
+        at
+    }
+}
+
+/// What is asked.
+struct Throttle<'r> {
+    key: &'r [u8],
+    rate: Rate,
+    quantity: i64,
+}
+
+impl<'r> Throttle<'r> {
+    #[inline]
+    fn read(request: &Request<'r>) -> Result<Self, String> {
+        let (Some(key), 5 | 6) = (request.get(1), request.len()) else { return Err(USAGE.to_owned()) };
+        let at = |at: usize| integer(request.get(at).unwrap_or_default());
+        Ok(Self {
+            key,
+            rate: Rate { max_burst: at(2)?, count: at(3)?, period_s: at(4)? },
+            quantity: if request.len() == 6 { at(5)? } else { 1 },
+        })
+    }
+}
+
+/// A number as redis-cell reads it.
+#[inline]
+fn integer(text: &[u8]) -> Result<i64, String> {
+    /// So many digits are never too many for 64 bits.
+    const DIGITS_MAX: usize = 18;
+    if text.is_empty() || text.len() > DIGITS_MAX || !text.iter().all(u8::is_ascii_digit) {
+        return unusual_integer(text);
+    }
+    Ok(text.iter().fold(0, |value, digit| 10 * value + i64::from(digit - b'0')))
+}
+
+#[cold]
+fn unusual_integer(text: &[u8]) -> Result<i64, String> {
+    let text = String::from_utf8_lossy(text);
+    text.parse().map_err(|_| format!("Couldn't parse as integer: {text}"))
+}
+
+/// Whether a request is this command's.
+#[inline]
+pub(super) fn is_meant(request: &Request<'_>) -> bool {
+    request.is(0, "cl.throttle")
+}
+
+/// The question of a request that needs nothing but to be decided, under one of the limits that are ready.
+#[inline]
+pub(super) fn question<'g>(request: &Request<'_>, gates: &'g Gates) -> Option<Ask<'g>> {
+    let throttle = Throttle::read(request).ok()?;
+    let cost = u64::try_from(throttle.quantity).ok()?;
+    Some(gates.find(throttle.rate)?.key(throttle.key).cost(cost))
+}
+
+/// Answers a request, however unusual.
+pub(super) fn answer(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+    let answered = Throttle::read(request).and_then(|throttle| decide(session, &throttle, reply));
+    if let Err(problem) = answered {
+        reply.error(format!("{ERROR_PREFIX}{problem}").as_bytes());
+    }
+    Flow::Continue
+}
+
+fn decide(session: &mut Session, throttle: &Throttle<'_>, reply: &mut Reply<'_>) -> Result<(), String> {
+    let Throttle { key, rate, quantity } = *throttle;
+    let Some(principal) = session.principal else { return Ok(()) };
+    let limit = rate.max_burst.saturating_add(1);
+    let tenant = session.shared.tenant(principal.tenant);
+    let gate = session.gates.get(rate, &tenant.resp)?;
+    if load::sheds(Class::Comfort) {
+        session.tally.shed();
+        reply.integers([0, limit, 0, -1, 0]);
+        return Ok(());
+    }
+    let limiter = &session.shared.limiter;
+    if quantity < 0 {
+        limiter.refund(gate.key(key).cost(quantity.unsigned_abs()));
+    }
+    if limit < 1 {
+        let outcome = limiter.check(gate.key(key).cost(0));
+        let numbers = without_room(limit, quantity, outcome.verdict().reset_after_us());
+        session.tally.count(numbers[0] == 0, &outcome);
+        reply.integers(numbers);
+        return Ok(());
+    }
+    let outcome = limiter.check(gate.key(key).cost(u64::try_from(quantity).unwrap_or(0)));
+    session.tally.count(outcome.is_allowed(), &outcome);
+    tell(reply, &outcome);
+    Ok(())
+}
+
+/// Nothing passes a limit of zero or less, but for a look at an empty meter under a limit of zero.
+fn without_room(limit: i64, quantity: i64, reset_after_us: u64) -> [i64; 5] {
+    let reset = seconds(reset_after_us);
+    match (limit, quantity <= 0) {
+        (0, true) if reset_after_us == 0 => [0, limit, 0, -1, 0],
+        (0, true) => [1, limit, 0, reset, reset],
+        _ => [1, limit, 0, -1, reset],
+    }
+}
+
+/// Writes what was decided.
+#[inline]
+pub(super) fn tell(reply: &mut Reply<'_>, outcome: &Outcome<'_>) {
+    let limit = i64::from(outcome.gate().limit().burst());
+    let numbers = match outcome.verdict() {
+        Verdict::Allow { remaining, reset_after_us } => {
+            [0, limit, i64::from(remaining), -1, seconds(reset_after_us)]
+        }
+        Verdict::Deny { remaining, reset_after_us, retry } => {
+            let retry = retry.after_us().map_or(-1, seconds);
+            [1, limit, i64::from(remaining), retry, seconds(reset_after_us)]
+        }
+    };
+    reply.integers(numbers);
+}
+
+/// Seconds as redis-cell rounds them: up, but for what is less than a millisecond.
+#[inline]
+fn seconds(us: u64) -> i64 {
+    // Any 64-bit number of microseconds is far fewer seconds than fit.
+    i64::try_from((us / 1_000).div_ceil(1_000)).unwrap_or(i64::MAX)
+}
