@@ -224,7 +224,8 @@ impl Override {
         request: &'p RateLimitRequest,
         descriptor: &'p RateLimitDescriptor,
     ) -> Limited<'p> {
-        let entries = descriptor.entries.iter().flat_map(|entry| [entry.key.as_bytes(), entry.value.as_bytes()]);
+        let entries =
+            descriptor.entries.iter().flat_map(|entry| [entry.key.as_bytes(), entry.value.as_bytes()]);
         let parts: Parts<'_> =
             [request.domain.as_bytes(), unit_part(self.unit)].into_iter().chain(entries).collect();
         let hits = hits(request, descriptor);

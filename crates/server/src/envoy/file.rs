@@ -156,7 +156,10 @@ fn find_unknown(keys: &Keys, known: &KnownKeys, path: &str, problems: &mut Vec<S
             for (name, value) in entries {
                 let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
                 if !known.names.contains(&name.as_str()) {
-                    problems.push(format!("{path}: unknown key '{name}'; known here: {}", known.names.join(", ")));
+                    problems.push(format!(
+                        "{path}: unknown key '{name}'; known here: {}",
+                        known.names.join(", ")
+                    ));
                 } else if let Some((_, below)) = known.below.iter().find(|(key, _)| key == name) {
                     find_unknown(value, below, &path, problems);
                 }

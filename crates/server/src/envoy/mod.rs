@@ -3,6 +3,8 @@
 
 mod decide;
 mod file;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -18,7 +20,7 @@ const FILES_MAX: usize = 1_000;
 
 /// The descriptors of all domains.
 #[derive(Debug, Default)]
-pub struct Descriptors {
+pub(crate) struct Descriptors {
     domains: Domains,
 }
 

@@ -247,8 +247,7 @@ impl Builder<'_> {
         let unit = Unit::from_str_name(&written.to_ascii_uppercase()).filter(|unit| *unit != Unit::Unknown);
         let quota = match (row.unlimited == Some(true), unit) {
             (true, Some(_)) => {
-                self.problems
-                    .push(format!("'{path}': should not specify rate limit unit when unlimited"));
+                self.problems.push(format!("'{path}': should not specify rate limit unit when unlimited"));
                 return None;
             }
             (true, None) => None,

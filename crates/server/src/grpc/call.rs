@@ -51,9 +51,13 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 async fn read(mut body: Incoming) -> Result<Bytes, Status> {
     let mut whole = Bytes::new();
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|error| Status::cancelled(error.to_string()))?.into_data() else { continue };
+        let Ok(data) = frame.map_err(|error| Status::cancelled(error.to_string()))?.into_data() else {
+            continue;
+        };
         if whole.len() + data.len() > MESSAGE_BYTES_MAX + PREFIX_BYTES {
-            return Err(Status::resource_exhausted(format!("a message has at most {MESSAGE_BYTES_MAX} bytes")));
+            return Err(Status::resource_exhausted(format!(
+                "a message has at most {MESSAGE_BYTES_MAX} bytes"
+            )));
         }
         // Nearly always, all comes at once.
         whole = if whole.is_empty() { data } else { joined(&whole, &data) };

@@ -29,10 +29,7 @@ impl Body for Reply {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         if let Self::Tonic(body) = this {
             return Pin::new(body).poll_frame(cx);

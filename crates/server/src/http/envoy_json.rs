@@ -231,7 +231,9 @@ fn told(response: &RateLimitResponse) -> Answer {
     let status = if denied { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
     let mut answer = json(status, &ResponseBody::from(response));
     for header in &response.response_headers_to_add {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(&header.key), HeaderValue::try_from(&header.value)) {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::try_from(&header.key), HeaderValue::try_from(&header.value))
+        {
             answer.headers_mut().insert(name, value);
         }
     }
