@@ -1,16 +1,73 @@
-//! Envoy's rate limit service, whatever it is asked through: not built yet.
+//! Envoy's rate limit service, whatever it is asked through: the descriptor files of envoyproxy/ratelimit, and what
+//! they decide.
 
-use std::path::Path;
+mod decide;
+mod file;
+#[cfg(test)]
+mod tests;
+mod tree;
 
+use std::path::{Path, PathBuf};
+
+use crate::rules::read_text;
 use crate::shared::Shared;
+
+pub(crate) use self::decide::{Refusal, decide};
+use self::tree::Domains;
+
+/// The most files of a folder: a bound on how long a look at it takes.
+const FILES_MAX: usize = 1_000;
 
 /// The descriptors of all domains.
 #[derive(Debug, Default)]
-pub struct Descriptors {}
+pub(crate) struct Descriptors {
+    domains: Domains,
+}
 
 impl Descriptors {
     /// Reads a descriptor file, or all of a folder.
-    pub(crate) fn load(_path: &Path, _shared: &Shared) -> Result<Self, String> {
-        Ok(Self {})
+    pub(crate) fn load(path: &Path, shared: &Shared) -> Result<Self, String> {
+        let mut loaded = Self::default();
+        let mut problems = Vec::new();
+        for file in files(path)? {
+            let text = match read_text(&file, file::FILE_BYTES_MAX) {
+                Ok(text) => text,
+                Err(problem) => {
+                    problems.push(problem);
+                    continue;
+                }
+            };
+            let added = file::parse(&text).and_then(|parsed| loaded.domains.add(parsed, shared));
+            let located = |problem: String| format!("{}: {problem}", file.display());
+            problems.extend(added.err().unwrap_or_default().into_iter().map(located));
+        }
+        if problems.is_empty() { Ok(loaded) } else { Err(problems.join("\n")) }
     }
+}
+
+/// The file itself, or the descriptor files of a folder in the order of their names.
+fn files(path: &Path) -> Result<Vec<PathBuf>, String> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let problem = |error: std::io::Error| format!("{}: {error}", path.display());
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(problem)? {
+        let file = entry.map_err(problem)?.path();
+        if is_yaml(&file) && file.is_file() {
+            files.push(file);
+        }
+    }
+    files.sort();
+    match files.len() {
+        0 => Err(format!("{}: no .yaml or .yml file in it", path.display())),
+        count if count > FILES_MAX => {
+            Err(format!("{}: {count} files is outside 1 to {FILES_MAX}", path.display()))
+        }
+        _ => Ok(files),
+    }
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }

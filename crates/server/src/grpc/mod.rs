@@ -1,15 +1,110 @@
-//! gRPC.
+//! gRPC: Envoy's rate limit service, with health and reflection beside it.
+//!
+//! The one method that counts is answered without any layer between HTTP/2 and the decision; what is asked once a
+//! connection goes through tonic.
 
+mod call;
+mod health;
+mod reflection;
+mod reply;
+
+use std::convert::Infallible;
 use std::io;
+use std::pin::pin;
+use std::time::Duration;
 
+use ::http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::rt::Executor;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::Status;
+use tonic::codegen::Service;
 
+use self::reply::Reply;
 use crate::worker::Context;
 
+/// Calls of one connection at a time. Higher: more of them wait here instead of at the client; more memory.
+const STREAMS_MAX: u32 = 1_024;
+
+/// The largest head of a call. Higher: more metadata; more memory for each call that is being read.
+const HEAD_BYTES_MAX: u32 = 16 << 10;
+
+/// What a client may send of one call before it is read, and of all calls of a connection.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+/// What is written to a connection and not taken yet, for each call. An answer is far smaller.
+const SEND_BYTES_MAX: usize = 64 << 10;
+
+/// After how long without a word a client is asked whether it is there, and how long it may take to answer.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// Runs what a connection spawns on the worker's own thread.
+#[derive(Clone, Copy)]
+struct Here;
+
+impl<F> Executor<F> for Here
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    fn execute(&self, future: F) {
+        tokio::task::spawn_local(future);
+    }
+}
+
 /// Answers the calls of one connection.
-pub(crate) async fn serve<S>(_stream: S, _context: Context) -> io::Result<()>
+pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    Ok(())
+    let stop = context.stop.clone();
+    let service = service_fn(move |request| answer(context.clone(), request));
+    let mut builder = http2::Builder::new(Here);
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEAD_BYTES_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BYTES_MAX)
+        .auto_date_header(false)
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    ended.map_err(io::Error::other)
+}
+
+async fn answer(context: Context, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    let path = request.uri().path();
+    if path == SHOULD_RATE_LIMIT {
+        return Ok(call::should_rate_limit(&context.shared, request).await);
+    }
+    let service = path.split('/').nth(1).unwrap_or_default();
+    let answered = match service {
+        health::SERVICE => health::server(context.stop.clone()).call(request).await,
+        reflection::SERVICE_V1 => match reflection::v1() {
+            Ok(mut server) => server.call(request).await,
+            Err(status) => return Ok(status.into_http()),
+        },
+        reflection::SERVICE_V1ALPHA => match reflection::v1alpha() {
+            Ok(mut server) => server.call(request).await,
+            Err(status) => return Ok(status.into_http()),
+        },
+        _ => return Ok(Status::unimplemented(format!("there is no method {path}")).into_http()),
+    };
+    answered.map(|response| response.map(Reply::Tonic))
 }

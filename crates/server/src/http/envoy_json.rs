@@ -1,7 +1,241 @@
-//! Not built yet.
+//! `POST /json`: Envoy's rate limit service for those who have HTTP only. The same messages, as proto3 has them in JSON.
 
-use super::{Answer, Asked, not_found};
+use ::http::StatusCode;
+use ::http::{HeaderName, HeaderValue};
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+    Entry, RateLimitOverride,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf::UInt64Value;
+use serde::{Deserialize, Serialize};
 
+use super::{Answer, Asked, Problem, json};
+use crate::auth::Role;
+use crate::envoy::{Refusal, decide};
+
+/// What is asked. Proto3's JSON takes a field by either of its names, and a number also as text.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct RequestBody {
+    #[serde(default)]
+    domain: String,
+    #[serde(default)]
+    descriptors: Vec<DescriptorBody>,
+    #[serde(default, alias = "hits_addend")]
+    hits_addend: Option<Number>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct DescriptorBody {
+    #[serde(default)]
+    entries: Vec<EntryBody>,
+    #[serde(default)]
+    limit: Option<OverrideBody>,
+    #[serde(default, alias = "hits_addend")]
+    hits_addend: Option<Number>,
+    #[serde(default, alias = "is_negative_hits")]
+    is_negative_hits: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EntryBody {
+    #[serde(default)]
+    key: String,
+    #[serde(default)]
+    value: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct OverrideBody {
+    #[serde(default, alias = "requests_per_unit")]
+    requests_per_unit: Option<Number>,
+    #[serde(default)]
+    unit: UnitBody,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a whole number, or one as text")]
+enum Number {
+    Plain(u64),
+    Text(String),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "the name or the number of a unit")]
+enum UnitBody {
+    Name(String),
+    Number(i32),
+}
+
+impl Default for UnitBody {
+    fn default() -> Self {
+        Self::Number(0)
+    }
+}
+
+impl Number {
+    fn read(self, field: &str, most: u64) -> Result<u64, Problem> {
+        let outside = |what: &dyn std::fmt::Display| {
+            Problem::bad_request(format!("{field}: {what} is outside 0 to {most}"))
+        };
+        let number = match self {
+            Self::Plain(number) => number,
+            Self::Text(text) => text.parse().map_err(|_| outside(&text))?,
+        };
+        if number > most { Err(outside(&number)) } else { Ok(number) }
+    }
+}
+
+impl RequestBody {
+    fn read(self) -> Result<RateLimitRequest, Problem> {
+        let descriptors = self.descriptors.into_iter().enumerate().map(|(at, body)| body.read(at));
+        Ok(RateLimitRequest {
+            domain: self.domain,
+            descriptors: descriptors.collect::<Result<_, _>>()?,
+            hits_addend: small(self.hits_addend, "hitsAddend")?,
+        })
+    }
+}
+
+impl DescriptorBody {
+    fn read(self, at: usize) -> Result<RateLimitDescriptor, Problem> {
+        let hits = self.hits_addend.map(|hits| hits.read(&format!("descriptors[{at}].hitsAddend"), u64::MAX));
+        let entry = |body: EntryBody| Entry { key: body.key, value: body.value };
+        Ok(RateLimitDescriptor {
+            entries: self.entries.into_iter().map(entry).collect(),
+            limit: self.limit.map(|limit| limit.read(at)).transpose()?,
+            hits_addend: hits.transpose()?.map(|value| UInt64Value { value }),
+            is_negative_hits: self.is_negative_hits,
+        })
+    }
+}
+
+impl OverrideBody {
+    fn read(self, at: usize) -> Result<RateLimitOverride, Problem> {
+        let field = format!("descriptors[{at}].limit.requestsPerUnit");
+        let unit = match self.unit {
+            UnitBody::Number(number) => number,
+            UnitBody::Name(name) => Unit::from_str_name(&name).map(i32::from).ok_or_else(|| {
+                Problem::bad_request(format!("descriptors[{at}].limit.unit: {name:?} is not a unit of time"))
+            })?,
+        };
+        Ok(RateLimitOverride { requests_per_unit: small(self.requests_per_unit, &field)?, unit })
+    }
+}
+
+fn small(number: Option<Number>, field: &str) -> Result<u32, Problem> {
+    let read = number.map(|number| number.read(field, u32::MAX.into())).transpose()?;
+    Ok(read.and_then(|number| u32::try_from(number).ok()).unwrap_or_default())
+}
+
+/// What is answered. As proto3 has it, fields that are 0 or empty are left out.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ResponseBody<'r> {
+    overall_code: &'static str,
+    statuses: Vec<StatusBody<'r>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    response_headers_to_add: Vec<HeaderBody<'r>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StatusBody<'r> {
+    code: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    current_limit: Option<LimitBody<'r>>,
+    #[serde(skip_serializing_if = "is_zero")]
+    limit_remaining: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration_until_reset: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LimitBody<'r> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    name: &'r str,
+    #[serde(skip_serializing_if = "is_zero")]
+    requests_per_unit: u32,
+    unit: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct HeaderBody<'r> {
+    key: &'r str,
+    value: &'r str,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks it so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl<'r> From<&'r RateLimitResponse> for ResponseBody<'r> {
+    fn from(response: &'r RateLimitResponse) -> Self {
+        let headers = response.response_headers_to_add.iter();
+        Self {
+            overall_code: response.overall_code().as_str_name(),
+            statuses: response.statuses.iter().map(StatusBody::from).collect(),
+            response_headers_to_add: headers
+                .map(|header| HeaderBody { key: &header.key, value: &header.value })
+                .collect(),
+        }
+    }
+}
+
+impl<'r> From<&'r DescriptorStatus> for StatusBody<'r> {
+    fn from(status: &'r DescriptorStatus) -> Self {
+        let limit = status.current_limit.as_ref();
+        Self {
+            code: status.code().as_str_name(),
+            current_limit: limit.map(|limit| LimitBody {
+                name: &limit.name,
+                requests_per_unit: limit.requests_per_unit,
+                unit: limit.unit().as_str_name(),
+            }),
+            limit_remaining: status.limit_remaining,
+            duration_until_reset: status.duration_until_reset.map(|reset| format!("{}s", reset.seconds)),
+        }
+    }
+}
+
+/// Answers a request.
 pub(super) fn answer(asked: &Asked<'_>) -> Answer {
-    not_found(asked)
+    decided(asked).unwrap_or_else(Answer::from)
+}
+
+fn decided(asked: &Asked<'_>) -> Result<Answer, Problem> {
+    let principal = asked.principal(Role::Client)?;
+    let body: RequestBody = serde_json::from_slice(&asked.body)
+        .map_err(|error| Problem::bad_request(format!("body: {error}")))?;
+    let response = decide(asked.shared, principal.tenant, &body.read()?).map_err(|refusal| {
+        let status = match refusal {
+            Refusal::Wrong(_) => StatusCode::BAD_REQUEST,
+            Refusal::NothingLoaded => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Problem::new(status, refusal.to_string())
+    })?;
+    Ok(told(&response))
+}
+
+/// The header fields are told twice: to those who read the body, and to those who do not.
+fn told(response: &RateLimitResponse) -> Answer {
+    let denied = response.overall_code() == Code::OverLimit;
+    let status = if denied { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+    let mut answer = json(status, &ResponseBody::from(response));
+    for header in &response.response_headers_to_add {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::try_from(&header.key), HeaderValue::try_from(&header.value))
+        {
+            answer.headers_mut().insert(name, value);
+        }
+    }
+    answer
 }

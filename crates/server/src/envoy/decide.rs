@@ -1,0 +1,481 @@
+//! What becomes of a request: one answer for each of its descriptors, and one for all of them.
+//!
+//! Limits that are enforced decide as one: all are charged, or none is. Those in shadow mode come after, and are
+//! charged if the request passes.
+
+use envoy_types::pb::envoy::config::core::v3::HeaderValue;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
+    Code, DescriptorStatus, RateLimit,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf::Duration;
+use tidegate::headers::headers;
+use tidegate::{Ask, Decision, Gate, LIMITS_PER_CHECK_MAX, Limiter, Outcome as LimitOutcome, Retry};
+use tidegate_rules::Class;
+
+use super::Descriptors;
+use super::tree::{ENTRIES_MAX, Mode, Parts, limit_of, replaced, unit_part};
+use crate::auth::TenantIndex;
+use crate::load;
+use crate::metrics::{Outcome, Rung, Surface};
+use crate::rules::shed_outcome;
+use crate::shared::Shared;
+
+/// The most descriptors of a request. Higher: more work in one go, which others wait for.
+const DESCRIPTORS_MAX: usize = 1_024;
+
+/// Envoy's checks say nothing of what they protect.
+const CLASS: Class = Class::Comfort;
+
+/// Why a request is not decided.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It makes no sense.
+    Wrong(String),
+    /// It asks for limits from files, and the server was given none.
+    NothingLoaded,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Wrong(what) => f.write_str(what),
+            Self::NothingLoaded => {
+                f.write_str("no rate limit configuration loaded: start the server with --envoy-descriptors")
+            }
+        }
+    }
+}
+
+/// Decides a request of a tenant.
+pub(crate) fn decide(
+    shared: &Shared,
+    tenant: TenantIndex,
+    request: &RateLimitRequest,
+) -> Result<RateLimitResponse, Refusal> {
+    check(request)?;
+    if load::sheds(CLASS) {
+        shared.metrics.decided(Surface::Envoy, CLASS, shed_outcome(CLASS), Rung::Shed, 1);
+        return Ok(unlooked(request));
+    }
+    let descriptors = shared.descriptors.load();
+    let overrides = overrides(shared, &descriptors, tenant, request)?;
+    let plans = plans(&descriptors, tenant, request, &overrides)?;
+    let ruling = rule(&shared.limiter, &plans)?;
+    shared.metrics.decided(Surface::Envoy, CLASS, ruling.outcome(&plans), ruling.rung(), 1);
+    Ok(respond(shared, &plans, &ruling))
+}
+
+fn check(request: &RateLimitRequest) -> Result<(), Refusal> {
+    let wrong = |what: String| Err(Refusal::Wrong(what));
+    let count = request.descriptors.len();
+    if request.domain.is_empty() {
+        return wrong("rate limit domain must not be empty".to_owned());
+    }
+    if count == 0 {
+        return wrong("rate limit descriptor list must not be empty".to_owned());
+    }
+    if count > DESCRIPTORS_MAX {
+        return wrong(format!("descriptors: {count} is outside 1 to {DESCRIPTORS_MAX}"));
+    }
+    let long = |descriptor: &RateLimitDescriptor| descriptor.entries.len() > ENTRIES_MAX;
+    match request.descriptors.iter().position(long) {
+        None => Ok(()),
+        Some(at) => {
+            let entries = request.descriptors[at].entries.len();
+            wrong(format!("descriptors[{at}].entries: {entries} is outside 0 to {ENTRIES_MAX}"))
+        }
+    }
+}
+
+/// A limit that came with the request.
+struct Override {
+    gate: Gate,
+    requests_per_unit: u32,
+    unit: Unit,
+}
+
+/// The limits that came with the request, by descriptor; empty if none did. As with envoyproxy/ratelimit, they count
+/// in domains that are known only; a server that was told of none takes any.
+fn overrides(
+    shared: &Shared,
+    descriptors: &Descriptors,
+    tenant: TenantIndex,
+    request: &RateLimitRequest,
+) -> Result<Vec<Option<Override>>, Refusal> {
+    let domains = &descriptors.domains;
+    if domains.is_empty() && request.descriptors.iter().any(|descriptor| descriptor.limit.is_none()) {
+        return Err(Refusal::NothingLoaded);
+    }
+    let given = request.descriptors.iter().any(|descriptor| descriptor.limit.is_some());
+    if !given || !(domains.is_empty() || domains.contains(&request.domain)) {
+        return Ok(Vec::new());
+    }
+    let envoy = &shared.tenant(tenant).envoy;
+    let read = |(at, descriptor): (usize, &RateLimitDescriptor)| {
+        let Some(given) = &descriptor.limit else { return Ok(None) };
+        // Both enumerations of units have the same numbers.
+        let unit = Unit::try_from(given.unit).unwrap_or(Unit::Unknown);
+        let wrong = || format!("descriptors[{at}].limit.unit: {} is not a unit of time", given.unit);
+        let limit = limit_of(given.requests_per_unit, unit).ok_or_else(|| Refusal::Wrong(wrong()))?;
+        let gate = envoy.with_limit(limit).with_name(told_name(&request.domain, descriptor));
+        Ok(Some(Override { gate, requests_per_unit: given.requests_per_unit, unit }))
+    };
+    request.descriptors.iter().enumerate().map(read).collect()
+}
+
+/// What a limit that came with the request is called in headers: its keys, without the values.
+fn told_name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
+    descriptor.entries.iter().fold(domain.to_owned(), |name, entry| format!("{name}.{}", entry.key))
+}
+
+/// What is to be done for one descriptor.
+enum Plan<'p> {
+    /// No limit applies.
+    Free,
+    /// One applies that lets everything pass.
+    Unlimited,
+    Limited(Limited<'p>),
+}
+
+struct Limited<'p> {
+    ask: Ask<'p>,
+    hits: u64,
+    part: Part,
+    name: &'p str,
+    requests_per_unit: u32,
+    unit: Unit,
+}
+
+/// What part a limit has in the decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Enforced,
+    Quota,
+    Shadow,
+    /// Nothing is asked: hits are given back.
+    Refund,
+}
+
+impl Limited<'_> {
+    /// Whether this is enforced, and charges something: those decide together.
+    fn is_charged(&self) -> bool {
+        self.part == Part::Enforced && self.hits > 0
+    }
+}
+
+fn plans<'p>(
+    descriptors: &'p Descriptors,
+    tenant: TenantIndex,
+    request: &'p RateLimitRequest,
+    overrides: &'p [Option<Override>],
+) -> Result<Vec<Plan<'p>>, Refusal> {
+    let mut rules = Vec::new();
+    let mut plans = Vec::with_capacity(request.descriptors.len());
+    for (at, descriptor) in request.descriptors.iter().enumerate() {
+        if let Some(given) = overrides.get(at).and_then(Option::as_ref) {
+            plans.push(Plan::Limited(given.planned(request, descriptor)));
+            continue;
+        }
+        let mut parts = Parts::new();
+        parts.push(request.domain.as_bytes());
+        // The place of the unit, which is known when the rule is.
+        parts.push(b"");
+        let Some(rule) = descriptors.domains.find(&request.domain, &descriptor.entries, &mut parts) else {
+            plans.push(Plan::Free);
+            continue;
+        };
+        if !rule.replaces.is_empty() {
+            rules.push(rule);
+        }
+        let Some(quota) = &rule.quota else {
+            plans.push(Plan::Unlimited);
+            continue;
+        };
+        // Each rule has a gate for every tenant there is.
+        let Some(gate) = quota.gates.get(tenant) else { return Err(Refusal::NothingLoaded) };
+        parts[1] = unit_part(quota.unit);
+        let hits = hits(request, descriptor);
+        plans.push(Plan::Limited(Limited {
+            ask: gate.parts(&parts).cost(hits),
+            hits,
+            part: part(rule.mode, descriptor),
+            name: &rule.name,
+            requests_per_unit: quota.requests_per_unit,
+            unit: quota.unit,
+        }));
+    }
+    if !rules.is_empty() {
+        let replaced = replaced(rules.into_iter());
+        for plan in &mut plans {
+            if matches!(plan, Plan::Limited(limited) if replaced.contains(limited.name)) {
+                *plan = Plan::Free;
+            }
+        }
+    }
+    Ok(plans)
+}
+
+impl Override {
+    fn planned<'p>(
+        &'p self,
+        request: &'p RateLimitRequest,
+        descriptor: &'p RateLimitDescriptor,
+    ) -> Limited<'p> {
+        let entries =
+            descriptor.entries.iter().flat_map(|entry| [entry.key.as_bytes(), entry.value.as_bytes()]);
+        let parts: Parts<'_> =
+            [request.domain.as_bytes(), unit_part(self.unit)].into_iter().chain(entries).collect();
+        let hits = hits(request, descriptor);
+        Limited {
+            ask: self.gate.parts(&parts).cost(hits),
+            hits,
+            part: part(Mode::Enforce, descriptor),
+            name: "",
+            requests_per_unit: self.requests_per_unit,
+            unit: self.unit,
+        }
+    }
+}
+
+/// What a descriptor costs: as it says itself, where 0 only looks, or as the request says, where 0 is not set.
+fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
+    match &descriptor.hits_addend {
+        Some(own) => own.value,
+        None => u64::from(request.hits_addend).max(1),
+    }
+}
+
+fn part(mode: Mode, descriptor: &RateLimitDescriptor) -> Part {
+    match mode {
+        _ if descriptor.is_negative_hits => Part::Refund,
+        Mode::Enforce => Part::Enforced,
+        Mode::Quota => Part::Quota,
+        Mode::Shadow => Part::Shadow,
+    }
+}
+
+/// What the limits say, all together.
+struct Ruling<'p> {
+    allowed: bool,
+    /// By descriptor; nothing where nothing was asked.
+    outcomes: Vec<Option<LimitOutcome<'p>>>,
+    /// What the header fields tell of.
+    telling: Option<Decision<'p>>,
+}
+
+impl Ruling<'_> {
+    fn outcome(&self, plans: &[Plan<'_>]) -> Outcome {
+        let would_deny = plans.iter().zip(&self.outcomes).any(|(plan, outcome)| {
+            matches!(plan, Plan::Limited(Limited { part: Part::Shadow, .. }))
+                && outcome.as_ref().is_some_and(|outcome| !outcome.is_allowed())
+        });
+        match self.allowed {
+            false => Outcome::Denied,
+            true if would_deny => Outcome::ShadowDenied,
+            true => Outcome::Allowed,
+        }
+    }
+
+    fn rung(&self) -> Rung {
+        let rungs = self.outcomes.iter().flatten().map(|outcome| Rung::from(outcome.source()));
+        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Rung::Local)
+    }
+}
+
+fn rule<'p>(limiter: &Limiter, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> {
+    let mut ruling = Ruling { allowed: true, outcomes: vec![None; plans.len()], telling: None };
+    look(limiter, plans, &mut ruling)?;
+    if ruling.allowed {
+        let quotas = rule_quotas(limiter, plans, &mut ruling)?;
+        let charged = if ruling.allowed { charge(limiter, plans, &mut ruling) } else { Ok(()) };
+        if !ruling.allowed || charged.is_err() {
+            // What is denied is not charged.
+            quotas.into_iter().for_each(|ask| limiter.refund(ask));
+        }
+        charged?;
+    }
+    rest(limiter, plans, &mut ruling)?;
+    Ok(ruling)
+}
+
+/// Enforced limits that are only looked at: they come first, since a denial of theirs must not cost anything.
+fn look<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+    for (at, plan) in plans.iter().enumerate() {
+        let Plan::Limited(limited) = plan else { continue };
+        if limited.part == Part::Enforced && limited.hits == 0 {
+            let decision = judge(limiter, limited)?;
+            ruling.outcomes[at] = decision.outcomes().first().copied();
+            ruling.note(decision);
+        }
+    }
+    Ok(())
+}
+
+/// Limits in quota mode: the request is denied if all of them are over. Gives what was charged.
+fn rule_quotas<'p>(
+    limiter: &Limiter,
+    plans: &[Plan<'p>],
+    ruling: &mut Ruling<'p>,
+) -> Result<Vec<Ask<'p>>, Refusal> {
+    let mut charged = Vec::new();
+    let mut denied: Option<Decision<'p>> = None;
+    let mut passed: Option<Decision<'p>> = None;
+    for (at, plan) in plans.iter().enumerate() {
+        let Plan::Limited(limited) = plan else { continue };
+        if limited.part != Part::Quota {
+            continue;
+        }
+        let decision = judge(limiter, limited)?;
+        ruling.outcomes[at] = decision.outcomes().first().copied();
+        if decision.is_allowed() {
+            charged.push(limited.ask);
+            passed.get_or_insert(decision);
+        } else {
+            denied.get_or_insert(decision);
+        }
+    }
+    if let Some(decision) = passed.or(denied) {
+        ruling.note(decision);
+    }
+    Ok(charged)
+}
+
+/// One limit on its own. A look asks whether one more would pass, and charges nothing.
+fn judge<'p>(limiter: &Limiter, limited: &Limited<'p>) -> Result<Decision<'p>, Refusal> {
+    let seen = check_as_one(limiter, &[limited.ask])?;
+    let left = || seen.outcomes().first().is_some_and(|outcome| outcome.remaining() > 0);
+    if limited.hits > 0 || left() {
+        return Ok(seen);
+    }
+    let one = check_as_one(limiter, &[limited.ask.cost(1)])?;
+    if one.is_allowed() {
+        // Something drained in between.
+        limiter.refund(limited.ask.cost(1));
+    }
+    Ok(one)
+}
+
+fn check_as_one<'p>(limiter: &Limiter, asks: &[Ask<'p>]) -> Result<Decision<'p>, Refusal> {
+    let too_many = |_| {
+        let count = asks.len();
+        Refusal::Wrong(format!(
+            "descriptors: {count} are under limits, at most {LIMITS_PER_CHECK_MAX} may be decided as one"
+        ))
+    };
+    limiter.check_all(asks).map_err(too_many)
+}
+
+/// Enforced limits that charge: all of them, or none.
+fn charge<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+    let charged = || {
+        plans.iter().enumerate().filter_map(|(at, plan)| match plan {
+            Plan::Limited(limited) if limited.is_charged() => Some((at, limited.ask)),
+            _ => None,
+        })
+    };
+    let asks: Vec<Ask<'p>> = charged().map(|(_, ask)| ask).collect();
+    if asks.is_empty() {
+        return Ok(());
+    }
+    let decision = check_as_one(limiter, &asks)?;
+    for ((at, _), outcome) in charged().zip(decision.outcomes()) {
+        ruling.outcomes[at] = Some(*outcome);
+    }
+    ruling.note(decision);
+    Ok(())
+}
+
+/// What decides nothing: limits in shadow mode, hits that are given back, and what was not reached after a denial.
+fn rest<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+    for (plan, outcome) in plans.iter().zip(&mut ruling.outcomes) {
+        let Plan::Limited(limited) = plan else { continue };
+        match limited.part {
+            Part::Shadow if ruling.allowed => {
+                *outcome = judge(limiter, limited)?.outcomes().first().copied();
+            }
+            Part::Refund => {
+                limiter.refund(limited.ask);
+                *outcome = Some(limiter.check(limited.ask.cost(0)));
+            }
+            _ if outcome.is_none() => *outcome = Some(limiter.check(limited.ask.cost(0))),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl<'p> Ruling<'p> {
+    /// Takes a decision into account. A denial is told before anything that passed, and the limits that were charged
+    /// before those that were not.
+    fn note(&mut self, decision: Decision<'p>) {
+        let denies = !decision.is_allowed();
+        if denies || self.allowed {
+            self.telling = Some(decision);
+        }
+        self.allowed &= !denies;
+    }
+}
+
+fn respond(shared: &Shared, plans: &[Plan<'_>], ruling: &Ruling<'_>) -> RateLimitResponse {
+    let statuses = plans.iter().zip(&ruling.outcomes).map(|(plan, outcome)| status(plan, outcome.as_ref()));
+    let told = ruling.telling.as_ref().map(|decision| {
+        let fields = headers(decision, shared.limiter.wall_us(), shared.reset);
+        let field = |(name, value): (http::HeaderName, http::HeaderValue)| HeaderValue {
+            key: name.as_str().to_owned(),
+            value: value.to_str().unwrap_or_default().to_owned(),
+            raw_value: Vec::new(),
+        };
+        fields.into_iter().map(field).collect()
+    });
+    RateLimitResponse {
+        overall_code: code(ruling.allowed),
+        statuses: statuses.collect(),
+        response_headers_to_add: told.unwrap_or_default(),
+        ..RateLimitResponse::default()
+    }
+}
+
+fn status(plan: &Plan<'_>, outcome: Option<&LimitOutcome<'_>>) -> DescriptorStatus {
+    let (Plan::Limited(limited), Some(outcome)) = (plan, outcome) else {
+        let limit_remaining = if matches!(plan, Plan::Unlimited) { u32::MAX } else { 0 };
+        return DescriptorStatus { code: code(true), limit_remaining, ..DescriptorStatus::default() };
+    };
+    let allowed = outcome.is_allowed() || matches!(limited.part, Part::Shadow | Part::Refund);
+    DescriptorStatus {
+        code: code(allowed),
+        current_limit: Some(RateLimit {
+            name: limited.name.to_owned(),
+            requests_per_unit: limited.requests_per_unit,
+            unit: limited.unit.into(),
+        }),
+        limit_remaining: outcome.remaining(),
+        duration_until_reset: Some(until_reset(outcome)),
+        quota: None,
+    }
+}
+
+/// Whole seconds, rounded up, since that is what Envoy tells its clients: until the same request would pass, if it was
+/// denied, else until the meter is as good as new.
+fn until_reset(outcome: &LimitOutcome<'_>) -> Duration {
+    let verdict = outcome.verdict();
+    let wait_us = verdict.retry().and_then(Retry::after_us).unwrap_or(verdict.reset_after_us());
+    let seconds = i64::try_from(wait_us.div_ceil(1_000_000)).unwrap_or(i64::MAX);
+    Duration { seconds, nanos: 0 }
+}
+
+fn code(allowed: bool) -> i32 {
+    if allowed { Code::Ok.into() } else { Code::OverLimit.into() }
+}
+
+/// The answer to a request that nobody has the time to look at: it passes.
+fn unlooked(request: &RateLimitRequest) -> RateLimitResponse {
+    let passed = DescriptorStatus { code: code(true), ..DescriptorStatus::default() };
+    RateLimitResponse {
+        overall_code: code(true),
+        statuses: vec![passed; request.descriptors.len()],
+        ..RateLimitResponse::default()
+    }
+}

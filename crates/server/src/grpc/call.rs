@@ -1,0 +1,114 @@
+//! `ShouldRateLimit`: a message in, a message out.
+
+use ::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use prost::Message;
+use tonic::Status;
+
+use super::reply::Reply;
+use crate::envoy::{Refusal, decide};
+use crate::metrics::{Stopwatch, Surface};
+use crate::shared::Shared;
+
+/// The largest request. Higher: more and longer descriptors; more memory for each call that is being read.
+const MESSAGE_BYTES_MAX: usize = 256 << 10;
+
+/// What stands before a message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// Answers one call.
+pub(super) async fn should_rate_limit(shared: &Shared, request: Request<Incoming>) -> Response<Reply> {
+    let (head, body) = request.into_parts();
+    if !is_grpc(&head.headers) {
+        let mut answer = Response::new(Reply::Done);
+        *answer.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return answer;
+    }
+    let message = match read(body).await {
+        Ok(message) => message,
+        Err(status) => return status.into_http(),
+    };
+    let started = Stopwatch::start();
+    let answer = match decided(shared, &head.headers, message) {
+        Ok(response) => told(&response),
+        Err(status) => status.into_http(),
+    };
+    shared.metrics.took(Surface::Envoy, started.taken(), 1);
+    answer
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|media| media.as_bytes().starts_with(GRPC.as_bytes()))
+}
+
+/// The one message of a call.
+async fn read(mut body: Incoming) -> Result<Bytes, Status> {
+    let mut whole = Bytes::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|error| Status::cancelled(error.to_string()))?.into_data() else {
+            continue;
+        };
+        if whole.len() + data.len() > MESSAGE_BYTES_MAX + PREFIX_BYTES {
+            return Err(Status::resource_exhausted(format!(
+                "a message has at most {MESSAGE_BYTES_MAX} bytes"
+            )));
+        }
+        // Nearly always, all comes at once.
+        whole = if whole.is_empty() { data } else { joined(&whole, &data) };
+    }
+    unframed(whole)
+}
+
+fn joined(first: &Bytes, second: &Bytes) -> Bytes {
+    let mut both = BytesMut::with_capacity(first.len() + second.len());
+    both.put_slice(first);
+    both.put_slice(second);
+    both.freeze()
+}
+
+fn unframed(mut whole: Bytes) -> Result<Bytes, Status> {
+    if whole.len() < PREFIX_BYTES {
+        return Err(Status::invalid_argument("the call has no message"));
+    }
+    let compressed = whole.get_u8() != 0;
+    let length = whole.get_u32();
+    if compressed {
+        return Err(Status::unimplemented("compressed messages are not read here"));
+    }
+    if usize::try_from(length) != Ok(whole.len()) {
+        return Err(Status::invalid_argument("the call is not one whole message"));
+    }
+    Ok(whole)
+}
+
+fn decided(shared: &Shared, headers: &HeaderMap, message: Bytes) -> Result<RateLimitResponse, Status> {
+    let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    let principal = shared
+        .credentials
+        .of_authorization(authorization)
+        .ok_or_else(|| Status::unauthenticated("authorization: no `Bearer` token that this server knows"))?;
+    let request =
+        RateLimitRequest::decode(message).map_err(|error| Status::invalid_argument(error.to_string()))?;
+    decide(shared, principal.tenant, &request).map_err(|refusal| match refusal {
+        Refusal::Wrong(_) => Status::invalid_argument(refusal.to_string()),
+        Refusal::NothingLoaded => Status::failed_precondition(refusal.to_string()),
+    })
+}
+
+fn told(response: &RateLimitResponse) -> Response<Reply> {
+    let length = response.encoded_len();
+    let mut framed = BytesMut::with_capacity(PREFIX_BYTES + length);
+    framed.put_u8(0);
+    // An answer is as long as its request, but for a few words for each descriptor: it never has 4 GB.
+    framed.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    response.encode_raw(&mut framed);
+    let mut answer = Response::new(Reply::Message(framed.freeze()));
+    answer.headers_mut().insert(CONTENT_TYPE, GRPC);
+    answer
+}
