@@ -28,17 +28,17 @@ const BUCKETS_US: [u64; 17] =
 
 /// Gives an enum its number of values, and their names in metrics.
 macro_rules! label {
-    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
+    ($(#[$doc:meta])* $vis:vis $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$value_doc])* $value,)+ }
+        $vis enum $name { $($(#[$value_doc])* $value,)+ }
 
         impl $name {
             /// All values.
-            pub const ALL: &'static [Self] = &[$(Self::$value,)+];
+            $vis const ALL: &'static [Self] = &[$(Self::$value,)+];
 
             /// The value as metrics and answers have it.
-            pub const fn as_str(self) -> &'static str {
+            $vis const fn as_str(self) -> &'static str {
                 match self { $(Self::$value => $text,)+ }
             }
         }
@@ -47,7 +47,7 @@ macro_rules! label {
 
 label! {
     /// Where a question came in.
-    Surface {
+    pub(crate) Surface {
         /// `POST /v1/check`.
         Check = "check",
         /// Unkey's `/v2/ratelimit.*`.
@@ -63,7 +63,7 @@ label! {
 
 label! {
     /// What became of a question.
-    Outcome {
+    pub(crate) Outcome {
         /// It may pass.
         Allowed = "allowed",
         /// It may not.
@@ -75,7 +75,7 @@ label! {
 
 label! {
     /// What a decision rests on.
-    Rung {
+    pub(crate) Rung {
         /// This process's memory.
         Local = "local",
         /// A meter that many keys share, because there is no room for more.
@@ -89,7 +89,7 @@ label! {
 
 label! {
     /// What listens.
-    Listener {
+    pub Listener {
         /// HTTP clients.
         Http = "http",
         /// Envoy.
@@ -103,7 +103,7 @@ label! {
 
 label! {
     /// What is read again when it changes.
-    Reloaded {
+    pub(crate) Reloaded {
         /// The rules file.
         Rules = "rules",
         /// Envoy's descriptors.

@@ -41,8 +41,6 @@ pub struct Ruling<'r> {
     pub enforced: Vec<&'r Rule>,
     /// Rules in shadow mode.
     pub shadows: Vec<Ruled<'r>>,
-    /// The strictest class among the rules.
-    pub class: Class,
     /// The set's version.
     pub version: &'r str,
 }
@@ -148,7 +146,6 @@ impl GatedRules {
             decision,
             enforced: enforced.into_iter().map(|(rule, _)| rule).collect(),
             shadows,
-            class,
             version: self.set.version(),
         };
         shared.metrics.decided(surface, class, ruling.outcome(), ruling.rung(), 1);
