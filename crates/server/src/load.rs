@@ -65,7 +65,8 @@ fn late_by(due: Instant) -> Duration {
     Instant::now().saturating_duration_since(due)
 }
 
-fn note(late: Duration) {
+/// Takes note of how late this worker is.
+pub(crate) fn note(late: Duration) {
     LATE.set(late);
     let missed = u32::try_from(late.as_millis() / LOOK_EVERY.as_millis()).unwrap_or(u32::MAX);
     PULSE.set(PULSE.get().wrapping_add(1).wrapping_add(missed));

@@ -128,9 +128,9 @@ pub fn wait_for_port(name: &str, address: SocketAddr) {
 /// A program that the tests use: what `cargo xtask tools` installed, or what is on the path.
 pub fn tool(name: &str) -> PathBuf {
     let installed = tools_dir().join("py/bin").join(name);
-    let on_path = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-        .chain([PathBuf::from("/usr/sbin")])
-        .map(|folder| folder.join(name));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path =
+        std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]).map(|folder| folder.join(name));
     std::iter::once(installed)
         .chain(on_path)
         .find(|path| path.is_file())
