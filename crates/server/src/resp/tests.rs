@@ -353,7 +353,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("CONFIG SET save x", "-ERR unknown subcommand 'SET'. Try CONFIG HELP.\r\n"),
     ("CONFIG", "-ERR wrong number of arguments for 'config' command\r\n"),
     ("INFO nosuch", "$0\r\n\r\n"),
-    ("INFO memory", "$30\r\n# Memory\r\nmaxmemory:1048576\r\n\r\n"),
+    ("INFO memory", "$29\r\n# Memory\r\nmaxmemory:1048576\r\n\r\n"),
     ("INFO keyspace", "$12\r\n# Keyspace\r\n\r\n"),
     ("foo", "-ERR unknown command 'foo', with args beginning with: \r\n"),
     ("foo bar baz", "-ERR unknown command 'foo', with args beginning with: 'bar' 'baz' \r\n"),
