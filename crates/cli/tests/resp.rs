@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use support::{Process, START_TIME_MAX, Server, free_port, tool, wait_for_port};
+use support::{Process, START_TIME_MAX, Server, free_port, tool, wait_for_port, wait_until};
 use tidegate_server::auth::TokenHash;
 
 /// How long an answer may take on a machine that has much else to do.
@@ -27,12 +27,29 @@ fn redis_cli(server: &Server, arguments: &[&str]) -> String {
     run(Command::new(tool("redis-cli")).args(["-p", &port]).args(arguments))
 }
 
-/// Runs a Python script that is given `client(**options)`, and fails where it does.
+/// What every script is given: clients, and a question that is asked again where the server had no time for it. Other
+/// programs on the machine may be the reason; nothing was charged then.
+const PRELUDE: &str = r#"
+import redis
+
+def client(**options):
+    return redis.Redis(port=PORT, decode_responses=True, **options)
+
+def is_shed(answer):
+    return answer == [0, answer[1], 0, -1, 0]
+
+def throttle(c, *arguments):
+    for _ in range(100_000):
+        answer = c.execute_command("CL.THROTTLE", *arguments)
+        if not is_shed(answer):
+            return answer
+    raise SystemExit("the server never had the time")
+"#;
+
+/// Runs a Python script, and fails where it does.
 fn redis_py(server: &Server, script: &str) {
-    let port = server.address("resp").port();
-    let script = format!(
-        "import redis\ndef client(**options):\n    return redis.Redis(port={port}, decode_responses=True, **options)\n{script}"
-    );
+    let port = server.address("resp").port().to_string();
+    let script = PRELUDE.replace("PORT", &port) + script;
     run(Command::new(tool("python3")).args(["-c", &script]));
 }
 
@@ -50,23 +67,30 @@ assert c.echo("hello") == "hello"
 assert c.client_getname() == "test"
 assert c.client_id() > 0
 key = "user{protocol}"
-assert c.execute_command("CL.THROTTLE", key, 15, 30, 60) == [0, 16, 15, -1, 2]
-assert c.execute_command("CL.THROTTLE", key, 15, 30, 60, 15)[:4] == [0, 16, 0, -1]
-limited = c.execute_command("CL.THROTTLE", key, 15, 30, 60)
-assert limited[:3] == [1, 16, 0] and 1 <= limited[3] <= 2 and 31 <= limited[4] <= 32, limited
+assert throttle(c, key, 15, 30, 60) == [0, 16, 15, -1, 2]
+assert throttle(c, "slow" + key, 15, 1, 3600, 16) == [0, 16, 0, -1, 57600]
+limited = throttle(c, "slow" + key, 15, 1, 3600)
+assert limited[:3] == [1, 16, 0] and 1 <= limited[3] <= 3600 and limited[4] <= 57600, limited
 assert c.config_get("save") == {{"save": ""}}
 assert c.info("server")["server_name"] == "tidegate"
 assert c.command_count() > 5
 
-pipeline = c.pipeline(transaction=False)
-for n in range(1000):
-    pipeline.execute_command("CL.THROTTLE", f"{protocol}-{{n % 100}}", 4, 1, 3600)
-    if n % 10 == 0:
-        pipeline.ping()
-answers = pipeline.execute()
-pongs = [a for a in answers if a is True]
-allowed = [a for a in answers if a is not True and a[0] == 0]
-assert len(answers) == 1100 and len(pongs) == 100 and len(allowed) == 500, (len(pongs), len(allowed))
+def pipelined(attempt):
+    pipeline = c.pipeline(transaction=False)
+    for n in range(1000):
+        pipeline.execute_command("CL.THROTTLE", f"{protocol}-{{attempt}}-{{n % 100}}", 4, 1, 3600)
+        if n % 10 == 0:
+            pipeline.ping()
+    return pipeline.execute()
+
+for attempt in range(1000):
+    answers = pipelined(attempt)
+    decisions = [a for a in answers if a is not True]
+    assert len(answers) == 1100 and len(decisions) == 1000, len(decisions)
+    if not any(is_shed(a) for a in decisions):
+        break
+assert len([a for a in decisions if a[0] == 0]) == 500
+assert [a is True for a in answers[:13]] == [n in (1, 12) for n in range(13)], "answers keep their order"
 
 try:
     c.execute_command("CL.THROTTLE", key, "many", 30, 60)
@@ -117,10 +141,10 @@ for options in [{}, {"password": "tg_green"}, {"username": "red", "password": "x
 red = client(password="tg_red")
 red3 = client(username="red", password="tg_red", protocol=3)
 blue = client(username="whoever", password="tg_blue", protocol=3)
-ask = lambda c: c.execute_command("CL.THROTTLE", "k", 0, 1, 3600)[0]
+ask = lambda c: throttle(c, "k", 0, 1, 3600)[0]
 assert [ask(red), ask(red), ask(red3)] == [0, 1, 1]
 assert [ask(blue), ask(blue)] == [0, 1]
-assert "keys=1," in str(blue.execute_command("INFO", "keyspace")) or blue.info("keyspace")["db0"]["keys"] == 1
+assert blue.info("keyspace")["db0"]["keys"] == 1
 "#,
     );
 }
@@ -128,11 +152,19 @@ assert "keys=1," in str(blue.execute_command("INFO", "keyspace")) or blue.info("
 #[test]
 fn redis_cli_prints_what_redis_cells_readme_prints() {
     let server = Server::start(&[]);
-    assert_eq!(redis_cli(&server, &["CL.THROTTLE", "user123", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
-    assert_eq!(
-        redis_cli(&server, &["-3", "CL.THROTTLE", "user456", "15", "30", "60", "1"]),
-        "0\n16\n15\n-1\n2\n"
-    );
+    for protocol in ["-2", "-3"] {
+        let question = [protocol, "CL.THROTTLE", &format!("user{protocol}"), "15", "30", "60"];
+        let mut answer = redis_cli(&server, &question);
+        // A server that has no time lets it pass and charges nothing.
+        wait_until("the server to have the time", START_TIME_MAX, || {
+            let shed = answer == "0\n16\n0\n-1\n0\n";
+            if shed {
+                answer = redis_cli(&server, &question);
+            }
+            !shed
+        });
+        assert_eq!(answer, "0\n16\n15\n-1\n2\n");
+    }
     assert_eq!(redis_cli(&server, &["PING"]), "PONG\n");
 }
 

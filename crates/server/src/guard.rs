@@ -35,12 +35,15 @@ pub(crate) struct Guarded<S> {
     /// The pulse at which the present state began.
     since: u32,
     alarm: Pin<Box<Sleep>>,
+    /// The pulse for which the alarm was set.
+    alarm_at: u32,
 }
 
 impl<S> Guarded<S> {
     pub(crate) fn new(stream: S, patience: Patience, metrics: Arc<Metrics>) -> Self {
         let alarm = Box::pin(sleep_until(from_now(patience.idle)));
-        Self { stream, patience, metrics, busy: false, since: pulse(), alarm }
+        let alarm_at = pulse().wrapping_add(pulses(patience.idle));
+        Self { stream, patience, metrics, busy: false, since: pulse(), alarm, alarm_at }
     }
 
     fn allowed(&self) -> Duration {
@@ -63,10 +66,13 @@ impl<S> Guarded<S> {
             self.metrics.timed_out();
             return true;
         }
-        // The alarm was set in some earlier state: it may ring too early, which is no harm, but not too late.
-        let latest = from_now(time_of(allowed - spent));
-        if self.alarm.deadline() > latest || self.alarm.is_elapsed() {
-            self.alarm.as_mut().reset(latest);
+        // The alarm was set in some earlier state: it may ring too early, which is no harm, but not too late. Pulses
+        // tell, and cost nothing to read; they come around, so it is their distance that counts.
+        let latest = self.since.wrapping_add(allowed);
+        let is_later = (1..=u32::MAX / 2).contains(&self.alarm_at.wrapping_sub(latest));
+        if is_later || self.alarm.is_elapsed() {
+            self.alarm.as_mut().reset(from_now(time_of(allowed - spent)));
+            self.alarm_at = latest;
         }
         self.alarm.as_mut().poll(cx).is_ready() && {
             cx.waker().wake_by_ref();

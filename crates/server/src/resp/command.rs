@@ -213,8 +213,7 @@ pub(super) fn unknown_subcommand(of: &str, name: &[u8]) -> Vec<u8> {
 /// `COMMAND [COUNT | LIST | INFO [name...] | DOCS [name...] | HELP]`.
 fn answer(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let Some(subcommand) = request.get(1) else {
-        reply.array(COMMANDS.len());
-        COMMANDS.iter().for_each(|command| command.tell(reply));
+        tell_all(reply);
         return Flow::Continue;
     };
     match subcommand.to_ascii_lowercase().as_slice() {
@@ -222,7 +221,9 @@ fn answer(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow
         b"count" => reply.error(&wrong_arity("command|count")),
         b"list" => {
             reply.array(COMMANDS.len());
-            COMMANDS.iter().for_each(|command| reply.bulk(command.name.as_bytes()));
+            for command in COMMANDS {
+                reply.bulk(command.name.as_bytes());
+            }
         }
         b"info" => tell_some(request, reply),
         b"docs" => document_some(request, reply),
@@ -236,15 +237,22 @@ fn answer(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow
 pub(super) fn help(reply: &mut Reply<'_>, of: &str, subcommands: &[&str]) {
     reply.array(subcommands.len() + 2);
     reply.status(&format!("{of} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"));
-    subcommands.iter().for_each(|subcommand| reply.status(subcommand));
+    for subcommand in subcommands {
+        reply.status(subcommand);
+    }
     reply.status("HELP");
+}
+
+fn tell_all(reply: &mut Reply<'_>) {
+    reply.array(COMMANDS.len());
+    for command in COMMANDS {
+        command.tell(reply);
+    }
 }
 
 fn tell_some(request: &Request<'_>, reply: &mut Reply<'_>) {
     if request.len() == 2 {
-        reply.array(COMMANDS.len());
-        COMMANDS.iter().for_each(|command| command.tell(reply));
-        return;
+        return tell_all(reply);
     }
     reply.array(request.len() - 2);
     for name in request.from(2) {
@@ -262,7 +270,9 @@ fn document_some(request: &Request<'_>, reply: &mut Reply<'_>) {
         request.from(2).filter_map(find).collect()
     };
     reply.map(named.len());
-    named.iter().for_each(|command| command.document(reply));
+    for command in named {
+        command.document(reply);
+    }
 }
 
 impl Command {
@@ -271,10 +281,16 @@ impl Command {
         reply.bulk(self.name.as_bytes());
         reply.integer(self.arity);
         reply.set(self.flags.len());
-        self.flags.iter().for_each(|flag| reply.status(flag));
-        self.keys.iter().for_each(|key| reply.integer(*key));
+        for flag in self.flags {
+            reply.status(flag);
+        }
+        for place in self.keys {
+            reply.integer(place);
+        }
         // Categories of access, hints, places of keys and subcommands: clients do without.
-        (0..4).for_each(|_| reply.set(0));
+        for _ in 0..4 {
+            reply.set(0);
+        }
     }
 
     fn document(&self, reply: &mut Reply<'_>) {

@@ -69,9 +69,9 @@ pub(super) fn auth(session: &mut Session, request: &Request<'_>, reply: &mut Rep
         }
     };
     if session.authenticate(user, token) {
-        reply.ok()
+        reply.ok();
     } else {
-        reply.error(WRONG_TOKEN)
+        reply.error(WRONG_TOKEN);
     }
     Flow::Continue
 }

@@ -63,7 +63,9 @@ impl<'o> Reply<'o> {
     #[inline]
     pub(super) fn integers<const N: usize>(&mut self, values: [i64; N]) {
         self.array(N);
-        values.into_iter().for_each(|value| self.integer(value));
+        for value in values {
+            self.integer(value);
+        }
     }
 
     pub(super) fn bulk(&mut self, bytes: &[u8]) {

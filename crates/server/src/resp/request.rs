@@ -149,11 +149,9 @@ impl Parser {
         trust: Trust,
     ) -> Result<Option<Request<'p>>, ProtocolError> {
         let bytes = match input.first() {
-            None => return Ok(None),
             Some(b'*') if self.read_array(input, trust)? => input,
-            Some(b'*') => return Ok(None),
-            Some(_) if self.read_line(input)? => &self.text,
-            Some(_) => return Ok(None),
+            Some(other) if *other != b'*' && self.read_line(input)? => &self.text,
+            _ => return Ok(None),
         };
         let used = std::mem::take(&mut self.at);
         Ok(Some(Request { bytes, places: &self.places, used }))
@@ -279,9 +277,9 @@ enum Number {
 fn number(bytes: &[u8]) -> Number {
     // Nearly all have one digit or two.
     match *bytes {
-        [ones @ b'0'..=b'9', b'\r', _, ..] => return Number::Is { value: i64::from(ones - b'0'), used: 3 },
+        [ones @ b'0'..=b'9', b'\r', _, ..] => Number::Is { value: i64::from(ones - b'0'), used: 3 },
         [tens @ b'1'..=b'9', ones @ b'0'..=b'9', b'\r', _, ..] => {
-            return Number::Is { value: 10 * i64::from(tens - b'0') + i64::from(ones - b'0'), used: 4 };
+            Number::Is { value: 10 * i64::from(tens - b'0') + i64::from(ones - b'0'), used: 4 }
         }
         _ => long_number(bytes),
     }

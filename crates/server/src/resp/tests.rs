@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use tidegate::ManualClock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio_util::sync::CancellationToken;
@@ -352,7 +353,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("CONFIG SET save x", "-ERR unknown subcommand 'SET'. Try CONFIG HELP.\r\n"),
     ("CONFIG", "-ERR wrong number of arguments for 'config' command\r\n"),
     ("INFO nosuch", "$0\r\n\r\n"),
-    ("INFO memory", "$30\r\n# Memory\r\nmaxmemory:1048576\r\n\r\n"),
+    ("INFO memory", "$29\r\n# Memory\r\nmaxmemory:1048576\r\n\r\n"),
     ("INFO keyspace", "$12\r\n# Keyspace\r\n\r\n"),
     ("foo", "-ERR unknown command 'foo', with args beginning with: \r\n"),
     ("foo bar baz", "-ERR unknown command 'foo', with args beginning with: 'bar' 'baz' \r\n"),
@@ -503,9 +504,9 @@ fn what_is_too_large_is_refused_before_it_is_kept() {
     let many_words = b"a ".repeat(ARGUMENTS_MAX + 1).into_iter().chain(*b"\n").collect::<Vec<_>>();
     assert_eq!(read_all(&many_words, READ_BYTES, Trust::Known).1, Some(ProtocolError::InvalidCount));
     let argument = "x".repeat(ARGUMENT_BYTES_MAX);
-    let (requests, problem) = read_all(&array(&[&argument; 3]), READ_BYTES, Trust::Known);
+    let (requests, problem) = read_all(&array(&[argument.as_str(); 3]), READ_BYTES, Trust::Known);
     assert_eq!((requests.len(), problem), (1, None));
-    let (requests, problem) = read_all(&array(&[&argument; 4]), READ_BYTES, Trust::Known);
+    let (requests, problem) = read_all(&array(&[argument.as_str(); 4]), READ_BYTES, Trust::Known);
     assert_eq!((requests.len(), problem), (0, Some(ProtocolError::FrameTooLarge)));
 }
 
@@ -642,6 +643,58 @@ fn decisions_are_counted_by_batch() {
         "tidegate_latency_seconds_count{surface=\"resp\"} 5",
     ] {
         assert!(scrape.contains(line), "{line} is not in {scrape}");
+    }
+}
+
+#[test]
+fn a_worker_with_too_much_to_do_lets_questions_pass_and_says_so() {
+    let mut bench = Bench::open();
+    assert_eq!(bench.throttle("k 0 1 60"), [0, 1, 0, -1, 60]);
+    crate::load::note(Duration::from_millis(60));
+    assert_eq!(bench.throttle("k 0 1 60"), [0, 1, 0, -1, 0]);
+    assert_eq!(bench.throttle("k 15 30 60"), [0, 16, 0, -1, 0]);
+    assert!(bench.text("CL.THROTTLE k x 30 60\r\nPING\r\n").ends_with("integer: x\r\n+PONG\r\n"));
+    crate::load::note(Duration::ZERO);
+    assert_eq!(bench.throttle("k 0 1 60"), [1, 1, 0, 60, 60], "nothing was charged meanwhile");
+    let mut scrape = String::new();
+    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.registry).expect("text");
+    let line =
+        "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",rung=\"shed\"} 2";
+    assert!(scrape.contains(line), "{line} is not in {scrape}");
+}
+
+/// Bytes that are nearly requests.
+fn nearly_requests() -> impl Strategy<Value = Vec<u8>> {
+    let part = prop_oneof![
+        Just(b"*".to_vec()),
+        Just(b"$".to_vec()),
+        Just(b"\r\n".to_vec()),
+        Just(b"\"".to_vec()),
+        Just(b"CL.THROTTLE".to_vec()),
+        Just(array(&["CL.THROTTLE", "k", "15", "30", "60"])),
+        (-2..70_000i64).prop_map(|number| number.to_string().into_bytes()),
+        proptest::collection::vec(any::<u8>(), 0..20),
+    ];
+    proptest::collection::vec(part, 0..40).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #[test]
+    fn whatever_arrives_is_read_the_same_in_any_pieces(bytes in nearly_requests(), piece in 1..50usize) {
+        super::read_requests(&bytes);
+        prop_assert_eq!(
+            read_all(&bytes, bytes.len(), Trust::Known),
+            read_all(&bytes, piece, Trust::Known)
+        );
+    }
+
+    #[test]
+    fn whatever_is_asked_is_answered(bytes in nearly_requests()) {
+        let (mut bench, mut out) = (Bench::open(), Vec::new());
+        let (used, next) = bench.dialogue.answer(&bytes, &mut out);
+        prop_assert!(used <= bytes.len());
+        prop_assert!(out.is_empty() || out.ends_with(b"\r\n"));
+        prop_assert!(next != Next::Close || !out.is_empty());
     }
 }
 
