@@ -83,7 +83,8 @@ impl Server {
         let stdout = process.child.stdout.take().expect("piped");
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).expect("a line of text");
-        let addresses = line.strip_prefix("tidegate is ready: ").unwrap_or_else(|| panic!("not ready: {line:?}"));
+        let addresses =
+            line.strip_prefix("tidegate is ready: ").unwrap_or_else(|| panic!("not ready: {line:?}"));
         let address = |pair: &str| {
             let (listener, address) = pair.split_once('=').expect("listener=address");
             (listener.to_owned(), address.parse().expect("an address"))
@@ -119,15 +120,17 @@ pub fn wait_until(what: &str, time_max: Duration, mut condition: impl FnMut() ->
 
 /// Waits until something listens at `address`.
 pub fn wait_for_port(name: &str, address: SocketAddr) {
-    wait_until(&format!("{name} at {address}"), START_TIME_MAX, || std::net::TcpStream::connect(address).is_ok());
+    wait_until(&format!("{name} at {address}"), START_TIME_MAX, || {
+        std::net::TcpStream::connect(address).is_ok()
+    });
 }
 
 /// A program that the tests use: what `cargo xtask tools` installed, or what is on the path.
 pub fn tool(name: &str) -> PathBuf {
     let installed = tools_dir().join("py/bin").join(name);
-    let on_path = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-        .chain([PathBuf::from("/usr/sbin")])
-        .map(|folder| folder.join(name));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path =
+        std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]).map(|folder| folder.join(name));
     std::iter::once(installed)
         .chain(on_path)
         .find(|path| path.is_file())
@@ -137,7 +140,10 @@ pub fn tool(name: &str) -> PathBuf {
 /// The folder with the packages of npm.
 pub fn node_dir() -> PathBuf {
     let folder = tools_dir().join("node");
-    assert!(folder.join("node_modules").is_dir(), "the npm packages are not installed: run `cargo xtask tools`");
+    assert!(
+        folder.join("node_modules").is_dir(),
+        "the npm packages are not installed: run `cargo xtask tools`"
+    );
     folder
 }
 
