@@ -63,9 +63,9 @@ pub(crate) fn decide(
     let descriptors = shared.descriptors.load();
     let overrides = overrides(shared, &descriptors, tenant, request)?;
     let plans = plans(&descriptors, tenant, request, &overrides)?;
-    let ruling = rule(&shared.limiter, &plans)?;
+    let ruling = rule(shared, &plans)?;
     shared.metrics.decided(Surface::Envoy, CLASS, ruling.outcome(&plans), ruling.rung(), 1);
-    Ok(respond(shared, &plans, &ruling))
+    Ok(respond(&plans, ruling))
 }
 
 fn check(request: &RateLimitRequest) -> Result<(), Refusal> {
@@ -262,8 +262,8 @@ struct Ruling<'p> {
     allowed: bool,
     /// By descriptor; nothing where nothing was asked.
     outcomes: Vec<Option<LimitOutcome<'p>>>,
-    /// What the header fields tell of.
-    telling: Option<Decision<'p>>,
+    /// The header fields that tell of it.
+    telling: Vec<HeaderValue>,
 }
 
 impl Ruling<'_> {
@@ -285,12 +285,13 @@ impl Ruling<'_> {
     }
 }
 
-fn rule<'p>(limiter: &Limiter, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> {
-    let mut ruling = Ruling { allowed: true, outcomes: vec![None; plans.len()], telling: None };
-    look(limiter, plans, &mut ruling)?;
+fn rule<'p>(shared: &Shared, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> {
+    let limiter = &shared.limiter;
+    let mut ruling = Ruling { allowed: true, outcomes: vec![None; plans.len()], telling: Vec::new() };
+    look(shared, plans, &mut ruling)?;
     if ruling.allowed {
-        let quotas = rule_quotas(limiter, plans, &mut ruling)?;
-        let charged = if ruling.allowed { charge(limiter, plans, &mut ruling) } else { Ok(()) };
+        let quotas = rule_quotas(shared, plans, &mut ruling)?;
+        let charged = if ruling.allowed { charge(shared, plans, &mut ruling) } else { Ok(()) };
         if !ruling.allowed || charged.is_err() {
             // What is denied is not charged.
             quotas.into_iter().for_each(|ask| limiter.refund(ask));
@@ -302,13 +303,13 @@ fn rule<'p>(limiter: &Limiter, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal
 }
 
 /// Enforced limits that are only looked at: they come first, since a denial of theirs must not cost anything.
-fn look<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+fn look<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
     for (at, plan) in plans.iter().enumerate() {
         let Plan::Limited(limited) = plan else { continue };
         if limited.part == Part::Enforced && limited.hits == 0 {
-            let decision = judge(limiter, limited)?;
+            let decision = judge(&shared.limiter, limited)?;
             ruling.outcomes[at] = decision.outcomes().first().copied();
-            ruling.note(decision);
+            ruling.note(shared, &decision);
         }
     }
     Ok(())
@@ -316,7 +317,7 @@ fn look<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> R
 
 /// Limits in quota mode: the request is denied if all of them are over. Gives what was charged.
 fn rule_quotas<'p>(
-    limiter: &Limiter,
+    shared: &Shared,
     plans: &[Plan<'p>],
     ruling: &mut Ruling<'p>,
 ) -> Result<Vec<Ask<'p>>, Refusal> {
@@ -328,7 +329,7 @@ fn rule_quotas<'p>(
         if limited.part != Part::Quota {
             continue;
         }
-        let decision = judge(limiter, limited)?;
+        let decision = judge(&shared.limiter, limited)?;
         ruling.outcomes[at] = decision.outcomes().first().copied();
         if decision.is_allowed() {
             charged.push(limited.ask);
@@ -338,7 +339,7 @@ fn rule_quotas<'p>(
         }
     }
     if let Some(decision) = passed.or(denied) {
-        ruling.note(decision);
+        ruling.note(shared, &decision);
     }
     Ok(charged)
 }
@@ -369,7 +370,7 @@ fn check_as_one<'p>(limiter: &Limiter, asks: &[Ask<'p>]) -> Result<Decision<'p>,
 }
 
 /// Enforced limits that charge: all of them, or none.
-fn charge<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+fn charge<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
     let charged = || {
         plans.iter().enumerate().filter_map(|(at, plan)| match plan {
             Plan::Limited(limited) if limited.is_charged() => Some((at, limited.ask)),
@@ -380,11 +381,11 @@ fn charge<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) ->
     if asks.is_empty() {
         return Ok(());
     }
-    let decision = check_as_one(limiter, &asks)?;
+    let decision = check_as_one(&shared.limiter, &asks)?;
     for ((at, _), outcome) in charged().zip(decision.outcomes()) {
         ruling.outcomes[at] = Some(*outcome);
     }
-    ruling.note(decision);
+    ruling.note(shared, &decision);
     Ok(())
 }
 
@@ -407,33 +408,33 @@ fn rest<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> R
     Ok(())
 }
 
-impl<'p> Ruling<'p> {
+impl Ruling<'_> {
     /// Takes a decision into account. A denial is told before anything that passed, and the limits that were charged
     /// before those that were not.
-    fn note(&mut self, decision: Decision<'p>) {
+    fn note(&mut self, shared: &Shared, decision: &Decision<'_>) {
         let denies = !decision.is_allowed();
         if denies || self.allowed {
-            self.telling = Some(decision);
+            self.telling = fields(shared, decision);
         }
         self.allowed &= !denies;
     }
 }
 
-fn respond(shared: &Shared, plans: &[Plan<'_>], ruling: &Ruling<'_>) -> RateLimitResponse {
+fn fields(shared: &Shared, decision: &Decision<'_>) -> Vec<HeaderValue> {
+    let field = |(name, value): (http::HeaderName, http::HeaderValue)| HeaderValue {
+        key: name.as_str().to_owned(),
+        value: value.to_str().unwrap_or_default().to_owned(),
+        raw_value: Vec::new(),
+    };
+    headers(decision, shared.limiter.wall_us(), shared.reset).into_iter().map(field).collect()
+}
+
+fn respond(plans: &[Plan<'_>], ruling: Ruling<'_>) -> RateLimitResponse {
     let statuses = plans.iter().zip(&ruling.outcomes).map(|(plan, outcome)| status(plan, outcome.as_ref()));
-    let told = ruling.telling.as_ref().map(|decision| {
-        let fields = headers(decision, shared.limiter.wall_us(), shared.reset);
-        let field = |(name, value): (http::HeaderName, http::HeaderValue)| HeaderValue {
-            key: name.as_str().to_owned(),
-            value: value.to_str().unwrap_or_default().to_owned(),
-            raw_value: Vec::new(),
-        };
-        fields.into_iter().map(field).collect()
-    });
     RateLimitResponse {
         overall_code: code(ruling.allowed),
         statuses: statuses.collect(),
-        response_headers_to_add: told.unwrap_or_default(),
+        response_headers_to_add: ruling.telling,
         ..RateLimitResponse::default()
     }
 }

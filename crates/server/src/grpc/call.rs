@@ -5,11 +5,12 @@ use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use prost::Message;
 use tonic::Status;
 
 use super::reply::Reply;
+use crate::auth::TenantIndex;
 use crate::envoy::{Refusal, decide};
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
@@ -22,20 +23,37 @@ const PREFIX_BYTES: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Answers one call.
-pub(super) async fn should_rate_limit(shared: &Shared, request: Request<Incoming>) -> Response<Reply> {
-    let (head, body) = request.into_parts();
-    if !is_grpc(&head.headers) {
+/// Looks at the head of a call: whose it is, and what is still to be read.
+pub(super) fn begun(
+    shared: &Shared,
+    request: Request<Incoming>,
+) -> Result<(TenantIndex, Incoming), Box<Response<Reply>>> {
+    let headers = request.headers();
+    if !is_grpc(headers) {
         let mut answer = Response::new(Reply::Done);
         *answer.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        return answer;
+        return Err(Box::new(answer));
     }
+    let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    let Some(principal) = shared.credentials.of_authorization(authorization) else {
+        let status = Status::unauthenticated("authorization: no `Bearer` token that this server knows");
+        return Err(Box::new(status.into_http()));
+    };
+    Ok((principal.tenant, request.into_body()))
+}
+
+/// Answers one call of a tenant.
+pub(super) async fn should_rate_limit(
+    shared: &Shared,
+    tenant: TenantIndex,
+    body: Incoming,
+) -> Response<Reply> {
     let message = match read(body).await {
         Ok(message) => message,
         Err(status) => return status.into_http(),
     };
     let started = Stopwatch::start();
-    let answer = match decided(shared, &head.headers, message) {
+    let answer = match decided(shared, tenant, message) {
         Ok(response) => told(&response),
         Err(status) => status.into_http(),
     };
@@ -61,6 +79,9 @@ async fn read(mut body: Incoming) -> Result<Bytes, Status> {
         }
         // Nearly always, all comes at once.
         whole = if whole.is_empty() { data } else { joined(&whole, &data) };
+        if body.is_end_stream() {
+            break;
+        }
     }
     unframed(whole)
 }
@@ -87,15 +108,10 @@ fn unframed(mut whole: Bytes) -> Result<Bytes, Status> {
     Ok(whole)
 }
 
-fn decided(shared: &Shared, headers: &HeaderMap, message: Bytes) -> Result<RateLimitResponse, Status> {
-    let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-    let principal = shared
-        .credentials
-        .of_authorization(authorization)
-        .ok_or_else(|| Status::unauthenticated("authorization: no `Bearer` token that this server knows"))?;
+fn decided(shared: &Shared, tenant: TenantIndex, message: Bytes) -> Result<RateLimitResponse, Status> {
     let request =
         RateLimitRequest::decode(message).map_err(|error| Status::invalid_argument(error.to_string()))?;
-    decide(shared, principal.tenant, &request).map_err(|refusal| match refusal {
+    decide(shared, tenant, &request).map_err(|refusal| match refusal {
         Refusal::Wrong(_) => Status::invalid_argument(refusal.to_string()),
         Refusal::NothingLoaded => Status::failed_precondition(refusal.to_string()),
     })

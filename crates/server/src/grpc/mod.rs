@@ -11,6 +11,7 @@ mod reply;
 use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
+use std::rc::Rc;
 use std::time::Duration;
 
 use ::http::{Request, Response};
@@ -65,7 +66,9 @@ where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let stop = context.stop.clone();
-    let service = service_fn(move |request| answer(context.clone(), request));
+    // Shared by the calls of this connection, which are all answered on this thread.
+    let context = Rc::new(context);
+    let service = service_fn(move |request| answer(Rc::clone(&context), request));
     let mut builder = http2::Builder::new(Here);
     builder
         .timer(TokioTimer::new())
@@ -88,11 +91,22 @@ where
     ended.map_err(io::Error::other)
 }
 
-async fn answer(context: Context, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
-    let path = request.uri().path();
-    if path == SHOULD_RATE_LIMIT {
-        return Ok(call::should_rate_limit(&context.shared, request).await);
+/// A call is a task of its own, so what it holds is kept small: what is asked once a connection stays out of line.
+async fn answer(context: Rc<Context>, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    if request.uri().path() != SHOULD_RATE_LIMIT {
+        return Box::pin(answer_beside(context, request)).await;
     }
+    Ok(match call::begun(&context.shared, request) {
+        Ok((tenant, body)) => call::should_rate_limit(&context.shared, tenant, body).await,
+        Err(refused) => *refused,
+    })
+}
+
+async fn answer_beside(
+    context: Rc<Context>,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, Infallible> {
+    let path = request.uri().path();
     let service = path.split('/').nth(1).unwrap_or_default();
     let answered = match service {
         health::SERVICE => health::server(context.stop.clone()).call(request).await,
