@@ -1,6 +1,8 @@
 //! Unkey's HTTP API: its own clients, every wrong request, overrides that outlive the process, and a description that
 //! is true.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "tests fail by it")]
+
 mod support;
 
 use std::collections::BTreeSet;
@@ -88,17 +90,17 @@ fn which(identifier: &str) -> Value {
 
 /// A configuration with a token for each role and for another tenant. Gives its path.
 fn tokens(folder: &Path) -> String {
-    let mut text = "[[tenants]]\nname = 'acme'\n".to_owned();
-    for (token, role, tenant) in [
+    let entries = [
         ("client", "client", ""),
         ("viewer", "viewer", ""),
         ("operator", "operator", ""),
         ("acme", "admin", "acme"),
-    ] {
+    ];
+    let entries = entries.map(|(token, role, tenant)| {
         let hash = tidegate_server::auth::TokenHash::of(token.as_bytes());
-        text +=
-            &format!("[[tokens]]\nname = '{token}'\nrole = '{role}'\ntenant = '{tenant}'\nhash = '{hash}'\n");
-    }
+        format!("[[tokens]]\nname = '{token}'\nrole = '{role}'\ntenant = '{tenant}'\nhash = '{hash}'\n")
+    });
+    let text = format!("[[tenants]]\nname = 'acme'\n{}", entries.concat());
     let path = folder.join("tidegate.toml");
     std::fs::write(&path, text).expect("writes");
     path.to_string_lossy().into_owned()
@@ -530,12 +532,14 @@ fn assert_described(document: &Value, schema: &Value, value: &Value) {
             for name in required {
                 assert!(members.contains_key(name), "{name} is required and not in {value}");
             }
-            members.iter().for_each(|(name, member)| {
+            for (name, member) in members {
                 assert_described(document, &schema["properties"][name.as_str()], member);
-            });
+            }
         }
         Value::Array(elements) => {
-            elements.iter().for_each(|element| assert_described(document, &schema["items"], element));
+            for element in elements {
+                assert_described(document, &schema["items"], element);
+            }
         }
         _ => {}
     }

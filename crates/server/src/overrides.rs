@@ -19,7 +19,7 @@ const WAITING_MAX: usize = 1_024;
 
 /// The overrides of all tenants.
 #[derive(Debug)]
-pub struct Overrides {
+pub(crate) struct Overrides {
     /// By [`TenantIndex`].
     tenants: Arc<[TenantOverrides]>,
     /// Nothing only while it is being dropped.
@@ -34,7 +34,7 @@ struct TenantOverrides {
 
 /// Why a write, or a list, was not done.
 #[derive(Debug)]
-pub enum NotDone {
+pub(crate) enum NotDone {
     /// There is no room for another override.
     Full(Full),
     /// Too much is waiting to be written.
@@ -73,18 +73,18 @@ enum Task {
 
 /// Which part of a namespace's overrides.
 #[derive(Debug)]
-pub struct Page {
+pub(crate) struct Page {
     /// Of this namespace.
-    pub namespace: String,
+    pub(crate) namespace: String,
     /// Those that follow this pattern.
-    pub after: Option<String>,
+    pub(crate) after: Option<String>,
     /// At most this many.
-    pub most: u32,
+    pub(crate) most: u32,
 }
 
 impl Overrides {
     /// Opens the store in `folder`, or keeps overrides in memory only, for tenants of these names.
-    pub fn open(folder: Option<&Path>, tenants: &[String]) -> Result<Self, StartError> {
+    pub(crate) fn open(folder: Option<&Path>, tenants: &[String]) -> Result<Self, StartError> {
         let tenant = |name: &String| TenantOverrides { name: name.clone(), index: OverrideIndex::default() };
         let tenants: Arc<[_]> = tenants.iter().map(tenant).collect();
         let (tasks, waiting) = mpsc::channel(WAITING_MAX);
@@ -104,13 +104,13 @@ impl Overrides {
 
     /// The overrides of a tenant.
     #[inline]
-    pub fn of(&self, tenant: TenantIndex) -> &OverrideIndex {
+    pub(crate) fn of(&self, tenant: TenantIndex) -> &OverrideIndex {
         // Principals are made from the same list.
         &self.tenants[tenant].index
     }
 
     /// Keeps an override; gives its id, which is that of the one it replaces.
-    pub fn set(
+    pub(crate) fn set(
         &self,
         tenant: TenantIndex,
         new: Override,
@@ -120,7 +120,7 @@ impl Overrides {
     }
 
     /// Forgets the override with this pattern; says whether there was one.
-    pub fn delete(
+    pub(crate) fn delete(
         &self,
         tenant: TenantIndex,
         namespace: String,
@@ -130,7 +130,7 @@ impl Overrides {
     }
 
     /// Some overrides of a namespace, in the order of their patterns.
-    pub fn list(
+    pub(crate) fn list(
         &self,
         tenant: TenantIndex,
         page: Page,

@@ -133,6 +133,8 @@ pub fn set_outcome_headers(on: &mut HeaderMap, outcome: &Outcome<'_>, wall_us: u
 }
 
 pub(crate) fn put(on: &mut HeaderMap, fields: Vec<(HeaderName, HeaderValue)>) {
+    // Grown once, and not while the fields go in. Without the room there is no place for them either.
+    let _ = on.try_reserve(fields.len());
     for (name, value) in fields {
         // Fails only on an answer that has tens of thousands of fields already; it can do without ours.
         let _ = on.try_insert(name, value);

@@ -59,7 +59,8 @@ pub(super) struct ErrorBody<'e> {
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) struct Refusal {
-    problem: Problem,
+    /// Boxed: refusals are rare, and every decision would carry the room for one.
+    problem: Box<Problem>,
     errors: Vec<FieldError>,
 }
 
@@ -69,14 +70,14 @@ impl From<Problem> for Refusal {
         if problem.status == StatusCode::BAD_REQUEST {
             errors.push(FieldError::new("body", problem.detail.as_str()));
         }
-        Self { problem, errors }
+        Self { problem: Box::new(problem), errors }
     }
 }
 
 impl From<Vec<FieldError>> for Refusal {
     fn from(errors: Vec<FieldError>) -> Self {
         let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
-        Self { problem: Problem::bad_request(messages.join("; ")), errors }
+        Self { problem: Box::new(Problem::bad_request(messages.join("; "))), errors }
     }
 }
 
@@ -108,8 +109,8 @@ pub(super) fn refuse(problem: Problem) -> Answer {
 pub(super) fn reply(asked: &Asked<'_>) -> Reply {
     let path = asked.parts.uri.path().strip_prefix(PREFIX).unwrap_or_default();
     let handle: fn(&Asked<'_>) -> Result<Reply, Refusal> = match path {
-        "ratelimit.limit" => |asked| decided(asked, limit::answer),
-        "ratelimit.multiLimit" => |asked| decided(asked, multi::answer),
+        "ratelimit.limit" => |asked| Ok(decided(asked, limit::answer)),
+        "ratelimit.multiLimit" => |asked| Ok(decided(asked, multi::answer)),
         "ratelimit.setOverride" => overrides::set,
         "ratelimit.getOverride" => |asked| overrides::get(asked).map(Reply::Ready),
         "ratelimit.deleteOverride" => overrides::delete,
@@ -133,9 +134,8 @@ fn path_is_known(path: &str) -> bool {
 }
 
 /// Notes how long a decision took.
-fn decided(asked: &Asked<'_>, decide: fn(&Asked<'_>) -> Result<Answer, Refusal>) -> Result<Reply, Refusal> {
-    let answer = timed(asked, Surface::Direct, |asked| decide(asked).unwrap_or_else(Answer::from));
-    Ok(Reply::Ready(answer))
+fn decided(asked: &Asked<'_>, decide: fn(&Asked<'_>) -> Result<Answer, Refusal>) -> Reply {
+    timed(asked, Surface::Direct, |asked| decide(asked).unwrap_or_else(Answer::from)).into()
 }
 
 /// The body of a request, as far as it has the right shape.
