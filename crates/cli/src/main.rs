@@ -37,8 +37,6 @@ pub(crate) struct Failure {
     words: String,
 }
 
-// Whatever can be shown is taken as it comes, so that errors need no closure on their way here.
-#[expect(clippy::needless_pass_by_value, reason = "`map_err(Failure::failed)` hands over values")]
 impl Failure {
     fn new(status: u8, words: &dyn Display) -> Self {
         Self { status, words: words.to_string() }

@@ -1,5 +1,12 @@
 //! The command line as people and scripts meet it: the real binary, its words, its exit statuses.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "what tests share is part of the tests"
+)]
+
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};

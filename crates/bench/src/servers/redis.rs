@@ -60,8 +60,8 @@ fn load_script(port: u16) -> Result<String> {
 fn ask(port: u16, words: &[&str]) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
-    let mut command = format!("*{}\r\n", words.len());
-    words.iter().for_each(|word| command.push_str(&format!("${}\r\n{word}\r\n", word.len())));
+    let parts = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    let command: String = std::iter::once(format!("*{}\r\n", words.len())).chain(parts).collect();
     stream.write_all(command.as_bytes())?;
     let mut reply = [0; 256];
     let length = stream.read(&mut reply).with_context(|| format!("no answer to {}", words[0]))?;

@@ -1,7 +1,9 @@
 //! Threads that each drive their own connections until the time is up.
 
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -164,16 +166,23 @@ fn drive(
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
     LocalSet::new().block_on(&runtime, async {
+        let found = Rc::new(RefCell::new(Findings::new()?));
         let mut driven = JoinSet::new();
         for number in (thread..plan.connections).step_by(usize::try_from(threads).unwrap_or(1)) {
-            let one = Driver::new(Arc::clone(plan), number, started, Arc::clone(answered))?;
+            let one = Driver {
+                plan: Arc::clone(plan),
+                keys: Keys { state: number * CONNECTION_STRIDE, count: plan.keys },
+                pace: Pace::new(plan, number, started),
+                ends: started + plan.duration,
+                answered: Arc::clone(answered),
+                found: Rc::clone(&found),
+            };
             driven.spawn_local(one.run());
         }
-        let mut found = Findings::new()?;
-        while let Some(one) = driven.join_next().await {
-            found.add(one.map_err(Failure::failed)?)?;
+        while let Some(ended) = driven.join_next().await {
+            ended.map_err(Failure::failed)?;
         }
-        Ok(found)
+        Ok(found.replace(Findings::new()?))
     })
 }
 
@@ -205,30 +214,18 @@ struct Driver {
     pace: Pace,
     ends: Instant,
     answered: Arc<AtomicU64>,
-    found: Findings,
+    /// Of all connections of the thread: a histogram is a quarter of a megabyte.
+    found: Rc<RefCell<Findings>>,
 }
 
 impl Driver {
-    fn new(
-        plan: Arc<Plan>,
-        number: u64,
-        started: Instant,
-        answered: Arc<AtomicU64>,
-    ) -> Result<Self, Failure> {
-        let keys = Keys { state: number * CONNECTION_STRIDE, count: plan.keys };
-        let pace = Pace::new(&plan, number, started);
-        let ends = started + plan.duration;
-        Ok(Self { plan, keys, pace, ends, answered, found: Findings::new()? })
-    }
-
-    async fn run(mut self) -> Findings {
+    async fn run(mut self) {
         while now() < self.ends {
             if let Err(error) = self.run_connection().await {
-                self.found.answers.failed(&error);
+                self.found.borrow_mut().answers.failed(&error);
                 sleep_until((now() + REOPEN_AFTER).min(self.ends)).await;
             }
         }
-        self.found
     }
 
     /// Until the time is up, or the connection fails.
@@ -241,7 +238,7 @@ impl Driver {
             batch.extend((0..self.plan.pipeline).map(|_| self.keys.draw()));
             let answers = timeout(ANSWER_TIME_MAX, connection.ask(&self.plan, &batch)).await??;
             self.answered.fetch_add(answers.decisions(), Ordering::Relaxed);
-            self.found.note(answers, now() - due);
+            self.found.borrow_mut().note(answers, now() - due);
         }
     }
 }
