@@ -16,7 +16,7 @@ use tidegate_rules::RuleSet;
 
 use crate::address;
 use crate::config::Config;
-use crate::http::{Answer, Asked, normal_path, route};
+use crate::http::{Answer, Asked, normal_path, route_check};
 use crate::rules::GatedRules;
 use crate::shared::Shared;
 
@@ -88,16 +88,16 @@ pub fn rules_file(bytes: &[u8]) {
 
 /// The body of `POST /v1/check`.
 pub fn check_body(bytes: &[u8]) {
-    is_an_answer(&post("/v1/check", bytes));
+    is_an_answer(&post("/v1/check", bytes, route_check));
 }
 
 // The bodies of other surfaces are fuzzed the same way: a function here, a file in `fuzz/fuzz_targets`.
 
-/// What the HTTP listener answers to a body.
-fn post(path: &str, body: &[u8]) -> Answer {
+/// What `handle` answers to a body.
+fn post(path: &str, body: &[u8], handle: fn(&Asked<'_>) -> Answer) -> Answer {
     let (parts, ()) = Request::post(path).body(()).expect("a request").into_parts();
     let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-    route(&Asked { shared: server(), peer, parts, body: Bytes::copy_from_slice(body) })
+    handle(&Asked { shared: server(), peer, parts, body: Bytes::copy_from_slice(body) })
 }
 
 /// Whatever was asked, it is the asker who is wrong.

@@ -122,7 +122,7 @@ async fn read(body: Incoming) -> Result<Bytes, Problem> {
 }
 
 /// Which surface a request is for.
-pub(crate) fn route(asked: &Asked<'_>) -> Answer {
+fn route(asked: &Asked<'_>) -> Answer {
     match asked.parts.uri.path() {
         "/v1/check" => route_check(asked),
         "/json" => timed(asked, Surface::Envoy, |asked| only(asked, &Method::POST, envoy_json::answer)),
