@@ -1,5 +1,8 @@
 //! `POST /v1/check` of a real server: wrong questions and their exact answers, and tenants that are kept apart.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+#![allow(unreachable_pub, reason = "what test programs share is public in each of them")]
+
 mod support;
 
 use std::path::PathBuf;

@@ -1,5 +1,8 @@
 //! Real proxies in front of a service, with the configurations that `docs/forward-auth.md` shows.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+#![allow(unreachable_pub, reason = "what test programs share is public in each of them")]
+
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
@@ -143,10 +146,8 @@ fn write(folder: &Path, name: &str, text: &str) -> std::path::PathBuf {
 fn nginx_denies_by_auth_request() {
     let stage = Stage::set("nginx", |folder, snippet, port| {
         let servers = fill(snippet, "listen 80;", &format!("listen 127.0.0.1:{port};"));
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .iter()
-            .map(|kind| format!("{kind}_temp_path {}/{kind};\n", folder.display()))
-            .collect();
+        let kinds = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+        let temporary = kinds.map(|kind| format!("{kind}_temp_path {}/{kind};\n", folder.display())).concat();
         // One process, so that stopping it stops all of it.
         let config = format!(
             "daemon off;\nmaster_process off;\npid {}/pid;\nerror_log stderr crit;\nevents {{}}\nhttp {{\naccess_log \

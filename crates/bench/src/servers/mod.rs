@@ -4,6 +4,7 @@
 //! that only the server's CPU time is counted.
 
 mod case;
+mod crowd;
 mod grpc;
 mod noop;
 mod peers;
@@ -53,6 +54,8 @@ pub(crate) struct Args {
 /// Parts of a run that need a process of their own.
 #[derive(Subcommand)]
 enum Part {
+    /// What many idle clients and some slow ones cost the others.
+    Crowd(crowd::Args),
     /// A server that decides nothing.
     #[command(hide = true)]
     Noop(noop::Args),
@@ -83,6 +86,7 @@ pub(crate) struct Row {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.part {
+        Some(Part::Crowd(args)) => crowd::run(args),
         Some(Part::Noop(args)) => noop::run(args),
         Some(Part::GrpcLoad(args)) => grpc::run(args),
         None => run_cases(args),

@@ -56,6 +56,20 @@ impl Server {
         let per_second = rustix::param::clock_ticks_per_second();
         Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
     }
+
+    /// Memory that the server holds now.
+    pub(super) fn resident_bytes(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+        let kilobytes = resident(&status).with_context(|| format!("{path} has no resident size"))?;
+        Ok(kilobytes << 10)
+    }
+}
+
+/// The amount behind `VmRSS:`, which is told in kB.
+fn resident(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
 /// The program's name, in parentheses, may hold anything: what counts begins after the last one.

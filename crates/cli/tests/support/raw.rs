@@ -1,5 +1,8 @@
 //! HTTP/1.1 by hand: what is sent is exactly what the test says, right or wrong.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
@@ -9,15 +12,15 @@ use super::START_TIME_MAX;
 
 /// What came back.
 #[derive(Debug)]
-pub struct Reply {
-    pub status: u16,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
     head: String,
-    pub body: String,
+    pub(crate) body: String,
 }
 
 impl Reply {
     /// The value of a header field.
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let fields = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
         let mut named = fields.filter(|(known, _)| known.eq_ignore_ascii_case(name));
         named.next().map(|(_, value)| value.trim())
@@ -25,13 +28,13 @@ impl Reply {
 }
 
 /// A request that ends its connection.
-pub fn request(method: &str, target: &str, fields: &[(&str, &str)], body: Option<&str>) -> Vec<u8> {
+pub(crate) fn request(method: &str, target: &str, fields: &[(&str, &str)], body: Option<&str>) -> Vec<u8> {
     let mut text = format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
     for (name, value) in fields {
-        text += &format!("{name}: {value}\r\n");
+        write!(text, "{name}: {value}\r\n").expect("writing to text");
     }
     if let Some(body) = body {
-        text += &format!("Content-Length: {}\r\n", body.len());
+        write!(text, "Content-Length: {}\r\n", body.len()).expect("writing to text");
     }
     text += "\r\n";
     text += body.unwrap_or_default();
@@ -39,12 +42,12 @@ pub fn request(method: &str, target: &str, fields: &[(&str, &str)], body: Option
 }
 
 /// Sends bytes, and reads the answer to its end.
-pub fn send(address: SocketAddr, bytes: &[u8]) -> Reply {
+pub(crate) fn send(address: SocketAddr, bytes: &[u8]) -> Reply {
     exchange(TcpStream::connect(address).expect("something listens"), bytes)
 }
 
 /// The same, from an address of the loopback network that the test chooses.
-pub fn send_from(from: &str, address: SocketAddr, bytes: &[u8]) -> Reply {
+pub(crate) fn send_from(from: &str, address: SocketAddr, bytes: &[u8]) -> Reply {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     let from: SocketAddr = format!("{from}:0").parse().expect("an address");
     socket.bind(&from.into()).expect("all of 127.0.0.0/8 is this machine");

@@ -1,0 +1,55 @@
+//! Whatever clients send, the number of series stays what it was.
+
+#[allow(dead_code)]
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+use support::Server;
+
+/// Identifiers in one write: enough to make syscalls cheap, few enough for the server to take at once.
+const PER_WRITE: usize = 100;
+const IDENTIFIERS: usize = 1_000_000;
+const SERIES_MAX: usize = 2_000;
+
+#[test]
+fn a_million_identifiers_leave_few_series() {
+    let server = Server::start(&[]);
+    let before = series(&server);
+    throttle_a_million(&server);
+    let after = series(&server);
+    assert!(after <= SERIES_MAX, "{after} series");
+    // What was counted for the first time shows up; nothing shows up for each identifier.
+    assert!(after - before < 50, "{before} series became {after}");
+}
+
+fn throttle_a_million(server: &Server) {
+    let mut stream = TcpStream::connect(server.address("resp")).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    let mut line = String::new();
+    for first in (0..IDENTIFIERS).step_by(PER_WRITE) {
+        let mut commands = String::new();
+        for id in first..first + PER_WRITE {
+            let id = format!("user-{id}");
+            commands.push_str(&format!("*5\r\n$11\r\nCL.THROTTLE\r\n${}\r\n{id}\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n", id.len()));
+        }
+        stream.write_all(commands.as_bytes()).unwrap();
+        // Five integers and their count for each.
+        for at in 0..PER_WRITE * 6 {
+            line.clear();
+            answers.read_line(&mut line).unwrap();
+            assert_eq!(line == "*5\r\n", at % 6 == 0, "{line:?}");
+        }
+    }
+}
+
+fn series(server: &Server) -> usize {
+    let mut stream = TcpStream::connect(server.address("admin")).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    body.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count()
+}
