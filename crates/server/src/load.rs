@@ -2,7 +2,8 @@
 //!
 //! There is no queue between a socket and a decision: what waits, waits in the sockets. How long it waits shows in how
 //! late the worker comes to things that were due at a known time. So each worker sets itself a short alarm and looks
-//! how late it rings: that is how long any request that arrives now will wait before it is read.
+//! how late it rings: that is how long any request that arrives now will wait before it is read. Only what lasts counts: a
+//! worker that the system did not let run for a moment is late once, and one that has too much to do is late every time.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -13,22 +14,25 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 /// How often a worker looks how late it is. Shorter: sooner to notice, more wake-ups of an idle server.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// From this much on, checks of the class are not decided any more. Comfort first, security last.
+/// From this much on, twice in a row, checks of the class are not decided any more. Comfort first, security last. Lower:
+/// answers stay quick for longer, and more checks go undecided.
 const SHED_LATE: [(Class, Duration); 3] = [
-    (Class::Comfort, Duration::from_millis(50)),
-    (Class::Cost, Duration::from_millis(100)),
-    (Class::Security, Duration::from_millis(200)),
+    (Class::Comfort, Duration::from_millis(100)),
+    (Class::Cost, Duration::from_millis(200)),
+    (Class::Security, Duration::from_millis(400)),
 ];
 
 thread_local! {
-    static LATE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    /// At the last look, and at the one before.
+    static LATE: Cell<[Duration; 2]> = const { Cell::new([Duration::ZERO; 2]) };
     static PULSE: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Whether this worker is too busy to decide checks of `class`.
 #[inline]
 pub(crate) fn sheds(class: Class) -> bool {
-    let late = LATE.get();
+    let [last, before] = LATE.get();
+    let late = last.min(before);
     // Hardly ever late at all: one comparison.
     late >= SHED_LATE[0].1 && SHED_LATE.iter().any(|(shed, from)| *shed == class && late >= *from)
 }
@@ -67,7 +71,7 @@ fn late_by(due: Instant) -> Duration {
 
 /// Takes note of how late this worker is.
 pub(crate) fn note(late: Duration) {
-    LATE.set(late);
+    LATE.set([late, LATE.get()[0]]);
     let missed = u32::try_from(late.as_millis() / LOOK_EVERY.as_millis()).unwrap_or(u32::MAX);
     PULSE.set(PULSE.get().wrapping_add(1).wrapping_add(missed));
 }
@@ -80,14 +84,23 @@ mod tests {
     fn comfort_goes_first_and_security_last() {
         let shed_when_late = |ms| {
             note(Duration::from_millis(ms));
+            note(Duration::from_millis(ms));
             Class::ALL.map(sheds)
         };
         assert_eq!(shed_when_late(0), [false, false, false]);
-        assert_eq!(shed_when_late(49), [false, false, false]);
-        assert_eq!(shed_when_late(50), [true, false, false]);
-        assert_eq!(shed_when_late(100), [true, true, false]);
-        assert_eq!(shed_when_late(200), [true, true, true]);
+        assert_eq!(shed_when_late(99), [false, false, false]);
+        assert_eq!(shed_when_late(100), [true, false, false]);
+        assert_eq!(shed_when_late(200), [true, true, false]);
+        assert_eq!(shed_when_late(400), [true, true, true]);
         assert_eq!(shed_when_late(1), [false, false, false]);
+    }
+
+    #[test]
+    fn being_late_once_sheds_nothing() {
+        for ms in [0, 0, 5_000, 3, 5_000, 0] {
+            note(Duration::from_millis(ms));
+            assert_eq!(Class::ALL.map(sheds), [false, false, false], "{ms}");
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    let server = peers::start(Case::RespP1, Who::Tidegate)?;
+    let server = peers::start(Case::RespP1, Who::Tidegate, None)?;
     let load = RedisLoad::new(server.port(), 1, redis::command(Who::Tidegate, server.port())?)?;
     let warm = load.warm_up()?;
     let time = Duration::from_secs(args.seconds);
