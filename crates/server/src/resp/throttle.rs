@@ -136,6 +136,10 @@ pub(super) fn is_meant(request: &Request<'_>) -> bool {
 pub(super) fn question<'g>(request: &Request<'_>, gates: &'g Gates) -> Option<Ask<'g>> {
     let throttle = Throttle::read(request).ok()?;
     let cost = u64::try_from(throttle.quantity).ok()?;
+    // The gate of a burst below zero only tells how much is spent.
+    if throttle.rate.max_burst < 0 {
+        return None;
+    }
     Some(gates.find(throttle.rate)?.key(throttle.key).cost(cost))
 }
 
