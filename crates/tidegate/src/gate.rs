@@ -48,7 +48,9 @@ impl Gate {
     /// The same gate, called something else in answers and headers.
     #[must_use]
     pub fn with_name(&self, name: impl Into<Arc<str>>) -> Self {
-        Self { name: name.into(), ..self.clone() }
+        // Not by cloning all of it: gates are shared, and so is the count of who holds their name.
+        let Self { limiter, name: _, limit, space } = self;
+        Self { limiter: *limiter, name: name.into(), limit: *limit, space: *space }
     }
 
     /// Asks for one unit on `key`. The key is hashed, never stored: its length costs time only.

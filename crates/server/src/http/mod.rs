@@ -13,6 +13,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ::http::request::Parts;
@@ -80,15 +81,17 @@ where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
     R: Into<Reply> + 'static,
 {
-    let shared = Arc::clone(&context.shared);
-    let service = service_fn(move |request| answer(Arc::clone(&shared), peer, request, route));
+    // The count of all who share is one for all workers; each connection has its own, and its own ear for the stop.
+    let shared = Rc::new(Arc::clone(&context.shared));
+    let stop = context.stop.child_token();
+    let service = service_fn(move |request| answer(Rc::clone(&shared), peer, request, route));
     let mut builder = http1::Builder::new();
     // Answers are short: one buffer costs the kernel less than two.
     builder.max_buf_size(HEAD_BYTES_MAX).half_close(true).writev(false);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = context.stop.cancelled() => {
+        () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -97,7 +100,7 @@ where
 }
 
 async fn answer<R: Into<Reply>>(
-    shared: Arc<Shared>,
+    shared: Rc<Arc<Shared>>,
     peer: SocketAddr,
     request: Request<Incoming>,
     route: fn(&Asked<'_>) -> R,

@@ -121,12 +121,11 @@ fn gate(
 ) -> Result<Gate, LimitError> {
     let period = Duration::from_millis(duration_ms);
     let tenant = shared.tenant(tenant);
-    let gate = if shared.gcra_namespaces.iter().any(|pattern| pattern.matches(namespace)) {
-        tenant.direct_gcra.with_limit(Limit::gcra(limit, period)?)
+    Ok(if shared.gcra_namespaces.iter().any(|pattern| pattern.matches(namespace)) {
+        tenant.direct_gcra.with_name(namespace).with_limit(Limit::gcra(limit, period)?)
     } else {
-        tenant.direct_window.with_limit(Limit::sliding_window(limit, period)?)
-    };
-    Ok(gate.with_name(namespace))
+        tenant.direct_window.with_name(namespace).with_limit(Limit::sliding_window(limit, period)?)
+    })
 }
 
 /// When to come back, in milliseconds since the Unix epoch. Of a denial: the first instant at which the same request
