@@ -1,5 +1,7 @@
 //! Redis clients that were not written here, against a real server.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+
 mod support;
 
 use std::fmt::Write as _;
