@@ -21,7 +21,6 @@ use tonic::server::{Grpc, UnaryService};
 use tonic_prost::ProstCodec;
 
 use super::grpc::{EnvoyRequest, EnvoyResponse};
-use crate::machine;
 
 /// As long as an answer of ours.
 const ANSWER: &str = r#"{"meta":{"requestId":"req_0000000000000000"},"data":{"success":true,"limit":100,"remaining":99,"reset":1700000000000}}"#;
@@ -38,13 +37,15 @@ pub(super) struct Args {
     transport: Transport,
     #[arg(long)]
     port: u16,
+    #[arg(long)]
+    threads: usize,
 }
 
-/// Serves until it is killed: a thread for each core, each with its own connections, as ours does.
+/// Serves until it is killed: threads that each have their own connections, as ours does.
 pub(super) fn run(args: &Args) -> Result<()> {
     let listener = Listener::bind(("127.0.0.1", args.port))?;
     let mut workers = Vec::new();
-    for _ in 0..machine::cores() {
+    for _ in 0..args.threads {
         let (sender, receiver) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let transport = args.transport;

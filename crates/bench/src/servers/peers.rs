@@ -11,6 +11,13 @@ use super::process::Server;
 /// The pinned release of the peer that has no package anywhere else.
 const THROTTLECRAB_SERVER: &str = "0.4.40";
 
+/// Threads that answer, of every server: redis-server has one, and the load needs the other core of a small machine. With
+/// more threads than the load keeps busy, each wakes up for less, and all look worse.
+const THREADS: &str = "1";
+
+/// What tells servers on tokio how many threads to use.
+const TOKIO_THREADS: &str = "TOKIO_WORKER_THREADS";
+
 /// Starts the server of a row; of Tidegate the given build, if there is one.
 pub(super) fn start(case: Case, who: Who, build: Option<&Path>) -> Result<Server> {
     match who {
@@ -39,7 +46,7 @@ fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
         );
         let written = std::fs::write(&descriptors, text);
         let mut command = Command::new(program);
-        command.args(["serve", "--data-dir", "none", "--memory", "256MB"]);
+        command.args(["serve", "--data-dir", "none", "--memory", "256MB", "--workers", THREADS]);
         for other in ["resp", "http", "grpc", "admin"] {
             let address = if other == listener { format!("127.0.0.1:{port}") } else { "off".to_owned() };
             command.arg(format!("--{other}-listen")).arg(address);
@@ -90,6 +97,7 @@ fn start_throttlecrab(transport: &str) -> Result<Server> {
         command.args([format!("--{transport}-host"), "127.0.0.1".to_owned()]);
         command.args([format!("--{transport}-port"), port.to_string()]);
         command.args(["--log-level", "error", "--store-capacity", &super::KEYS.to_string()]);
+        command.env(TOKIO_THREADS, THREADS);
         command
     })
 }
@@ -125,6 +133,7 @@ fn start_noop(transport: &str) -> Result<Server> {
     Server::start(|port, _| {
         let mut command = Command::new(program);
         command.args(["servers", "noop", "--transport", transport, "--port", &port.to_string()]);
+        command.args(["--threads", THREADS]);
         command
     })
 }
