@@ -99,6 +99,10 @@ where
     ended.map_err(io::Error::other)
 }
 
+#[expect(
+    clippy::redundant_allocation,
+    reason = "the inner count is shared by all workers, the outer one by none"
+)]
 async fn answer<R: Into<Reply>>(
     shared: Rc<Arc<Shared>>,
     peer: SocketAddr,
