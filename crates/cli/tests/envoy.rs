@@ -1,5 +1,12 @@
 //! Envoy's rate limit service, asked by a real Envoy, by Google's gRPC client, and over HTTP.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a helper of tests may panic as a test may"
+)]
+
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -294,7 +294,9 @@ fn rule<'p>(shared: &Shared, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> 
         let charged = if ruling.allowed { charge(shared, plans, &mut ruling) } else { Ok(()) };
         if !ruling.allowed || charged.is_err() {
             // What is denied is not charged.
-            quotas.into_iter().for_each(|ask| limiter.refund(ask));
+            for ask in quotas {
+                limiter.refund(ask);
+            }
         }
         charged?;
     }
@@ -345,16 +347,16 @@ fn rule_quotas<'p>(
 }
 
 /// One limit on its own. A look asks whether one more would pass, and charges nothing.
-fn judge<'p>(limiter: &Limiter, limited: &Limited<'p>) -> Result<Decision<'p>, Refusal> {
-    let seen = check_as_one(limiter, &[limited.ask])?;
+fn judge<'p>(limiter: &Limiter, planned: &Limited<'p>) -> Result<Decision<'p>, Refusal> {
+    let seen = check_as_one(limiter, &[planned.ask])?;
     let left = || seen.outcomes().first().is_some_and(|outcome| outcome.remaining() > 0);
-    if limited.hits > 0 || left() {
+    if planned.hits > 0 || left() {
         return Ok(seen);
     }
-    let one = check_as_one(limiter, &[limited.ask.cost(1)])?;
+    let one = check_as_one(limiter, &[planned.ask.cost(1)])?;
     if one.is_allowed() {
         // Something drained in between.
-        limiter.refund(limited.ask.cost(1));
+        limiter.refund(planned.ask.cost(1));
     }
     Ok(one)
 }
@@ -392,16 +394,16 @@ fn charge<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> R
 /// What decides nothing: limits in shadow mode, hits that are given back, and what was not reached after a denial.
 fn rest<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
     for (plan, outcome) in plans.iter().zip(&mut ruling.outcomes) {
-        let Plan::Limited(limited) = plan else { continue };
-        match limited.part {
+        let Plan::Limited(planned) = plan else { continue };
+        match planned.part {
             Part::Shadow if ruling.allowed => {
-                *outcome = judge(limiter, limited)?.outcomes().first().copied();
+                *outcome = judge(limiter, planned)?.outcomes().first().copied();
             }
             Part::Refund => {
-                limiter.refund(limited.ask);
-                *outcome = Some(limiter.check(limited.ask.cost(0)));
+                limiter.refund(planned.ask);
+                *outcome = Some(limiter.check(planned.ask.cost(0)));
             }
-            _ if outcome.is_none() => *outcome = Some(limiter.check(limited.ask.cost(0))),
+            _ if outcome.is_none() => *outcome = Some(limiter.check(planned.ask.cost(0))),
             _ => {}
         }
     }

@@ -1,6 +1,7 @@
 //! Descriptor files and what they decide, with the examples of envoyproxy/ratelimit.
 
 use std::collections::HashMap;
+use std::slice::from_ref;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
@@ -540,7 +541,7 @@ fn requests_that_make_no_sense_are_refused() {
         tidegate::LIMITS_PER_CHECK_MAX
     );
     for (request, words) in [
-        (request("", &[one.clone()]), "rate limit domain must not be empty"),
+        (request("", from_ref(&one)), "rate limit domain must not be empty"),
         (request("d", &[]), "rate limit descriptor list must not be empty"),
         (request("d", &[one, long]), "descriptors[1].entries: 65 is outside 0 to 64"),
         (request("d", &vec![descriptor(&[]); 1_025]), "descriptors: 1025 is outside 1 to 1024"),
@@ -555,9 +556,9 @@ fn requests_that_make_no_sense_are_refused() {
 fn without_a_file_only_limits_of_the_request_are_decided() {
     let shared = shared();
     let plain = descriptor(&[("k", "v")]);
-    assert_eq!(decide(&shared, 0, &request("d", &[plain.clone()])), Err(Refusal::NothingLoaded));
+    assert_eq!(decide(&shared, 0, &request("d", from_ref(&plain))), Err(Refusal::NothingLoaded));
     let limit = Some(RateLimitOverride { requests_per_unit: 1, unit: Unit::Minute.into() });
     let with = RateLimitDescriptor { limit, ..plain };
-    assert_eq!(ask(&shared, "d", &[with.clone()]).overall_code(), Code::Ok);
+    assert_eq!(ask(&shared, "d", from_ref(&with)).overall_code(), Code::Ok);
     assert_eq!(ask(&shared, "d", &[with]).overall_code(), Code::OverLimit);
 }
