@@ -76,7 +76,7 @@ fn read_config(matches: &ArgMatches) -> Result<Config, Failure> {
 }
 
 async fn serve(config: Config) -> Result<(), Failure> {
-    let server = Server::start(config).await.map_err(not_started)?;
+    let server = Server::start(config).map_err(not_started)?;
     warn_of_clear_text(&server);
     let mut stop = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;

@@ -455,7 +455,7 @@ fn what_is_no_request_at_all_is_refused_in_the_same_form() {
     assert_error(&nowhere, 404, "Not Found", "there is nothing at /v2/ratelimit.nothing");
 }
 
-/// Paths that are described here and tested with their surfaces.
+/// Paths whose fields are tested with their surfaces.
 const OTHER_SURFACES: [&str; 2] = ["/json", "/forward-auth"];
 
 #[test]
@@ -466,13 +466,14 @@ fn the_description_is_true() {
     assert!(document["openapi"].as_str().is_some_and(|version| version.starts_with("3.1")), "{document}");
     let paths = document["paths"].as_object().expect("paths");
     assert_eq!(paths.len(), 10, "{:?}", paths.keys());
-    for (path, item) in paths.iter().filter(|(path, _)| !OTHER_SURFACES.contains(&path.as_str())) {
+    for (path, item) in paths {
         // One of the paths deletes it.
         client.data("setOverride", &set("a", 5));
         for (method, operation) in item.as_object().expect("methods") {
             let told = client.raw(&method.to_uppercase(), path, "");
             assert!(told.status != 404 && told.status != 405, "{method} {path}: {}", told.status);
-            if let Some(schema) = operation["requestBody"]["content"]["application/json"].get("schema") {
+            let schema = operation["requestBody"]["content"]["application/json"].get("schema");
+            if let Some(schema) = schema.filter(|_| !OTHER_SURFACES.contains(&path.as_str())) {
                 check_operation(&client, &document, path, operation, schema);
             }
         }

@@ -62,8 +62,8 @@ impl Server {
         Ok(())
     }
 
-    /// Reads what the configuration names, then opens the ports.
-    pub async fn start(mut config: Config) -> Result<Self, StartError> {
+    /// Reads what the configuration names, then opens the ports. Has to be called on a runtime, which watches them.
+    pub fn start(mut config: Config) -> Result<Self, StartError> {
         let shared = Arc::new(Shared::new(&mut config)?);
         reload::load_all(&config, &shared)?;
         let context = Context {

@@ -144,7 +144,7 @@ struct Latency {
 
 /// Everything that is counted.
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     workers: Box<[Tally]>,
     connections: [AtomicI64; LISTENERS],
     refused: [AtomicU64; LISTENERS],
@@ -164,7 +164,7 @@ pub(crate) fn this_is_worker(index: usize) {
 
 impl Metrics {
     /// Counters at zero.
-    pub fn new(workers: usize) -> Self {
+    pub(crate) fn new(workers: usize) -> Self {
         Self {
             workers: (0..workers.max(1)).map(|_| Tally::default()).collect(),
             connections: Default::default(),
@@ -176,14 +176,14 @@ impl Metrics {
 
     /// Counts `n` decisions.
     #[inline]
-    pub fn decided(&self, surface: Surface, class: Class, outcome: Outcome, rung: Rung, n: u64) {
+    pub(crate) fn decided(&self, surface: Surface, class: Class, outcome: Outcome, rung: Rung, n: u64) {
         let counts = &self.here().decisions[surface as usize][class as usize];
         add(&counts[outcome as usize][rung as usize], n);
     }
 
     /// Notes that each of `n` questions took `taken`, from when it was read to when its answer was written down.
     #[inline]
-    pub fn took(&self, surface: Surface, taken: Duration, n: u64) {
+    pub(crate) fn took(&self, surface: Surface, taken: Duration, n: u64) {
         let latency = &self.here().latency[surface as usize];
         let us = u64::try_from(taken.as_micros()).unwrap_or(u64::MAX);
         let bucket = BUCKETS_US.iter().position(|end| us < *end).unwrap_or(BUCKETS_US.len());
@@ -229,20 +229,20 @@ fn add(counter: &AtomicU64, n: u64) {
 
 /// A point in time to measure from.
 #[derive(Clone, Copy, Debug)]
-pub struct Stopwatch(Instant);
+pub(crate) struct Stopwatch(Instant);
 
 impl Stopwatch {
     /// Starts to measure.
     #[inline]
     #[expect(clippy::disallowed_methods, reason = "measures for people; nothing is decided by it")]
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self(Instant::now())
     }
 
     /// What has passed.
     #[inline]
     #[expect(clippy::disallowed_methods, reason = "measures for people; nothing is decided by it")]
-    pub fn taken(self) -> Duration {
+    pub(crate) fn taken(self) -> Duration {
         self.0.elapsed()
     }
 }
@@ -260,7 +260,7 @@ impl fmt::Debug for Scrape {
     }
 }
 
-/// The text of a scrape, in the OpenMetrics format.
+/// The text of a scrape, in the `OpenMetrics` format.
 pub(crate) fn registry(scrape: Scrape) -> Registry {
     let mut registry = Registry::with_prefix("tidegate");
     registry.register_collector(Box::new(scrape));

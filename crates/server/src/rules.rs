@@ -15,7 +15,7 @@ const GATES_MAX: usize = 1_000_000;
 
 /// A rule set with the gates of every tenant.
 #[derive(Debug, Default)]
-pub struct GatedRules {
+pub(crate) struct GatedRules {
     set: RuleSet,
     /// By tenant, then by rule; nothing where a rule is not for the tenant.
     gates: Vec<Vec<Option<Gate>>>,
@@ -25,29 +25,29 @@ pub struct GatedRules {
 
 /// One rule's word on a request.
 #[derive(Debug)]
-pub struct Ruled<'r> {
+pub(crate) struct Ruled<'r> {
     /// The rule.
-    pub rule: &'r Rule,
+    pub(crate) rule: &'r Rule,
     /// What its limit says.
-    pub outcome: LimitOutcome<'r>,
+    pub(crate) outcome: LimitOutcome<'r>,
 }
 
 /// What the rules say of a request, all together.
 #[derive(Debug)]
-pub struct Ruling<'r> {
+pub(crate) struct Ruling<'r> {
     /// Under the rules that are enforced: all charged, or none.
-    pub decision: Decision<'r>,
+    pub(crate) decision: Decision<'r>,
     /// Those rules, in the order of the decision's outcomes.
-    pub enforced: Vec<&'r Rule>,
+    pub(crate) enforced: Vec<&'r Rule>,
     /// Rules in shadow mode.
-    pub shadows: Vec<Ruled<'r>>,
+    pub(crate) shadows: Vec<Ruled<'r>>,
     /// The set's version.
-    pub version: &'r str,
+    pub(crate) version: &'r str,
 }
 
 /// Why rules did not decide.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Undecided {
+pub(crate) enum Undecided {
     /// More rules apply than one request may be under.
     TooManyRules {
         /// How many apply.
@@ -62,7 +62,7 @@ pub enum Undecided {
 
 impl GatedRules {
     /// Makes the gates of a set.
-    pub fn new(set: RuleSet, shared: &Shared) -> Result<Self, String> {
+    pub(crate) fn new(set: RuleSet, shared: &Shared) -> Result<Self, String> {
         let count = |tenant: &Tenant| set.rules().iter().filter(|rule| rule.is_for(&tenant.name)).count();
         let gates: usize = shared.tenants.iter().map(count).sum();
         if gates > GATES_MAX {
@@ -99,7 +99,7 @@ impl GatedRules {
     }
 
     /// Reads a rules file.
-    pub fn load(path: &Path, shared: &Shared) -> Result<Self, String> {
+    pub(crate) fn load(path: &Path, shared: &Shared) -> Result<Self, String> {
         let text = read_text(path, FILE_BYTES_MAX)?;
         let located = |problem: String| {
             problem.lines().map(|line| format!("{}: {line}", path.display())).collect::<Vec<_>>().join("\n")
@@ -114,12 +114,12 @@ impl GatedRules {
     }
 
     /// The rules themselves.
-    pub fn set(&self) -> &RuleSet {
+    pub(crate) fn set(&self) -> &RuleSet {
         &self.set
     }
 
     /// Decides a request under all rules that apply to it.
-    pub fn decide<'r>(
+    pub(crate) fn decide<'r>(
         &'r self,
         shared: &Shared,
         surface: Surface,
@@ -175,7 +175,7 @@ type Asked<'r> = Vec<(&'r Rule, Ask<'r>)>;
 
 impl Ruling<'_> {
     /// What is counted.
-    pub fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> Outcome {
         let would_deny = self.shadows.iter().any(|shadow| !shadow.outcome.is_allowed());
         match self.decision.is_allowed() {
             false => Outcome::Denied,
@@ -185,7 +185,7 @@ impl Ruling<'_> {
     }
 
     /// What the decision rests on: the least that any of its limits does.
-    pub fn rung(&self) -> Rung {
+    pub(crate) fn rung(&self) -> Rung {
         let rungs = self.decision.outcomes().iter().map(|outcome| Rung::from(outcome.source()));
         rungs.max_by_key(|rung| *rung as usize).unwrap_or(Rung::Local)
     }

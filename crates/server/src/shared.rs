@@ -20,27 +20,27 @@ use crate::rules::GatedRules;
 
 /// What all surfaces share.
 #[derive(Debug)]
-pub struct Shared {
+pub(crate) struct Shared {
     /// Decides.
-    pub limiter: Arc<Limiter>,
+    pub(crate) limiter: Arc<Limiter>,
     /// By [`TenantIndex`].
-    pub tenants: Vec<Tenant>,
+    pub(crate) tenants: Vec<Tenant>,
     /// Who may ask.
-    pub credentials: Credentials,
+    pub(crate) credentials: Credentials,
     /// For `/v1/check` and forward-auth.
-    pub rules: ArcSwap<GatedRules>,
+    pub(crate) rules: ArcSwap<GatedRules>,
     /// For Envoy.
-    pub descriptors: ArcSwap<Descriptors>,
+    pub(crate) descriptors: ArcSwap<Descriptors>,
     /// For the direct form.
-    pub overrides: Overrides,
+    pub(crate) overrides: Overrides,
     /// Namespaces of the direct form that count by GCRA.
-    pub gcra_namespaces: Vec<Pattern>,
+    pub(crate) gcra_namespaces: Vec<Pattern>,
     /// What is counted.
-    pub metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<Metrics>,
     /// Whose word on the client's address counts.
-    pub trusted_proxies: Vec<IpNet>,
+    pub(crate) trusted_proxies: Vec<IpNet>,
     /// What `X-RateLimit-Reset` counts.
-    pub reset: ResetStyle,
+    pub(crate) reset: ResetStyle,
     pub(crate) patience: Patience,
     pub(crate) registry: Registry,
     stopping: AtomicBool,
@@ -48,17 +48,17 @@ pub struct Shared {
 
 /// A tenant and the gates of limits that come with its requests. Each surface has keys of its own.
 #[derive(Debug)]
-pub struct Tenant {
+pub(crate) struct Tenant {
     /// As configured.
-    pub name: String,
+    pub(crate) name: String,
     /// Unkey's direct form, as its users expect it.
-    pub direct_window: Gate,
+    pub(crate) direct_window: Gate,
     /// Unkey's direct form, for namespaces that chose GCRA.
-    pub direct_gcra: Gate,
+    pub(crate) direct_gcra: Gate,
     /// `CL.THROTTLE`.
-    pub resp: Gate,
+    pub(crate) resp: Gate,
     /// Envoy's descriptors.
-    pub envoy: Gate,
+    pub(crate) envoy: Gate,
 }
 
 /// Why a server cannot start.
@@ -86,7 +86,7 @@ impl std::error::Error for StartError {}
 
 impl Shared {
     /// Everything a server needs, but for what it reads from files.
-    pub fn new(config: &mut Config) -> Result<Self, StartError> {
+    pub(crate) fn new(config: &mut Config) -> Result<Self, StartError> {
         Self::on_clock(config, SystemClock::new())
     }
 
@@ -124,13 +124,13 @@ impl Shared {
     }
 
     /// The tenant of a principal.
-    pub fn tenant(&self, index: TenantIndex) -> &Tenant {
+    pub(crate) fn tenant(&self, index: TenantIndex) -> &Tenant {
         // Principals are made from the same list.
         &self.tenants[index]
     }
 
     /// Whether new requests are welcome.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         !self.stopping.load(Ordering::Relaxed)
     }
 

@@ -75,6 +75,7 @@ pub struct Decision<'g> {
 
 /// What the limits of one request said.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the one that must not be allocated")]
 pub(crate) enum Outcomes<'g> {
     /// Nearly always: nothing is allocated.
     Few(ArrayVec<Outcome<'g>, LIMITS_INLINE_MAX>),

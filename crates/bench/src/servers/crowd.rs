@@ -60,9 +60,15 @@ pub(super) fn run(args: &Args) -> Result<()> {
 
 fn report(alone: &[Load], crowded: &[Load]) {
     let (calm, busy) = (p99(alone), p99(crowded));
-    println!("p99 of 50 busy clients, us: alone {calm:.0}, in the crowd {busy:.0}, {:.2} times as long", busy / calm);
+    println!(
+        "p99 of 50 busy clients, us: alone {calm:.0}, in the crowd {busy:.0}, {:.2} times as long",
+        busy / calm
+    );
     for (one, other) in alone.iter().zip(crowded) {
-        println!("  a round: {:.0} and {:.0}; {:.0} and {:.0} requests/s", one.p99_us, other.p99_us, one.per_second, other.per_second);
+        println!(
+            "  a round: {:.0} and {:.0}; {:.0} and {:.0} requests/s",
+            one.p99_us, other.p99_us, one.per_second, other.per_second
+        );
     }
 }
 

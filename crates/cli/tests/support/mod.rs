@@ -1,5 +1,7 @@
 //! What the tests with real programs share: processes on free ports, stopped by id, and conditions with deadlines.
 
+#![allow(unreachable_pub, reason = "a module of test programs")]
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
 

@@ -53,7 +53,8 @@ impl Asked<'_> {
     /// Who asks, if they may do what needs `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
         let authorization = self.parts.headers.get(::http::header::AUTHORIZATION);
-        let principal = self.shared.credentials.of_authorization(authorization.map(|value| value.as_bytes()));
+        let principal =
+            self.shared.credentials.of_authorization(authorization.map(::http::HeaderValue::as_bytes));
         match principal {
             None => Err(Problem::unauthorized()),
             Some(principal) if principal.role < role => Err(Problem::forbidden(role)),
