@@ -203,7 +203,7 @@ fn requests_of_many_limits_are_all_or_nothing_too() {
 #[test]
 fn what_was_spent_under_one_limit_counts_under_another() {
     let (limiter, clock) = limiter(&[]);
-    let minute = Duration::from_secs(60);
+    let minute = Duration::from_mins(1);
     let seven = limiter.gate_with("", "api", gcra(7, minute)).unwrap();
     for _ in 0..7 {
         assert!(limiter.check(seven.key("x")).is_allowed());
