@@ -1,8 +1,12 @@
-//! A connection that does not wait for ever: silent and slow clients are cut.
+//! A connection that does not wait for ever: silent and slow clients are cut. And one that lets others read first.
 //!
 //! A connection is idle after an answer was written, and busy from the first byte that follows. Idle, it may stay
 //! silent for the idle timeout. Busy, the whole request has to arrive, and its answer to be taken, within the request
 //! timeout. One mechanism for every surface; it reads no clock while data flows.
+//!
+//! An answer is written one turn after its request was read, when every other connection that had something to read has
+//! had its turn. Written at once, it would wake the client up for a single answer, and the client's next request would
+//! wake this worker up for a single question; so both get a handful at a time.
 
 use std::io;
 use std::pin::Pin;
@@ -32,6 +36,8 @@ pub(crate) struct Guarded<S> {
     patience: Patience,
     metrics: Arc<Metrics>,
     busy: bool,
+    /// Whether the others have had their turn since the last read.
+    gave_way: bool,
     /// The pulse at which the present state began.
     since: u32,
     alarm: Pin<Box<Sleep>>,
@@ -43,7 +49,7 @@ impl<S> Guarded<S> {
     pub(crate) fn new(stream: S, patience: Patience, metrics: Arc<Metrics>) -> Self {
         let alarm = Box::pin(sleep_until(from_now(patience.idle)));
         let alarm_at = pulse().wrapping_add(pulses(patience.idle));
-        Self { stream, patience, metrics, busy: false, since: pulse(), alarm, alarm_at }
+        Self { stream, patience, metrics, busy: false, gave_way: true, since: pulse(), alarm, alarm_at }
     }
 
     fn allowed(&self) -> Duration {
@@ -97,6 +103,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
         match Pin::new(&mut this.stream).poll_read(cx, buf) {
             Poll::Ready(result) => {
                 this.turn(true);
+                this.gave_way = false;
                 Poll::Ready(result)
             }
             Poll::Pending if this.out_of_patience(cx) => Self::timed_out(),
@@ -106,6 +113,17 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
 }
 
 impl<S: AsyncWrite + Unpin> Guarded<S> {
+    /// Whether this turn is for others: once after each read.
+    #[inline]
+    fn gives_way(&mut self, cx: &Context<'_>) -> bool {
+        if self.gave_way {
+            return false;
+        }
+        self.gave_way = true;
+        cx.waker().wake_by_ref();
+        true
+    }
+
     #[inline]
     fn after_write<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match written {
@@ -126,6 +144,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     #[inline]
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if this.gives_way(cx) {
+            return Poll::Pending;
+        }
         let written = Pin::new(&mut this.stream).poll_write(cx, buf);
         this.after_write(cx, written)
     }
@@ -137,6 +158,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if this.gives_way(cx) {
+            return Poll::Pending;
+        }
         let written = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
         this.after_write(cx, written)
     }
