@@ -16,6 +16,7 @@ use tidegate_rules::RuleSet;
 
 use crate::address;
 use crate::config::Config;
+use crate::envoy::Descriptors;
 use crate::http::{Asked, Reply, normal_path, route_all};
 use crate::rules::GatedRules;
 use crate::shared::Shared;
@@ -104,6 +105,14 @@ pub fn http_body(bytes: &[u8]) -> Vec<u16> {
     // Whatever was asked, it is the asker who is wrong.
     assert!(statuses.iter().all(|status| *status < 500), "{statuses:?}");
     statuses
+}
+
+/// The text of a descriptor file: refused in words, or one that decides.
+pub fn descriptors(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Err(problems) = Descriptors::parse(text, server()) {
+        assert!(!problems.is_empty());
+    }
 }
 
 /// Requests as Redis clients send them.

@@ -25,6 +25,13 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
+    /// Reads the text of one descriptor file.
+    pub(crate) fn parse(text: &str, shared: &Shared) -> Result<Self, Vec<String>> {
+        let mut loaded = Self::default();
+        loaded.domains.add(file::parse(text)?, shared)?;
+        Ok(loaded)
+    }
+
     /// Reads a descriptor file, or all of a folder.
     pub(crate) fn load(path: &Path, shared: &Shared) -> Result<Self, String> {
         let mut loaded = Self::default();
