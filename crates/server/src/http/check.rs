@@ -1,13 +1,15 @@
 //! `POST /v1/check`: the dimensions of a request in, the word of all rules that apply to it out.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
 
 use ::http::{HeaderValue, StatusCode};
-use serde::{Deserialize, Serialize};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
 use tidegate::{Outcome, Retry};
-use tidegate_rules::{Class, Dimensions, Rule};
+use tidegate_rules::{Class, DIMENSIONS_MAX, Dimensions, Rule};
 use utoipa::ToSchema;
 
 use super::{Answer, Asked, Problem, json, text};
@@ -20,9 +22,9 @@ use crate::rules::{Ruled, Ruling, Undecided};
 #[serde(deny_unknown_fields)]
 struct CheckRequest<'b> {
     /// What the request is known by.
-    #[serde(borrow)]
-    #[schema(value_type = HashMap<String, String>)]
-    dimensions: HashMap<Cow<'b, str>, Cow<'b, str>>,
+    #[serde(borrow, deserialize_with = "pairs")]
+    #[schema(value_type = std::collections::HashMap<String, String>)]
+    dimensions: Vec<(Cow<'b, str>, Cow<'b, str>)>,
     /// What it costs; 0 looks without charging.
     #[serde(default = "one")]
     cost: u64,
@@ -88,8 +90,7 @@ pub(super) fn answer(asked: &Asked<'_>) -> Answer {
 
 fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
     let principal = asked.principal(Role::Client)?;
-    let request: CheckRequest<'_> = serde_json::from_slice(&asked.body)
-        .map_err(|error| Problem::bad_request(format!("body: {error}")))?;
+    let request = read(&asked.body)?;
     if !matches!(request.deny_status, 200 | 429) {
         return Err(Problem::bad_request(format!(
             "deny_status: {} is neither 200 nor 429",
@@ -105,6 +106,66 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
         Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
         Err(Undecided::TooManyRules { rules }) => Err(too_many(rules)),
     }
+}
+
+/// The request in a body.
+fn read(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
+    // A list of the fields' values would be taken for the fields.
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        return Err(Problem::bad_request(
+            "body: a list is not an object with dimensions, cost and deny_status",
+        ));
+    }
+    serde_json::from_slice(body).map_err(|error| Problem::bad_request(in_words(body, &error)))
+}
+
+/// What is wrong with a body. Reads it a second time to learn where: nobody is in a hurry who asks like this.
+fn in_words(body: &[u8], error: &serde_json::Error) -> String {
+    let mut again = serde_json::Deserializer::from_slice(body);
+    let located = serde_path_to_error::deserialize::<_, CheckRequest<'_>>(&mut again).err();
+    let path = located.map(|error| error.path().to_string()).filter(|path| path != "." && path != "?");
+    // What is inside an object that is read by hand has no name there.
+    let path = path.map_or_else(|| "body".to_owned(), |path| path.trim_end_matches(".?").to_owned());
+    let allowed = match path.as_str() {
+        "cost" => "; allowed is a whole number from 0 to 18446744073709551615",
+        "deny_status" => "; allowed are 200 and 429",
+        "dimensions" => "; allowed is an object of names and texts",
+        _ => "",
+    };
+    format!("{path}: {error}{allowed}")
+}
+
+/// Every pair of an object, also those of a name that comes twice, which is a problem to be told.
+fn pairs<'de: 'b, 'b, D>(deserializer: D) -> Result<Vec<(Cow<'b, str>, Cow<'b, str>)>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    struct Pairs<'b>(PhantomData<&'b str>);
+
+    impl<'de: 'b, 'b> Visitor<'de> for Pairs<'b> {
+        type Value = Vec<(Cow<'b, str>, Cow<'b, str>)>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut pairs = Vec::new();
+            while let Some((Text(name), Text(value))) = map.next_entry()? {
+                // One too many is enough to know that there are too many.
+                if pairs.len() <= DIMENSIONS_MAX {
+                    pairs.push((name, value));
+                }
+            }
+            Ok(pairs)
+        }
+    }
+
+    /// Borrowed where the text has no escapes.
+    #[derive(Deserialize)]
+    struct Text<'b>(#[serde(borrow)] Cow<'b, str>);
+
+    deserializer.deserialize_map(Pairs(PhantomData))
 }
 
 /// More rules apply than one decision takes: a mistake of whoever wrote the rules.
