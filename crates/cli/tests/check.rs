@@ -155,6 +155,7 @@ fn a_token_opens_its_tenant_and_no_other() {
         token("token-of-a", "a", "client"),
         token("token-of-b", "b", "client"),
         token("viewer-of-a", "a", "viewer"),
+        token("viewer-of-all", "", "viewer"),
     ];
     let config = write(&folder, "config.toml", &config.concat());
     let rules = write(&folder, "rules.toml", RULES);
@@ -181,7 +182,11 @@ fn a_token_opens_its_tenant_and_no_other() {
     let forbidden = metrics("token-of-a");
     let detail = "authorization: this needs the role \"viewer\" or a higher one";
     assert_eq!((forbidden.status, forbidden.body), (403, problem(403, "Forbidden", detail)));
-    assert_eq!(metrics("viewer-of-a").status, 200);
+    // What is counted is counted for all tenants, and none of them may look at the others.
+    let forbidden = metrics("viewer-of-a");
+    let detail = "authorization: this needs a token without a tenant";
+    assert_eq!((forbidden.status, forbidden.body), (403, problem(403, "Forbidden", detail)));
+    assert_eq!(metrics("viewer-of-all").status, 200);
 }
 
 fn check(server: &Server, token: &str, body: &str) -> Reply {

@@ -67,14 +67,16 @@ fn rows_of(text: &str) -> Result<Vec<Value>, String> {
         return Err(format!("{} bytes is outside 0 to {FILE_BYTES_MAX}", text.len()));
     }
     let mut file: Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
-    let rows = match file.remove("rules") {
-        None => Vec::new(),
-        Some(Value::Array(rows)) => rows,
-        Some(other) => return Err(format!("rules: {} is not a list of rules", kind_of(&other))),
-    };
+    let rules = file.remove("rules");
     if let Some(unknown) = file.keys().next() {
         return Err(format!("{unknown}: not known; a rules file has [[rules]] only"));
     }
+    let rows = match rules {
+        // An empty file is more often one that is being written than one that was meant.
+        None => return Err("rules: missing; a file that means none says `rules = []`".to_owned()),
+        Some(Value::Array(rows)) => rows,
+        Some(other) => return Err(format!("rules: {} is not a list of rules", kind_of(&other))),
+    };
     if rows.len() > RULES_MAX {
         return Err(format!("rules: {} is outside 0 to {RULES_MAX}", rows.len()));
     }
@@ -531,14 +533,16 @@ mod tests {
     fn a_file_that_is_not_a_set_of_rules_is_refused() {
         assert!(problems("rules = 3")[0].contains("not a list of rules"));
         assert!(problems("[rule]\nname = 1")[0].starts_with("rule: not known"));
-        assert_eq!(RuleSet::parse("").map(|set| set.rules().len()), Ok(0));
+        assert!(problems("")[0].starts_with("rules: missing"));
+        assert_eq!(RuleSet::parse("rules = []").map(|set| set.rules().len()), Ok(0));
         let twice = "[[rules]]\nname='a'\nkey=[]\nlimit=1\nperiod='1s'\n".repeat(2);
         assert_eq!(problems(&twice), ["rules: \"a\" is given twice"]);
     }
 
     #[test]
     fn a_version_tells_sets_apart() {
-        let [a, b] = ["", "# a comment"].map(|text| RuleSet::parse(text).expect("good").version().to_owned());
+        let [a, b] = ["rules = []", "rules = [] # none"]
+            .map(|text| RuleSet::parse(text).expect("good").version().to_owned());
         assert_ne!(a, b);
         assert_eq!(a.len(), 12);
     }

@@ -7,9 +7,12 @@ use ::http::{Method, StatusCode};
 use prometheus_client::encoding::text::encode;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::auth::Role;
+use crate::auth::{Role, TenantIndex};
 use crate::http::{Answer, Asked, Problem, not_found, only, route_check, serve_with, text};
 use crate::worker::Context;
+
+/// The tenant that tokens without one belong to: whoever runs the server.
+const OPERATING_TENANT: TenantIndex = 0;
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -41,8 +44,11 @@ fn ready(asked: &Asked<'_>) -> Answer {
 }
 
 fn metrics(asked: &Asked<'_>) -> Answer {
-    if let Err(problem) = asked.principal(Role::Viewer) {
-        return problem.into();
+    match asked.principal(Role::Viewer) {
+        Err(problem) => return problem.into(),
+        // What is counted is counted for all tenants: only whoever runs the server may look.
+        Ok(principal) if principal.tenant != OPERATING_TENANT => return Problem::for_operators().into(),
+        Ok(_) => {}
     }
     let mut body = String::new();
     match encode(&mut body, &asked.shared.registry) {

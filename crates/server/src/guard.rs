@@ -131,12 +131,18 @@ impl<S: AsyncWrite + Unpin> Guarded<S> {
                 self.turn(false);
                 Poll::Ready(result)
             }
-            Poll::Pending => {
-                // A client that does not take its answer is as slow as one that does not send its request.
-                self.turn(true);
-                if self.out_of_patience(cx) { Self::timed_out() } else { Poll::Pending }
-            }
+            Poll::Pending => self.in_time(cx, Poll::Pending),
         }
+    }
+
+    /// A client that does not take its answer is as slow as one that does not send its request. Encryption takes answers
+    /// at once, and waits for the client when they are flushed.
+    fn in_time<T>(&mut self, cx: &mut Context<'_>, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if done.is_ready() {
+            return done;
+        }
+        self.turn(true);
+        if self.out_of_patience(cx) { Self::timed_out() } else { Poll::Pending }
     }
 }
 
@@ -170,10 +176,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.stream).poll_flush(cx);
+        this.in_time(cx, flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+        let this = self.get_mut();
+        let shut = Pin::new(&mut this.stream).poll_shutdown(cx);
+        this.in_time(cx, shut)
     }
 }

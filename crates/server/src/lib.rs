@@ -58,7 +58,7 @@ impl Server {
         config.data_dir = None;
         let shared = Shared::new(config)?;
         reload::load_all(config, &shared)?;
-        tls::acceptor(config.tls.as_ref())?;
+        tls::Tls::new(config.tls.as_ref())?;
         Ok(())
     }
 
@@ -68,7 +68,7 @@ impl Server {
         reload::load_all(&config, &shared)?;
         let context = Context {
             shared: Arc::clone(&shared),
-            tls: tls::acceptor(config.tls.as_ref())?,
+            tls: tls::Tls::new(config.tls.as_ref())?,
             stop: CancellationToken::new(),
             drain_timeout: config.drain_timeout,
         };

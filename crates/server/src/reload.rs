@@ -1,6 +1,6 @@
 //! Files that are read again when they change. A bad one is refused whole, and the last good one stays.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -18,15 +18,16 @@ use crate::shared::{Shared, StartError};
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Something that is read from a path.
-struct Source<'c> {
+struct Source {
     what: Reloaded,
-    path: &'c Path,
+    path: PathBuf,
     load: fn(&Path, &Shared) -> Result<(), String>,
 }
 
-fn sources(config: &Config) -> Vec<Source<'_>> {
-    let rules = config.rules.as_deref().map(|path| Source { what: Reloaded::Rules, path, load: load_rules });
-    let descriptors = config.envoy_descriptors.as_deref();
+fn sources(config: &Config) -> Vec<Source> {
+    let rules = config.rules.clone();
+    let rules = rules.map(|path| Source { what: Reloaded::Rules, path, load: load_rules });
+    let descriptors = config.envoy_descriptors.clone();
     let descriptors =
         descriptors.map(|path| Source { what: Reloaded::Descriptors, path, load: load_descriptors });
     rules.into_iter().chain(descriptors).collect()
@@ -47,14 +48,13 @@ fn load_descriptors(path: &Path, shared: &Shared) -> Result<(), String> {
 /// Reads everything once; at the start a bad file is an error.
 pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<(), StartError> {
     let problems: Vec<String> =
-        sources(config).iter().filter_map(|source| (source.load)(source.path, shared).err()).collect();
+        sources(config).iter().filter_map(|source| (source.load)(&source.path, shared).err()).collect();
     if problems.is_empty() { Ok(()) } else { Err(StartError::File(problems.join("\n"))) }
 }
 
 /// Reads again what changes, until told to stop.
 pub(crate) async fn watch(config: Config, shared: Arc<Shared>, stop: CancellationToken) {
-    let sources = sources(&config);
-    let mut seen: Vec<Vec<Print>> = sources.iter().map(|source| prints(source.path)).collect();
+    let mut watched: Vec<Watched> = sources(&config).into_iter().map(Watched::new).collect();
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -62,18 +62,45 @@ pub(crate) async fn watch(config: Config, shared: Arc<Shared>, stop: Cancellatio
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        for (source, seen) in sources.iter().zip(&mut seen) {
-            let now = prints(source.path);
-            if now != *seen {
-                *seen = now;
-                reload(source, &shared);
-            }
+        let shared = Arc::clone(&shared);
+        // Files may be large and disks slow: connections are accepted meanwhile.
+        let looked = tokio::task::spawn_blocking(move || {
+            watched.iter_mut().for_each(|watched| watched.look(&shared));
+            watched
+        });
+        match looked.await {
+            Ok(back) => watched = back,
+            Err(error) => return tracing::error!(%error, "files are no longer read again"),
         }
     }
 }
 
-fn reload(source: &Source<'_>, shared: &Shared) {
-    let result = (source.load)(source.path, shared);
+/// A source, and what it looked like.
+struct Watched {
+    source: Source,
+    loaded: Vec<Print>,
+    last: Vec<Print>,
+}
+
+impl Watched {
+    fn new(source: Source) -> Self {
+        let now = prints(&source.path);
+        Self { source, loaded: now.clone(), last: now }
+    }
+
+    /// Reads what changed, once it looks the same at two looks: a file in the middle of being written does not.
+    fn look(&mut self, shared: &Shared) {
+        let now = prints(&self.source.path);
+        if now != self.loaded && now == self.last {
+            self.loaded.clone_from(&now);
+            reload(&self.source, shared);
+        }
+        self.last = now;
+    }
+}
+
+fn reload(source: &Source, shared: &Shared) {
+    let result = (source.load)(&source.path, shared);
     shared.metrics.reloaded(source.what, result.is_ok());
     match result {
         Ok(()) => tracing::info!(file = source.what.as_str(), path = %source.path.display(), "read again"),
@@ -84,11 +111,11 @@ fn reload(source: &Source<'_>, shared: &Shared) {
 }
 
 /// What changes when a file does.
-type Print = (std::path::PathBuf, Option<(SystemTime, u64)>);
+type Print = (PathBuf, Option<(SystemTime, u64)>);
 
 /// The print of a file, or of all files of a folder.
 fn prints(path: &Path) -> Vec<Print> {
-    let print = |path: std::path::PathBuf| {
+    let print = |path: PathBuf| {
         let meta = std::fs::metadata(&path).ok();
         let seen = meta.and_then(|meta| Some((meta.modified().ok()?, meta.len())));
         (path, seen)

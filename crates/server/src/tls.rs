@@ -11,14 +11,44 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::TlsFiles;
+use crate::metrics::Listener;
 use crate::shared::StartError;
 
-/// What accepts encrypted connections, if files were named.
-pub(crate) fn acceptor(files: Option<&TlsFiles>) -> Result<Option<TlsAcceptor>, StartError> {
-    files.map(from_files).transpose().map_err(StartError::File)
+/// What accepts encrypted connections: the same certificate everywhere, and on each listener the protocol it speaks.
+#[derive(Clone)]
+pub(crate) struct Tls {
+    http1: TlsAcceptor,
+    http2: TlsAcceptor,
+    bare: TlsAcceptor,
 }
 
-fn from_files(files: &TlsFiles) -> Result<TlsAcceptor, String> {
+impl Tls {
+    /// From the files that were named, if any were.
+    pub(crate) fn new(files: Option<&TlsFiles>) -> Result<Option<Self>, StartError> {
+        let Some(files) = files else { return Ok(None) };
+        let config = from_files(files).map_err(StartError::File)?;
+        let speaking = |protocol: Option<&[u8]>| {
+            let mut config = config.clone();
+            config.alpn_protocols = protocol.map(<[u8]>::to_vec).into_iter().collect();
+            TlsAcceptor::from(Arc::new(config))
+        };
+        Ok(Some(Self {
+            http1: speaking(Some(b"http/1.1")),
+            http2: speaking(Some(b"h2")),
+            bare: speaking(None),
+        }))
+    }
+
+    pub(crate) fn acceptor(&self, listener: Listener) -> &TlsAcceptor {
+        match listener {
+            Listener::Http | Listener::Admin => &self.http1,
+            Listener::Grpc => &self.http2,
+            Listener::Resp => &self.bare,
+        }
+    }
+}
+
+fn from_files(files: &TlsFiles) -> Result<ServerConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
@@ -35,11 +65,9 @@ fn from_files(files: &TlsFiles) -> Result<TlsAcceptor, String> {
     let chain = certificates("tls_cert", &files.cert)?;
     let key = PrivateKeyDer::from_pem_file(&files.key)
         .map_err(|error| format!("tls_key: {}: {error}", files.key.display()))?;
-    let mut config = builder
+    builder
         .with_single_cert(chain, key)
-        .map_err(|error| format!("tls_cert: {}: {error}", files.cert.display()))?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
+        .map_err(|error| format!("tls_cert: {}: {error}", files.cert.display()))
 }
 
 fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {

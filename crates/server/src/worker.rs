@@ -10,7 +10,6 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -18,13 +17,14 @@ use crate::guard::{Guarded, Patience};
 use crate::listen::Accepted;
 use crate::metrics::{self, Listener};
 use crate::shared::Shared;
+use crate::tls::Tls;
 use crate::{admin, grpc, http, load, resp};
 
 /// What every connection of a worker needs.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) tls: Option<TlsAcceptor>,
+    pub(crate) tls: Option<Tls>,
     /// Told when the server stops: finish what was begun, start nothing.
     pub(crate) stop: CancellationToken,
     pub(crate) drain_timeout: Duration,
@@ -83,7 +83,8 @@ async fn serve(
     let Some(tls) = context.tls.clone() else {
         return surface(listener, Guarded::new(stream, patience, metrics), peer, context).await;
     };
-    let stream = tokio::time::timeout(context.shared.patience.request, tls.accept(stream)).await??;
+    let stream = tokio::time::timeout(context.shared.patience.request, tls.acceptor(listener).accept(stream))
+        .await??;
     surface(listener, Guarded::new(stream, patience, metrics), peer, context).await
 }
 

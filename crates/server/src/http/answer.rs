@@ -81,6 +81,11 @@ impl Problem {
         )
     }
 
+    /// What concerns every tenant is not for one of them.
+    pub(crate) fn for_operators() -> Self {
+        Self::new(StatusCode::FORBIDDEN, "authorization: this needs a token without a tenant")
+    }
+
     /// The server has more to do than it can.
     pub(crate) fn overloaded() -> Self {
         let problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded: not decided");

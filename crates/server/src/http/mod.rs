@@ -17,9 +17,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ::http::request::Parts;
-use ::http::{Method, Request, StatusCode};
-use bytes::Bytes;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use ::http::{HeaderMap, Method, Request, StatusCode};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -52,10 +52,7 @@ pub(crate) struct Asked<'s> {
 impl Asked<'_> {
     /// Who asks, if they may do what needs `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
-        let authorization = self.parts.headers.get(::http::header::AUTHORIZATION);
-        let principal =
-            self.shared.credentials.of_authorization(authorization.map(::http::HeaderValue::as_bytes));
-        match principal {
+        match principal(self.shared, &self.parts.headers) {
             None => Err(Problem::unauthorized()),
             Some(principal) if principal.role < role => Err(Problem::forbidden(role)),
             Some(principal) => Ok(principal),
@@ -111,7 +108,7 @@ async fn answer<R: Into<Reply>>(
     route: fn(&Asked<'_>) -> R,
 ) -> Result<Answer, Infallible> {
     let (parts, body) = request.into_parts();
-    let reply = match read(body).await {
+    let reply = match read(&shared, &parts, body).await {
         Ok(body) => route(&Asked { shared: &shared, peer, parts, body }).into(),
         Err(problem) if parts.uri.path().starts_with(unkey::PREFIX) => unkey::refuse(problem).into(),
         Err(problem) => Answer::from(problem).into(),
@@ -122,18 +119,38 @@ async fn answer<R: Into<Reply>>(
     })
 }
 
-async fn read(body: Incoming) -> Result<Bytes, Problem> {
+/// The whole body. That of a stranger is not read: nothing is kept for whoever may not ask.
+async fn read(shared: &Shared, parts: &Parts, mut body: Incoming) -> Result<Bytes, Problem> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    match Limited::new(body, BODY_BYTES_MAX).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            let detail = format!("body: more than {BODY_BYTES_MAX} bytes");
-            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail))
-        }
-        Err(error) => Err(Problem::new(StatusCode::BAD_REQUEST, format!("body: {error}"))),
+    if principal(shared, &parts.headers).is_none() {
+        return Err(Problem::unauthorized());
     }
+    let mut whole = Bytes::new();
+    let mut joined = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("body: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if whole.len() + joined.len() + data.len() > BODY_BYTES_MAX {
+            let detail = format!("body: more than {BODY_BYTES_MAX} bytes");
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+        }
+        // Nearly always, all comes at once; what comes in pieces is copied, since each piece may hold on to much more.
+        if whole.is_empty() && joined.is_empty() {
+            whole = data;
+        } else {
+            joined.extend_from_slice(&std::mem::take(&mut whole));
+            joined.extend_from_slice(&data);
+        }
+    }
+    Ok(if joined.is_empty() { whole } else { joined.freeze() })
+}
+
+/// Who asks.
+fn principal(shared: &Shared, headers: &HeaderMap) -> Option<Principal> {
+    let authorization = headers.get(::http::header::AUTHORIZATION);
+    shared.credentials.of_authorization(authorization.map(::http::HeaderValue::as_bytes))
 }
 
 /// Which surface a request is for, with those that may have to wait for the store.
