@@ -144,6 +144,22 @@ fn what_a_limit_can_never_let_pass_is_denied_for_good() {
 }
 
 #[test]
+fn an_address_counts_however_it_is_spelled() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = "[[rules]]\nname = 'per_address'\nkey = ['ip']\nlimit = 1\nperiod = '1h'\n";
+    let server = Server::start(&["--rules", &write(&folder, "rules.toml", rules)]);
+    let status = |ip: &str| {
+        let body = format!(r#"{{"dimensions":{{"ip":"{ip}"}},"deny_status":429}}"#);
+        check(&server, "", &body).status
+    };
+    assert_eq!(status("2001:db8::1"), 200);
+    for same in ["2001:DB8::1", "2001:db8:0::1", "2001:db8::2"] {
+        assert_eq!(status(same), 429, "{same}");
+    }
+    assert_eq!([status("2001:db8:0:1::1"), status("192.0.2.1"), status("::ffff:192.0.2.1")], [200, 200, 429]);
+}
+
+#[test]
 fn a_token_opens_its_tenant_and_no_other() {
     let folder = tempfile::tempdir().expect("a folder");
     let token = |name: &str, tenant: &str, role: &str| {

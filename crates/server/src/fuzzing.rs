@@ -44,6 +44,14 @@ const RULES: &str = "
     when = { ip = ['10.0.0.0/8', '2001:db8::/32', '1*'] }
 ";
 
+/// Something for Envoy to ask about.
+const DESCRIPTORS: &str = "
+domain: a
+descriptors:
+  - key: k
+    rate_limit: {unit: minute, requests_per_unit: 5}
+";
+
 /// Lines: a request target, then values of `X-Forwarded-For` and, if the target is empty, of `Forwarded`.
 pub fn forwarded_address(bytes: &[u8]) {
     let mut lines = bytes.split(|byte| *byte == b'\n');
@@ -139,6 +147,8 @@ fn server() -> &'static Shared {
         let mut config = Config::read(&given, None).expect("a good configuration");
         let shared = Shared::new(&mut config).expect("a small server");
         let set = RuleSet::parse(RULES).expect("good rules");
+        let descriptors = Descriptors::parse(DESCRIPTORS, &shared).expect("good descriptors");
+        shared.descriptors.store(Arc::new(descriptors));
         shared.rules.store(Arc::new(GatedRules::new(set, &shared).expect("few rules")));
         shared
     })

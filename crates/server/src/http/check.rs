@@ -9,7 +9,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
 use tidegate::{Outcome, Retry};
-use tidegate_rules::{Class, DIMENSIONS_MAX, Dimensions, Rule};
+use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule};
 use utoipa::ToSchema;
 
 use super::{Answer, Asked, Problem, json, text};
@@ -97,8 +97,7 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
             request.deny_status
         )));
     }
-    let dimensions =
-        Dimensions::new(request.dimensions).map_err(|error| Problem::bad_request(error.to_string()))?;
+    let dimensions = known_by(request.dimensions).map_err(|error| Problem::bad_request(error.to_string()))?;
     let rules = asked.shared.rules.load();
     match rules.decide(asked.shared, Surface::Check, principal.tenant, &dimensions, request.cost) {
         Ok(ruling) => Ok(told(asked, &ruling, request.deny_status)),
@@ -106,6 +105,18 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
         Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
         Err(Undecided::TooManyRules { rules }) => Err(too_many(rules)),
     }
+}
+
+/// What the request is known by. An address counts as it does everywhere, however it is spelled.
+fn known_by<'b>(pairs: Vec<(Cow<'b, str>, Cow<'b, str>)>) -> Result<Dimensions<'b>, DimensionsError> {
+    let mut dimensions = Dimensions::default();
+    for (name, value) in pairs {
+        match value.parse() {
+            Ok(address) if name == ADDRESS => dimensions.add_address(address)?,
+            _ => dimensions.add(name, value)?,
+        }
+    }
+    Ok(dimensions)
 }
 
 /// The request in a body.

@@ -130,6 +130,9 @@ impl From<Override> for OverrideData {
     }
 }
 
+/// The most `*` of one pattern: each may have to be tried at every place of an identifier, for every check.
+const STARS_MAX: usize = 4;
+
 /// Sets an override, in place of the one with the same identifier.
 #[utoipa::path(
     post,
@@ -147,6 +150,10 @@ pub(in crate::http) fn set(asked: &Asked<'_>) -> Result<Reply, Refusal> {
     let mut problems = Problems::default();
     let namespace = problems.text("namespace", request.namespace).into_owned();
     let identifier = Pattern::new(problems.text("identifier", request.identifier));
+    let stars = identifier.as_str().matches('*').count();
+    if stars > STARS_MAX {
+        problems.add("identifier", format_args!("{stars} of `*` is outside 0 to {STARS_MAX}"));
+    }
     let limit = problems.number("limit", request.limit, 0, LIMIT_MAX);
     let duration_ms = problems.number("duration", request.duration, DURATION_MS_MIN, DURATION_MS_MAX);
     if !problems.errors.is_empty() {
