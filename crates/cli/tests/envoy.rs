@@ -295,12 +295,13 @@ fn tokens_tell_tenants_apart() {
         call(Some("tg_one")),
         call(Some("tg_two")),
         call(None),
-        call(Some("tg_three"))
+        call(Some("tg_three")),
+        {"path": "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "raw": "3a012a", "stream": true},
     ]);
     let answers = grpc(&server, &calls);
     let left = |at: usize| answers[at]["response"]["statuses"][0]["limitRemaining"].clone();
     assert_eq!([left(0), left(1), left(2)], [2, 1, 2]);
-    for at in [3, 4] {
+    for at in [3, 4, 5] {
         assert_eq!(answers[at]["code"], "UNAUTHENTICATED");
         assert_eq!(answers[at]["details"], "authorization: no `Bearer` token that this server knows");
     }

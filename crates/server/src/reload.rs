@@ -65,7 +65,9 @@ pub(crate) async fn watch(config: Config, shared: Arc<Shared>, stop: Cancellatio
         let shared = Arc::clone(&shared);
         // Files may be large and disks slow: connections are accepted meanwhile.
         let looked = tokio::task::spawn_blocking(move || {
-            watched.iter_mut().for_each(|watched| watched.look(&shared));
+            for one in &mut watched {
+                one.look(&shared);
+            }
             watched
         });
         match looked.await {

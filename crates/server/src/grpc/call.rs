@@ -10,7 +10,7 @@ use prost::Message;
 use tonic::Status;
 
 use super::reply::Reply;
-use crate::auth::TenantIndex;
+use crate::auth::{Principal, TenantIndex};
 use crate::envoy::{Refusal, decide};
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
@@ -34,12 +34,15 @@ pub(super) fn begun(
         *answer.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         return Err(Box::new(answer));
     }
-    let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-    let Some(principal) = shared.credentials.of_authorization(authorization) else {
-        let status = Status::unauthenticated("authorization: no `Bearer` token that this server knows");
-        return Err(Box::new(status.into_http()));
-    };
+    let principal = principal(shared, headers).map_err(|status| Box::new(status.into_http()))?;
     Ok((principal.tenant, request.into_body()))
+}
+
+/// Who calls.
+pub(super) fn principal(shared: &Shared, headers: &HeaderMap) -> Result<Principal, Status> {
+    let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    let unknown = || Status::unauthenticated("authorization: no `Bearer` token that this server knows");
+    shared.credentials.of_authorization(authorization).ok_or_else(unknown)
 }
 
 /// Answers one call of a tenant.
@@ -68,29 +71,28 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 /// The one message of a call.
 async fn read(mut body: Incoming) -> Result<Bytes, Status> {
     let mut whole = Bytes::new();
+    let mut joined = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| Status::cancelled(error.to_string()))?.into_data() else {
             continue;
         };
-        if whole.len() + data.len() > MESSAGE_BYTES_MAX + PREFIX_BYTES {
+        if whole.len() + joined.len() + data.len() > MESSAGE_BYTES_MAX + PREFIX_BYTES {
             return Err(Status::resource_exhausted(format!(
                 "a message has at most {MESSAGE_BYTES_MAX} bytes"
             )));
         }
         // Nearly always, all comes at once.
-        whole = if whole.is_empty() { data } else { joined(&whole, &data) };
+        if whole.is_empty() && joined.is_empty() {
+            whole = data;
+        } else {
+            joined.extend_from_slice(&std::mem::take(&mut whole));
+            joined.extend_from_slice(&data);
+        }
         if body.is_end_stream() {
             break;
         }
     }
-    unframed(whole)
-}
-
-fn joined(first: &Bytes, second: &Bytes) -> Bytes {
-    let mut both = BytesMut::with_capacity(first.len() + second.len());
-    both.put_slice(first);
-    both.put_slice(second);
-    both.freeze()
+    unframed(if joined.is_empty() { whole } else { joined.freeze() })
 }
 
 fn unframed(mut whole: Bytes) -> Result<Bytes, Status> {

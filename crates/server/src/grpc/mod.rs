@@ -28,7 +28,10 @@ use self::reply::Reply;
 use crate::worker::Context;
 
 /// Calls of one connection at a time. Higher: more of them wait here instead of at the client; more memory.
-const STREAMS_MAX: u32 = 1_024;
+const STREAMS_MAX: u32 = 128;
+
+/// The largest question about health or to reflection: both are a name.
+const BESIDE_BYTES_MAX: usize = 16 << 10;
 
 /// The largest head of a call. Higher: more metadata; more memory for each call that is being read.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
@@ -109,16 +112,26 @@ async fn answer_beside(
     let path = request.uri().path();
     let service = path.split('/').nth(1).unwrap_or_default();
     let answered = match service {
-        health::SERVICE => health::server(context.stop.clone()).call(request).await,
-        reflection::SERVICE_V1 => match reflection::v1() {
-            Ok(mut server) => server.call(request).await,
-            Err(status) => return Ok(status.into_http()),
-        },
-        reflection::SERVICE_V1ALPHA => match reflection::v1alpha() {
-            Ok(mut server) => server.call(request).await,
-            Err(status) => return Ok(status.into_http()),
-        },
+        // Whoever balances load over servers has no token.
+        health::SERVICE => {
+            let server = health::server(context.stop.clone());
+            server.max_decoding_message_size(BESIDE_BYTES_MAX).call(request).await
+        }
+        reflection::SERVICE_V1 | reflection::SERVICE_V1ALPHA => {
+            return Ok(reflect(&context, request).await.unwrap_or_else(Status::into_http));
+        }
         _ => return Ok(Status::unimplemented(format!("there is no method {path}")).into_http()),
     };
     answered.map(|response| response.map(Reply::Tonic))
+}
+
+/// Tells callers who may ask what can be asked.
+async fn reflect(context: &Context, request: Request<Incoming>) -> Result<Response<Reply>, Status> {
+    call::principal(&context.shared, request.headers())?;
+    let Ok(response) = if request.uri().path().contains(reflection::SERVICE_V1ALPHA) {
+        reflection::v1alpha()?.max_decoding_message_size(BESIDE_BYTES_MAX).call(request).await
+    } else {
+        reflection::v1()?.max_decoding_message_size(BESIDE_BYTES_MAX).call(request).await
+    };
+    Ok(response.map(Reply::Tonic))
 }

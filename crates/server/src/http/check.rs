@@ -17,6 +17,9 @@ use crate::auth::Role;
 use crate::metrics::{Rung, Surface};
 use crate::rules::{Ruled, Ruling, Undecided};
 
+/// Names and values, as they come.
+type Pairs<'b> = Vec<(Cow<'b, str>, Cow<'b, str>)>;
+
 /// What is asked.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -24,7 +27,7 @@ struct CheckRequest<'b> {
     /// What the request is known by.
     #[serde(borrow, deserialize_with = "pairs")]
     #[schema(value_type = std::collections::HashMap<String, String>)]
-    dimensions: Vec<(Cow<'b, str>, Cow<'b, str>)>,
+    dimensions: Pairs<'b>,
     /// What it costs; 0 looks without charging.
     #[serde(default = "one")]
     cost: u64,
@@ -108,7 +111,7 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
 }
 
 /// What the request is known by. An address counts as it does everywhere, however it is spelled.
-fn known_by<'b>(pairs: Vec<(Cow<'b, str>, Cow<'b, str>)>) -> Result<Dimensions<'b>, DimensionsError> {
+fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
     let mut dimensions = Dimensions::default();
     for (name, value) in pairs {
         match value.parse() {
@@ -147,14 +150,14 @@ fn in_words(body: &[u8], error: &serde_json::Error) -> String {
 }
 
 /// Every pair of an object, also those of a name that comes twice, which is a problem to be told.
-fn pairs<'de: 'b, 'b, D>(deserializer: D) -> Result<Vec<(Cow<'b, str>, Cow<'b, str>)>, D::Error>
+fn pairs<'de: 'b, 'b, D>(deserializer: D) -> Result<Pairs<'b>, D::Error>
 where
     D: Deserializer<'de>,
 {
-    struct Pairs<'b>(PhantomData<&'b str>);
+    struct Visit<'b>(PhantomData<&'b str>);
 
-    impl<'de: 'b, 'b> Visitor<'de> for Pairs<'b> {
-        type Value = Vec<(Cow<'b, str>, Cow<'b, str>)>;
+    impl<'de: 'b, 'b> Visitor<'de> for Visit<'b> {
+        type Value = Pairs<'b>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a map")
@@ -176,7 +179,7 @@ where
     #[derive(Deserialize)]
     struct Text<'b>(#[serde(borrow)] Cow<'b, str>);
 
-    deserializer.deserialize_map(Pairs(PhantomData))
+    deserializer.deserialize_map(Visit(PhantomData))
 }
 
 /// More rules apply than one decision takes: a mistake of whoever wrote the rules.
