@@ -29,6 +29,7 @@
 )]
 
 pub mod gcra;
+pub mod origin;
 pub mod window;
 
 mod digest;

@@ -1,0 +1,121 @@
+//! What nodes and origins say to each other.
+//!
+//! A node has one lane to each partition of an origin, and one call under way in a lane. A call carries everything that
+//! the node has to say about meters of that partition (what it used, what it keeps, what it would like to hold) and the
+//! requests that wait for a word of the origin. It is applied whole or not at all, and at most once: a call that is sent
+//! again, because nobody knows what became of it or because its answer is late, gets the answer of the first time.
+//!
+//! Answers are absolute. A node takes only the answer to the call that is under way.
+
+use super::terms::Terms;
+
+/// A node: drawn at random whenever a process starts, so that none is ever mistaken for its predecessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
+/// Which store answers, so that one that may have lost writes is told from one that has all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct StoreId {
+    /// The place of the store: survives its restarts.
+    pub lineage: u64,
+    /// This life of the store: a restart or a promotion ends it.
+    pub boot: u64,
+    /// The life it took over from when it was promoted; 0 if it was not.
+    pub parent: u64,
+}
+
+/// One call of a node to one partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Who calls.
+    pub node: NodeId,
+    /// Which call of this lane it is: 1, 2, 3 and so on. One that is sent again keeps its number.
+    pub sequence: u64,
+    /// The last call of this lane that was answered; 0 if none was. A store that knows less has lost writes.
+    pub acknowledged: u64,
+    /// The store as the node knows it.
+    pub store: StoreId,
+    /// What the node says about meters, each at most once.
+    pub updates: Vec<Update>,
+    /// The requests that wait, decided in this order.
+    pub asks: Vec<Ask>,
+}
+
+/// What a node says about one meter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Update {
+    /// The meter's name, unambiguous within the partition.
+    pub key: Box<[u8]>,
+    /// The limit, as the node knows it.
+    pub terms: Terms,
+    /// What was admitted from the grant and not yet reported, in units.
+    pub used: u64,
+    /// What is given back of what was reported earlier, in units.
+    pub refund: u64,
+    /// What of the grant the node goes on spending while the call is under way.
+    pub keep: u64,
+    /// What the node would like to hold afterwards; 0 for nothing.
+    pub want: u64,
+    /// How long it would like to hold it, µs.
+    pub life_us: u64,
+    /// The cell of the grant that was spent, as the origin named it.
+    pub cell: u64,
+}
+
+/// Requests that wait for this call: `count` of the same kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The meters they are under: places in [`Call::updates`].
+    pub meters: Vec<u16>,
+    /// What each costs, in units, on every meter.
+    pub cost: u64,
+    /// How many there are.
+    pub count: u32,
+}
+
+/// The answer to a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// What the origin says about each meter of the call, in the same order.
+    pub told: Vec<Told>,
+    /// What became of each ask of the call, in the same order.
+    pub asks: Vec<Decided>,
+    /// The origin's clock when it decided, µs: what nodes measure their skew by.
+    pub now_us: u64,
+    /// Whether the origin has lost writes since this lane was last answered.
+    pub lost: bool,
+}
+
+/// What an origin says about one meter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// What the node holds from now on: all of it, not what was added.
+    pub grant: u64,
+    /// For how long from the moment the call was sent, µs.
+    pub life_us: u64,
+    /// What is left for anyone, in units.
+    pub room: u64,
+    /// When there will be a unit for someone again, if nothing else comes, µs from now; 0 if there is one.
+    pub wait_us: u64,
+    /// The cell that the grant is of.
+    pub cell: u64,
+    /// How many nodes hold a part of it, this one included.
+    pub holders: u32,
+    /// Whether the node got less than it wanted.
+    pub dry: bool,
+    /// Whether what it had held was written off before this call came.
+    pub lapsed: bool,
+    /// Whether someone needs what it holds.
+    pub recall: bool,
+}
+
+/// What became of requests that waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// How many pass.
+    pub passed: u32,
+    /// The meter that denied the others: a place in [`Call::updates`]. Of several, the one that denies longest.
+    pub denied_by: u16,
+    /// When one of the others would pass, if nothing else comes, µs from now.
+    pub retry_us: u64,
+}

@@ -1,0 +1,16 @@
+//! The origin of a region: one pure transition that every store of meters makes.
+//!
+//! Nodes spend what they were granted without asking. What they hold counts as used until they report, so that a region
+//! admits what one bucket would, whatever the number of its nodes: whenever a grant is made, what was charged and what is
+//! held is together at most what the limit allows. A later charge never lowers a level that drains, so reporting late is
+//! safe.
+
+mod call;
+mod meter;
+mod partition;
+mod terms;
+
+pub use call::{Ask, Call, Decided, NodeId, Reply, StoreId, Told, Update};
+pub use meter::{Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, NEVER_US, OriginMeter, RECALL_US};
+pub use partition::{CallError, LANE_RETENTION_US, Partition, UPDATES_PER_CALL_MAX};
+pub use terms::{DEBT_MAX, DROPS_MAX, Lapse, Terms};

@@ -1,0 +1,374 @@
+//! A partition of an origin: the meters that are decided together, and the lanes of the nodes that call.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use super::call::{Ask, Call, Decided, NodeId, Reply, StoreId};
+use super::meter::{Moment, OriginMeter};
+use super::terms::Terms;
+
+/// How long the lane of a node that is not heard of is remembered, µs. A node that was silent for half as long begins its
+/// lanes anew.
+pub const LANE_RETENTION_US: u64 = 3_600_000_000;
+
+/// The most meters and asks in one call. Higher: fewer calls under load; longer until others have their turn.
+pub const UPDATES_PER_CALL_MAX: usize = 256;
+
+/// Why a call was not applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallError {
+    /// A later call of this lane was applied before: nobody waits for this one any more.
+    Outdated {
+        /// The last call that was applied.
+        sequence: u64,
+    },
+    /// An ask names a meter that the call says nothing about.
+    NoSuchMeter {
+        /// The place that was named.
+        meter: u16,
+    },
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Outdated { sequence } => write!(f, "sequence: call {sequence} of this lane came first"),
+            Self::NoSuchMeter { meter } => write!(f, "asks: there is no meter {meter} in this call"),
+        }
+    }
+}
+
+impl std::error::Error for CallError {}
+
+/// What a node last said in its lane, and what it was answered.
+#[derive(Clone, Debug)]
+struct Lane {
+    sequence: u64,
+    reply: Reply,
+    seen_us: u64,
+}
+
+/// A partition of an origin, as pure state: a store in memory, and what every other store is measured by.
+#[derive(Clone, Debug, Default)]
+pub struct Partition {
+    meters: HashMap<Box<[u8]>, OriginMeter>,
+    lanes: BTreeMap<NodeId, Lane>,
+    store: Option<StoreId>,
+    loss_us: u64,
+}
+
+impl Partition {
+    /// Applies a call at `now_us`, the origin's clock: whole, or not at all, and at most once.
+    pub fn apply(&mut self, now_us: u64, call: &Call) -> Result<Reply, CallError> {
+        if let Some(lane) = self.lanes.get(&call.node) {
+            if call.sequence == lane.sequence {
+                return Ok(lane.reply.clone());
+            }
+            if call.sequence < lane.sequence {
+                return Err(CallError::Outdated { sequence: lane.sequence });
+            }
+        }
+        let known = |meter: &u16| usize::from(*meter) < call.updates.len();
+        if let Some(meter) = call.asks.iter().flat_map(|ask| &ask.meters).find(|meter| !known(meter)) {
+            return Err(CallError::NoSuchMeter { meter: *meter });
+        }
+        let lost = self.note_loss(now_us, call);
+        let reply = self.transition(now_us, call, lost);
+        let lane = Lane { sequence: call.sequence, reply: reply.clone(), seen_us: now_us };
+        self.lanes.insert(call.node, lane);
+        Ok(reply)
+    }
+
+    /// A meter, if anything is known of it.
+    pub fn meter(&self, key: &[u8]) -> Option<&OriginMeter> {
+        self.meters.get(key)
+    }
+
+    /// Every meter with its name.
+    pub fn meters(&self) -> impl Iterator<Item = (&[u8], &OriginMeter)> {
+        self.meters.iter().map(|(key, meter)| (&**key, meter))
+    }
+
+    /// Drops what is not worth remembering.
+    pub fn expire(&mut self, now_us: u64) {
+        self.meters.retain(|_, meter| !meter.is_over(now_us));
+        self.lanes.retain(|_, lane| lane.seen_us + LANE_RETENTION_US > now_us);
+    }
+
+    /// Whether writes were lost since this lane was last answered. A store may know less than the node; it may be another
+    /// life of the one that was; or it took over from it, and may not have heard everything before it did.
+    fn note_loss(&mut self, now_us: u64, call: &Call) -> bool {
+        let answered = self.lanes.get(&call.node).map_or(0, |lane| lane.sequence);
+        let forgot = call.acknowledged > answered;
+        let took_over = self.store.is_some_and(|before| {
+            let same_place = before.lineage == call.store.lineage;
+            before.boot != call.store.boot && (same_place || before.boot == call.store.parent)
+        });
+        self.store = Some(call.store);
+        if forgot || took_over {
+            self.loss_us = now_us;
+        }
+        forgot || took_over
+    }
+
+    fn transition(&mut self, now_us: u64, call: &Call, lost: bool) -> Reply {
+        let moment = Moment { node: call.node, now_us, loss_us: self.loss_us };
+        let mut lapsed = Vec::with_capacity(call.updates.len());
+        for update in &call.updates {
+            let meter = self.meter_mut(&update.key, update.terms, now_us);
+            lapsed.push(meter.settle(moment, update));
+        }
+        let asks = call.asks.iter().map(|ask| self.decide(moment, call, ask)).collect();
+        let told = call.updates.iter().zip(lapsed).map(|(update, lapsed)| {
+            let meter = self.meter_mut(&update.key, update.terms, now_us);
+            meter.grant(moment, update, lapsed)
+        });
+        Reply { told: told.collect(), asks, now_us, lost }
+    }
+
+    fn meter_mut(&mut self, key: &[u8], terms: Terms, now_us: u64) -> &mut OriginMeter {
+        self.meters.entry(key.into()).or_insert_with(|| OriginMeter::new(terms, now_us))
+    }
+
+    /// Decides requests of one kind: as many pass as every one of their meters has room for, and each of those charges all.
+    fn decide(&mut self, moment: Moment, call: &Call, ask: &Ask) -> Decided {
+        let keys = |at: &u16| call.updates.get(usize::from(*at)).map(|update| (*at, &update.key));
+        let (mut passed, mut denied_by, mut retry_us) = (ask.count, 0, 0);
+        for (_, key) in ask.meters.iter().filter_map(keys) {
+            if let Some(meter) = self.meters.get(key) {
+                passed = passed.min(meter.passes(moment.node, ask.cost, ask.count));
+            }
+        }
+        for (at, key) in ask.meters.iter().filter_map(keys) {
+            let Some(meter) = self.meters.get_mut(key) else { continue };
+            meter.admit(moment.node, u64::from(passed) * ask.cost);
+            if passed == ask.count {
+                continue;
+            }
+            let wait_us = meter.denial_us(moment, ask.cost);
+            if wait_us > retry_us {
+                (denied_by, retry_us) = (at, wait_us);
+            }
+        }
+        Decided { passed, denied_by, retry_us }
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Limit;
+    use crate::origin::{LAPSE_MARGIN_US, Lapse, RECALL_US, Update};
+    use std::time::Duration;
+
+    const SECOND: u64 = 1_000_000;
+    const START: u64 = 1_000 * SECOND;
+
+    /// A node that says what a test tells it to say.
+    struct Caller {
+        node: NodeId,
+        sequence: u64,
+        store: StoreId,
+        terms: Terms,
+    }
+
+    impl Caller {
+        fn new(node: u64, terms: Terms) -> Self {
+            Self { node: NodeId(node), sequence: 0, store: StoreId { lineage: 1, boot: 1, parent: 0 }, terms }
+        }
+
+        fn update(&self, used: u64, keep: u64, want: u64) -> Update {
+            let (key, terms) = (Box::from(*b"key"), self.terms);
+            Update { key, terms, used, refund: 0, keep, want, life_us: SECOND, cell: 0 }
+        }
+
+        fn call(&mut self, update: Update, asks: Vec<Ask>) -> Call {
+            self.sequence += 1;
+            let (node, sequence, acknowledged) = (self.node, self.sequence, self.sequence - 1);
+            Call { node, sequence, acknowledged, store: self.store, updates: vec![update], asks }
+        }
+
+        fn say(&mut self, partition: &mut Partition, now: u64, said: (u64, u64, u64)) -> crate::origin::Told {
+            let update = self.update(said.0, said.1, said.2);
+            let call = self.call(update, Vec::new());
+            partition.apply(now, &call).expect("in order").told[0]
+        }
+
+        fn ask(&mut self, partition: &mut Partition, now: u64, cost: u64, count: u32) -> Decided {
+            let update = self.update(0, 0, 0);
+            let call = self.call(update, vec![Ask { meters: vec![0], cost, count }]);
+            partition.apply(now, &call).expect("in order").asks[0]
+        }
+    }
+
+    fn ten_per_second(lapse: Lapse) -> Terms {
+        Terms::new(&Limit::gcra(10, Duration::from_secs(1)).expect("in range"), 0, lapse, 1)
+    }
+
+    fn window_of_ten(lapse: Lapse) -> Terms {
+        Terms::new(&Limit::sliding_window(10, Duration::from_secs(1)).expect("in range"), 0, lapse, 1)
+    }
+
+    #[test]
+    fn what_is_held_counts_as_used() {
+        for terms in [ten_per_second(Lapse::Counted), window_of_ten(Lapse::Counted)] {
+            let mut partition = Partition::default();
+            let (mut first, mut second) = (Caller::new(1, terms), Caller::new(2, terms));
+            assert_eq!(first.say(&mut partition, START, (0, 0, 8)).grant, 8);
+            let told = second.say(&mut partition, START, (0, 0, 8));
+            assert_eq!((told.grant, told.dry, told.room, told.holders), (1, true, 1, 2));
+            assert_eq!(second.ask(&mut partition, START, 1, 5).passed, 2, "its own grant was given back");
+            assert_eq!(first.ask(&mut partition, START, 1, 99).passed, 8);
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_sent_again_gets_its_first_answer() {
+        let mut partition = Partition::default();
+        let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
+        let update = caller.update(0, 0, 0);
+        let call = caller.call(update, vec![Ask { meters: vec![0], cost: 4, count: 1 }]);
+        let first = partition.apply(START, &call);
+        assert_eq!(partition.apply(START + 9, &call), first);
+        assert_eq!(partition.meter(b"key").map(OriginMeter::charged), Some(4));
+        caller.say(&mut partition, START + 10, (0, 0, 0));
+        assert_eq!(partition.apply(START + 11, &call), Err(CallError::Outdated { sequence: 2 }));
+    }
+
+    #[test]
+    fn a_lapsed_grant_is_counted_or_forgiven_and_a_late_report_charged_once() {
+        for (lapse, charged, late) in [(Lapse::Counted, 8, 8), (Lapse::Forgiven, 0, 5)] {
+            let mut partition = Partition::default();
+            let mut holder = Caller::new(1, ten_per_second(lapse));
+            let mut other = Caller::new(2, ten_per_second(lapse));
+            holder.say(&mut partition, START, (0, 0, 8));
+            let ends = START + SECOND + SECOND / 16 + LAPSE_MARGIN_US;
+            other.say(&mut partition, ends - 1, (0, 0, 0));
+            assert_eq!(partition.meter(b"key").map(OriginMeter::held), Some(8));
+            other.say(&mut partition, ends, (0, 0, 0));
+            let meter = partition.meter(b"key").expect("known");
+            assert_eq!((meter.held(), meter.charged()), (0, charged));
+            let told = holder.say(&mut partition, ends + 1, (5, 3, 0));
+            assert_eq!((told.grant, told.lapsed), (0, true));
+            assert_eq!(partition.meter(b"key").map(OriginMeter::charged), Some(late));
+        }
+    }
+
+    #[test]
+    fn a_window_charges_a_late_report_to_the_cell_it_is_of() {
+        let mut partition = Partition::default();
+        let mut holder = Caller::new(1, window_of_ten(Lapse::Forgiven));
+        let told = holder.say(&mut partition, START + SECOND / 2, (0, 0, 10));
+        assert_eq!((told.grant, told.life_us), (10, SECOND / 2), "a grant ends with its cell");
+        let mut report = holder.update(10, 0, 0);
+        report.cell = told.cell;
+        let call = holder.call(report, Vec::new());
+        partition.apply(START + SECOND + SECOND / 2, &call).expect("in order");
+        let mut other = Caller::new(2, window_of_ten(Lapse::Forgiven));
+        assert_eq!(other.ask(&mut partition, START + SECOND + SECOND / 2, 1, 99).passed, 5);
+    }
+
+    #[test]
+    fn requests_under_several_limits_pass_together_or_not_at_all() {
+        let mut partition = Partition::default();
+        let narrow =
+            Terms::new(&Limit::gcra(3, Duration::from_secs(1)).expect("in range"), 0, Lapse::Counted, 1);
+        let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
+        let wide = caller.update(0, 0, 0);
+        let mut call = caller.call(wide.clone(), vec![Ask { meters: vec![0, 1], cost: 2, count: 4 }]);
+        call.updates.push(Update { key: Box::from(*b"narrow"), terms: narrow, ..wide });
+        let reply = partition.apply(START, &call).expect("in order");
+        assert_eq!((reply.asks[0].passed, reply.asks[0].denied_by), (1, 1));
+        assert_eq!(reply.asks[0].retry_us, SECOND / 3 + 1);
+        for key in [&b"key"[..], b"narrow"] {
+            assert_eq!(partition.meter(key).map(OriginMeter::charged), Some(2));
+        }
+    }
+
+    #[test]
+    fn a_large_request_calls_back_what_others_hold() {
+        let mut partition = Partition::default();
+        let terms = ten_per_second(Lapse::Counted);
+        let (mut holder, mut large) = (Caller::new(1, terms), Caller::new(2, terms));
+        holder.say(&mut partition, START, (0, 0, 8));
+        let denied = large.ask(&mut partition, START, 10, 1);
+        assert_eq!((denied.passed, denied.retry_us < RECALL_US), (0, true));
+        let told = holder.say(&mut partition, START + 100_000, (0, 8, 8));
+        assert!(told.recall);
+        assert_eq!(holder.say(&mut partition, START + 100_001, (0, 0, 8)).grant, 0, "kept for the large one");
+        assert_eq!(large.ask(&mut partition, START + denied.retry_us, 10, 1).passed, 1);
+    }
+
+    #[test]
+    fn the_higher_version_of_a_limit_holds() {
+        let mut partition = Partition::default();
+        let old = ten_per_second(Lapse::Counted);
+        let new =
+            Terms::new(&Limit::gcra(4, Duration::from_mins(1)).expect("in range"), 0, Lapse::Counted, 2);
+        let (mut late, mut early) = (Caller::new(1, old), Caller::new(2, new));
+        assert_eq!(late.ask(&mut partition, START, 1, 3).passed, 3);
+        assert_eq!(early.ask(&mut partition, START, 1, 9).passed, 1, "three of four are used");
+        assert_eq!(late.ask(&mut partition, START + SECOND, 1, 9).passed, 0, "by the limit of the other");
+    }
+
+    #[test]
+    fn after_lost_writes_a_limit_that_must_hold_counts_as_full() {
+        let stores = |boot, parent, lineage| StoreId { lineage, boot, parent };
+        let cases = [
+            ("restarted", stores(2, 0, 1), true),
+            ("promoted", stores(2, 1, 7), true),
+            ("moved with all its data", stores(2, 0, 7), false),
+            ("the same", stores(1, 0, 1), false),
+        ];
+        for (what, store, lost) in cases {
+            for terms in [ten_per_second(Lapse::Counted), window_of_ten(Lapse::Counted)] {
+                let mut partition = Partition::default();
+                let mut caller = Caller::new(1, terms);
+                assert_eq!(caller.ask(&mut partition, START, 1, 1).passed, 1);
+                caller.store = store;
+                let passed = caller.ask(&mut partition, START + 1, 1, 99).passed;
+                assert_eq!(passed, if lost { 0 } else { 9 }, "{what}");
+                let later = caller.ask(&mut partition, START + 2 * SECOND + 1, 1, 99).passed;
+                assert_eq!(later, 10, "{what}: drained since");
+            }
+        }
+    }
+
+    #[test]
+    fn a_store_that_knows_less_than_the_node_has_lost_writes() {
+        let mut partition = Partition::default();
+        let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
+        caller.say(&mut partition, START, (0, 0, 0));
+        let mut emptied = Partition::default();
+        let update = caller.update(0, 0, 4);
+        let call = caller.call(update, Vec::new());
+        let reply = emptied.apply(START + 1, &call).expect("in order");
+        assert!(reply.lost);
+        assert_eq!(reply.told[0].grant, 0);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_locks_nobody_out() {
+        for terms in [ten_per_second(Lapse::Counted), window_of_ten(Lapse::Counted)] {
+            let mut partition = Partition::default();
+            let mut caller = Caller::new(1, terms);
+            let hour = 3_600 * SECOND;
+            assert_eq!(caller.ask(&mut partition, START + hour, 1, 99).passed, 10);
+            assert_eq!(caller.ask(&mut partition, START, 1, 99).passed, 0);
+            assert_eq!(caller.ask(&mut partition, START + 2 * SECOND, 1, 99).passed, 10);
+        }
+    }
+
+    #[test]
+    fn what_is_over_is_forgotten() {
+        let mut partition = Partition::default();
+        let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
+        caller.ask(&mut partition, START, 1, 9);
+        let ends = partition.meter(b"key").expect("known").expires_us();
+        partition.expire(ends - 1);
+        assert!(partition.meter(b"key").is_some());
+        partition.expire(ends);
+        assert!(partition.meter(b"key").is_none());
+    }
+}
