@@ -26,7 +26,7 @@ impl fmt::Debug for Secret {
 }
 
 /// The digest of a key within its key space. One half picks the line, the other is the tag stored in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest {
     pub(crate) place: u64,
     pub(crate) tag: u64,

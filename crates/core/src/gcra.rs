@@ -83,7 +83,7 @@ impl Span {
 
     /// Microseconds, rounded up.
     #[inline]
-    const fn ceil_us(self) -> u64 {
+    pub(crate) const fn ceil_us(self) -> u64 {
         self.whole + (self.frac > 0) as u64
     }
 }

@@ -33,6 +33,7 @@ pub mod origin;
 pub mod window;
 
 mod digest;
+mod grant;
 mod limit;
 mod meter;
 mod minifloat;
@@ -43,6 +44,7 @@ mod time;
 mod verdict;
 
 pub use digest::{Digest, KeySpace, Secret};
+pub use grant::{HOLD_US_MAX, Taken, Word};
 pub use limit::{Algorithm, DRAIN_US_MAX, Limit, LimitError, PERIOD_US_MAX};
 pub use meter::Meter;
 pub use table::{

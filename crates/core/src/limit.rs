@@ -36,6 +36,8 @@ pub struct Limit {
     amount: u32,
     burst: u32,
     period_us: u64,
+    /// Whether an origin keeps the meters, and this process only what it was granted of them.
+    at_origin: bool,
     /// What one unit of cost takes to drain.
     pub(crate) unit: Span,
     /// What a full burst takes to drain.
@@ -103,6 +105,7 @@ impl Limit {
             amount,
             burst: amount,
             period_us,
+            at_origin: false,
             unit: Span::ZERO,
             full: Span::ZERO,
             keep_above: minifloat::floor(u64::from(amount.saturating_sub(1))),
@@ -116,6 +119,18 @@ impl Limit {
             return Err(LimitError::BurstOfWindow);
         }
         Self::checked_gcra(self.amount, self.period_us, burst)
+    }
+
+    /// The same limit, kept by an origin: this process decides by what it was granted, and says when to ask.
+    #[must_use]
+    pub const fn at_origin(self) -> Self {
+        Self { at_origin: true, ..self }
+    }
+
+    /// Whether an origin keeps its meters.
+    #[inline]
+    pub const fn is_at_origin(&self) -> bool {
+        self.at_origin
     }
 
     fn checked_gcra(amount: u32, period_us: u64, burst: u64) -> Result<Self, LimitError> {
@@ -132,6 +147,7 @@ impl Limit {
             amount,
             burst: short,
             period_us,
+            at_origin: false,
             unit,
             full: unit.times(short, denominator),
             keep_above: minifloat::floor(unit.times(short - 1, denominator).whole),

@@ -1,6 +1,7 @@
 //! A meter: the live state of one key under one limit, as a value and as the words of a slot.
 
 use crate::gcra::{self, Arrival};
+use crate::grant::{Allowance, Room, Taken, Word};
 use crate::limit::{Algorithm, Limit};
 use crate::minifloat;
 use crate::time::Now;
@@ -12,6 +13,7 @@ use crate::window::{self, Cells};
 enum Level {
     Gcra(Arrival),
     Window(Cells),
+    Grant(Allowance),
 }
 
 /// The state of one meter. Every change makes a new value; the table swaps values atomically.
@@ -29,6 +31,7 @@ impl Meter {
     #[inline]
     pub fn empty(limit: &Limit) -> Self {
         let level = match limit.algorithm() {
+            _ if limit.is_at_origin() => Level::Grant(Allowance::default()),
             Algorithm::Gcra => Level::Gcra(Arrival::ZERO),
             Algorithm::SlidingWindow => Level::Window(Cells::default()),
         };
@@ -47,12 +50,57 @@ impl Meter {
                 let (verdict, after) = window::decide(limit, before, self.reserved, now, cost);
                 (verdict, Self { level: Level::Window(after), ..self })
             }
+            Level::Grant(before) => {
+                let (verdict, after) = before.decide(limit, now.mono_us(), cost);
+                (verdict, Self { level: Level::Grant(after), ..self })
+            }
+        }
+    }
+
+    /// What is taken along to the origin, and what stays: see [`Allowance::take`].
+    pub(crate) fn take(self, now: Now, keep: u64) -> (Taken, Self) {
+        let (taken, after) = self.allowance().take(now.mono_us(), keep);
+        (taken, self.with_level(Level::Grant(after)))
+    }
+
+    /// The same, with a mark that someone was turned away by the origin's word.
+    #[must_use]
+    pub(crate) fn missed(self, now: Now) -> Self {
+        match self.level {
+            Level::Grant(before) => self.with_level(Level::Grant(before.missed(now.mono_us()))),
+            Level::Gcra(_) | Level::Window(_) => self,
+        }
+    }
+
+    /// Takes in the origin's word.
+    #[must_use]
+    pub(crate) fn hear(self, word: &Word) -> Self {
+        let after = self.allowance().hear(word);
+        self.with_level(Level::Grant(after))
+    }
+
+    /// Gives `cost` back out of what was not reported. The rest is the origin's to give back.
+    pub(crate) fn give_back(self, cost: u64) -> (u64, Self) {
+        let (rest, after) = self.allowance().refund(cost);
+        (rest, self.with_level(Level::Grant(after)))
+    }
+
+    /// What was granted of this meter: nothing, if no origin keeps it.
+    fn allowance(&self) -> Allowance {
+        match self.level {
+            Level::Grant(allowance) => allowance,
+            Level::Gcra(_) | Level::Window(_) => Allowance::default(),
         }
     }
 
     /// Decides like [`Meter::decide`], but an allowed cost is set aside instead of charged.
+    ///
+    /// Of a grant it is spent at once: what is set aside must be covered by what the origin counts as used.
     pub fn reserve(self, limit: &Limit, now: Now, cost: u64) -> (Verdict, Self) {
-        let (verdict, _) = self.decide(limit, now, cost);
+        let (verdict, after) = self.decide(limit, now, cost);
+        if let Level::Grant(_) = self.level {
+            return (verdict, after);
+        }
         let cost = if verdict.is_allowed() { saturate(cost) } else { 0 };
         (verdict, Self { reserved: self.reserved.saturating_add(cost), ..self })
     }
@@ -60,12 +108,22 @@ impl Meter {
     /// Turns `reserved` into a charge of `actual`, which may be less or more than was set aside.
     #[must_use]
     pub fn commit(self, limit: &Limit, now: Now, reserved: u64, actual: u64) -> Self {
+        if let Level::Grant(_) = self.level {
+            return if actual > reserved {
+                self.charge(limit, now, actual - reserved)
+            } else {
+                self.give_back(reserved - actual).1
+            };
+        }
         self.rollback(reserved).charge(limit, now, actual)
     }
 
     /// Gives `reserved` back. What was spent or merged is not touched.
     #[must_use]
     pub fn rollback(self, reserved: u64) -> Self {
+        if let Level::Grant(_) = self.level {
+            return self.give_back(reserved).1;
+        }
         Self { reserved: self.reserved.saturating_sub(saturate(reserved)), ..self }
     }
 
@@ -75,6 +133,7 @@ impl Meter {
         self.with_level(match self.level {
             Level::Gcra(before) => Level::Gcra(gcra::charge(limit, before, now.mono_us(), cost)),
             Level::Window(before) => Level::Window(window::charge(limit, before, now, cost)),
+            Level::Grant(before) => Level::Grant(before.charge(cost)),
         })
     }
 
@@ -84,6 +143,7 @@ impl Meter {
         self.with_level(match self.level {
             Level::Gcra(before) => Level::Gcra(gcra::refund(limit, before, now.mono_us(), cost)),
             Level::Window(before) => Level::Window(window::refund(limit, before, now, cost)),
+            Level::Grant(before) => Level::Grant(before.refund(cost).1),
         })
     }
 
@@ -93,6 +153,8 @@ impl Meter {
         self.with_level(match self.level {
             Level::Gcra(before) => Level::Gcra(gcra::raise(limit, before, now.mono_us(), used)),
             Level::Window(before) => Level::Window(window::raise(limit, before, now, used)),
+            // What others used is in the origin's word.
+            Level::Grant(before) => Level::Grant(before),
         })
     }
 
@@ -107,6 +169,7 @@ impl Meter {
         match self.level {
             Level::Gcra(before) => gcra::used(limit, before, now.mono_us()),
             Level::Window(before) => window::used(limit, before, now),
+            Level::Grant(before) => u64::from(before.unreported),
         }
     }
 
@@ -133,13 +196,10 @@ fn saturate(cost: u64) -> u32 {
 ///
 /// | word | bits |
 /// |---|---|
-/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period (window) |
-/// | `time` | 1 algorithm, 11 free, 52 arrival or start of the current cell, µs |
-/// | `count` | GCRA: 32 fraction of the arrival, 32 free; window: 32 current, 32 previous |
-/// | `held` | 32 reserved |
-///
-/// The free bits of a GCRA slot are where a grant, its end and unreported use go: a meter that spends a grant
-/// needs neither the fraction (the origin has it) nor a full word of reservations.
+/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period (window); grant: 48 tag, 16 room |
+/// | `time` | 1 window, 1 grant, 1 missed (grant), 9 free, 52 arrival, or start of the current cell, or when the origin was asked, µs |
+/// | `count` | GCRA: 32 fraction of the arrival, 32 free; window: 32 current, 32 previous; grant: 32 left, 32 unreported |
+/// | `held` | 32 reserved; grant: 16 life, 16 denial, ms |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Slot {
     pub(crate) head: u64,
@@ -151,6 +211,8 @@ pub(crate) struct Slot {
 const TAG_SHIFT: u32 = 16;
 const TIME_MASK: u64 = (1 << 52) - 1;
 const WINDOW_BIT: u64 = 1 << 63;
+const GRANT_BIT: u64 = 1 << 62;
+const MISSED_BIT: u64 = 1 << 61;
 
 impl Slot {
     /// The tag of a digest: never 0, which marks a free slot.
@@ -167,6 +229,9 @@ impl Slot {
 
     #[inline]
     pub(crate) fn pack(tag: u64, limit: &Limit, meter: &Meter) -> Self {
+        if let Level::Grant(allowance) = meter.level {
+            return Self::pack_grant(tag, &allowance);
+        }
         let head = tag << TAG_SHIFT | u64::from(limit.keep_above) << 8 | u64::from(limit.period_code);
         let (time, count) = match meter.level {
             Level::Gcra(arrival) => (arrival.whole, u64::from(arrival.frac)),
@@ -174,12 +239,39 @@ impl Slot {
                 let (start, current, previous) = cells.parts();
                 (start | WINDOW_BIT, u64::from(current) << 32 | u64::from(previous))
             }
+            Level::Grant(_) => (0, 0),
         };
         Self { head, time, count, held: meter.reserved }
     }
 
     #[inline]
+    fn pack_grant(tag: u64, allowance: &Allowance) -> Self {
+        Self {
+            head: tag << TAG_SHIFT | u64::from(allowance.room.0),
+            time: allowance.sent_us & TIME_MASK | GRANT_BIT | if allowance.missed { MISSED_BIT } else { 0 },
+            count: u64::from(allowance.left) << 32 | u64::from(allowance.unreported),
+            held: u32::from(allowance.life_ms) << 16 | u32::from(allowance.deny_ms),
+        }
+    }
+
+    #[inline]
+    fn unpack_grant(&self) -> Allowance {
+        Allowance {
+            sent_us: self.time & TIME_MASK,
+            left: (self.count >> 32) as u32,
+            unreported: self.count as u32,
+            life_ms: (self.held >> 16) as u16,
+            deny_ms: self.held as u16,
+            room: Room(self.head as u16),
+            missed: self.time & MISSED_BIT != 0,
+        }
+    }
+
+    #[inline]
     pub(crate) fn unpack(&self) -> Meter {
+        if self.time & GRANT_BIT != 0 {
+            return Meter { level: Level::Grant(self.unpack_grant()), reserved: 0 };
+        }
         let time = self.time & TIME_MASK;
         let level = if self.time & WINDOW_BIT == 0 {
             Level::Gcra(Arrival { whole: time, frac: self.count as u32 })
@@ -193,6 +285,12 @@ impl Slot {
     pub(crate) fn standing(&self, now: Now) -> Standing {
         if Self::tag_in(self.head) == 0 {
             return Standing::Free;
+        }
+        if self.time & GRANT_BIT != 0 {
+            let allowance = self.unpack_grant();
+            // What is held or owed to the origin, and who was told to wait, is never forgotten.
+            let is_over = allowance.is_over(now.mono_us());
+            return if is_over { Standing::Clean { since: allowance.sent_us } } else { Standing::Kept };
         }
         let keep_above = minifloat::decode((self.head >> 8) as u8);
         let debt = self.debt(now);

@@ -16,6 +16,7 @@ pub use request::{Decided, LIMITS_PER_REQUEST_MAX, TooManyLimits};
 pub use share::{ShareId, ShareStats, Shares, TableError};
 
 use crate::digest::{Digest, KeySpace};
+use crate::grant::{Taken, Word};
 use crate::limit::Limit;
 use crate::meter::{Meter, Slot};
 use crate::sync::Ordering;
@@ -78,11 +79,14 @@ enum Intent {
 }
 
 impl Intent {
-    /// Decides on a meter. A denial and a look change nothing, and so write nothing.
+    /// Decides on a meter. A denial and a look change nothing, and so write nothing; but for the first denial since the
+    /// origin's last word, which leaves a mark that there is someone to ask it again for.
     #[inline(always)]
     fn apply(self, now: Now, ask: &Ask<'_>, before: Meter) -> (Verdict, Change) {
         let (verdict, after) = self.decide(now, ask, before);
-        (verdict, if verdict.is_allowed() && ask.cost > 0 { Change::Write(after) } else { Change::Keep })
+        let writes = verdict.is_allowed() && ask.cost > 0;
+        let marks = !writes && ask.limit.is_at_origin() && after != before;
+        (verdict, if writes || marks { Change::Write(after) } else { Change::Keep })
     }
 
     #[inline(always)]
@@ -174,6 +178,35 @@ impl Table {
     /// Merges what somebody else knows: at least `ask.cost` is spent on this key.
     pub fn merge(&self, now: Now, ask: &Ask<'_>) {
         self.adjust(now, ask, Source::Own, |meter| meter.merge(ask.limit, now, ask.cost));
+    }
+
+    /// Takes along what was spent of a grant and not reported, keeping at most `keep` of the rest to spend meanwhile.
+    pub fn collect(&self, now: Now, ask: &Ask<'_>, keep: u64) -> Taken {
+        let step = |meter: Meter| {
+            let (taken, after) = meter.take(now, keep);
+            (taken, if after == meter { Change::Keep } else { Change::Write(after) })
+        };
+        self.change(now, self.own_spot(ask), ask.limit, step).unwrap_or_default()
+    }
+
+    /// Takes in an origin's word on a key. False if there is no room for its meter: then nothing is held of it.
+    pub fn hear(&self, now: Now, ask: &Ask<'_>, word: &Word) -> bool {
+        // A meter that says nothing is not made.
+        let says_nothing = word.grant == 0 && word.deny_us == 0;
+        let step = |meter: Meter| {
+            let is_made = !says_nothing || meter != Meter::empty(ask.limit);
+            ((), if is_made { Change::Write(meter.hear(word)) } else { Change::Keep })
+        };
+        self.change(now, self.own_spot(ask), ask.limit, step).is_some()
+    }
+
+    /// Gives `ask.cost` back out of what was spent of a grant and not reported; the rest is the origin's to give back.
+    pub fn give_back(&self, now: Now, ask: &Ask<'_>) -> u64 {
+        let step = |meter: Meter| {
+            let (rest, after) = meter.give_back(ask.cost);
+            (rest, if after == meter { Change::Keep } else { Change::Write(after) })
+        };
+        self.change(now, self.own_spot(ask), ask.limit, step).unwrap_or(ask.cost)
     }
 
     /// Forgets what was spent on a key.

@@ -164,6 +164,7 @@ impl Table {
         loop {
             let steps: Steps<N> = self.read_steps(request, &sources);
             if let Some(by) = denied_by(&steps) {
+                self.mark_denied(request, by);
                 report_denied(request, &steps, answers);
                 return Decided::Denied { by };
             }
@@ -174,6 +175,17 @@ impl Table {
                 report_allowed(&steps, answers);
                 return Decided::Allowed;
             }
+        }
+    }
+
+    /// A denial by an origin's word leaves a mark that there is someone to ask it again for.
+    fn mark_denied(&self, request: Request<'_>, by: usize) {
+        if let Some(ask) = request.asks.get(by).filter(|ask| ask.limit.is_at_origin()) {
+            let step = |meter: Meter| match meter.missed(request.now) {
+                after if after == meter => ((), Change::Keep),
+                after => ((), Change::Write(after)),
+            };
+            self.change(request.now, self.own_spot(ask), ask.limit, step);
         }
     }
 

@@ -1,0 +1,312 @@
+//! What a node holds of a meter that an origin keeps: an amount to spend without asking, and what to say when it is spent.
+//!
+//! Inside the grant a request passes. After the origin said that it has nothing left, a request is denied until the time
+//! that was told. Otherwise the origin has to be asked ([`Retry::Ask`]).
+
+use crate::limit::{Algorithm, Limit};
+use crate::verdict::{Retry, Verdict};
+
+/// The longest grant and the longest denial that a meter can hold, µs. What is longer is asked for again.
+pub const HOLD_US_MAX: u64 = u16::MAX as u64 * US_PER_MS;
+
+const US_PER_MS: u64 = 1_000;
+
+/// What an origin granted and said, as a slot holds it. All zeroes is a meter that the origin was never asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Allowance {
+    /// When the call was sent that brought the last word of the origin.
+    pub(crate) sent_us: u64,
+    /// What may still be spent.
+    pub(crate) left: u32,
+    /// What was spent and is not reported.
+    pub(crate) unreported: u32,
+    /// How long after `sent_us` the grant may be spent.
+    pub(crate) life_ms: u16,
+    /// Until how long after `sent_us` there is no point in asking, once the grant is spent.
+    pub(crate) deny_ms: u16,
+    /// What was left for anyone at that time: see [`Room`].
+    pub(crate) room: Room,
+    /// Whether someone was turned away since.
+    pub(crate) missed: bool,
+}
+
+/// What an origin said, in the terms of a node's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Word {
+    /// When the call was sent.
+    pub sent_us: u64,
+    /// All that the node may spend, what it spent since it sent the call included.
+    pub grant: u64,
+    /// How long it may, from when the call was sent.
+    pub life_us: u64,
+    /// How long there is no point in asking again, from when the call was sent.
+    pub deny_us: u64,
+    /// What is left for anyone, in units.
+    pub room: u64,
+    /// Whether what was spent since the call was sent is counted already.
+    pub counted: bool,
+}
+
+/// What is taken along to the origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Taken {
+    /// What was spent and not reported.
+    pub used: u64,
+    /// What goes on being spent while the call is under way.
+    pub keep: u64,
+    /// Whether someone was turned away since the origin's last word.
+    pub missed: bool,
+}
+
+/// An amount in sixteen bits, rounded down: exact below 2,048, and to a thousandth above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Room(pub(crate) u16);
+
+const MANTISSA_BITS: u32 = 10;
+
+impl Room {
+    const fn of(amount: u64) -> Self {
+        if amount < 1 << (MANTISSA_BITS + 1) {
+            return Self(amount as u16);
+        }
+        let shift = amount.ilog2() - MANTISSA_BITS;
+        let mantissa = (amount >> shift) & ((1 << MANTISSA_BITS) - 1);
+        Self((((shift + 1) as u64) << MANTISSA_BITS | mantissa) as u16)
+    }
+
+    const fn amount(self) -> u64 {
+        let (exponent, mantissa) =
+            ((self.0 >> MANTISSA_BITS) as u32, self.0 as u64 & ((1 << MANTISSA_BITS) - 1));
+        if exponent < 2 { self.0 as u64 } else { (1 << MANTISSA_BITS | mantissa) << (exponent - 1) }
+    }
+}
+
+impl Allowance {
+    fn is_alive(&self, now_us: u64) -> bool {
+        now_us < self.sent_us + u64::from(self.life_ms) * US_PER_MS
+    }
+
+    fn denies_until_us(&self) -> u64 {
+        self.sent_us + u64::from(self.deny_ms) * US_PER_MS
+    }
+
+    /// Whether a node that forgets this loses nothing: nothing to report, nothing to spend, nobody to turn away.
+    pub(crate) fn is_over(&self, now_us: u64) -> bool {
+        self.unreported == 0 && now_us >= self.denies_until_us() && (self.left == 0 || !self.is_alive(now_us))
+    }
+
+    /// Decides a request of `cost`, and gives what is left after it.
+    #[inline]
+    pub(crate) fn decide(self, limit: &Limit, now_us: u64, cost: u64) -> (Verdict, Self) {
+        if limit.is_blocked() {
+            return (Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Blocked }, self);
+        }
+        let Some(cost) = u32::try_from(cost).ok().filter(|&cost| cost <= limit.burst()) else {
+            return (self.denial(limit, now_us, Retry::CostAboveBurst), self);
+        };
+        let left = if self.is_alive(now_us) { self.left } else { 0 };
+        if left >= cost && (cost > 0 || self.is_heard(now_us)) && self.unreported.checked_add(cost).is_some()
+        {
+            let after = Self { left: self.left - cost, unreported: self.unreported + cost, ..self };
+            return (after.allowed(limit, left - cost), after);
+        }
+        let denies_us = self.denies_until_us();
+        let retry = if now_us < denies_us { Retry::After(denies_us - now_us) } else { Retry::Ask };
+        (self.denial(limit, now_us, retry), self.missed(now_us))
+    }
+
+    /// The same, with a mark that someone was turned away, if the origin's word is what turned them away.
+    pub(crate) fn missed(self, now_us: u64) -> Self {
+        Self { missed: self.missed || now_us < self.denies_until_us(), ..self }
+    }
+
+    /// Whether the origin's last word still stands.
+    fn is_heard(&self, now_us: u64) -> bool {
+        self.is_alive(now_us) || now_us < self.denies_until_us()
+    }
+
+    fn allowed(&self, limit: &Limit, left: u32) -> Verdict {
+        let remaining = self.remaining(limit, left);
+        Verdict::Allow { remaining, reset_after_us: reset_after_us(limit, remaining) }
+    }
+
+    fn denial(&self, limit: &Limit, now_us: u64, retry: Retry) -> Verdict {
+        let remaining = self.remaining(limit, if self.is_alive(now_us) { self.left } else { 0 });
+        Verdict::Deny { remaining, reset_after_us: reset_after_us(limit, remaining), retry }
+    }
+
+    /// What this node holds and what was left for anyone, as far as the origin's last word tells.
+    fn remaining(&self, limit: &Limit, left: u32) -> u32 {
+        let most = u64::from(limit.burst());
+        u32::try_from((self.room.amount() + u64::from(left)).min(most)).unwrap_or(u32::MAX)
+    }
+
+    /// Takes along what was spent, and gives up what is not kept. From here on only what is kept is spent.
+    pub(crate) fn take(self, now_us: u64, keep: u64) -> (Taken, Self) {
+        let left = if self.is_alive(now_us) { self.left } else { 0 };
+        let kept = left.min(u32::try_from(keep).unwrap_or(u32::MAX));
+        let taken = Taken { used: u64::from(self.unreported), keep: u64::from(kept), missed: self.missed };
+        (taken, Self { left: kept, unreported: 0, missed: false, ..self })
+    }
+
+    /// Takes in the origin's word. What was spent while it was under way comes out of the new grant.
+    pub(crate) fn hear(self, word: &Word) -> Self {
+        let unreported = if word.counted { 0 } else { self.unreported };
+        let left = word.grant.saturating_sub(u64::from(unreported));
+        Self {
+            sent_us: word.sent_us,
+            left: u32::try_from(left).unwrap_or(u32::MAX),
+            unreported,
+            life_ms: ms(word.life_us),
+            deny_ms: ms(word.deny_us),
+            room: Room::of(word.room),
+            missed: false,
+        }
+    }
+
+    /// Gives `cost` back, and says how much of it was reported already: that has to be given back at the origin.
+    pub(crate) fn refund(self, cost: u64) -> (u64, Self) {
+        let here = self.unreported.min(u32::try_from(cost).unwrap_or(u32::MAX));
+        let after = Self { unreported: self.unreported - here, left: self.left.saturating_add(here), ..self };
+        (cost - u64::from(here), after)
+    }
+
+    /// Adds `cost` without a test: it was spent already.
+    pub(crate) fn charge(self, cost: u64) -> Self {
+        let cost = u32::try_from(cost).unwrap_or(u32::MAX);
+        Self {
+            left: self.left.saturating_sub(cost),
+            unreported: self.unreported.saturating_add(cost),
+            ..self
+        }
+    }
+}
+
+/// Rounded down: a node rather asks a moment too early than goes on too long.
+fn ms(us: u64) -> u16 {
+    u16::try_from(us / US_PER_MS).unwrap_or(u16::MAX)
+}
+
+/// How long until the meter is as good as new, if what remains is as told.
+fn reset_after_us(limit: &Limit, remaining: u32) -> u64 {
+    let used = limit.burst() - remaining;
+    match limit.algorithm() {
+        Algorithm::Gcra => limit.unit.times(used, limit.denominator()).ceil_us(),
+        Algorithm::SlidingWindow if used == 0 => 0,
+        Algorithm::SlidingWindow => limit.period_us(),
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    const MS: u64 = 1_000;
+
+    fn ten_per_second() -> Limit {
+        Limit::gcra(10, Duration::from_secs(1)).expect("in range").at_origin()
+    }
+
+    fn granted(grant: u64, deny_us: u64) -> Allowance {
+        let word = Word { sent_us: 5_000 * MS, grant, life_us: 1_000 * MS, deny_us, room: 2, counted: false };
+        Allowance::default().hear(&word)
+    }
+
+    fn passes(allowance: Allowance, now_ms: u64, cost: u64) -> (Option<Retry>, Allowance) {
+        let (verdict, after) = allowance.decide(&ten_per_second(), now_ms * MS, cost);
+        (verdict.retry(), after)
+    }
+
+    #[test]
+    fn a_meter_that_nobody_was_asked_about_asks() {
+        assert_eq!(passes(Allowance::default(), 0, 1).0, Some(Retry::Ask));
+        assert_eq!(
+            passes(Allowance::default(), 9_999, 0).0,
+            Some(Retry::Ask),
+            "a look wants to know as well"
+        );
+    }
+
+    #[test]
+    fn a_grant_is_spent_and_then_asked_for_again() {
+        let (retry, after) = passes(granted(3, 0), 5_001, 2);
+        assert_eq!((retry, after.left, after.unreported), (None, 1, 2));
+        assert_eq!(passes(after, 5_001, 2).0, Some(Retry::Ask));
+        assert_eq!(passes(after, 5_999, 1).0, None);
+        assert_eq!(passes(after, 6_000, 1).0, Some(Retry::Ask), "its time is over");
+    }
+
+    #[test]
+    fn a_dry_origin_is_not_asked_before_the_time_it_told() {
+        let dry = granted(0, 200 * MS);
+        assert_eq!(passes(dry, 5_050, 1).0, Some(Retry::After(150 * MS)));
+        assert_eq!(passes(dry, 5_200, 1).0, Some(Retry::Ask));
+        assert_eq!(passes(granted(1, 200 * MS), 5_050, 1).0, None, "what is held is spent first");
+    }
+
+    #[test]
+    fn what_is_spent_while_a_call_is_under_way_comes_out_of_the_new_grant() {
+        let (_, spent) = passes(granted(9, 0), 5_001, 4);
+        let (taken, kept) = spent.take(5_002 * MS, 3);
+        assert_eq!(taken, Taken { used: 4, keep: 3, missed: false });
+        let (_, meanwhile) = passes(kept, 5_003, 2);
+        let word = Word { sent_us: 5_002 * MS, grant: 8, life_us: 1_000 * MS, ..Word::default() };
+        let after = meanwhile.hear(&word);
+        assert_eq!((after.left, after.unreported), (6, 2));
+        let after = meanwhile.hear(&Word { counted: true, ..word });
+        assert_eq!((after.left, after.unreported), (8, 0));
+    }
+
+    #[test]
+    fn nothing_is_kept_of_a_grant_whose_time_is_over() {
+        assert_eq!(granted(9, 0).take(6_000 * MS, 9).0, Taken::default());
+    }
+
+    #[test]
+    fn a_refund_says_what_the_origin_has_to_give_back() {
+        let (_, spent) = passes(granted(9, 0), 5_001, 4);
+        let (rest, after) = spent.refund(6);
+        assert_eq!((rest, after.left, after.unreported), (2, 9, 0));
+    }
+
+    #[test]
+    fn who_is_turned_away_by_the_origins_word_leaves_a_mark() {
+        let (_, after) = passes(granted(0, 200 * MS), 5_050, 1);
+        assert!(after.missed && after.take(5_060 * MS, 0).0.missed);
+        assert!(!passes(Allowance::default(), 5_050, 1).1.missed, "nobody turned this one away");
+    }
+
+    #[test]
+    fn what_never_passes_says_so() {
+        assert_eq!(passes(granted(9, 0), 5_001, 11).0, Some(Retry::CostAboveBurst));
+        let blocked = Limit::gcra(0, Duration::from_secs(1)).expect("in range").at_origin();
+        assert_eq!(granted(9, 0).decide(&blocked, 5_001 * MS, 1).0.retry(), Some(Retry::Blocked));
+    }
+
+    proptest! {
+        #[test]
+        fn room_is_told_to_a_thousandth_and_never_more_than_there_is(amount in 0u64..1 << 40) {
+            let told = Room::of(amount).amount();
+            prop_assert!(told <= amount && amount - told <= amount >> MANTISSA_BITS);
+            prop_assert!(amount >= 1 << (MANTISSA_BITS + 1) || told == amount);
+        }
+
+        #[test]
+        fn nothing_is_spent_beyond_the_grant(grant in 0u64..50, costs in prop::collection::vec((0u64..9, 4_900u64..6_200), 0..40)) {
+            let mut allowance = granted(grant, 0);
+            let mut spent = 0;
+            for (cost, now_ms) in costs {
+                let (retry, after) = passes(allowance, now_ms, cost);
+                if retry.is_none() {
+                    spent += cost;
+                    allowance = after;
+                }
+            }
+            prop_assert!(spent <= grant);
+            prop_assert_eq!(u64::from(allowance.unreported), spent);
+        }
+    }
+}
