@@ -28,6 +28,7 @@
     reason = "the request path is kept in one straight piece: a call in it costs more than it saves"
 )]
 
+pub mod engine;
 pub mod gcra;
 pub mod origin;
 pub mod window;

@@ -189,6 +189,12 @@ impl Table {
         self.change(now, self.own_spot(ask), ask.limit, step).unwrap_or_default()
     }
 
+    /// What [`Table::collect`] would take along, without taking it.
+    pub fn held(&self, now: Now, ask: &Ask<'_>) -> Taken {
+        let look = |meter: Meter| (meter.take(now, u64::MAX).0, Change::Keep);
+        self.change(now, self.own_spot(ask), ask.limit, look).unwrap_or_default()
+    }
+
     /// Takes in an origin's word on a key. False if there is no room for its meter: then nothing is held of it.
     pub fn hear(&self, now: Now, ask: &Ask<'_>, word: &Word) -> bool {
         // A meter that says nothing is not made.

@@ -1,0 +1,70 @@
+//! How much of a meter a node is asked for, and so how much it had better hold.
+
+/// Units per second are counted in thousandths.
+const MILLI: u64 = 1_000;
+
+const US_PER_SECOND: u64 = 1_000_000;
+
+/// Thousandths of a new measurement that count against those before.
+const WEIGHT: u64 = 400;
+
+/// How many flush intervals a grant had better last.
+const INTERVALS: u64 = 3;
+
+/// A measured rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Demand {
+    milli_per_s: u64,
+}
+
+impl Demand {
+    /// Takes in that `seen` units were asked for within `elapsed_us`. While people are turned away, what is asked for is not
+    /// seen, so the rate does not fall then.
+    pub(super) fn measure(&mut self, seen: u64, elapsed_us: u64, turned_away: bool) {
+        let rate = seen.saturating_mul(MILLI * US_PER_SECOND) / elapsed_us.max(1);
+        let mixed = (self.milli_per_s.saturating_mul(MILLI - WEIGHT) + rate.saturating_mul(WEIGHT)) / MILLI;
+        self.milli_per_s = if turned_away { mixed.max(self.milli_per_s) } else { mixed };
+    }
+
+    /// What the node had better hold for the next few intervals; nothing for a key that is hardly asked for, which is
+    /// decided at the origin.
+    pub(super) fn want(self, flush_us: u64, life_us: u64) -> u64 {
+        let within = |us: u64| self.milli_per_s.saturating_mul(us);
+        if within(life_us) * 2 < MILLI * US_PER_SECOND {
+            return 0;
+        }
+        within(life_us.min(INTERVALS * flush_us)).div_ceil(MILLI * US_PER_SECOND)
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_hit_of_a_cold_key_wants_nothing_and_the_second_does() {
+        let mut demand = Demand::default();
+        demand.measure(1, 10 * US_PER_SECOND, false);
+        assert_eq!(demand.want(100_000, US_PER_SECOND), 0);
+        demand.measure(1, US_PER_SECOND / 2, false);
+        assert_eq!(demand.want(100_000, US_PER_SECOND), 1);
+    }
+
+    #[test]
+    fn a_steady_rate_wants_three_intervals_of_it() {
+        let mut demand = Demand::default();
+        for _ in 0..40 {
+            demand.measure(100, 100_000, false);
+        }
+        assert_eq!(demand.want(100_000, US_PER_SECOND), 300);
+        for _ in 0..40 {
+            demand.measure(0, 100_000, true);
+        }
+        assert_eq!(demand.want(100_000, US_PER_SECOND), 300, "who is turned away is not seen");
+        for _ in 0..40 {
+            demand.measure(0, 100_000, false);
+        }
+        assert_eq!(demand.want(100_000, US_PER_SECOND), 0);
+    }
+}

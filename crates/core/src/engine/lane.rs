@@ -1,0 +1,461 @@
+//! A lane: what a node has to say to one partition, one call at a time.
+//!
+//! A call goes out as soon as someone waits, or when the flush interval is over and there is something to report: a fifth of a
+//! grant, a grant that is about to end, or someone who was turned away and had better be asked for again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::tracked::Tracked;
+use super::{Context, Effect, Failure, MeterRef, Request, Resolution, STORE_UNKNOWN, Settings, Ticket};
+use crate::digest::Digest;
+use crate::origin::{Ask, Call, LANE_RETENTION_US, NEVER_US, Reply, Told, UPDATES_PER_CALL_MAX};
+use crate::table::{self, Answer, Decided, LIMITS_PER_REQUEST_MAX, Source};
+use crate::time::Now;
+use crate::verdict::{Retry, Verdict};
+
+/// A request that waits for the next call.
+#[derive(Debug)]
+struct Waiting {
+    request: Request,
+    since_us: u64,
+}
+
+/// Requests of the call under way that were asked as one.
+#[derive(Debug)]
+struct Asked {
+    /// Those that still wait; nothing where one was given up.
+    tickets: Vec<Option<Ticket>>,
+    meters: Vec<MeterRef>,
+    /// The oldest.
+    since_us: u64,
+}
+
+/// The call that is under way.
+#[derive(Debug)]
+struct UnderWay {
+    call: Arc<Call>,
+    meters: Vec<Digest>,
+    asked: Vec<Asked>,
+    sent_us: u64,
+    hedged: bool,
+    retry_at_us: u64,
+    retry_us: u64,
+}
+
+/// What a node has to say to one partition.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    sequence: u64,
+    acknowledged: u64,
+    answered_us: u64,
+    flush_at_us: u64,
+    meters: BTreeMap<Digest, Tracked>,
+    waiting: Vec<Waiting>,
+    under_way: Option<UnderWay>,
+    /// When there is something to do again, if nothing happens before.
+    wake_us: Option<u64>,
+    /// Whether something has happened since.
+    stirred: bool,
+}
+
+impl Lane {
+    /// Whether there may be something to do.
+    pub(super) fn is_awake(&self, now: Now, closing: bool) -> bool {
+        self.stirred || closing || self.wake_us.is_some_and(|wake_us| wake_us <= now.mono_us())
+    }
+
+    /// When there is something to do again, if nothing happens before.
+    pub(super) fn wake_us(&self) -> Option<u64> {
+        self.wake_us
+    }
+
+    /// Takes in a request. How many more meters are kept track of.
+    pub(super) fn wait(&mut self, now: Now, request: Request, room: usize) -> usize {
+        let before = self.meters.len();
+        for meter in &request.meters {
+            if let Some(tracked) = self.track(now, meter, before + room) {
+                tracked.note_asked(request.cost, now.mono_us());
+            }
+        }
+        self.waiting.push(Waiting { request, since_us: now.mono_us() });
+        self.stirred = true;
+        self.meters.len() - before
+    }
+
+    pub(super) fn owe(&mut self, now: Now, meter: &MeterRef, cost: u64, room: usize) -> usize {
+        let before = self.meters.len();
+        if let Some(tracked) = self.track(now, meter, before + room) {
+            tracked.note_owed(cost, now.mono_us());
+        }
+        self.meters.len() - before
+    }
+
+    pub(super) fn refund(&mut self, now: Now, meter: &MeterRef, cost: u64, room: usize) -> usize {
+        let before = self.meters.len();
+        if let Some(tracked) = self.track(now, meter, before + room) {
+            tracked.note_refund(cost, now.mono_us());
+        }
+        self.meters.len() - before
+    }
+
+    /// What is tracked about a meter; made, if there is room for more.
+    fn track(&mut self, now: Now, meter: &MeterRef, most: usize) -> Option<&mut Tracked> {
+        if !self.meters.contains_key(&meter.digest) {
+            if self.meters.len() >= most {
+                return None;
+            }
+            self.meters.insert(meter.digest, Tracked::new(meter.clone(), now.mono_us()));
+        }
+        self.stirred = true;
+        let tracked = self.meters.get_mut(&meter.digest)?;
+        tracked.adopt(meter);
+        Some(tracked)
+    }
+
+    pub(super) fn holders(&self, digest: Digest) -> Option<u32> {
+        self.meters.get(&digest).map(Tracked::holders).filter(|holders| *holders > 0)
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_none() && self.waiting.is_empty() && self.meters.is_empty()
+    }
+
+    /// Whether the origin may soon forget this lane: then the lane begins anew.
+    pub(super) fn is_forgettable(&self, now: Now) -> bool {
+        self.is_idle() && now.mono_us() > self.answered_us + LANE_RETENTION_US / 2
+    }
+
+    /// When the call under way was sent, if its answer is overdue.
+    pub(super) fn overdue_since(&self, now: Now, settings: &Settings) -> Option<u64> {
+        let sent_us = self.under_way.as_ref()?.sent_us;
+        (now.mono_us() >= sent_us + settings.deadline_us).then_some(sent_us)
+    }
+
+    pub(super) fn is_stalled(&self, now: Now, settings: &Settings) -> bool {
+        self.overdue_since(now, settings).is_some()
+    }
+
+    /// Does what time asks for. How many meters were forgotten.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) -> usize {
+        self.give_up(cx, effects);
+        self.repeat(cx, partition, effects);
+        let before = self.meters.len();
+        if self.under_way.is_none() {
+            self.begin_anew(cx);
+            self.speak(cx, partition, effects);
+        }
+        (self.wake_us, self.stirred) = (self.next_us(cx.settings), false);
+        before - self.meters.len()
+    }
+
+    fn next_us(&self, settings: &Settings) -> Option<u64> {
+        let flush = (self.under_way.is_none() && !self.meters.is_empty()).then_some(self.flush_at_us);
+        let waiting = self.waiting.iter().map(|waiting| waiting.since_us + settings.deadline_us).min();
+        let call = self.under_way.as_ref().map(|call| call.wake_us(settings));
+        [flush, waiting, call].into_iter().flatten().min()
+    }
+
+    /// An origin forgets lanes that were silent for long: what it does not know must not look like a loss.
+    fn begin_anew(&mut self, cx: &Context<'_>) {
+        if cx.now_us() > self.answered_us + LANE_RETENTION_US / 2 {
+            self.acknowledged = 0;
+        }
+    }
+
+    /// Requests do not wait for ever.
+    fn give_up(&mut self, cx: &mut Context<'_>, effects: &mut Vec<Effect>) {
+        let latest_us = cx.now_us().saturating_sub(cx.settings.deadline_us);
+        let mut unanswered = |ticket: Ticket| {
+            cx.stats.unanswered += 1;
+            effects.push(Effect::Answer { ticket, resolution: Resolution::Unanswered });
+        };
+        self.waiting.retain(|waiting| {
+            let waits = waiting.since_us > latest_us;
+            if !waits {
+                unanswered(waiting.request.ticket);
+            }
+            waits
+        });
+        let asked = self.under_way.iter_mut().flat_map(|call| &mut call.asked);
+        for asked in asked.filter(|asked| asked.since_us <= latest_us) {
+            asked.tickets.iter_mut().filter_map(Option::take).for_each(&mut unanswered);
+        }
+    }
+
+    /// Sends the call under way again: once for the tail, then now and then.
+    fn repeat(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
+        let Some(under_way) = &mut self.under_way else { return };
+        let now_us = cx.now_us();
+        let hedge = !under_way.hedged && now_us >= under_way.sent_us + cx.settings.hedge_us;
+        if !hedge && now_us < under_way.retry_at_us {
+            return;
+        }
+        if now_us >= under_way.retry_at_us {
+            under_way.retry_us = (under_way.retry_us * 2).min(cx.settings.retry_us_max);
+            under_way.retry_at_us = now_us + under_way.retry_us;
+        }
+        under_way.hedged = true;
+        cx.stats.repeats += 1;
+        effects.push(Effect::Call { partition, call: Arc::clone(&under_way.call), hedge });
+    }
+
+    /// Says what there is to say, if it is time.
+    fn speak(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
+        self.decide_here(cx, effects);
+        let is_flush = cx.now_us() >= self.flush_at_us || cx.closing;
+        if self.waiting.is_empty() && !is_flush {
+            return;
+        }
+        let mut draft = Draft::default();
+        self.take_waiting(cx, &mut draft);
+        if is_flush {
+            self.flush_at_us = cx.now_us() + cx.settings.flush_us;
+            self.meters.retain(|_, tracked| !tracked.is_over(cx));
+        }
+        self.take_due(cx, &mut draft);
+        if draft.call.updates.is_empty() {
+            return;
+        }
+        self.send(cx, partition, draft, effects);
+    }
+
+    /// A grant that came meanwhile may be enough for those who wait.
+    fn decide_here(&mut self, cx: &mut Context<'_>, effects: &mut Vec<Effect>) {
+        self.waiting.retain(|waiting| match decide(cx, &waiting.request) {
+            Some(resolution) => {
+                effects.push(Effect::Answer { ticket: waiting.request.ticket, resolution });
+                false
+            }
+            None => true,
+        });
+    }
+
+    fn take_waiting(&mut self, cx: &Context<'_>, draft: &mut Draft) {
+        let mut waiting = std::mem::take(&mut self.waiting).into_iter();
+        for next in waiting.by_ref() {
+            if draft.meters.len() + next.request.meters.len() > UPDATES_PER_CALL_MAX {
+                self.waiting.push(next);
+                break;
+            }
+            let places = next.request.meters.iter().map(|meter| self.place(cx, meter, draft)).collect();
+            draft.ask(next, places);
+        }
+        self.waiting.extend(waiting);
+    }
+
+    /// The place of a meter in the call.
+    fn place(&mut self, cx: &Context<'_>, meter: &MeterRef, draft: &mut Draft) -> u16 {
+        if let Some(place) = draft.places.get(&meter.digest) {
+            return *place;
+        }
+        let update = match self.meters.get_mut(&meter.digest) {
+            Some(tracked) => tracked.update(cx, true),
+            // No room to keep track of it: it is decided there, and nothing is held of it.
+            None => Tracked::new(meter.clone(), cx.now_us()).update(cx, false),
+        };
+        draft.push(meter.digest, update)
+    }
+
+    fn take_due(&mut self, cx: &Context<'_>, draft: &mut Draft) {
+        for (digest, tracked) in &mut self.meters {
+            if draft.meters.len() >= UPDATES_PER_CALL_MAX {
+                // The rest does not wait for another interval.
+                self.flush_at_us = cx.now_us();
+                return;
+            }
+            if !draft.places.contains_key(digest) && tracked.is_due(cx) {
+                let update = tracked.update(cx, true);
+                draft.push(*digest, update);
+            }
+        }
+    }
+
+    fn send(&mut self, cx: &mut Context<'_>, partition: u16, draft: Draft, effects: &mut Vec<Effect>) {
+        self.sequence += 1;
+        let Draft { mut call, meters, asked, .. } = draft;
+        (call.node, call.sequence, call.acknowledged) = (cx.node, self.sequence, self.acknowledged);
+        cx.stats.calls += 1;
+        cx.stats.updates += meters.len() as u64;
+        let (call, sent_us) = (Arc::new(call), cx.now_us());
+        effects.push(Effect::Call { partition, call: Arc::clone(&call), hedge: false });
+        let retry_us = cx.settings.retry_us;
+        let retry_at_us = sent_us + retry_us;
+        self.under_way =
+            Some(UnderWay { call, meters, asked, sent_us, hedged: false, retry_at_us, retry_us });
+    }
+
+    /// Takes in the answer to the call under way; any other is of no interest.
+    pub(super) fn on_reply(
+        &mut self,
+        cx: &mut Context<'_>,
+        sequence: u64,
+        reply: &Reply,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(under_way) = self.under_way.take_if(|call| call.fits(sequence, reply)) else { return };
+        (self.acknowledged, self.answered_us, self.stirred) = (sequence, cx.now_us(), true);
+        for (digest, told) in under_way.meters.iter().zip(&reply.told) {
+            if let Some(tracked) = self.meters.get_mut(digest) {
+                tracked.hear(cx, under_way.sent_us, told);
+            }
+        }
+        for ((asked, ask), decided) in under_way.asked.iter().zip(&under_way.call.asks).zip(&reply.asks) {
+            let returned = asked.resolve(ask, *decided, &reply.told, effects);
+            self.take_back(cx, asked, u64::from(returned) * ask.cost);
+        }
+    }
+
+    /// What passed for those who had stopped waiting is given back.
+    fn take_back(&mut self, cx: &mut Context<'_>, asked: &Asked, units: u64) {
+        if units == 0 {
+            return;
+        }
+        cx.stats.returned += units;
+        for meter in &asked.meters {
+            if let Some(tracked) = self.meters.get_mut(&meter.digest) {
+                tracked.note_refund(units, cx.now_us());
+            }
+        }
+    }
+
+    pub(super) fn on_failure(&mut self, now: Now, settings: &Settings, sequence: u64, failure: Failure) {
+        let Some(under_way) = self.under_way.as_mut().filter(|call| call.call.sequence == sequence) else {
+            return;
+        };
+        self.stirred = true;
+        match failure {
+            // An attempt that failed at once is made again soon, but not at once: the other end has enough to do.
+            Failure::Unanswered => {
+                under_way.retry_at_us = under_way.retry_at_us.min(now.mono_us() + settings.retry_us);
+            }
+            // Only a lane that was begun anew elsewhere knows a later call: what this one said is lost, and said so.
+            Failure::Outdated { sequence } => {
+                self.sequence = self.sequence.max(sequence);
+                self.under_way = None;
+            }
+        }
+    }
+}
+
+impl UnderWay {
+    fn wake_us(&self, settings: &Settings) -> u64 {
+        let hedge_us = if self.hedged { u64::MAX } else { self.sent_us + settings.hedge_us };
+        let waits = self.asked.iter().filter(|asked| asked.tickets.iter().any(Option::is_some));
+        let deadline_us = waits.map(|asked| asked.since_us + settings.deadline_us).min().unwrap_or(u64::MAX);
+        hedge_us.min(self.retry_at_us).min(deadline_us)
+    }
+
+    /// Whether this is the answer to this call, and says as much as it has to.
+    fn fits(&self, sequence: u64, reply: &Reply) -> bool {
+        self.call.sequence == sequence
+            && reply.told.len() == self.meters.len()
+            && reply.asks.len() == self.asked.len()
+    }
+}
+
+impl Asked {
+    /// Tells those who wait. How many passed that had stopped waiting.
+    fn resolve(
+        &self,
+        ask: &Ask,
+        decided: crate::origin::Decided,
+        told: &[Told],
+        effects: &mut Vec<Effect>,
+    ) -> u32 {
+        let told_of = |place: &u16| told.get(usize::from(*place));
+        let limits = || ask.meters.iter().filter_map(told_of).zip(&self.meters);
+        let remaining = |(told, meter): (&Told, &MeterRef)| {
+            u32::try_from(told.room + told.grant).unwrap_or(u32::MAX).min(meter.limit.burst())
+        };
+        let allowed = Resolution::Allowed { remaining: limits().map(remaining).min().unwrap_or(0) };
+        let by = ask.meters.iter().position(|place| *place == decided.denied_by).unwrap_or(0);
+        let denied = Resolution::Denied {
+            by,
+            remaining: limits().nth(by).map_or(0, remaining),
+            retry_us: decided.retry_us.min(NEVER_US),
+        };
+        // Those who still wait pass first.
+        let mut passed = decided.passed;
+        for ticket in self.tickets.iter().flatten() {
+            let resolution = if passed > 0 { allowed } else { denied };
+            passed = passed.saturating_sub(1);
+            effects.push(Effect::Answer { ticket: *ticket, resolution });
+        }
+        passed
+    }
+}
+
+/// A call that is being put together.
+#[derive(Debug)]
+struct Draft {
+    call: Call,
+    meters: Vec<Digest>,
+    places: BTreeMap<Digest, u16>,
+    asked: Vec<Asked>,
+}
+
+impl Default for Draft {
+    fn default() -> Self {
+        let (updates, asks) = (Vec::new(), Vec::new());
+        let node = crate::origin::NodeId(0);
+        let call = Call { node, sequence: 0, acknowledged: 0, store: STORE_UNKNOWN, updates, asks };
+        Self { call, meters: Vec::new(), places: BTreeMap::new(), asked: Vec::new() }
+    }
+}
+
+impl Draft {
+    fn push(&mut self, digest: Digest, update: crate::origin::Update) -> u16 {
+        // A call has far fewer updates than sixteen bits can name.
+        let place = self.call.updates.len() as u16;
+        self.call.updates.push(update);
+        self.meters.push(digest);
+        self.places.insert(digest, place);
+        place
+    }
+
+    /// Requests of one kind are asked as one: as many pass as there is room for.
+    fn ask(&mut self, waiting: Waiting, places: Vec<u16>) {
+        let Waiting { request, since_us } = waiting;
+        let last = self.call.asks.last_mut().zip(self.asked.last_mut());
+        if let Some((ask, asked)) = last.filter(|(ask, _)| ask.meters == places && ask.cost == request.cost) {
+            ask.count += 1;
+            asked.tickets.push(Some(request.ticket));
+            return;
+        }
+        self.call.asks.push(Ask { meters: places, cost: request.cost, count: 1 });
+        let tickets = vec![Some(request.ticket)];
+        self.asked.push(Asked { tickets, meters: request.meters, since_us });
+    }
+}
+
+/// Decides a request by what is held here, if that decides it.
+fn decide(cx: &Context<'_>, request: &Request) -> Option<Resolution> {
+    let asks: Vec<table::Ask<'_>> = request
+        .meters
+        .iter()
+        .map(|MeterRef { limit, space, digest, .. }| table::Ask {
+            limit,
+            space,
+            digest: *digest,
+            cost: request.cost,
+        })
+        .collect();
+    let verdict = Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Ask };
+    let mut answers = [Answer { verdict, source: Source::Own }; LIMITS_PER_REQUEST_MAX];
+    match cx.table.check_all(cx.now, &asks, &mut answers).ok()? {
+        Decided::Allowed => {
+            let remaining = answers.iter().take(asks.len()).map(|answer| answer.verdict.remaining()).min();
+            Some(Resolution::Allowed { remaining: remaining.unwrap_or(0) })
+        }
+        Decided::Denied { by } => {
+            let verdict = answers.get(by)?.verdict;
+            let retry_us = match verdict.retry()? {
+                Retry::Ask => return None,
+                Retry::After(us) => us,
+                Retry::CostAboveBurst | Retry::Blocked => NEVER_US,
+            };
+            Some(Resolution::Denied { by, remaining: verdict.remaining(), retry_us })
+        }
+    }
+}

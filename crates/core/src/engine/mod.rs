@@ -1,0 +1,313 @@
+//! The node's engine: what a process does about meters that an origin keeps.
+//!
+//! The table decides what it can by itself: inside a grant, or by a denial that the origin told. What it cannot decide comes
+//! here ([`Engine::ask`]), and waits for the lane of its partition. A lane has one call under way, carries all that is to be
+//! said about its meters, and is called again with the same words until it is answered: whatever the network does, a call
+//! is applied once.
+//!
+//! Nothing here does anything. Requests, answers, failures and time come in; what is to be done goes out as [`Effect`]s.
+
+mod demand;
+mod lane;
+mod tracked;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::digest::{Digest, KeySpace};
+use crate::limit::Limit;
+use crate::origin::{Call, NodeId, Reply, StoreId, Terms};
+use crate::table::Table;
+use crate::time::Now;
+
+use lane::Lane;
+
+/// A request that waits: whatever its owner calls it.
+pub type Ticket = u64;
+
+/// What an engine may take its time for. Every length is in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How often what was spent is reported. Shorter: fresher counts; more calls.
+    pub flush_us: u64,
+    /// How long a grant may be spent. Longer: a node goes on longer without the origin; what a dead node held is longer lost.
+    pub life_us: u64,
+    /// The same for a key that was denied of late.
+    pub strict_life_us: u64,
+    /// How long after a denial a key counts as denied of late.
+    pub strict_us: u64,
+    /// How long a request waits for the origin. Longer: fewer decisions without it; longer answers when it is slow.
+    pub deadline_us: u64,
+    /// After how long a call is sent a second time, for the tail.
+    pub hedge_us: u64,
+    /// After how long a call without an answer is sent again; doubled each time up to `retry_us_max`.
+    pub retry_us: u64,
+    /// The longest time between two attempts.
+    pub retry_us_max: u64,
+    /// How many meters are kept track of. Beyond, requests are decided at the origin one by one.
+    pub tracked_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            flush_us: 100_000,
+            life_us: 1_000_000,
+            strict_life_us: 300_000,
+            strict_us: 5_000_000,
+            deadline_us: 20_000,
+            hedge_us: 3_000,
+            retry_us: 50_000,
+            retry_us_max: 1_000_000,
+            tracked_max: 1 << 18,
+        }
+    }
+}
+
+/// A meter of a request, spelled out.
+#[derive(Clone, Debug)]
+pub struct MeterRef {
+    /// Its name at the origin, unambiguous within its partition.
+    pub key: Arc<[u8]>,
+    /// The limit, marked [`Limit::at_origin`].
+    pub limit: Limit,
+    /// The limit as the origin counts it.
+    pub terms: Terms,
+    /// Whose key it is here.
+    pub space: KeySpace,
+    /// Its name here.
+    pub digest: Digest,
+}
+
+/// A request that the table could not decide.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Whatever its owner calls it.
+    pub ticket: Ticket,
+    /// Where its meters are kept.
+    pub partition: u16,
+    /// All limits that it is under.
+    pub meters: Vec<MeterRef>,
+    /// What it costs under each.
+    pub cost: u64,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Send this call. It may have been sent before.
+    Call {
+        /// To this partition.
+        partition: u16,
+        /// With these words.
+        call: Arc<Call>,
+        /// Whether it is a second attempt beside the first, better sent another way.
+        hedge: bool,
+    },
+    /// Tell whoever waits.
+    Answer {
+        /// Who waits.
+        ticket: Ticket,
+        /// What became of it.
+        resolution: Resolution,
+    },
+}
+
+/// What became of a request that waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolution {
+    /// It passes, and is charged.
+    Allowed {
+        /// What is left under the tightest of its limits.
+        remaining: u32,
+    },
+    /// It does not pass.
+    Denied {
+        /// By this of its limits.
+        by: usize,
+        /// What is left under that.
+        remaining: u32,
+        /// When it would pass, if nothing else came, µs from now.
+        retry_us: u64,
+    },
+    /// The origin did not say in time: the request's class decides.
+    Unanswered,
+}
+
+/// How a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It was not applied, or nobody knows: it is sent again.
+    Unanswered,
+    /// A later call of this lane was applied: this one never will be.
+    Outdated {
+        /// The last call that was applied.
+        sequence: u64,
+    },
+}
+
+/// What an engine has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Calls that were made, repeats not counted.
+    pub calls: u64,
+    /// Calls that were sent again.
+    pub repeats: u64,
+    /// Meters spoken of in all calls.
+    pub updates: u64,
+    /// Requests that waited.
+    pub waited: u64,
+    /// Requests that were not answered in time.
+    pub unanswered: u64,
+    /// Units that passed at the origin for requests that had been given up, and were given back.
+    pub returned: u64,
+}
+
+/// The node's engine.
+#[derive(Debug)]
+pub struct Engine {
+    node: NodeId,
+    settings: Settings,
+    lanes: BTreeMap<u16, Lane>,
+    tracked: usize,
+    last_reply_us: u64,
+    closing: bool,
+    stats: EngineStats,
+}
+
+impl Engine {
+    /// The engine of a process that calls itself `node`: a name that no process had before.
+    pub fn new(node: NodeId, settings: Settings) -> Self {
+        Self {
+            node,
+            settings,
+            lanes: BTreeMap::new(),
+            tracked: 0,
+            last_reply_us: 0,
+            closing: false,
+            stats: EngineStats::default(),
+        }
+    }
+
+    /// What it has seen so far.
+    pub fn stats(&self) -> EngineStats {
+        self.stats
+    }
+
+    /// Takes in a request that the table could not decide. Its answer comes as an [`Effect`], now or later.
+    pub fn ask(&mut self, now: Now, request: Request, effects: &mut Vec<Effect>) {
+        self.stats.waited += 1;
+        let stalled = self.is_stalled(now);
+        let lane = self.lanes.entry(request.partition).or_default();
+        if stalled || lane.is_stalled(now, &self.settings) {
+            self.stats.unanswered += 1;
+            effects.push(Effect::Answer { ticket: request.ticket, resolution: Resolution::Unanswered });
+            return;
+        }
+        self.tracked += lane.wait(now, request, self.settings.tracked_max.saturating_sub(self.tracked));
+    }
+
+    /// Notes that a request was let through without the origin, to be reported when it is back.
+    pub fn owe(&mut self, now: Now, partition: u16, meter: &MeterRef, cost: u64) {
+        let room = self.settings.tracked_max.saturating_sub(self.tracked);
+        self.tracked += self.lanes.entry(partition).or_default().owe(now, meter, cost, room);
+    }
+
+    /// Gives back what was charged at the origin already.
+    pub fn refund(&mut self, now: Now, partition: u16, meter: &MeterRef, cost: u64) {
+        let room = self.settings.tracked_max.saturating_sub(self.tracked);
+        self.tracked += self.lanes.entry(partition).or_default().refund(now, meter, cost, room);
+    }
+
+    /// Does what time asks for, and says when to come again at the latest.
+    pub fn poll(&mut self, now: Now, table: &Table, effects: &mut Vec<Effect>) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        let mut cx = Context {
+            node: self.node,
+            now,
+            table,
+            settings: &self.settings,
+            stats: &mut self.stats,
+            closing: self.closing,
+        };
+        for (partition, lane) in &mut self.lanes {
+            if lane.is_awake(now, self.closing) {
+                self.tracked -= lane.poll(&mut cx, *partition, effects);
+            }
+            next = [next, lane.wake_us()].into_iter().flatten().min();
+        }
+        self.lanes.retain(|_, lane| !lane.is_forgettable(now));
+        next
+    }
+
+    /// Takes in the answer to a call.
+    pub fn on_reply(
+        &mut self,
+        now: Now,
+        table: &Table,
+        partition: u16,
+        sequence: u64,
+        reply: &Reply,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(lane) = self.lanes.get_mut(&partition) else { return };
+        self.last_reply_us = now.mono_us();
+        let mut cx = Context {
+            node: self.node,
+            now,
+            table,
+            settings: &self.settings,
+            stats: &mut self.stats,
+            closing: self.closing,
+        };
+        lane.on_reply(&mut cx, sequence, reply, effects);
+    }
+
+    /// Takes in that a call failed.
+    pub fn on_failure(&mut self, now: Now, partition: u16, sequence: u64, failure: Failure) {
+        if let Some(lane) = self.lanes.get_mut(&partition) {
+            lane.on_failure(now, &self.settings, sequence, failure);
+        }
+    }
+
+    /// From now on nothing is kept: everything is reported and given back. Done when [`Engine::is_idle`].
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Whether there is nothing to report and nobody waits.
+    pub fn is_idle(&self) -> bool {
+        self.lanes.values().all(Lane::is_idle)
+    }
+
+    /// The number of nodes that were last heard to hold a part of a meter, this one included; nothing if it was not asked
+    /// about of late.
+    pub fn holders(&self, partition: u16, digest: Digest) -> Option<u32> {
+        self.lanes.get(&partition)?.holders(digest)
+    }
+
+    /// Whether the origin is not answering anyone: a call is overdue and nothing was heard since it was sent.
+    pub fn is_stalled(&self, now: Now) -> bool {
+        let overdue_us = self.lanes.values().filter_map(|lane| lane.overdue_since(now, &self.settings)).min();
+        overdue_us.is_some_and(|sent_us| self.last_reply_us < sent_us)
+    }
+}
+
+/// What a lane needs to know and to reach.
+struct Context<'c> {
+    node: NodeId,
+    now: Now,
+    table: &'c Table,
+    settings: &'c Settings,
+    stats: &'c mut EngineStats,
+    closing: bool,
+}
+
+impl Context<'_> {
+    fn now_us(&self) -> u64 {
+        self.now.mono_us()
+    }
+}
+
+/// Filled in by whoever sends the call.
+const STORE_UNKNOWN: StoreId = StoreId { lineage: 0, boot: 0, parent: 0 };

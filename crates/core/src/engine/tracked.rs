@@ -1,0 +1,204 @@
+//! What a node keeps track of about one meter, beside what lies in its slot.
+
+use super::demand::Demand;
+use super::{Context, MeterRef};
+use crate::origin::{Lapse, Told, Update};
+use crate::table::Ask;
+use crate::{Taken, Word};
+
+/// A meter is forgotten this many lives after it was last spoken of.
+const LIVES_REMEMBERED: u64 = 2;
+
+/// Of a grant, how much may be spent before it is reported early: one fifth.
+const REPORT_SHARE: u64 = 5;
+
+/// What a node keeps track of.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    pub(super) meter: MeterRef,
+    demand: Demand,
+    /// Units asked for by requests that wait or waited, since the last call.
+    asked: u64,
+    /// Units that were let through without the origin, or could not be put back into the slot.
+    owed: u64,
+    /// Units to be given back.
+    refund: u64,
+    /// When the last call about it was sent, and when it was last of use to anyone.
+    sent_us: u64,
+    used_us: u64,
+    /// The cell of its grant.
+    cell: u64,
+    /// When its grant ends; 0 if it has none.
+    ends_us: u64,
+    /// Until when it counts as denied of late.
+    strict_until_us: u64,
+    holders: u32,
+    /// Whether it is part of the call under way.
+    under_way: bool,
+    /// Whether what it holds is called back, or can not be held here.
+    recalled: bool,
+}
+
+impl Tracked {
+    pub(super) fn new(meter: MeterRef, now_us: u64) -> Self {
+        Self {
+            meter,
+            demand: Demand::default(),
+            asked: 0,
+            owed: 0,
+            refund: 0,
+            sent_us: 0,
+            used_us: now_us,
+            cell: 0,
+            ends_us: 0,
+            strict_until_us: 0,
+            holders: 0,
+            under_way: false,
+            recalled: false,
+        }
+    }
+
+    pub(super) fn note_asked(&mut self, cost: u64, now_us: u64) {
+        self.asked = self.asked.saturating_add(cost.max(1));
+        self.used_us = now_us;
+    }
+
+    pub(super) fn note_owed(&mut self, cost: u64, now_us: u64) {
+        self.owed = self.owed.saturating_add(cost);
+        self.used_us = now_us;
+    }
+
+    pub(super) fn note_refund(&mut self, cost: u64, now_us: u64) {
+        self.refund = self.refund.saturating_add(cost);
+        self.used_us = now_us;
+    }
+
+    /// Takes over a limit that changed. A lower one gives up what is held at once; a higher one waits for new grants.
+    pub(super) fn adopt(&mut self, meter: &MeterRef) {
+        if meter.terms == self.meter.terms || meter.terms.version() < self.meter.terms.version() {
+            return;
+        }
+        if meter.terms.capacity() < self.meter.terms.capacity() {
+            self.recalled = true;
+        }
+        self.meter = meter.clone();
+    }
+
+    pub(super) fn holders(&self) -> u32 {
+        self.holders
+    }
+
+    /// The question that finds its slot.
+    fn ask(&self) -> Ask<'_> {
+        let MeterRef { limit, space, digest, .. } = &self.meter;
+        Ask { limit, space, digest: *digest, cost: 0 }
+    }
+
+    fn look(&self, cx: &Context<'_>) -> Taken {
+        cx.table.held(cx.now, &self.ask())
+    }
+
+    /// Whether there is something to say about it that had better not wait: see the module of the lane for when.
+    pub(super) fn is_due(&self, cx: &Context<'_>) -> bool {
+        if self.under_way {
+            return false;
+        }
+        let held = self.look(cx);
+        let unreported = held.used + self.owed + self.refund;
+        if cx.closing {
+            return unreported > 0 || held.keep > 0;
+        }
+        let much = unreported > 0
+            && (unreported * REPORT_SHARE >= held.used + held.keep || self.is_strict(cx.now_us()));
+        let wanted = held.missed && held.keep == 0;
+        let ending = self.ends_us > 0
+            && cx.now_us() + self.life_us(cx) * 2 / 5 > self.ends_us
+            && held.keep + unreported > 0;
+        much || wanted || ending || (self.recalled && held.keep + unreported > 0)
+    }
+
+    /// Whether nothing would be lost if it was forgotten.
+    pub(super) fn is_over(&self, cx: &Context<'_>) -> bool {
+        let idle_us = cx.now_us().saturating_sub(self.used_us.max(self.sent_us));
+        let idle = idle_us > LIVES_REMEMBERED * cx.settings.life_us || cx.closing;
+        idle && !self.under_way && self.owed == 0 && self.refund == 0 && self.asked == 0 && {
+            let held = self.look(cx);
+            held.used == 0 && held.keep == 0
+        }
+    }
+
+    fn is_strict(&self, now_us: u64) -> bool {
+        now_us < self.strict_until_us
+    }
+
+    fn life_us(&self, cx: &Context<'_>) -> u64 {
+        if self.is_strict(cx.now_us()) { cx.settings.strict_life_us } else { cx.settings.life_us }
+    }
+
+    /// What is said about it in a call. From here on it is under way.
+    pub(super) fn update(&mut self, cx: &Context<'_>, may_hold: bool) -> Update {
+        let now_us = cx.now_us();
+        let before = self.look(cx);
+        let elapsed_us = now_us.saturating_sub(self.sent_us).max(cx.settings.flush_us / 2);
+        self.demand.measure(before.used.saturating_add(self.asked), elapsed_us, before.missed);
+        let life_us = self.life_us(cx);
+        let want = if self.recalled || cx.closing || !may_hold {
+            0
+        } else {
+            self.demand.want(cx.settings.flush_us, life_us).min(self.meter.terms.capacity())
+        };
+        // Who asks needs more than is held: that is given up, so that the origin decides on all there is.
+        let keep = if self.asked > 0 { 0 } else { want };
+        let taken = cx.table.collect(cx.now, &self.ask(), keep);
+        let update = Update {
+            key: Box::from(&*self.meter.key),
+            terms: self.meter.terms,
+            used: taken.used.saturating_add(self.owed),
+            refund: self.refund,
+            keep: taken.keep,
+            want,
+            life_us,
+            cell: self.cell,
+        };
+        if before.used > 0 || self.asked > 0 || before.missed {
+            self.used_us = now_us;
+        }
+        (self.asked, self.owed, self.refund) = (0, 0, 0);
+        (self.sent_us, self.under_way, self.recalled) = (now_us, true, false);
+        update
+    }
+
+    /// Takes in what the origin says about it.
+    pub(super) fn hear(&mut self, cx: &Context<'_>, sent_us: u64, told: &Told) {
+        self.under_way = false;
+        self.holders = told.holders;
+        self.cell = told.cell;
+        let now_us = cx.now_us();
+        let counted = told.lapsed && self.meter.terms.lapse() == Lapse::Counted;
+        let deny_us = self.deny_us(cx, sent_us, told);
+        let word =
+            Word { sent_us, grant: told.grant, life_us: told.life_us, deny_us, room: told.room, counted };
+        let is_held = cx.table.hear(cx.now, &self.ask(), &word);
+        self.ends_us = if told.grant > 0 { sent_us + told.life_us } else { 0 };
+        // What there is no room for here goes back at once.
+        self.recalled |= told.recall || (!is_held && told.grant > 0);
+        if told.dry && told.grant == 0 {
+            self.strict_until_us = now_us + cx.settings.strict_us;
+        }
+    }
+
+    /// Until how long after `sent_us` there is no point in asking again, once what was granted is spent.
+    fn deny_us(&self, cx: &Context<'_>, sent_us: u64, told: &Told) -> u64 {
+        let Context { settings, .. } = cx;
+        let under_way_us = cx.now_us().saturating_sub(sent_us);
+        let terms = &self.meter.terms;
+        // Whether at least one unit drains between two flushes.
+        let fast = terms.amount() * settings.flush_us >= terms.period() * terms.tick_us();
+        if told.grant == 0 && (told.dry || told.wait_us > 0) {
+            let (least_us, most_us) =
+                if fast { (settings.flush_us, settings.life_us) } else { (0, u64::MAX) };
+            return under_way_us + told.wait_us.clamp(least_us, most_us);
+        }
+        if told.dry && fast { settings.flush_us } else { 0 }
+    }
+}
