@@ -94,7 +94,7 @@ impl Lane {
     pub(super) fn refund(&mut self, now: Now, meter: &MeterRef, cost: u64, room: usize) -> usize {
         let before = self.meters.len();
         if let Some(tracked) = self.track(now, meter, before + room) {
-            tracked.note_refund(cost, now.mono_us());
+            tracked.note_refund(cost, 0, now.mono_us());
         }
         self.meters.len() - before
     }
@@ -297,24 +297,24 @@ impl Lane {
         (self.acknowledged, self.answered_us, self.stirred) = (sequence, cx.now_us(), true);
         for (digest, told) in under_way.meters.iter().zip(&reply.told) {
             if let Some(tracked) = self.meters.get_mut(digest) {
-                tracked.hear(cx, under_way.sent_us, told);
+                tracked.hear(cx, under_way.sent_us, told, reply.lost);
             }
         }
         for ((asked, ask), decided) in under_way.asked.iter().zip(&under_way.call.asks).zip(&reply.asks) {
             let returned = asked.resolve(ask, *decided, &reply.told, effects);
-            self.take_back(cx, asked, u64::from(returned) * ask.cost);
+            self.take_back(cx, asked, u64::from(returned) * ask.cost, reply.now_us);
         }
     }
 
     /// What passed for those who had stopped waiting is given back.
-    fn take_back(&mut self, cx: &mut Context<'_>, asked: &Asked, units: u64) {
+    fn take_back(&mut self, cx: &mut Context<'_>, asked: &Asked, units: u64, charged_us: u64) {
         if units == 0 {
             return;
         }
         cx.stats.returned += units;
         for meter in &asked.meters {
             if let Some(tracked) = self.meters.get_mut(&meter.digest) {
-                tracked.note_refund(units, cx.now_us());
+                tracked.note_refund(units, charged_us, cx.now_us());
             }
         }
     }

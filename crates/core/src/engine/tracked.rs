@@ -21,8 +21,9 @@ pub(super) struct Tracked {
     asked: u64,
     /// Units that were let through without the origin, or could not be put back into the slot.
     owed: u64,
-    /// Units to be given back.
+    /// Units to be given back, and when the first of them were charged by the origin's clock.
     refund: u64,
+    refund_of_us: u64,
     /// When the last call about it was sent, and when it was last of use to anyone.
     sent_us: u64,
     used_us: u64,
@@ -47,6 +48,7 @@ impl Tracked {
             asked: 0,
             owed: 0,
             refund: 0,
+            refund_of_us: u64::MAX,
             sent_us: 0,
             used_us: now_us,
             cell: 0,
@@ -68,8 +70,10 @@ impl Tracked {
         self.used_us = now_us;
     }
 
-    pub(super) fn note_refund(&mut self, cost: u64, now_us: u64) {
+    /// Notes what is to be given back, and when it was charged by the origin's clock; 0 to give back all.
+    pub(super) fn note_refund(&mut self, cost: u64, charged_us: u64, now_us: u64) {
         self.refund = self.refund.saturating_add(cost);
+        self.refund_of_us = self.refund_of_us.min(charged_us);
         self.used_us = now_us;
     }
 
@@ -106,14 +110,13 @@ impl Tracked {
         let held = self.look(cx);
         let unreported = held.used + self.owed + self.refund;
         if cx.closing {
-            return unreported > 0 || held.keep > 0;
+            return unreported > 0 || self.ends_us > 0;
         }
         let much = unreported > 0
             && (unreported * REPORT_SHARE >= held.used + held.keep || self.is_strict(cx.now_us()));
         let wanted = held.missed && held.keep == 0;
-        let ending = self.ends_us > 0
-            && cx.now_us() + self.life_us(cx) * 2 / 5 > self.ends_us
-            && held.keep + unreported > 0;
+        // Also when nothing of it is left to spend: until it is given back, the origin counts it as used.
+        let ending = self.ends_us > 0 && cx.now_us() + self.life_us(cx) * 2 / 5 > self.ends_us;
         much || wanted || ending || (self.recalled && held.keep + unreported > 0)
     }
 
@@ -121,10 +124,8 @@ impl Tracked {
     pub(super) fn is_over(&self, cx: &Context<'_>) -> bool {
         let idle_us = cx.now_us().saturating_sub(self.used_us.max(self.sent_us));
         let idle = idle_us > LIVES_REMEMBERED * cx.settings.life_us || cx.closing;
-        idle && !self.under_way && self.owed == 0 && self.refund == 0 && self.asked == 0 && {
-            let held = self.look(cx);
-            held.used == 0 && held.keep == 0
-        }
+        let owes = self.under_way || self.owed > 0 || self.refund > 0 || self.ends_us > 0;
+        idle && !owes && self.look(cx).used == 0
     }
 
     fn is_strict(&self, now_us: u64) -> bool {
@@ -155,6 +156,7 @@ impl Tracked {
             terms: self.meter.terms,
             used: taken.used.saturating_add(self.owed),
             refund: self.refund,
+            refund_of_us: if self.refund > 0 { self.refund_of_us } else { 0 },
             keep: taken.keep,
             want,
             life_us,
@@ -163,18 +165,21 @@ impl Tracked {
         if before.used > 0 || self.asked > 0 || before.missed {
             self.used_us = now_us;
         }
-        (self.asked, self.owed, self.refund) = (0, 0, 0);
+        (self.asked, self.owed, self.refund, self.refund_of_us) = (0, 0, 0, u64::MAX);
         (self.sent_us, self.under_way, self.recalled) = (now_us, true, false);
         update
     }
 
-    /// Takes in what the origin says about it.
-    pub(super) fn hear(&mut self, cx: &Context<'_>, sent_us: u64, told: &Told) {
+    /// Takes in what the origin says about it. What was to be given back is forgotten if the charge may be lost as well.
+    pub(super) fn hear(&mut self, cx: &Context<'_>, sent_us: u64, told: &Told, lost: bool) {
         self.under_way = false;
+        if lost && self.meter.terms.lapse() == Lapse::Counted {
+            self.refund = 0;
+        }
         self.holders = told.holders;
-        self.cell = told.cell;
         let now_us = cx.now_us();
         let counted = told.lapsed && self.meter.terms.lapse() == Lapse::Counted;
+        self.cell = told.cell;
         let deny_us = self.deny_us(cx, sent_us, told);
         let word =
             Word { sent_us, grant: told.grant, life_us: told.life_us, deny_us, room: told.room, counted };

@@ -50,15 +50,17 @@ pub struct Update {
     pub terms: Terms,
     /// What was admitted from the grant and not yet reported, in units.
     pub used: u64,
-    /// What is given back of what was reported earlier, in units.
+    /// What is given back of what was charged earlier, in units.
     pub refund: u64,
+    /// When that was charged, by the origin's clock: what of it has drained since is not given back. 0 gives back all.
+    pub refund_of_us: u64,
     /// What of the grant the node goes on spending while the call is under way.
     pub keep: u64,
     /// What the node would like to hold afterwards; 0 for nothing.
     pub want: u64,
     /// How long it would like to hold it, µs.
     pub life_us: u64,
-    /// The cell of the grant that was spent, as the origin named it.
+    /// The cell in which it was used or charged: the last one that the origin named.
     pub cell: u64,
 }
 

@@ -84,6 +84,8 @@ pub(super) struct Moment {
     pub(super) now_us: u64,
     /// When the partition last lost writes; 0 if it never did.
     pub(super) loss_us: u64,
+    /// Whether that was since this node was last answered.
+    pub(super) lost: bool,
 }
 
 impl OriginMeter {
@@ -155,12 +157,18 @@ impl OriginMeter {
 
     /// Brings the meter up to the present and takes in what the node says. Whether what the node held had been written off.
     pub(super) fn settle(&mut self, moment: Moment, update: &Update) -> bool {
-        self.adopt(&update.terms);
+        let changed = self.adopt(&update.terms);
         self.roll(moment.now_us);
-        self.distrust(moment);
+        if changed || moment.loss_us > self.seen_us {
+            self.distrust(moment);
+        }
         self.lapse_others(moment);
         let lapsed = self.settle_own(moment, update);
-        self.refund(update.refund);
+        // What is given back may have been charged in writes that were lost: taken from what was assumed instead of them, it
+        // would be handed out twice.
+        if !(moment.lost && self.terms.lapse() == Lapse::Counted) {
+            self.refund(update);
+        }
         self.seen_us = moment.now_us;
         if self.wanted.is_some_and(|wanted| wanted.until_us <= moment.now_us) {
             self.wanted = None;
@@ -168,10 +176,10 @@ impl OriginMeter {
         lapsed
     }
 
-    /// The highest version of a limit holds. What was charged keeps its meaning in units.
-    fn adopt(&mut self, terms: &Terms) {
+    /// The highest version of a limit holds. What was charged keeps its meaning in units. Whether the limit changed.
+    fn adopt(&mut self, terms: &Terms) -> bool {
         if terms.version() < self.terms.version() || *terms == self.terms {
-            return;
+            return false;
         }
         let before = std::mem::replace(&mut self.terms, *terms);
         if before.period() != terms.period() {
@@ -184,6 +192,7 @@ impl OriginMeter {
         if !both_gcra && (before.algorithm() != terms.algorithm() || before.cell_us() != terms.cell_us()) {
             self.recount(&before);
         }
+        true
     }
 
     /// Takes over what was charged by another algorithm, or in cells of another length, as if it was charged just now.
@@ -229,9 +238,10 @@ impl OriginMeter {
         self.cell = cell;
     }
 
-    /// After writes were lost, a limit that must never be passed counts as full at that moment.
+    /// After writes were lost, a limit that must never be passed counts as full at that moment; so does the one that it is
+    /// changed to later.
     fn distrust(&mut self, moment: Moment) {
-        if moment.loss_us <= self.seen_us || self.terms.lapse() == Lapse::Forgiven {
+        if moment.loss_us == 0 || self.terms.lapse() == Lapse::Forgiven {
             return;
         }
         let since = self.at.saturating_sub(self.terms.tick(moment.loss_us));
@@ -290,11 +300,8 @@ impl OriginMeter {
             return true;
         }
         self.charge(update.used, holding.cell);
-        // A grant ends with its cell.
-        if holding.cell == self.grant_cell() {
-            let amount = update.keep.min(holding.amount.saturating_sub(update.used));
-            self.hold(moment.node, Holding { amount, ..holding });
-        }
+        let amount = update.keep.min(holding.amount.saturating_sub(update.used));
+        self.hold(moment.node, Holding { amount, ..holding });
         false
     }
 
@@ -325,7 +332,11 @@ impl OriginMeter {
         if holding.amount == 0 {
             return;
         }
-        self.held += holding.amount;
+        if holding.cell == self.grant_cell() {
+            self.held += holding.amount;
+        } else {
+            self.held_before += holding.amount;
+        }
         self.holders.insert(node, holding);
         self.by_end.insert((holding.until_us, node));
     }
@@ -345,15 +356,25 @@ impl OriginMeter {
         }
     }
 
-    fn refund(&mut self, units: u64) {
+    /// Gives back what was charged, in the cell in which it was, and as far as it has not drained.
+    fn refund(&mut self, update: &Update) {
+        let Update { refund: units, refund_of_us, cell, .. } = *update;
         self.refunded += units;
         match self.terms.algorithm() {
-            Algorithm::Gcra => self.level = self.level.saturating_sub(self.terms.drops(units)),
-            Algorithm::SlidingWindow => {
-                let rest = units.saturating_sub(self.current);
-                self.current = self.current.saturating_sub(units);
-                self.previous = self.previous.saturating_sub(rest);
+            Algorithm::Gcra => {
+                let drops = self.terms.drops(units);
+                let age =
+                    if refund_of_us == 0 { 0 } else { self.at.saturating_sub(self.terms.tick(refund_of_us)) };
+                let drained = age.min(self.terms.ticks_to_drain(drops)) * self.terms.amount();
+                self.level = self.level.saturating_sub(drops.saturating_sub(drained));
             }
+            Algorithm::SlidingWindow if cell == self.cell => {
+                self.current = self.current.saturating_sub(units)
+            }
+            Algorithm::SlidingWindow if cell + 1 == self.cell => {
+                self.previous = self.previous.saturating_sub(units);
+            }
+            Algorithm::SlidingWindow => {}
         }
     }
 
@@ -473,6 +494,10 @@ impl OriginMeter {
 
     /// Extends the node's grant towards what it wants, by a fair part of what is left.
     pub(super) fn grant(&mut self, moment: Moment, update: &Update, lapsed: bool) -> Told {
+        let held = self.holders.get(&moment.node).copied();
+        if let Some(holding) = held.filter(|holding| holding.cell != self.grant_cell()) {
+            return self.told_over(moment, holding);
+        }
         let kept = self.release(moment.node).map_or(0, |holding| holding.amount);
         let holders = self.holders.len() as u64 + 1;
         let room = self.room(moment.node).saturating_sub(self.terms.drops(kept));
@@ -495,6 +520,22 @@ impl OriginMeter {
             dry: kept + extra < want,
             lapsed,
             recall: self.wanted.is_some_and(|wanted| wanted.node != moment.node),
+        }
+    }
+
+    /// A grant ends with its cell. What the node kept of it may have been spent while the call was under way, so it is held
+    /// until the node has said; only then is there a new one.
+    fn told_over(&self, moment: Moment, holding: Holding) -> Told {
+        Told {
+            grant: holding.amount,
+            life_us: 0,
+            room: self.room(moment.node) / self.terms.period(),
+            wait_us: 0,
+            cell: holding.cell,
+            holders: u32::try_from(self.holders.len()).unwrap_or(u32::MAX),
+            dry: false,
+            lapsed: false,
+            recall: false,
         }
     }
 

@@ -98,7 +98,8 @@ impl Partition {
     /// Whether writes were lost since this lane was last answered. A store may know less than the node; it may be another
     /// life of the one that was; or it took over from it, and may not have heard everything before it did.
     fn note_loss(&mut self, now_us: u64, call: &Call) -> bool {
-        let answered = self.lanes.get(&call.node).map_or(0, |lane| lane.sequence);
+        let (answered, seen_us) =
+            self.lanes.get(&call.node).map_or((0, 0), |lane| (lane.sequence, lane.seen_us));
         let forgot = call.acknowledged > answered;
         let took_over = self.store.is_some_and(|before| {
             let same_place = before.lineage == call.store.lineage;
@@ -108,11 +109,11 @@ impl Partition {
         if forgot || took_over {
             self.loss_us = now_us;
         }
-        forgot || took_over
+        forgot || took_over || (call.acknowledged > 0 && self.loss_us > seen_us)
     }
 
     fn transition(&mut self, now_us: u64, call: &Call, lost: bool) -> Reply {
-        let moment = Moment { node: call.node, now_us, loss_us: self.loss_us };
+        let moment = Moment { node: call.node, now_us, loss_us: self.loss_us, lost };
         let mut lapsed = Vec::with_capacity(call.updates.len());
         for update in &call.updates {
             let meter = self.meter_mut(&update.key, update.terms, now_us);
@@ -180,7 +181,7 @@ mod tests {
 
         fn update(&self, used: u64, keep: u64, want: u64) -> Update {
             let (key, terms) = (Box::from(*b"key"), self.terms);
-            Update { key, terms, used, refund: 0, keep, want, life_us: SECOND, cell: 0 }
+            Update { key, terms, used, refund: 0, refund_of_us: 0, keep, want, life_us: SECOND, cell: 0 }
         }
 
         fn call(&mut self, update: Update, asks: Vec<Ask>) -> Call {
@@ -298,6 +299,21 @@ mod tests {
         assert!(told.recall);
         assert_eq!(holder.say(&mut partition, START + 100_001, (0, 0, 8)).grant, 0, "kept for the large one");
         assert_eq!(large.ask(&mut partition, START + denied.retry_us, 10, 1).passed, 1);
+    }
+
+    #[test]
+    fn what_has_drained_is_not_given_back() {
+        for (charged_us, passes) in [(START, 8), (0, 9)] {
+            let mut partition = Partition::default();
+            let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
+            assert_eq!(caller.ask(&mut partition, START, 1, 10).passed, 10);
+            // A tenth of a second later one unit has drained, of whichever it was.
+            let mut update = caller.update(0, 0, 0);
+            (update.refund, update.refund_of_us) = (8, charged_us);
+            let call = caller.call(update, vec![Ask { meters: vec![0], cost: 1, count: 99 }]);
+            let reply = partition.apply(START + SECOND / 10, &call).expect("in order");
+            assert_eq!(reply.asks[0].passed, passes);
+        }
     }
 
     #[test]

@@ -275,6 +275,10 @@ fn prepare<'t, const N: usize>(
 ) -> bool {
     let (verdict, change) = request.intent.apply(request.now, ask, found.words.unpack());
     let Change::Write(after) = change else { return false };
+    // A denial may leave a mark, which is not made here.
+    if !verdict.is_allowed() {
+        return false;
+    }
     *answer = Answer { verdict, source: Source::Own };
     let words = Slot::pack(Slot::tag_of(ask.digest.tag), ask.limit, &after);
     writes.push(Write { line: found.here, slot: found.slot, head: found.head, words });

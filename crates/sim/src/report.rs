@@ -1,0 +1,99 @@
+//! What came of a world.
+
+use std::fmt;
+
+use crate::trace::Trace;
+
+/// A promise that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// More was admitted than the limit and its surplus allow.
+    Bound {
+        /// Which key.
+        key: usize,
+        /// Units above the limit.
+        excess: u64,
+        /// Units that its surplus allows.
+        allowed: u64,
+    },
+    /// What was admitted is not what the origin was told.
+    Conservation {
+        /// Which key.
+        key: usize,
+        /// Units admitted.
+        admitted: u64,
+        /// Units charged at the origin, less those given back.
+        charged: u64,
+        /// How many fewer may be charged than admitted.
+        fewer: u64,
+        /// How many more may be charged than admitted.
+        more: u64,
+    },
+    /// The origin held more than the limit when it made a grant.
+    Overcommitted {
+        /// Which key.
+        key: usize,
+    },
+    /// Less was admitted than a region without faults should.
+    Starved {
+        /// Units admitted.
+        admitted: u64,
+        /// Units that one bucket would have admitted.
+        ideal: u64,
+    },
+    /// A request was never answered.
+    Forgotten {
+        /// How many.
+        requests: u64,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bound { key, excess, allowed } => {
+                write!(f, "key {key}: {excess} admitted above the limit, at most {allowed} may be")
+            }
+            Self::Conservation { key, admitted, charged, fewer, more } => write!(
+                f,
+                "key {key}: {admitted} admitted and {charged} charged; at most {fewer} fewer and {more} more may be"
+            ),
+            Self::Overcommitted { key } => write!(f, "key {key}: granted more than there was"),
+            Self::Starved { admitted, ideal } => {
+                write!(f, "{admitted} admitted, where one bucket would have admitted {ideal}")
+            }
+            Self::Forgotten { requests } => write!(f, "{requests} requests were never answered"),
+        }
+    }
+}
+
+/// What came of a world.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// How long it lasted.
+    pub simulated_us: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Requests that passed.
+    pub passed: u64,
+    /// Requests that waited for the origin.
+    pub waited: u64,
+    /// Requests that the origin did not answer in time.
+    pub unanswered: u64,
+    /// Units admitted.
+    pub admitted: u64,
+    /// Units that one bucket for each key would have admitted.
+    pub ideal: u64,
+    /// Calls, repeats not counted, and meters spoken of in them.
+    pub calls: u64,
+    /// Meters spoken of in all calls.
+    pub updates: u64,
+    /// Things that went wrong on purpose.
+    pub faults: u64,
+    /// Promises that were broken.
+    pub violations: Vec<Violation>,
+    /// What happened.
+    pub trace: Trace,
+}

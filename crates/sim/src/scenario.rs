@@ -1,0 +1,75 @@
+//! What a world is like: limits, load and what goes wrong.
+
+use tidegate_core::Limit;
+use tidegate_core::origin::Lapse;
+
+/// How requests come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Evenly, at random.
+    Steady,
+    /// In bursts with quiet between them.
+    Bursts,
+    /// All at the end of each period.
+    Edges,
+}
+
+/// What goes wrong. Shares are in millionths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Messages that get lost.
+    pub loss_ppm: u32,
+    /// Messages that arrive twice.
+    pub duplicate_ppm: u32,
+    /// Messages that take up to `slow_us` longer, and so overtake and are overtaken.
+    pub slow_ppm: u32,
+    /// How much longer those take.
+    pub slow_us: u64,
+    /// How many times nodes die and are replaced.
+    pub crashes: u32,
+    /// How many times nodes stop in an orderly way and are replaced.
+    pub restarts: u32,
+    /// How many times a node is cut off for a while.
+    pub cuts: u32,
+    /// Whether a cut goes one way only: what the node says arrives, the answer does not.
+    pub one_way: bool,
+    /// How long a cut lasts.
+    pub cut_us: u64,
+    /// How many times the origin comes back with all its data after a pause.
+    pub pauses: u32,
+    /// How many times it comes back without what it was last told.
+    pub losses: u32,
+    /// How far the clocks of nodes run apart, millionths.
+    pub skew_ppm: u32,
+    /// How many times the limit changes to half and back.
+    pub rule_changes: u32,
+}
+
+/// A world before it begins.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Everything is drawn from this.
+    pub seed: u64,
+    /// The limit of every key.
+    pub limit: Limit,
+    /// Millionths tolerated above the burst.
+    pub tolerance_ppm: u32,
+    /// What becomes of a grant that was not reported.
+    pub lapse: Lapse,
+    /// Nodes.
+    pub nodes: usize,
+    /// Keys, asked for with weights that fall like 1/n.
+    pub keys: usize,
+    /// Requests, all together.
+    pub requests: u64,
+    /// How long it lasts.
+    pub length_us: u64,
+    /// How requests come.
+    pub shape: Shape,
+    /// What requests cost: 1 to this.
+    pub cost_max: u64,
+    /// One way between a node and the origin.
+    pub delay_us: u64,
+    /// What goes wrong.
+    pub faults: Faults,
+}

@@ -1,0 +1,74 @@
+//! A world for each seed: every seed has a mix of faults, load and limits of its own.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use tidegate_core::Limit;
+use tidegate_core::origin::Lapse;
+
+use crate::scenario::{Faults, Scenario, Shape};
+
+const SECOND_US: u64 = 1_000_000;
+
+/// The world of a seed, `length_us` long with about `requests` requests.
+pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
+    let mut rng = Rng::with_seed(seed);
+    let rng = &mut rng;
+    let nodes = pick(rng, &[1, 2, 3, 4, 8, 16]);
+    let keys = pick(rng, &[1, 2, 4, 12]);
+    // The load of the busiest key, so that limits are often just about reached.
+    let busiest = requests * SECOND_US / length_us.max(1) / 2 + 1;
+    let amount = pick(rng, &[1, 5, 10, 50, 100, 1_000]).max(busiest * rng.u64(1..=8) / 4);
+    let period = Duration::from_secs(pick(rng, &[1, 1, 10, 60]));
+    let lapse = if rng.bool() { Lapse::Counted } else { Lapse::Forgiven };
+    Scenario {
+        seed,
+        limit: limit(rng, amount, period),
+        tolerance_ppm: if lapse == Lapse::Counted { 0 } else { pick(rng, &[0, 50_000]) },
+        lapse,
+        nodes,
+        keys,
+        requests,
+        length_us,
+        shape: pick(rng, &[Shape::Steady, Shape::Bursts, Shape::Edges]),
+        cost_max: pick(rng, &[1, 1, 1, 5, 20]).min(amount),
+        delay_us: pick(rng, &[100, 500, 1_000, 5_000]),
+        faults: faults(rng),
+    }
+}
+
+fn limit(rng: &mut Rng, amount: u64, period: Duration) -> Limit {
+    let window = Limit::sliding_window(amount, period);
+    let gcra = Limit::gcra(amount, period).and_then(|limit| limit.with_burst(1 + rng.u64(0..=amount)));
+    let chosen = if rng.u8(0..3) == 0 { window } else { gcra };
+    // Amounts and periods above are all in range.
+    chosen
+        .or_else(|_| Limit::gcra(1, Duration::from_secs(1)))
+        .unwrap_or_else(|_| unreachable!("one per second"))
+}
+
+/// One world in four is well.
+fn faults(rng: &mut Rng) -> Faults {
+    if rng.u8(0..4) == 0 {
+        return Faults::default();
+    }
+    Faults {
+        loss_ppm: pick(rng, &[0, 1_000, 50_000, 300_000]),
+        duplicate_ppm: pick(rng, &[0, 10_000, 200_000]),
+        slow_ppm: pick(rng, &[0, 10_000, 200_000]),
+        slow_us: pick(rng, &[10_000, 400_000, 2 * SECOND_US, 10 * SECOND_US]),
+        crashes: pick(rng, &[0, 0, 1, 8]),
+        restarts: pick(rng, &[0, 0, 1, 8]),
+        cuts: pick(rng, &[0, 0, 2, 8]),
+        one_way: rng.bool(),
+        cut_us: pick(rng, &[50_000, SECOND_US, 5 * SECOND_US, 60 * SECOND_US]),
+        pauses: pick(rng, &[0, 0, 1, 5]),
+        losses: pick(rng, &[0, 0, 0, 1, 3]),
+        skew_ppm: pick(rng, &[0, 100, 50_000]),
+        rule_changes: pick(rng, &[0, 0, 0, 2, 6]),
+    }
+}
+
+fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+    of[rng.usize(0..of.len())]
+}
