@@ -33,6 +33,14 @@ pub const NEVER_US: u64 = 1 << 52;
 /// How long an idle meter is kept after it has drained, µs, so that its rule's version is not forgotten at once.
 const RETENTION_US: u64 = 60_000_000;
 
+/// The longest that a debt is remembered, µs: seventeen years. A full burst drains in ten, a debt may be larger.
+const DEBT_US_MAX: u64 = 1 << 49;
+
+/// Where the sums of all that was ever charged, and of all that was given back, stop.
+const TOTAL_MAX: u64 = 1 << 52;
+
+const _: () = assert!(TOTAL_MAX + DEBT_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
+
 /// What one node holds of a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
@@ -72,6 +80,8 @@ pub struct OriginMeter {
     refunded: u64,
     /// When the last call came.
     seen_us: u64,
+    /// The last loss of writes that was taken into account: when it was noticed, 0 for none.
+    loss_us: u64,
     holders: BTreeMap<NodeId, Holding>,
     by_end: BTreeSet<(u64, NodeId)>,
     wanted: Option<Wanted>,
@@ -102,6 +112,7 @@ impl OriginMeter {
             charged: 0,
             refunded: 0,
             seen_us: 0,
+            loss_us: 0,
             holders: BTreeMap::new(),
             by_end: BTreeSet::new(),
             wanted: None,
@@ -138,6 +149,15 @@ impl OriginMeter {
         &self.terms
     }
 
+    /// Everything it counts, as a script keeps it: level and tick; cell, current and previous; held of the present cell and
+    /// of former ones; charged and given back in all; and the last loss that it took into account.
+    pub fn numbers(&self) -> [u64; 10] {
+        let [level, at, cell] = [self.level, self.at, self.cell];
+        let [current, previous, held, held_before] =
+            [self.current, self.previous, self.held, self.held_before];
+        [level, at, cell, current, previous, held, held_before, self.charged, self.refunded, self.loss_us]
+    }
+
     /// Whether nothing about this meter is worth remembering.
     pub(super) fn is_over(&self, now_us: u64) -> bool {
         self.expires_us() <= now_us
@@ -146,11 +166,12 @@ impl OriginMeter {
     /// When nothing about this meter will be worth remembering.
     pub fn expires_us(&self) -> u64 {
         let ticks = match self.terms.algorithm() {
-            Algorithm::Gcra => self.terms.ticks_to_drain(self.level),
+            // What is held may count as used, and drains only then.
+            Algorithm::Gcra => self.terms.ticks_to_drain(self.level + self.terms.drops(self.held())),
             Algorithm::SlidingWindow => 2 * self.terms.period(),
         };
         let held_us = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
-        self.seen_us + (ticks * self.terms.tick_us()).max(held_us) + RETENTION_US
+        self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + held_us + RETENTION_US
     }
 
     /// Brings the meter up to the present and takes in what the node says. Whether what the node held had been written off.
@@ -229,9 +250,11 @@ impl OriginMeter {
         self.cell = cell;
     }
 
-    /// After writes were lost, a limit that must never be passed counts as full at that moment.
+    /// After writes were lost, a limit that must never be passed counts as full at that moment: once for each loss, which
+    /// is known by its time and not by what came after it, since clocks are set back and those of two stores differ.
     fn distrust(&mut self, moment: Moment) {
-        if moment.loss_us <= self.seen_us || self.terms.lapse() == Lapse::Forgiven {
+        let known = std::mem::replace(&mut self.loss_us, moment.loss_us);
+        if moment.loss_us == 0 || moment.loss_us == known || self.terms.lapse() == Lapse::Forgiven {
             return;
         }
         let since = self.at.saturating_sub(self.terms.tick(moment.loss_us));
@@ -331,14 +354,15 @@ impl OriginMeter {
     }
 
     fn charge(&mut self, units: u64, cell: u64) {
-        self.charged += units;
+        let units = units.min(DEBT_MAX);
+        self.charged = (self.charged + units).min(TOTAL_MAX);
         match self.terms.algorithm() {
             Algorithm::Gcra => self.level = (self.level + self.terms.drops(units)).min(DEBT_MAX),
             Algorithm::SlidingWindow => {
                 let most = self.terms.units_max();
                 if cell == self.cell {
                     self.current = (self.current + units).min(most);
-                } else if cell + 1 == self.cell {
+                } else if cell.saturating_add(1) == self.cell {
                     self.previous = (self.previous + units).min(most);
                 }
             }
@@ -346,7 +370,8 @@ impl OriginMeter {
     }
 
     fn refund(&mut self, units: u64) {
-        self.refunded += units;
+        let units = units.min(DEBT_MAX);
+        self.refunded = (self.refunded + units).min(TOTAL_MAX);
         match self.terms.algorithm() {
             Algorithm::Gcra => self.level = self.level.saturating_sub(self.terms.drops(units)),
             Algorithm::SlidingWindow => {
@@ -366,7 +391,8 @@ impl OriginMeter {
         match self.terms.algorithm() {
             Algorithm::Gcra => self.level,
             Algorithm::SlidingWindow => {
-                self.current * self.terms.period() + self.previous * (self.terms.period() - self.elapsed())
+                let previous = self.previous.min(self.terms.units_max());
+                self.terms.drops(self.current) + previous * (self.terms.period() - self.elapsed())
             }
         }
     }
@@ -422,6 +448,9 @@ impl OriginMeter {
 
     /// When `units` will fit for `node`, if nothing else comes, µs from now.
     fn wait_us(&self, node: NodeId, units: u64) -> u64 {
+        if self.terms.amount() == 0 {
+            return NEVER_US;
+        }
         let need = units * self.terms.period();
         let (taken, full) = (self.taken(node), self.terms.full());
         if taken + need <= full {
@@ -431,7 +460,7 @@ impl OriginMeter {
             Algorithm::Gcra => self.terms.ticks_to_drain(taken + need - full),
             Algorithm::SlidingWindow => self.ticks_until_faded(node, need),
         };
-        ticks * self.terms.tick_us()
+        self.terms.ticks_us(ticks, NEVER_US)
     }
 
     fn ticks_until_faded(&self, node: NodeId, need: u64) -> u64 {
