@@ -131,7 +131,7 @@ impl Partition {
     }
 
     /// Every meter with its name.
-    pub fn meters(&self) -> impl Iterator<Item = (&[u8], &OriginMeter)> {
+    pub fn meters(&self) -> impl ExactSizeIterator<Item = (&[u8], &OriginMeter)> {
         self.meters.iter().map(|(key, meter)| (&**key, meter))
     }
 

@@ -1,0 +1,483 @@
+-- The transition of `tidegate_core::origin::Partition::apply`, step by step: a test holds the two against each other on
+-- random histories. Everything is read and decided before anything is written, so that a call is applied whole or not at
+-- all. Every number is whole and below 2^53, where a double is exact, and is written with '%.0f': `..` would round it.
+--
+-- KEYS  the store's own, the lane's, and for each meter its own and that of its holders by the end of their grants
+-- ARGV  'node sequence acknowledged clustered meters asks'; a line for each meter; a line for each ask
+
+local DEBT_MAX = 1125899906842624
+local TOTAL_MAX = 4503599627370496
+local NEVER_US = 4503599627370496
+local DEBT_US_MAX = 562949953421312
+local LAPSES_PER_CALL = 8
+local LAPSE_MARGIN_US = 300000
+local LIFE_US_MAX = 10000000
+local RECALL_US = 300000
+local RECALL_RETRY_US = 200000
+local RETENTION_US = 60000000
+local LANE_RETENTION_US = 3600000000
+-- How long the store is believed to be the one it was. Shorter: a promotion is noticed sooner; more work in each call.
+local IDENTITY_US = 500000
+
+local GCRA = 0
+local NUMBER = '%.0f'
+local TOLD = '%.0f %.0f %.0f %.0f %.0f %.0f %.0f'
+local DECIDED = '%.0f %.0f %.0f'
+local TERMS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+local UPDATE = '^(%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+local HOLDING = '^(%d+) (%d+) (%d+)$'
+local METER_READ = '^' .. string.rep('(%d+) ', 13) .. '(%S+)$'
+local METER_WRITE = string.rep('%.0f ', 13) .. '%s'
+
+local format, match, floor = string.format, string.match, math.floor
+local min, max = math.min, math.max
+local unpack = table.unpack or unpack
+
+local function n(text) return tonumber(text) end
+local function div(a, b) return floor(a / b) end
+local function div_up(a, b) return floor((a + b - 1) / b) end
+local function less(a, b) return max(a - b, 0) end
+
+local node, sequence, acknowledged, clustered, updates, asks =
+  match(ARGV[1], '^(%x+) (%d+) (%d+) (%d) (%d+) (%d+)$')
+sequence, acknowledged, updates, asks = n(sequence), n(acknowledged), n(updates), n(asks)
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+-- Terms
+
+local function set_terms(meter, text)
+  local kind, amount, period, tick, burst, capacity, counted, version = match(text, TERMS)
+  meter.terms = text
+  meter.kind, meter.amount, meter.period, meter.tick = n(kind), n(amount), n(period), n(tick)
+  meter.burst, meter.capacity, meter.counted, meter.version = n(burst), n(capacity), n(counted) == 1, n(version)
+  meter.units_max = div(DEBT_MAX, meter.period)
+  meter.full = meter.capacity * meter.period
+end
+
+local function drops(meter, units) return min(units, meter.units_max) * meter.period end
+
+local function ticks_us(meter, ticks, most_us)
+  if ticks < div(most_us, meter.tick) then return ticks * meter.tick end
+  return most_us
+end
+
+local function ticks_to_drain(meter, amount)
+  if meter.amount == 0 then return 0 end
+  return div_up(amount, meter.amount)
+end
+
+-- One meter
+
+local function load_meter(place, terms)
+  local meter = { key = KEYS[place], ends = KEYS[place + 1], gone = {} }
+  local found = redis.call('HMGET', meter.key, 't', 'm', node)
+  if not found[2] then
+    set_terms(meter, terms)
+    meter.is_new = true
+    meter.level, meter.at = 0, div(now, meter.tick)
+    meter.cell, meter.current, meter.previous = div(meter.at, meter.period), 0, 0
+    meter.held, meter.held_before, meter.charged, meter.refunded, meter.loss = 0, 0, 0, 0, 0
+    meter.others = 0
+    return meter
+  end
+  set_terms(meter, found[1])
+  local level, at, cell, current, previous, held, held_before, charged, refunded, loss, holders, units, until_us, whose =
+    match(found[2], METER_READ)
+  meter.level, meter.at, meter.cell = n(level), n(at), n(cell)
+  meter.current, meter.previous = n(current), n(previous)
+  meter.held, meter.held_before = n(held), n(held_before)
+  meter.charged, meter.refunded, meter.loss = n(charged), n(refunded), n(loss)
+  meter.others = n(holders)
+  if whose ~= '-' then meter.wanted = { node = whose, units = n(units), until_us = n(until_us) } end
+  if found[3] then
+    local amount, ends, of = match(found[3], HOLDING)
+    meter.own = { amount = n(amount), until_us = n(ends), cell = n(of) }
+    meter.had_own = true
+    meter.others = meter.others - 1
+  end
+  return meter
+end
+
+local function holders(meter) return meter.others + (meter.own and 1 or 0) end
+
+local function grant_cell(meter)
+  if meter.kind == GCRA then return 0 end
+  return meter.cell
+end
+
+local function free(meter, holding)
+  local own, other = 'held_before', 'held'
+  if holding.cell == grant_cell(meter) then own, other = other, own end
+  local rest = less(holding.amount, meter[own])
+  meter[own] = meter[own] - (holding.amount - rest)
+  meter[other] = less(meter[other], rest)
+end
+
+local function release(meter)
+  local holding = meter.own
+  meter.own = nil
+  if holding then free(meter, holding) end
+  return holding
+end
+
+local function hold(meter, holding)
+  if holding.amount == 0 then return end
+  meter.held = meter.held + holding.amount
+  meter.own = holding
+end
+
+local function charge(meter, units, cell)
+  meter.charged = min(meter.charged + units, TOTAL_MAX)
+  if meter.kind == GCRA then
+    meter.level = min(meter.level + drops(meter, units), DEBT_MAX)
+  elseif cell == meter.cell then
+    meter.current = min(meter.current + units, meter.units_max)
+  elseif cell + 1 == meter.cell then
+    meter.previous = min(meter.previous + units, meter.units_max)
+  end
+end
+
+local function refund(meter, units)
+  meter.refunded = min(meter.refunded + units, TOTAL_MAX)
+  if meter.kind == GCRA then
+    meter.level = less(meter.level, drops(meter, units))
+  else
+    local rest = less(units, meter.current)
+    meter.current = less(meter.current, units)
+    meter.previous = less(meter.previous, rest)
+  end
+end
+
+local function recount(meter, kind)
+  local units = meter.current + meter.previous
+  if kind == GCRA then units = div_up(meter.level, meter.period) end
+  units = min(units, meter.units_max)
+  meter.cell, meter.previous = div(meter.at, meter.period), 0
+  if meter.kind == GCRA then
+    meter.level, meter.current = drops(meter, units), 0
+  else
+    meter.level, meter.current = 0, units
+  end
+  meter.held, meter.held_before = 0, meter.held + meter.held_before
+end
+
+local function adopt(meter, terms)
+  if terms == meter.terms or n(match(terms, '%d+$')) < meter.version then return end
+  local kind, period, tick = meter.kind, meter.period, meter.tick
+  set_terms(meter, terms)
+  meter.is_new = true
+  if period ~= meter.period then meter.level = drops(meter, div_up(meter.level, period)) end
+  if tick ~= meter.tick then meter.at = div(meter.at * tick, meter.tick) end
+  local both_gcra = kind == GCRA and meter.kind == GCRA
+  if not both_gcra and (kind ~= meter.kind or period * tick ~= meter.period * meter.tick) then recount(meter, kind) end
+end
+
+local function roll_cells(meter, cell)
+  if cell == meter.cell then return end
+  if cell == meter.cell + 1 then
+    meter.previous, meter.current = meter.current, 0
+  elseif cell > meter.cell then
+    meter.previous, meter.current = 0, 0
+  end
+  meter.held, meter.held_before = 0, meter.held + meter.held_before
+  meter.cell = cell
+end
+
+local function roll(meter)
+  local tick = div(now, meter.tick)
+  local elapsed = less(tick, meter.at)
+  meter.at = tick
+  if meter.kind == GCRA then
+    local drained = min(elapsed, ticks_to_drain(meter, meter.level)) * meter.amount
+    meter.level = less(meter.level, drained)
+  else
+    roll_cells(meter, div(tick, meter.period))
+  end
+end
+
+local function distrust(meter, loss)
+  local known = meter.loss
+  meter.loss = loss
+  if loss == 0 or loss == known or not meter.counted then return end
+  local tick = div(loss, meter.tick)
+  if meter.kind == GCRA then
+    local drained = min(less(meter.at, tick), ticks_to_drain(meter, meter.full)) * meter.amount
+    meter.level = max(meter.level, less(meter.full, drained))
+    return
+  end
+  local cell = div(tick, meter.period)
+  if cell == meter.cell then
+    meter.current = max(meter.current, meter.capacity)
+  elseif cell + 1 == meter.cell then
+    meter.previous = max(meter.previous, meter.capacity)
+  end
+end
+
+local function write_off(meter, holding)
+  if meter.counted then charge(meter, holding.amount, holding.cell) end
+end
+
+local function lapse_others(meter)
+  if holders(meter) == 0 then return end
+  local over = redis.call('ZRANGEBYSCORE', meter.ends, '-inf', format(NUMBER, now), 'LIMIT', 0, LAPSES_PER_CALL)
+  for _, other in ipairs(over) do
+    local text = other ~= node and redis.call('HGET', meter.key, other)
+    if text then
+      local amount, until_us, cell = match(text, HOLDING)
+      local holding = { amount = n(amount), until_us = n(until_us), cell = n(cell) }
+      meter.others = meter.others - 1
+      meter.gone[#meter.gone + 1] = other
+      free(meter, holding)
+      write_off(meter, holding)
+    end
+  end
+end
+
+local function settle_own(meter, update, loss)
+  local holding = release(meter)
+  if not holding then
+    local forgotten = loss > 0 and now < loss + 2 * LIFE_US_MAX
+    if not meter.counted or forgotten then charge(meter, update.used, update.cell) end
+    return update.used > 0 or update.keep > 0
+  end
+  if holding.until_us <= now then
+    write_off(meter, holding)
+    if not meter.counted then charge(meter, update.used, holding.cell) end
+    return true
+  end
+  charge(meter, update.used, holding.cell)
+  if holding.cell == grant_cell(meter) then
+    holding.amount = min(update.keep, less(holding.amount, update.used))
+    hold(meter, holding)
+  end
+  return false
+end
+
+local function settle(meter, update, loss)
+  adopt(meter, update.terms)
+  roll(meter)
+  distrust(meter, loss)
+  lapse_others(meter)
+  update.lapsed = settle_own(meter, update, loss)
+  refund(meter, update.refund)
+  if meter.wanted and meter.wanted.until_us <= now then meter.wanted = nil end
+end
+
+local function elapsed(meter) return meter.at - meter.cell * meter.period end
+
+local function wanted_by_others(meter) return meter.wanted ~= nil and meter.wanted.node ~= node end
+
+local function standing(meter)
+  local wanted = wanted_by_others(meter) and meter.wanted.units or 0
+  local charged = meter.current
+  if meter.kind == GCRA then charged = meter.held_before end
+  return drops(meter, meter.held) + drops(meter, charged) + drops(meter, wanted)
+end
+
+local function fading(meter) return min(meter.previous + meter.held_before, meter.units_max) end
+
+local function taken(meter)
+  local draining = meter.level
+  if meter.kind ~= GCRA then draining = fading(meter) * (meter.period - elapsed(meter)) end
+  return standing(meter) + draining
+end
+
+local function room(meter) return less(meter.full, taken(meter)) end
+
+local function passes(meter, cost, count)
+  if cost > meter.burst or meter.amount == 0 then return 0 end
+  if cost == 0 then return count end
+  return min(div(room(meter), cost * meter.period), count)
+end
+
+local function admit(meter, units)
+  charge(meter, units, meter.cell)
+  if units > 0 and meter.wanted and meter.wanted.node == node then meter.wanted = nil end
+end
+
+local function ticks_until_faded(meter, need)
+  local stands = standing(meter) + need
+  if stands > meter.full then return meter.period - elapsed(meter) end
+  local overlap = div(meter.full - stands, max(fading(meter), 1))
+  return less(less(meter.period, overlap), elapsed(meter))
+end
+
+local function wait_us(meter, units)
+  if meter.amount == 0 then return NEVER_US end
+  local need = units * meter.period
+  local over = taken(meter) + need - meter.full
+  if over <= 0 then return 0 end
+  if meter.kind == GCRA then return ticks_us(meter, ticks_to_drain(meter, over), NEVER_US) end
+  return ticks_us(meter, ticks_until_faded(meter, need), NEVER_US)
+end
+
+local function keep_for(meter, units)
+  local is_large = units * (holders(meter) + 1) > meter.capacity
+  local held = drops(meter, meter.held + meter.held_before)
+  local helps = room(meter) + held >= drops(meter, units)
+  if wanted_by_others(meter) or not is_large or not helps then return nil end
+  meter.wanted = { node = node, units = units, until_us = now + RECALL_US }
+  return RECALL_RETRY_US
+end
+
+local function denial_us(meter, units)
+  if passes(meter, units, 1) == 1 then return 0 end
+  if units > meter.burst or meter.amount == 0 then return NEVER_US end
+  return keep_for(meter, units) or wait_us(meter, units)
+end
+
+local function life_us(meter, wanted)
+  local life = min(wanted, LIFE_US_MAX)
+  if meter.kind == GCRA then return life end
+  return min(life, (meter.period - elapsed(meter)) * meter.tick)
+end
+
+local function grant(meter, update)
+  local before = release(meter)
+  local kept = before and before.amount or 0
+  local sharers = holders(meter) + 1
+  local units = div(less(room(meter), drops(meter, kept)), meter.period)
+  local want = min(update.want, meter.capacity)
+  local extra = min(less(want, kept), max(div(units, sharers), min(units, 1)))
+  local life = life_us(meter, update.life)
+  local until_us = now + life + div(life, 16) + LAPSE_MARGIN_US
+  local amount, cell = kept + extra, grant_cell(meter)
+  hold(meter, { amount = amount, until_us = until_us, cell = cell })
+  local flags = (amount < want and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
+  return format(TOLD, amount, life, units - extra, wait_us(meter, 1), cell, sharers, flags)
+end
+
+local function kept_us(meter)
+  local ticks = 2 * meter.period
+  if meter.kind == GCRA then
+    ticks = ticks_to_drain(meter, meter.level + drops(meter, meter.held + meter.held_before))
+  end
+  local held = LIFE_US_MAX + div(LIFE_US_MAX, 16) + LAPSE_MARGIN_US
+  return ticks_us(meter, ticks, DEBT_US_MAX) + held + RETENTION_US
+end
+
+local function milliseconds(us) return format(NUMBER, div_up(us, 1000)) end
+
+local function save_meter(meter, us)
+  local wanted = meter.wanted or { node = '-', units = 0, until_us = 0 }
+  local count = holders(meter)
+  local text = format(METER_WRITE, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
+    meter.held_before, meter.charged, meter.refunded, meter.loss, count, wanted.units, wanted.until_us, wanted.node)
+  redis.call('HSET', meter.key, 'm', text)
+  if meter.is_new then redis.call('HSET', meter.key, 't', meter.terms) end
+  if #meter.gone > 0 then
+    redis.call('HDEL', meter.key, unpack(meter.gone))
+    redis.call('ZREM', meter.ends, unpack(meter.gone))
+  end
+  local own = meter.own
+  if own then
+    local until_us = format(NUMBER, own.until_us)
+    redis.call('HSET', meter.key, node, format('%.0f %s %.0f', own.amount, until_us, own.cell))
+    redis.call('ZADD', meter.ends, until_us, node)
+  elseif meter.had_own then
+    redis.call('HDEL', meter.key, node)
+    redis.call('ZREM', meter.ends, node)
+  end
+  redis.call('PEXPIRE', meter.key, milliseconds(us))
+  if count > 0 then redis.call('PEXPIRE', meter.ends, milliseconds(us)) end
+end
+
+-- The store
+
+-- Where the store is, which life of it this is, and which life it took over from. One that does not say counts as always
+-- the same: then only what nodes remember tells that writes were lost.
+local function who_answers()
+  local place = '-'
+  if clustered == '1' then
+    local id = redis.pcall('CLUSTER', 'MYID')
+    if type(id) == 'string' then place = id end
+  end
+  local info = redis.pcall('INFO', 'replication')
+  if type(info) ~= 'string' then return place, '-', '-' end
+  return place, match(info, 'master_replid:(%x+)') or '-', match(info, 'master_replid2:(%x+)') or '-'
+end
+
+local function load_store()
+  local text = redis.call('GET', KEYS[1])
+  if not text then return { place = '', life = '', loss = 0, checked = 0, until_us = 0 } end
+  local place, life, loss, checked, until_us = match(text, '^(%S+) (%S+) (%d+) (%d+) (%d+)$')
+  return { place = place, life = life, loss = n(loss), checked = n(checked), until_us = n(until_us), known = true }
+end
+
+local function took_over(store)
+  if store.known and now >= store.checked and now - store.checked < IDENTITY_US then return false end
+  local place, life, parent = who_answers()
+  local another = store.known and store.life ~= life and (store.place == place or store.life == parent)
+  store.place, store.life, store.checked, store.changed = place, life, now, true
+  return another
+end
+
+-- The store's own key outlives every meter, or a loss would go unnoticed for those that are left.
+local function save_store(store, us)
+  us = max(us, LANE_RETENTION_US)
+  if not store.changed and now + us <= store.until_us then return end
+  store.until_us = max(store.until_us, now + us + div(us, 8))
+  local text =
+    format('%s %s %.0f %.0f %.0f', store.place, store.life, store.loss, store.checked, store.until_us)
+  redis.call('SET', KEYS[1], text, 'PX', milliseconds(min(store.until_us - now, 2 * DEBT_US_MAX)))
+end
+
+-- The call
+
+local answered = 0
+local lane = redis.call('GET', KEYS[2])
+if lane then
+  local last, reply = match(lane, '^(%d+) (.*)$')
+  answered = n(last)
+  if sequence == answered then return reply end
+  if sequence < answered then return 'outdated ' .. last end
+end
+
+local store = load_store()
+local taken_over = took_over(store)
+local lost = acknowledged > answered or taken_over
+if lost then store.loss, store.changed = now, true end
+
+local meters, said = {}, {}
+for i = 1, updates do
+  local terms, used, back, keep, want, life, cell = match(ARGV[1 + i], UPDATE)
+  local update =
+    { terms = terms, used = n(used), refund = n(back), keep = n(keep), want = n(want), life = n(life), cell = n(cell) }
+  meters[i], said[i] = load_meter(1 + 2 * i, terms), update
+  settle(meters[i], update, store.loss)
+end
+
+local decided = {}
+for i = 1, asks do
+  local numbers = {}
+  for number in string.gmatch(ARGV[1 + updates + i], '%d+') do numbers[#numbers + 1] = n(number) end
+  local cost, count = numbers[1], numbers[2]
+  local passed, denied_by, retry = count, 0, 0
+  for at = 3, #numbers do passed = min(passed, passes(meters[numbers[at] + 1], cost, count)) end
+  for at = 3, #numbers do
+    local meter = meters[numbers[at] + 1]
+    admit(meter, passed * cost)
+    if passed ~= count then
+      local wait = denial_us(meter, cost)
+      if wait > retry then denied_by, retry = numbers[at], wait end
+    end
+  end
+  decided[i] = format(DECIDED, passed, denied_by, retry)
+end
+
+local reply = { format(NUMBER, now), lost and '1' or '0' }
+local longest = 0
+for i = 1, updates do reply[#reply + 1] = grant(meters[i], said[i]) end
+for i = 1, asks do reply[#reply + 1] = decided[i] end
+reply = table.concat(reply, ' ')
+
+for i = 1, updates do
+  local us = kept_us(meters[i])
+  longest = max(longest, us)
+  save_meter(meters[i], us)
+end
+save_store(store, longest)
+redis.call('SET', KEYS[2], format(NUMBER, sequence) .. ' ' .. reply, 'PX', milliseconds(LANE_RETENTION_US))
+return reply
