@@ -14,7 +14,7 @@ use tidegate_core::origin::{Call, CallError, Reply};
 mod memory;
 pub mod redis;
 
-pub use memory::MemoryOrigin;
+pub use memory::{METERS_PER_PARTITION_MAX, MemoryOrigin};
 
 /// How many parts an origin has. A call is about one of them, and a cluster spreads them over its servers. Every node of a
 /// region must agree on this number, and on [`partition_of`]: to change either is to forget every meter.

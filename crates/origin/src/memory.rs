@@ -1,6 +1,5 @@
 //! An origin in the memory of one process: for tests, and for a region of one node.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use tidegate_core::origin::{Call, Partition, StoreId};
