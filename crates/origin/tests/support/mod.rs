@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
 
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,25 @@ impl Server {
         let port = free_port();
         let child = spawn(port, &dir, &arguments);
         let server = Self { child, port, dir, arguments };
+        server.wait_until_ready();
+        server
+    }
+
+    /// Starts a sentinel with this configuration.
+    pub fn start_sentinel(configuration: &Path) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let port = free_port();
+        let mut command = Command::new("redis-server");
+        command.arg(configuration).args([
+            "--sentinel",
+            "--port",
+            &port.to_string(),
+            "--unixsocket",
+            "socket",
+        ]);
+        let child =
+            command.current_dir(dir.path()).stdout(Stdio::null()).spawn().expect("redis-server starts");
+        let server = Self { child, port, dir, arguments: Vec::new() };
         server.wait_until_ready();
         server
     }
