@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use suite::proxy::{Proxy, Replies};
-use suite::{BURST, Lane, TIME_MAX, a_day, config, conforms, open, spend_all, update};
+use suite::{BURST, Lane, TIME_MAX, a_day, config, conforms, open, spend_all, update, wait_past_identity};
 use support::{Server, wait_until};
 use tidegate_core::origin::{Ask, Lapse};
 use tidegate_origin::redis::{Certificates, RedisOrigin, Servers};
@@ -114,6 +114,25 @@ async fn a_call_whose_answer_is_lost_is_charged_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_stuck_is_answered_another_way() {
+    let server = Server::start(&[]);
+    let terms = a_day(Lapse::Counted, 1);
+    for stuck in [0, 1] {
+        let proxy = Proxy::start(server.address()).await;
+        let origin: Arc<dyn Origin> = open(Servers::Single(proxy.url()));
+        let mut lane = Lane::new(&origin, 2);
+        let call = lane.next(vec![update(b"key", terms)], vec![Ask { meters: vec![0], cost: 1, count: 1 }]);
+        let both = async || tokio::join!(origin.call(2, &call), origin.hedge(2, &call));
+        while !matches!(both().await, (Ok(_), Ok(_))) {}
+        proxy.set(Replies::DropOn(stuck));
+        let (direct, hedged) = both().await;
+        assert_ne!(direct.is_ok(), hedged.is_ok(), "{direct:?}, {hedged:?}");
+    }
+    let origin = single(&server);
+    assert_eq!(Lane::new(&origin, 2).ask(b"key", terms, 1, 200).await, 98);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_hangs_holds_nobody_and_is_found_again() {
     let server = Server::start(&[]);
     let mut config = config(Servers::Single(server.url()));
@@ -190,11 +209,6 @@ async fn a_store_that_was_killed_counts_what_it_may_have_lost() {
         let forgives = Lane::new(&origin, 2).ask(b"other", a_day(Lapse::Forgiven, 1), 1, 100).await;
         assert_eq!(forgives, 100, "{kept}");
     }
-}
-
-/// The store is asked who it is twice in a second.
-async fn wait_past_identity() {
-    tokio::time::sleep(Duration::from_millis(600)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tidegate_core::origin::{
-    Ask, Call, CallError, Lapse, NodeId, OriginMeter, Partition, Reply, StoreId, Terms, Told, Update,
+    Ask, Call, CallError, Lapse, NodeId, OriginMeter, Partition, RECALL_US, Reply, StoreId, Terms, Told,
+    Update,
 };
 use tidegate_core::{Limit, PERIOD_US_MAX};
 
@@ -31,15 +32,94 @@ fn the_script_is_the_pure_transition() {
     let calls = from_environment("TIDEGATE_EQUALITY_CALLS").map_or(CALLS, |calls| calls as usize);
     let seed = from_environment("TIDEGATE_EQUALITY_SEED").unwrap_or(1);
     let server = Server::start(&[]);
+    let difference =
+        first_difference(&mut server.connection(), &source_with_given_time_and_place(), calls, seed);
+    assert_eq!(difference, None);
+}
+
+/// What the comparison is worth: every one of these scripts is wrong in one place, and none goes unnoticed.
+#[test]
+fn a_script_that_differs_is_noticed() {
+    let server = Server::start(&[]);
     let mut connection = server.connection();
     let source = source_with_given_time_and_place();
-    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(&source).query(&mut connection).expect("loads");
-    for history in 0..calls.div_ceil(CALLS_PER_HISTORY) as u64 {
+    let unnoticed = MUTANTS.iter().filter(|(from, to)| {
+        assert!(source.contains(from), "{from}");
+        let mutant = source.replacen(from, to, 1);
+        first_difference(&mut connection, &mutant, 2 * CALLS, 1).is_none()
+    });
+    assert_eq!(unnoticed.collect::<Vec<_>>(), Vec::<&(&str, &str)>::new());
+}
+
+const MUTANTS: [(&str, &str); 36] = [
+    ("DEBT_MAX = 1125899906842624", "DEBT_MAX = 1125899906842623"),
+    ("TOTAL_MAX = 4503599627370496", "TOTAL_MAX = 4503599627370495"),
+    ("NEVER_US = 4503599627370496", "NEVER_US = 4503599627370495"),
+    ("DEBT_US_MAX = 562949953421312", "DEBT_US_MAX = 62949953421312"),
+    ("LAPSES_PER_CALL = 8", "LAPSES_PER_CALL = 9"),
+    ("LAPSE_MARGIN_US = 300000", "LAPSE_MARGIN_US = 300001"),
+    ("LIFE_US_MAX = 10000000", "LIFE_US_MAX = 10000001"),
+    ("RECALL_US = 300000", "RECALL_US = 400000"),
+    ("RECALL_RETRY_US = 200000", "RECALL_RETRY_US = 200001"),
+    ("NUMBER = '%.0f'", "NUMBER = '%.14g'"),
+    ("floor((a + b - 1) / b)", "floor(a / b)"),
+    ("rest = less(holding.amount, meter[own])", "rest = 0"),
+    ("meter[other] = less(meter[other], rest)", ""),
+    (
+        "elseif cell + 1 == meter.cell then\n    meter.previous = min",
+        "elseif false then\n    meter.previous = min",
+    ),
+    ("meter.previous = less(meter.previous, rest)", ""),
+    ("units = div_up(meter.level, meter.period)", "units = div_up(meter.level, meter.period) + 1"),
+    ("meter.at = div(meter.at * tick, meter.tick)", ""),
+    ("or period * tick ~= meter.period * meter.tick", ""),
+    ("terms == meter.terms or ", "terms == meter.terms and "),
+    ("elseif cell > meter.cell then", "elseif true then"),
+    ("loss == known", "false"),
+    ("less(meter.full, drained)", "meter.full"),
+    (
+        "elseif cell + 1 == meter.cell then\n    meter.previous = max",
+        "elseif false then\n    meter.previous = max",
+    ),
+    ("now < loss + 2 * LIFE_US_MAX", "now < loss + LIFE_US_MAX"),
+    ("holding.until_us <= now", "holding.until_us < now"),
+    ("if holding.cell == grant_cell(meter) then\n    holding.amount", "if true then\n    holding.amount"),
+    ("meter.wanted.until_us <= now", "meter.wanted.until_us < now"),
+    ("min(meter.previous + meter.held_before, meter.units_max)", "meter.previous + meter.held_before"),
+    ("cost > meter.burst or", ""),
+    ("max(fading(meter), 1)", "fading(meter) + 1"),
+    ("if stands > meter.full then return meter.period - elapsed(meter) end", ""),
+    ("if wanted_by_others(meter) or not is_large", "if not is_large"),
+    ("or not helps", ""),
+    ("min(units, 1)", "0"),
+    ("div(life, 16)", "div_up(life, 16)"),
+    ("acknowledged > answered or", ""),
+];
+
+/// Applies random histories to both, and says where they first differ.
+fn first_difference(
+    connection: &mut redis::Connection,
+    source: &str,
+    calls: usize,
+    seed: u64,
+) -> Option<String> {
+    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(connection).expect("loads");
+    (0..calls.div_ceil(CALLS_PER_HISTORY) as u64).find_map(|history| {
         let mut world = World::new(Chance(seed << 32 | history));
         let steps: Vec<Step> = (0..CALLS_PER_HISTORY).map(|_| world.step()).collect();
-        compare_answers(&mut connection, &hash, &steps, (seed, history));
-        compare_meters(&mut connection, &world, (seed, history));
-    }
+        let compared =
+            compare_answers(connection, &hash, &steps).and_then(|()| compare_meters(connection, &world));
+        compared.err().map(|difference| format!("history {history} of seed {seed}: {difference}"))
+    })
+}
+
+/// An error that shows both where they differ.
+fn same<T: PartialEq + std::fmt::Debug>(
+    got: &T,
+    expected: &T,
+    what: impl Fn() -> String,
+) -> Result<(), String> {
+    if got == expected { Ok(()) } else { Err(format!("{}: {got:?} instead of {expected:?}", what())) }
 }
 
 fn from_environment(name: &str) -> Option<u64> {
@@ -67,7 +147,7 @@ struct Step {
     expected: Result<Reply, CallError>,
 }
 
-fn compare_answers(connection: &mut redis::Connection, hash: &str, steps: &[Step], at: (u64, u64)) {
+fn compare_answers(connection: &mut redis::Connection, hash: &str, steps: &[Step]) -> Result<(), String> {
     let mut pipe = redis::pipe();
     pipe.cmd("FLUSHALL").ignore();
     for step in steps {
@@ -77,56 +157,58 @@ fn compare_answers(connection: &mut redis::Connection, hash: &str, steps: &[Step
         let place = format!("{} {} {} {}", step.now_us, store.lineage, store.boot, store.parent);
         command.arg(script.arguments).arg(place);
     }
-    let answers: Vec<String> = pipe.query(connection).expect("answers");
+    let answers: Vec<String> = pipe.query(connection).map_err(|error| error.to_string())?;
     for (number, (step, answer)) in steps.iter().zip(&answers).enumerate() {
         let expected = match &step.expected {
             Ok(reply) => Answered::Reply(reply.clone()),
             Err(error) => Answered::Refused(*error),
         };
-        let got = wire::read(&step.call, answer);
-        let Step { now_us, call, .. } = step;
-        assert_eq!(got.as_ref(), Some(&expected), "{at:?}, call {number} at {now_us}: {call:?}: {answer}");
+        let what = || format!("call {number} at {}: {:?}: {answer}", step.now_us, step.call);
+        same(&wire::read(&step.call, answer), &Some(expected), what)?;
     }
+    Ok(())
 }
 
-fn compare_meters(connection: &mut redis::Connection, world: &World, at: (u64, u64)) {
+fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(), String> {
     let mut keys = 1 + world.nodes.iter().filter(|node| node.last.is_some()).count();
     for (name, meter) in world.partition.meters() {
-        let key = wire::meter_key(PARTITION, 'm', name);
-        let found: HashMap<String, String> = query(connection, "HGETALL", &key);
-        let (numbers, holders) = (numbers(&found["m"]), meter.holders().count());
-        assert_eq!(numbers[..10], meter.numbers(), "{at:?}, {name:?}");
-        assert_eq!(numbers[10], holders as u64);
-        assert_eq!(found["t"], wire::terms_text(meter.terms()), "{at:?}, {name:?}");
-        assert_eq!(found.len(), 2 + holders, "{at:?}, {name:?}: {found:?}");
-        compare_holders(connection, name, meter, &found);
+        compare_meter(connection, name, meter).map_err(|difference| format!("{name:?}: {difference}"))?;
         let kept_ms = (meter.expires_us() - world.touched[name]).div_ceil(1_000);
-        let left_ms: u64 = query(connection, "PTTL", &key);
-        assert!((kept_ms.saturating_sub(60_000)..=kept_ms).contains(&left_ms), "{left_ms} of {kept_ms}");
-        keys += 1 + usize::from(holders > 0);
+        let left_ms: u64 = query(connection, "PTTL", &wire::meter_key(PARTITION, 'm', name));
+        let is_near = (kept_ms.saturating_sub(60_000)..=kept_ms).contains(&left_ms);
+        same(&is_near, &true, || format!("{name:?} is kept {left_ms} ms of {kept_ms}"))?;
+        keys += 1 + usize::from(meter.holders().count() > 0);
     }
     let all: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(connection).expect("keys");
-    assert_eq!(all.len(), keys, "{at:?}");
-    for key in all {
-        assert!(query::<i64>(connection, "PTTL", &key) > 0, "{at:?}: {} has no expiry", key.escape_ascii());
-    }
+    same(&all.len(), &keys, || "keys".to_owned())?;
+    all.iter().try_for_each(|key| {
+        let ends = query::<i64>(connection, "PTTL", key) > 0;
+        same(&ends, &true, || format!("{} ends", key.escape_ascii()))
+    })
 }
 
-fn compare_holders(
-    connection: &mut redis::Connection,
-    name: &[u8],
-    meter: &OriginMeter,
-    found: &HashMap<String, String>,
-) {
-    let ends = wire::meter_key(PARTITION, 'e', name);
+fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &OriginMeter) -> Result<(), String> {
+    let found: HashMap<String, String> = query(connection, "HGETALL", &wire::meter_key(PARTITION, 'm', name));
+    let mut expected = HashMap::from([("t".to_owned(), wire::terms_text(meter.terms()))]);
+    let ends: Vec<(String, u64)> = redis::cmd("ZRANGE")
+        .arg(wire::meter_key(PARTITION, 'e', name))
+        .arg(&["0", "-1", "WITHSCORES"])
+        .query(connection)
+        .expect("ends");
+    let mut expected_ends = Vec::new();
     for (node, holding) in meter.holders() {
         let node = format!("{:016x}", node.0);
-        assert_eq!(numbers(&found[&node]), [holding.amount, holding.until_us, holding.cell]);
-        let score: Option<f64> =
-            redis::cmd("ZSCORE").arg(&ends).arg(&node).query(connection).expect("a score");
-        assert_eq!(score, Some(holding.until_us as f64));
+        expected_ends.push((node.clone(), holding.until_us));
+        expected.insert(node, format!("{} {} {}", holding.amount, holding.until_us, holding.cell));
     }
-    assert_eq!(query::<usize>(connection, "ZCARD", &ends), meter.holders().count());
+    expected_ends.sort_by_key(|(node, until_us)| (*until_us, node.clone()));
+    let mut kept = numbers(&found["m"]);
+    kept.truncate(11);
+    let holders = expected_ends.len() as u64;
+    same(&kept, &meter.numbers().into_iter().chain([holders]).collect(), || "numbers".to_owned())?;
+    expected.insert("m".to_owned(), found["m"].clone());
+    same(&found, &expected, || "fields".to_owned())?;
+    same(&ends, &expected_ends, || "ends".to_owned())
 }
 
 fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, command: &str, key: &[u8]) -> T {
@@ -140,6 +222,8 @@ fn numbers(text: &str) -> Vec<u64> {
 /// What happens to one partition.
 struct World {
     chance: Chance,
+    /// Whether many nodes hold parts of one meter, and are all not heard of for a while now and then.
+    is_crowded: bool,
     partition: Partition,
     now_us: u64,
     store: StoreId,
@@ -161,15 +245,18 @@ struct Node {
 
 impl World {
     fn new(mut chance: Chance) -> Self {
+        let is_crowded = chance.one_in(5);
         let names = [&b"key"[..], b"", b"a b\0\r\n{7}", &[255; 300]];
+        let most = if is_crowded { 1 } else { 4 };
         let names: Vec<Box<[u8]>> =
-            names[..chance.between(1, 4) as usize].iter().map(|name| Box::from(*name)).collect();
+            names[..chance.between(1, most) as usize].iter().map(|name| Box::from(*name)).collect();
         let terms = names
             .iter()
             .map(|_| (0..chance.between(1, 3)).map(|_| some_terms(&mut chance)).collect())
             .collect();
-        let ids = [0, u64::MAX, 1 << 63, 10, 9];
-        let nodes = ids[..chance.between(1, 5) as usize].iter().map(|id| Node {
+        let ids = [0, u64::MAX, 1 << 63, 10, 9, 8, 1 << 62, 7, 6, 5, 1 << 61, 4];
+        let nodes = chance.between(1, 5) as usize;
+        let nodes = ids[..if is_crowded { ids.len() } else { nodes }].iter().map(|id| Node {
             id: NodeId(*id),
             sequence: 0,
             last: None,
@@ -178,6 +265,7 @@ impl World {
         });
         Self {
             nodes: nodes.collect(),
+            is_crowded,
             partition: Partition::default(),
             now_us: START_US + chance.below(SECOND),
             store: StoreId { lineage: 1, boot: 1, parent: 0 },
@@ -202,6 +290,14 @@ impl World {
     }
 
     fn pass_time(&mut self) {
+        if self.chance.one_in(10) {
+            self.now_us = self.some_edge();
+            return;
+        }
+        if self.is_crowded {
+            self.now_us += if self.chance.one_in(40) { 15 * SECOND } else { self.chance.below(1_000) };
+            return;
+        }
         let terms = self.some_terms(0);
         let period_us = terms.period() * terms.tick_us();
         let chance = &mut self.chance;
@@ -226,6 +322,16 @@ impl World {
             self.now_us = START_US;
         }
         self.now_us = self.now_us + forward - back;
+    }
+
+    /// A moment at which something is just over, or just not.
+    fn some_edge(&mut self) -> u64 {
+        let ends = self.partition.meters().flat_map(|(_, meter)| meter.holders());
+        let mut edges: Vec<u64> =
+            ends.map(|(_, holding)| holding.until_us).filter(|end| *end > self.now_us).collect();
+        edges.sort_unstable();
+        edges.push(self.now_us + RECALL_US);
+        *self.chance.of(&edges) - self.chance.below(2)
     }
 
     fn some_terms(&mut self, meter: usize) -> Terms {
@@ -273,7 +379,11 @@ impl World {
             }
         };
         let refund = if chance.one_in(12) { chance.amount(&terms) } else { 0 };
-        let want = if chance.one_in(4) { 0 } else { chance.amount(&terms) };
+        let want = match chance.below(4) {
+            0 => 0,
+            _ if self.is_crowded => chance.between(1, 3),
+            _ => chance.amount(&terms),
+        };
         let life_us = match chance.below(5) {
             0 => chance.below(u64::MAX),
             1 => 0,

@@ -124,21 +124,21 @@ impl RedisOrigin {
             OriginError::Unknown(error.to_string())
         }
     }
-
-    /// The link that is there, if one of them is.
-    fn first_of<'a>(&self, first: &'a Link, second: &'a Link) -> &'a Link {
-        if !first.is_connected() && second.is_connected() { second } else { first }
-    }
 }
 
 impl Origin for RedisOrigin {
     fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
-        Box::pin(self.perform(self.first_of(&self.main, &self.spare), partition, call))
+        Box::pin(self.perform(first_of(&self.main, &self.spare), partition, call))
     }
 
     fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
-        Box::pin(self.perform(self.first_of(&self.spare, &self.main), partition, call))
+        Box::pin(self.perform(first_of(&self.spare, &self.main), partition, call))
     }
+}
+
+/// The link that is there, if one of them is.
+fn first_of<'a>(first: &'a Link, second: &'a Link) -> &'a Link {
+    if !first.is_connected() && second.is_connected() { second } else { first }
 }
 
 fn command(name: &str, script: &str, of: &Script) -> redis::Cmd {

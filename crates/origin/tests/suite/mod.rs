@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
 
+pub mod cluster;
 pub mod proxy;
 
 use std::sync::Arc;
@@ -98,6 +99,11 @@ pub fn config(servers: Servers) -> RedisConfig {
     config.connect_time_max = Duration::from_secs(10);
     config.call_time_max = Duration::from_secs(2);
     config
+}
+
+/// A store is asked who it is twice in a second: no hand-over that loses anything is as quick.
+pub async fn wait_past_identity() {
+    tokio::time::sleep(Duration::from_millis(600)).await;
 }
 
 /// What every origin does.

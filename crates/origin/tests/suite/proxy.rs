@@ -18,6 +18,8 @@ pub enum Replies {
     Delay(Duration),
     /// It is swallowed, and the connection stays open.
     Drop,
+    /// It is swallowed on one connection, by the order in which they were made.
+    DropOn(usize),
     /// The connection is cut instead.
     Cut,
 }
@@ -35,9 +37,10 @@ impl Proxy {
         let replies = Arc::new(watch::Sender::new(Replies::Pass));
         let rule = replies.subscribe();
         tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
+            for number in 0.. {
+                let Ok((client, _)) = listener.accept().await else { return };
                 if let Ok(store) = TcpStream::connect(store).await {
-                    tokio::spawn(carry(client, store, rule.clone()));
+                    tokio::spawn(carry(number, client, store, rule.clone()));
                 }
             }
         });
@@ -53,12 +56,12 @@ impl Proxy {
     }
 }
 
-async fn carry(client: TcpStream, store: TcpStream, rule: watch::Receiver<Replies>) {
+async fn carry(number: usize, client: TcpStream, store: TcpStream, rule: watch::Receiver<Replies>) {
     let (from_client, to_client) = client.into_split();
     let (from_store, to_store) = store.into_split();
     tokio::select! {
         () = requests(from_client, to_store) => {}
-        () = replies(from_store, to_client, rule) => {}
+        () = replies(number, from_store, to_client, rule) => {}
     }
 }
 
@@ -67,14 +70,20 @@ async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
 }
 
 #[allow(clippy::disallowed_methods, reason = "a network that is slow")]
-async fn replies(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, rule: watch::Receiver<Replies>) {
+async fn replies(
+    number: usize,
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    rule: watch::Receiver<Replies>,
+) {
     let mut bytes = vec![0; 65_536];
     while let Ok(count @ 1..) = from.read(&mut bytes).await {
         let now = *rule.borrow();
         match now {
-            Replies::Pass => {}
             Replies::Delay(time) => tokio::time::sleep(time).await,
             Replies::Drop => continue,
+            Replies::DropOn(which) if which == number => continue,
+            Replies::Pass | Replies::DropOn(_) => {}
             Replies::Cut => return,
         }
         if to.write_all(&bytes[..count]).await.is_err() {
