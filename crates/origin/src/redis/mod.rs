@@ -4,6 +4,14 @@
 //! writes is set with it. The script tells the time by the store's clock, and looks by itself which store it runs on, so
 //! that a restart or a promotion is noticed whatever way a call took.
 //!
+//! A store must not evict (`maxmemory-policy noeviction`): a meter that is gone is one that allows everything. Its user needs
+//! the keys `tg:*` and the commands `EVAL`, `EVALSHA`, `INFO`, `CLUSTER MYID`, `TIME`, `GET`, `SET`, `PEXPIRE`, `HGET`, `HMGET`,
+//! `HSET`, `HDEL`, `ZADD`, `ZREM` and `ZRANGEBYSCORE`; the client of a cluster also `CLUSTER SLOTS`.
+//!
+//! A store that was promoted counts as one that may have lost writes, also when it was handed over in good order, since
+//! nobody can tell. So does one whose replicas were all gone for an hour, when Redis begins its history anew. Two
+//! hand-overs in a row of a partition that nobody calls in between are not noticed, except by nodes whose writes were lost.
+//!
 //! A store takes part with everything that it says for itself: whoever may write to it may grant anything. It is reached
 //! over TLS, or over a network that nobody else is on.
 

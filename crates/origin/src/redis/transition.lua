@@ -16,6 +16,7 @@ local RECALL_US = 300000
 local RECALL_RETRY_US = 200000
 local RETENTION_US = 60000000
 local LANE_RETENTION_US = 3600000000
+local INDEX_EXTRA_US = 1000000
 -- How long the store is believed to be the one it was. Shorter: a promotion is noticed sooner; more work in each call.
 local IDENTITY_US = 500000
 
@@ -26,17 +27,27 @@ local DECIDED = '%.0f %.0f %.0f'
 local TERMS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
 local UPDATE = '^(%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
 local HOLDING = '^(%d+) (%d+) (%d+)$'
-local METER_READ = '^' .. string.rep('(%d+) ', 13) .. '(%S+)$'
-local METER_WRITE = string.rep('%.0f ', 13) .. '%s'
+local METER_READ = '^' .. string.rep('(%d+) ', 14) .. '(%S+)$'
+local METER_WRITE = string.rep('%.0f ', 14) .. '%s'
 
 local format, match, floor = string.format, string.match, math.floor
-local min, max = math.min, math.max
 local unpack = table.unpack or unpack
 
-local function n(text) return tonumber(text) end
+local n = tonumber
+local function min(a, b)
+  if a < b then return a end
+  return b
+end
+local function max(a, b)
+  if a > b then return a end
+  return b
+end
 local function div(a, b) return floor(a / b) end
 local function div_up(a, b) return floor((a + b - 1) / b) end
-local function less(a, b) return max(a - b, 0) end
+local function less(a, b)
+  if a > b then return a - b end
+  return 0
+end
 
 local node, sequence, acknowledged, clustered, updates, asks =
   match(ARGV[1], '^(%x+) (%d+) (%d+) (%d) (%d+) (%d+)$')
@@ -47,13 +58,24 @@ local now = time[1] * 1000000 + time[2]
 
 -- Terms
 
-local function set_terms(meter, text)
+local parsed = {}
+
+local function parse_terms(text)
   local kind, amount, period, tick, burst, capacity, counted, version = match(text, TERMS)
+  local terms = { kind = n(kind), amount = n(amount), period = n(period), tick = n(tick), burst = n(burst) }
+  terms.capacity, terms.counted, terms.version = n(capacity), n(counted) == 1, n(version)
+  terms.units_max, terms.full = div(DEBT_MAX, terms.period), terms.capacity * terms.period
+  parsed[text] = terms
+  return terms
+end
+
+-- Most meters of a call are under few limits.
+local function set_terms(meter, text)
   meter.terms = text
-  meter.kind, meter.amount, meter.period, meter.tick = n(kind), n(amount), n(period), n(tick)
-  meter.burst, meter.capacity, meter.counted, meter.version = n(burst), n(capacity), n(counted) == 1, n(version)
-  meter.units_max = div(DEBT_MAX, meter.period)
-  meter.full = meter.capacity * meter.period
+  local terms = parsed[text] or parse_terms(text)
+  meter.kind, meter.amount, meter.period, meter.tick = terms.kind, terms.amount, terms.period, terms.tick
+  meter.burst, meter.capacity, meter.counted = terms.burst, terms.capacity, terms.counted
+  meter.version, meter.units_max, meter.full = terms.version, terms.units_max, terms.full
 end
 
 local function drops(meter, units) return min(units, meter.units_max) * meter.period end
@@ -79,17 +101,18 @@ local function load_meter(place, terms)
     meter.level, meter.at = 0, div(now, meter.tick)
     meter.cell, meter.current, meter.previous = div(meter.at, meter.period), 0, 0
     meter.held, meter.held_before, meter.charged, meter.refunded, meter.loss = 0, 0, 0, 0, 0
-    meter.others = 0
+    meter.others, meter.ends_us = 0, 0
     return meter
   end
   set_terms(meter, found[1])
-  local level, at, cell, current, previous, held, held_before, charged, refunded, loss, holders, units, until_us, whose =
-    match(found[2], METER_READ)
+  local level, at, cell, current, previous, held, held_before, charged, refunded, loss, holders, ends_us, units, until_us,
+    whose = match(found[2], METER_READ)
   meter.level, meter.at, meter.cell = n(level), n(at), n(cell)
   meter.current, meter.previous = n(current), n(previous)
   meter.held, meter.held_before = n(held), n(held_before)
   meter.charged, meter.refunded, meter.loss = n(charged), n(refunded), n(loss)
-  meter.others = n(holders)
+  meter.others, meter.ends_us = n(holders), n(ends_us)
+  meter.is_held = meter.others > 0
   if whose ~= '-' then meter.wanted = { node = whose, units = n(units), until_us = n(until_us) } end
   if found[3] then
     local amount, ends, of = match(found[3], HOLDING)
@@ -220,17 +243,19 @@ local function write_off(meter, holding)
 end
 
 local function lapse_others(meter)
-  if holders(meter) == 0 then return end
+  if meter.others == 0 then return end
   local over = redis.call('ZRANGEBYSCORE', meter.ends, '-inf', format(NUMBER, now), 'LIMIT', 0, LAPSES_PER_CALL)
   for _, other in ipairs(over) do
-    local text = other ~= node and redis.call('HGET', meter.key, other)
-    if text then
-      local amount, until_us, cell = match(text, HOLDING)
-      local holding = { amount = n(amount), until_us = n(until_us), cell = n(cell) }
-      meter.others = meter.others - 1
+    if other ~= node then
       meter.gone[#meter.gone + 1] = other
-      free(meter, holding)
-      write_off(meter, holding)
+      local text = redis.call('HGET', meter.key, other)
+      if text then
+        local amount, until_us, cell = match(text, HOLDING)
+        local holding = { amount = n(amount), until_us = n(until_us), cell = n(cell) }
+        meter.others = meter.others - 1
+        free(meter, holding)
+        write_off(meter, holding)
+      end
     end
   end
 end
@@ -360,28 +385,36 @@ end
 
 local function milliseconds(us) return format(NUMBER, div_up(us, 1000)) end
 
+-- A key is kept a little longer than it has to be, so that not every call has to say for how long.
 local function save_meter(meter, us)
   local wanted = meter.wanted or { node = '-', units = 0, until_us = 0 }
   local count = holders(meter)
-  local text = format(METER_WRITE, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
-    meter.held_before, meter.charged, meter.refunded, meter.loss, count, wanted.units, wanted.until_us, wanted.node)
-  redis.call('HSET', meter.key, 'm', text)
-  if meter.is_new then redis.call('HSET', meter.key, 't', meter.terms) end
+  local expires = now + us > meter.ends_us
+  if expires then meter.ends_us = now + us + div(us, 8) end
+  local fields = { 'm', format(METER_WRITE, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
+    meter.held_before, meter.charged, meter.refunded, meter.loss, count, meter.ends_us, wanted.units, wanted.until_us,
+    wanted.node) }
+  if meter.is_new then fields[3], fields[4] = 't', meter.terms end
+  local own = meter.own
+  if own then
+    local until_us = format(NUMBER, own.until_us)
+    fields[#fields + 1] = node
+    fields[#fields + 1] = format('%.0f %s %.0f', own.amount, until_us, own.cell)
+    redis.call('ZADD', meter.ends, until_us, node)
+  elseif meter.had_own then
+    meter.gone[#meter.gone + 1] = node
+  end
+  redis.call('HSET', meter.key, unpack(fields))
   if #meter.gone > 0 then
     redis.call('HDEL', meter.key, unpack(meter.gone))
     redis.call('ZREM', meter.ends, unpack(meter.gone))
   end
-  local own = meter.own
-  if own then
-    local until_us = format(NUMBER, own.until_us)
-    redis.call('HSET', meter.key, node, format('%.0f %s %.0f', own.amount, until_us, own.cell))
-    redis.call('ZADD', meter.ends, until_us, node)
-  elseif meter.had_own then
-    redis.call('HDEL', meter.key, node)
-    redis.call('ZREM', meter.ends, node)
+  if expires then redis.call('PEXPIRE', meter.key, milliseconds(meter.ends_us - now)) end
+  -- The index is made anew with the first holder, and outlives what it is an index of: a grant that is not in it would
+  -- never lapse.
+  if count > 0 and (expires or not meter.is_held) then
+    redis.call('PEXPIRE', meter.ends, milliseconds(meter.ends_us - now + INDEX_EXTRA_US))
   end
-  redis.call('PEXPIRE', meter.key, milliseconds(us))
-  if count > 0 then redis.call('PEXPIRE', meter.ends, milliseconds(us)) end
 end
 
 -- The store

@@ -17,7 +17,7 @@ impl Cluster {
         create.extend(addresses.iter().map(String::as_str));
         create.extend(["--cluster-replicas", "1"]);
         let cluster = Self { servers };
-        cluster.manage(&create);
+        Self::manage(&create);
         cluster.wait_until_whole();
         cluster
     }
@@ -27,7 +27,7 @@ impl Cluster {
     }
 
     /// Runs a command of `redis-cli --cluster`.
-    pub fn manage(&self, arguments: &[&str]) {
+    pub fn manage(arguments: &[&str]) {
         let mut command = Command::new("redis-cli");
         command.arg("--cluster").args(arguments).arg("--cluster-yes").stdout(Stdio::null());
         assert!(command.status().expect("redis-cli runs").success(), "{arguments:?}");

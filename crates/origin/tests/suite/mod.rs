@@ -78,6 +78,30 @@ impl Lane {
         self.make(&call).await.asks[0].passed
     }
 
+    /// Waits until a loss is taken into account: a store is asked who it is twice in a second, and a meter that must hold
+    /// then has no room.
+    pub async fn until_full(&mut self, key: &[u8], terms: Terms) {
+        self.until("a full meter", key, terms, |_, room| room == 0).await;
+    }
+
+    /// Waits until this lane is told of a loss.
+    pub async fn until_lost(&mut self, key: &[u8], terms: Terms) {
+        self.until("a word of the loss", key, terms, |lost, _| lost).await;
+    }
+
+    async fn until(&mut self, what: &str, key: &[u8], terms: Terms, condition: fn(bool, u64) -> bool) {
+        let deadline = Instant::now() + TIME_MAX;
+        loop {
+            let call = self.next(vec![update(key, terms)], Vec::new());
+            let room = self.make(&call).await.told[0].room;
+            if condition(self.lost, room) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "waited {TIME_MAX:?} for {what}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Reports what was used, keeps nothing, and gets what it wants, if it can.
     pub async fn hold(&mut self, key: &[u8], terms: Terms, used: u64, want: u64) -> u64 {
         let call = self.next(vec![Update { used, want, ..update(key, terms) }], Vec::new());
@@ -99,11 +123,6 @@ pub fn config(servers: Servers) -> RedisConfig {
     config.connect_time_max = Duration::from_secs(10);
     config.call_time_max = Duration::from_secs(2);
     config
-}
-
-/// A store is asked who it is twice in a second: no hand-over that loses anything is as quick.
-pub async fn wait_past_identity() {
-    tokio::time::sleep(Duration::from_millis(600)).await;
 }
 
 /// What every origin does.
@@ -187,7 +206,8 @@ async fn a_full_call_is_taken(origin: &Arc<dyn Origin>) {
     let name = |number: usize| format!("full {number}").into_bytes();
     let terms = a_day(Lapse::Counted, 1);
     let updates = (0..UPDATES_PER_CALL_MAX).map(|number| Update { want: 1, ..update(&name(number), terms) });
-    let asks = (0..UPDATES_PER_CALL_MAX).map(|number| Ask { meters: vec![number as u16], cost: 1, count: 2 });
+    let meters = 0u16..;
+    let asks = meters.take(UPDATES_PER_CALL_MAX).map(|meter| Ask { meters: vec![meter], cost: 1, count: 2 });
     let call = lane.next(updates.collect(), asks.collect());
     let reply = lane.make(&call).await;
     assert!(reply.told.iter().all(|told| told.grant == 1));
