@@ -255,7 +255,7 @@ async fn tls_and_a_user_with_a_password_are_spoken() {
     ]);
     // What the documentation says that it needs, and nothing else.
     let user = "SETUSER tide on >pass ~tg:* -@all +eval +evalsha +info +cluster|myid +time +get +set +pexpire +hget +hmget \
-                +hset +hdel +zadd +zrem +zrangebyscore";
+                +hset +hdel +zadd +zrem +zrangebyscore +zrevrangebyscore";
     let user: Vec<&str> = user.split_whitespace().collect();
     redis::cmd("ACL").arg(&user).exec(&mut server.connection()).expect("a user");
     let opened = |user: &str, roots| {

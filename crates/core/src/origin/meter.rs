@@ -21,6 +21,9 @@ pub const LAPSE_MARGIN_US: u64 = 300_000;
 /// The longest life of a grant, µs.
 pub const LIFE_US_MAX: u64 = 10_000_000;
 
+/// The longest that an origin believes in a grant, µs.
+const HELD_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
+
 /// How long what comes back is kept for a request that was too large, µs: long enough for the holders' next flushes.
 pub const RECALL_US: u64 = 300_000;
 
@@ -170,8 +173,7 @@ impl OriginMeter {
             Algorithm::Gcra => self.terms.ticks_to_drain(self.level + self.terms.drops(self.held())),
             Algorithm::SlidingWindow => 2 * self.terms.period(),
         };
-        let held_us = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
-        self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + held_us + RETENTION_US
+        self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + HELD_US_MAX + RETENTION_US
     }
 
     /// Brings the meter up to the present and takes in what the node says. Whether what the node held had been written off.
@@ -180,12 +182,13 @@ impl OriginMeter {
         self.roll(moment.now_us);
         self.distrust(moment);
         self.lapse_others(moment);
+        self.shorten_others(moment);
         let lapsed = self.settle_own(moment, update);
         self.refund(update.refund);
         self.seen_us = moment.now_us;
-        if self.wanted.is_some_and(|wanted| wanted.until_us <= moment.now_us) {
-            self.wanted = None;
-        }
+        // Neither what is over is kept, nor what was kept before the clock was set back.
+        let kept = moment.now_us + 1..=moment.now_us + RECALL_US;
+        self.wanted = self.wanted.filter(|wanted| kept.contains(&wanted.until_us));
         lapsed
     }
 
@@ -286,6 +289,27 @@ impl OriginMeter {
         for node in over {
             if let Some(holding) = self.release(node) {
                 self.write_off(holding);
+            }
+        }
+    }
+
+    /// Grants that end later than any could, since the clock was set back, end as late as they may.
+    fn shorten_others(&mut self, moment: Moment) {
+        let latest_us = moment.now_us + HELD_US_MAX;
+        let ahead: Vec<(u64, NodeId)> = self
+            .by_end
+            .iter()
+            .rev()
+            .take(LAPSES_PER_CALL)
+            .take_while(|(until_us, _)| *until_us > latest_us)
+            .filter(|(_, node)| *node != moment.node)
+            .copied()
+            .collect();
+        for (until_us, node) in ahead {
+            self.by_end.remove(&(until_us, node));
+            self.by_end.insert((latest_us, node));
+            if let Some(holding) = self.holders.get_mut(&node) {
+                holding.until_us = latest_us;
             }
         }
     }

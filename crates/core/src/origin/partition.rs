@@ -497,6 +497,23 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_set_back_leaves_nothing_held_for_longer_than_a_grant_lives() {
+        let terms = ten_per_second(Lapse::Forgiven);
+        let mut partition = Partition::default();
+        let (mut dead, mut large, mut other) =
+            (Caller::new(1, terms), Caller::new(2, terms), Caller::new(3, terms));
+        dead.say(&mut partition, START, (0, 0, 8));
+        assert_eq!(large.ask(&mut partition, START, 10, 1).passed, 0, "what the other holds is called back");
+        let back = START - 900 * SECOND;
+        assert_eq!(
+            other.ask(&mut partition, back, 1, 99).passed,
+            2,
+            "and not kept until the clock is there again"
+        );
+        assert_eq!(other.ask(&mut partition, back + 12 * SECOND, 1, 99).passed, 10);
+    }
+
+    #[test]
     fn what_is_over_is_forgotten() {
         let mut partition = Partition::default();
         let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));

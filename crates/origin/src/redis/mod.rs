@@ -6,7 +6,7 @@
 //!
 //! A store must not evict (`maxmemory-policy noeviction`): a meter that is gone is one that allows everything. Its user needs
 //! the keys `tg:*` and the commands `EVAL`, `EVALSHA`, `INFO`, `CLUSTER MYID`, `TIME`, `GET`, `SET`, `PEXPIRE`, `HGET`, `HMGET`,
-//! `HSET`, `HDEL`, `ZADD`, `ZREM` and `ZRANGEBYSCORE`; the client of a cluster also `CLUSTER SLOTS`.
+//! `HSET`, `HDEL`, `ZADD`, `ZREM`, `ZRANGEBYSCORE` and `ZREVRANGEBYSCORE`; the client of a cluster also `CLUSTER SLOTS`.
 //!
 //! A store that was promoted counts as one that may have lost writes, also when it was handed over in good order, since
 //! nobody can tell. So does one whose replicas were all gone for an hour, when Redis begins its history anew. Two

@@ -12,6 +12,7 @@ local DEBT_US_MAX = 562949953421312
 local LAPSES_PER_CALL = 8
 local LAPSE_MARGIN_US = 300000
 local LIFE_US_MAX = 10000000
+local HELD_US_MAX = 10925000
 local RECALL_US = 300000
 local RECALL_RETRY_US = 200000
 local RETENTION_US = 60000000
@@ -27,8 +28,8 @@ local DECIDED = '%.0f %.0f %.0f'
 local TERMS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
 local UPDATE = '^(%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
 local HOLDING = '^(%d+) (%d+) (%d+)$'
-local METER_READ = '^' .. string.rep('(%d+) ', 14) .. '(%S+)$'
-local METER_WRITE = string.rep('%.0f ', 14) .. '%s'
+local METER_READ = '^' .. string.rep('(%d+) ', 15) .. '(%S+)$'
+local METER_WRITE = string.rep('%.0f ', 15) .. '%s'
 
 local format, match, floor = string.format, string.match, math.floor
 local unpack = table.unpack or unpack
@@ -93,7 +94,7 @@ end
 -- One meter
 
 local function load_meter(place, terms)
-  local meter = { key = KEYS[place], ends = KEYS[place + 1], gone = {} }
+  local meter = { key = KEYS[place], ends = KEYS[place + 1], gone = {}, shortened = {} }
   local found = redis.call('HMGET', meter.key, 't', 'm', node)
   if not found[2] then
     set_terms(meter, terms)
@@ -101,17 +102,17 @@ local function load_meter(place, terms)
     meter.level, meter.at = 0, div(now, meter.tick)
     meter.cell, meter.current, meter.previous = div(meter.at, meter.period), 0, 0
     meter.held, meter.held_before, meter.charged, meter.refunded, meter.loss = 0, 0, 0, 0, 0
-    meter.others, meter.ends_us = 0, 0
+    meter.others, meter.ends_us, meter.latest_us = 0, 0, 0
     return meter
   end
   set_terms(meter, found[1])
-  local level, at, cell, current, previous, held, held_before, charged, refunded, loss, holders, ends_us, units, until_us,
-    whose = match(found[2], METER_READ)
+  local level, at, cell, current, previous, held, held_before, charged, refunded, loss, holders, ends_us,
+    latest_us, units, until_us, whose = match(found[2], METER_READ)
   meter.level, meter.at, meter.cell = n(level), n(at), n(cell)
   meter.current, meter.previous = n(current), n(previous)
   meter.held, meter.held_before = n(held), n(held_before)
   meter.charged, meter.refunded, meter.loss = n(charged), n(refunded), n(loss)
-  meter.others, meter.ends_us = n(holders), n(ends_us)
+  meter.others, meter.ends_us, meter.latest_us = n(holders), n(ends_us), n(latest_us)
   meter.is_held = meter.others > 0
   if whose ~= '-' then meter.wanted = { node = whose, units = n(units), until_us = n(until_us) } end
   if found[3] then
@@ -260,6 +261,22 @@ local function lapse_others(meter)
   end
 end
 
+-- No grant ends later than `latest_us`, so after a clock was set back, and only then, there is something to look for.
+local function shorten_others(meter)
+  local latest_us = now + HELD_US_MAX
+  if meter.others == 0 or meter.latest_us <= latest_us then return end
+  local text = format(NUMBER, latest_us)
+  local ahead = redis.call('ZREVRANGEBYSCORE', meter.ends, '+inf', '(' .. text, 'LIMIT', 0, LAPSES_PER_CALL)
+  for _, other in ipairs(ahead) do
+    local holding = other ~= node and redis.call('HGET', meter.key, other)
+    if holding then
+      local amount, cell = match(holding, '^(%d+) %d+ (%d+)$')
+      meter.shortened[#meter.shortened + 1] = { node = other, holding = amount .. ' ' .. text .. ' ' .. cell, ends = text }
+    end
+  end
+  if #ahead < LAPSES_PER_CALL then meter.latest_us = latest_us end
+end
+
 local function settle_own(meter, update, loss)
   local holding = release(meter)
   if not holding then
@@ -285,9 +302,11 @@ local function settle(meter, update, loss)
   roll(meter)
   distrust(meter, loss)
   lapse_others(meter)
+  shorten_others(meter)
   update.lapsed = settle_own(meter, update, loss)
   refund(meter, update.refund)
-  if meter.wanted and meter.wanted.until_us <= now then meter.wanted = nil end
+  local wanted = meter.wanted
+  if wanted and (wanted.until_us <= now or wanted.until_us > now + RECALL_US) then meter.wanted = nil end
 end
 
 local function elapsed(meter) return meter.at - meter.cell * meter.period end
@@ -370,6 +389,7 @@ local function grant(meter, update)
   local until_us = now + life + div(life, 16) + LAPSE_MARGIN_US
   local amount, cell = kept + extra, grant_cell(meter)
   hold(meter, { amount = amount, until_us = until_us, cell = cell })
+  meter.latest_us = max(meter.latest_us, until_us)
   local flags = (amount < want and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
   return format(TOLD, amount, life, units - extra, wait_us(meter, 1), cell, sharers, flags)
 end
@@ -379,8 +399,7 @@ local function kept_us(meter)
   if meter.kind == GCRA then
     ticks = ticks_to_drain(meter, meter.level + drops(meter, meter.held + meter.held_before))
   end
-  local held = LIFE_US_MAX + div(LIFE_US_MAX, 16) + LAPSE_MARGIN_US
-  return ticks_us(meter, ticks, DEBT_US_MAX) + held + RETENTION_US
+  return ticks_us(meter, ticks, DEBT_US_MAX) + HELD_US_MAX + RETENTION_US
 end
 
 local function milliseconds(us) return format(NUMBER, div_up(us, 1000)) end
@@ -391,9 +410,10 @@ local function save_meter(meter, us)
   local count = holders(meter)
   local expires = now + us > meter.ends_us
   if expires then meter.ends_us = now + us + div(us, 8) end
-  local fields = { 'm', format(METER_WRITE, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
-    meter.held_before, meter.charged, meter.refunded, meter.loss, count, meter.ends_us, wanted.units, wanted.until_us,
-    wanted.node) }
+  local text = format(METER_WRITE, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
+    meter.held_before, meter.charged, meter.refunded, meter.loss, count, meter.ends_us, meter.latest_us, wanted.units,
+    wanted.until_us, wanted.node)
+  local fields = { 'm', text }
   if meter.is_new then fields[3], fields[4] = 't', meter.terms end
   local own = meter.own
   if own then
@@ -408,6 +428,10 @@ local function save_meter(meter, us)
   if #meter.gone > 0 then
     redis.call('HDEL', meter.key, unpack(meter.gone))
     redis.call('ZREM', meter.ends, unpack(meter.gone))
+  end
+  for _, other in ipairs(meter.shortened) do
+    redis.call('HSET', meter.key, other.node, other.holding)
+    redis.call('ZADD', meter.ends, other.ends, other.node)
   end
   if expires then redis.call('PEXPIRE', meter.key, milliseconds(meter.ends_us - now)) end
   -- The index is made anew with the first holder, and outlives what it is an index of: a grant that is not in it would
