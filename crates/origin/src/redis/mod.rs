@@ -104,6 +104,7 @@ impl RedisOrigin {
         call: &Call,
     ) -> Result<Reply, OriginError> {
         let script = Script::of(partition, call, self.config.is_cluster());
+        let answers = connected.answers();
         let mut answer = connected.ask(&command("EVALSHA", &self.hash, &script)).await;
         if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
             answer = connected.ask(&command("EVAL", SOURCE, &script)).await;
@@ -115,7 +116,10 @@ impl RedisOrigin {
                 None => Err(OriginError::Unknown("the answer makes no sense".to_owned())),
             },
             Err(error) => {
-                if needs_another_connection(&error) {
+                if self.config.is_cluster() {
+                    // It mends what leads to each of its servers by itself, and the others go on meanwhile.
+                    link.renew_if_silent(&connected, answers);
+                } else if needs_another_connection(&error) {
                     link.renew(&connected);
                 }
                 Err(self.classify(&error))

@@ -2,6 +2,8 @@
 
 use std::process::{Command, Stdio};
 
+use tidegate_origin::PARTITIONS;
+
 use crate::support::{START_TIME_MAX, Server, wait_until};
 
 pub struct Cluster {
@@ -66,12 +68,29 @@ impl Cluster {
         ask::<String>(&self.servers[server], &["INFO", "replication"]).contains("role:master")
     }
 
+    /// The partitions whose slots are below `end`.
+    pub fn partitions_below(&self, end: u64) -> Vec<u16> {
+        let mut connection = self.servers[0].connection();
+        let mut slots = redis::pipe();
+        for partition in 0..PARTITIONS {
+            slots.cmd("CLUSTER").arg("KEYSLOT").arg(format!("tg:{{{partition}}}:s"));
+        }
+        let slots: Vec<u64> = slots.query(&mut connection).expect("slots");
+        (0..PARTITIONS).zip(slots).filter(|(_, slot)| *slot < end).map(|(partition, _)| partition).collect()
+    }
+
+    /// The master that owns a partition, of those that run.
+    pub fn owner(&self, partition: u16) -> Option<usize> {
+        let running: Vec<usize> =
+            (0..6).filter(|server| self.servers[*server].try_connection().is_ok()).collect();
+        let key = format!("tg:{{{partition}}}:s");
+        let slot: u64 = ask(&self.servers[*running.first()?], &["CLUSTER", "KEYSLOT", &key]);
+        running.into_iter().find(|server| self.is_master(*server) && owns(&self.servers[*server], slot))
+    }
+
     /// The master that owns a partition, and its replica.
     pub fn of_partition(&self, partition: u16) -> (usize, usize) {
-        let key = format!("tg:{{{partition}}}:s");
-        let slot: u64 = ask(&self.servers[0], &["CLUSTER", "KEYSLOT", &key]);
-        let master = (0..6).find(|server| self.is_master(*server) && owns(&self.servers[*server], slot));
-        let master = master.expect("an owner");
+        let master = self.owner(partition).expect("an owner");
         let port = self.servers[master].port().to_string();
         let replica = (0..6).find(|server| {
             let info: String = ask(&self.servers[*server], &["INFO", "replication"]);
