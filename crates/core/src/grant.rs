@@ -3,7 +3,7 @@
 //! Inside the grant a request passes. After the origin said that it has nothing left, a request is denied until the time
 //! that was told. Otherwise the origin has to be asked ([`Retry::Ask`]).
 
-use crate::limit::{Algorithm, Limit};
+use crate::limit::Limit;
 use crate::verdict::{Retry, Verdict};
 
 /// The longest grant and the longest denial that a meter can hold, µs. What is longer is asked for again.
@@ -127,12 +127,12 @@ impl Allowance {
 
     fn allowed(&self, limit: &Limit, left: u32) -> Verdict {
         let remaining = self.remaining(limit, left);
-        Verdict::Allow { remaining, reset_after_us: reset_after_us(limit, remaining) }
+        Verdict::Allow { remaining, reset_after_us: limit.reset_after_us(remaining) }
     }
 
     fn denial(&self, limit: &Limit, now_us: u64, retry: Retry) -> Verdict {
         let remaining = self.remaining(limit, if self.is_alive(now_us) { self.left } else { 0 });
-        Verdict::Deny { remaining, reset_after_us: reset_after_us(limit, remaining), retry }
+        Verdict::Deny { remaining, reset_after_us: limit.reset_after_us(remaining), retry }
     }
 
     /// What this node holds and what was left for anyone, as far as the origin's last word tells.
@@ -185,16 +185,6 @@ impl Allowance {
 /// Rounded down: a node rather asks a moment too early than goes on too long.
 fn ms(us: u64) -> u16 {
     u16::try_from(us / US_PER_MS).unwrap_or(u16::MAX)
-}
-
-/// How long until the meter is as good as new, if what remains is as told.
-fn reset_after_us(limit: &Limit, remaining: u32) -> u64 {
-    let used = limit.burst() - remaining;
-    match limit.algorithm() {
-        Algorithm::Gcra => limit.unit.times(used, limit.denominator()).ceil_us(),
-        Algorithm::SlidingWindow if used == 0 => 0,
-        Algorithm::SlidingWindow => limit.period_us(),
-    }
 }
 
 #[cfg(not(loom))]

@@ -190,6 +190,32 @@ impl Limit {
         Duration::from_micros(self.period_us)
     }
 
+    /// How long until a meter is as good as new of which `remaining` can still be spent, µs: as well as that tells, which for
+    /// a sliding window is not very well.
+    pub fn reset_after_us(&self, remaining: u32) -> u64 {
+        let used = self.burst.saturating_sub(remaining);
+        match self.algorithm {
+            Algorithm::Gcra => self.unit.times(used, self.denominator()).ceil_us(),
+            Algorithm::SlidingWindow if used == 0 => 0,
+            Algorithm::SlidingWindow => self.period_us,
+        }
+    }
+
+    /// This limit's part for one of `nodes` that cannot ask each other: the rate divided, and the burst, of which each has at
+    /// least one. Together they pass at most the rate, and at most one for each node above the burst.
+    #[must_use]
+    pub fn part(&self, nodes: u32) -> Self {
+        let nodes = u64::from(nodes.max(1));
+        let period = Duration::from_micros((self.period_us.saturating_mul(nodes)).min(PERIOD_US_MAX));
+        let burst = (u64::from(self.burst) / nodes).max(1);
+        let part = match self.algorithm {
+            Algorithm::Gcra => Self::gcra(self.amount.into(), period).and_then(|part| part.with_burst(burst)),
+            Algorithm::SlidingWindow => Self::sliding_window(burst, Duration::from_micros(self.period_us)),
+        };
+        // A part is inside the ranges that the whole is in, but for the longest of them: those are not divided.
+        part.unwrap_or(Self { at_origin: false, ..*self })
+    }
+
     /// Whether the limit lets nothing pass, ever.
     #[inline]
     pub const fn is_blocked(&self) -> bool {

@@ -66,6 +66,17 @@ impl Gate {
         self.ask(self.space.digest(parts))
     }
 
+    /// The same keys at an origin, in meters of their own: what is held of a limit is not what is spent of one.
+    #[cfg(feature = "region")]
+    pub(crate) fn at_origin(&self, space: KeySpace) -> Self {
+        Self { limit: self.limit.at_origin(), space, ..self.clone() }
+    }
+
+    #[cfg(feature = "region")]
+    pub(crate) fn space(&self) -> KeySpace {
+        self.space
+    }
+
     #[inline]
     fn ask(&self, digest: Digest) -> Ask<'_> {
         Ask { gate: self, digest, cost: 1 }

@@ -37,6 +37,8 @@ pub mod headers;
 #[cfg(feature = "tower")]
 pub mod layer;
 mod limiter;
+#[cfg(feature = "region")]
+pub mod region;
 mod reservation;
 
 pub use clock::{Clock, ManualClock, SystemClock};

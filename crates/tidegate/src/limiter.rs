@@ -607,6 +607,12 @@ fn first_repeated<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     names.into_iter().find(|name| !seen.insert(*name))
 }
 
+/// A name for a process that none had before.
+#[cfg(feature = "region")]
+pub(crate) fn random_name() -> Result<u64, BuildError> {
+    getrandom::u64().map_err(|error| BuildError::Secret(error.to_string()))
+}
+
 #[expect(clippy::disallowed_methods, reason = "this is where the seed comes from unless one was given")]
 fn random_secret() -> Result<Secret, BuildError> {
     let mut bytes = [0; 16];

@@ -1,0 +1,92 @@
+//! A region's shared store of meters.
+//!
+//! Nodes ask an [`Origin`] for grants and report what they used of them. What an origin does with a call is decided by one
+//! pure function, [`Partition::apply`](tidegate_core::origin::Partition::apply): [`MemoryOrigin`] runs it, and
+//! [`RedisOrigin`](redis::RedisOrigin) runs a script that is tested against it, call by call.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use siphasher::sip::SipHasher13;
+use tidegate_core::origin::{Call, CallError, Reply};
+
+mod memory;
+pub mod redis;
+
+pub use memory::{METERS_PER_PARTITION_MAX, MemoryOrigin};
+
+/// How many parts an origin has. A call is about one of them, and a cluster spreads them over its servers. Every node of a
+/// region must agree on this number, and on [`partition_of`]: to change either is to forget every meter.
+pub const PARTITIONS: u16 = 1_024;
+
+/// The answer to a call, when it comes.
+pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Reply, OriginError>> + Send + 'a>>;
+
+/// A region's shared store of meters.
+pub trait Origin: Send + Sync {
+    /// Makes a call to a partition. It may be made again, also while it is under way: it is applied once, and each gets the
+    /// answer of the first time. The store answers for itself, whatever [`Call::store`] says.
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a>;
+
+    /// Makes a call again that is under way and late, by another way than [`call`](Self::call) if there is one.
+    fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+        self.call(partition, call)
+    }
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OriginError {
+    /// The call makes no sense, or a later one of its lane was applied. It was not applied, and never will be.
+    Refused(CallError),
+    /// The call was not applied, for certain.
+    NotApplied(String),
+    /// Nobody knows whether the call was applied. To make it again is safe, and the only way to find out.
+    Unknown(String),
+}
+
+impl fmt::Display for OriginError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(error) => write!(f, "the call was refused: {error}"),
+            Self::NotApplied(why) => write!(f, "the call was not applied: {why}"),
+            Self::Unknown(why) => write!(f, "the call may have been applied: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for OriginError {}
+
+impl From<CallError> for OriginError {
+    fn from(error: CallError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// The partition of a placement: SipHash-1-3 under a key of zeros, which every node of a region computes alike. Who chooses
+/// placements can fill one partition with them: what that costs is the speed of this partition, never a decision.
+#[allow(clippy::cast_possible_truncation, reason = "below PARTITIONS")]
+pub fn partition_of(placement: &[u8]) -> u16 {
+    (SipHasher13::new().hash(placement) % u64::from(PARTITIONS)) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placements_stay_where_they_are() {
+        // Another value would part the nodes of one release from those of the next.
+        assert_eq!([&b""[..], b"a", b"workspace/42"].map(partition_of), [812, 19, 222]);
+    }
+
+    #[test]
+    fn placements_spread_evenly() {
+        let mut counts = vec![0u32; usize::from(PARTITIONS)];
+        for placement in 0..102_400u32 {
+            counts[usize::from(partition_of(&placement.to_le_bytes()))] += 1;
+        }
+        assert!(counts.iter().all(|count| (50..=160).contains(count)), "{counts:?}");
+    }
+}

@@ -1,0 +1,188 @@
+//! Where a Redis origin is, and how long it may take.
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::IntoConnectionInfo as _;
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
+use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+use redis::{Client, ClientTlsConfig, ConnectionAddr, RedisResult, TlsCertificates, TlsMode};
+
+/// Where the servers are. Addresses are URLs: `redis://user:password@host:port/`, with `rediss` for TLS.
+#[derive(Clone)]
+pub enum Servers {
+    /// One server, or whatever stands in front of several as one.
+    Single(String),
+    /// A master that sentinels know.
+    Sentinel {
+        /// The sentinels, with what they ask for in their URLs.
+        sentinels: Vec<String>,
+        /// The name of the master.
+        name: String,
+        /// The master, with what it asks for in its URL; its host and port come from the sentinels.
+        master: String,
+    },
+    /// Some nodes of a cluster; the rest is found through them.
+    Cluster(Vec<String>),
+}
+
+impl fmt::Debug for Servers {
+    /// Without addresses: they have passwords in them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Single(_) => "Single",
+            Self::Sentinel { .. } => "Sentinel",
+            Self::Cluster(_) => "Cluster",
+        })
+    }
+}
+
+/// What TLS needs beside what the system trusts. All in PEM.
+#[derive(Clone, Default)]
+pub struct Certificates {
+    /// Who is trusted instead of those that the system trusts.
+    pub roots: Option<Vec<u8>>,
+    /// The certificate and the key that are shown to the servers.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificates").finish_non_exhaustive()
+    }
+}
+
+/// Where an origin is, and how long it may take.
+#[derive(Clone, Debug)]
+pub struct RedisConfig {
+    /// Where the servers are.
+    pub servers: Servers,
+    /// What TLS needs beside what the system trusts.
+    pub certificates: Certificates,
+    /// How long an attempt to connect may take. Longer: servers that are far are reached; a hung one is noticed later.
+    pub connect_time_max: Duration,
+    /// How long a call may take. Longer: fewer calls whose fate is unknown; nodes wait longer while a store hangs.
+    pub call_time_max: Duration,
+    /// How many calls may be under way; more are turned away. Higher: more memory while a store is slow.
+    pub calls_max: usize,
+    /// How long to wait after the first failure to connect; twice as long after each further one. Longer: calmer while a
+    /// store is gone; later back.
+    pub backoff_min: Duration,
+    /// The longest wait between two attempts to connect.
+    pub backoff_max: Duration,
+    /// What waits are varied by, so that nodes do not all come at once: another number in each.
+    pub seed: u64,
+}
+
+impl RedisConfig {
+    /// The configuration for these servers with everything else as it is best for most.
+    pub fn new(servers: Servers, seed: u64) -> Self {
+        Self {
+            servers,
+            certificates: Certificates::default(),
+            connect_time_max: Duration::from_secs(1),
+            call_time_max: Duration::from_millis(250),
+            calls_max: 1_024,
+            backoff_min: Duration::from_millis(20),
+            backoff_max: Duration::from_secs(5),
+            seed,
+        }
+    }
+
+    /// Whether the servers are a cluster.
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(_))
+    }
+}
+
+/// What connections are made with.
+pub(super) enum Source {
+    Single(Box<Client>),
+    Sentinel(Box<RedisConfig>),
+    Cluster(Box<ClusterClient>),
+}
+
+impl Source {
+    pub(super) fn new(config: &RedisConfig) -> RedisResult<Self> {
+        let certificates = certificates(&config.certificates);
+        Ok(match &config.servers {
+            Servers::Single(url) => Self::Single(Box::new(match certificates {
+                Some(certificates) => Client::build_with_tls(url.as_str(), certificates)?,
+                None => Client::open(url.as_str())?,
+            })),
+            Servers::Sentinel { sentinels, name, master } => {
+                sentinel_builder(sentinels, name, master, &config.certificates)?.build()?;
+                Self::Sentinel(Box::new(config.clone()))
+            }
+            Servers::Cluster(urls) => {
+                let builder = ClusterClientBuilder::new(urls.iter().map(String::as_str))
+                    .connection_timeout(config.connect_time_max)
+                    .response_timeout(config.call_time_max)
+                    .overall_response_timeout(Some(config.call_time_max))
+                    .max_retry_wait(RETRY_WAIT_MS_MAX)
+                    .min_retry_wait(RETRY_WAIT_MS_MIN);
+                let builder = match certificates {
+                    Some(certificates) => builder.certs(certificates),
+                    None => builder,
+                };
+                Self::Cluster(Box::new(builder.build()?))
+            }
+        })
+    }
+}
+
+/// How long a call to a cluster waits before it is tried again, ms: while slots move, and well within the time of a call.
+const RETRY_WAIT_MS_MIN: u64 = 5;
+const RETRY_WAIT_MS_MAX: u64 = 50;
+
+pub(super) fn sentinel_builder(
+    sentinels: &[String],
+    name: &str,
+    master: &str,
+    with: &Certificates,
+) -> RedisResult<SentinelClientBuilder> {
+    let infos = sentinels.iter().map(|url| url.as_str().into_connection_info());
+    let infos = infos.collect::<RedisResult<Vec<_>>>()?;
+    let addresses: Vec<ConnectionAddr> = infos.iter().map(|info| info.addr().clone()).collect();
+    let sentinels_use_tls = addresses.iter().any(|address| matches!(address, ConnectionAddr::TcpTls { .. }));
+    let master = master.into_connection_info()?;
+    let mut builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?;
+    if let Some(sentinel) = infos.first().map(redis::ConnectionInfo::redis_settings) {
+        builder = match sentinel.username() {
+            Some(user) => builder.set_client_to_sentinel_username(user),
+            None => builder,
+        };
+        builder = match sentinel.password() {
+            Some(password) => builder.set_client_to_sentinel_password(password),
+            None => builder,
+        };
+    }
+    builder = builder.set_client_to_redis_db(master.redis_settings().db());
+    builder = match master.redis_settings().username() {
+        Some(user) => builder.set_client_to_redis_username(user),
+        None => builder,
+    };
+    builder = match master.redis_settings().password() {
+        Some(password) => builder.set_client_to_redis_password(password),
+        None => builder,
+    };
+    if matches!(master.addr(), ConnectionAddr::TcpTls { .. }) {
+        builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
+        if let Some(certificates) = certificates(with) {
+            builder = builder.set_client_to_redis_certificates(certificates);
+        }
+    }
+    Ok(match certificates(with) {
+        Some(certificates) if sentinels_use_tls => builder.set_client_to_sentinel_certificates(certificates),
+        _ => builder,
+    })
+}
+
+fn certificates(with: &Certificates) -> Option<TlsCertificates> {
+    if with.roots.is_none() && with.identity.is_none() {
+        return None;
+    }
+    let client_tls = with.identity.clone();
+    let client_tls = client_tls.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
+    Some(TlsCertificates { client_tls, root_cert: with.roots.clone() })
+}

@@ -1,0 +1,123 @@
+//! An origin on a cluster does what every origin does, also while slots move and masters change.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
+
+mod suite;
+mod support;
+
+use std::sync::Arc;
+
+use suite::cluster::{Cluster, ask};
+use suite::{BURST, Lane, TIME_MAX, a_day, conforms, open, spend_all, update};
+use support::wait_until;
+use tidegate_core::origin::Lapse;
+use tidegate_origin::Origin;
+use tidegate_origin::redis::Servers;
+
+/// How many slots move from one master to the next, of 16,384.
+const SLOTS_MOVED: u64 = 400;
+
+fn open_cluster(cluster: &Cluster) -> Arc<dyn Origin> {
+    open(Servers::Cluster(cluster.urls()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_on_a_cluster_conforms_and_leaves_nothing_without_an_end() {
+    let cluster = Cluster::start();
+    conforms(open_cluster(&cluster)).await;
+    let mut seen = 0;
+    for (number, server) in
+        cluster.servers.iter().enumerate().filter(|(number, _)| cluster.is_master(*number))
+    {
+        let keys: Vec<Vec<u8>> = ask(server, &["KEYS", "*"]);
+        for key in &keys {
+            let left: i64 = redis::cmd("PTTL").arg(key).query(&mut server.connection()).expect("a time");
+            assert!(left > 0, "{} of server {number} stays for ever", key.escape_ascii());
+        }
+        seen += keys.len();
+    }
+    assert!(seen > 100);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_or_charged_twice_while_slots_move() {
+    let cluster = Cluster::start();
+    let origin = open_cluster(&cluster);
+    // Meters that are in use before their slots move. A move takes the lowest slots that there are.
+    let partitions: Vec<u16> = cluster.partitions_below(SLOTS_MOVED).into_iter().take(16).collect();
+    for partition in &partitions {
+        let passed = Lane::new(&origin, *partition).ask(b"before", a_day(Lapse::Counted, 1), 1, 40).await;
+        assert_eq!(passed, 40);
+    }
+    let masters: Vec<usize> = (0..6).filter(|server| cluster.is_master(*server)).collect();
+    let address = cluster.servers[0].address().to_string();
+    let ids: Vec<String> = masters.iter().map(|master| cluster.id(*master)).collect();
+    let moving = std::thread::spawn(move || {
+        for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+            let (from, to) = (ids[from].as_str(), ids[to].as_str());
+            let count = SLOTS_MOVED.to_string();
+            let whence = ["--cluster-from", from, "--cluster-to", to, "--cluster-slots", &count];
+            cluster.wait_until_agreed();
+            Cluster::manage(&[&["reshard", &address], &whence[..]].concat());
+        }
+        cluster
+    });
+    let mut rounds = 0;
+    while !moving.is_finished() {
+        for &partition in &partitions {
+            let key: &'static [u8] = Box::leak(format!("hot {rounds}").into_bytes().into_boxed_slice());
+            assert_eq!(spend_all(&origin, partition, key, 4).await, (BURST, false), "partition {partition}");
+        }
+        rounds += 1;
+    }
+    let cluster = moving.join().expect("moved");
+    assert!(rounds > 0);
+    for &partition in &partitions {
+        let mut lane = Lane::new(&origin, partition);
+        assert_eq!(lane.ask(b"before", a_day(Lapse::Counted, 1), 1, 200).await, 60, "partition {partition}");
+        assert!(!lane.lost);
+    }
+    drop(cluster);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
+    let mut cluster = Cluster::start();
+    let origin = open_cluster(&cluster);
+    for (partition, dies) in [(10, false), (11, true)] {
+        let (master, replica) = cluster.of_partition(partition);
+        let mut lane = Lane::new(&origin, partition);
+        assert_eq!(lane.ask(b"key", a_day(Lapse::Counted, 1), 1, 40).await, 40);
+        let spending = {
+            let origin = Arc::clone(&origin);
+            tokio::spawn(async move { spend_all(&origin, partition, b"hot", 4).await })
+        };
+        if dies {
+            cluster.servers[master].kill();
+            others_go_on(&cluster, &origin, master).await;
+        } else {
+            ask::<String>(&cluster.servers[replica], &["CLUSTER", "FAILOVER"]);
+        }
+        wait_until("the replica to take over", TIME_MAX, || cluster.is_master(replica));
+        let (spent, _) = spending.await.expect("no panic");
+        assert!(spent <= BURST, "{spent} were spent, dies: {dies}");
+        lane.until_full(b"key", a_day(Lapse::Counted, 1)).await;
+        let others = Lane::new(&origin, partition).ask(b"new", a_day(Lapse::Forgiven, 1), 1, 200).await;
+        assert_eq!(others, 100, "a limit that forgives goes on, dies: {dies}");
+        if !dies {
+            cluster.wait_until_whole();
+        }
+    }
+}
+
+/// While one master is gone, the partitions of the others are answered at once.
+async fn others_go_on(cluster: &Cluster, origin: &Arc<dyn Origin>, dead: usize) {
+    let elsewhere = (20..).find(|partition| cluster.owner(*partition).is_some_and(|owner| owner != dead));
+    let mut lane = Lane::new(origin, elsewhere.expect("another master"));
+    for _ in 0..200 {
+        let call = lane.next(vec![update(b"steady", a_day(Lapse::Counted, 1))], Vec::new());
+        let answer = origin.call(lane.partition, &call).await;
+        assert!(answer.is_ok(), "{answer:?}");
+    }
+}
