@@ -12,8 +12,8 @@ use suite::cluster::{Cluster, ask};
 use suite::{BURST, Lane, TIME_MAX, a_day, conforms, open, spend_all, update};
 use support::wait_until;
 use tidegate_core::origin::Lapse;
-use tidegate_origin::Origin;
 use tidegate_origin::redis::Servers;
+use tidegate_origin::{Origin, PARTITIONS};
 
 /// How many slots move from one master to the next, of 16,384.
 const SLOTS_MOVED: u64 = 400;
@@ -113,7 +113,8 @@ async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
 
 /// While one master is gone, the partitions of the others are answered at once.
 async fn others_go_on(cluster: &Cluster, origin: &Arc<dyn Origin>, dead: usize) {
-    let elsewhere = (20..).find(|partition| cluster.owner(*partition).is_some_and(|owner| owner != dead));
+    let elsewhere =
+        (20..PARTITIONS).find(|partition| cluster.owner(*partition).is_some_and(|owner| owner != dead));
     let mut lane = Lane::new(origin, elsewhere.expect("another master"));
     for _ in 0..200 {
         let call = lane.next(vec![update(b"steady", a_day(Lapse::Counted, 1))], Vec::new());
