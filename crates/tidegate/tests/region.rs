@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate::region::{Class, MemoryOrigin, Origin, OriginError, Region, RegionGate, Rung};
+use tidegate::region::{Class, MemoryOrigin, Origin, OriginError, Region, RegionGate, Rung, Settings};
 use tidegate::{Clock, Limit, Limiter, SystemClock};
 use tidegate_core::origin::{Call, OriginMeter, Reply};
 use tidegate_origin::{Answer, partition_of};
@@ -53,9 +53,26 @@ impl Origin for Watched {
     }
 }
 
-fn node(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, RegionGate) {
+/// A node that waits for the origin however long it takes: a test may run on a machine that is slow.
+fn patient(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, RegionGate) {
+    let minute_us = 60_000_000;
+    node(
+        origin,
+        class,
+        limit,
+        Settings { deadline_us: minute_us, hedge_us: minute_us, ..Settings::default() },
+    )
+}
+
+/// A node that is soon tired of waiting.
+fn hasty(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, RegionGate) {
+    node(origin, class, limit, Settings::default())
+}
+
+fn node(origin: &Arc<Watched>, class: Class, limit: Limit, settings: Settings) -> (Region, RegionGate) {
     let limiter = Limiter::builder().limit("per_user", limit).build().expect("a limiter");
-    let region = Region::join(Arc::new(limiter), Arc::clone(origin) as Arc<dyn Origin>).expect("a name");
+    let origin = Arc::clone(origin) as Arc<dyn Origin>;
+    let region = Region::join_with(Arc::new(limiter), origin, settings).expect("a name");
     let gate = region.gate("", "per_user", class).expect("known");
     (region, gate)
 }
@@ -68,7 +85,7 @@ async fn passes(node: &(Region, RegionGate), key: &str) -> bool {
 async fn nodes_admit_together_what_one_would() {
     for limit in [Limit::gcra(100, MINUTE), Limit::sliding_window(100, MINUTE)] {
         let (origin, limit) = (Watched::new(), limit.expect("in range"));
-        let nodes: Vec<_> = (0..4).map(|_| node(&origin, Class::Security, limit)).collect();
+        let nodes: Vec<_> = (0..4).map(|_| patient(&origin, Class::Security, limit)).collect();
         let mut passed = 0;
         for turn in 0..4_000 {
             passed += u64::from(passes(&nodes[turn % 4], "alice").await);
@@ -86,7 +103,7 @@ async fn nodes_admit_together_what_one_would() {
 async fn a_thousand_cold_requests_are_one_call() {
     let origin = Watched::new();
     let limit = Limit::gcra(100, MINUTE).expect("in range");
-    let node = Arc::new(node(&origin, Class::Security, limit));
+    let node = Arc::new(patient(&origin, Class::Security, limit));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..1_000 {
         let node = Arc::clone(&node);
@@ -99,7 +116,7 @@ async fn a_thousand_cold_requests_are_one_call() {
 #[tokio::test]
 async fn a_warm_key_is_decided_without_a_call() {
     let origin = Watched::new();
-    let node = node(&origin, Class::Comfort, Limit::gcra(1_000_000, MINUTE).expect("in range"));
+    let node = patient(&origin, Class::Comfort, Limit::gcra(1_000_000, MINUTE).expect("in range"));
     for _ in 0..20_000 {
         assert!(passes(&node, "alice").await);
     }
@@ -117,7 +134,7 @@ async fn without_the_origin_the_class_decides() {
     ] {
         let origin = Watched::new();
         origin.is_gone.store(true, Ordering::Relaxed);
-        let node = node(&origin, class, limit);
+        let node = hasty(&origin, class, limit);
         let (mut passed, mut rungs) = (0, Vec::new());
         for _ in 0..1_000 {
             let ruling = node.0.check("alice", &[node.1.key("alice")], 1).await.expect("one limit");
@@ -132,7 +149,7 @@ async fn without_the_origin_the_class_decides() {
 #[tokio::test]
 async fn what_passed_without_the_origin_is_told_when_it_is_back() {
     let origin = Watched::new();
-    let node = node(&origin, Class::Comfort, Limit::gcra(100, MINUTE).expect("in range"));
+    let node = hasty(&origin, Class::Comfort, Limit::gcra(100, MINUTE).expect("in range"));
     assert!(passes(&node, "alice").await);
     origin.is_gone.store(true, Ordering::Relaxed);
     let mut passed = 1;
