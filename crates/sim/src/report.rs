@@ -15,6 +15,8 @@ pub enum Violation {
         excess: u64,
         /// Units that its surplus allows.
         allowed: u64,
+        /// When, µs after the world began.
+        at_us: u64,
     },
     /// What was admitted is not what the origin was told.
     Conservation {
@@ -51,8 +53,11 @@ pub enum Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bound { key, excess, allowed } => {
-                write!(f, "key {key}: {excess} admitted above the limit, at most {allowed} may be")
+            Self::Bound { key, excess, allowed, at_us } => {
+                write!(
+                    f,
+                    "key {key}: {excess} admitted above the limit at {at_us} us, at most {allowed} may be"
+                )
             }
             Self::Conservation { key, admitted, charged, fewer, more } => write!(
                 f,

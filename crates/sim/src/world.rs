@@ -312,6 +312,9 @@ impl<'s> World<'s> {
     /// Notes that a request passed: when its node let it pass, or when the origin did.
     fn admit(&mut self, key: usize, at_us: u64, cost: u64) {
         self.passed += 1;
+        self.trace.note([self.now_us, 4, key as u64, at_us], || {
+            format!("{cost} admitted for key {key}, as of {} us", at_us - EPOCH_US)
+        });
         self.admissions[key].push((at_us, cost));
     }
 
@@ -553,7 +556,12 @@ impl<'s> World<'s> {
         for (key, judge) in self.admitted.iter().enumerate() {
             let excess = judge.excess();
             if excess > allowed {
-                self.violations.push(Violation::Bound { key, excess, allowed });
+                self.violations.push(Violation::Bound {
+                    key,
+                    excess,
+                    allowed,
+                    at_us: judge.worst_us() - EPOCH_US,
+                });
             }
         }
     }

@@ -14,12 +14,18 @@ use crate::limit::Algorithm;
 /// holders is sooner rid of dead ones; longer calls.
 pub const LAPSES_PER_CALL: usize = 8;
 
-/// How much longer than its holder an origin believes in a grant, µs, beside a sixteenth of its life for clocks that run
-/// at different rates. Higher: fewer grants written off under slow calls; longer until a dead node's are.
+/// How much longer than its holder an origin believes in a grant, µs, beside what clocks may run apart. Higher: fewer grants
+/// written off under slow calls; longer until a dead node's are.
 pub const LAPSE_MARGIN_US: u64 = 300_000;
+
+/// By what part of a grant's life a holder's clock may run slow: one sixteenth.
+const SKEW_PART: u64 = 16;
 
 /// The longest life of a grant, µs.
 pub const LIFE_US_MAX: u64 = 10_000_000;
+
+/// The longest that an origin believes in a grant, µs.
+const BELIEVED_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / SKEW_PART + LAPSE_MARGIN_US;
 
 /// How long what comes back is kept for a request that was too large, µs: long enough for the holders' next flushes.
 pub const RECALL_US: u64 = 300_000;
@@ -151,8 +157,7 @@ impl OriginMeter {
             Algorithm::Gcra => self.terms.ticks_to_drain(self.level),
             Algorithm::SlidingWindow => 2 * self.terms.period(),
         };
-        let held_us = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
-        self.seen_us + (ticks * self.terms.tick_us()).max(held_us) + RETENTION_US
+        self.seen_us + (ticks * self.terms.tick_us()).max(BELIEVED_US_MAX) + RETENTION_US
     }
 
     /// Brings the meter up to the present and takes in what the node says. Whether what the node held had been written off.
@@ -170,7 +175,7 @@ impl OriginMeter {
             self.refund(update);
         }
         self.seen_us = moment.now_us;
-        if self.wanted.is_some_and(|wanted| wanted.until_us <= moment.now_us) {
+        if self.wanted.is_some_and(|wanted| is_over(wanted.until_us, RECALL_US, moment.now_us)) {
             self.wanted = None;
         }
         lapsed
@@ -261,15 +266,14 @@ impl OriginMeter {
         }
     }
 
+    /// Writes off what was not heard of in time: the first to end, and those that end later than any grant can, which are
+    /// from before the clock was set back.
     fn lapse_others(&mut self, moment: Moment) {
-        let over: Vec<NodeId> = self
-            .by_end
-            .iter()
-            .take(LAPSES_PER_CALL)
-            .take_while(|(until_us, _)| *until_us <= moment.now_us)
-            .map(|(_, node)| *node)
-            .filter(|node| *node != moment.node)
-            .collect();
+        let is_over = |(until_us, _): &&(u64, NodeId)| is_over(*until_us, BELIEVED_US_MAX, moment.now_us);
+        let first = self.by_end.iter().take(LAPSES_PER_CALL).take_while(is_over);
+        let last = self.by_end.iter().rev().take(LAPSES_PER_CALL).take_while(is_over);
+        let over: BTreeSet<NodeId> =
+            first.chain(last).map(|(_, node)| *node).filter(|node| *node != moment.node).collect();
         for node in over {
             if let Some(holding) = self.release(node) {
                 self.write_off(holding);
@@ -506,7 +510,7 @@ impl OriginMeter {
         let missing = want.saturating_sub(kept);
         let extra = missing.min((units / holders).max(units.min(1)));
         let life_us = self.life_us(update.life_us);
-        let until_us = moment.now_us + life_us + life_us / 16 + LAPSE_MARGIN_US;
+        let until_us = moment.now_us + life_us + life_us / SKEW_PART + LAPSE_MARGIN_US;
         let cell = self.grant_cell();
         self.hold(moment.node, Holding { amount: kept + extra, until_us, cell });
         debug_assert!(extra == 0 || self.taken(moment.node) <= self.terms.full());
@@ -539,16 +543,23 @@ impl OriginMeter {
         }
     }
 
-    /// A grant does not outlive its cell.
+    /// A grant does not outlive its cell, also on a clock that runs slow: what is spent after it would count in a cell that is
+    /// over.
     fn life_us(&self, wanted_us: u64) -> u64 {
         let life_us = wanted_us.min(LIFE_US_MAX);
         match self.terms.algorithm() {
             Algorithm::Gcra => life_us,
             Algorithm::SlidingWindow => {
-                life_us.min((self.terms.period() - self.elapsed()) * self.terms.tick_us())
+                let rest_us = (self.terms.period() - self.elapsed()) * self.terms.tick_us();
+                life_us.min(rest_us * SKEW_PART / (SKEW_PART + 1))
             }
         }
     }
+}
+
+/// Whether what was to last until `until_us`, and lasts `most_us` at the most, is over; also if the clock was set back since.
+const fn is_over(until_us: u64, most_us: u64, now_us: u64) -> bool {
+    until_us <= now_us || until_us > now_us + most_us
 }
 
 /// Drops as units, rounded up: what was charged is not forgiven by rounding.

@@ -106,9 +106,8 @@ impl Partition {
             before.boot != call.store.boot && (same_place || before.boot == call.store.parent)
         });
         self.store = Some(call.store);
-        if forgot || took_over {
-            self.loss_us = now_us;
-        }
+        // A loss that lies ahead was before the clock was set back: it must not be found anew with every call until then.
+        self.loss_us = if forgot || took_over { now_us } else { self.loss_us.min(now_us) };
         forgot || took_over || (call.acknowledged > 0 && self.loss_us > seen_us)
     }
 
@@ -261,7 +260,8 @@ mod tests {
         let mut partition = Partition::default();
         let mut holder = Caller::new(1, window_of_ten(Lapse::Forgiven));
         let told = holder.say(&mut partition, START + SECOND / 2, (0, 0, 10));
-        assert_eq!((told.grant, told.life_us), (10, SECOND / 2), "a grant ends with its cell");
+        let life_us = SECOND / 2 * 16 / 17;
+        assert_eq!((told.grant, told.life_us), (10, life_us), "it ends with its cell, on slow clocks too");
         let mut report = holder.update(10, 0, 0);
         report.cell = told.cell;
         let call = holder.call(report, Vec::new());
@@ -374,6 +374,31 @@ mod tests {
             assert_eq!(caller.ask(&mut partition, START, 1, 99).passed, 0);
             assert_eq!(caller.ask(&mut partition, START + 2 * SECOND, 1, 99).passed, 10);
         }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_ends_what_the_dead_hold_and_what_is_kept_for_someone() {
+        let mut partition = Partition::default();
+        let terms = ten_per_second(Lapse::Counted);
+        let (mut dead, mut large, mut other) =
+            (Caller::new(1, terms), Caller::new(2, terms), Caller::new(3, terms));
+        let hour = 3_600 * SECOND;
+        dead.say(&mut partition, START + hour, (0, 0, 8));
+        large.ask(&mut partition, START + hour, 10, 1);
+        assert_eq!(other.ask(&mut partition, START, 1, 99).passed, 2, "eight count as used");
+        assert_eq!(other.ask(&mut partition, START + SECOND, 1, 99).passed, 10);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_after_a_loss_locks_nobody_out() {
+        let mut partition = Partition::default();
+        let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
+        let hour = 3_600 * SECOND;
+        caller.ask(&mut partition, START + hour, 1, 1);
+        caller.store.boot = 2;
+        assert_eq!(caller.ask(&mut partition, START + hour + 1, 1, 99).passed, 0);
+        caller.ask(&mut partition, START, 1, 99);
+        assert_eq!(caller.ask(&mut partition, START + 2 * SECOND, 1, 99).passed, 10);
     }
 
     #[test]
