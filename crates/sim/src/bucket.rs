@@ -69,6 +69,8 @@ pub(crate) struct Cells {
     cell: u64,
     current: u64,
     previous: u64,
+    /// What counted when something was last admitted.
+    last_drops: u64,
     excess_drops: u64,
     /// When that was.
     excess_us: u64,
@@ -93,6 +95,7 @@ impl Cells {
         let weighted = self.weighted(now_us) + units * self.terms.period();
         self.current += units;
         self.filled += units;
+        self.last_drops = weighted;
         let excess = weighted.saturating_sub(self.terms.full());
         if excess > self.excess_drops {
             (self.excess_drops, self.excess_us) = (excess, now_us);
@@ -115,6 +118,7 @@ impl Judge {
                 cell: 0,
                 current: 0,
                 previous: 0,
+                last_drops: 0,
                 excess_drops: 0,
                 excess_us: 0,
                 filled: 0,
@@ -143,6 +147,14 @@ impl Judge {
         match self {
             Self::Bucket(bucket) => bucket.excess(),
             Self::Cells(cells) => cells.excess_drops.div_ceil(cells.terms.period()),
+        }
+    }
+
+    /// What counts against the limit just now, in units, rounded up.
+    pub(crate) fn level(&self) -> u64 {
+        match self {
+            Self::Bucket(bucket) => bucket.level.div_ceil(u128::from(bucket.terms.period())) as u64,
+            Self::Cells(cells) => cells.last_drops.div_ceil(cells.terms.period()),
         }
     }
 
