@@ -11,6 +11,7 @@ use crate::node::meter_of;
 use crate::report::Violation;
 use crate::rulebook::Rulebook;
 use crate::scenario::Scenario;
+use crate::world::EPOCH_US;
 
 /// By how much more than its deadline a request may wait, in sixteenths of it: clocks may run slow.
 const LATE_SIXTEENTHS: u64 = 1;
@@ -43,6 +44,15 @@ struct Seen {
     lapses: u64,
 }
 
+/// A denial that looks as if the key was locked out.
+struct Denial {
+    key: usize,
+    meters: Vec<usize>,
+    at_us: u64,
+    /// When something last went wrong.
+    troubled_us: u64,
+}
+
 /// Everything that checkers remember.
 pub(crate) struct Watch {
     meters: Vec<Seen>,
@@ -50,6 +60,7 @@ pub(crate) struct Watch {
     decided: BTreeMap<(u16, NodeId, u64), u64>,
     deadline_us: u64,
     troubled_us: u64,
+    denials: Vec<Denial>,
     /// Whether the way between nodes and origin is good enough for a key to get what it may.
     is_reachable: bool,
     violations: Vec<Violation>,
@@ -67,6 +78,7 @@ impl Watch {
             decided: BTreeMap::new(),
             deadline_us,
             troubled_us: 0,
+            denials: Vec::new(),
             is_reachable: scenario.faults.loss_ppm + scenario.faults.slow_ppm == 0,
             violations: Vec::new(),
         }
@@ -97,22 +109,40 @@ impl Watch {
         for meter in meters {
             let seen = &mut self.meters[meter];
             seen.admissions.push((true_us, cost));
-            seen.passed_us = seen.passed_us.max(true_us - crate::world::EPOCH_US);
+            seen.passed_us = seen.passed_us.max(true_us - EPOCH_US);
         }
     }
 
-    /// Nobody is denied for long what one bucket would let pass.
+    /// Nobody is denied for long what one bucket would let pass. What passed at the origin may not be known here yet, so this
+    /// only notes whom to look at in the end.
     pub(crate) fn denied(&mut self, key: usize, meters: impl Iterator<Item = usize>, now_us: u64, cost: u64) {
-        let mut free_since_us = self.troubled_us;
-        for meter in meters {
-            let Seen { terms, passed_us, .. } = &self.meters[meter];
-            if cost * 2 > terms.burst() {
-                return;
-            }
-            free_since_us = free_since_us.max(*passed_us + 4 * drain_us(terms));
+        let meters: Vec<usize> = meters.collect();
+        let denial = Denial { key, meters, at_us: now_us, troubled_us: self.troubled_us };
+        let is_small = denial.meters.iter().all(|meter| cost * 2 <= self.meters[*meter].terms.burst());
+        let last = |meter: &usize| self.meters[*meter].passed_us;
+        if self.is_reachable && is_small && self.is_locked_out(&denial, last).is_some() {
+            self.denials.push(denial);
         }
-        if self.is_reachable && now_us > free_since_us + LOCKED_OUT_US {
-            self.report(Violation::LockedOut { key, at_us: now_us, since_us: free_since_us });
+    }
+
+    /// Since when one bucket would have let a denied request pass, if that is long.
+    fn is_locked_out(&self, denial: &Denial, last_us: impl Fn(&usize) -> u64) -> Option<u64> {
+        let free_us = |meter: &usize| last_us(meter) + 4 * drain_us(&self.meters[*meter].terms);
+        let since_us = denial.meters.iter().map(free_us).max().unwrap_or(0).max(denial.troubled_us);
+        (denial.at_us > since_us + LOCKED_OUT_US).then_some(since_us)
+    }
+
+    /// Looks at the denials again, now that everything is known. Admissions are in order by now.
+    pub(crate) fn judge_denials(&mut self) {
+        for denial in std::mem::take(&mut self.denials) {
+            let last = |meter: &usize| {
+                let admissions = &self.meters[*meter].admissions;
+                let before = admissions.partition_point(|(at_us, _)| *at_us <= EPOCH_US + denial.at_us);
+                admissions[..before].last().map_or(0, |(at_us, _)| at_us - EPOCH_US)
+            };
+            if let Some(since_us) = self.is_locked_out(&denial, last) {
+                self.report(Violation::LockedOut { key: denial.key, at_us: denial.at_us, since_us });
+            }
         }
     }
 
@@ -151,6 +181,11 @@ impl Watch {
         for (update, told) in call.updates.iter().zip(&reply.told) {
             self.meters[meter_of(&update.key)].lapses += u64::from(told.lapsed);
         }
+    }
+
+    /// Whether this call was decided at this very moment already: two copies may arrive at once.
+    pub(crate) fn was_decided(&self, partition: u16, call: &Call, true_us: u64) -> bool {
+        self.decided.get(&(partition, call.node, call.sequence)) == Some(&true_us)
     }
 
     /// When a call was decided, by the true time: an answer may be that of the first time.

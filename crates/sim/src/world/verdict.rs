@@ -17,6 +17,7 @@ impl World<'_> {
     pub(super) fn judge(mut self) -> Report {
         let meters = self.scenario.meters();
         let judged: Vec<Judge> = (0..meters).map(|meter| self.watch.judged(meter)).collect();
+        self.watch.judge_denials();
         let mut violations = self.watch.take_violations();
         for (meter, judge) in judged.iter().enumerate() {
             violations.extend(self.judge_bound(meter, judge));
