@@ -132,15 +132,19 @@ impl Watch {
         (denial.at_us > since_us + LOCKED_OUT_US).then_some(since_us)
     }
 
-    /// Looks at the denials again, now that everything is known. Admissions are in order by now.
+    /// Looks at the denials again, now that everything is known and admissions are in order. One denial is none: what passed
+    /// for someone who had stopped waiting is on its way back. A key is locked out if it is denied for long.
     pub(crate) fn judge_denials(&mut self) {
+        let mut first: BTreeMap<(usize, u64), u64> = BTreeMap::new();
         for denial in std::mem::take(&mut self.denials) {
             let last = |meter: &usize| {
                 let admissions = &self.meters[*meter].admissions;
                 let before = admissions.partition_point(|(at_us, _)| *at_us <= EPOCH_US + denial.at_us);
                 admissions[..before].last().map_or(0, |(at_us, _)| at_us - EPOCH_US)
             };
-            if let Some(since_us) = self.is_locked_out(&denial, last) {
+            let Some(since_us) = self.is_locked_out(&denial, last) else { continue };
+            let first_us = *first.entry((denial.key, since_us)).or_insert(denial.at_us);
+            if denial.at_us > first_us + LOCKED_OUT_US {
                 self.report(Violation::LockedOut { key: denial.key, at_us: denial.at_us, since_us });
             }
         }
