@@ -14,18 +14,15 @@ use crate::limit::Algorithm;
 /// holders is sooner rid of dead ones; longer calls.
 pub const LAPSES_PER_CALL: usize = 8;
 
-/// How much longer than its holder an origin believes in a grant, µs, beside what clocks may run apart. Higher: fewer grants
-/// written off under slow calls; longer until a dead node's are.
+/// How much longer than its holder an origin believes in a grant, µs, beside a sixteenth of its life for clocks that run
+/// at different rates. Higher: fewer grants written off under slow calls; longer until a dead node's are.
 pub const LAPSE_MARGIN_US: u64 = 300_000;
-
-/// By what part of a grant's life a holder's clock may run slow: one sixteenth.
-const SKEW_PART: u64 = 16;
 
 /// The longest life of a grant, µs.
 pub const LIFE_US_MAX: u64 = 10_000_000;
 
 /// The longest that an origin believes in a grant, µs.
-const BELIEVED_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / SKEW_PART + LAPSE_MARGIN_US;
+const HELD_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
 
 /// How long what comes back is kept for a request that was too large, µs: long enough for the holders' next flushes.
 pub const RECALL_US: u64 = 300_000;
@@ -38,6 +35,14 @@ pub const NEVER_US: u64 = 1 << 52;
 
 /// How long an idle meter is kept after it has drained, µs, so that its rule's version is not forgotten at once.
 const RETENTION_US: u64 = 60_000_000;
+
+/// The longest that a debt is remembered, µs: seventeen years. A full burst drains in ten, a debt may be larger.
+const DEBT_US_MAX: u64 = 1 << 49;
+
+/// Where the sums of all that was ever charged, and of all that was given back, stop.
+const TOTAL_MAX: u64 = 1 << 52;
+
+const _: () = assert!(TOTAL_MAX + DEBT_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
 
 /// What one node holds of a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +83,8 @@ pub struct OriginMeter {
     refunded: u64,
     /// When the last call came.
     seen_us: u64,
+    /// The last loss of writes that was taken into account: when it was noticed, 0 for none.
+    loss_us: u64,
     holders: BTreeMap<NodeId, Holding>,
     by_end: BTreeSet<(u64, NodeId)>,
     wanted: Option<Wanted>,
@@ -110,6 +117,7 @@ impl OriginMeter {
             charged: 0,
             refunded: 0,
             seen_us: 0,
+            loss_us: 0,
             holders: BTreeMap::new(),
             by_end: BTreeSet::new(),
             wanted: None,
@@ -146,6 +154,15 @@ impl OriginMeter {
         &self.terms
     }
 
+    /// Everything it counts, as a script keeps it: level and tick; cell, current and previous; held of the present cell and
+    /// of former ones; charged and given back in all; and the last loss that it took into account.
+    pub fn numbers(&self) -> [u64; 10] {
+        let [level, at, cell] = [self.level, self.at, self.cell];
+        let [current, previous, held, held_before] =
+            [self.current, self.previous, self.held, self.held_before];
+        [level, at, cell, current, previous, held, held_before, self.charged, self.refunded, self.loss_us]
+    }
+
     /// Whether nothing about this meter is worth remembering.
     pub(super) fn is_over(&self, now_us: u64) -> bool {
         self.expires_us() <= now_us
@@ -154,20 +171,20 @@ impl OriginMeter {
     /// When nothing about this meter will be worth remembering.
     pub fn expires_us(&self) -> u64 {
         let ticks = match self.terms.algorithm() {
-            Algorithm::Gcra => self.terms.ticks_to_drain(self.level),
+            // What is held may count as used, and drains only then.
+            Algorithm::Gcra => self.terms.ticks_to_drain(self.level + self.terms.drops(self.held())),
             Algorithm::SlidingWindow => 2 * self.terms.period(),
         };
-        self.seen_us + (ticks * self.terms.tick_us()).max(BELIEVED_US_MAX) + RETENTION_US
+        self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + HELD_US_MAX + RETENTION_US
     }
 
     /// Brings the meter up to the present and takes in what the node says. Whether what the node held had been written off.
     pub(super) fn settle(&mut self, moment: Moment, update: &Update) -> bool {
         let changed = self.adopt(&update.terms);
         self.roll(moment.now_us);
-        if changed || moment.loss_us > self.seen_us {
-            self.distrust(moment);
-        }
+        self.distrust(moment, changed);
         self.lapse_others(moment);
+        self.shorten_others(moment);
         let lapsed = self.settle_own(moment, update);
         // What is given back may have been charged in writes that were lost: taken from what was assumed instead of them, it
         // would be handed out twice.
@@ -175,9 +192,9 @@ impl OriginMeter {
             self.refund(update);
         }
         self.seen_us = moment.now_us;
-        if self.wanted.is_some_and(|wanted| is_over(wanted.until_us, RECALL_US, moment.now_us)) {
-            self.wanted = None;
-        }
+        // Neither what is over is kept, nor what was kept before the clock was set back.
+        let kept = moment.now_us + 1..=moment.now_us + RECALL_US;
+        self.wanted = self.wanted.filter(|wanted| kept.contains(&wanted.until_us));
         lapsed
     }
 
@@ -243,10 +260,12 @@ impl OriginMeter {
         self.cell = cell;
     }
 
-    /// After writes were lost, a limit that must never be passed counts as full at that moment; so does the one that it is
-    /// changed to later.
-    fn distrust(&mut self, moment: Moment) {
-        if moment.loss_us == 0 || self.terms.lapse() == Lapse::Forgiven {
+    /// After writes were lost, a limit that must never be passed counts as full at that moment: once for each loss, which
+    /// is known by its time and not by what came after it, since clocks are set back and those of two stores differ; and
+    /// once for each limit that it is changed to later.
+    fn distrust(&mut self, moment: Moment, changed: bool) {
+        let known = std::mem::replace(&mut self.loss_us, moment.loss_us) == moment.loss_us;
+        if moment.loss_us == 0 || (known && !changed) || self.terms.lapse() == Lapse::Forgiven {
             return;
         }
         let since = self.at.saturating_sub(self.terms.tick(moment.loss_us));
@@ -266,17 +285,39 @@ impl OriginMeter {
         }
     }
 
-    /// Writes off what was not heard of in time: the first to end, and those that end later than any grant can, which are
-    /// from before the clock was set back.
     fn lapse_others(&mut self, moment: Moment) {
-        let is_over = |(until_us, _): &&(u64, NodeId)| is_over(*until_us, BELIEVED_US_MAX, moment.now_us);
-        let first = self.by_end.iter().take(LAPSES_PER_CALL).take_while(is_over);
-        let last = self.by_end.iter().rev().take(LAPSES_PER_CALL).take_while(is_over);
-        let over: BTreeSet<NodeId> =
-            first.chain(last).map(|(_, node)| *node).filter(|node| *node != moment.node).collect();
+        let over: Vec<NodeId> = self
+            .by_end
+            .iter()
+            .take(LAPSES_PER_CALL)
+            .take_while(|(until_us, _)| *until_us <= moment.now_us)
+            .map(|(_, node)| *node)
+            .filter(|node| *node != moment.node)
+            .collect();
         for node in over {
             if let Some(holding) = self.release(node) {
                 self.write_off(holding);
+            }
+        }
+    }
+
+    /// Grants that end later than any could, since the clock was set back, end as late as they may.
+    fn shorten_others(&mut self, moment: Moment) {
+        let latest_us = moment.now_us + HELD_US_MAX;
+        let ahead: Vec<(u64, NodeId)> = self
+            .by_end
+            .iter()
+            .rev()
+            .take(LAPSES_PER_CALL)
+            .take_while(|(until_us, _)| *until_us > latest_us)
+            .filter(|(_, node)| *node != moment.node)
+            .copied()
+            .collect();
+        for (until_us, node) in ahead {
+            self.by_end.remove(&(until_us, node));
+            self.by_end.insert((latest_us, node));
+            if let Some(holding) = self.holders.get_mut(&node) {
+                holding.until_us = latest_us;
             }
         }
     }
@@ -346,14 +387,15 @@ impl OriginMeter {
     }
 
     fn charge(&mut self, units: u64, cell: u64) {
-        self.charged += units;
+        let units = units.min(DEBT_MAX);
+        self.charged = (self.charged + units).min(TOTAL_MAX);
         match self.terms.algorithm() {
             Algorithm::Gcra => self.level = (self.level + self.terms.drops(units)).min(DEBT_MAX),
             Algorithm::SlidingWindow => {
                 let most = self.terms.units_max();
                 if cell == self.cell {
                     self.current = (self.current + units).min(most);
-                } else if cell + 1 == self.cell {
+                } else if cell.saturating_add(1) == self.cell {
                     self.previous = (self.previous + units).min(most);
                 }
             }
@@ -362,8 +404,9 @@ impl OriginMeter {
 
     /// Gives back what was charged, in the cell in which it was, and as far as it has not drained.
     fn refund(&mut self, update: &Update) {
-        let Update { refund: units, refund_of_us, cell, .. } = *update;
-        self.refunded += units;
+        let Update { refund_of_us, cell, .. } = *update;
+        let units = update.refund.min(DEBT_MAX);
+        self.refunded = (self.refunded + units).min(TOTAL_MAX);
         match self.terms.algorithm() {
             Algorithm::Gcra => {
                 let drops = self.terms.drops(units);
@@ -373,9 +416,9 @@ impl OriginMeter {
                 self.level = self.level.saturating_sub(drops.saturating_sub(drained));
             }
             Algorithm::SlidingWindow if cell == self.cell => {
-                self.current = self.current.saturating_sub(units)
+                self.current = self.current.saturating_sub(units);
             }
-            Algorithm::SlidingWindow if cell + 1 == self.cell => {
+            Algorithm::SlidingWindow if cell.saturating_add(1) == self.cell => {
                 self.previous = self.previous.saturating_sub(units);
             }
             Algorithm::SlidingWindow => {}
@@ -391,7 +434,8 @@ impl OriginMeter {
         match self.terms.algorithm() {
             Algorithm::Gcra => self.level,
             Algorithm::SlidingWindow => {
-                self.current * self.terms.period() + self.previous * (self.terms.period() - self.elapsed())
+                let previous = self.previous.min(self.terms.units_max());
+                self.terms.drops(self.current) + previous * (self.terms.period() - self.elapsed())
             }
         }
     }
@@ -447,6 +491,9 @@ impl OriginMeter {
 
     /// When `units` will fit for `node`, if nothing else comes, µs from now.
     fn wait_us(&self, node: NodeId, units: u64) -> u64 {
+        if self.terms.amount() == 0 {
+            return NEVER_US;
+        }
         let need = units * self.terms.period();
         let (taken, full) = (self.taken(node), self.terms.full());
         if taken + need <= full {
@@ -456,7 +503,7 @@ impl OriginMeter {
             Algorithm::Gcra => self.terms.ticks_to_drain(taken + need - full),
             Algorithm::SlidingWindow => self.ticks_until_faded(node, need),
         };
-        ticks * self.terms.tick_us()
+        self.terms.ticks_us(ticks, NEVER_US)
     }
 
     fn ticks_until_faded(&self, node: NodeId, need: u64) -> u64 {
@@ -510,7 +557,7 @@ impl OriginMeter {
         let missing = want.saturating_sub(kept);
         let extra = missing.min((units / holders).max(units.min(1)));
         let life_us = self.life_us(update.life_us);
-        let until_us = moment.now_us + life_us + life_us / SKEW_PART + LAPSE_MARGIN_US;
+        let until_us = moment.now_us + life_us + life_us / 16 + LAPSE_MARGIN_US;
         let cell = self.grant_cell();
         self.hold(moment.node, Holding { amount: kept + extra, until_us, cell });
         debug_assert!(extra == 0 || self.taken(moment.node) <= self.terms.full());
@@ -543,23 +590,18 @@ impl OriginMeter {
         }
     }
 
-    /// A grant does not outlive its cell, also on a clock that runs slow: what is spent after it would count in a cell that is
-    /// over.
+    /// A grant does not outlive its cell, also on a clock that runs slow by a sixteenth: what is spent after it would count in
+    /// a cell that is over.
     fn life_us(&self, wanted_us: u64) -> u64 {
         let life_us = wanted_us.min(LIFE_US_MAX);
         match self.terms.algorithm() {
             Algorithm::Gcra => life_us,
             Algorithm::SlidingWindow => {
                 let rest_us = (self.terms.period() - self.elapsed()) * self.terms.tick_us();
-                life_us.min(rest_us * SKEW_PART / (SKEW_PART + 1))
+                life_us.min(rest_us * 16 / 17)
             }
         }
     }
-}
-
-/// Whether what was to last until `until_us`, and lasts `most_us` at the most, is over; also if the clock was set back since.
-const fn is_over(until_us: u64, most_us: u64, now_us: u64) -> bool {
-    until_us <= now_us || until_us > now_us + most_us
 }
 
 /// Drops as units, rounded up: what was charged is not forgiven by rounding.

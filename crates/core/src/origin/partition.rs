@@ -14,6 +14,9 @@ pub const LANE_RETENTION_US: u64 = 3_600_000_000;
 /// The most meters and asks in one call. Higher: fewer calls under load; longer until others have their turn.
 pub const UPDATES_PER_CALL_MAX: usize = 256;
 
+/// The highest number of a call: a script's numbers are exact up to here.
+pub const SEQUENCE_MAX: u64 = (1 << 53) - 1;
+
 /// Why a call was not applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallError {
@@ -27,6 +30,21 @@ pub enum CallError {
         /// The place that was named.
         meter: u16,
     },
+    /// A meter is in the call twice.
+    Twice {
+        /// The place of one of the two.
+        meter: usize,
+    },
+    /// There are more meters or asks in the call than [`UPDATES_PER_CALL_MAX`].
+    TooMany {
+        /// How many there are.
+        given: usize,
+    },
+    /// The number of the call, or of the one that was answered before, is above [`SEQUENCE_MAX`].
+    Sequence {
+        /// The number.
+        given: u64,
+    },
 }
 
 impl fmt::Display for CallError {
@@ -34,11 +52,42 @@ impl fmt::Display for CallError {
         match self {
             Self::Outdated { sequence } => write!(f, "sequence: call {sequence} of this lane came first"),
             Self::NoSuchMeter { meter } => write!(f, "asks: there is no meter {meter} in this call"),
+            Self::Twice { meter } => write!(f, "updates: meter {meter} is in this call twice"),
+            Self::TooMany { given } => {
+                write!(f, "updates and asks: {given} is above {UPDATES_PER_CALL_MAX}")
+            }
+            Self::Sequence { given } => write!(f, "sequence: {given} is above {SEQUENCE_MAX}"),
         }
     }
 }
 
 impl std::error::Error for CallError {}
+
+impl Call {
+    /// Whether the call makes sense, whatever the state of an origin: every origin checks this before anything else.
+    pub fn check(&self) -> Result<(), CallError> {
+        if let Some(given) =
+            [self.sequence, self.acknowledged].into_iter().find(|given| *given > SEQUENCE_MAX)
+        {
+            return Err(CallError::Sequence { given });
+        }
+        let given = self.updates.len().max(self.asks.len());
+        if given > UPDATES_PER_CALL_MAX {
+            return Err(CallError::TooMany { given });
+        }
+        let mut meters: Vec<usize> = (0..self.updates.len()).collect();
+        meters.sort_unstable_by_key(|meter| &self.updates[*meter].key);
+        let twice = meters.windows(2).find(|pair| self.updates[pair[0]].key == self.updates[pair[1]].key);
+        if let Some(pair) = twice {
+            return Err(CallError::Twice { meter: pair[0] });
+        }
+        let known = |meter: &u16| usize::from(*meter) < self.updates.len();
+        match self.asks.iter().flat_map(|ask| &ask.meters).find(|meter| !known(meter)) {
+            Some(meter) => Err(CallError::NoSuchMeter { meter: *meter }),
+            None => Ok(()),
+        }
+    }
+}
 
 /// What a node last said in its lane, and what it was answered.
 #[derive(Clone, Debug)]
@@ -46,6 +95,8 @@ struct Lane {
     sequence: u64,
     reply: Reply,
     seen_us: u64,
+    /// The last loss of writes when it was answered.
+    loss_us: u64,
 }
 
 /// A partition of an origin, as pure state: a store in memory, and what every other store is measured by.
@@ -60,6 +111,7 @@ pub struct Partition {
 impl Partition {
     /// Applies a call at `now_us`, the origin's clock: whole, or not at all, and at most once.
     pub fn apply(&mut self, now_us: u64, call: &Call) -> Result<Reply, CallError> {
+        call.check()?;
         if let Some(lane) = self.lanes.get(&call.node) {
             if call.sequence == lane.sequence {
                 return Ok(lane.reply.clone());
@@ -68,13 +120,10 @@ impl Partition {
                 return Err(CallError::Outdated { sequence: lane.sequence });
             }
         }
-        let known = |meter: &u16| usize::from(*meter) < call.updates.len();
-        if let Some(meter) = call.asks.iter().flat_map(|ask| &ask.meters).find(|meter| !known(meter)) {
-            return Err(CallError::NoSuchMeter { meter: *meter });
-        }
         let lost = self.note_loss(now_us, call);
         let reply = self.transition(now_us, call, lost);
-        let lane = Lane { sequence: call.sequence, reply: reply.clone(), seen_us: now_us };
+        let (sequence, loss_us) = (call.sequence, self.loss_us);
+        let lane = Lane { sequence, reply: reply.clone(), seen_us: now_us, loss_us };
         self.lanes.insert(call.node, lane);
         Ok(reply)
     }
@@ -85,7 +134,7 @@ impl Partition {
     }
 
     /// Every meter with its name.
-    pub fn meters(&self) -> impl Iterator<Item = (&[u8], &OriginMeter)> {
+    pub fn meters(&self) -> impl ExactSizeIterator<Item = (&[u8], &OriginMeter)> {
         self.meters.iter().map(|(key, meter)| (&**key, meter))
     }
 
@@ -98,17 +147,18 @@ impl Partition {
     /// Whether writes were lost since this lane was last answered. A store may know less than the node; it may be another
     /// life of the one that was; or it took over from it, and may not have heard everything before it did.
     fn note_loss(&mut self, now_us: u64, call: &Call) -> bool {
-        let (answered, seen_us) =
-            self.lanes.get(&call.node).map_or((0, 0), |lane| (lane.sequence, lane.seen_us));
+        let (answered, told_us) =
+            self.lanes.get(&call.node).map_or((0, 0), |lane| (lane.sequence, lane.loss_us));
         let forgot = call.acknowledged > answered;
         let took_over = self.store.is_some_and(|before| {
             let same_place = before.lineage == call.store.lineage;
             before.boot != call.store.boot && (same_place || before.boot == call.store.parent)
         });
         self.store = Some(call.store);
-        // A loss that lies ahead was before the clock was set back: it must not be found anew with every call until then.
-        self.loss_us = if forgot || took_over { now_us } else { self.loss_us.min(now_us) };
-        forgot || took_over || (call.acknowledged > 0 && self.loss_us > seen_us)
+        if forgot || took_over {
+            self.loss_us = now_us;
+        }
+        forgot || took_over || (call.acknowledged > 0 && self.loss_us != told_us)
     }
 
     fn transition(&mut self, now_us: u64, call: &Call, lost: bool) -> Reply {
@@ -377,28 +427,110 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_ends_what_the_dead_hold_and_what_is_kept_for_someone() {
-        let mut partition = Partition::default();
-        let terms = ten_per_second(Lapse::Counted);
-        let (mut dead, mut large, mut other) =
-            (Caller::new(1, terms), Caller::new(2, terms), Caller::new(3, terms));
-        let hour = 3_600 * SECOND;
-        dead.say(&mut partition, START + hour, (0, 0, 8));
-        large.ask(&mut partition, START + hour, 10, 1);
-        assert_eq!(other.ask(&mut partition, START, 1, 99).passed, 2, "eight count as used");
-        assert_eq!(other.ask(&mut partition, START + SECOND, 1, 99).passed, 10);
+    fn a_limit_of_zero_grants_nothing_and_says_that_no_wait_helps() {
+        let gcra = Limit::gcra(0, Duration::from_secs(1)).expect("in range");
+        let window = Limit::sliding_window(0, Duration::from_secs(1)).expect("in range");
+        for limit in [gcra, window] {
+            let mut partition = Partition::default();
+            let mut caller = Caller::new(1, Terms::new(&limit, 50_000, Lapse::Counted, 1));
+            let told = caller.say(&mut partition, START, (0, 0, 5));
+            assert_eq!((told.grant, told.room, told.wait_us), (0, 0, crate::origin::NEVER_US));
+            let denied = caller.ask(&mut partition, START, 1, 1);
+            assert_eq!((denied.passed, denied.retry_us), (0, crate::origin::NEVER_US));
+        }
     }
 
     #[test]
-    fn a_clock_that_is_set_back_after_a_loss_locks_nobody_out() {
+    fn no_number_is_too_large() {
+        let year = Duration::from_hours(8_784);
+        let limits =
+            [Limit::gcra(u64::from(u32::MAX), year), Limit::sliding_window(1, year), Limit::gcra(1, year)];
+        for limit in limits {
+            for lapse in [Lapse::Counted, Lapse::Forgiven] {
+                let mut partition = Partition::default();
+                let mut caller =
+                    Caller::new(1, Terms::new(&limit.expect("in range"), u32::MAX, lapse, u32::MAX));
+                for _ in 0..9 {
+                    let mut update = caller.update(u64::MAX, u64::MAX, u64::MAX);
+                    (update.cell, update.life_us) = (u64::MAX, u64::MAX);
+                    let call =
+                        caller.call(update, vec![Ask { meters: vec![0], cost: u64::MAX, count: u32::MAX }]);
+                    let told = partition.apply(START, &call).expect("in order").told[0];
+                    assert!(told.wait_us <= crate::origin::NEVER_US);
+                }
+                let mut update = caller.update(0, 0, 0);
+                update.refund = u64::MAX;
+                let call = caller.call(update, Vec::new());
+                partition.apply(START, &call).expect("in order");
+                assert!(partition.meter(b"key").expect("known").expires_us() < 1 << 52);
+            }
+        }
+    }
+
+    #[test]
+    fn a_grant_that_counts_as_used_is_remembered_until_it_would_have_drained() {
+        let a_day = Limit::gcra(1_000, Duration::from_hours(24)).expect("in range");
         let mut partition = Partition::default();
+        let mut caller = Caller::new(1, Terms::new(&a_day, 0, Lapse::Counted, 1));
+        caller.say(&mut partition, START, (0, 0, 1_000));
+        partition.expire(START + 86_400 * SECOND);
+        assert_eq!(partition.meter(b"key").map(OriginMeter::held), Some(1_000));
+    }
+
+    #[test]
+    fn a_loss_is_taken_into_account_once_whatever_the_clocks_say() {
+        let terms = ten_per_second(Lapse::Counted);
+        let restarted = StoreId { lineage: 1, boot: 2, parent: 0 };
+        let mut partition = Partition::default();
+        let mut caller = Caller::new(1, terms);
+        caller.ask(&mut partition, START, 1, 1);
+        // The clock of the store that took over is behind.
+        caller.store = restarted;
+        assert_eq!(caller.ask(&mut partition, START - SECOND, 1, 99).passed, 0);
+        // It is set back further, and nobody is locked out for that.
+        caller.ask(&mut partition, START - 900 * SECOND, 1, 0);
+        assert_eq!(caller.ask(&mut partition, START - 898 * SECOND, 1, 99).passed, 10);
+    }
+
+    #[test]
+    fn a_call_that_makes_no_sense_is_refused_by_name() {
         let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
-        let hour = 3_600 * SECOND;
-        caller.ask(&mut partition, START + hour, 1, 1);
-        caller.store.boot = 2;
-        assert_eq!(caller.ask(&mut partition, START + hour + 1, 1, 99).passed, 0);
-        caller.ask(&mut partition, START, 1, 99);
-        assert_eq!(caller.ask(&mut partition, START + 2 * SECOND, 1, 99).passed, 10);
+        let update = caller.update(0, 0, 0);
+        let good = caller.call(update.clone(), Vec::new());
+        let ask = Ask { meters: vec![1], cost: 1, count: 1 };
+        let cases = [
+            (
+                Call { sequence: 1 << 53, ..good.clone() },
+                "sequence: 9007199254740992 is above 9007199254740991",
+            ),
+            (
+                Call { updates: vec![update.clone(); 2], ..good.clone() },
+                "updates: meter 0 is in this call twice",
+            ),
+            (Call { updates: vec![update; 257], ..good.clone() }, "updates and asks: 257 is above 256"),
+            (Call { asks: vec![ask], ..good }, "asks: there is no meter 1 in this call"),
+        ];
+        for (call, message) in cases {
+            let refused = Partition::default().apply(START, &call).expect_err(message);
+            assert_eq!(refused.to_string(), message);
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_leaves_nothing_held_for_longer_than_a_grant_lives() {
+        let terms = ten_per_second(Lapse::Forgiven);
+        let mut partition = Partition::default();
+        let (mut dead, mut large, mut other) =
+            (Caller::new(1, terms), Caller::new(2, terms), Caller::new(3, terms));
+        dead.say(&mut partition, START, (0, 0, 8));
+        assert_eq!(large.ask(&mut partition, START, 10, 1).passed, 0, "what the other holds is called back");
+        let back = START - 900 * SECOND;
+        assert_eq!(
+            other.ask(&mut partition, back, 1, 99).passed,
+            2,
+            "and not kept until the clock is there again"
+        );
+        assert_eq!(other.ask(&mut partition, back + 12 * SECOND, 1, 99).passed, 10);
     }
 
     #[test]

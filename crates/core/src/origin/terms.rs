@@ -40,7 +40,9 @@ impl Terms {
     /// The terms of a limit that tolerates `tolerance_ppm` millionths above its burst, at the `version` of its rule.
     pub fn new(limit: &Limit, tolerance_ppm: u32, lapse: Lapse, version: u32) -> Self {
         let burst = u64::from(limit.burst());
-        let capacity = burst + burst * u64::from(tolerance_ppm) / 1_000_000;
+        // Nothing may pass under a limit of 0, so there is nothing to hold of it either.
+        let most = if limit.amount() == 0 { 0 } else { burst };
+        let capacity = most + most * u64::from(tolerance_ppm) / 1_000_000;
         let tick_us = tick_us(capacity, limit.period_us());
         Self {
             algorithm: limit.algorithm(),
@@ -120,6 +122,11 @@ impl Terms {
     /// The most units that a meter holds.
     pub(super) const fn units_max(&self) -> u64 {
         DEBT_MAX / self.period
+    }
+
+    /// Ticks in microseconds, at most `most_us`: long ticks and a large debt would pass what a script holds exactly.
+    pub(super) const fn ticks_us(&self, ticks: u64, most_us: u64) -> u64 {
+        if ticks < most_us / self.tick_us { ticks * self.tick_us } else { most_us }
     }
 
     /// How many ticks `drops` take to drain, rounded up.

@@ -116,7 +116,8 @@ impl World<'_> {
             Err(CallError::Outdated { sequence: applied }) => {
                 here.engine.on_failure(now, partition, sequence, Failure::Outdated { sequence: applied });
             }
-            Err(CallError::NoSuchMeter { .. }) => {
+            // A call that makes no sense is not applied, however often it is sent.
+            Err(_) => {
                 here.engine.on_failure(now, partition, sequence, Failure::Unanswered);
             }
         }
