@@ -256,7 +256,8 @@ impl<'s> World<'s> {
         }
         self.closed = true;
         for node in 0..self.nodes.len() {
-            self.nodes[node].frozen_until_us = 0;
+            let thawed_us = self.nodes[node].frozen_until_us.min(self.now_us);
+            self.nodes[node].frozen_until_us = thawed_us;
             self.nodes[node].close();
             self.poll(node);
         }
