@@ -1,5 +1,7 @@
 //! `tidegate sim`: runs the shipped engine in simulated regions under seeded faults, and says whether a promise was broken.
 
+mod compare;
+
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,9 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tidegate_sim::{
-    Bug, Scenario, Size, Summary, Violation, cases, catch, plot, run as run_world, scenario_of, shrink, sweep,
-};
+use tidegate_sim::{Scenario, Size, Summary, Violation, plot, run as run_world, scenario_of, shrink, sweep};
 
 use crate::client::json_arg;
 use crate::{Done, EXIT_FAILED, Failure};
@@ -19,12 +19,6 @@ const US_PER_HOUR: f64 = 3_600_000_000.0;
 
 /// The longest world, in hours. Longer ones would rather show in memory than in findings.
 const HOURS_MAX: f64 = 24.0;
-
-/// In how many worlds a known mistake is looked for.
-const MUTANT_SEEDS: u64 = 2_000;
-
-/// Worlds in which known mistakes are looked for are short: more of them are seen in the same time.
-const MUTANT_SIZE: Size = Size { length_us: 300_000_000, requests: 3_000 };
 
 /// How much of the trace of a broken world is shown: its end, where the promise broke.
 const LINES_SHOWN: usize = 60;
@@ -86,10 +80,10 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     if matches.get_flag("mutants") {
-        return mutants(matches.get_flag("json"));
+        return compare::mutants(matches.get_flag("json"));
     }
     if matches.get_flag("model") {
-        return model(matches.get_flag("json"));
+        return compare::model(matches.get_flag("json"));
     }
     let size = size(matches)?;
     match matches.get_one::<u64>("seed") {
@@ -222,7 +216,7 @@ fn print(summary: &Summary) {
         ("worlds that broke a promise", summary.broken.len().to_string()),
     ];
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     for (what, figure) in rows {
         table.add_row(vec![what.to_owned(), figure]);
     }
@@ -248,74 +242,6 @@ fn explain(scenario: &Scenario, violations: &[Violation]) {
     let trace = report.trace.to_string();
     let lines: Vec<&str> = trace.lines().collect();
     lines.iter().skip(lines.len().saturating_sub(LINES_SHOWN)).for_each(|line| eprintln!("{line}"));
-}
-
-fn mutants(as_json: bool) -> Done {
-    let bar = progress(Bug::ALL.len() as u64);
-    let caught = Bug::ALL.map(|bug| {
-        let caught = catch(bug, 0..MUTANT_SEEDS, MUTANT_SIZE);
-        bar.inc(1);
-        (bug, caught)
-    });
-    bar.finish_and_clear();
-    let is_caught = caught.iter().all(|(_, caught)| caught.is_some());
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["mistake", "seed", "broken", "what"]);
-    for (bug, caught) in &caught {
-        let (seed, promise, what) = caught.as_ref().map_or_else(
-            || (String::new(), "NOT NOTICED", String::new()),
-            |(seed, violation)| (seed.to_string(), violation.promise(), violation.to_string()),
-        );
-        if as_json {
-            println!(
-                "{}",
-                json!({ "mistake": bug.to_string(), "seed": caught.as_ref().map(|(seed, _)| seed), "broken": promise, "what": what })
-            );
-        }
-        table.add_row([bug.to_string(), seed, promise.to_owned(), what]);
-    }
-    if !as_json {
-        println!("{table}");
-    }
-    Ok(ended(is_caught))
-}
-
-fn model(as_json: bool) -> Done {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["case", "admitted", "model", "waited", "model", "updates/request", "model"]);
-    let mut holds = true;
-    for case in cases() {
-        let measured = case.measure();
-        holds &= measured.violations == 0;
-        if as_json {
-            println!(
-                "{}",
-                json!({
-                    "case": case.name,
-                    "admitted": measured.admitted, "model_admitted": case.admitted,
-                    "waited": measured.waited, "model_waited": case.waited,
-                    "updates": measured.updates, "model_updates": case.updates,
-                    "violations": measured.violations,
-                })
-            );
-        }
-        let percent = |share: f64| format!("{:.2} %", share * 100.0);
-        table.add_row([
-            case.name.to_owned(),
-            percent(measured.admitted),
-            percent(case.admitted),
-            percent(measured.waited),
-            percent(case.waited),
-            format!("{:.2}", measured.updates),
-            format!("{:.2}", case.updates),
-        ]);
-    }
-    if !as_json {
-        aligned(&mut table);
-        println!("{table}");
-    }
-    Ok(ended(holds))
 }
 
 fn share(part: u64, whole: u64) -> f64 {
