@@ -7,6 +7,7 @@ mod completions;
 mod man;
 mod rules;
 mod serve;
+mod sim;
 mod token;
 
 use std::fmt::Display;
@@ -69,6 +70,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand { command: rules::command, run: rules::run },
     Subcommand { command: token::command, run: token::run },
     Subcommand { command: bench::command, run: bench::run },
+    Subcommand { command: sim::command, run: sim::run },
     Subcommand { command: completions::command, run: completions::run },
     Subcommand { command: man::command, run: man::run },
 ];

@@ -20,7 +20,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 use support::{Process, START_TIME_MAX, Server, free_port, wait_until};
 
-const COMMANDS: [&[&str]; 9] = [
+const COMMANDS: [&[&str]; 10] = [
     &["serve"],
     &["check"],
     &["rules"],
@@ -28,6 +28,7 @@ const COMMANDS: [&[&str]; 9] = [
     &["token"],
     &["token", "new"],
     &["bench"],
+    &["sim"],
     &["completions"],
     &["man"],
 ];

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use loom::sync::Arc;
 use loom::thread;
-use tidegate_core::{Answer, Ask, Decided, KeySpace, Limit, Now, Secret, Shares, Source, Table, Verdict};
+use tidegate_core::{
+    Answer, Ask, Decided, KeySpace, Limit, Now, Secret, Shares, Source, Table, Verdict, Word,
+};
 
 const NOW: Now = Now::from_micros(1_000_000, 1_000_000);
 
@@ -24,6 +26,26 @@ impl World {
         let limit = Limit::gcra(limit, Duration::from_secs(1)).expect("in range");
         let space = KeySpace::new(&Secret::from_bytes([1; 16]), Shares::FIRST, "loom");
         Arc::new(Self { table, limit, space })
+    }
+
+    /// A limit that an origin keeps, and a grant of it on the key `a`.
+    fn granted(grant: u64) -> Arc<Self> {
+        let table = Table::new(4 * 64, &Shares::single()).expect("a few lines");
+        let limit = Limit::gcra(10, Duration::from_secs(1)).expect("in range").at_origin();
+        let space = KeySpace::new(&Secret::from_bytes([1; 16]), Shares::FIRST, "loom");
+        let world = Arc::new(Self { table, limit, space });
+        world.hear("a", grant);
+        world
+    }
+
+    fn hear(&self, key: &str, grant: u64) {
+        let word = Word { sent_us: NOW.mono_us(), grant, life_us: 1_000_000, ..Word::default() };
+        assert!(self.table.hear(NOW, &self.ask(key, 0), &word), "there is room");
+    }
+
+    /// Reports what was spent, and goes on spending `keep`.
+    fn report(&self, key: &str, keep: u64) -> u64 {
+        self.table.collect(NOW, &self.ask(key, 0), keep).used
     }
 
     fn ask(&self, key: &str, cost: u64) -> Ask<'_> {
@@ -298,5 +320,43 @@ fn a_newcomer_does_not_take_the_place_of_a_meter_that_changed_meanwhile() {
         if filled.is_allowed() && filled.remaining() == 0 {
             assert_eq!(world.used("loose"), 10, "forgotten at its limit");
         }
+    });
+}
+
+#[test]
+fn a_grant_is_spent_once() {
+    explore(|| {
+        let world = World::granted(1);
+        let other = spawn(&world, |world| world.check("a", 1));
+        let mine = world.check("a", 1);
+        assert!(mine != other.join().expect("no panic"));
+        assert_eq!(world.report("a", 0), 1);
+    });
+}
+
+#[test]
+fn what_is_spent_while_a_report_is_under_way_is_reported_once_and_comes_out_of_the_new_grant() {
+    explore(|| {
+        let world = World::granted(2);
+        let spender = spawn(&world, |world| u64::from(world.check("a", 1)) + u64::from(world.check("a", 1)));
+        let reported = world.report("a", 1);
+        world.hear("a", 1);
+        let spent = spender.join().expect("no panic");
+        let rest = world.report("a", 0);
+        assert_eq!(reported + rest, spent, "lost, or reported twice");
+        assert!(rest <= 1, "spent beyond the new grant");
+        assert!(!world.check("a", 1), "what was given up is spent");
+    });
+}
+
+#[test]
+fn two_reports_share_what_was_spent() {
+    explore(|| {
+        let world = World::granted(2);
+        assert!(world.check("a", 1));
+        let other = spawn(&world, |world| world.report("a", 1));
+        let spent = 1 + u64::from(world.check("a", 1));
+        let mine = world.report("a", 1);
+        assert_eq!(mine + other.join().expect("no panic"), spent);
     });
 }

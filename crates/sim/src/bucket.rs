@@ -10,13 +10,15 @@ pub(crate) struct Bucket {
     level: u128,
     at_us: u64,
     highest: u128,
+    /// When it was at its highest.
+    highest_us: u64,
     /// Units, all together.
     pub(crate) filled: u64,
 }
 
 impl Bucket {
     pub(crate) fn new(terms: Terms) -> Self {
-        Self { terms, level: 0, at_us: 0, highest: 0, filled: 0 }
+        Self { terms, level: 0, at_us: 0, highest: 0, highest_us: 0, filled: 0 }
     }
 
     fn drain(&mut self, now_us: u64) {
@@ -29,7 +31,9 @@ impl Bucket {
     pub(crate) fn fill(&mut self, now_us: u64, units: u64) {
         self.drain(now_us);
         self.level += u128::from(units) * u128::from(self.terms.period());
-        self.highest = self.highest.max(self.level);
+        if self.level > self.highest {
+            (self.highest, self.highest_us) = (self.level, now_us);
+        }
         self.filled += units;
     }
 
@@ -65,7 +69,11 @@ pub(crate) struct Cells {
     cell: u64,
     current: u64,
     previous: u64,
+    /// What counted when something was last admitted.
+    last_drops: u64,
     excess_drops: u64,
+    /// When that was.
+    excess_us: u64,
     filled: u64,
 }
 
@@ -87,7 +95,11 @@ impl Cells {
         let weighted = self.weighted(now_us) + units * self.terms.period();
         self.current += units;
         self.filled += units;
-        self.excess_drops = self.excess_drops.max(weighted.saturating_sub(self.terms.full()));
+        self.last_drops = weighted;
+        let excess = weighted.saturating_sub(self.terms.full());
+        if excess > self.excess_drops {
+            (self.excess_drops, self.excess_us) = (excess, now_us);
+        }
     }
 
     fn offer(&mut self, now_us: u64, units: u64) {
@@ -101,9 +113,16 @@ impl Judge {
     pub(crate) fn new(terms: Terms) -> Self {
         match terms.algorithm() {
             Algorithm::Gcra => Self::Bucket(Bucket::new(terms)),
-            Algorithm::SlidingWindow => {
-                Self::Cells(Cells { terms, cell: 0, current: 0, previous: 0, excess_drops: 0, filled: 0 })
-            }
+            Algorithm::SlidingWindow => Self::Cells(Cells {
+                terms,
+                cell: 0,
+                current: 0,
+                previous: 0,
+                last_drops: 0,
+                excess_drops: 0,
+                excess_us: 0,
+                filled: 0,
+            }),
         }
     }
 
@@ -128,6 +147,22 @@ impl Judge {
         match self {
             Self::Bucket(bucket) => bucket.excess(),
             Self::Cells(cells) => cells.excess_drops.div_ceil(cells.terms.period()),
+        }
+    }
+
+    /// What counts against the limit just now, in units, rounded up.
+    pub(crate) fn level(&self) -> u64 {
+        match self {
+            Self::Bucket(bucket) => bucket.level.div_ceil(u128::from(bucket.terms.period())) as u64,
+            Self::Cells(cells) => cells.last_drops.div_ceil(cells.terms.period()),
+        }
+    }
+
+    /// When most was admitted above the limit.
+    pub(crate) fn worst_us(&self) -> u64 {
+        match self {
+            Self::Bucket(bucket) => bucket.highest_us,
+            Self::Cells(cells) => cells.excess_us,
         }
     }
 

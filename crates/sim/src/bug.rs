@@ -1,39 +1,97 @@
 //! Mistakes that others have made, made on purpose: a checker that does not notice them checks nothing.
 
+use std::fmt;
+
 /// A known mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// A call whose fate is unknown is made anew instead of repeated: counted twice.
+    /// A call whose fate is unknown is made anew instead of repeated.
     RepeatIsNew,
-    /// What a node used is lost when a call fails.
+    /// What a node used is lost when its call has to be sent again.
     DropsOnFailure,
-    /// The origin writes grants off when its holders still spend them.
+    /// What does not fit into a queue is dropped.
+    DropsWhenFull,
+    /// The origin writes grants off that their holders still spend.
     ImpatientOrigin,
     /// The holder's time begins when the answer comes, not when the call was sent.
     HolderStartsLate,
     /// A grant whose holder was not heard of is handed to the next one, although it must count as used.
     ForgetsLapsed,
+    /// The giver makes a grant smaller while its holder spends it.
+    GiverShrinks,
+    /// A grant outlives its window: what is spent of it is charged to a window that is over.
+    OutlivesWindow,
     /// A node that stops does not report what it used.
     StopsWithoutFlush,
     /// After a loss of data the origin begins as if nothing had been used.
     TrustsLostData,
-    /// A late report is charged to the cell in which it comes.
-    WrongCell,
     /// Answers are added to what is held, instead of replacing it.
     Deltas,
+    /// An answer hides what was used while it was on its way.
+    AnswerHidesUse,
+    /// A node takes the answer to an earlier call for that to the one under way.
+    TakesAnyAnswer,
+    /// Requests that were asked as one all pass if one does.
+    OneForAll,
+    /// A request under several limits is decided and charged by one of them.
+    DecidesByHalf,
+    /// Of many requests for one cold key, each makes a call of its own.
+    EveryoneAsks,
+    /// A request waits for as long as the origin does not answer.
+    HangsWithStore,
+    /// What the origin does not answer passes.
+    FailsOpen,
+    /// An origin whose clock was set back waits until it has come by again.
+    TimeStandsStill,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 19] = [
         Self::RepeatIsNew,
         Self::DropsOnFailure,
+        Self::DropsWhenFull,
         Self::ImpatientOrigin,
         Self::HolderStartsLate,
         Self::ForgetsLapsed,
+        Self::GiverShrinks,
+        Self::OutlivesWindow,
         Self::StopsWithoutFlush,
         Self::TrustsLostData,
-        Self::WrongCell,
         Self::Deltas,
+        Self::AnswerHidesUse,
+        Self::TakesAnyAnswer,
+        Self::OneForAll,
+        Self::DecidesByHalf,
+        Self::EveryoneAsks,
+        Self::HangsWithStore,
+        Self::FailsOpen,
+        Self::TimeStandsStill,
     ];
+}
+
+impl fmt::Display for Bug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RepeatIsNew => "a repeated call counts as a new one",
+            Self::DropsOnFailure => "use is lost when a call is sent again",
+            Self::DropsWhenFull => "what does not fit into a queue is dropped",
+            Self::ImpatientOrigin => "the origin forgets grants that are still spent",
+            Self::HolderStartsLate => "the holder's time begins with the answer",
+            Self::ForgetsLapsed => "a lapsed grant does not count as used",
+            Self::GiverShrinks => "the giver makes a grant smaller",
+            Self::OutlivesWindow => "a grant outlives its window",
+            Self::StopsWithoutFlush => "a node stops without a report",
+            Self::TrustsLostData => "an origin that lost writes trusts what it has",
+            Self::Deltas => "answers are added to what is held",
+            Self::AnswerHidesUse => "an answer hides what was used meanwhile",
+            Self::TakesAnyAnswer => "an old answer is taken for the present one",
+            Self::OneForAll => "one decision lets all who asked pass",
+            Self::DecidesByHalf => "one of several limits decides",
+            Self::EveryoneAsks => "each of many cold requests makes a call",
+            Self::HangsWithStore => "requests hang with the store",
+            Self::FailsOpen => "what is not answered passes",
+            Self::TimeStandsStill => "a clock set back stands still",
+        })
+    }
 }

@@ -3,18 +3,22 @@
 use std::sync::Arc;
 
 use tidegate_core::engine::{Effect, Engine, MeterRef, Request, Settings};
-use tidegate_core::origin::{NodeId, Terms};
+use tidegate_core::origin::NodeId;
 use tidegate_core::{
-    Answer, Ask, Decided, KeySpace, Limit, Now, Retry, Secret, Shares, Source, Table, Verdict,
+    Answer, Ask, Decided, Digest, KeySpace, Limit, Now, Retry, Secret, Shares, Source, Table, Verdict,
 };
 
 use crate::clock::SkewedClock;
+use crate::rulebook::Rule;
 
 /// Memory of a node's table: few keys live in it.
 const TABLE_BYTES: usize = 1 << 16;
 
 /// How many partitions the keys are spread over.
 pub(crate) const PARTITIONS: u16 = 4;
+
+/// The most limits that a request is under.
+const METERS_MAX: usize = 2;
 
 /// What a node makes of a request by itself.
 pub(crate) enum Spent {
@@ -35,12 +39,16 @@ pub(crate) struct Node {
     pub(crate) cut_until_us: u64,
     /// When it is to be woken, by the true time.
     pub(crate) wake_us: u64,
-    /// Which version of the limit it knows.
-    pub(crate) version: usize,
+    /// Until when it stands still.
+    pub(crate) frozen_until_us: u64,
+    /// Whether it takes no more requests.
+    pub(crate) closing: bool,
+    /// Which edition of the limits it knows.
+    pub(crate) edition: usize,
 }
 
 impl Node {
-    pub(crate) fn new(id: u64, life: u32, clock: SkewedClock, version: usize) -> Option<Self> {
+    pub(crate) fn new(id: u64, life: u32, clock: SkewedClock, edition: usize) -> Option<Self> {
         let secret = Secret::from_bytes(u128::from(id).to_le_bytes());
         Some(Self {
             life,
@@ -50,7 +58,9 @@ impl Node {
             space: KeySpace::new(&secret, Shares::FIRST, "key"),
             cut_until_us: 0,
             wake_us: u64::MAX,
-            version,
+            frozen_until_us: 0,
+            closing: false,
+            edition,
         })
     }
 
@@ -59,42 +69,71 @@ impl Node {
     }
 
     /// Decides by what it holds.
-    pub(crate) fn spend(&self, now: Now, limit: &Limit, key: usize, cost: u64) -> Spent {
-        let ask = Ask { limit, space: &self.space, digest: self.space.digest(&[&name(key)]), cost };
+    pub(crate) fn spend(&self, now: Now, metered: &[Metered], cost: u64) -> Spent {
+        let ask = |metered: &'_ Metered| (metered.rule.limit, self.digest(metered.meter));
+        let found: Vec<(Limit, Digest)> = metered.iter().map(ask).collect();
+        let asks: Vec<Ask<'_>> = found
+            .iter()
+            .map(|(limit, digest)| Ask { limit, space: &self.space, digest: *digest, cost })
+            .collect();
         let verdict = Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Ask };
-        let mut answers = [Answer { verdict, source: Source::Own }];
-        match self.table.check_all(now, &[ask], &mut answers) {
+        let mut answers = [Answer { verdict, source: Source::Own }; METERS_MAX];
+        match self.table.check_all(now, &asks, &mut answers) {
             Ok(Decided::Allowed) => Spent::Allowed,
-            _ if answers[0].verdict.retry() == Some(Retry::Ask) => Spent::Asks,
+            Ok(Decided::Denied { by }) if answers[by].verdict.retry() == Some(Retry::Ask) => Spent::Asks,
             _ => Spent::Denied,
         }
     }
 
+    fn digest(&self, meter: usize) -> Digest {
+        self.space.digest(&[&name(meter)])
+    }
+
     /// Takes a request to the engine.
-    pub(crate) fn ask(&mut self, now: Now, asked: &Asking, effects: &mut Vec<Effect>) {
-        let key = name(asked.key);
-        let digest = self.space.digest(&[&key]);
-        let (limit, terms) = (asked.limit, asked.terms);
-        let meter = MeterRef { key: Arc::from(&key[..]), limit, terms, space: self.space, digest };
-        let partition = partition_of(asked.key);
-        let request = Request { ticket: asked.ticket, partition, meters: vec![meter], cost: asked.cost };
-        self.engine.ask(now, request, effects);
+    pub(crate) fn ask(
+        &mut self,
+        now: Now,
+        ticket: u64,
+        shared: bool,
+        metered: &[Metered],
+        cost: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let meter_ref = |Metered { meter, rule }: &Metered| MeterRef {
+            key: Arc::from(&name(*meter)[..]),
+            limit: rule.limit,
+            terms: rule.terms,
+            space: self.space,
+            digest: self.digest(*meter),
+        };
+        let partition = metered.first().map_or(0, |first| partition_of(first.meter, shared));
+        let meters = metered.iter().map(meter_ref).collect();
+        self.engine.ask(now, Request { ticket, partition, meters, cost }, effects);
+    }
+
+    /// Reports everything, and keeps nothing from now on.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+        self.engine.close();
     }
 }
 
-/// A request on its way to the engine.
-pub(crate) struct Asking {
-    pub(crate) ticket: u64,
-    pub(crate) key: usize,
-    pub(crate) cost: u64,
-    pub(crate) limit: Limit,
-    pub(crate) terms: Terms,
+/// A limit that a request is under.
+pub(crate) struct Metered {
+    pub(crate) meter: usize,
+    pub(crate) rule: Rule,
 }
 
-pub(crate) fn name(key: usize) -> [u8; 8] {
-    (key as u64).to_be_bytes()
+pub(crate) fn name(meter: usize) -> [u8; 8] {
+    (meter as u64).to_be_bytes()
 }
 
-pub(crate) fn partition_of(key: usize) -> u16 {
-    (key % usize::from(PARTITIONS)) as u16
+/// The meter of this name.
+pub(crate) fn meter_of(name: &[u8]) -> usize {
+    name.iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
+}
+
+/// Meters of one request lie in one partition.
+pub(crate) fn partition_of(meter: usize, shared: bool) -> u16 {
+    if shared { 0 } else { (meter % usize::from(PARTITIONS)) as u16 }
 }

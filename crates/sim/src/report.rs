@@ -15,6 +15,8 @@ pub enum Violation {
         excess: u64,
         /// Units that its surplus allows.
         allowed: u64,
+        /// When, µs after the world began.
+        at_us: u64,
     },
     /// What was admitted is not what the origin was told.
     Conservation {
@@ -41,6 +43,32 @@ pub enum Violation {
         /// Units that one bucket would have admitted.
         ideal: u64,
     },
+    /// A request under several limits was charged to some of them only.
+    Torn {
+        /// Which meter.
+        key: usize,
+    },
+    /// A node had more than one call under way in a lane.
+    Stampede {
+        /// Which node.
+        node: usize,
+    },
+    /// A request waited longer than the deadline.
+    Late {
+        /// How long it waited.
+        waited_us: u64,
+        /// How long it might.
+        most_us: u64,
+    },
+    /// A key was denied for long although one bucket would have let it pass.
+    LockedOut {
+        /// Which key.
+        key: usize,
+        /// When it was denied, µs after the world began.
+        at_us: u64,
+        /// Since when one bucket would have been as good as new.
+        since_us: u64,
+    },
     /// A request was never answered.
     Forgotten {
         /// How many.
@@ -48,11 +76,36 @@ pub enum Violation {
     },
 }
 
+impl Violation {
+    /// Whether the same promise is broken.
+    pub fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+
+    /// The promise that is broken, in a word.
+    pub fn promise(&self) -> &'static str {
+        match self {
+            Self::Bound { .. } => "bound",
+            Self::Conservation { .. } => "conservation",
+            Self::Overcommitted { .. } => "invariant",
+            Self::Starved { .. } => "share",
+            Self::Torn { .. } => "atomicity",
+            Self::Stampede { .. } => "one call",
+            Self::Late { .. } => "deadline",
+            Self::LockedOut { .. } => "lock-out",
+            Self::Forgotten { .. } => "answers",
+        }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bound { key, excess, allowed } => {
-                write!(f, "key {key}: {excess} admitted above the limit, at most {allowed} may be")
+            Self::Bound { key, excess, allowed, at_us } => {
+                write!(
+                    f,
+                    "key {key}: {excess} admitted above the limit at {at_us} us, at most {allowed} may be"
+                )
             }
             Self::Conservation { key, admitted, charged, fewer, more } => write!(
                 f,
@@ -62,9 +115,28 @@ impl fmt::Display for Violation {
             Self::Starved { admitted, ideal } => {
                 write!(f, "{admitted} admitted, where one bucket would have admitted {ideal}")
             }
+            Self::Torn { key } => write!(f, "key {key}: charged to some of its limits only"),
+            Self::Stampede { node } => write!(f, "node {node}: more than one call under way in a lane"),
+            Self::Late { waited_us, most_us } => {
+                write!(f, "a request waited {waited_us} us, at most {most_us} us may be")
+            }
+            Self::LockedOut { key, at_us, since_us } => {
+                write!(f, "key {key}: denied at {at_us} us, although it owed nothing since {since_us} us")
+            }
             Self::Forgotten { requests } => write!(f, "{requests} requests were never answered"),
         }
     }
+}
+
+/// What was admitted for a key over time.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// When something was admitted, µs after the world began, and what counted against the limit then.
+    pub points: Vec<(u64, u64)>,
+    /// What the limit and its tolerance allow.
+    pub limit: u64,
+    /// What may be admitted above that after all that went wrong.
+    pub surplus: u64,
 }
 
 /// What came of a world.
@@ -82,6 +154,8 @@ pub struct Report {
     pub waited: u64,
     /// Requests that the origin did not answer in time.
     pub unanswered: u64,
+    /// The longest that one waited, µs.
+    pub longest_wait_us: u64,
     /// Units admitted.
     pub admitted: u64,
     /// Units that one bucket for each key would have admitted.
@@ -94,6 +168,8 @@ pub struct Report {
     pub faults: u64,
     /// Promises that were broken.
     pub violations: Vec<Violation>,
+    /// The busiest key over time.
+    pub curve: Curve,
     /// What happened.
     pub trace: Trace,
 }

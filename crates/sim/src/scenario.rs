@@ -14,6 +14,17 @@ pub enum Shape {
     Edges,
 }
 
+/// Which nodes requests come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// Any.
+    Even,
+    /// Nine in ten to the key's own node.
+    Home,
+    /// Most to the first few nodes, whatever the key.
+    Few,
+}
+
 /// What goes wrong. Shares are in millionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
@@ -29,6 +40,12 @@ pub struct Faults {
     pub crashes: u32,
     /// How many times nodes stop in an orderly way and are replaced.
     pub restarts: u32,
+    /// How many times all nodes are replaced, one after another.
+    pub deploys: u32,
+    /// How many times a node stands still, and then goes on where it was.
+    pub freezes: u32,
+    /// How long a node stands still at most.
+    pub freeze_us: u64,
     /// How many times a node is cut off for a while.
     pub cuts: u32,
     /// Whether a cut goes one way only: what the node says arrives, the answer does not.
@@ -41,6 +58,10 @@ pub struct Faults {
     pub losses: u32,
     /// How far the clocks of nodes run apart, millionths.
     pub skew_ppm: u32,
+    /// How many times the wall clock of a node steps by an hour.
+    pub node_steps: u32,
+    /// How many times the origin's clock steps by an hour.
+    pub origin_steps: u32,
     /// How many times the limit changes to half and back.
     pub rule_changes: u32,
 }
@@ -60,6 +81,10 @@ pub struct Scenario {
     pub nodes: usize,
     /// Keys, asked for with weights that fall like 1/n.
     pub keys: usize,
+    /// Whether every request is also under a limit that all keys share, twice as wide.
+    pub shared: bool,
+    /// Which nodes requests come to.
+    pub spread: Spread,
     /// Requests, all together.
     pub requests: u64,
     /// How long it lasts.
@@ -68,8 +93,22 @@ pub struct Scenario {
     pub shape: Shape,
     /// What requests cost: 1 to this.
     pub cost_max: u64,
+    /// How many cost the whole burst, in a million.
+    pub large_ppm: u32,
     /// One way between a node and the origin.
     pub delay_us: u64,
     /// What goes wrong.
     pub faults: Faults,
+}
+
+impl Scenario {
+    /// How many meters there are: one for each key, and the one that they share.
+    pub(crate) fn meters(&self) -> usize {
+        self.keys + usize::from(self.shared)
+    }
+
+    /// The meters of a request for a key.
+    pub(crate) fn meters_of(&self, key: usize) -> impl Iterator<Item = usize> + use<> {
+        std::iter::once(key).chain(self.shared.then_some(self.keys))
+    }
 }

@@ -6,7 +6,7 @@ use fastrand::Rng;
 use tidegate_core::Limit;
 use tidegate_core::origin::Lapse;
 
-use crate::scenario::{Faults, Scenario, Shape};
+use crate::scenario::{Faults, Scenario, Shape, Spread};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -18,8 +18,12 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
     let keys = pick(rng, &[1, 2, 4, 12]);
     // The load of the busiest key, so that limits are often just about reached.
     let busiest = requests * SECOND_US / length_us.max(1) / 2 + 1;
-    let amount = pick(rng, &[1, 5, 10, 50, 100, 1_000]).max(busiest * rng.u64(1..=8) / 4);
-    let period = Duration::from_secs(pick(rng, &[1, 1, 10, 60]));
+    let seconds = pick(rng, &[1, 1, 10, 60]);
+    let about = pick(rng, &[1, 5, 10, 50, 100, 1_000]).max(busiest * rng.u64(1..=8) / 4);
+    // In one world in six the busiest key is asked for ten times as often as it may.
+    let attacked = rng.u8(0..6) == 0;
+    let amount = if attacked { (busiest * seconds / 10).max(1) } else { about };
+    let period = Duration::from_secs(seconds);
     let lapse = if rng.bool() { Lapse::Counted } else { Lapse::Forgiven };
     Scenario {
         seed,
@@ -28,10 +32,13 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         lapse,
         nodes,
         keys,
+        shared: rng.u8(0..3) == 0,
+        spread: pick(rng, &[Spread::Even, Spread::Home, Spread::Few]),
         requests,
         length_us,
         shape: pick(rng, &[Shape::Steady, Shape::Bursts, Shape::Edges]),
         cost_max: pick(rng, &[1, 1, 1, 5, 20]).min(amount),
+        large_ppm: pick(rng, &[0, 0, 0, 20_000]),
         delay_us: pick(rng, &[100, 500, 1_000, 5_000]),
         faults: faults(rng),
     }
@@ -59,12 +66,17 @@ fn faults(rng: &mut Rng) -> Faults {
         slow_us: pick(rng, &[10_000, 400_000, 2 * SECOND_US, 10 * SECOND_US]),
         crashes: pick(rng, &[0, 0, 1, 8]),
         restarts: pick(rng, &[0, 0, 1, 8]),
+        deploys: pick(rng, &[0, 0, 0, 1]),
+        freezes: pick(rng, &[0, 0, 1, 4]),
+        freeze_us: pick(rng, &[200_000, 2 * SECOND_US, 90 * SECOND_US]),
         cuts: pick(rng, &[0, 0, 2, 8]),
         one_way: rng.bool(),
         cut_us: pick(rng, &[50_000, SECOND_US, 5 * SECOND_US, 60 * SECOND_US]),
         pauses: pick(rng, &[0, 0, 1, 5]),
         losses: pick(rng, &[0, 0, 0, 1, 3]),
         skew_ppm: pick(rng, &[0, 100, 50_000]),
+        node_steps: pick(rng, &[0, 0, 2]),
+        origin_steps: pick(rng, &[0, 0, 0, 0, 1, 2]),
         rule_changes: pick(rng, &[0, 0, 0, 2, 6]),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 /// How many of the last lines are kept. Higher: more to read after a failure; slower.
-const LINES_KEPT: usize = 400;
+const LINES_KEPT: usize = 100_000;
 
 /// A running hash of everything that happened, and the last of it in words.
 #[derive(Clone, Debug)]

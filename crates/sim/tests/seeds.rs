@@ -1,29 +1,35 @@
 //! Worlds of many seeds keep every promise.
 
-use tidegate_sim::{run, scenario_of};
+use tidegate_sim::{Size, run, scenario_of, sweep};
 
-const LENGTH_US: u64 = 300_000_000;
+const SIZE: Size = Size { length_us: 300_000_000, requests: 3_000 };
+
+fn seeds() -> u64 {
+    std::env::var("TIDEGATE_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
+}
 
 #[test]
 fn worlds_keep_their_promises() {
-    let seeds: u64 =
-        std::env::var("TIDEGATE_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
-    let mut broken = 0;
-    for seed in 0..seeds {
-        let scenario = scenario_of(seed, LENGTH_US, 3_000);
-        let report = run(&scenario, None, false);
-        for violation in &report.violations {
-            println!("seed {seed}: {violation}\n    {scenario:?}");
-        }
-        broken += report.violations.len();
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let summary = sweep(0..seeds(), SIZE, threads, &|| {});
+    for (seed, violations) in &summary.broken {
+        let scenario = scenario_of(*seed, SIZE.length_us, SIZE.requests);
+        violations.iter().for_each(|violation| println!("seed {seed}: {violation}\n    {scenario}"));
     }
-    assert_eq!(broken, 0);
+    assert!(summary.broken.is_empty());
+    assert!(summary.faults > summary.seeds, "worlds without trouble prove little");
 }
 
 #[test]
 fn the_same_seed_gives_the_same_history() {
     for seed in 0..10 {
-        let scenario = scenario_of(seed, LENGTH_US, 1_000);
+        let scenario = scenario_of(seed, SIZE.length_us, 1_000);
         assert_eq!(run(&scenario, None, false).trace.hash(), run(&scenario, None, true).trace.hash());
     }
+}
+
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    let hash = |threads| sweep(0..20, SIZE, threads, &|| {}).trace_hash;
+    assert_eq!(hash(1), hash(3));
 }

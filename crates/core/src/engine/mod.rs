@@ -9,6 +9,9 @@
 
 mod demand;
 mod lane;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests;
 mod tracked;
 
 use std::collections::BTreeMap;

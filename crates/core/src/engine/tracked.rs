@@ -199,11 +199,13 @@ impl Tracked {
         let terms = &self.meter.terms;
         // Whether at least one unit drains between two flushes.
         let fast = terms.amount() * settings.flush_us >= terms.period() * terms.tick_us();
+        // The next flush asks again anyway: who comes while it is under way had better not wait for it.
+        let asked_again_us = settings.flush_us + settings.hedge_us;
         if told.grant == 0 && (told.dry || told.wait_us > 0) {
             let (least_us, most_us) =
-                if fast { (settings.flush_us, settings.life_us) } else { (0, u64::MAX) };
+                if fast { (asked_again_us, settings.life_us.max(asked_again_us)) } else { (0, u64::MAX) };
             return under_way_us + told.wait_us.clamp(least_us, most_us);
         }
-        if told.dry && fast { settings.flush_us } else { 0 }
+        if told.dry && fast { asked_again_us } else { 0 }
     }
 }

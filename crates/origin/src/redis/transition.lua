@@ -379,7 +379,7 @@ end
 local function life_us(meter, wanted)
   local life = min(wanted, LIFE_US_MAX)
   if meter.kind == GCRA then return life end
-  return min(life, (meter.period - elapsed(meter)) * meter.tick)
+  return min(life, div((meter.period - elapsed(meter)) * meter.tick * 16, 17))
 end
 
 -- A grant ends with its cell, and is held until the node has said what it spent of it.

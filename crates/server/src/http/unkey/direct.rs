@@ -137,6 +137,8 @@ pub(super) fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
         None | Some(Retry::CostAboveBurst) => verdict.reset_after_us(),
         Some(Retry::After(us)) => us,
         Some(Retry::Blocked) => outcome.gate().limit().period_us(),
+        // Nobody knows before the origin has been asked: at once is as good as any time.
+        Some(Retry::Ask) => 0,
     };
     wall_us.saturating_add(wait_us).div_ceil(1_000)
 }

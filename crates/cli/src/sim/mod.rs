@@ -1,0 +1,249 @@
+//! `tidegate sim`: runs the shipped engine in simulated regions under seeded faults, and says whether a promise was broken.
+
+mod compare;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use tidegate_sim::{Scenario, Size, Summary, Violation, plot, run as run_world, scenario_of, shrink, sweep};
+
+use crate::client::json_arg;
+use crate::{Done, EXIT_FAILED, Failure};
+
+const US_PER_HOUR: f64 = 3_600_000_000.0;
+
+/// The longest world, in hours. Longer ones would rather show in memory than in findings.
+const HOURS_MAX: f64 = 24.0;
+
+/// How much of the trace of a broken world is shown: its end, where the promise broke.
+const LINES_SHOWN: usize = 60;
+
+pub(crate) fn command() -> Command {
+    Command::new("sim")
+        .about("Simulates regions under seeded faults and checks every promise")
+        .long_about(
+            "Runs the shipped engine, table and origin in simulated regions, one for each seed, under loss, delay, \
+             duplication, cuts, crashes, lost data and clocks that disagree, and checks what was admitted against what \
+             was promised. The same seed gives the same history.\n\nExits with 0 if every promise held and 1 if one was \
+             broken, with the seed and a smaller world that breaks it as well.",
+        )
+        .arg(number("seeds", "200", "How many worlds"))
+        .arg(number("first", "0", "The seed of the first world"))
+        .arg(
+            Arg::new("seed")
+                .long("seed")
+                .value_name("SEED")
+                .value_parser(value_parser!(u64))
+                .conflicts_with_all(["seeds", "first"])
+                .help("One world only"),
+        )
+        .arg(flag("trace", "Prints everything that happened in that world").requires("seed"))
+        .arg(
+            Arg::new("plot")
+                .long("plot")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .requires("seed")
+                .help("Draws what was admitted against limit and bound, as SVG"),
+        )
+        .arg(
+            Arg::new("hours")
+                .long("hours")
+                .value_name("HOURS")
+                .default_value("0.5")
+                .value_parser(value_parser!(f64))
+                .help("How long each world lasts"),
+        )
+        .arg(number("requests", "7200", "Requests in each hour of a world"))
+        .arg(flag("mutants", "Makes known mistakes on purpose, and says which world noticed each"))
+        .arg(flag("model", "Compares the engine with the model of grants that it was designed by"))
+        .arg(json_arg())
+}
+
+fn number(name: &'static str, default: &'static str, help: &'static str) -> Arg {
+    Arg::new(name)
+        .long(name)
+        .value_name("N")
+        .default_value(default)
+        .value_parser(value_parser!(u64))
+        .help(help)
+}
+
+fn flag(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    if matches.get_flag("mutants") {
+        return compare::mutants(matches.get_flag("json"));
+    }
+    if matches.get_flag("model") {
+        return compare::model(matches.get_flag("json"));
+    }
+    let size = size(matches)?;
+    match matches.get_one::<u64>("seed") {
+        Some(seed) => one(matches, &scenario_of(*seed, size.length_us, size.requests)),
+        None => many(matches, size),
+    }
+}
+
+fn size(matches: &ArgMatches) -> Result<Size, Failure> {
+    let hours = matches.get_one::<f64>("hours").copied().unwrap_or(0.5);
+    let per_hour = matches.get_one::<u64>("requests").copied().unwrap_or(7_200);
+    if !(hours > 0.0 && hours <= HOURS_MAX) {
+        return Err(Failure::usage(format!("--hours: {hours} is not above 0 and at most {HOURS_MAX}")));
+    }
+    let requests = per_hour as f64 * hours;
+    if !(1.0..=1e8).contains(&requests) {
+        return Err(Failure::usage("--requests: a world has 1 to 100000000 requests"));
+    }
+    Ok(Size { length_us: (hours * US_PER_HOUR) as u64, requests: requests as u64 })
+}
+
+/// One world, with all there is to see of it.
+fn one(matches: &ArgMatches, scenario: &Scenario) -> Done {
+    let report = run_world(scenario, None, matches.get_flag("trace"));
+    if let Some(path) = matches.get_one::<PathBuf>("plot") {
+        std::fs::write(path, plot(&report))
+            .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
+    }
+    if matches.get_flag("trace") {
+        crate::print_whole(report.trace.to_string().as_bytes())?;
+    }
+    if matches.get_flag("json") {
+        let broken: Vec<Value> =
+            report.violations.iter().map(|violation| told(report.seed, violation)).collect();
+        println!(
+            "{}",
+            json!({
+                "seed": report.seed,
+                "scenario": scenario.to_string(),
+                "requests": report.requests,
+                "faults": report.faults,
+                "admitted_share": share(report.admitted, report.ideal),
+                "waited_share": share(report.waited, report.requests),
+                "violations": broken,
+                "trace_hash": format!("{:016x}", report.trace.hash()),
+            })
+        );
+    } else {
+        println!("seed {}: {scenario}", report.seed);
+        println!(
+            "{} of {} requests passed, {} waited, {} were not answered; trace {:016x}",
+            report.passed,
+            report.requests,
+            report.waited,
+            report.unanswered,
+            report.trace.hash()
+        );
+        report.violations.iter().for_each(|violation| println!("broken: {violation}"));
+    }
+    Ok(ended(report.violations.is_empty()))
+}
+
+fn ended(holds: bool) -> ExitCode {
+    if holds { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
+}
+
+fn many(matches: &ArgMatches, size: Size) -> Done {
+    let count = matches.get_one::<u64>("seeds").copied().unwrap_or(200);
+    let first = matches.get_one::<u64>("first").copied().unwrap_or(0);
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let bar = progress(count);
+    let summary = sweep(first..first.saturating_add(count), size, threads, &|| bar.inc(1));
+    bar.finish_and_clear();
+    if matches.get_flag("json") {
+        println!("{}", summed(&summary));
+    } else {
+        print(&summary);
+    }
+    if let Some((seed, violations)) = summary.broken.first() {
+        explain(&scenario_of(*seed, size.length_us, size.requests), violations);
+    }
+    Ok(ended(summary.broken.is_empty()))
+}
+
+/// Shown on a terminal only: a log has no use for it.
+fn progress(count: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} worlds, {eta} left");
+    ProgressBar::new(count).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn told(seed: u64, violation: &Violation) -> Value {
+    json!({ "seed": seed, "promise": violation.promise(), "what": violation.to_string() })
+}
+
+fn summed(summary: &Summary) -> Value {
+    let broken = summary.broken.iter();
+    let violations: Vec<Value> =
+        broken.flat_map(|(seed, all)| all.iter().map(|violation| told(*seed, violation))).collect();
+    json!({
+        "seeds": summary.seeds,
+        "region_hours": summary.simulated_us as f64 / US_PER_HOUR,
+        "requests": summary.requests,
+        "faults": summary.faults,
+        "admitted_share": share(summary.admitted, summary.ideal),
+        "waited_share": share(summary.waited, summary.requests),
+        "unanswered_share": share(summary.unanswered, summary.requests),
+        "updates_per_request": share(summary.updates, summary.requests),
+        "longest_wait_us": summary.longest_wait_us,
+        "violations": violations,
+        "trace_hash": format!("{:016x}", summary.trace_hash),
+    })
+}
+
+fn print(summary: &Summary) {
+    let percent = |part, whole| format!("{:.2} %", share(part, whole) * 100.0);
+    let hours = summary.simulated_us as f64 / US_PER_HOUR;
+    let rows = [
+        ("worlds", summary.seeds.to_string()),
+        ("region-hours", format!("{hours:.1}")),
+        ("requests", summary.requests.to_string()),
+        ("faults", summary.faults.to_string()),
+        ("admitted, of what one bucket admits", percent(summary.admitted, summary.ideal)),
+        ("requests that waited for the origin", percent(summary.waited, summary.requests)),
+        ("longest wait", format!("{:.1} ms", summary.longest_wait_us as f64 / 1_000.0)),
+        ("meter updates per request", format!("{:.2}", share(summary.updates, summary.requests))),
+        ("trace", format!("{:016x}", summary.trace_hash)),
+        ("worlds that broke a promise", summary.broken.len().to_string()),
+    ];
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    for (what, figure) in rows {
+        table.add_row(vec![what.to_owned(), figure]);
+    }
+    aligned(&mut table);
+    println!("{table}");
+}
+
+/// Figures stand on the right.
+fn aligned(table: &mut Table) {
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+/// Says what broke, and in how small a world it still does.
+fn explain(scenario: &Scenario, violations: &[Violation]) {
+    eprintln!("seed {}: {scenario}", scenario.seed);
+    violations.iter().for_each(|violation| eprintln!("  broken: {violation}"));
+    let Some(violation) = violations.first() else { return };
+    let (smaller, report) = shrink(scenario, None, violation);
+    eprintln!("it breaks in a smaller world as well: {smaller}");
+    report.violations.iter().for_each(|violation| eprintln!("  broken: {violation}"));
+    let trace = report.trace.to_string();
+    let lines: Vec<&str> = trace.lines().collect();
+    lines.iter().skip(lines.len().saturating_sub(LINES_SHOWN)).for_each(|line| eprintln!("{line}"));
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}

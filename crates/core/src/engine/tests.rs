@@ -1,0 +1,323 @@
+//! The engine, step by step: a test is its clock, its network and its origin.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::origin::{Decided, Lapse, Told};
+use crate::table::{Ask, Shares};
+use crate::{Secret, Verdict};
+
+const MS: u64 = 1_000;
+
+const START_US: u64 = 10_000 * MS;
+
+/// An engine and a table, and what the engine wanted done.
+struct Bench {
+    engine: Engine,
+    table: Table,
+    space: KeySpace,
+    now_us: u64,
+    effects: Vec<Effect>,
+    tickets: Ticket,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            engine: Engine::new(NodeId(7), Settings::default()),
+            table: Table::new(1 << 14, &Shares::single()).expect("a few lines"),
+            space: KeySpace::new(&Secret::from_bytes([1; 16]), Shares::FIRST, "key"),
+            now_us: START_US,
+            effects: Vec::new(),
+            tickets: 0,
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now::from_micros(self.now_us, self.now_us)
+    }
+
+    /// A limit of `amount` per second on one key, at a version of its rule.
+    fn meter(&self, amount: u64, version: u32) -> MeterRef {
+        let limit = Limit::gcra(amount, Duration::from_secs(1)).expect("in range").at_origin();
+        let terms = Terms::new(&limit, 0, Lapse::Counted, version);
+        let (key, digest) = (Arc::from(&b"key"[..]), self.space.digest(&[b"key"]));
+        MeterRef { key, limit, terms, space: self.space, digest }
+    }
+
+    fn ask(&mut self, cost: u64) -> Ticket {
+        self.tickets += 1;
+        let meters = vec![self.meter(10, 1)];
+        let request = Request { ticket: self.tickets, partition: 0, meters, cost };
+        self.engine.ask(self.now(), request, &mut self.effects);
+        self.tickets
+    }
+
+    fn poll(&mut self) -> Option<u64> {
+        self.engine.poll(self.now(), &self.table, &mut self.effects)
+    }
+
+    fn poll_after(&mut self, us: u64) -> Option<u64> {
+        self.now_us += us;
+        self.poll()
+    }
+
+    /// The calls that were sent since the last look, and whether each was a hedge.
+    fn calls(&mut self) -> Vec<(Arc<Call>, bool)> {
+        let mut calls = Vec::new();
+        self.effects.retain(|effect| match effect {
+            Effect::Call { call, hedge, .. } => {
+                calls.push((Arc::clone(call), *hedge));
+                false
+            }
+            Effect::Answer { .. } => true,
+        });
+        calls
+    }
+
+    fn only_call(&mut self) -> Arc<Call> {
+        let calls = self.calls();
+        assert_eq!(calls.len(), 1, "{calls:?}");
+        Arc::clone(&calls[0].0)
+    }
+
+    /// The answers that were given since the last look.
+    fn answers(&mut self) -> Vec<(Ticket, Resolution)> {
+        let answers = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Answer { ticket, resolution } => Some((*ticket, *resolution)),
+            Effect::Call { .. } => None,
+        });
+        let answers = answers.collect();
+        self.effects.clear();
+        answers
+    }
+
+    /// Answers a call: `passed` of each ask, and a grant on every meter.
+    fn reply(&mut self, call: &Call, passed: u32, grant: u64) {
+        let told = Told {
+            grant,
+            life_us: 1_000 * MS,
+            room: 0,
+            wait_us: 0,
+            cell: 0,
+            holders: 1,
+            dry: false,
+            lapsed: false,
+            recall: false,
+        };
+        let decided = Decided { passed, denied_by: 0, retry_us: 1 };
+        let reply = Reply {
+            told: vec![told; call.updates.len()],
+            asks: vec![decided; call.asks.len()],
+            now_us: 99,
+            lost: false,
+        };
+        let (now, sequence) = (self.now(), call.sequence);
+        self.engine.on_reply(now, &self.table, 0, sequence, &reply, &mut self.effects);
+    }
+
+    /// Asks once and is granted an amount.
+    fn hold(&mut self, grant: u64) {
+        self.ask(1);
+        self.poll();
+        let call = self.only_call();
+        self.reply(&call, 1, grant);
+        self.answers();
+    }
+
+    fn spend(&self, cost: u64) -> Verdict {
+        let meter = self.meter(10, 1);
+        let ask = Ask { limit: &meter.limit, space: &self.space, digest: meter.digest, cost };
+        self.table.check(self.now(), &ask).verdict
+    }
+}
+
+#[test]
+fn a_late_answer_is_asked_for_a_second_time_once() {
+    let mut bench = Bench::new();
+    bench.ask(1);
+    assert_eq!(bench.poll(), Some(START_US + 3 * MS));
+    let first = bench.only_call();
+    bench.poll_after(3 * MS - 1);
+    assert_eq!(bench.calls(), []);
+    bench.poll_after(1);
+    assert_eq!(bench.calls(), [(first, true)], "the same call, marked as a hedge");
+    bench.poll_after(3 * MS);
+    assert_eq!(bench.calls(), []);
+}
+
+#[test]
+fn a_call_without_an_answer_is_repeated_ever_more_rarely() {
+    let mut bench = Bench::new();
+    bench.ask(1);
+    let mut next_us = bench.poll();
+    let first = bench.only_call();
+    let (mut sent_us, mut gaps_ms) = (START_US, Vec::new());
+    while gaps_ms.len() < 8 {
+        bench.now_us = next_us.expect("a call is under way");
+        next_us = bench.poll();
+        for (call, hedge) in bench.calls() {
+            assert_eq!(call, first, "the same words");
+            if !hedge {
+                gaps_ms.push((bench.now_us - sent_us) / MS);
+                sent_us = bench.now_us;
+            }
+        }
+    }
+    assert_eq!(gaps_ms, [50, 100, 200, 400, 800, 1_000, 1_000, 1_000]);
+}
+
+#[test]
+fn a_call_that_failed_is_made_again_soon_and_says_the_same() {
+    let mut bench = Bench::new();
+    bench.hold(8);
+    assert!(bench.spend(3).is_allowed());
+    bench.poll_after(100 * MS);
+    let flush = bench.only_call();
+    assert_eq!(flush.updates[0].used, 3);
+    bench.now_us += MS;
+    bench.engine.on_failure(bench.now(), 0, flush.sequence, Failure::Unanswered);
+    assert!(bench.spend(2).is_allowed(), "what is kept is spent meanwhile");
+    bench.poll_after(50 * MS);
+    let repeats = bench.calls();
+    assert!(!repeats.is_empty() && repeats.iter().all(|(call, _)| *call == flush));
+    bench.reply(&flush, 0, 5);
+    bench.poll_after(100 * MS);
+    assert_eq!(bench.only_call().updates[0].used, 2, "reported once it is its turn");
+}
+
+#[test]
+fn nobody_waits_beyond_the_deadline_and_what_passed_too_late_is_given_back() {
+    let mut bench = Bench::new();
+    let ticket = bench.ask(4);
+    bench.poll();
+    let call = bench.only_call();
+    bench.poll_after(20 * MS - 1);
+    assert_eq!(bench.answers(), []);
+    bench.poll_after(1);
+    assert_eq!(bench.answers(), [(ticket, Resolution::Unanswered)]);
+    bench.reply(&call, 1, 0);
+    assert_eq!(bench.engine.stats().returned, 4);
+    bench.poll_after(100 * MS);
+    let update = &bench.only_call().updates[0];
+    assert_eq!((update.refund, update.refund_of_us), (4, 99));
+}
+
+#[test]
+fn while_the_origin_is_silent_nobody_waits_for_it() {
+    let mut bench = Bench::new();
+    bench.ask(1);
+    bench.poll();
+    let call = bench.only_call();
+    bench.poll_after(20 * MS);
+    bench.answers();
+    assert!(bench.engine.is_stalled(bench.now()));
+    let ticket = bench.ask(1);
+    assert_eq!(bench.answers(), [(ticket, Resolution::Unanswered)], "at once");
+    bench.reply(&call, 0, 0);
+    assert!(!bench.engine.is_stalled(bench.now()));
+    bench.ask(1);
+    bench.poll();
+    assert_eq!(bench.only_call().asks.len(), 1, "asked again after the first answer");
+}
+
+#[test]
+fn equal_requests_are_asked_as_one_and_as_many_pass_as_there_is_room_for() {
+    let mut bench = Bench::new();
+    let tickets = [bench.ask(2), bench.ask(2), bench.ask(2)];
+    let other = bench.ask(5);
+    bench.poll();
+    let call = bench.only_call();
+    let asked: Vec<_> = call.asks.iter().map(|ask| (ask.cost, ask.count)).collect();
+    assert_eq!((call.updates.len(), asked), (1, vec![(2, 3), (5, 1)]));
+    bench.reply(&call, 2, 0);
+    let passed: Vec<_> = bench
+        .answers()
+        .into_iter()
+        .filter(|(_, resolution)| matches!(resolution, Resolution::Allowed { .. }))
+        .map(|(ticket, _)| ticket)
+        .collect();
+    assert_eq!(passed, [tickets[0], tickets[1], other]);
+}
+
+#[test]
+fn a_thousand_requests_for_a_cold_key_make_one_call_and_then_one_more() {
+    let mut bench = Bench::new();
+    for _ in 0..1_000 {
+        bench.ask(1);
+        bench.poll();
+    }
+    let first = bench.only_call();
+    bench.reply(&first, 1, 0);
+    bench.poll();
+    let second = bench.only_call();
+    assert_eq!((second.asks.len(), second.asks[0].count), (1, 999));
+}
+
+#[test]
+fn who_stops_reports_everything_and_keeps_nothing() {
+    let mut bench = Bench::new();
+    bench.hold(8);
+    assert!(bench.spend(3).is_allowed());
+    bench.engine.close();
+    bench.poll();
+    let last = bench.only_call();
+    let update = &last.updates[0];
+    assert_eq!((update.used, update.keep, update.want), (3, 0, 0));
+    assert!(!bench.engine.is_idle());
+    bench.reply(&last, 0, 0);
+    bench.poll();
+    assert!(bench.engine.is_idle());
+}
+
+#[test]
+fn a_limit_that_was_lowered_gives_up_what_is_held() {
+    let mut bench = Bench::new();
+    bench.hold(8);
+    let lower = bench.meter(4, 2);
+    bench.engine.refund(bench.now(), 0, &lower, 0);
+    bench.poll_after(100 * MS);
+    let update = &bench.only_call().updates[0];
+    assert_eq!((update.keep, update.want, update.terms.version()), (0, 0, 2));
+    assert!(!bench.spend(1).is_allowed(), "nothing is spent while that is under way");
+}
+
+#[test]
+fn the_answer_to_another_call_is_of_no_interest() {
+    let mut bench = Bench::new();
+    bench.ask(1);
+    bench.poll();
+    let call = bench.only_call();
+    bench.reply(&Call { sequence: call.sequence + 1, ..Call::clone(&call) }, 1, 9);
+    assert_eq!(bench.answers(), []);
+    assert!(!bench.spend(1).is_allowed(), "nothing was granted");
+    bench.reply(&call, 1, 0);
+    assert_eq!(bench.answers().len(), 1);
+}
+
+#[test]
+fn who_comes_while_the_flush_is_under_way_does_not_wait_for_it() {
+    let mut bench = Bench::new();
+    bench.ask(1);
+    bench.poll();
+    let call = bench.only_call();
+    let told = Told {
+        grant: 0,
+        life_us: 0,
+        room: 0,
+        wait_us: 50 * MS,
+        cell: 0,
+        holders: 1,
+        dry: true,
+        lapsed: false,
+        recall: false,
+    };
+    let decided = Decided { passed: 0, denied_by: 0, retry_us: 50 * MS };
+    let reply = Reply { told: vec![told], asks: vec![decided], now_us: 99, lost: false };
+    bench.engine.on_reply(bench.now(), &bench.table, 0, call.sequence, &reply, &mut bench.effects);
+    bench.now_us += 101 * MS;
+    assert!(matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))));
+    bench.now_us += 3 * MS;
+    assert_eq!(bench.spend(1).retry(), Some(crate::Retry::Ask), "the flush is late: it is asked for");
+}

@@ -1,0 +1,140 @@
+//! The cases of a simpler model of grants, run with the shipped engine, beside what the model says.
+
+use std::time::Duration;
+
+use tidegate_core::Limit;
+use tidegate_core::origin::Lapse;
+
+use crate::report::Report;
+use crate::scenario::{Faults, Scenario, Shape, Spread};
+use crate::world::run;
+
+const SECOND_US: u64 = 1_000_000;
+
+/// One way between a node and the origin, µs: a call takes two milliseconds.
+const DELAY_US: u64 = 1_000;
+
+/// A case of the model, and what the model says.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// What it is called.
+    pub name: &'static str,
+    nodes: usize,
+    amount: u64,
+    period_s: u64,
+    burst: u64,
+    /// Thousandths of a request per second.
+    load_milli: u64,
+    seconds: u64,
+    spread: Spread,
+    /// Admitted, of what one bucket admits.
+    pub admitted: f64,
+    /// The share of requests that waited for a call.
+    pub waited: f64,
+    /// Meter updates at the origin for each request.
+    pub updates: f64,
+}
+
+/// What the shipped engine makes of a case.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// Admitted, of what one bucket admits.
+    pub admitted: f64,
+    /// The share of requests that waited for a call.
+    pub waited: f64,
+    /// Meter updates at the origin for each request.
+    pub updates: f64,
+    /// How many promises were broken.
+    pub violations: usize,
+}
+
+type Row = (&'static str, usize, (u64, u64, u64), (u64, u64), Spread, (f64, f64, f64));
+
+/// Name; nodes; amount, seconds and burst; load in thousandths and how long; where; what the model says.
+const ROWS: &[Row] = &[
+    ("1 node, 100/s, at 5 %", 1, (100, 1, 100), (5_000, 60), Spread::Even, (1.0, 0.026, 0.8)),
+    ("1 node, 100/s, at 100 %", 1, (100, 1, 100), (100_000, 60), Spread::Even, (0.998, 0.001, 0.1)),
+    ("1 node, 100/s, 10x", 1, (100, 1, 100), (1_000_000, 30), Spread::Even, (0.997, 0.0003, 0.01)),
+    ("4 nodes, 100/s, half", 4, (100, 1, 100), (50_000, 60), Spread::Even, (1.0, 0.010, 0.5)),
+    ("4 nodes, 100/s, 2x", 4, (100, 1, 100), (200_000, 60), Spread::Even, (0.998, 0.002, 0.2)),
+    ("4 nodes, 1000/min, half", 4, (1_000, 60, 1_000), (8_000, 300), Spread::Even, (1.0, 0.05, 1.2)),
+    ("4 nodes, 1000/min, 4x", 4, (1_000, 60, 1_000), (67_000, 300), Spread::Even, (1.0, 0.09, 0.5)),
+    (
+        "4 nodes, 100k/min, 4x",
+        4,
+        (100_000, 60, 100_000),
+        (6_700_000, 40),
+        Spread::Even,
+        (0.999, 0.0003, 0.01),
+    ),
+    ("16 nodes, one hot key, 4x", 16, (5_000, 1, 5_000), (20_000_000, 5), Spread::Even, (0.97, 0.003, 0.01)),
+    ("4 nodes, 10/min, 4x", 4, (10, 60, 10), (670, 3_000), Spread::Even, (1.0, 0.63, 0.6)),
+    ("4 nodes, burst 1 at 10/s, 2x", 4, (10, 1, 1), (20_000, 100), Spread::Even, (0.59, 0.51, 0.9)),
+    ("100 nodes, sticky, half", 100, (1_000, 1, 1_000), (500_000, 30), Spread::Few, (1.0, 0.003, 0.07)),
+    ("100 nodes, even, 2x", 100, (1_000, 1, 1_000), (2_000_000, 20), Spread::Even, (0.997, 0.055, 0.5)),
+    ("1000 nodes, 0.05/s each", 1_000, (100, 1, 100), (50_000, 60), Spread::Even, (1.0, 0.997, 1.1)),
+];
+
+/// The cases of the model.
+pub fn cases() -> impl Iterator<Item = Case> {
+    ROWS.iter().map(
+        |&(
+            name,
+            nodes,
+            (amount, period_s, burst),
+            (load_milli, seconds),
+            spread,
+            (admitted, waited, updates),
+        )| {
+            Case {
+                name,
+                nodes,
+                amount,
+                period_s,
+                burst,
+                load_milli,
+                seconds,
+                spread,
+                admitted,
+                waited,
+                updates,
+            }
+        },
+    )
+}
+
+impl Case {
+    fn scenario(&self) -> Scenario {
+        let limit = Limit::gcra(self.amount, Duration::from_secs(self.period_s))
+            .and_then(|limit| limit.with_burst(self.burst));
+        Scenario {
+            seed: 1,
+            limit: limit.unwrap_or_else(|_| unreachable!("the model's limits are in range")),
+            tolerance_ppm: 0,
+            lapse: Lapse::Counted,
+            nodes: self.nodes,
+            keys: 1,
+            shared: false,
+            spread: self.spread,
+            requests: self.load_milli * self.seconds / 1_000,
+            length_us: self.seconds * SECOND_US,
+            shape: Shape::Steady,
+            cost_max: 1,
+            large_ppm: 0,
+            delay_us: DELAY_US,
+            faults: Faults::default(),
+        }
+    }
+
+    /// Runs the case with the shipped engine.
+    pub fn measure(&self) -> Measured {
+        let report: Report = run(&self.scenario(), None, false);
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        Measured {
+            admitted: share(report.admitted, report.ideal),
+            waited: share(report.waited, report.requests),
+            updates: share(report.updates, report.requests),
+            violations: report.violations.len(),
+        }
+    }
+}

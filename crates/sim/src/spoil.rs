@@ -1,0 +1,114 @@
+//! Where known mistakes are made: on the way between nodes and origin, never inside what is shipped.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidegate_core::origin::{Call, Lapse, NodeId, Reply, StoreId};
+
+use crate::bug::Bug;
+use crate::rulebook::Rulebook;
+use crate::scenario::Scenario;
+
+/// What a node that is mistaken about its grant takes for its life, µs.
+const LIFE_US: u64 = 1_000_000;
+
+/// Makes one known mistake, or none.
+pub(crate) struct Spoiler {
+    pub(crate) bug: Option<Bug>,
+    /// The numbers that calls get which are taken for new ones.
+    sequences: BTreeMap<(NodeId, u16), u64>,
+    /// The latest time that the origin's clock showed.
+    latest_us: u64,
+}
+
+impl Spoiler {
+    pub(crate) fn new(bug: Option<Bug>) -> Self {
+        Self { bug, sequences: BTreeMap::new(), latest_us: 0 }
+    }
+
+    /// What really leaves a node when it sends a call, for the first time or again.
+    pub(crate) fn on_send(&self, call: &Arc<Call>, again: bool) -> Vec<Arc<Call>> {
+        match self.bug {
+            Some(Bug::DropsOnFailure) if again => {
+                let mut call = Call::clone(call);
+                call.updates.iter_mut().for_each(|update| update.used = 0);
+                vec![Arc::new(call)]
+            }
+            Some(Bug::EveryoneAsks) if !again => {
+                let waiting = call.asks.iter().map(|ask| u64::from(ask.count)).sum::<u64>().max(1);
+                let numbered = |sequence| Arc::new(Call { sequence, ..Call::clone(call) });
+                (call.sequence..call.sequence + waiting).map(numbered).collect()
+            }
+            _ => vec![Arc::clone(call)],
+        }
+    }
+
+    /// What an origin makes of a call.
+    pub(crate) fn at_origin(
+        &mut self,
+        call: &mut Call,
+        partition: u16,
+        scenario: &Scenario,
+        book: &Rulebook,
+    ) {
+        let updates = call.updates.iter_mut();
+        match self.bug {
+            Some(Bug::RepeatIsNew) => {
+                let sequence = self.sequences.entry((call.node, partition)).or_default();
+                *sequence += 1;
+                (call.sequence, call.acknowledged) = (*sequence, 0);
+            }
+            Some(Bug::TrustsLostData) => {
+                call.acknowledged = 0;
+                call.store = StoreId { lineage: 1, boot: 1, parent: 0 };
+            }
+            Some(Bug::ForgetsLapsed) => {
+                for update in updates {
+                    if let Some(rule) = book.of_terms(&update.terms) {
+                        update.terms = rule.with_lapse(scenario, Lapse::Forgiven);
+                    }
+                }
+            }
+            Some(Bug::ImpatientOrigin) => updates.for_each(|update| update.life_us = 0),
+            Some(Bug::GiverShrinks) => updates.for_each(|update| update.keep /= 2),
+            Some(Bug::DropsWhenFull) => updates.skip(1).for_each(|update| update.used = 0),
+            Some(Bug::DecidesByHalf) => call.asks.iter_mut().for_each(|ask| ask.meters.truncate(1)),
+            _ => {}
+        }
+    }
+
+    /// What an origin takes for the time.
+    pub(crate) fn origin_us(&mut self, clock_us: u64) -> u64 {
+        self.latest_us = self.latest_us.max(clock_us);
+        if self.bug == Some(Bug::TimeStandsStill) { self.latest_us } else { clock_us }
+    }
+
+    /// Which call a node takes an answer for.
+    pub(crate) fn answers_call(&self, sequence: u64, under_way: Option<u64>) -> u64 {
+        match self.bug {
+            Some(Bug::TakesAnyAnswer) => under_way.unwrap_or(sequence),
+            _ => sequence,
+        }
+    }
+
+    /// What a node makes of the answer to its call, which was under way for `away_us`.
+    pub(crate) fn on_reply(&self, reply: &mut Reply, call: &Call, away_us: u64) {
+        let told = reply.told.iter_mut();
+        match self.bug {
+            Some(Bug::ImpatientOrigin | Bug::OutlivesWindow) => told.for_each(|told| told.life_us = LIFE_US),
+            Some(Bug::HolderStartsLate) => {
+                told.filter(|told| told.grant > 0).for_each(|told| told.life_us += away_us);
+            }
+            Some(Bug::Deltas) => {
+                told.zip(&call.updates).for_each(|(told, update)| told.grant += update.keep);
+            }
+            Some(Bug::AnswerHidesUse) => told.for_each(|told| told.lapsed = true),
+            Some(Bug::OneForAll) => {
+                let asks = reply.asks.iter_mut().zip(&call.asks);
+                asks.filter(|(decided, _)| decided.passed > 0)
+                    .for_each(|(decided, ask)| decided.passed = ask.count);
+            }
+            _ => {}
+        }
+    }
+}

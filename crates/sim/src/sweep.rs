@@ -1,0 +1,104 @@
+//! Many worlds, on as many threads as there are cores.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::bug::Bug;
+use crate::report::{Report, Violation};
+use crate::swarm::scenario_of;
+use crate::world::run;
+
+/// How large the worlds of a sweep are.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// How long each lasts, µs.
+    pub length_us: u64,
+    /// How many requests come in each.
+    pub requests: u64,
+}
+
+/// What came of many worlds.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// How many worlds.
+    pub seeds: u64,
+    /// How long they lasted, all together.
+    pub simulated_us: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Requests that waited for the origin.
+    pub waited: u64,
+    /// Requests that the origin did not answer in time.
+    pub unanswered: u64,
+    /// The longest that one waited, µs.
+    pub longest_wait_us: u64,
+    /// Units admitted, and what one bucket for each key would have admitted.
+    pub admitted: u64,
+    /// Units that one bucket for each key would have admitted.
+    pub ideal: u64,
+    /// Meters spoken of in all calls.
+    pub updates: u64,
+    /// Things that went wrong on purpose.
+    pub faults: u64,
+    /// One number for everything that happened, whatever the number of threads.
+    pub trace_hash: u64,
+    /// The seeds of worlds that broke a promise, in order.
+    pub broken: Vec<(u64, Vec<Violation>)>,
+}
+
+impl Summary {
+    fn add(&mut self, report: Report) {
+        self.seeds += 1;
+        self.simulated_us += report.simulated_us;
+        self.requests += report.requests;
+        self.waited += report.waited;
+        self.unanswered += report.unanswered;
+        self.longest_wait_us = self.longest_wait_us.max(report.longest_wait_us);
+        self.admitted += report.admitted;
+        self.ideal += report.ideal;
+        self.updates += report.updates;
+        self.faults += report.faults;
+        // A sum of mixed words: the order in which worlds end does not matter.
+        let mixed = (report.trace.hash() ^ report.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.trace_hash = self.trace_hash.wrapping_add(mixed.rotate_left(31));
+        if !report.violations.is_empty() {
+            self.broken.push((report.seed, report.violations));
+        }
+    }
+}
+
+/// Runs the worlds of many seeds, and calls `progress` after each.
+pub fn sweep(seeds: Range<u64>, size: Size, threads: usize, progress: &(dyn Fn() + Sync)) -> Summary {
+    let next = AtomicU64::new(seeds.start);
+    let summary = Mutex::new(Summary::default());
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return;
+            }
+            let report = run(&scenario_of(seed, size.length_us, size.requests), None, false);
+            if let Ok(mut summary) = summary.lock() {
+                summary.add(report);
+            }
+            progress();
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let mut summary = summary.into_inner().unwrap_or_default();
+    summary.broken.sort_by_key(|(seed, _)| *seed);
+    summary
+}
+
+/// The first seed whose world notices a known mistake, and what it noticed.
+pub fn catch(bug: Bug, seeds: Range<u64>, size: Size) -> Option<(u64, Violation)> {
+    seeds.into_iter().find_map(|seed| {
+        let report = run(&scenario_of(seed, size.length_us, size.requests), Some(bug), false);
+        report.violations.into_iter().next().map(|violation| (seed, violation))
+    })
+}

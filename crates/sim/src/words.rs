@@ -1,0 +1,84 @@
+//! A world in words.
+
+use std::fmt;
+
+use tidegate_core::Algorithm;
+use tidegate_core::origin::Lapse;
+
+use crate::scenario::{Faults, Scenario, Shape, Spread};
+
+const MS_US: u64 = 1_000;
+
+const SECOND_US: u64 = 1_000_000;
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, nodes, keys, requests, cost_max, .. } = self;
+        let seconds = limit.period_us() as f64 / SECOND_US as f64;
+        match limit.algorithm() {
+            Algorithm::Gcra => {
+                write!(f, "{} in {seconds} s with a burst of {}", limit.amount(), limit.burst())?;
+            }
+            Algorithm::SlidingWindow => write!(f, "{} in a sliding window of {seconds} s", limit.amount())?,
+        }
+        f.write_str(match self.lapse {
+            Lapse::Counted => ", lapsed grants counted",
+            Lapse::Forgiven => ", lapsed grants forgiven",
+        })?;
+        if self.tolerance_ppm > 0 {
+            write!(f, ", {} % tolerated", f64::from(self.tolerance_ppm) / 10_000.0)?;
+        }
+        let length_s = self.length_us / SECOND_US;
+        write!(f, "; {nodes} nodes, {keys} keys, {requests} requests of up to {cost_max} in {length_s} s")?;
+        if self.large_ppm > 0 {
+            write!(f, ", {} % of them of a whole burst", f64::from(self.large_ppm) / 10_000.0)?;
+        }
+        if self.shared {
+            f.write_str(", under a shared limit as well")?;
+        }
+        f.write_str(match self.shape {
+            Shape::Steady => ", evenly",
+            Shape::Bursts => ", in bursts",
+            Shape::Edges => ", at the ends of periods",
+        })?;
+        f.write_str(match self.spread {
+            Spread::Even => " over all nodes",
+            Spread::Home => ", each key mostly at one node",
+            Spread::Few => ", most at the first nodes",
+        })?;
+        write!(f, "; {} ms to the origin; {}", self.delay_us as f64 / MS_US as f64, self.faults)
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::default() {
+            return f.write_str("nothing goes wrong");
+        }
+        let percent = |ppm: u32| f64::from(ppm) / 10_000.0;
+        let seconds = |us: u64| us as f64 / SECOND_US as f64;
+        let way = if self.one_way { ", one way" } else { "" };
+        let parts = [
+            (self.loss_ppm, format!("{} % of messages lost", percent(self.loss_ppm))),
+            (self.duplicate_ppm, format!("{} % doubled", percent(self.duplicate_ppm))),
+            (self.slow_ppm, format!("{} % up to {} s slower", percent(self.slow_ppm), seconds(self.slow_us))),
+            (self.crashes, format!("{} crashes", self.crashes)),
+            (self.restarts, format!("{} restarts", self.restarts)),
+            (self.deploys, format!("{} rolling deploys", self.deploys)),
+            (
+                self.freezes,
+                format!("{} nodes that stand still for up to {} s", self.freezes, seconds(self.freeze_us)),
+            ),
+            (self.cuts, format!("{} cuts of up to {} s{way}", self.cuts, seconds(self.cut_us))),
+            (self.pauses, format!("{} pauses of the origin", self.pauses)),
+            (self.losses, format!("{} losses of data", self.losses)),
+            (self.skew_ppm, format!("clocks up to {} % apart", percent(self.skew_ppm))),
+            (self.node_steps, format!("{} steps of nodes' clocks", self.node_steps)),
+            (self.origin_steps, format!("{} steps of the origin's clock", self.origin_steps)),
+            (self.rule_changes, format!("{} changes of the limit", self.rule_changes)),
+        ];
+        let said: Vec<String> =
+            parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, words)| words).collect();
+        f.write_str(&said.join(", "))
+    }
+}

@@ -1,0 +1,127 @@
+//! Calls and answers, on their way and at the origin.
+
+use std::sync::Arc;
+
+use tidegate_core::engine::Failure;
+use tidegate_core::origin::{Call, CallError, Partition, StoreId};
+
+use super::{Answered, Event, World};
+use crate::network::arrivals;
+use crate::scenario::Faults;
+use crate::watch::Lane;
+
+impl World<'_> {
+    pub(super) fn send(&mut self, node: usize, partition: u16, call: &Arc<Call>) {
+        let lane = Lane { node, life: self.nodes[node].life, partition };
+        let calls = self.spoiler.on_send(call, self.watch.is_under_way(lane, call.sequence));
+        for call in calls {
+            self.watch.sent(lane, &call, self.now_us);
+            self.trace.note([self.now_us, 2, call.node.0, call.sequence], || {
+                format!(
+                    "node {node}: call {} to {partition}: {:?} {:?}",
+                    call.sequence, call.updates, call.asks
+                )
+            });
+            self.carry(lane, &call);
+        }
+    }
+
+    fn carry(&mut self, lane: Lane, call: &Arc<Call>) {
+        let Lane { node, life, partition } = lane;
+        if self.is_cut(node) && !self.scenario.faults.one_way {
+            return;
+        }
+        for time in self.travel_times() {
+            let call = Arc::clone(call);
+            self.schedule(self.now_us + time, Event::CallArrives { node, life, partition, call });
+        }
+    }
+
+    fn travel_times(&mut self) -> Vec<u64> {
+        let faults = self.faults_now();
+        arrivals(&mut self.rng, &faults, self.scenario.delay_us).collect()
+    }
+
+    /// After the end the network is well, so that everything can be reported.
+    fn faults_now(&self) -> Faults {
+        if self.closed { Faults::default() } else { self.scenario.faults }
+    }
+
+    fn is_cut(&self, node: usize) -> bool {
+        !self.closed && self.now_us < self.nodes[node].cut_until_us
+    }
+
+    pub(super) fn call_arrives(&mut self, node: usize, life: u32, partition: u16, call: Arc<Call>) {
+        if self.now_us < self.store.paused_until_us {
+            self.schedule(self.store.paused_until_us, Event::CallArrives { node, life, partition, call });
+            return;
+        }
+        let said = call;
+        let mut call = Call::clone(&said);
+        call.store = StoreId { lineage: 1, boot: self.store.boot, parent: 0 };
+        self.spoiler.at_origin(&mut call, partition, self.scenario, &self.book);
+        let origin_us = self.spoiler.origin_us(self.store.epoch_us + self.now_us);
+        let here = &mut self.store.partitions[usize::from(partition)];
+        let before = said.asks.iter().any(|ask| ask.meters.len() > 1).then(|| Partition::clone(here));
+        let answer = here.apply(origin_us, &call);
+        let mut decided_us = super::EPOCH_US + self.now_us;
+        if let Ok(reply) = &answer {
+            let is_fresh = reply.now_us == origin_us && !self.watch.was_decided(partition, &call, decided_us);
+            decided_us = self.watch.decided(partition, &call, is_fresh, decided_us);
+            if is_fresh {
+                self.watch.granted(here, &call, reply);
+                if let Some(before) = before {
+                    self.watch.charged_whole(before, here, (&said, &call), reply);
+                }
+            }
+        }
+        self.trace.note([self.now_us, 3, call.node.0, call.sequence], || {
+            format!("origin: {} answers {answer:?}", call.node.0)
+        });
+        if self.is_cut(node) {
+            return;
+        }
+        let sequence = said.sequence;
+        for time in self.travel_times() {
+            let answer = answer.clone();
+            let answered = Answered { node, life, partition, sequence, answer, decided_us };
+            self.schedule(self.now_us + time, Event::Answered(Box::new(answered)));
+        }
+    }
+
+    pub(super) fn answered(&mut self, answered: Box<Answered>) {
+        let node = answered.node;
+        if self.nodes[node].life != answered.life {
+            return;
+        }
+        if self.is_frozen(node) {
+            self.schedule(self.nodes[node].frozen_until_us, Event::Answered(answered));
+            return;
+        }
+        let Answered { life, partition, sequence, answer, decided_us, .. } = *answered;
+        let lane = Lane { node, life, partition };
+        let sequence = self.spoiler.answers_call(sequence, self.watch.under_way(lane));
+        let flight = self.watch.answered(lane, sequence);
+        let here = &mut self.nodes[node];
+        let now = here.clock.read(self.now_us);
+        let mut effects = Vec::new();
+        match answer {
+            Ok(mut reply) => {
+                if let Some((call, sent_us)) = &flight {
+                    self.watch.lapsed(call, &reply);
+                    self.spoiler.on_reply(&mut reply, call, self.now_us - sent_us);
+                }
+                here.engine.on_reply(now, &here.table, partition, sequence, &reply, &mut effects);
+            }
+            Err(CallError::Outdated { sequence: applied }) => {
+                here.engine.on_failure(now, partition, sequence, Failure::Outdated { sequence: applied });
+            }
+            // A call that makes no sense is not applied, however often it is sent.
+            Err(_) => {
+                here.engine.on_failure(now, partition, sequence, Failure::Unanswered);
+            }
+        }
+        self.act(node, effects, Some(decided_us));
+        self.poll(node);
+    }
+}

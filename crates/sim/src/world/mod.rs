@@ -1,0 +1,272 @@
+//! The world: one queue of events, from which everything follows.
+
+mod exchange;
+mod plan;
+mod traffic;
+mod trouble;
+mod verdict;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+
+use fastrand::Rng;
+use tidegate_core::engine::Settings;
+use tidegate_core::origin::{Call, CallError, Partition, Reply};
+
+use crate::bug::Bug;
+use crate::clock::SkewedClock;
+use crate::node::{Node, PARTITIONS};
+use crate::report::Report;
+use crate::rulebook::Rulebook;
+use crate::scenario::Scenario;
+use crate::spoil::Spoiler;
+use crate::trace::Trace;
+use crate::watch::Watch;
+
+/// What the origin's clock shows when the world begins: some day in our time.
+pub(crate) const EPOCH_US: u64 = 1_800_000_000_000_000;
+
+const SECOND_US: u64 = 1_000_000;
+
+/// How often an origin that will lose data is copied: what it loses is at most this old.
+const SNAPSHOT_US: u64 = SECOND_US / 2;
+
+/// How long the world goes on after the last request, so that everything is reported and every lapse is over.
+const SETTLE_US: u64 = 120 * SECOND_US;
+
+/// The longest pause of an origin.
+const PAUSE_US_MAX: u64 = 20 * SECOND_US;
+
+/// The longest time until a node hears of a changed limit.
+const RULE_LAG_US: u64 = SECOND_US;
+
+/// An answer on its way to a node.
+#[derive(Debug)]
+struct Answered {
+    node: usize,
+    life: u32,
+    partition: u16,
+    sequence: u64,
+    answer: Result<Reply, CallError>,
+    /// When the origin decided, by the true time.
+    decided_us: u64,
+}
+
+#[derive(Debug)]
+enum Event {
+    Request { key: usize, cost: u64 },
+    Wake { node: usize, life: u32 },
+    CallArrives { node: usize, life: u32, partition: u16, call: Arc<Call> },
+    Answered(Box<Answered>),
+    Crash,
+    Restart { node: Option<usize> },
+    Deploy,
+    Freeze,
+    Cut,
+    Pause,
+    Lose,
+    ChangeRule,
+    LearnRule { node: usize, edition: usize },
+    StepNode,
+    StepOrigin,
+    Snapshot,
+    Close,
+}
+
+#[derive(Debug)]
+struct Scheduled {
+    at_us: u64,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+impl Eq for Scheduled {}
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at_us, self.order).cmp(&(other.at_us, other.order))
+    }
+}
+
+/// A request that waits for its node's engine.
+struct Waits {
+    node: usize,
+    key: usize,
+    cost: u64,
+    since_us: u64,
+}
+
+/// The store of the region.
+struct Store {
+    partitions: Vec<Partition>,
+    paused_until_us: u64,
+    boot: u64,
+    /// What its clock shows beyond the time since the world began.
+    epoch_us: u64,
+}
+
+/// What is counted for the report.
+#[derive(Default)]
+struct Tally {
+    tickets: u64,
+    passed: u64,
+    waited: u64,
+    unanswered: u64,
+    calls: u64,
+    updates: u64,
+    faults: u64,
+    longest_wait_us: u64,
+}
+
+struct World<'s> {
+    scenario: &'s Scenario,
+    spoiler: Spoiler,
+    rng: Rng,
+    now_us: u64,
+    order: u64,
+    queue: BinaryHeap<Reverse<Scheduled>>,
+    nodes: Vec<Node>,
+    next_node: u64,
+    store: Store,
+    snapshot: Vec<Partition>,
+    book: Rulebook,
+    waiting: BTreeMap<u64, Waits>,
+    watch: Watch,
+    tally: Tally,
+    closed: bool,
+    trace: Trace,
+}
+
+/// Runs a world to its end, with a known mistake in it if one is given.
+pub fn run(scenario: &Scenario, bug: Option<Bug>, keeps_trace: bool) -> Report {
+    let mut world = World::new(scenario, bug, keeps_trace);
+    world.plan();
+    while let Some(Reverse(next)) = world.queue.pop() {
+        world.now_us = next.at_us;
+        world.happen(next.event);
+    }
+    world.judge()
+}
+
+impl<'s> World<'s> {
+    fn new(scenario: &'s Scenario, bug: Option<Bug>, keeps_trace: bool) -> Self {
+        let partitions = vec![Partition::default(); usize::from(PARTITIONS)];
+        let book = Rulebook::new(scenario);
+        let mut world = Self {
+            scenario,
+            spoiler: Spoiler::new(bug),
+            rng: Rng::with_seed(scenario.seed ^ 0x5eed),
+            now_us: 0,
+            order: 0,
+            queue: BinaryHeap::new(),
+            nodes: Vec::new(),
+            next_node: 1,
+            snapshot: partitions.clone(),
+            store: Store { partitions, paused_until_us: 0, boot: 1, epoch_us: EPOCH_US },
+            watch: Watch::new(scenario, &book, Settings::default().deadline_us),
+            book,
+            waiting: BTreeMap::new(),
+            tally: Tally::default(),
+            closed: false,
+            trace: Trace::new(keeps_trace),
+        };
+        world.nodes = (0..scenario.nodes).filter_map(|_| world.new_node(0)).collect();
+        world
+    }
+
+    fn new_node(&mut self, life: u32) -> Option<Node> {
+        let skew = i64::from(self.scenario.faults.skew_ppm);
+        let clock = SkewedClock {
+            offset_us: self.rng.u64(0..1_000 * SECOND_US),
+            rate_ppm: self.rng.i64(-skew..=skew),
+            wall_offset_us: EPOCH_US,
+        };
+        self.next_node += 1;
+        let id = self.next_node ^ self.rng.u64(..) << 16;
+        Node::new(id, life, clock, self.book.current)
+    }
+
+    /// The true time, in a day like ours.
+    fn true_us(&self) -> u64 {
+        EPOCH_US + self.now_us
+    }
+
+    fn schedule(&mut self, at_us: u64, event: Event) {
+        self.order += 1;
+        self.queue.push(Reverse(Scheduled { at_us, order: self.order, event }));
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Request { key, cost } => self.request(key, cost),
+            Event::Wake { node, life } => self.wake(node, life),
+            Event::CallArrives { node, life, partition, call } => {
+                self.call_arrives(node, life, partition, call);
+            }
+            Event::Answered(answered) => self.answered(answered),
+            Event::Crash => self.crash(),
+            Event::Restart { node } => self.restart(node),
+            Event::Deploy => self.deploy(),
+            Event::Freeze => self.freeze(),
+            Event::Cut => self.cut(),
+            Event::Pause => self.pause(),
+            Event::Lose => self.lose(),
+            Event::ChangeRule => self.change_rule(),
+            Event::LearnRule { node, edition } => self.nodes[node].edition = edition,
+            Event::StepNode => self.step_node(),
+            Event::StepOrigin => self.step_origin(),
+            Event::Snapshot => self.take_snapshot(),
+            Event::Close => self.close(),
+        }
+    }
+
+    fn take_snapshot(&mut self) {
+        self.snapshot.clone_from(&self.store.partitions);
+        if !self.closed {
+            self.schedule(self.now_us + SNAPSHOT_US, Event::Snapshot);
+        }
+    }
+
+    /// The nodes that take requests.
+    fn open_nodes(&self) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|node| !self.nodes[*node].closing).collect()
+    }
+
+    fn any_node(&mut self) -> Option<usize> {
+        let open = self.open_nodes();
+        let chosen = self.rng.usize(0..open.len().max(1));
+        open.get(chosen).copied()
+    }
+
+    /// The end: everything is well again, and everyone reports.
+    fn close(&mut self) {
+        if self.closed {
+            self.queue.clear();
+            return;
+        }
+        self.closed = true;
+        for node in 0..self.nodes.len() {
+            let thawed_us = self.nodes[node].frozen_until_us.min(self.now_us);
+            self.nodes[node].frozen_until_us = thawed_us;
+            self.nodes[node].close();
+            self.poll(node);
+        }
+        self.schedule(self.now_us + SETTLE_US, Event::Close);
+    }
+
+    fn count(&mut self, node: &Node) {
+        let stats = node.engine.stats();
+        self.tally.calls += stats.calls;
+        self.tally.updates += stats.updates;
+    }
+}

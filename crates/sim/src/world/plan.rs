@@ -1,0 +1,74 @@
+//! What comes from outside: requests and trouble, drawn before the world begins.
+
+use super::{Event, PAUSE_US_MAX, SECOND_US, World};
+use crate::network::hits;
+use crate::scenario::Shape;
+
+impl World<'_> {
+    /// Draws everything that comes from outside.
+    pub(super) fn plan(&mut self) {
+        for _ in 0..self.scenario.requests {
+            let at_us = self.request_time();
+            let (key, cost) = (self.draw_key(), self.draw_cost());
+            self.schedule(at_us, Event::Request { key, cost });
+        }
+        let faults = self.scenario.faults;
+        let plan: [(u32, fn() -> Event); 10] = [
+            (faults.crashes, || Event::Crash),
+            (faults.restarts, || Event::Restart { node: None }),
+            (faults.deploys, || Event::Deploy),
+            (faults.freezes, || Event::Freeze),
+            (faults.cuts, || Event::Cut),
+            (faults.pauses, || Event::Pause),
+            (faults.losses, || Event::Lose),
+            (faults.rule_changes, || Event::ChangeRule),
+            (faults.node_steps, || Event::StepNode),
+            (faults.origin_steps, || Event::StepOrigin),
+        ];
+        for (count, event) in plan {
+            for _ in 0..count {
+                let at_us = self.rng.u64(0..self.scenario.length_us);
+                self.schedule(at_us, event());
+            }
+        }
+        if faults.losses > 0 {
+            self.schedule(0, Event::Snapshot);
+        }
+        self.schedule(self.scenario.length_us + PAUSE_US_MAX, Event::Close);
+    }
+
+    fn request_time(&mut self) -> u64 {
+        let at_us = self.rng.u64(0..self.scenario.length_us);
+        match self.scenario.shape {
+            Shape::Steady => at_us,
+            // A second of noise, twenty of quiet.
+            Shape::Bursts => at_us - at_us % (20 * SECOND_US) + self.rng.u64(0..SECOND_US),
+            Shape::Edges => {
+                let period_us = self.scenario.limit.period_us();
+                let edge_us = at_us - at_us % period_us + period_us;
+                edge_us - self.rng.u64(0..=period_us / 10)
+            }
+        }
+    }
+
+    fn draw_cost(&mut self) -> u64 {
+        if hits(&mut self.rng, self.scenario.large_ppm) {
+            return u64::from(self.scenario.limit.burst());
+        }
+        self.rng.u64(1..=self.scenario.cost_max)
+    }
+
+    /// Keys weigh 1, 1/2, 1/3 and so on.
+    fn draw_key(&mut self) -> usize {
+        let keys = self.scenario.keys;
+        let total: f64 = (1..=keys).map(|n| 1.0 / n as f64).sum();
+        let mut point = self.rng.f64() * total;
+        for key in 0..keys {
+            point -= 1.0 / (key + 1) as f64;
+            if point <= 0.0 {
+                return key;
+            }
+        }
+        keys - 1
+    }
+}

@@ -1,0 +1,145 @@
+//! Requests, and what nodes do about them.
+
+use tidegate_core::engine::{Effect, Resolution};
+
+use super::{Event, Waits, World};
+use crate::bug::Bug;
+use crate::node::{Metered, Spent};
+use crate::scenario::Spread;
+
+/// How many requests in ten come to their key's own node, where keys have one.
+const AT_HOME_OF_TEN: u8 = 9;
+
+/// How steeply requests fall off from node to node, where few nodes get most.
+const FEW_STEEPNESS: f64 = 1.5;
+
+impl World<'_> {
+    fn draw_node(&mut self, key: usize) -> Option<usize> {
+        let open = self.open_nodes();
+        let last = open.len().checked_sub(1)?;
+        let at = match self.scenario.spread {
+            Spread::Home if self.rng.u8(0..10) < AT_HOME_OF_TEN => key % open.len(),
+            Spread::Few => ((-(1.0 - self.rng.f64()).ln() / FEW_STEEPNESS) as usize).min(last),
+            Spread::Even | Spread::Home => self.rng.usize(0..=last),
+        };
+        open.get(at).copied()
+    }
+
+    pub(super) fn request(&mut self, key: usize, cost: u64) {
+        let true_us = self.true_us();
+        let Some(node) = self.draw_node(key) else { return };
+        self.watch.offered(self.scenario.meters_of(key), true_us, cost);
+        if self.is_frozen(node) {
+            // Whoever asked has gone by the time it would be answered.
+            self.tally.unanswered += 1;
+            return;
+        }
+        self.trace.note([self.now_us, 1, key as u64, self.tally.passed], || {
+            format!("node {node}: request of {cost} for key {key}")
+        });
+        let metered: Vec<Metered> = self
+            .scenario
+            .meters_of(key)
+            .map(|meter| Metered { meter, rule: self.book.rule(self.nodes[node].edition, meter) })
+            .collect();
+        let now = self.nodes[node].now(self.now_us);
+        match self.nodes[node].spend(now, &metered, cost) {
+            Spent::Allowed => self.admit(key, true_us, cost),
+            Spent::Denied => self.deny(key, cost),
+            Spent::Asks => {
+                self.tally.tickets += 1;
+                self.tally.waited += 1;
+                let ticket = self.tally.tickets;
+                self.waiting.insert(ticket, Waits { node, key, cost, since_us: self.now_us });
+                let mut effects = Vec::new();
+                self.nodes[node].ask(now, ticket, self.scenario.shared, &metered, cost, &mut effects);
+                self.act(node, effects, None);
+                self.poll(node);
+            }
+        }
+    }
+
+    /// Notes that a request passed: when its node let it pass, or when the origin did.
+    fn admit(&mut self, key: usize, at_us: u64, cost: u64) {
+        self.tally.passed += 1;
+        self.watch.admitted(self.scenario.meters_of(key), at_us, cost);
+        self.trace.note([self.now_us, 4, key as u64, at_us], || {
+            format!("{cost} admitted for key {key}, as of {} us", at_us - super::EPOCH_US)
+        });
+    }
+
+    fn deny(&mut self, key: usize, cost: u64) {
+        self.watch.denied(key, self.scenario.meters_of(key), self.now_us, cost);
+        self.trace.note([self.now_us, 6, key as u64, cost], || format!("{cost} denied for key {key}"));
+    }
+
+    pub(super) fn is_frozen(&self, node: usize) -> bool {
+        self.now_us < self.nodes[node].frozen_until_us
+    }
+
+    pub(super) fn wake(&mut self, node: usize, life: u32) {
+        if self.nodes[node].life != life || self.nodes[node].wake_us > self.now_us {
+            return;
+        }
+        if self.is_frozen(node) {
+            let at_us = self.nodes[node].frozen_until_us;
+            self.nodes[node].wake_us = at_us;
+            self.schedule(at_us, Event::Wake { node, life });
+            return;
+        }
+        self.nodes[node].wake_us = u64::MAX;
+        self.poll(node);
+    }
+
+    pub(super) fn poll(&mut self, node: usize) {
+        if self.is_frozen(node) {
+            return;
+        }
+        let mut effects = Vec::new();
+        let here = &mut self.nodes[node];
+        let now = here.clock.read(self.now_us);
+        let next = here.engine.poll(now, &here.table, &mut effects);
+        if let Some(next_us) = next {
+            // A clock's reading may come up a moment later than asked for, never earlier.
+            let at_us = here.clock.true_time(next_us).max(self.now_us + 1);
+            if at_us < here.wake_us {
+                here.wake_us = at_us;
+                let life = here.life;
+                self.schedule(at_us, Event::Wake { node, life });
+            }
+        }
+        self.act(node, effects, None);
+    }
+
+    /// Does what an engine wants done. What the origin decided was decided when it did, not when its answer came.
+    pub(super) fn act(&mut self, node: usize, effects: Vec<Effect>, decided_us: Option<u64>) {
+        let at_us = decided_us.unwrap_or(self.true_us());
+        for effect in effects {
+            match effect {
+                Effect::Call { partition, call, .. } => self.send(node, partition, &call),
+                Effect::Answer { ticket, resolution } => self.resolve(ticket, at_us, resolution),
+            }
+        }
+    }
+
+    fn resolve(&mut self, ticket: u64, at_us: u64, resolution: Resolution) {
+        let hangs = self.spoiler.bug == Some(Bug::HangsWithStore);
+        if hangs && resolution == Resolution::Unanswered {
+            return;
+        }
+        let Some(waits) = self.waiting.remove(&ticket) else { return };
+        if self.nodes[waits.node].frozen_until_us < waits.since_us {
+            let waited_us = self.now_us - waits.since_us;
+            self.tally.longest_wait_us = self.tally.longest_wait_us.max(waited_us);
+            self.watch.waited(waited_us);
+        }
+        match resolution {
+            Resolution::Allowed { .. } => self.admit(waits.key, at_us, waits.cost),
+            Resolution::Denied { .. } => self.deny(waits.key, waits.cost),
+            Resolution::Unanswered if self.spoiler.bug == Some(Bug::FailsOpen) => {
+                self.admit(waits.key, at_us, waits.cost);
+            }
+            Resolution::Unanswered => self.tally.unanswered += 1,
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Every known mistake is noticed: a checker that would not notice it checks nothing.
+
+use tidegate_sim::{Bug, Size, catch, run, scenario_of, shrink};
+
+const SIZE: Size = Size { length_us: 300_000_000, requests: 3_000 };
+
+/// In how many worlds a mistake has to show.
+const SEEDS: u64 = 400;
+
+#[test]
+fn every_known_mistake_is_noticed() {
+    let missed: Vec<Bug> = Bug::ALL.into_iter().filter(|bug| catch(*bug, 0..SEEDS, SIZE).is_none()).collect();
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
+
+#[test]
+fn a_world_that_breaks_a_promise_shrinks_and_still_does() {
+    let (seed, violation) = catch(Bug::FailsOpen, 0..SEEDS, SIZE).expect("noticed");
+    let scenario = scenario_of(seed, SIZE.length_us, SIZE.requests);
+    let (smaller, report) = shrink(&scenario, Some(Bug::FailsOpen), &violation);
+    assert!(smaller.requests < scenario.requests, "{smaller}");
+    assert!(report.violations.iter().any(|other| other.is_like(&violation)));
+    assert_eq!(run(&smaller, None, false).violations, [], "without the mistake it holds");
+}
