@@ -18,6 +18,7 @@ use std::sync::Arc;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
+use support::raw::{request, send};
 use support::{Process, START_TIME_MAX, Server, free_port, wait_until};
 
 const COMMANDS: [&[&str]; 9] = [
@@ -362,6 +363,24 @@ fn a_request_under_way_is_answered_when_the_server_stops() {
     client.read_to_string(&mut answer).expect("an answer, then the end");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert_eq!(server.process.terminate(), Some(0));
+}
+
+#[test]
+fn who_may_get_may_ask_for_the_head_alone() {
+    let server = Server::start(&[]);
+    for (listener, path) in
+        [("admin", "/healthz"), ("admin", "/readyz"), ("admin", "/metrics"), ("http", "/openapi.json")]
+    {
+        let [get, head] =
+            ["GET", "HEAD"].map(|method| send(server.address(listener), &request(method, path, &[], None)));
+        assert_eq!((get.status, head.status), (200, 200), "{path}");
+        assert_eq!(head.header("content-type"), get.header("content-type"), "{path}");
+        assert!(!get.body.is_empty() && head.body.is_empty(), "{path}");
+        let post = send(server.address(listener), &request("POST", path, &[], None));
+        assert_eq!((post.status, post.header("allow")), (405, Some("GET, HEAD")), "{path}");
+    }
+    let head = send(server.address("http"), &request("HEAD", "/v1/check", &[], None));
+    assert_eq!((head.status, head.header("allow")), (405, Some("POST")));
 }
 
 #[test]

@@ -95,7 +95,8 @@ impl Problem {
     pub(crate) fn wrong_method(allowed: &Method) -> Self {
         let problem =
             Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("method: only {allowed} is answered here"));
-        match HeaderValue::from_str(allowed.as_str()) {
+        let allowed = if *allowed == Method::GET { "GET, HEAD" } else { allowed.as_str() };
+        match HeaderValue::from_str(allowed) {
             Ok(value) => problem.with_field(ALLOW, value),
             Err(_) => problem,
         }

@@ -182,9 +182,14 @@ fn timed(asked: &Asked<'_>, surface: Surface, handle: impl FnOnce(&Asked<'_>) ->
     answer
 }
 
-/// Refuses other methods.
+/// Refuses other methods. Who may GET may ask for the head alone: the connection leaves the body out.
 pub(crate) fn only(asked: &Asked<'_>, method: &Method, handle: impl FnOnce(&Asked<'_>) -> Answer) -> Answer {
-    if asked.parts.method == *method { handle(asked) } else { Problem::wrong_method(method).into() }
+    let is_head = *method == Method::GET && asked.parts.method == Method::HEAD;
+    if is_head || asked.parts.method == *method {
+        handle(asked)
+    } else {
+        Problem::wrong_method(method).into()
+    }
 }
 
 pub(crate) fn not_found(asked: &Asked<'_>) -> Answer {
