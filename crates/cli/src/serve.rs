@@ -2,15 +2,20 @@
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
+use std::pin::pin;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use tidegate_server::settings::{SETTINGS, Setting};
 use tidegate_server::{Config, Server, StartError};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
 use crate::{Done, Failure};
+
+/// A server that a second signal ended exits with this plus the signal's number, as shells tell it.
+const EXIT_SIGNAL: u8 = 128;
 
 pub(crate) fn command() -> Command {
     Command::new("serve")
@@ -57,7 +62,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     log_to_stderr();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    runtime.block_on(serve(config)).map(|()| ExitCode::SUCCESS)
+    let done = runtime.block_on(serve(config));
+    // Whoever is told twice to stop does not wait for what still runs.
+    runtime.shutdown_background();
+    done
 }
 
 fn read_config(matches: &ArgMatches) -> Result<Config, Failure> {
@@ -75,11 +83,10 @@ fn read_config(matches: &ArgMatches) -> Result<Config, Failure> {
     Config::read(&given, file.as_deref()).map_err(Failure::usage)
 }
 
-async fn serve(config: Config) -> Result<(), Failure> {
+async fn serve(config: Config) -> Done {
     let server = Server::start(config).map_err(not_started)?;
     warn_of_clear_text(&server);
-    let mut stop = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
+    let mut signals = Signals::new().map_err(Failure::failed)?;
     let addresses: Vec<String> = server
         .addresses()
         .iter()
@@ -87,14 +94,47 @@ async fn serve(config: Config) -> Result<(), Failure> {
         .collect();
     // Whoever started the server waits for this line.
     println!("tidegate is ready: {}", addresses.join(" "));
-    let stopped = async {
-        tokio::select! {
-            _ = stop.recv() => {}
-            _ = interrupt.recv() => {}
+    let (stop, stopped) = oneshot::channel();
+    let mut running = pin!(server.run(async { drop(stopped.await) }));
+    tokio::select! {
+        ended = &mut running => return finished(ended),
+        _ = signals.next() => {}
+    }
+    tracing::info!("stopping: finishing what was begun; a second signal ends it at once");
+    let _ = stop.send(());
+    tokio::select! {
+        ended = &mut running => finished(ended),
+        signal = signals.next() => {
+            tracing::warn!("told to stop twice: not waiting for what was begun");
+            Ok(ExitCode::from(EXIT_SIGNAL.saturating_add(signal)))
         }
-        tracing::info!("stopping: finishing what was begun");
-    };
-    server.run(stopped).await.map_err(Failure::failed)
+    }
+}
+
+fn finished(ended: Result<(), StartError>) -> Done {
+    ended.map(|()| ExitCode::SUCCESS).map_err(Failure::failed)
+}
+
+/// What asks a server to stop.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        let (terminate, interrupt) = (SignalKind::terminate(), SignalKind::interrupt());
+        Ok(Self { terminate: signal(terminate)?, interrupt: signal(interrupt)? })
+    }
+
+    /// The number of the next one.
+    async fn next(&mut self) -> u8 {
+        let kind = tokio::select! {
+            _ = self.terminate.recv() => SignalKind::terminate(),
+            _ = self.interrupt.recv() => SignalKind::interrupt(),
+        };
+        u8::try_from(kind.as_raw_value()).unwrap_or_default()
+    }
 }
 
 fn not_started(error: StartError) -> Failure {

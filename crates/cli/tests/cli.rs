@@ -19,7 +19,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 use support::raw::{request, send};
-use support::{Process, START_TIME_MAX, Server, free_port, wait_until};
+use support::{Process, START_TIME_MAX, Server, free_port, tidegate as command, wait_until};
 
 const COMMANDS: [&[&str]; 9] = [
     &["serve"],
@@ -43,16 +43,6 @@ period = "1h"
 
 fn tidegate(arguments: &[&str]) -> Output {
     command(arguments).output().expect("it runs")
-}
-
-/// What a test says is all that is said: nothing comes in from the environment.
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    command.args(arguments);
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("TIDEGATE_")) {
-        command.env_remove(name);
-    }
-    command
 }
 
 fn status(output: &Output) -> i32 {
@@ -339,30 +329,84 @@ fn start_with_log(mut serve: Command) -> (Process, String, tempfile::NamedTempFi
     (process, format!("http://{}", address.replace("0.0.0.0", "127.0.0.1")), log)
 }
 
-#[test]
-fn a_request_under_way_is_answered_when_the_server_stops() {
-    let mut server = Server::start(&[]);
+/// A request of which the server has the beginning, and what is left to send.
+fn begin_request(server: &Server) -> (TcpStream, &'static [u8]) {
+    let body: &str = r#"{"dimensions":{"user":"alice"}}"#;
     let mut client = TcpStream::connect(server.address("http")).expect("it listens");
     client.set_read_timeout(Some(START_TIME_MAX)).expect("a deadline");
-    let body = r#"{"dimensions":{"user":"alice"}}"#;
     let head = format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
     client.write_all(head.as_bytes()).expect("sent");
     client.write_all(&body.as_bytes()[..10]).expect("sent");
     // A second request, wholly answered, shows that the server has had time to read the first one's beginning.
     let admin = server.url("admin", "");
     assert_eq!(status(&tidegate(&["check", "user=b", "--server", &admin])), 0);
+    (client, &body.as_bytes()[10..])
+}
 
-    let id = server.process.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill runs").success());
+/// Asks it to stop, and waits until it no longer takes requests.
+fn begin_stop(server: &Server) {
+    server.process.signal("TERM");
     wait_until("the listener to close", START_TIME_MAX, || {
         TcpStream::connect(server.address("http")).is_err()
     });
+}
+
+#[test]
+fn a_request_under_way_is_answered_when_the_server_stops() {
+    let mut server = Server::start(&["--drain-timeout", "10m"]);
+    let (mut client, rest) = begin_request(&server);
+    begin_stop(&server);
     assert!(server.process.is_running(), "it waits for the request under way");
-    client.write_all(&body.as_bytes()[10..]).expect("sent");
+    client.write_all(rest).expect("sent");
     let mut answer = String::new();
     client.read_to_string(&mut answer).expect("an answer, then the end");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(server.process.exit_status(), Some(0));
+}
+
+#[test]
+fn a_server_that_drains_is_alive_and_not_ready() {
+    let mut server = Server::start(&["--drain-timeout", "10m"]);
+    let get = |path| {
+        let reply = send(server.address("admin"), &request("GET", path, &[], None));
+        (reply.status, reply.body)
+    };
+    assert_eq!(get("/readyz"), (200, "ready\n".to_owned()));
+    let (mut client, rest) = begin_request(&server);
+    // A connection of its own from before counts as little as one from after.
+    let mut watcher = TcpStream::connect(server.address("admin")).expect("it listens");
+    begin_stop(&server);
+    assert_eq!(get("/readyz"), (503, "draining\n".to_owned()));
+    assert_eq!(get("/healthz"), (200, "ok\n".to_owned()));
+    watcher.set_read_timeout(Some(START_TIME_MAX)).expect("a deadline");
+    watcher.write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n").expect("sent");
+    let mut answer = [0; 12];
+    watcher.read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 503");
+
+    client.write_all(rest).expect("sent");
+    client.read_to_end(&mut Vec::new()).expect("an answer, then the end");
+    assert_eq!(server.process.exit_status(), Some(0), "nobody waits for those who only watch");
+}
+
+#[test]
+fn what_does_not_end_in_time_is_cut() {
+    let mut server = Server::start(&["--drain-timeout", "0s"]);
+    let (mut client, _) = begin_request(&server);
     assert_eq!(server.process.terminate(), Some(0));
+    assert!(!matches!(client.read(&mut [0; 1]), Ok(1..)), "there is no answer");
+}
+
+#[test]
+fn a_second_signal_ends_a_server_at_once() {
+    for (signal, code) in [("TERM", 143), ("INT", 130)] {
+        let mut server = Server::start(&["--drain-timeout", "10m", "--request-timeout", "5m"]);
+        let _client = begin_request(&server);
+        begin_stop(&server);
+        assert!(server.process.is_running(), "it waits for the request under way");
+        server.process.signal(signal);
+        assert_eq!(server.process.exit_status(), Some(code), "{signal}");
+    }
 }
 
 #[test]

@@ -181,8 +181,7 @@ fn a_changed_file_counts_and_a_bad_one_does_not() {
 fn a_bad_file_is_told_before_a_port_opens() {
     let (_folder, path) =
         descriptor_file("domain: edge\ndescriptors: [{keys: user}, {key: k, rate_limits: {}}]");
-    let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["serve", "--check-config", "--data-dir", "none", "--envoy-descriptors"])
+    let output = support::tidegate(&["serve", "--check-config", "--data-dir", "none", "--envoy-descriptors"])
         .arg(&path)
         .output()
         .expect("runs");

@@ -259,8 +259,7 @@ fn a_second_server_on_the_same_folder_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().to_string_lossy().into_owned();
     let _first = Server::start(&["--data-dir", &data]);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    command.args(["serve", "--data-dir", &data]);
+    let mut command = support::tidegate(&["serve", "--data-dir", &data]);
     for listener in ["http", "grpc", "resp", "admin"] {
         command.args([format!("--{listener}-listen"), "127.0.0.1:0".to_owned()]);
     }

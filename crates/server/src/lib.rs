@@ -28,9 +28,11 @@ mod worker;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::config::{Config, ConfigProblems};
@@ -39,9 +41,13 @@ pub use crate::shared::StartError;
 /// Rules files and periods, for whoever reads one without a server.
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, parse_period};
 
-use crate::listen::Workers;
+use crate::listen::{Door, Workers};
 use crate::shared::Shared;
 use crate::worker::Context;
+
+/// How long requests to the admin listener may take to finish after everything else has. Longer: slower clients get
+/// their last answer; a stop takes longer while one dawdles.
+const ADMIN_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server whose ports are open.
 pub struct Server {
@@ -70,7 +76,8 @@ impl Server {
             shared: Arc::clone(&shared),
             tls: tls::Tls::new(config.tls.as_ref())?,
             stop: CancellationToken::new(),
-            drain_timeout: config.drain_timeout,
+            stop_admin: CancellationToken::new(),
+            cut: CancellationToken::new(),
         };
         let sockets = open(&config)?;
         Ok(Self { shared, config, sockets, context })
@@ -88,30 +95,22 @@ impl Server {
         self.context.tls.is_some()
     }
 
-    /// Answers until `stopped`, then finishes what was begun.
+    /// Answers until `stopped`, then finishes what was begun. The admin listener goes on until the others have, so that
+    /// whoever looks sees a server that is alive and not ready.
     pub async fn run(self, stopped: impl Future<Output = ()>) -> Result<(), StartError> {
         let Self { shared, config, sockets, context } = self;
         let (senders, threads) = start_workers(config.workers, &context)?;
-        let workers = Workers::new(senders);
-        let mut tasks = tokio::task::JoinSet::new();
-        for (listener, socket) in sockets {
-            let stop = context.stop.clone();
-            tasks.spawn(listen::accept(
-                listener,
-                socket,
-                Arc::clone(&shared),
-                workers.clone(),
-                config.connections_max,
-                stop,
-            ));
-        }
-        drop(workers);
-        tasks.spawn(reload::watch(config, Arc::clone(&shared), context.stop.clone()));
+        let (mut serving, mut admin) = serve(sockets, &Workers::new(senders), &config, &context);
+        let drain_timeout = config.drain_timeout;
+        serving.spawn(reload::watch(config, Arc::clone(&shared), context.stop.clone()));
         stopped.await;
         shared.stop();
         context.stop.cancel();
-        while tasks.join_next().await.is_some() {}
-        // The workers saw their channels close; the last connections have until the drain timeout.
+        finish(&mut serving, drain_timeout).await;
+        context.stop_admin.cancel();
+        finish(&mut admin, ADMIN_DRAIN_TIMEOUT).await;
+        // The workers saw their channels close; what they still have has had its time.
+        context.cut.cancel();
         let ended =
             tokio::task::spawn_blocking(move || threads.into_iter().all(|thread| thread.join().is_ok()))
                 .await;
@@ -119,6 +118,42 @@ impl Server {
             Ok(true) => Ok(()),
             _ => Err(StartError::File("a worker ended in a panic".to_owned())),
         }
+    }
+}
+
+type Tasks = JoinSet<()>;
+
+/// Accepts connections everywhere; gives the tasks that do, those of the admin listener apart.
+fn serve(
+    sockets: Vec<(Listener, TcpListener)>,
+    workers: &Workers,
+    config: &Config,
+    context: &Context,
+) -> (Tasks, Tasks) {
+    let (mut serving, mut admin) = (Tasks::new(), Tasks::new());
+    for (listener, socket) in sockets {
+        let (tasks, stop) = match listener {
+            Listener::Admin => (&mut admin, &context.stop_admin),
+            Listener::Http | Listener::Grpc | Listener::Resp => (&mut serving, &context.stop),
+        };
+        let door = Door {
+            listener,
+            socket,
+            shared: Arc::clone(&context.shared),
+            workers: workers.clone(),
+            connections_max: config.connections_max,
+            stop: stop.clone(),
+        };
+        tasks.spawn(door.serve());
+    }
+    (serving, admin)
+}
+
+/// Waits for all tasks to end, and ends those that take longer.
+async fn finish(tasks: &mut Tasks, time_max: Duration) {
+    let all = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(time_max, all).await.is_err() {
+        tasks.shutdown().await;
     }
 }
 

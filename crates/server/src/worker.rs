@@ -3,7 +3,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -27,7 +26,10 @@ pub(crate) struct Context {
     pub(crate) tls: Option<Tls>,
     /// Told when the server stops: finish what was begun, start nothing.
     pub(crate) stop: CancellationToken,
-    pub(crate) drain_timeout: Duration,
+    /// The same for the admin listener, which goes on until the others have drained.
+    pub(crate) stop_admin: CancellationToken,
+    /// Told when nothing is waited for any more.
+    pub(crate) cut: CancellationToken,
 }
 
 /// A worker's own runtime, on one thread: its connections never move, so nothing they touch has to be shared.
@@ -50,11 +52,13 @@ pub(crate) fn run(
             connections.spawn_local(connection(accepted, context.clone()));
         }
         connections.close();
-        if tokio::time::timeout(context.drain_timeout, connections.wait()).await.is_err() {
-            tracing::warn!(
+        tokio::select! {
+            biased;
+            () = connections.wait() => {}
+            () = context.cut.cancelled() => tracing::warn!(
                 connections = connections.len(),
                 "connections were cut because they did not end in time"
-            );
+            ),
         }
     });
 }

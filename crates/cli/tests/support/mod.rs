@@ -36,10 +36,20 @@ impl Process {
         self.child.id()
     }
 
+    /// Sends it a signal, such as `TERM`.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.id().to_string()]).status();
+        assert!(sent.expect("kill runs").success(), "{} is not there", self.name);
+    }
+
     /// Asks it to stop, and gives its exit status.
     pub fn terminate(&mut self) -> Option<i32> {
-        let id = self.id().to_string();
-        Command::new("kill").args(["-TERM", &id]).status().expect("kill runs");
+        self.signal("TERM");
+        self.exit_status()
+    }
+
+    /// Waits for its end, and gives its exit status.
+    pub fn exit_status(&mut self) -> Option<i32> {
         let name = self.name.clone();
         let mut status = None;
         wait_until(&format!("{name} to stop"), START_TIME_MAX, || {
@@ -62,6 +72,16 @@ impl Drop for Process {
     }
 }
 
+/// The program. What a test says is all that is said: nothing comes in from the environment.
+pub fn tidegate(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(arguments);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TIDEGATE_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
 /// A `tidegate serve` of its own, on ports that the system chose.
 pub struct Server {
     pub process: Process,
@@ -71,8 +91,7 @@ pub struct Server {
 impl Server {
     /// Starts a server with these arguments besides its addresses. It keeps nothing unless told where.
     pub fn start(arguments: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("serve");
+        let mut command = tidegate(&["serve"]);
         for listener in ["http", "grpc", "resp", "admin"] {
             let flag = format!("--{listener}-listen");
             if !arguments.contains(&flag.as_str()) {

@@ -726,7 +726,8 @@ fn connect(
         shared: Arc::clone(&bench.shared),
         tls: None,
         stop: stop.clone(),
-        drain_timeout: Duration::ZERO,
+        stop_admin: CancellationToken::new(),
+        cut: CancellationToken::new(),
     };
     (client, tokio::task::spawn_local(serve(server, context)), stop)
 }
