@@ -9,7 +9,7 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -425,6 +425,97 @@ fn who_may_get_may_ask_for_the_head_alone() {
     }
     let head = send(server.address("http"), &request("HEAD", "/v1/check", &[], None));
     assert_eq!((head.status, head.header("allow")), (405, Some("POST")));
+}
+
+/// Starts a server under limits of open files, as a shell sets them.
+#[cfg(target_os = "linux")]
+fn start_within(ulimits: &str, connections_max: &str) -> (Process, String, tempfile::NamedTempFile) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{ulimits} && exec \"$0\" \"$@\"")]);
+    let listen = ["http", "grpc", "resp"].map(|listener| format!("--{listener}-listen=off"));
+    let mut serve =
+        command(&["serve", "--data-dir", "none", "--admin-listen", "127.0.0.1:0", "--workers", "1"]);
+    serve.args(listen).args(["--connections-max", connections_max]);
+    shell.arg(serve.get_program()).args(serve.get_args());
+    for (name, _) in serve.get_envs() {
+        shell.env_remove(name);
+    }
+    start_with_log(shell)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_open_files_is_raised_as_far_as_needed() {
+    let (process, _, log) = start_within("ulimit -Sn 64 && ulimit -Hn 1000", "100");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", process.id())).expect("limits");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("the limit of files");
+    let [soft, hard] =
+        [3, 4].map(|at| files.split_whitespace().nth(at).and_then(|word| word.parse::<u64>().ok()));
+    assert!(soft.is_some_and(|soft| (100..1_000).contains(&soft)) && hard == Some(1_000), "{files}");
+    let log = std::fs::read_to_string(log.path()).expect("a log");
+    assert!(!log.contains("open files"), "nothing to warn of: {log}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_takes_no_more_connections_than_the_system_lets_it_open() {
+    let (_process, url, log) = start_within("ulimit -n 100", "5000");
+    let address: SocketAddr = url.strip_prefix("http://").expect("a URL").parse().expect("an address");
+    let told = std::fs::read_to_string(log.path()).expect("a log");
+    assert!(told.contains("needed=5068 allowed=100 connections_max=32"), "{told}");
+
+    let connections: Vec<TcpStream> =
+        (0..150).map(|_| TcpStream::connect(address).expect("the kernel takes it")).collect();
+    let is_refused = |stream: &TcpStream| {
+        stream.set_nonblocking(true).expect("set");
+        // Nothing is ever sent on it: it waits, or it has ended.
+        stream
+            .peek(&mut [0; 1])
+            .map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |bytes| bytes == 0)
+    };
+    wait_until("those beyond to be refused", START_TIME_MAX, || {
+        connections.iter().filter(|stream| is_refused(stream)).count() == 150 - 32
+    });
+    drop(connections);
+    wait_until("room for another", START_TIME_MAX, || {
+        let Ok(mut stream) = TcpStream::connect(address) else { return false };
+        let _ = stream.write_all(&request("GET", "/healthz", &[], None));
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).is_ok_and(|_| answer.starts_with("HTTP/1.1 200 "))
+    });
+    let told = std::fs::read_to_string(log.path()).expect("a log");
+    assert!(!told.contains("could not be accepted"), "{told}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn connections_that_cannot_be_accepted_wait_and_are_told_of() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let (process, url, log) = start_within("ulimit -n 1000", "100");
+    let address: SocketAddr = url.strip_prefix("http://").expect("a URL").parse().expect("an address");
+    let id = Pid::from_raw(process.id().try_into().expect("an id")).expect("not 0");
+    let limit = |files| {
+        let limit = Rlimit { current: Some(files), maximum: Some(1_000) };
+        prlimit(Some(id), Resource::Nofile, limit).expect("its own child");
+    };
+    limit(3);
+    let mut client = TcpStream::connect(address).expect("the kernel takes it");
+    client.set_read_timeout(Some(START_TIME_MAX)).expect("a deadline");
+    client.write_all(&request("GET", "/healthz", &[], None)).expect("sent");
+    let told = || std::fs::read_to_string(log.path()).expect("a log");
+    wait_until("a first word, and later one that counts", START_TIME_MAX, || {
+        let log = told();
+        let counts: Vec<u64> = log
+            .lines()
+            .filter(|line| line.contains("connections could not be accepted"))
+            .filter_map(|line| line.split_once("times=")?.1.split(' ').next()?.parse().ok())
+            .collect();
+        counts.first() == Some(&1) && counts.get(1).is_some_and(|times| *times > 1)
+    });
+    limit(1_000);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer, then the end");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod http;
 mod listen;
 mod load;
 mod metrics;
+mod open_files;
 mod overrides;
 mod reload;
 mod resp;
@@ -42,6 +43,7 @@ pub use crate::shared::StartError;
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, parse_period};
 
 use crate::listen::{Door, Workers};
+use crate::open_files::OpenFiles;
 use crate::shared::Shared;
 use crate::worker::Context;
 
@@ -80,6 +82,8 @@ impl Server {
             cut: CancellationToken::new(),
         };
         let sockets = open(&config)?;
+        config.connections_max =
+            OpenFiles::new(sockets.len(), config.connections_max, config.workers).make_room();
         Ok(Self { shared, config, sockets, context })
     }
 
