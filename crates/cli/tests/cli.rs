@@ -131,6 +131,100 @@ fn every_problem_of_a_configuration_is_listed() {
 }
 
 #[test]
+fn no_problem_hides_another() {
+    let (_rules, rules) = folder_with("rules.toml", "[[rules]]\nname = 3");
+    let (_broken, broken) = folder_with("broken.toml", "[[rules]\n");
+    let (_descriptors, descriptors) = folder_with("descriptors.yaml", "domain: 7\ndescriptors: nothing");
+    let (_config, config) = folder_with(
+        "tidegate.toml",
+        "memory = '3 bananas'\ntls_key = '/nowhere.key'\n[[tokens]]\nname = 't'\nhash = 'secret'\n",
+    );
+    let below_a_file = format!("{config}/data");
+    let flags = [
+        ["--config", &config],
+        ["--rules", &rules],
+        ["--envoy-descriptors", &descriptors],
+        ["--tls-cert", "/nowhere.pem"],
+        ["--tls-client-ca", "/nowhere-else.pem"],
+        ["--data-dir", &below_a_file],
+        // Whether it may be reached from elsewhere cannot be said while a token is not understood.
+        ["--http-listen", "0.0.0.0:0"],
+    ];
+    for check in [&["--check-config"][..], &[]] {
+        let mut serve = command(&[&["serve"], check, flags.as_flattened()].concat());
+        serve.env("TIDEGATE_IDLE_TIMEOUT", "").env("TIDEGATE_MEMROY", "1GB").env("TIDEGATE_LOG", "wran");
+        let output = serve.output().expect("it runs");
+        assert_eq!((status(&output), stdout(&output)), (64, ""), "{output:?}");
+        let mut keys: Vec<&str> = stderr(&output)
+            .lines()
+            .map(|line| line.strip_prefix("error: ").and_then(|line| line.split(": ").next()).expect("a key"))
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let wrong = [
+            "TIDEGATE_LOG",
+            "TIDEGATE_MEMROY",
+            "data_dir",
+            "envoy_descriptors",
+            "idle_timeout",
+            "memory",
+            "rules",
+            "tls_cert",
+            "tls_client_ca",
+            "tls_key",
+            "tokens[0]",
+        ];
+        assert_eq!(keys, wrong, "{}", stderr(&output));
+    }
+    // A file that cannot be read hides what it says, but nothing else.
+    for (config, words) in [("/nowhere.toml", "No such file"), (&broken, "line 1, column 9: ")] {
+        let output = tidegate(&["serve", "--config", config, "--rules", &broken, "--workers", "0"]);
+        let lines: Vec<&str> = stderr(&output).lines().collect();
+        assert_eq!((status(&output), lines.len()), (64, 3), "{output:?}");
+        for problem in [
+            &format!("error: config: {config}: {words}")[..],
+            &format!("error: rules: {broken}: line 1, column 9: "),
+            "error: workers: ",
+        ] {
+            assert!(lines.iter().any(|line| line.starts_with(problem)), "{problem}: {output:?}");
+        }
+    }
+}
+
+#[test]
+fn variables_that_say_nothing_or_are_not_known_are_problems() {
+    let check = |name: &str, value: &str| {
+        let mut serve = command(&["serve", "--check-config", "--data-dir", "none"]);
+        serve.env(name, value).output().expect("it runs")
+    };
+    let wrong = [
+        ("TIDEGATE_HTTP_LISTEN", "", "http_listen: empty: leave it out for 127.0.0.1:8080"),
+        ("TIDEGATE_RULES", "", "rules: empty"),
+        ("TIDEGATE_WORKERS", "", "workers: empty"),
+        ("TIDEGATE_CONFIG", "", "config: empty"),
+        ("TIDEGATE_HTTP_LISTNE", "off", "TIDEGATE_HTTP_LISTNE: not a variable"),
+        ("TIDEGATE_LOG", "", "TIDEGATE_LOG: \"\" is not a level"),
+        ("TIDEGATE_LOG", "tidegate_server=loud", "TIDEGATE_LOG: "),
+    ];
+    for (name, value, words) in wrong {
+        let output = check(name, value);
+        assert_eq!((status(&output), stderr(&output).lines().count()), (64, 1), "{output:?}");
+        assert!(stderr(&output).starts_with(&format!("error: {words}")), "{output:?}");
+    }
+    let good = [
+        ("TIDEGATE_TRUSTED_PROXIES", ""),
+        ("TIDEGATE_LOG", "warn"),
+        ("TIDEGATE_TOKEN", "tg_0"),
+        ("TIDEGATE_SERVER", "http://127.0.0.1:1"),
+        ("TIDEGATE_SERVICE_HOST", "10.0.0.1"),
+    ];
+    for (name, value) in good {
+        let output = check(name, value);
+        assert_eq!(status(&output), 0, "{output:?}");
+    }
+}
+
+#[test]
 fn a_configuration_is_checked_with_the_files_it_names() {
     let (_folder, rules) = folder_with("rules.toml", RULES);
     let check = ["serve", "--check-config", "--data-dir", "none", "--rules"];
@@ -182,6 +276,45 @@ fn two_servers_cannot_have_one_port() {
     assert_eq!(status(&second), 1);
     assert!(stderr(&second).contains(&format!("http_listen: {taken}: ")), "{second:?}");
     assert!(stderr(&second).contains("another program listens there"), "{second:?}");
+}
+
+#[test]
+fn every_port_that_cannot_be_had_is_named() {
+    let first = Server::start(&[]);
+    let mut serve = command(&["serve", "--data-dir", "none"]);
+    for listener in ["http", "grpc", "resp"] {
+        serve.arg(format!("--{listener}-listen")).arg(first.address(listener).to_string());
+    }
+    // A network for documentation: no machine has an address in it.
+    let output = serve.args(["--admin-listen", "192.0.2.1:0"]).output().expect("it runs");
+    assert_eq!(status(&output), 64, "without tokens: {output:?}");
+
+    let token = json(&tidegate(&["token", "new", "--json"]));
+    let (_folder, config) =
+        folder_with("tidegate.toml", &format!("[[tokens]]\nname = 'a'\nhash = {}\n", token["hash"]));
+    let output = serve.args(["--config", &config]).output().expect("it runs");
+    assert_eq!((status(&output), stderr(&output).lines().count()), (1, 4), "{output:?}");
+    for listener in ["http", "grpc", "resp"] {
+        let problem = format!("error: {listener}_listen: {}: ", first.address(listener));
+        assert!(stderr(&output).contains(&problem), "{output:?}");
+    }
+    let admin = stderr(&output).lines().last().expect("four lines");
+    assert!(admin.starts_with("error: admin_listen: 192.0.2.1:0: "), "{admin}");
+    assert!(admin.ends_with("this machine has no such address"), "{admin}");
+}
+
+#[test]
+fn listeners_have_an_address_each_and_one_is_on() {
+    let check =
+        |listen: &[&str]| tidegate(&[&["serve", "--check-config", "--data-dir", "none"], listen].concat());
+    let output = check(&["--grpc-listen", "127.0.0.1:8080"]);
+    assert_eq!(status(&output), 64, "{output:?}");
+    assert_eq!(stderr(&output), "error: grpc_listen: 127.0.0.1:8080 is the address of http_listen too\n");
+    let off = ["http", "grpc", "resp", "admin"].map(|listener| format!("--{listener}-listen=off"));
+    let output = check(&off.each_ref().map(String::as_str));
+    assert_eq!(status(&output), 64, "{output:?}");
+    assert!(stderr(&output).starts_with("error: http_listen: \"off\""), "{output:?}");
+    assert_eq!(status(&check(&["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0"])), 0);
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod load;
 mod metrics;
 mod open_files;
 mod overrides;
+mod prepare;
 mod reload;
 mod resp;
 mod rules;
@@ -38,12 +39,14 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::config::{Config, ConfigProblems};
 pub use crate::metrics::Listener;
+pub use crate::prepare::Prepared;
 pub use crate::shared::StartError;
 /// Rules files and periods, for whoever reads one without a server.
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, parse_period};
 
 use crate::listen::{Door, Workers};
 use crate::open_files::OpenFiles;
+use crate::reload::Watched;
 use crate::shared::Shared;
 use crate::worker::Context;
 
@@ -56,35 +59,29 @@ pub struct Server {
     shared: Arc<Shared>,
     config: Config,
     sockets: Vec<(Listener, TcpListener)>,
+    watched: Vec<Watched>,
     context: Context,
 }
 
 impl Server {
-    /// Checks everything a configuration leads to, without taking a port.
-    pub fn check(config: &mut Config) -> Result<(), StartError> {
-        // The store belongs to the server that runs, which this must not disturb.
-        config.data_dir = None;
-        let shared = Shared::new(config)?;
-        reload::load_all(config, &shared)?;
-        tls::Tls::new(config.tls.as_ref())?;
-        Ok(())
-    }
-
-    /// Reads what the configuration names, then opens the ports. Has to be called on a runtime, which watches them.
-    pub fn start(mut config: Config) -> Result<Self, StartError> {
-        let shared = Arc::new(Shared::new(&mut config)?);
-        reload::load_all(&config, &shared)?;
+    /// Opens the store, then the ports. Has to be called on a runtime, which watches them.
+    pub fn start(prepared: Prepared) -> Result<Self, StartError> {
+        let Prepared { mut config, mut shared, tls, watched, data_dir } = prepared;
+        if let Some(folder) = &data_dir {
+            shared.keep_overrides_in(folder)?;
+        }
+        let sockets = open(&config)?;
+        config.connections_max =
+            OpenFiles::new(sockets.len(), config.connections_max, config.workers).make_room();
+        let shared = Arc::new(shared);
         let context = Context {
             shared: Arc::clone(&shared),
-            tls: tls::Tls::new(config.tls.as_ref())?,
+            tls,
             stop: CancellationToken::new(),
             stop_admin: CancellationToken::new(),
             cut: CancellationToken::new(),
         };
-        let sockets = open(&config)?;
-        config.connections_max =
-            OpenFiles::new(sockets.len(), config.connections_max, config.workers).make_room();
-        Ok(Self { shared, config, sockets, context })
+        Ok(Self { shared, config, sockets, watched, context })
     }
 
     /// Where the server listens: useful where a port was left to the system.
@@ -102,15 +99,14 @@ impl Server {
     /// Answers until `stopped`, then finishes what was begun. The admin listener goes on until the others have, so that
     /// whoever looks sees a server that is alive and not ready.
     pub async fn run(self, stopped: impl Future<Output = ()>) -> Result<(), StartError> {
-        let Self { shared, config, sockets, context } = self;
+        let Self { shared, config, sockets, watched, context } = self;
         let (senders, threads) = start_workers(config.workers, &context)?;
         let (mut serving, mut admin) = serve(sockets, &Workers::new(senders), &config, &context);
-        let drain_timeout = config.drain_timeout;
-        serving.spawn(reload::watch(config, Arc::clone(&shared), context.stop.clone()));
+        serving.spawn(reload::watch(watched, Arc::clone(&shared), context.stop.clone()));
         stopped.await;
         shared.stop();
         context.stop.cancel();
-        finish(&mut serving, drain_timeout).await;
+        finish(&mut serving, config.drain_timeout).await;
         context.stop_admin.cancel();
         finish(&mut admin, ADMIN_DRAIN_TIMEOUT).await;
         // The workers saw their channels close; what they still have has had its time.
@@ -181,18 +177,16 @@ fn start_workers(count: usize, context: &Context) -> Result<(Senders, Threads), 
     Ok(started)
 }
 
+/// Takes every port, or tells of all that cannot be taken.
 fn open(config: &Config) -> Result<Vec<(Listener, TcpListener)>, StartError> {
-    let wanted = [
-        (Listener::Http, "http_listen", config.http),
-        (Listener::Grpc, "grpc_listen", config.grpc),
-        (Listener::Resp, "resp_listen", config.resp),
-        (Listener::Admin, "admin_listen", config.admin),
-    ];
     let mut sockets = Vec::new();
-    for (listener, key, address) in wanted {
+    let mut problems = Vec::new();
+    for (listener, key, address) in config.listeners() {
         let Some(address) = address else { continue };
-        let failed = |error| StartError::System(format!("{key}: {address}"), error);
-        sockets.push((listener, listen::bind(address).map_err(failed)?));
+        match listen::bind(address) {
+            Ok(socket) => sockets.push((listener, socket)),
+            Err(error) => problems.push(listen::not_taken(key, address, &error)),
+        }
     }
-    Ok(sockets)
+    if problems.is_empty() { Ok(sockets) } else { Err(StartError::Ports(problems)) }
 }

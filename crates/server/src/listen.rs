@@ -1,6 +1,6 @@
 //! Listeners: accept, count, and hand each connection to a worker.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,6 +62,21 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
+}
+
+/// Why an address cannot be taken, in words for whoever chose it.
+pub(crate) fn not_taken(key: &str, address: SocketAddr, error: &io::Error) -> String {
+    let advice = match error.kind() {
+        ErrorKind::AddrInUse => {
+            ": another program listens there; stop it, or choose another address (port 0 takes a free one)"
+        }
+        ErrorKind::AddrNotAvailable => ": this machine has no such address",
+        ErrorKind::PermissionDenied => {
+            ": ports below 1024 are for privileged programs; choose another, or grant CAP_NET_BIND_SERVICE"
+        }
+        _ => "",
+    };
+    format!("{key}: {address}: {error}{advice}")
 }
 
 /// One listener at work.

@@ -41,6 +41,8 @@ pub enum StoreError {
     Folder(PathBuf, std::io::Error),
     /// Another server uses the same folder.
     InUse(PathBuf),
+    /// The file cannot be opened, or is none of ours.
+    Unusable(PathBuf, sqlx::Error),
     /// It was made by a later version, or its schema was changed by hand.
     Schema(sqlx::migrate::MigrateError),
     /// A row that this version cannot have written.
@@ -56,6 +58,7 @@ impl fmt::Display for StoreError {
             Self::InUse(file) => {
                 write!(f, "data_dir: {} is in use: each server needs a folder of its own", file.display())
             }
+            Self::Unusable(file, error) => write!(f, "data_dir: {}: {error}", file.display()),
             Self::Schema(error) => write!(f, "data_dir: {error}"),
             Self::Row(id) => write!(f, "data_dir: the override {id:?} is not one that this version writes"),
             Self::Database(error) => write!(f, "store: {error}"),
@@ -162,7 +165,7 @@ impl Store {
 }
 
 impl StoreError {
-    /// Names the file if somebody else holds it.
+    /// Names the file that somebody else holds, or that cannot be opened.
     fn naming(self, file: PathBuf) -> Self {
         let database = match &self {
             Self::Database(error) | Self::Schema(sqlx::migrate::MigrateError::Execute(error)) => {
@@ -172,7 +175,11 @@ impl StoreError {
         };
         let code = database.and_then(|error| error.code()?.parse::<i32>().ok());
         // The low byte is the primary code.
-        if code.is_some_and(|code| code & 0xff == SQLITE_BUSY) { Self::InUse(file) } else { self }
+        match self {
+            _ if code.is_some_and(|code| code & 0xff == SQLITE_BUSY) => Self::InUse(file),
+            Self::Database(error) => Self::Unusable(file, error),
+            other => other,
+        }
     }
 }
 
