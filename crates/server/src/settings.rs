@@ -73,7 +73,7 @@ pub const SETTINGS: &[Setting] = &[
         "connections_max",
         "N",
         "20000",
-        "Connections of each listener, 1 to 1000000. Higher: more clients at once, more memory for buffers",
+        "Connections of each listener, 1 to 1000000. Higher: more clients at once, more memory for buffers, more open files",
     ),
     setting(
         "idle_timeout",
