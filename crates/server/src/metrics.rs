@@ -121,6 +121,14 @@ impl From<Source> for Rung {
     }
 }
 
+impl Rung {
+    /// What a decision rests on that several limits had a word in: the least that any of theirs does.
+    pub(crate) fn of_all(outcomes: &[tidegate::Outcome<'_>]) -> Self {
+        let rungs = outcomes.iter().map(|outcome| Self::from(outcome.source()));
+        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Self::Local)
+    }
+}
+
 const SURFACES: usize = Surface::ALL.len();
 const CLASSES: usize = Class::ALL.len();
 const OUTCOMES: usize = Outcome::ALL.len();

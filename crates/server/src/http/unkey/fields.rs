@@ -29,7 +29,7 @@ impl FieldError {
 /// What is wrong so far, and whose fields are looked at.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    pub(super) errors: Vec<FieldError>,
+    errors: Vec<FieldError>,
     /// Of a list, which element.
     pub(super) element: Option<usize>,
 }
@@ -41,6 +41,11 @@ impl Problems {
             Some(at) => (format!("body[{at}].{field}"), format!("[{at}].{field}: {message}")),
         };
         self.errors.push(FieldError { location, message });
+    }
+
+    /// What was read, if nothing was wrong with it.
+    pub(super) fn or<T>(self, read: T) -> Result<T, Vec<FieldError>> {
+        if self.errors.is_empty() { Ok(read) } else { Err(self.errors) }
     }
 
     /// A text of 1 to [`TEXT_CHARS_MAX`] characters; empty if it is not.
