@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 /// How long a process may take to get ready, on a machine that has much else to do.
 pub const START_TIME_MAX: Duration = Duration::from_mins(1);
 
+/// Between two looks at a condition. It decides nothing: shorter, the processes that are waited for get less of the
+/// machine; longer, a test ends that much after its condition came true.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
 /// A process that is stopped when the test is done with it.
 pub struct Process {
     child: Child,
@@ -113,12 +117,13 @@ pub fn free_port() -> u16 {
     socket.local_addr().expect("bound").port()
 }
 
-/// Waits for a condition, and fails when it does not come true in time.
+/// Waits for a condition, and fails when it does not come true in time. What other processes do can only be looked at
+/// again and again; this is the one place where tests do so.
 pub fn wait_until(what: &str, time_max: Duration, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + time_max;
     while !condition() {
         assert!(Instant::now() < deadline, "waited {time_max:?} for {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
