@@ -5,11 +5,8 @@
 
 mod support;
 
-use std::path::PathBuf;
-
-use support::Server;
 use support::raw::{Reply, request, send};
-use tidegate_server::auth::TokenHash;
+use support::{Server, token_entry, write};
 
 const RULES: &str = "
     [[rules]]
@@ -18,13 +15,6 @@ const RULES: &str = "
     limit = 2
     period = '1h'
 ";
-
-/// A file of the test's own, for as long as the folder lives.
-fn write(folder: &tempfile::TempDir, name: &str, text: &str) -> String {
-    let path: PathBuf = folder.path().join(name);
-    std::fs::write(&path, text).expect("a file");
-    path.to_string_lossy().into_owned()
-}
 
 fn problem(status: u16, title: &str, detail: &str) -> String {
     let detail = serde_json::to_string(detail).expect("text");
@@ -105,7 +95,7 @@ fn wrong_dimensions_are_named_with_what_is_allowed() {
 #[test]
 fn what_is_refused_is_not_charged() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--rules", &write(&folder, "rules.toml", RULES)]);
+    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
     let twice = r#"{"dimensions":{"user":"x","user":"y"}}"#;
     assert_refused(&server, twice, "dimensions.user: given twice");
     assert_refused(
@@ -152,7 +142,7 @@ fn what_is_not_there_and_what_is_too_large_is_said() {
 #[test]
 fn what_a_limit_can_never_let_pass_is_denied_for_good() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--rules", &write(&folder, "rules.toml", RULES)]);
+    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
     let body = r#"{"dimensions":{"user":"a"},"cost":18446744073709551615,"deny_status":429}"#;
     let reply = check(&server, "", body);
     assert_eq!((reply.status, reply.header("retry-after")), (429, None));
@@ -164,7 +154,7 @@ fn what_a_limit_can_never_let_pass_is_denied_for_good() {
 fn an_address_counts_however_it_is_spelled() {
     let folder = tempfile::tempdir().expect("a folder");
     let rules = "[[rules]]\nname = 'per_address'\nkey = ['ip']\nlimit = 1\nperiod = '1h'\n";
-    let server = Server::start(&["--rules", &write(&folder, "rules.toml", rules)]);
+    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", rules)]);
     let status = |ip: &str| {
         let body = format!(r#"{{"dimensions":{{"ip":"{ip}"}},"deny_status":429}}"#);
         check(&server, "", &body).status
@@ -179,19 +169,15 @@ fn an_address_counts_however_it_is_spelled() {
 #[test]
 fn a_token_opens_its_tenant_and_no_other() {
     let folder = tempfile::tempdir().expect("a folder");
-    let token = |name: &str, tenant: &str, role: &str| {
-        let hash = TokenHash::of(name.as_bytes());
-        format!("[[tokens]]\nname = '{name}'\nhash = '{hash}'\ntenant = '{tenant}'\nrole = '{role}'\n")
-    };
     let config = [
         "[[tenants]]\nname = 'a'\n[[tenants]]\nname = 'b'\n".to_owned(),
-        token("token-of-a", "a", "client"),
-        token("token-of-b", "b", "client"),
-        token("viewer-of-a", "a", "viewer"),
-        token("viewer-of-all", "", "viewer"),
+        token_entry("token-of-a", "a", "client"),
+        token_entry("token-of-b", "b", "client"),
+        token_entry("viewer-of-a", "a", "viewer"),
+        token_entry("viewer-of-all", "", "viewer"),
     ];
-    let config = write(&folder, "config.toml", &config.concat());
-    let rules = write(&folder, "rules.toml", RULES);
+    let config = write(folder.path(), "config.toml", &config.concat());
+    let rules = write(folder.path(), "rules.toml", RULES);
     let server = Server::start(&["--config", &config, "--rules", &rules]);
 
     let same_user = r#"{"dimensions":{"user":"x"},"deny_status":429}"#;

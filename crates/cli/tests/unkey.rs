@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use support::{Server, node_dir, tool};
+use support::{Server, node_dir, token_entry, tool, write};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -91,20 +91,14 @@ fn which(identifier: &str) -> Value {
 
 /// A configuration with a token for each role and for another tenant. Gives its path.
 fn tokens(folder: &Path) -> String {
-    let entries = [
-        ("client", "client", ""),
-        ("viewer", "viewer", ""),
-        ("operator", "operator", ""),
-        ("acme", "admin", "acme"),
+    let text = [
+        "[[tenants]]\nname = 'acme'\n".to_owned(),
+        token_entry("client", "", "client"),
+        token_entry("viewer", "", "viewer"),
+        token_entry("operator", "", "operator"),
+        token_entry("acme", "acme", "admin"),
     ];
-    let entries = entries.map(|(token, role, tenant)| {
-        let hash = tidegate_server::auth::TokenHash::of(token.as_bytes());
-        format!("[[tokens]]\nname = '{token}'\nrole = '{role}'\ntenant = '{tenant}'\nhash = '{hash}'\n")
-    });
-    let text = format!("[[tenants]]\nname = 'acme'\n{}", entries.concat());
-    let path = folder.join("tidegate.toml");
-    std::fs::write(&path, text).expect("writes");
-    path.to_string_lossy().into_owned()
+    write(folder, "tidegate.toml", &text.concat())
 }
 
 fn run_node(script: &str, server: &Server) {

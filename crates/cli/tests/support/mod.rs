@@ -111,6 +111,19 @@ impl Server {
     }
 }
 
+/// A file of the test's own, for as long as its folder lives. Gives its path.
+pub fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("a file");
+    path.to_string_lossy().into_owned()
+}
+
+/// The entry of a configuration for a token, which is also called that.
+pub fn token_entry(token: &str, tenant: &str, role: &str) -> String {
+    let hash = tidegate_server::auth::TokenHash::of(token.as_bytes());
+    format!("[[tokens]]\nname = '{token}'\nhash = '{hash}'\ntenant = '{tenant}'\nrole = '{role}'\n")
+}
+
 /// A port that was free a moment ago, for programs that cannot be told to choose one.
 pub fn free_port() -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");
