@@ -10,7 +10,7 @@ use tidegate_rules::Class;
 use tidegate_rules::overrides::Override;
 use utoipa::ToSchema;
 
-use super::fields::{Number, Problems, Text};
+use super::fields::{Given, Problems};
 use crate::auth::TenantIndex;
 use crate::http::{Asked, Problem};
 use crate::load;
@@ -35,20 +35,23 @@ pub(in crate::http) struct LimitRequest<'b> {
     /// What is limited. Identifiers of different namespaces are counted apart.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Text<'b>>,
+    namespace: Option<Given<'b>>,
     /// Who is limited.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Text<'b>>,
+    identifier: Option<Given<'b>>,
     /// How much may pass in each window, unless an override says otherwise.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1, maximum = 4_294_967_295u64, required = true)]
-    limit: Option<Number>,
+    limit: Option<Given<'b>>,
     /// The window in milliseconds.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1_000, maximum = 2_592_000_000u64, required = true)]
-    duration: Option<Number>,
+    duration: Option<Given<'b>>,
     /// What the request costs; 0 looks without charging.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 0, default = 1, required = false)]
-    cost: Option<Number>,
+    cost: Option<Given<'b>>,
 }
 
 /// A limit to be checked, in range.
@@ -69,7 +72,7 @@ impl<'b> LimitRequest<'b> {
             identifier: problems.text("identifier", self.identifier),
             limit: problems.number("limit", self.limit, 1, LIMIT_MAX),
             duration_ms: problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX),
-            cost: problems.number("cost", self.cost.or(Some(Number::Whole(1))), 0, u64::MAX),
+            cost: problems.number("cost", self.cost.or(Some(Given::Whole(1))), 0, u64::MAX),
         }
     }
 }

@@ -10,7 +10,7 @@ use tidegate_rules::pattern::Pattern;
 use utoipa::ToSchema;
 
 use super::direct::{DURATION_MS_MIN, LIMIT_MAX};
-use super::fields::{Number, Problems, Text};
+use super::fields::{Given, Problems};
 use super::request_id::RequestId;
 use super::{Envelope, ErrorEnvelope, Meta, Refusal, answered, object, written};
 use crate::auth::Principal;
@@ -37,17 +37,19 @@ pub(in crate::http) struct SetOverrideRequest<'b> {
     /// Where it applies.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Text<'b>>,
+    namespace: Option<Given<'b>>,
     /// To whom it applies; `*` stands for anything.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Text<'b>>,
+    identifier: Option<Given<'b>>,
     /// How much may pass in each window; 0 blocks.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 0, maximum = 4_294_967_295u64, required = true)]
-    limit: Option<Number>,
+    limit: Option<Given<'b>>,
     /// The window in milliseconds.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1_000, maximum = 31_622_400_000u64, required = true)]
-    duration: Option<Number>,
+    duration: Option<Given<'b>>,
 }
 
 /// Which override.
@@ -57,11 +59,11 @@ pub(in crate::http) struct OverrideRequest<'b> {
     /// Where it applies.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Text<'b>>,
+    namespace: Option<Given<'b>>,
     /// Its pattern, as it was set.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Text<'b>>,
+    identifier: Option<Given<'b>>,
 }
 
 /// Which overrides.
@@ -71,14 +73,15 @@ pub(in crate::http) struct ListOverridesRequest<'b> {
     /// Where they apply.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Text<'b>>,
+    namespace: Option<Given<'b>>,
     /// Where the page before ended, as its answer said.
     #[serde(borrow)]
     #[schema(value_type = String, required = false)]
-    cursor: Option<Text<'b>>,
+    cursor: Option<Given<'b>>,
     /// The most overrides of the page.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1, maximum = 100, default = 10, required = false)]
-    limit: Option<Number>,
+    limit: Option<Given<'b>>,
 }
 
 /// The override that is kept now.
@@ -232,7 +235,7 @@ pub(in crate::http) fn list(asked: &Asked<'_>, principal: Principal) -> Result<A
     let mut problems = Problems::default();
     let namespace = problems.text("namespace", request.namespace);
     let after = continued(&mut problems, request.cursor);
-    let most = problems.number("limit", request.limit.or(Some(Number::Whole(PAGE_DEFAULT))), 1, PAGE_MAX);
+    let most = problems.number("limit", request.limit.or(Some(Given::Whole(PAGE_DEFAULT))), 1, PAGE_MAX);
     let (namespace, after) = problems.or((namespace, after))?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     // One more than asked for tells whether there are more.
@@ -250,16 +253,16 @@ fn which(asked: &Asked<'_>) -> Result<(String, String), Refusal> {
 }
 
 /// The pattern after which a page begins. An empty cursor is none.
-fn continued(problems: &mut Problems, cursor: Option<Text<'_>>) -> Option<String> {
+fn continued(problems: &mut Problems, cursor: Option<Given<'_>>) -> Option<String> {
     match cursor {
         None => return None,
-        Some(Text::Given(cursor)) if cursor.is_empty() => return None,
-        Some(Text::Given(cursor)) => {
+        Some(Given::Text(cursor)) if cursor.is_empty() => return None,
+        Some(Given::Text(cursor)) => {
             if let Some(after) = cursor.strip_prefix(CURSOR_PREFIX) {
                 return Some(after.to_owned());
             }
         }
-        Some(Text::Wrong(_)) => {}
+        Some(_) => {}
     }
     problems.add("cursor", "not one that an answer had in `pagination.cursor`");
     None
