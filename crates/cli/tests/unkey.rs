@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
+use support::raw::{begin, finish, request};
 use support::{Server, node_dir, token_entry, tool, write};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -302,6 +303,44 @@ fn whoever_was_told_of_a_write_sees_it_in_every_list() {
             });
         }
     });
+}
+
+/// Writes of one tenant at once: three times what may wait.
+const FLOOD: usize = 384;
+
+#[test]
+fn a_tenant_that_floods_the_store_is_refused_and_the_others_are_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let server = Server::start(&["--config", &tokens(folder.path()), "--data-dir", &data]);
+    let calm = Client::of(&server).with("operator");
+    // How many wait at one time depends on how fast the disk is: a flood that was taken whole is followed by another.
+    support::wait_until("a write to be refused", support::START_TIME_MAX, || {
+        let flood: Vec<_> =
+            (0..FLOOD).map(|at| begin_set(&server, "acme", &set(&format!("a{at}"), 1))).collect();
+        calm.data("setOverride", &set("calm", 1));
+        let replies: Vec<_> = flood.into_iter().map(finish).collect();
+        let refused: Vec<_> = replies.iter().filter(|reply| reply.status != 200).collect();
+        for reply in &refused {
+            assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")), "{}", reply.body);
+            let error = &serde_json::from_str::<Value>(&reply.body).expect("JSON")["error"];
+            assert_eq!(
+                error["detail"],
+                "overrides: 128 writes of this tenant wait already, the most that may"
+            );
+        }
+        !refused.is_empty()
+    });
+    // Who was refused may come back.
+    Client::of(&server).with("acme").data("setOverride", &set("later", 1));
+}
+
+/// Sends a write, and does not wait for it.
+fn begin_set(server: &Server, token: &str, body: &Value) -> std::net::TcpStream {
+    let authorization = format!("Bearer {token}");
+    let fields = [("Authorization", authorization.as_str())];
+    let bytes = request("POST", "/v2/ratelimit.setOverride", &fields, Some(&body.to_string()));
+    begin(server.address("http"), &bytes)
 }
 
 /// The identifiers of all overrides, page by page.
