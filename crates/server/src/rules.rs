@@ -186,8 +186,7 @@ impl Ruling<'_> {
 
     /// What the decision rests on: the least that any of its limits does.
     pub(crate) fn rung(&self) -> Rung {
-        let rungs = self.decision.outcomes().iter().map(|outcome| Rung::from(outcome.source()));
-        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Rung::Local)
+        Rung::of_all(self.decision.outcomes())
     }
 }
 

@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 /// How long a process may take to get ready, on a machine that has much else to do.
 pub const START_TIME_MAX: Duration = Duration::from_mins(1);
 
+/// Between two looks at a condition. It decides nothing: shorter, the processes that are waited for get less of the
+/// machine; longer, a test ends that much after its condition came true.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
 /// A process that is stopped when the test is done with it.
 pub struct Process {
     child: Child,
@@ -126,18 +130,32 @@ impl Server {
     }
 }
 
+/// A file of the test's own, for as long as its folder lives. Gives its path.
+pub fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("a file");
+    path.to_string_lossy().into_owned()
+}
+
+/// The entry of a configuration for a token, which is also called that.
+pub fn token_entry(token: &str, tenant: &str, role: &str) -> String {
+    let hash = tidegate_server::auth::TokenHash::of(token.as_bytes());
+    format!("[[tokens]]\nname = '{token}'\nhash = '{hash}'\ntenant = '{tenant}'\nrole = '{role}'\n")
+}
+
 /// A port that was free a moment ago, for programs that cannot be told to choose one.
 pub fn free_port() -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");
     socket.local_addr().expect("bound").port()
 }
 
-/// Waits for a condition, and fails when it does not come true in time.
+/// Waits for a condition, and fails when it does not come true in time. What other processes do can only be looked at
+/// again and again; this is the one place where tests do so.
 pub fn wait_until(what: &str, time_max: Duration, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + time_max;
     while !condition() {
         assert!(Instant::now() < deadline, "waited {time_max:?} for {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 

@@ -135,29 +135,6 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// At most `most` overrides of a namespace, in the order of their patterns, from the one that follows `after`.
-    pub async fn list(
-        &mut self,
-        tenant: &str,
-        namespace: &str,
-        after: Option<&str>,
-        most: u32,
-    ) -> Result<Vec<Override>, StoreError> {
-        // No pattern is empty.
-        let query = sqlx::query(
-            "SELECT * FROM overrides WHERE tenant = ?1 AND namespace = ?2 AND identifier > ?3 \
-             ORDER BY identifier LIMIT ?4",
-        );
-        let rows = query
-            .bind(tenant)
-            .bind(namespace)
-            .bind(after.unwrap_or_default())
-            .bind(i64::from(most))
-            .fetch_all(&mut self.connection)
-            .await?;
-        rows.iter().map(read).collect()
-    }
-
     /// Leaves the file as small as it can be. A store that is not closed loses nothing.
     pub async fn close(self) -> Result<(), StoreError> {
         Ok(self.connection.close().await?)
@@ -224,11 +201,6 @@ mod tests {
         }
     }
 
-    async fn patterns(store: &mut Store, after: Option<&str>, most: u32) -> Vec<String> {
-        let found = store.list("t", "n", after, most).await.expect("lists");
-        found.into_iter().map(|found| found.identifier.as_str().to_owned()).collect()
-    }
-
     #[tokio::test]
     async fn what_is_set_is_found_by_the_next_one_to_open() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -260,16 +232,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pages_follow_each_other_even_if_the_last_one_is_gone() {
+    async fn deleting_says_whether_there_was_one() {
         let mut store = Store::open(None).await.expect("in memory");
-        for pattern in ["a", "b", "c", "d"] {
-            store.set("t", &of(pattern, 1), 1).await.expect("sets");
-        }
-        assert_eq!(patterns(&mut store, None, 2).await, ["a", "b"]);
-        assert!(store.delete("t", "n", "b").await.expect("deletes"));
-        assert!(!store.delete("t", "n", "b").await.expect("nothing there"));
+        store.set("t", &of("a", 1), 1).await.expect("sets");
         assert!(!store.delete("u", "n", "a").await.expect("another tenant's"));
-        assert_eq!(patterns(&mut store, Some("b"), 2).await, ["c", "d"]);
-        assert_eq!(patterns(&mut store, Some("d"), 2).await, Vec::<String>::new());
+        assert!(store.delete("t", "n", "a").await.expect("deletes"));
+        assert!(!store.delete("t", "n", "a").await.expect("nothing there"));
+        assert_eq!(store.load().await.expect("loads"), []);
     }
 }

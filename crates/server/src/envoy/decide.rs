@@ -280,8 +280,7 @@ impl Ruling<'_> {
     }
 
     fn rung(&self) -> Rung {
-        let rungs = self.outcomes.iter().flatten().map(|outcome| Rung::from(outcome.source()));
-        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Rung::Local)
+        Rung::of_all(self.outcomes.iter().flatten())
     }
 }
 

@@ -111,7 +111,8 @@ impl Problem {
         answer
     }
 
-    fn with_field(mut self, name: HeaderName, value: HeaderValue) -> Self {
+    /// The same, with a field of its own in the answer.
+    pub(crate) fn with_field(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.field = Some((name, value));
         self
     }

@@ -12,6 +12,7 @@ use tidegate::{Outcome, Retry};
 use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule};
 use utoipa::ToSchema;
 
+use super::object::Object;
 use super::{Answer, Asked, Problem, json, text};
 use crate::auth::Role;
 use crate::metrics::{Rung, Surface};
@@ -124,19 +125,16 @@ fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
 
 /// The request in a body.
 fn read(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
-    // A list of the fields' values would be taken for the fields.
-    if body.trim_ascii_start().first() == Some(&b'[') {
-        return Err(Problem::bad_request(
-            "body: a list is not an object with dimensions, cost and deny_status",
-        ));
+    match serde_json::from_slice(body) {
+        Ok(Object(request)) => Ok(request),
+        Err(error) => Err(Problem::bad_request(in_words(body, &error))),
     }
-    serde_json::from_slice(body).map_err(|error| Problem::bad_request(in_words(body, &error)))
 }
 
 /// What is wrong with a body. Reads it a second time to learn where: nobody is in a hurry who asks like this.
 fn in_words(body: &[u8], error: &serde_json::Error) -> String {
     let mut again = serde_json::Deserializer::from_slice(body);
-    let located = serde_path_to_error::deserialize::<_, CheckRequest<'_>>(&mut again).err();
+    let located = serde_path_to_error::deserialize::<_, Object<CheckRequest<'_>>>(&mut again).err();
     let path = located.map(|error| error.path().to_string()).filter(|path| path != "." && path != "?");
     // What is inside an object that is read by hand has no name there.
     let path = path.map_or_else(|| "body".to_owned(), |path| path.trim_end_matches(".?").to_owned());

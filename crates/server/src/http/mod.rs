@@ -5,6 +5,7 @@ mod answer;
 mod check;
 mod envoy_json;
 mod forward_auth;
+mod object;
 mod openapi;
 mod path;
 mod unkey;
