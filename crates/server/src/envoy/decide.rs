@@ -27,7 +27,7 @@ use crate::rules::shed_outcome;
 use crate::shared::Shared;
 
 /// The most descriptors of a request. Higher: more work in one go, which others wait for.
-const DESCRIPTORS_MAX: usize = 1_024;
+pub(crate) const DESCRIPTORS_MAX: usize = 1_024;
 
 /// Envoy's checks say nothing of what they protect.
 const CLASS: Class = Class::Comfort;
@@ -75,13 +75,17 @@ fn check(request: &RateLimitRequest) -> Result<(), Refusal> {
     let wrong = |what: String| Err(Refusal::Wrong(what));
     let count = request.descriptors.len();
     if request.domain.is_empty() {
-        return wrong("rate limit domain must not be empty".to_owned());
+        return wrong(format!(
+            "domain: rate limit domain must not be empty; allowed are 1 to {DOMAIN_BYTES_MAX} bytes"
+        ));
     }
     if request.domain.len() > DOMAIN_BYTES_MAX {
         return wrong(format!("domain: {} bytes is outside 1 to {DOMAIN_BYTES_MAX}", request.domain.len()));
     }
     if count == 0 {
-        return wrong("rate limit descriptor list must not be empty".to_owned());
+        return wrong(format!(
+            "descriptors: rate limit descriptor list must not be empty; allowed are 1 to {DESCRIPTORS_MAX}"
+        ));
     }
     if count > DESCRIPTORS_MAX {
         return wrong(format!("descriptors: {count} is outside 1 to {DESCRIPTORS_MAX}"));
@@ -136,7 +140,9 @@ fn overrides(
         let Some(given) = &descriptor.limit else { return Ok(None) };
         // Both enumerations of units have the same numbers.
         let unit = Unit::try_from(given.unit).unwrap_or(Unit::Unknown);
-        let wrong = || format!("descriptors[{at}].limit.unit: {} is not a unit of time", given.unit);
+        let wrong = || {
+            format!("descriptors[{at}].limit.unit: {} is not a unit of time; allowed are 1 to 7", given.unit)
+        };
         let limit = limit_of(given.requests_per_unit, unit).ok_or_else(|| Refusal::Wrong(wrong()))?;
         let name = name(&request.domain, descriptor);
         let gate = envoy.with_limit(limit).with_name(told(&name));

@@ -619,7 +619,10 @@ fn a_limit_may_come_with_the_request() {
     assert_eq!(ask(&shared, "unknown", &hourly).statuses[0].current_limit, None);
     for unit in [0, 99] {
         let refused = decide(&shared, 0, &request("d", &[with(2, unit)])).expect_err("no unit");
-        assert_eq!(refused.to_string(), format!("descriptors[0].limit.unit: {unit} is not a unit of time"));
+        assert_eq!(
+            refused.to_string(),
+            format!("descriptors[0].limit.unit: {unit} is not a unit of time; allowed are 1 to 7")
+        );
     }
 }
 
@@ -641,8 +644,14 @@ fn requests_that_make_no_sense_are_refused() {
         tidegate::LIMITS_PER_CHECK_MAX
     );
     for (request, words) in [
-        (request("", from_ref(&one)), "rate limit domain must not be empty"),
-        (request("d", &[]), "rate limit descriptor list must not be empty"),
+        (
+            request("", from_ref(&one)),
+            "domain: rate limit domain must not be empty; allowed are 1 to 256 bytes",
+        ),
+        (
+            request("d", &[]),
+            "descriptors: rate limit descriptor list must not be empty; allowed are 1 to 1024",
+        ),
         (request("d", &[one.clone(), long]), "descriptors[1].entries: 65 is outside 0 to 64"),
         (request(&long_domain, from_ref(&one)), "domain: 257 bytes is outside 1 to 256"),
         (request("d", &[long_key]), "descriptors[0].entries[1].key: 257 bytes is outside 0 to 256"),

@@ -13,16 +13,16 @@ use super::file::{DEPTH_MAX, DescriptorRow, File, LimitRow};
 use crate::shared::Shared;
 
 /// The most entries of a request's descriptor. Higher: longer descriptors; more stack for each request.
-pub(super) const ENTRIES_MAX: usize = 64;
+pub(crate) const ENTRIES_MAX: usize = 64;
 
 /// The longest domain and the longest key of an entry: they are Envoy's own configuration. Higher: longer names; more to
 /// hash for each request.
-pub(super) const DOMAIN_BYTES_MAX: usize = 256;
-pub(super) const KEY_BYTES_MAX: usize = 256;
+pub(crate) const DOMAIN_BYTES_MAX: usize = 256;
+pub(crate) const KEY_BYTES_MAX: usize = 256;
 
 /// The longest value of an entry. Values are what clients send: Envoy takes 60 KiB of header fields in all unless told
 /// otherwise, and a value that is refused here passes where Envoy fails open. Higher: more to hash for each request.
-pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
+pub(crate) const VALUE_BYTES_MAX: usize = 64 << 10;
 
 /// The longest name that a file gives a limit: every status of an answer repeats it.
 const NAME_BYTES_MAX: usize = 256;
