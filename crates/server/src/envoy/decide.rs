@@ -321,8 +321,8 @@ impl Ruling<'_> {
 fn rule<'p>(shared: &Shared, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> {
     let limiter = &shared.limiter;
     // Known before anything is charged: what is refused must not cost anything either.
-    let as_one =
-        plans.iter().filter(|plan| matches!(plan, Plan::Limited(limited) if limited.is_charged())).count();
+    let is_charged = |plan: &&Plan<'_>| matches!(plan, Plan::Limited(planned) if planned.is_charged());
+    let as_one = plans.iter().filter(is_charged).count();
     if as_one > LIMITS_PER_CHECK_MAX {
         return Err(too_many(as_one));
     }

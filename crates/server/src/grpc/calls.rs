@@ -5,8 +5,9 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::sleep_until;
 
+use crate::guard::from_now;
 use crate::load::{pulse, pulses, time_of};
 use crate::worker::Context;
 
@@ -29,7 +30,7 @@ impl Connection {
         loop {
             let quiet = if self.open.get() > 0 { 0 } else { pulse().wrapping_sub(self.quiet_since.get()) };
             let Some(missing @ 1..) = wanted.checked_sub(quiet) else { return };
-            sleep(time_of(missing)).await;
+            sleep_until(from_now(time_of(missing))).await;
         }
     }
 }

@@ -25,7 +25,8 @@ type Reflector = Box<dyn Fn(Request<Timely>) -> Answering + Send + Sync>;
 
 /// The service as it is asked for today.
 static V1: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
-    let server = builder().build_v1().map_err(broken)?.max_decoding_message_size(BESIDE_BYTES_MAX);
+    let server =
+        builder().build_v1().map_err(|error| broken(&error))?.max_decoding_message_size(BESIDE_BYTES_MAX);
     Ok(Box::new(move |request| {
         let mut server = server.clone();
         Box::pin(async move {
@@ -37,7 +38,10 @@ static V1: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
 
 /// The service as older clients ask for it.
 static V1ALPHA: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
-    let server = builder().build_v1alpha().map_err(broken)?.max_decoding_message_size(BESIDE_BYTES_MAX);
+    let server = builder()
+        .build_v1alpha()
+        .map_err(|error| broken(&error))?
+        .max_decoding_message_size(BESIDE_BYTES_MAX);
     Ok(Box::new(move |request| {
         let mut server = server.clone();
         Box::pin(async move {
@@ -61,6 +65,6 @@ fn builder() -> Builder<'static> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
-fn broken(error: Error) -> Status {
+fn broken(error: &Error) -> Status {
     Status::internal(error.to_string())
 }

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep_until};
 use tonic::Status;
+
+use crate::guard::from_now;
 
 /// A body that ends with an error if it has not ended by itself in time.
 pub(super) struct Timely {
@@ -18,7 +20,7 @@ pub(super) struct Timely {
 
 impl Timely {
     pub(super) fn new(body: Incoming, patience: Duration) -> Self {
-        Self { body, patience, deadline: Box::pin(sleep(patience)) }
+        Self { body, patience, deadline: Box::pin(sleep_until(from_now(patience))) }
     }
 }
 
