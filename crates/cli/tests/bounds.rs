@@ -24,6 +24,12 @@ const NOTICE_TIME_MAX: Duration = Duration::from_secs(30);
 
 const LISTENERS: [&str; 3] = ["http", "resp", "admin"];
 
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// A message of gRPC: domain "d", and a descriptor with the entry "k" = "v" and a limit of one a minute.
+const ONE_A_MINUTE: &[u8] =
+    b"\0\0\0\0\x13\x0a\x01d\x12\x0e\x0a\x06\x0a\x01k\x12\x01v\x12\x04\x08\x01\x10\x02";
+
 #[test]
 fn the_silent_are_cut() {
     let server = Server::start(&["--idle-timeout", "1s"]);
@@ -101,7 +107,7 @@ fn half_a_call_of_grpc_is_cut() {
     in_time(async {
         let Http2 { mut calls, .. } = Http2::connect(&server).await;
         for (path, status) in [
-            ("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", "4"),
+            (SHOULD_RATE_LIMIT, "4"),
             ("/grpc.health.v1.Health/Check", "4"),
             ("/grpc.health.v1.Health/Watch", "4"),
             // Its dialogue just ends.
@@ -137,6 +143,27 @@ fn pings_alone_do_not_keep_a_connection_of_grpc() {
     assert_eq!(metric(&server, "tidegate_connections_timed_out_total"), 1);
 }
 
+#[test]
+fn who_leaves_no_room_for_an_answer_of_grpc_is_cut() {
+    let server = Server::start(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    in_time(async {
+        for (path, message) in
+            [("/grpc.health.v1.Health/Check", &[0; 5][..]), (SHOULD_RATE_LIMIT, ONE_A_MINUTE)]
+        {
+            let mut deaf =
+                Http2::connect_with(&server, h2::client::Builder::new().initial_window_size(0)).await;
+            let (answer, mut body) = deaf.calls.send_request(call(path), false).unwrap();
+            body.send_data(Bytes::copy_from_slice(message), true).unwrap();
+            let _head = answer.await.unwrap();
+            let mut pace = tokio::time::interval(Duration::from_millis(10));
+            while deaf.pings.ping(Ping::opaque()).await.is_ok() {
+                pace.tick().await;
+            }
+        }
+    });
+    assert_eq!(metric(&server, "tidegate_connections_timed_out_total"), 2);
+}
+
 /// A connection that speaks HTTP/2, frame by frame.
 struct Http2 {
     calls: SendRequest<Bytes>,
@@ -146,8 +173,12 @@ struct Http2 {
 
 impl Http2 {
     async fn connect(server: &Server) -> Self {
+        Self::connect_with(server, &h2::client::Builder::new()).await
+    }
+
+    async fn connect_with(server: &Server, settings: &h2::client::Builder) -> Self {
         let stream = tokio::net::TcpStream::connect(server.address("grpc")).await.unwrap();
-        let (calls, mut connection) = h2::client::handshake(stream).await.unwrap();
+        let (calls, mut connection) = settings.handshake(stream).await.unwrap();
         let pings = connection.ping_pong().unwrap();
         let ended = tokio::spawn(connection);
         Self { calls: calls.ready().await.unwrap(), pings, ended }
@@ -171,7 +202,7 @@ async fn grpc_status(answer: ResponseFuture) -> String {
 fn in_time(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ended = runtime.block_on(async { tokio::time::timeout(NOTICE_TIME_MAX, test).await });
-    ended.expect("done long before");
+    assert!(ended.is_ok(), "not done after {NOTICE_TIME_MAX:?}");
 }
 
 #[test]

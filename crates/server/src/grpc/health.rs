@@ -17,6 +17,9 @@ use super::timely::Timely;
 
 pub(super) const SERVICE: &str = "grpc.health.v1.Health";
 
+/// The one call that is open for as long as the client likes.
+pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
+
 /// What may be asked about: the whole server, or its services.
 const KNOWN: [&str; 3] = ["", "envoy.service.ratelimit.v3.RateLimitService", SERVICE];
 

@@ -26,7 +26,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::Status;
 
-use self::calls::{Call, Connection};
+use self::calls::{Call, Connection, Over};
 use self::reply::Reply;
 use self::timely::Timely;
 use crate::worker::Context;
@@ -67,7 +67,8 @@ where
     }
 }
 
-/// Answers the calls of one connection, until it ends, the server stops, or nothing was asked for too long.
+/// Answers the calls of one connection, until it ends, the server stops, nothing was asked for too long, or an answer is
+/// not taken.
 pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
@@ -76,7 +77,7 @@ where
     let metrics = Arc::clone(&context.shared.metrics);
     // Shared by the calls of this connection, which are all answered on this thread.
     let calls = Rc::new(Connection::new(context));
-    let service = service_fn(|request| answer(Call::begin(&calls), request));
+    let service = service_fn(|request| answer(Call::begin(Rc::clone(&calls)), request));
     let mut builder = http2::Builder::new(Here);
     builder
         .timer(TokioTimer::new())
@@ -95,8 +96,11 @@ where
             connection.as_mut().graceful_shutdown();
             connection.await
         }
-        () = calls.quiet_for(patience.idle) => {
+        over = calls.over(patience) => {
             metrics.timed_out();
+            if over == Over::Stuck {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(patience.request, connection).await?
         }
@@ -106,6 +110,7 @@ where
 
 /// A call is a task of its own, so what it holds is kept small: what is asked once a connection stays out of line.
 async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    let is_watch = request.uri().path() == health::WATCH;
     let response = if request.uri().path() == SHOULD_RATE_LIMIT {
         match call::begun(&call.shared, request) {
             Ok((tenant, body)) => call::should_rate_limit(&call.shared, tenant, body).await,
@@ -114,6 +119,7 @@ async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply
     } else {
         Box::pin(answer_beside(&call, request)).await
     };
+    let call = if is_watch { call.lasting() } else { call };
     Ok(response.map(|reply| reply.of(call)))
 }
 
