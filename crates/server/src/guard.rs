@@ -92,7 +92,7 @@ impl<S> Guarded<S> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "alarms are set on the runtime's clock")]
-fn from_now(time: Duration) -> Instant {
+pub(crate) fn from_now(time: Duration) -> Instant {
     Instant::now() + time
 }
 

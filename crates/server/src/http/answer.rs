@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use serde::Serialize;
 use tidegate::headers::PROBLEM_CONTENT_TYPE;
+use utoipa::ToSchema;
 
 use crate::auth::Role;
 
@@ -51,8 +52,10 @@ pub(crate) struct Problem {
     field: Option<(HeaderName, HeaderValue)>,
 }
 
-#[derive(Serialize)]
-struct ProblemBody<'p> {
+/// What was wrong, as RFC 9457 has it.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct ProblemBody<'p> {
     r#type: &'static str,
     title: &'static str,
     status: u16,

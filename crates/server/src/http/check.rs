@@ -12,6 +12,7 @@ use tidegate::{Outcome, Retry};
 use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule};
 use utoipa::ToSchema;
 
+use super::answer::ProblemBody;
 use super::object::Object;
 use super::{Answer, Asked, Problem, json, text};
 use crate::auth::Role;
@@ -84,8 +85,13 @@ struct RuleAnswer<'r> {
     request_body = CheckRequest<'static>,
     responses(
         (status = 200, description = "Decided; `decision` says how", body = CheckAnswer<'static>),
-        (status = 429, description = "Denied, where `deny_status` is 429", body = CheckAnswer<'static>),
-        (status = "4XX", description = "Not decided: a problem (RFC 9457)"),
+        (
+            status = 429,
+            description = "Denied, where `deny_status` is 429: a problem with the answer's members",
+            body = CheckAnswer<'static>,
+            content_type = "application/problem+json",
+        ),
+        (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
     )
 )]
 pub(super) fn answer(asked: &Asked<'_>) -> Answer {
