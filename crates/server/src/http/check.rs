@@ -12,7 +12,7 @@ use tidegate::{Outcome, Retry};
 use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule};
 use utoipa::ToSchema;
 
-use super::{Answer, Asked, Problem, json, text};
+use super::{Answer, Asked, Problem, json, read_json, text};
 use crate::auth::Role;
 use crate::metrics::{Rung, Surface};
 use crate::rules::{Ruled, Ruling, Undecided};
@@ -114,8 +114,8 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
 fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
     let mut dimensions = Dimensions::default();
     for (name, value) in pairs {
-        match value.parse() {
-            Ok(address) if name == ADDRESS => dimensions.add_address(address)?,
+        match (name == ADDRESS).then(|| value.parse()) {
+            Some(Ok(address)) => dimensions.add_address(address)?,
             _ => dimensions.add(name, value)?,
         }
     }
@@ -130,7 +130,7 @@ fn read(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
             "body: a list is not an object with dimensions, cost and deny_status",
         ));
     }
-    serde_json::from_slice(body).map_err(|error| Problem::bad_request(in_words(body, &error)))
+    read_json(body).map_err(|error| Problem::bad_request(in_words(body, &error)))
 }
 
 /// What is wrong with a body. Reads it a second time to learn where: nobody is in a hurry who asks like this.

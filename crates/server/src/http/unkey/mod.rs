@@ -12,7 +12,7 @@ use ::http::{Method, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Answer, Asked, Problem, Reply, text, timed};
+use super::{Answer, Asked, Problem, Reply, read_json, text, timed};
 use crate::metrics::Surface;
 
 use self::fields::FieldError;
@@ -140,7 +140,7 @@ fn decided(asked: &Asked<'_>, decide: fn(&Asked<'_>) -> Result<Answer, Refusal>)
 
 /// The body of a request, as far as it has the right shape.
 fn body<'b, T: serde::Deserialize<'b>>(asked: &'b Asked<'_>) -> Result<T, Refusal> {
-    serde_json::from_slice(&asked.body).map_err(|error| Problem::bad_request(format!("body: {error}")).into())
+    read_json(&asked.body).map_err(|error| Problem::bad_request(format!("body: {error}")).into())
 }
 
 /// Wraps the data of an answer.
