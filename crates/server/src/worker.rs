@@ -118,14 +118,20 @@ fn patience(listener: Listener, patience: Patience) -> Patience {
     }
 }
 
-async fn surface<S>(listener: Listener, stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
+async fn surface<S>(
+    listener: Listener,
+    stream: Guarded<S>,
+    peer: SocketAddr,
+    context: Context,
+) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     match listener {
         Listener::Http => http::serve(stream, peer, context).await,
         Listener::Admin => admin::serve(stream, peer, context).await,
-        Listener::Grpc => grpc::serve(stream, context).await,
+        // A call is a task of its own, which runs after the connections that were ready with its own.
+        Listener::Grpc => grpc::serve(stream.answers_later(), context).await,
         Listener::Resp => resp::serve(stream, context).await,
     }
 }
