@@ -45,10 +45,10 @@ mod draft {
 
     pub(super) const POLICY_FIELD: HeaderName = HeaderName::from_static("ratelimit-policy");
     pub(super) const LIMIT_FIELD: HeaderName = HeaderName::from_static("ratelimit");
-    pub(super) const QUOTA: &[u8; 3] = b";q=";
-    pub(super) const WINDOW: &[u8; 3] = b";w=";
-    pub(super) const REMAINING: &[u8; 3] = b";r=";
-    pub(super) const RESET: &[u8; 3] = b";t=";
+    pub(super) const QUOTA: [u8; 3] = *b";q=";
+    pub(super) const WINDOW: [u8; 3] = *b";w=";
+    pub(super) const REMAINING: [u8; 3] = *b";r=";
+    pub(super) const RESET: [u8; 3] = *b";t=";
     pub(super) const PROBLEM_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
     pub(super) const PROBLEM_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
     pub(super) const VIOLATED: &str = "violated-policies";
@@ -254,8 +254,8 @@ fn item(text: &mut Vec<u8>, at: usize, name: &str) {
 
 /// A parameter of a list's member. Every amount and every time in seconds is below the largest integer there is,
 /// 999,999,999,999,999: 64 bits of microseconds are not so many seconds.
-fn parameter(text: &mut Vec<u8>, key: &[u8; 3], value: u64) {
-    text.extend_from_slice(key);
+fn parameter(text: &mut Vec<u8>, key: [u8; 3], value: u64) {
+    text.extend_from_slice(&key);
     number(text, value);
 }
 
