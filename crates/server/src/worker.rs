@@ -1,8 +1,11 @@
 //! Workers: threads that each answer their own connections from beginning to end, and share nothing but the limiter.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context as Task, Poll, Waker};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -63,6 +66,25 @@ pub(crate) fn run(
     });
 }
 
+/// Polls a connection until it is done, and makes sure that it is woken when the server stops. That it does, `Shared`
+/// tells.
+pub(crate) async fn woken_by_stop<T>(
+    stop: &CancellationToken,
+    mut poll: impl FnMut(&mut Task<'_>) -> Poll<T>,
+) -> T {
+    let mut stopped = pin!(stop.cancelled());
+    let mut told: Option<Waker> = None;
+    poll_fn(|task| {
+        // Asking whether to stop takes a lock that all connections share. It is enough to be woken.
+        if !told.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
+            let _ = stopped.as_mut().poll(task);
+            told = Some(task.waker().clone());
+        }
+        poll(task)
+    })
+    .await
+}
+
 async fn connection(accepted: Accepted, context: Context) {
     let Accepted { listener, stream, peer, permit } = accepted;
     let metrics = Arc::clone(&context.shared.metrics);
@@ -100,14 +122,20 @@ fn patience(listener: Listener, patience: Patience) -> Patience {
     }
 }
 
-async fn surface<S>(listener: Listener, stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
+async fn surface<S>(
+    listener: Listener,
+    stream: Guarded<S>,
+    peer: SocketAddr,
+    context: Context,
+) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     match listener {
         Listener::Http => http::serve(stream, peer, context).await,
         Listener::Admin => admin::serve(stream, peer, context).await,
-        Listener::Grpc => grpc::serve(stream, context).await,
+        // A call is a task of its own, which runs after the connections that were ready with its own.
+        Listener::Grpc => grpc::serve(stream.answers_later(), context).await,
         Listener::Resp => resp::serve(stream, context).await,
     }
 }

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
 use super::object::Object;
-use super::{Answer, Asked, Problem, json, text};
+use super::{Answer, Asked, Problem, json, read_json, text};
 use crate::auth::Role;
 use crate::metrics::{Rung, Surface};
 use crate::rules::{Ruled, Ruling, Undecided};
@@ -121,8 +121,8 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
 fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
     let mut dimensions = Dimensions::default();
     for (name, value) in pairs {
-        match value.parse() {
-            Ok(address) if name == ADDRESS => dimensions.add_address(address)?,
+        match (name == ADDRESS).then(|| value.parse()) {
+            Some(Ok(address)) => dimensions.add_address(address)?,
             _ => dimensions.add(name, value)?,
         }
     }
@@ -131,7 +131,7 @@ fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
 
 /// The request in a body.
 fn read(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
-    match serde_json::from_slice(body) {
+    match read_json(body) {
         Ok(Object(request)) => Ok(request),
         Err(error) => Err(Problem::bad_request(in_words(body, &error))),
     }

@@ -30,9 +30,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::auth::{Principal, Role};
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
-use crate::worker::Context;
+use crate::worker::{Context, woken_by_stop};
 
-pub(crate) use self::answer::{Answer, Problem, Reply, json, text};
+use self::answer::spare;
+pub(crate) use self::answer::{Answer, Problem, Reply, json, read_json, text};
 pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
@@ -80,22 +81,22 @@ where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
     R: Into<Reply> + 'static,
 {
-    // The count of all who share is one for all workers; each connection has its own, and its own ear for the stop.
+    // The count of all who share is one for all workers; each connection has its own.
     let shared = Rc::new(Arc::clone(&context.shared));
-    let stop = context.stop.child_token();
     let service = service_fn(move |request| answer(Rc::clone(&shared), peer, request, route));
     let mut builder = http1::Builder::new();
     // Answers are short: one buffer costs the kernel less than two.
     builder.max_buf_size(HEAD_BYTES_MAX).half_close(true).writev(false);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
+    let mut finishing = false;
+    let ended = woken_by_stop(&context.stop, |task| {
+        if !finishing && !context.shared.is_ready() {
+            finishing = true;
             connection.as_mut().graceful_shutdown();
-            connection.await
         }
-    };
-    ended.map_err(io::Error::other)
+        connection.as_mut().poll(task)
+    });
+    ended.await.map_err(io::Error::other)
 }
 
 #[expect(
@@ -110,7 +111,12 @@ async fn answer<R: Into<Reply>>(
 ) -> Result<Answer, Infallible> {
     let (parts, body) = request.into_parts();
     let reply = match read(&shared, &parts, body).await {
-        Ok(body) => route(&Asked { shared: &shared, peer, parts, body }).into(),
+        Ok(body) => {
+            let asked = Asked { shared: &shared, peer, parts, body };
+            let reply = route(&asked).into();
+            spare(asked.parts.headers);
+            reply
+        }
         Err(problem) if parts.uri.path().starts_with(unkey::PREFIX) => unkey::refuse(problem).into(),
         Err(problem) => Answer::from(problem).into(),
     };
@@ -143,6 +149,9 @@ async fn read(shared: &Shared, parts: &Parts, mut body: Incoming) -> Result<Byte
         } else {
             joined.extend_from_slice(&std::mem::take(&mut whole));
             joined.extend_from_slice(&data);
+        }
+        if body.is_end_stream() {
+            break;
         }
     }
     Ok(if joined.is_empty() { whole } else { joined.freeze() })

@@ -13,7 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::object::Object;
-use super::{Answer, Asked, Problem, Reply, text, timed};
+use super::{Answer, Asked, Problem, Reply, read_json, text, timed};
 use crate::auth::{Principal, Role};
 use crate::metrics::Surface;
 
@@ -164,7 +164,7 @@ pub(super) fn reply(asked: &Asked<'_>) -> Reply {
 
 /// The body of a request, as far as it has the right shape.
 fn body<'b, T: serde::Deserialize<'b>>(asked: &'b Asked<'_>) -> Result<T, Refusal> {
-    serde_json::from_slice(&asked.body).map_err(|error| Problem::bad_request(format!("body: {error}")).into())
+    read_json(&asked.body).map_err(|error| Problem::bad_request(format!("body: {error}")).into())
 }
 
 /// The same, of a request that is one object.
