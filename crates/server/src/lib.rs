@@ -9,7 +9,7 @@ mod admin;
 pub mod auth;
 pub mod config;
 mod envoy;
-#[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod grpc;
 mod guard;
@@ -45,7 +45,7 @@ pub use crate::shared::StartError;
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, parse_period};
 
 use crate::listen::{Door, Workers};
-use crate::open_files::OpenFiles;
+use crate::open_files::{ADMIN_CONNECTIONS_MAX, OpenFiles};
 use crate::reload::Watched;
 use crate::shared::Shared;
 use crate::worker::Context;
@@ -71,8 +71,8 @@ impl Server {
             shared.keep_overrides_in(folder)?;
         }
         let sockets = open(&config)?;
-        config.connections_max =
-            OpenFiles::new(sockets.len(), config.connections_max, config.workers).make_room();
+        let serving = sockets.iter().filter(|(listener, _)| *listener != Listener::Admin).count();
+        config.connections_max = OpenFiles::new(serving, config.connections_max, config.workers).make_room();
         let shared = Arc::new(shared);
         let context = Context {
             shared: Arc::clone(&shared),
@@ -132,16 +132,17 @@ fn serve(
 ) -> (Tasks, Tasks) {
     let (mut serving, mut admin) = (Tasks::new(), Tasks::new());
     for (listener, socket) in sockets {
-        let (tasks, stop) = match listener {
-            Listener::Admin => (&mut admin, &context.stop_admin),
-            Listener::Http | Listener::Grpc | Listener::Resp => (&mut serving, &context.stop),
+        let most = config.connections_max;
+        let (tasks, stop, connections_max) = match listener {
+            Listener::Admin => (&mut admin, &context.stop_admin, most.min(ADMIN_CONNECTIONS_MAX)),
+            Listener::Http | Listener::Grpc | Listener::Resp => (&mut serving, &context.stop, most),
         };
         let door = Door {
             listener,
             socket,
             shared: Arc::clone(&context.shared),
             workers: workers.clone(),
-            connections_max: config.connections_max,
+            connections_max,
             stop: stop.clone(),
         };
         tasks.spawn(door.serve());

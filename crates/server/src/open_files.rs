@@ -6,6 +6,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// that are read again, and connections that are accepted only to be refused.
 const OTHER_FILES: u64 = 64;
 
+/// The connections of the admin listener: those who look after a server are few. Higher: more of them at once; fewer left
+/// for everyone else where the system allows few.
+pub(crate) const ADMIN_CONNECTIONS_MAX: usize = 256;
+
 /// What the runtime of a worker keeps open.
 const FILES_PER_WORKER: u64 = 4;
 
@@ -18,7 +22,7 @@ pub(crate) struct OpenFiles {
 }
 
 impl OpenFiles {
-    /// Of a server with so many listeners, of so many connections each.
+    /// Of a server with so many listeners beside the admin's, of so many connections each.
     pub(crate) fn new(listeners: usize, connections_max: usize, workers: usize) -> Self {
         let [listeners, connections_max, workers] =
             [listeners, connections_max, workers].map(|count| u64::try_from(count).unwrap_or(u64::MAX));
@@ -51,7 +55,8 @@ impl OpenFiles {
     }
 
     fn needed(self) -> u64 {
-        self.listeners.saturating_mul(self.connections_max).saturating_add(self.others)
+        let admin = self.connections_max.min(ADMIN_CONNECTIONS_MAX as u64);
+        self.listeners.saturating_mul(self.connections_max).saturating_add(admin).saturating_add(self.others)
     }
 
     /// What the limit has to be raised to, if it has to be: what is needed, or the most that is allowed.
@@ -63,7 +68,10 @@ impl OpenFiles {
 
     /// The connections that each listener may have with so many open files; at least one.
     fn connections_within(self, allowed: u64) -> u64 {
-        let each = allowed.saturating_sub(self.others) / self.listeners.max(1);
+        let free = allowed.saturating_sub(self.others);
+        let beside_admin = free.saturating_sub(ADMIN_CONNECTIONS_MAX as u64) / self.listeners.max(1);
+        // Where there are so few that the admin's would be the most, all have the same.
+        let each = beside_admin.max((free / (self.listeners + 1)).min(ADMIN_CONNECTIONS_MAX as u64));
         each.clamp(1, self.connections_max)
     }
 }
@@ -76,7 +84,7 @@ fn raise(limit: Rlimit, to: u64) -> rustix::io::Result<()> {
 mod tests {
     use super::*;
 
-    const FILES: OpenFiles = OpenFiles { listeners: 4, connections_max: 100, others: 50 };
+    const FILES: OpenFiles = OpenFiles { listeners: 3, connections_max: 100, others: 50 };
 
     fn raised(current: Option<u64>, maximum: Option<u64>) -> Option<u64> {
         FILES.raised(Rlimit { current, maximum })
@@ -98,5 +106,8 @@ mod tests {
         let within = |allowed| FILES.connections_within(allowed);
         assert_eq!((within(u64::MAX), within(450), within(449), within(250)), (100, 100, 99, 50));
         assert_eq!((within(51), within(0)), (1, 1), "a server that takes no connection is none");
+        let many = OpenFiles { connections_max: 20_000, ..FILES };
+        assert_eq!(many.needed(), 60_306);
+        assert_eq!((many.connections_within(60_306), many.connections_within(20_000)), (20_000, 6_564));
     }
 }

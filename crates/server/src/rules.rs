@@ -1,5 +1,6 @@
 //! Rules at work: which apply to a request, and what they decide together.
 
+use std::io::Read as _;
 use std::path::Path;
 
 use tidegate::{Ask, Decision, Gate, Outcome as LimitOutcome};
@@ -198,9 +199,12 @@ pub(crate) fn shed_outcome(class: Class) -> Outcome {
 /// The text of a file of at most `most` bytes.
 pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
     let problem = |error: std::io::Error| format!("{}: {error}", path.display());
-    let bytes = std::fs::metadata(path).map_err(problem)?.len();
-    if usize::try_from(bytes).map_or(true, |bytes| bytes > most) {
-        return Err(format!("{}: {bytes} bytes is outside 0 to {most}", path.display()));
+    let mut text = String::new();
+    // One byte too many is enough to know that there are too many, however many there are: a pipe does not say.
+    let file = std::fs::File::open(path).map_err(problem)?;
+    file.take(most as u64 + 1).read_to_string(&mut text).map_err(problem)?;
+    if text.len() > most {
+        return Err(format!("{}: more than {most} bytes", path.display()));
     }
-    std::fs::read_to_string(path).map_err(problem)
+    Ok(text)
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use ::http::{HeaderValue, StatusCode};
+use ::http::StatusCode;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
@@ -199,11 +199,7 @@ fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: u16) -> Answer {
     let decision = &ruling.decision;
     let refuse = !decision.is_allowed() && deny_status == 429;
     let mut answer = if refuse {
-        let mut answer = text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(ruling));
-        answer
-            .headers_mut()
-            .insert(::http::header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
-        answer
+        text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(ruling))
     } else {
         json(StatusCode::OK, &body(ruling))
     };
@@ -213,13 +209,14 @@ fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: u16) -> Answer {
 }
 
 /// A problem (RFC 9457) may carry more members: whoever asked for a 429 still gets the whole answer.
-fn problem_with(ruling: &Ruling<'_>) -> Vec<u8> {
-    let members = |text: &str| {
-        serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).unwrap_or_default()
-    };
-    let mut problem = members(&problem_body(&ruling.decision));
-    problem.extend(members(&serde_json::to_string(&body(ruling)).unwrap_or_default()));
-    serde_json::to_vec(&problem).unwrap_or_default()
+fn problem_with(ruling: &Ruling<'_>) -> String {
+    let problem = problem_body(&ruling.decision);
+    let answer = serde_json::to_string(&body(ruling)).unwrap_or_default();
+    // Two objects without a member in common: the members of one follow those of the other.
+    match (problem.strip_suffix('}'), answer.strip_prefix('{')) {
+        (Some(problem), Some(answer)) => format!("{problem},{answer}"),
+        _ => problem,
+    }
 }
 
 fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {

@@ -275,7 +275,7 @@ mod tests {
         }
         let (parts, ()) = request.body(()).expect("a request").into_parts();
         let peer = SocketAddr::new(peer.parse().expect("an address"), 4711);
-        let (parts, body) = answer(&Asked { shared, peer, parts, body: Bytes::new() }).into_parts();
+        let (parts, body) = answer(&Asked::new(shared, peer, parts, Bytes::new())).into_parts();
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let body = runtime.block_on(body.collect()).expect("whole").to_bytes();
         (parts.status.as_u16(), parts.headers, String::from_utf8(body.to_vec()).expect("text"))

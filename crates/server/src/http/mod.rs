@@ -47,14 +47,23 @@ pub(crate) struct Asked<'s> {
     pub(crate) shared: &'s Shared,
     /// The other end of the connection.
     pub(crate) peer: SocketAddr,
+    /// Who asks, if anyone known.
+    principal: Option<Principal>,
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
 }
 
-impl Asked<'_> {
+impl<'s> Asked<'s> {
+    /// A request that was read whole. Who asks comes from the credential only.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn new(shared: &'s Shared, peer: SocketAddr, parts: Parts, body: Bytes) -> Self {
+        let principal = principal(shared, &parts.headers);
+        Self { shared, peer, principal, parts, body }
+    }
+
     /// Who asks, if they may do what needs `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
-        match principal(self.shared, &self.parts.headers) {
+        match self.principal {
             None => Err(Problem::unauthorized()),
             Some(principal) if principal.role < role => Err(Problem::forbidden(role)),
             Some(principal) => Ok(principal),
@@ -110,9 +119,10 @@ async fn answer<R: Into<Reply>>(
     route: fn(&Asked<'_>) -> R,
 ) -> Result<Answer, Infallible> {
     let (parts, body) = request.into_parts();
-    let reply = match read(&shared, &parts, body).await {
+    let principal = principal(&shared, &parts.headers);
+    let reply = match read(principal.is_some(), body).await {
         Ok(body) => {
-            let asked = Asked { shared: &shared, peer, parts, body };
+            let asked = Asked { shared: &shared, peer, principal, parts, body };
             let reply = route(&asked).into();
             spare(asked.parts.headers);
             reply
@@ -127,11 +137,11 @@ async fn answer<R: Into<Reply>>(
 }
 
 /// The whole body. That of a stranger is not read: nothing is kept for whoever may not ask.
-async fn read(shared: &Shared, parts: &Parts, mut body: Incoming) -> Result<Bytes, Problem> {
+async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    if principal(shared, &parts.headers).is_none() {
+    if !is_known {
         return Err(Problem::unauthorized());
     }
     let mut whole = Bytes::new();

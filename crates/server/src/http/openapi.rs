@@ -154,7 +154,7 @@ mod tests {
         let (parts, ()) = request.body(()).expect("a request").into_parts();
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        let reply = route_all(&Asked { shared, peer, parts, body });
+        let reply = route_all(&Asked::new(shared, peer, parts, body));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let answer = match reply {
