@@ -10,6 +10,7 @@ pub mod auth;
 pub mod config;
 mod envoy;
 #[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 mod grpc;
 mod guard;

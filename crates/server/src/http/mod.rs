@@ -99,7 +99,8 @@ where
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut finishing = false;
     let ended = woken_by_stop(&context.stop, |task| {
-        if !finishing && !context.shared.is_ready() {
+        // The admin listener goes on while the others finish: its own stop comes later.
+        if !finishing && !context.shared.is_ready() && context.stop.is_cancelled() {
             finishing = true;
             connection.as_mut().graceful_shutdown();
         }
