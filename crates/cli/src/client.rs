@@ -9,7 +9,7 @@ use ureq::Agent;
 use ureq::http::Uri;
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 
-use crate::Failure;
+use crate::{Failure, environment};
 
 /// Where a server's admin listener is when nothing else was said.
 const LOCAL_SERVER: &str = "http://127.0.0.1:8090";
@@ -29,7 +29,7 @@ pub(crate) fn args() -> Vec<Arg> {
         Arg::new("server")
             .long("server")
             .value_name("URL")
-            .env("TIDEGATE_SERVER")
+            .env(environment::SERVER)
             .default_value(LOCAL_SERVER)
             .help("The server to ask"),
         token_arg(),
@@ -46,7 +46,7 @@ pub(crate) fn token_arg() -> Arg {
     Arg::new("token")
         .long("token")
         .value_name("TOKEN")
-        .env("TIDEGATE_TOKEN")
+        .env(environment::TOKEN)
         .hide_env_values(true)
         .help("Token, where the server has any; better in the variable, where other users do not see it")
 }

@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod client;
 mod completions;
+mod environment;
 mod man;
 mod rules;
 mod serve;

@@ -6,15 +6,29 @@ mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{Ping, PingPong};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use support::{Server, tool, wait_until};
+use tokio::task::JoinHandle;
 
 /// How long a server may take to notice, on a machine that has much else to do.
 const NOTICE_TIME_MAX: Duration = Duration::from_secs(30);
 
 const LISTENERS: [&str; 3] = ["http", "resp", "admin"];
+
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// A message of gRPC: domain "d", and a descriptor with the entry "k" = "v" and a limit of one a minute.
+const ONE_A_MINUTE: &[u8] =
+    b"\0\0\0\0\x13\x0a\x01d\x12\x0e\x0a\x06\x0a\x01k\x12\x01v\x12\x04\x08\x01\x10\x02";
 
 #[test]
 fn the_silent_are_cut() {
@@ -88,21 +102,167 @@ fn nothing_is_read_from_strangers() {
 }
 
 #[test]
+fn half_a_call_of_grpc_is_cut() {
+    let server = Server::start(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    in_time(async {
+        let Http2 { mut calls, .. } = Http2::connect(&server).await;
+        for (path, status) in [
+            (SHOULD_RATE_LIMIT, "4"),
+            ("/grpc.health.v1.Health/Check", "4"),
+            ("/grpc.health.v1.Health/Watch", "4"),
+            // Its dialogue just ends.
+            ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "0"),
+            ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "0"),
+        ] {
+            let (answer, mut body) = calls.send_request(call(path), false).unwrap();
+            body.send_data(Bytes::from_static(&[0, 0, 0]), false).unwrap();
+            assert_eq!(grpc_status(answer).await, status, "{path}");
+        }
+    });
+}
+
+#[test]
+fn pings_alone_do_not_keep_a_connection_of_grpc() {
+    let server = Server::start(&["--idle-timeout", "1s"]);
+    in_time(async {
+        let Http2 { mut calls, mut pings, .. } = Http2::connect(&server).await;
+        let (answer, mut body) = calls.send_request(call("/grpc.health.v1.Health/Watch"), false).unwrap();
+        body.send_data(Bytes::from_static(&[0; 5]), true).unwrap();
+        let _watched = answer.await.unwrap();
+
+        let mut idle = Http2::connect(&server).await;
+        let mut pace = tokio::time::interval(Duration::from_millis(10));
+        while idle.pings.ping(Ping::opaque()).await.is_ok() {
+            pings.ping(Ping::opaque()).await.unwrap();
+            pace.tick().await;
+        }
+        idle.ended.await.unwrap().expect("told to go, not cut");
+        // Who waits for news has an open call, and is still there though it was there first.
+        pings.ping(Ping::opaque()).await.unwrap();
+    });
+    assert_eq!(metric(&server, "tidegate_connections_timed_out_total"), 1);
+}
+
+#[test]
+fn who_leaves_no_room_for_an_answer_of_grpc_is_cut() {
+    let server = Server::start(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    in_time(async {
+        for (path, message) in
+            [("/grpc.health.v1.Health/Check", &[0; 5][..]), (SHOULD_RATE_LIMIT, ONE_A_MINUTE)]
+        {
+            let mut deaf =
+                Http2::connect_with(&server, h2::client::Builder::new().initial_window_size(0)).await;
+            let (answer, mut body) = deaf.calls.send_request(call(path), false).unwrap();
+            body.send_data(Bytes::copy_from_slice(message), true).unwrap();
+            let _head = answer.await.unwrap();
+            let mut pace = tokio::time::interval(Duration::from_millis(10));
+            while deaf.pings.ping(Ping::opaque()).await.is_ok() {
+                pace.tick().await;
+            }
+        }
+    });
+    assert_eq!(metric(&server, "tidegate_connections_timed_out_total"), 2);
+}
+
+/// A connection that speaks HTTP/2, frame by frame.
+struct Http2 {
+    calls: SendRequest<Bytes>,
+    pings: PingPong,
+    ended: JoinHandle<Result<(), h2::Error>>,
+}
+
+impl Http2 {
+    async fn connect(server: &Server) -> Self {
+        Self::connect_with(server, &h2::client::Builder::new()).await
+    }
+
+    async fn connect_with(server: &Server, settings: &h2::client::Builder) -> Self {
+        let stream = tokio::net::TcpStream::connect(server.address("grpc")).await.unwrap();
+        let (calls, mut connection) = settings.handshake(stream).await.unwrap();
+        let pings = connection.ping_pong().unwrap();
+        let ended = tokio::spawn(connection);
+        Self { calls: calls.ready().await.unwrap(), pings, ended }
+    }
+}
+
+fn call(path: &str) -> http::Request<()> {
+    let head = http::Request::post(format!("http://localhost{path}"));
+    head.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
+}
+
+/// How a call ended, in the head of its answer or behind it.
+async fn grpc_status(answer: ResponseFuture) -> String {
+    let (head, mut body) = answer.await.unwrap().into_parts();
+    let mut fields = head.headers;
+    while body.data().await.is_some_and(|data| data.is_ok()) {}
+    fields.extend(body.trailers().await.unwrap().unwrap_or_default());
+    fields["grpc-status"].to_str().unwrap().to_owned()
+}
+
+fn in_time(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let ended = runtime.block_on(async { tokio::time::timeout(NOTICE_TIME_MAX, test).await });
+    assert!(ended.is_ok(), "not done after {NOTICE_TIME_MAX:?}");
+}
+
+#[test]
 fn curl_asks_over_tls_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
+    let (server, _) = start_with_tls(folder.path(), &[]);
+    for (listener, path) in [("http", "/openapi.json"), ("admin", "/healthz")] {
+        curl_over_tls(folder.path(), &server, listener, path);
+    }
+}
+
+#[test]
+fn who_never_takes_an_answer_over_tls_is_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let (server, cert) =
+        start_with_tls(folder.path(), &["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    let mut roots = RootCertStore::empty();
+    roots.add(cert).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut session = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut deaf = connect(server.address("resp"));
+    session.complete_io(&mut deaf).unwrap();
+    deaf.set_nonblocking(true).unwrap();
+    let pings = b"PING\r\n".repeat(1_000);
+    wait_until("a client that does not read to be cut", NOTICE_TIME_MAX, || {
+        if !session.wants_write() {
+            session.writer().write_all(&pings).unwrap();
+        }
+        match session.write_tls(&mut deaf) {
+            Ok(_) => false,
+            Err(error) => error.kind() != ErrorKind::WouldBlock,
+        }
+    });
+    let scrape = curl_over_tls(folder.path(), &server, "admin", "/metrics");
+    assert!(scrape.contains("\ntidegate_connections_timed_out_total 1\n"), "{scrape}");
+}
+
+/// A server with a certificate that is its own authority.
+fn start_with_tls(folder: &Path, arguments: &[&str]) -> (Server, CertificateDer<'static>) {
     let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).unwrap();
-    let [cert, key] = ["cert.pem", "key.pem"].map(|name| folder.path().join(name));
+    let [cert, key] = ["cert.pem", "key.pem"].map(|name| folder.join(name));
     std::fs::write(&cert, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let (cert, key) = (cert.to_str().unwrap(), key.to_str().unwrap());
-    let server = Server::start(&["--tls-cert", cert, "--tls-key", key]);
-    for (listener, path) in [("http", "/openapi.json"), ("admin", "/healthz")] {
-        let url = format!("https://{}{path}", server.address(listener));
-        let output =
-            Command::new(tool("curl")).args(["-sS", "--fail", "--cacert", cert, &url]).output().unwrap();
-        assert!(output.status.success(), "{url}: {}", String::from_utf8_lossy(&output.stderr));
-    }
+    let tls = ["--tls-cert", cert.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
+    (Server::start(&[&tls, arguments].concat()), made.cert.der().clone())
+}
+
+fn curl_over_tls(folder: &Path, server: &Server, listener: &str, path: &str) -> String {
+    let url = format!("https://{}{path}", server.address(listener));
+    let mut curl = Command::new(tool("curl"));
+    let output =
+        curl.args(["-sS", "--fail", "--cacert"]).arg(folder.join("cert.pem")).arg(&url).output().unwrap();
+    assert!(output.status.success(), "{url}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }
 
 fn connect(address: SocketAddr) -> TcpStream {

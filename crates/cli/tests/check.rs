@@ -5,11 +5,8 @@
 
 mod support;
 
-use std::path::PathBuf;
-
-use support::Server;
 use support::raw::{Reply, request, send};
-use tidegate_server::auth::TokenHash;
+use support::{Server, token_entry, write};
 
 const RULES: &str = "
     [[rules]]
@@ -19,83 +16,93 @@ const RULES: &str = "
     period = '1h'
 ";
 
-/// A file of the test's own, for as long as the folder lives.
-fn write(folder: &tempfile::TempDir, name: &str, text: &str) -> String {
-    let path: PathBuf = folder.path().join(name);
-    std::fs::write(&path, text).expect("a file");
-    path.to_string_lossy().into_owned()
-}
-
 fn problem(status: u16, title: &str, detail: &str) -> String {
     let detail = serde_json::to_string(detail).expect("text");
     format!(r#"{{"type":"about:blank","title":"{title}","status":{status},"detail":{detail}}}"#)
 }
 
+/// Asks something that has to be refused, and compares what it says, to the letter.
+fn assert_refused(server: &Server, body: &str, detail: &str) {
+    let reply = send(server.address("http"), &request("POST", "/v1/check", &[], Some(body)));
+    assert_eq!(reply.status, 400, "{body}: {}", reply.body);
+    assert_eq!(reply.body, problem(400, "Bad Request", detail), "{body}");
+    assert_eq!(reply.header("content-type"), Some("application/problem+json"));
+}
+
 #[test]
-fn wrong_questions_get_exact_answers() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--rules", &write(&folder, "rules.toml", RULES)]);
-    let many: Vec<String> = (0..33).map(|at| format!(r#""d{at}":"x""#)).collect();
-    let many = format!(r#"{{"dimensions":{{{}}}}}"#, many.join(","));
-    let long_value = format!(r#"{{"dimensions":{{"user":"{}"}}}}"#, "x".repeat(1_025));
-    let long_name = format!(r#"{{"dimensions":{{"{}":"x"}}}}"#, "n".repeat(65));
-    let named = |name: &str| {
-        format!("dimensions: the name {name:?} is not 1 to 64 of the characters a-z, A-Z, 0-9, _, - and .")
-    };
-    let cases = [
-        ("", "body: EOF while parsing a value at line 1 column 0".to_owned()),
-        ("{", "body: EOF while parsing an object at line 1 column 1".to_owned()),
-        ("nonsense", "body: expected ident at line 1 column 2".to_owned()),
-        ("[]", "body: a list is not an object with dimensions, cost and deny_status".to_owned()),
-        ("{}", "body: missing field `dimensions` at line 1 column 2".to_owned()),
-        (
-            r#"{"dimensions":{},"price":1}"#,
-            "price: unknown field `price`, expected one of `dimensions`, `cost`, `deny_status` at line 1 column 24".to_owned(),
-        ),
-        (
-            r#"{"dimensions":{},"dimensions":{}}"#,
-            "body: duplicate field `dimensions` at line 1 column 29".to_owned(),
-        ),
-        (
-            r#"{"dimensions":"user"}"#,
-            "dimensions: invalid type: string \"user\", expected a map at line 1 column 20; allowed is an object of names and texts".to_owned(),
-        ),
-        (
-            r#"{"dimensions":{"user":7}}"#,
-            "dimensions: invalid type: integer `7`, expected a string at line 1 column 23; allowed is an object of names and texts".to_owned(),
-        ),
-        (
-            r#"{"dimensions":{},"cost":-1}"#,
-            "cost: invalid value: integer `-1`, expected u64 at line 1 column 26; allowed is a whole number from 0 to 18446744073709551615".to_owned(),
-        ),
-        (
-            r#"{"dimensions":{},"cost":1.5}"#,
-            "cost: invalid type: floating point `1.5`, expected u64 at line 1 column 27; allowed is a whole number from 0 to 18446744073709551615".to_owned(),
-        ),
-        (
-            r#"{"dimensions":{},"cost":18446744073709551616}"#,
-            "cost: invalid type: floating point `1.8446744073709552e+19`, expected u64 at line 1 column 44; allowed is a whole number from 0 to 18446744073709551615".to_owned(),
-        ),
-        (
-            r#"{"dimensions":{},"deny_status":70000}"#,
-            "deny_status: invalid value: integer `70000`, expected u16 at line 1 column 36; allowed are 200 and 429".to_owned(),
-        ),
-        (r#"{"dimensions":{},"deny_status":403}"#, "deny_status: 403 is neither 200 nor 429".to_owned()),
-        (r#"{"dimensions":{}} x"#, "body: trailing characters at line 1 column 19".to_owned()),
-        (r#"{"dimensions":{"user":"a","user":"b"}}"#, "dimensions.user: given twice".to_owned()),
-        (r#"{"dimensions":{"":"x"}}"#, named("")),
-        (r#"{"dimensions":{"us er":"x"}}"#, named("us er")),
-        (long_name.as_str(), named(&"n".repeat(64))),
-        (long_value.as_str(), "dimensions.user: 1025 bytes is outside 0 to 1024".to_owned()),
-        (many.as_str(), "dimensions: 33 is outside 0 to 32".to_owned()),
-    ];
-    for (body, detail) in cases {
-        let reply = send(server.address("http"), &request("POST", "/v1/check", &[], Some(body)));
-        assert_eq!(reply.status, 400, "{body}: {}", reply.body);
-        assert_eq!(reply.body, problem(400, "Bad Request", &detail), "{body}");
-        assert_eq!(reply.header("content-type"), Some("application/problem+json"));
+fn what_is_no_question_gets_an_exact_answer() {
+    let server = Server::start(&[]);
+    for (body, why) in [
+        ("", "EOF while parsing a value at line 1 column 0"),
+        ("{", "EOF while parsing an object at line 1 column 1"),
+        ("nonsense", "expected ident at line 1 column 2"),
+        ("[]", "invalid type: sequence, expected an object at line 1 column 0"),
+        ("[{},1,200]", "invalid type: sequence, expected an object at line 1 column 0"),
+        ("{}", "missing field `dimensions` at line 1 column 2"),
+        (r#"{"dimensions":{},"dimensions":{}}"#, "duplicate field `dimensions` at line 1 column 29"),
+        (r#"{"dimensions":{}} x"#, "trailing characters at line 1 column 19"),
+    ] {
+        assert_refused(&server, body, &format!("body: {why}"));
     }
-    // None of them was charged, nor did any of them harm.
+}
+
+#[test]
+fn wrong_fields_are_named_with_what_is_allowed() {
+    let server = Server::start(&[]);
+    let field = |name: &str, value: &str| format!(r#"{{"dimensions":{{}},"{name}":{value}}}"#);
+    for (cost, why) in [
+        ("-1", "invalid value: integer `-1`, expected u64 at line 1 column 26"),
+        ("1.5", "invalid type: floating point `1.5`, expected u64 at line 1 column 27"),
+        (
+            "18446744073709551616",
+            "invalid type: floating point `1.8446744073709552e+19`, expected u64 at line 1 column 44",
+        ),
+    ] {
+        let detail = format!("cost: {why}; allowed is a whole number from 0 to 18446744073709551615");
+        assert_refused(&server, &field("cost", cost), &detail);
+    }
+    let why = "invalid value: integer `70000`, expected u16 at line 1 column 36; allowed are 200 and 429";
+    assert_refused(&server, &field("deny_status", "70000"), &format!("deny_status: {why}"));
+    assert_refused(&server, &field("deny_status", "403"), "deny_status: 403 is neither 200 nor 429");
+    let expected = "expected one of `dimensions`, `cost`, `deny_status` at line 1 column 24";
+    assert_refused(&server, &field("price", "1"), &format!("price: unknown field `price`, {expected}"));
+}
+
+#[test]
+fn wrong_dimensions_are_named_with_what_is_allowed() {
+    let server = Server::start(&[]);
+    let refused = |dimensions: &str, detail: &str| {
+        assert_refused(&server, &format!(r#"{{"dimensions":{dimensions}}}"#), detail);
+    };
+    for (dimensions, why) in [
+        ("\"user\"", "invalid type: string \"user\", expected a map at line 1 column 20"),
+        (r#"{"user":7}"#, "invalid type: integer `7`, expected a string at line 1 column 23"),
+    ] {
+        refused(dimensions, &format!("dimensions: {why}; allowed is an object of names and texts"));
+    }
+    for (name, told) in [("", ""), ("us er", "us er"), (&"n".repeat(65), &"n".repeat(64))] {
+        let allowed = "1 to 64 of the characters a-z, A-Z, 0-9, _, - and .";
+        let detail = format!("dimensions: the name {told:?} is not {allowed}");
+        refused(&format!(r#"{{"{name}":"x"}}"#), &detail);
+    }
+    refused(r#"{"user":"a","user":"b"}"#, "dimensions.user: given twice");
+    let long = "x".repeat(1_025);
+    refused(&format!(r#"{{"user":"{long}"}}"#), "dimensions.user: 1025 bytes is outside 0 to 1024");
+    let many: Vec<String> = (0..33).map(|at| format!(r#""d{at}":"x""#)).collect();
+    refused(&format!("{{{}}}", many.join(",")), "dimensions: 33 is outside 0 to 32");
+}
+
+#[test]
+fn what_is_refused_is_not_charged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
+    let twice = r#"{"dimensions":{"user":"x","user":"y"}}"#;
+    assert_refused(&server, twice, "dimensions.user: given twice");
+    assert_refused(
+        &server,
+        r#"{"dimensions":{"user":"x"},"deny_status":403}"#,
+        "deny_status: 403 is neither 200 nor 429",
+    );
     let reply = check(&server, "", r#"{"dimensions":{"user":"x"}}"#);
     assert_eq!((reply.status, reply.header("x-ratelimit-remaining")), (200, Some("1")));
 }
@@ -135,7 +142,7 @@ fn what_is_not_there_and_what_is_too_large_is_said() {
 #[test]
 fn what_a_limit_can_never_let_pass_is_denied_for_good() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--rules", &write(&folder, "rules.toml", RULES)]);
+    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
     let body = r#"{"dimensions":{"user":"a"},"cost":18446744073709551615,"deny_status":429}"#;
     let reply = check(&server, "", body);
     assert_eq!((reply.status, reply.header("retry-after")), (429, None));
@@ -147,7 +154,7 @@ fn what_a_limit_can_never_let_pass_is_denied_for_good() {
 fn an_address_counts_however_it_is_spelled() {
     let folder = tempfile::tempdir().expect("a folder");
     let rules = "[[rules]]\nname = 'per_address'\nkey = ['ip']\nlimit = 1\nperiod = '1h'\n";
-    let server = Server::start(&["--rules", &write(&folder, "rules.toml", rules)]);
+    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", rules)]);
     let status = |ip: &str| {
         let body = format!(r#"{{"dimensions":{{"ip":"{ip}"}},"deny_status":429}}"#);
         check(&server, "", &body).status
@@ -162,19 +169,15 @@ fn an_address_counts_however_it_is_spelled() {
 #[test]
 fn a_token_opens_its_tenant_and_no_other() {
     let folder = tempfile::tempdir().expect("a folder");
-    let token = |name: &str, tenant: &str, role: &str| {
-        let hash = TokenHash::of(name.as_bytes());
-        format!("[[tokens]]\nname = '{name}'\nhash = '{hash}'\ntenant = '{tenant}'\nrole = '{role}'\n")
-    };
     let config = [
         "[[tenants]]\nname = 'a'\n[[tenants]]\nname = 'b'\n".to_owned(),
-        token("token-of-a", "a", "client"),
-        token("token-of-b", "b", "client"),
-        token("viewer-of-a", "a", "viewer"),
-        token("viewer-of-all", "", "viewer"),
+        token_entry("token-of-a", "a", "client"),
+        token_entry("token-of-b", "b", "client"),
+        token_entry("viewer-of-a", "a", "viewer"),
+        token_entry("viewer-of-all", "", "viewer"),
     ];
-    let config = write(&folder, "config.toml", &config.concat());
-    let rules = write(&folder, "rules.toml", RULES);
+    let config = write(folder.path(), "config.toml", &config.concat());
+    let rules = write(folder.path(), "rules.toml", RULES);
     let server = Server::start(&["--config", &config, "--rules", &rules]);
 
     let same_user = r#"{"dimensions":{"user":"x"},"deny_status":429}"#;

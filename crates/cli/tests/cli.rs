@@ -9,7 +9,7 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -18,7 +18,8 @@ use std::sync::Arc;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
-use support::{Process, START_TIME_MAX, Server, free_port, wait_until};
+use support::raw::{request, send};
+use support::{Process, START_TIME_MAX, Server, free_port, tidegate as command, wait_until};
 
 const COMMANDS: [&[&str]; 10] = [
     &["serve"],
@@ -43,16 +44,6 @@ period = "1h"
 
 fn tidegate(arguments: &[&str]) -> Output {
     command(arguments).output().expect("it runs")
-}
-
-/// What a test says is all that is said: nothing comes in from the environment.
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    command.args(arguments);
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("TIDEGATE_")) {
-        command.env_remove(name);
-    }
-    command
 }
 
 fn status(output: &Output) -> i32 {
@@ -141,6 +132,100 @@ fn every_problem_of_a_configuration_is_listed() {
 }
 
 #[test]
+fn no_problem_hides_another() {
+    let (_rules, rules) = folder_with("rules.toml", "[[rules]]\nname = 3");
+    let (_broken, broken) = folder_with("broken.toml", "[[rules]\n");
+    let (_descriptors, descriptors) = folder_with("descriptors.yaml", "domain: 7\ndescriptors: nothing");
+    let (_config, config) = folder_with(
+        "tidegate.toml",
+        "memory = '3 bananas'\ntls_key = '/nowhere.key'\n[[tokens]]\nname = 't'\nhash = 'secret'\n",
+    );
+    let below_a_file = format!("{config}/data");
+    let flags = [
+        ["--config", &config],
+        ["--rules", &rules],
+        ["--envoy-descriptors", &descriptors],
+        ["--tls-cert", "/nowhere.pem"],
+        ["--tls-client-ca", "/nowhere-else.pem"],
+        ["--data-dir", &below_a_file],
+        // Whether it may be reached from elsewhere cannot be said while a token is not understood.
+        ["--http-listen", "0.0.0.0:0"],
+    ];
+    for check in [&["--check-config"][..], &[]] {
+        let mut serve = command(&[&["serve"], check, flags.as_flattened()].concat());
+        serve.env("TIDEGATE_IDLE_TIMEOUT", "").env("TIDEGATE_MEMROY", "1GB").env("TIDEGATE_LOG", "wran");
+        let output = serve.output().expect("it runs");
+        assert_eq!((status(&output), stdout(&output)), (64, ""), "{output:?}");
+        let mut keys: Vec<&str> = stderr(&output)
+            .lines()
+            .map(|line| line.strip_prefix("error: ").and_then(|line| line.split(": ").next()).expect("a key"))
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let wrong = [
+            "TIDEGATE_LOG",
+            "TIDEGATE_MEMROY",
+            "data_dir",
+            "envoy_descriptors",
+            "idle_timeout",
+            "memory",
+            "rules",
+            "tls_cert",
+            "tls_client_ca",
+            "tls_key",
+            "tokens[0]",
+        ];
+        assert_eq!(keys, wrong, "{}", stderr(&output));
+    }
+    // A file that cannot be read hides what it says, but nothing else.
+    for (config, words) in [("/nowhere.toml", "No such file"), (&broken, "line 1, column 9: ")] {
+        let output = tidegate(&["serve", "--config", config, "--rules", &broken, "--workers", "0"]);
+        let lines: Vec<&str> = stderr(&output).lines().collect();
+        assert_eq!((status(&output), lines.len()), (64, 3), "{output:?}");
+        for problem in [
+            &format!("error: config: {config}: {words}")[..],
+            &format!("error: rules: {broken}: line 1, column 9: "),
+            "error: workers: ",
+        ] {
+            assert!(lines.iter().any(|line| line.starts_with(problem)), "{problem}: {output:?}");
+        }
+    }
+}
+
+#[test]
+fn variables_that_say_nothing_or_are_not_known_are_problems() {
+    let check = |name: &str, value: &str| {
+        let mut serve = command(&["serve", "--check-config", "--data-dir", "none"]);
+        serve.env(name, value).output().expect("it runs")
+    };
+    let wrong = [
+        ("TIDEGATE_HTTP_LISTEN", "", "http_listen: empty: leave it out for 127.0.0.1:8080"),
+        ("TIDEGATE_RULES", "", "rules: empty"),
+        ("TIDEGATE_WORKERS", "", "workers: empty"),
+        ("TIDEGATE_CONFIG", "", "config: empty"),
+        ("TIDEGATE_HTTP_LISTNE", "off", "TIDEGATE_HTTP_LISTNE: not a variable"),
+        ("TIDEGATE_LOG", "", "TIDEGATE_LOG: \"\" is not a level"),
+        ("TIDEGATE_LOG", "tidegate_server=loud", "TIDEGATE_LOG: "),
+    ];
+    for (name, value, words) in wrong {
+        let output = check(name, value);
+        assert_eq!((status(&output), stderr(&output).lines().count()), (64, 1), "{output:?}");
+        assert!(stderr(&output).starts_with(&format!("error: {words}")), "{output:?}");
+    }
+    let good = [
+        ("TIDEGATE_TRUSTED_PROXIES", ""),
+        ("TIDEGATE_LOG", "warn"),
+        ("TIDEGATE_TOKEN", "tg_0"),
+        ("TIDEGATE_SERVER", "http://127.0.0.1:1"),
+        ("TIDEGATE_SERVICE_HOST", "10.0.0.1"),
+    ];
+    for (name, value) in good {
+        let output = check(name, value);
+        assert_eq!(status(&output), 0, "{output:?}");
+    }
+}
+
+#[test]
 fn a_configuration_is_checked_with_the_files_it_names() {
     let (_folder, rules) = folder_with("rules.toml", RULES);
     let check = ["serve", "--check-config", "--data-dir", "none", "--rules"];
@@ -192,6 +277,45 @@ fn two_servers_cannot_have_one_port() {
     assert_eq!(status(&second), 1);
     assert!(stderr(&second).contains(&format!("http_listen: {taken}: ")), "{second:?}");
     assert!(stderr(&second).contains("another program listens there"), "{second:?}");
+}
+
+#[test]
+fn every_port_that_cannot_be_had_is_named() {
+    let first = Server::start(&[]);
+    let mut serve = command(&["serve", "--data-dir", "none"]);
+    for listener in ["http", "grpc", "resp"] {
+        serve.arg(format!("--{listener}-listen")).arg(first.address(listener).to_string());
+    }
+    // A network for documentation: no machine has an address in it.
+    let output = serve.args(["--admin-listen", "192.0.2.1:0"]).output().expect("it runs");
+    assert_eq!(status(&output), 64, "without tokens: {output:?}");
+
+    let token = json(&tidegate(&["token", "new", "--json"]));
+    let (_folder, config) =
+        folder_with("tidegate.toml", &format!("[[tokens]]\nname = 'a'\nhash = {}\n", token["hash"]));
+    let output = serve.args(["--config", &config]).output().expect("it runs");
+    assert_eq!((status(&output), stderr(&output).lines().count()), (1, 4), "{output:?}");
+    for listener in ["http", "grpc", "resp"] {
+        let problem = format!("error: {listener}_listen: {}: ", first.address(listener));
+        assert!(stderr(&output).contains(&problem), "{output:?}");
+    }
+    let admin = stderr(&output).lines().last().expect("four lines");
+    assert!(admin.starts_with("error: admin_listen: 192.0.2.1:0: "), "{admin}");
+    assert!(admin.ends_with("this machine has no such address"), "{admin}");
+}
+
+#[test]
+fn listeners_have_an_address_each_and_one_is_on() {
+    let check =
+        |listen: &[&str]| tidegate(&[&["serve", "--check-config", "--data-dir", "none"], listen].concat());
+    let output = check(&["--grpc-listen", "127.0.0.1:8080"]);
+    assert_eq!(status(&output), 64, "{output:?}");
+    assert_eq!(stderr(&output), "error: grpc_listen: 127.0.0.1:8080 is the address of http_listen too\n");
+    let off = ["http", "grpc", "resp", "admin"].map(|listener| format!("--{listener}-listen=off"));
+    let output = check(&off.each_ref().map(String::as_str));
+    assert_eq!(status(&output), 64, "{output:?}");
+    assert!(stderr(&output).starts_with("error: http_listen: \"off\""), "{output:?}");
+    assert_eq!(status(&check(&["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0"])), 0);
 }
 
 #[test]
@@ -339,30 +463,193 @@ fn start_with_log(mut serve: Command) -> (Process, String, tempfile::NamedTempFi
     (process, format!("http://{}", address.replace("0.0.0.0", "127.0.0.1")), log)
 }
 
-#[test]
-fn a_request_under_way_is_answered_when_the_server_stops() {
-    let mut server = Server::start(&[]);
+/// A request of which the server has the beginning, and what is left to send.
+fn begin_request(server: &Server) -> (TcpStream, &'static [u8]) {
+    let body: &str = r#"{"dimensions":{"user":"alice"}}"#;
     let mut client = TcpStream::connect(server.address("http")).expect("it listens");
     client.set_read_timeout(Some(START_TIME_MAX)).expect("a deadline");
-    let body = r#"{"dimensions":{"user":"alice"}}"#;
     let head = format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
     client.write_all(head.as_bytes()).expect("sent");
     client.write_all(&body.as_bytes()[..10]).expect("sent");
     // A second request, wholly answered, shows that the server has had time to read the first one's beginning.
     let admin = server.url("admin", "");
     assert_eq!(status(&tidegate(&["check", "user=b", "--server", &admin])), 0);
+    (client, &body.as_bytes()[10..])
+}
 
-    let id = server.process.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill runs").success());
+/// Asks it to stop, and waits until it no longer takes requests.
+fn begin_stop(server: &Server) {
+    server.process.signal("TERM");
     wait_until("the listener to close", START_TIME_MAX, || {
         TcpStream::connect(server.address("http")).is_err()
     });
+}
+
+#[test]
+fn a_request_under_way_is_answered_when_the_server_stops() {
+    let mut server = Server::start(&["--drain-timeout", "10m"]);
+    let (mut client, rest) = begin_request(&server);
+    begin_stop(&server);
     assert!(server.process.is_running(), "it waits for the request under way");
-    client.write_all(&body.as_bytes()[10..]).expect("sent");
+    client.write_all(rest).expect("sent");
     let mut answer = String::new();
     client.read_to_string(&mut answer).expect("an answer, then the end");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(server.process.exit_status(), Some(0));
+}
+
+#[test]
+fn a_server_that_drains_is_alive_and_not_ready() {
+    let mut server = Server::start(&["--drain-timeout", "10m"]);
+    let get = |path| {
+        let reply = send(server.address("admin"), &request("GET", path, &[], None));
+        (reply.status, reply.body)
+    };
+    assert_eq!(get("/readyz"), (200, "ready\n".to_owned()));
+    let (mut client, rest) = begin_request(&server);
+    // A connection of its own from before counts as little as one from after.
+    let mut watcher = TcpStream::connect(server.address("admin")).expect("it listens");
+    begin_stop(&server);
+    assert_eq!(get("/readyz"), (503, "draining\n".to_owned()));
+    assert_eq!(get("/healthz"), (200, "ok\n".to_owned()));
+    watcher.set_read_timeout(Some(START_TIME_MAX)).expect("a deadline");
+    watcher.write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n").expect("sent");
+    let mut answer = [0; 12];
+    watcher.read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 503");
+
+    client.write_all(rest).expect("sent");
+    client.read_to_end(&mut Vec::new()).expect("an answer, then the end");
+    assert_eq!(server.process.exit_status(), Some(0), "nobody waits for those who only watch");
+}
+
+#[test]
+fn what_does_not_end_in_time_is_cut() {
+    let mut server = Server::start(&["--drain-timeout", "0s"]);
+    let (mut client, _) = begin_request(&server);
     assert_eq!(server.process.terminate(), Some(0));
+    assert!(!matches!(client.read(&mut [0; 1]), Ok(1..)), "there is no answer");
+}
+
+#[test]
+fn a_second_signal_ends_a_server_at_once() {
+    for (signal, code) in [("TERM", 143), ("INT", 130)] {
+        let mut server = Server::start(&["--drain-timeout", "10m", "--request-timeout", "5m"]);
+        let _client = begin_request(&server);
+        begin_stop(&server);
+        assert!(server.process.is_running(), "it waits for the request under way");
+        server.process.signal(signal);
+        assert_eq!(server.process.exit_status(), Some(code), "{signal}");
+    }
+}
+
+#[test]
+fn who_may_get_may_ask_for_the_head_alone() {
+    let server = Server::start(&[]);
+    for (listener, path) in
+        [("admin", "/healthz"), ("admin", "/readyz"), ("admin", "/metrics"), ("http", "/openapi.json")]
+    {
+        let [get, head] =
+            ["GET", "HEAD"].map(|method| send(server.address(listener), &request(method, path, &[], None)));
+        assert_eq!((get.status, head.status), (200, 200), "{path}");
+        assert_eq!(head.header("content-type"), get.header("content-type"), "{path}");
+        assert!(!get.body.is_empty() && head.body.is_empty(), "{path}");
+        let post = send(server.address(listener), &request("POST", path, &[], None));
+        assert_eq!((post.status, post.header("allow")), (405, Some("GET, HEAD")), "{path}");
+    }
+    let head = send(server.address("http"), &request("HEAD", "/v1/check", &[], None));
+    assert_eq!((head.status, head.header("allow")), (405, Some("POST")));
+}
+
+/// Starts a server under limits of open files, as a shell sets them.
+#[cfg(target_os = "linux")]
+fn start_within(ulimits: &str, connections_max: &str) -> (Process, String, tempfile::NamedTempFile) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{ulimits} && exec \"$0\" \"$@\"")]);
+    let listen = ["http", "grpc", "resp"].map(|listener| format!("--{listener}-listen=off"));
+    let mut serve =
+        command(&["serve", "--data-dir", "none", "--admin-listen", "127.0.0.1:0", "--workers", "1"]);
+    serve.args(listen).args(["--connections-max", connections_max]);
+    shell.arg(serve.get_program()).args(serve.get_args());
+    for (name, _) in serve.get_envs() {
+        shell.env_remove(name);
+    }
+    start_with_log(shell)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_open_files_is_raised_as_far_as_needed() {
+    let (process, _, log) = start_within("ulimit -Sn 64 && ulimit -Hn 1000", "100");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", process.id())).expect("limits");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("the limit of files");
+    let [soft, hard] =
+        [3, 4].map(|at| files.split_whitespace().nth(at).and_then(|word| word.parse::<u64>().ok()));
+    assert!(soft.is_some_and(|soft| (100..1_000).contains(&soft)) && hard == Some(1_000), "{files}");
+    let log = std::fs::read_to_string(log.path()).expect("a log");
+    assert!(!log.contains("open files"), "nothing to warn of: {log}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_takes_no_more_connections_than_the_system_lets_it_open() {
+    let (_process, url, log) = start_within("ulimit -n 100", "5000");
+    let address: SocketAddr = url.strip_prefix("http://").expect("a URL").parse().expect("an address");
+    let told = std::fs::read_to_string(log.path()).expect("a log");
+    assert!(told.contains("needed=324 allowed=100 connections_max=32"), "{told}");
+
+    let connections: Vec<TcpStream> =
+        (0..150).map(|_| TcpStream::connect(address).expect("the kernel takes it")).collect();
+    let is_refused = |stream: &TcpStream| {
+        stream.set_nonblocking(true).expect("set");
+        // Nothing is ever sent on it: it waits, or it has ended.
+        stream
+            .peek(&mut [0; 1])
+            .map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |bytes| bytes == 0)
+    };
+    wait_until("those beyond to be refused", START_TIME_MAX, || {
+        connections.iter().filter(|stream| is_refused(stream)).count() == 150 - 32
+    });
+    drop(connections);
+    wait_until("room for another", START_TIME_MAX, || {
+        let Ok(mut stream) = TcpStream::connect(address) else { return false };
+        let _ = stream.write_all(&request("GET", "/healthz", &[], None));
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).is_ok_and(|_| answer.starts_with("HTTP/1.1 200 "))
+    });
+    let told = std::fs::read_to_string(log.path()).expect("a log");
+    assert!(!told.contains("could not be accepted"), "{told}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn connections_that_cannot_be_accepted_wait_and_are_told_of() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let (process, url, log) = start_within("ulimit -n 1000", "100");
+    let address: SocketAddr = url.strip_prefix("http://").expect("a URL").parse().expect("an address");
+    let id = Pid::from_raw(process.id().try_into().expect("an id")).expect("not 0");
+    let limit = |files| {
+        let limit = Rlimit { current: Some(files), maximum: Some(1_000) };
+        prlimit(Some(id), Resource::Nofile, limit).expect("its own child");
+    };
+    limit(3);
+    let mut client = TcpStream::connect(address).expect("the kernel takes it");
+    client.set_read_timeout(Some(START_TIME_MAX)).expect("a deadline");
+    client.write_all(&request("GET", "/healthz", &[], None)).expect("sent");
+    let told = || std::fs::read_to_string(log.path()).expect("a log");
+    wait_until("a first word, and later one that counts", START_TIME_MAX, || {
+        let log = told();
+        let counts: Vec<u64> = log
+            .lines()
+            .filter(|line| line.contains("connections could not be accepted"))
+            .filter_map(|line| line.split_once("times=")?.1.split(' ').next()?.parse().ok())
+            .collect();
+        counts.first() == Some(&1) && counts.get(1).is_some_and(|times| *times > 1)
+    });
+    limit(1_000);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer, then the end");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 #[test]

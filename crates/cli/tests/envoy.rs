@@ -181,8 +181,7 @@ fn a_changed_file_counts_and_a_bad_one_does_not() {
 fn a_bad_file_is_told_before_a_port_opens() {
     let (_folder, path) =
         descriptor_file("domain: edge\ndescriptors: [{keys: user}, {key: k, rate_limits: {}}]");
-    let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["serve", "--check-config", "--data-dir", "none", "--envoy-descriptors"])
+    let output = support::tidegate(&["serve", "--check-config", "--data-dir", "none", "--envoy-descriptors"])
         .arg(&path)
         .output()
         .expect("runs");
@@ -252,9 +251,21 @@ fn a_grpc_client_gets_decisions_and_exact_errors() {
     let error = |at: usize| {
         (answers[at]["code"].as_str().expect("a code"), answers[at]["details"].as_str().expect("words"))
     };
-    assert_eq!(error(3), ("INVALID_ARGUMENT", "rate limit domain must not be empty"));
-    assert_eq!(error(4), ("INVALID_ARGUMENT", "rate limit descriptor list must not be empty"));
-    assert_eq!(error(5), ("INVALID_ARGUMENT", "descriptors[0].limit.unit: 0 is not a unit of time"));
+    assert_eq!(
+        error(3),
+        ("INVALID_ARGUMENT", "domain: rate limit domain must not be empty; allowed are 1 to 256 bytes")
+    );
+    assert_eq!(
+        error(4),
+        (
+            "INVALID_ARGUMENT",
+            "descriptors: rate limit descriptor list must not be empty; allowed are 1 to 1024"
+        )
+    );
+    assert_eq!(
+        error(5),
+        ("INVALID_ARGUMENT", "descriptors[0].limit.unit: 0 is not a unit of time; allowed are 1 to 7")
+    );
     assert_eq!(error(6).0, "INVALID_ARGUMENT");
     assert_eq!(error(7), ("RESOURCE_EXHAUSTED", "a message has at most 262144 bytes"));
     assert_eq!(error(8).0, "UNIMPLEMENTED");
@@ -336,9 +347,45 @@ fn json_over_http_is_answered_with_200_or_429() {
     let entry = r#""descriptors":[{"entries":[{"key":"k","value":"v"}]}]"#;
     for (body, words) in [
         ("", "body: EOF while parsing a value at line 1 column 0".to_owned()),
-        ("[]", "rate limit domain must not be empty".to_owned()),
-        (r#"{"domain":"edge"}"#, "rate limit descriptor list must not be empty".to_owned()),
-        (&format!("{{{entry}}}"), "rate limit domain must not be empty".to_owned()),
+        ("[]", "body: a list is not an object with domain, descriptors and hitsAddend".to_owned()),
+        (
+            r#"{"domain":5}"#,
+            "domain: invalid type: integer `5`, expected a string at line 1 column 11; allowed is a text of 1 to 256 bytes"
+                .to_owned(),
+        ),
+        (
+            r#"{"domain":"edge","descriptors":[{"entries":[{"key":"k","value":"v"},{"key":1}]}]}"#,
+            "descriptors[0].entries[1].key: invalid type: integer `1`, expected a string at line 1 column 76; allowed is \
+             a text of 0 to 256 bytes"
+                .to_owned(),
+        ),
+        (
+            r#"{"domain":"edge","descriptors":[{"hits_addend":-1}]}"#,
+            "descriptors[0].hits_addend: a whole number, or one as text at line 1 column 50; allowed is 0 to \
+             18446744073709551615"
+                .to_owned(),
+        ),
+        (
+            r#"{"domain":"edge","descriptors":[{"limit":{"unit":{}}}]}"#,
+            "descriptors[0].limit.unit: the name or the number of a unit at line 1 column 52; allowed are SECOND, MINUTE, \
+             HOUR, DAY, WEEK, MONTH and YEAR"
+                .to_owned(),
+        ),
+        (
+            r#"{"domain":"edge","descriptors":[5]}"#,
+            "descriptors[0]: invalid type: integer `5`, expected an object with entries, limit, hitsAddend and \
+             isNegativeHits at line 1 column 33"
+                .to_owned(),
+        ),
+        (r#"{"domain":"#, "body: EOF while parsing a value at line 1 column 10".to_owned()),
+        (
+            r#"{"domian":"edge"}"#,
+            "domian: unknown field `domian`, expected one of `domain`, `descriptors`, `hitsAddend`, `hits_addend` at line 1 \
+             column 9"
+                .to_owned(),
+        ),
+        (r#"{"domain":"edge"}"#, "descriptors: rate limit descriptor list must not be empty; allowed are 1 to 1024".to_owned()),
+        (&format!("{{{entry}}}"), "domain: rate limit domain must not be empty; allowed are 1 to 256 bytes".to_owned()),
         (
             &format!(r#"{{"domain":"edge","hitsAddend":4294967296,{entry}}}"#),
             "hitsAddend: 4294967296 is outside 0 to 4294967295".to_owned(),
@@ -349,7 +396,9 @@ fn json_over_http_is_answered_with_200_or_429() {
         ),
         (
             r#"{"domain":"edge","descriptors":[{"limit":{"requestsPerUnit":1,"unit":"FORTNIGHT"}}]}"#,
-            "descriptors[0].limit.unit: \"FORTNIGHT\" is not a unit of time".to_owned(),
+            "descriptors[0].limit.unit: \"FORTNIGHT\" is not a unit of time; allowed are SECOND, MINUTE, HOUR, DAY, WEEK, \
+             MONTH and YEAR"
+                .to_owned(),
         ),
     ] {
         let answer = ask(body);

@@ -247,6 +247,10 @@ const SAME_WORDS: &[&[u8]] = &[
     b"*1\r\n$4294967296\r\n",
     b"ping \"abc\r\n",
     b"'a'b\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\nPING\r\n",
+    b"post\r\nPING\r\n",
+    b"HOST: localhost\r\nPING\r\n",
+    b"*1\r\n$4\r\nPOST\r\n*1\r\n$4\r\nPING\r\n",
 ];
 
 #[test]

@@ -4,10 +4,11 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 
 use support::Server;
+use support::raw::{request, send};
 
 /// Identifiers in one write: enough to make syscalls cheap, few enough for the server to take at once.
 const PER_WRITE: usize = 100;
@@ -50,11 +51,7 @@ fn command(id: &str) -> String {
 }
 
 fn series(server: &Server) -> usize {
-    let mut stream = TcpStream::connect(server.address("admin")).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    body.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count()
+    let scrape = send(server.address("admin"), &request("GET", "/metrics", &[], None));
+    assert_eq!(scrape.status, 200, "{}", scrape.body);
+    scrape.body.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count()
 }

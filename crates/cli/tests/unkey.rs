@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use support::{Server, node_dir, tool};
+use support::raw::{begin, finish, request};
+use support::{Server, node_dir, token_entry, tool, write};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -80,8 +81,9 @@ fn limit(identifier: &str, limit: u64) -> Value {
     json!({"namespace": "n", "identifier": identifier, "limit": limit, "duration": HOUR_MS})
 }
 
-fn set(identifier: &str, limit: u64) -> Value {
-    json!({"namespace": "n", "identifier": identifier, "limit": limit, "duration": HOUR_MS})
+/// An override has the fields of a limit.
+fn set(identifier: &str, most: u64) -> Value {
+    limit(identifier, most)
 }
 
 fn which(identifier: &str) -> Value {
@@ -90,20 +92,14 @@ fn which(identifier: &str) -> Value {
 
 /// A configuration with a token for each role and for another tenant. Gives its path.
 fn tokens(folder: &Path) -> String {
-    let entries = [
-        ("client", "client", ""),
-        ("viewer", "viewer", ""),
-        ("operator", "operator", ""),
-        ("acme", "admin", "acme"),
+    let text = [
+        "[[tenants]]\nname = 'acme'\n".to_owned(),
+        token_entry("client", "", "client"),
+        token_entry("viewer", "", "viewer"),
+        token_entry("operator", "", "operator"),
+        token_entry("acme", "acme", "admin"),
     ];
-    let entries = entries.map(|(token, role, tenant)| {
-        let hash = tidegate_server::auth::TokenHash::of(token.as_bytes());
-        format!("[[tokens]]\nname = '{token}'\nrole = '{role}'\ntenant = '{tenant}'\nhash = '{hash}'\n")
-    });
-    let text = format!("[[tenants]]\nname = 'acme'\n{}", entries.concat());
-    let path = folder.join("tidegate.toml");
-    std::fs::write(&path, text).expect("writes");
-    path.to_string_lossy().into_owned()
+    write(folder, "tidegate.toml", &text.concat())
 }
 
 fn run_node(script: &str, server: &Server) {
@@ -259,8 +255,7 @@ fn a_second_server_on_the_same_folder_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().to_string_lossy().into_owned();
     let _first = Server::start(&["--data-dir", &data]);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    command.args(["serve", "--data-dir", &data]);
+    let mut command = support::tidegate(&["serve", "--data-dir", &data]);
     for listener in ["http", "grpc", "resp", "admin"] {
         command.args([format!("--{listener}-listen"), "127.0.0.1:0".to_owned()]);
     }
@@ -287,6 +282,81 @@ fn tenants_neither_see_nor_influence_each_other() {
     assert_eq!(theirs.post("deleteOverride", &which("*")).status, 404);
     assert_eq!(theirs.data("listOverrides", &json!({"namespace": "n"})), json!([]));
     assert_eq!(ours.data("limit", &limit("a", 1))["remaining"], 4);
+}
+
+#[test]
+fn whoever_was_told_of_a_write_sees_it_in_every_list() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&["--config", &tokens(folder.path())]);
+    std::thread::scope(|scope| {
+        for token in ["operator", "acme"] {
+            let client = Client::of(&server).with(token);
+            scope.spawn(move || {
+                for most in 1..=25 {
+                    client.data("setOverride", &set(&format!("{token}{most:02}"), most));
+                    assert_eq!(listed(&client, 10).len() as u64, most, "{token}");
+                }
+                client.data("deleteOverride", &which(&format!("{token}10")));
+                let expected = (1..=25).filter(|at| *at != 10).map(|at| format!("{token}{at:02}"));
+                assert_eq!(listed(&client, 10), expected.collect::<Vec<_>>());
+            });
+        }
+    });
+}
+
+/// Writes of one tenant at once: three times what may wait.
+const FLOOD: usize = 384;
+
+#[test]
+fn a_tenant_that_floods_the_store_is_refused_and_the_others_are_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let server = Server::start(&["--config", &tokens(folder.path()), "--data-dir", &data]);
+    let calm = Client::of(&server).with("operator");
+    // How many wait at one time depends on how fast the disk is: a flood that was taken whole is followed by another.
+    support::wait_until("a write to be refused", support::START_TIME_MAX, || {
+        let flood: Vec<_> =
+            (0..FLOOD).map(|at| begin_set(&server, "acme", &set(&format!("a{at}"), 1))).collect();
+        calm.data("setOverride", &set("calm", 1));
+        let replies: Vec<_> = flood.into_iter().map(finish).collect();
+        let refused: Vec<_> = replies.iter().filter(|reply| reply.status != 200).collect();
+        for reply in &refused {
+            assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")), "{}", reply.body);
+            let error = &serde_json::from_str::<Value>(&reply.body).expect("JSON")["error"];
+            assert_eq!(
+                error["detail"],
+                "overrides: 128 writes of this tenant wait already, the most that may"
+            );
+        }
+        !refused.is_empty()
+    });
+    // Who was refused may come back.
+    Client::of(&server).with("acme").data("setOverride", &set("later", 1));
+}
+
+/// Sends a write, and does not wait for it.
+fn begin_set(server: &Server, token: &str, body: &Value) -> std::net::TcpStream {
+    let authorization = format!("Bearer {token}");
+    let fields = [("Authorization", authorization.as_str())];
+    let bytes = request("POST", "/v2/ratelimit.setOverride", &fields, Some(&body.to_string()));
+    begin(server.address("http"), &bytes)
+}
+
+/// The identifiers of all overrides, page by page.
+fn listed(client: &Client, per_page: usize) -> Vec<String> {
+    let mut identifiers = Vec::new();
+    let mut cursor = json!("");
+    loop {
+        let ask = json!({"namespace": "n", "limit": per_page, "cursor": cursor});
+        let told = client.post("listOverrides", &ask).body;
+        let page = told["data"].as_array().expect("a list");
+        assert!(page.len() <= per_page, "{told}");
+        identifiers.extend(page.iter().filter_map(|of| of["identifier"].as_str()).map(str::to_owned));
+        if told["pagination"]["hasMore"] != true {
+            return identifiers;
+        }
+        cursor = told["pagination"]["cursor"].clone();
+    }
 }
 
 #[test]
@@ -340,89 +410,133 @@ fn assert_error(told: &Told, status: u16, title: &str, detail: &str) {
     assert_eq!((told.status, error), (status, expected));
 }
 
+const TEXT: &str = "a text of 1 to 512 characters";
+const LIMITS: &str = "1 to 4294967295";
+const DURATIONS: &str = "1000 to 2592000000";
+
+/// A limit with another value in one of its fields.
+fn limit_with(field: &str, value: impl Into<Value>) -> Value {
+    let mut body = limit("a", 1);
+    body[field] = value.into();
+    body
+}
+
+/// Limits that make no sense, and what is said of each.
+fn wrong_limits() -> Vec<(Value, String)> {
+    let text = |field: &str, value: Value, why: &str| {
+        (limit_with(field, value), format!("{field}: {}", why.replace("TEXT", TEXT)))
+    };
+    let number = |field: &str, value: Value, why: &str| {
+        let range = if field == "limit" { LIMITS } else { DURATIONS };
+        (limit_with(field, value), format!("{field}: {why} {range}"))
+    };
+    vec![
+        text("namespace", json!(""), "0 characters is outside 1 to 512"),
+        text("namespace", json!("x".repeat(513)), "513 characters is outside 1 to 512"),
+        text("identifier", json!(""), "0 characters is outside 1 to 512"),
+        text("identifier", json!(7), "a number is not TEXT"),
+        text("identifier", json!(["a"]), "a list is not TEXT"),
+        text("identifier", Value::Null, "missing; must be TEXT"),
+        number("limit", json!(0), "0 is outside"),
+        number("limit", json!(-1), "-1 is outside"),
+        number("limit", json!(1_u64 << 32), "4294967296 is outside"),
+        number("limit", json!(1.5), "1.5 is not a whole number from"),
+        number("limit", json!("1"), "a text is not a whole number from"),
+        number("limit", json!(true), "a boolean is not a whole number from"),
+        number("limit", json!({"a": [1]}), "an object is not a whole number from"),
+        number("duration", json!(999), "999 is outside"),
+        number("duration", json!(2_592_000_001_u64), "2592000001 is outside"),
+        text("cost", json!(-1), "-1 is outside 0 to 18446744073709551615"),
+    ]
+}
+
 #[test]
-fn wrong_requests_are_told_what_is_wrong_with_them() {
+fn a_wrong_limit_is_told_what_is_wrong_with_it() {
     let server = Server::start(&[]);
     let client = Client::of(&server);
-    let long = "x".repeat(513);
-    let text = "a text of 1 to 512 characters";
-    let (limits, durations) = ("1 to 4294967295", "1000 to 2592000000");
-    let with = |field: &str, value: Value| {
-        let mut body = limit("a", 1);
-        body[field] = value;
-        body
-    };
-    let of_limit = [
-        (with("namespace", json!("")), "namespace: 0 characters is outside 1 to 512".to_owned()),
-        (with("namespace", json!(long)), "namespace: 513 characters is outside 1 to 512".to_owned()),
-        (with("identifier", json!("")), "identifier: 0 characters is outside 1 to 512".to_owned()),
-        (with("identifier", json!(7)), format!("identifier: a number is not {text}")),
-        (with("identifier", json!(["a"])), format!("identifier: a list is not {text}")),
-        (with("identifier", Value::Null), format!("identifier: missing; must be {text}")),
-        (with("limit", json!(0)), format!("limit: 0 is outside {limits}")),
-        (with("limit", json!(-1)), format!("limit: -1 is outside {limits}")),
-        (with("limit", json!(1_u64 << 32)), format!("limit: 4294967296 is outside {limits}")),
-        (with("limit", json!(1.5)), format!("limit: 1.5 is not a whole number from {limits}")),
-        (with("limit", json!("1")), format!("limit: a text is not a whole number from {limits}")),
-        (with("limit", json!(true)), format!("limit: a boolean is not a whole number from {limits}")),
-        (with("limit", json!({"a": [1]})), format!("limit: an object is not a whole number from {limits}")),
-        (with("duration", json!(999)), format!("duration: 999 is outside {durations}")),
-        (with("duration", json!(2_592_000_001_u64)), format!("duration: 2592000001 is outside {durations}")),
-        (with("cost", json!(-1)), "cost: -1 is outside 0 to 18446744073709551615".to_owned()),
-        (
-            json!({}),
-            format!(
-                "namespace: missing; must be {text}; identifier: missing; must be {text}; limit: missing; must be a \
-                 whole number from {limits}; duration: missing; must be a whole number from {durations}"
-            ),
-        ),
-    ];
-    for (body, detail) in &of_limit {
-        assert_error(&client.post("limit", body), 400, "Bad Request", detail);
-        let in_list = detail.split("; ").filter(|part| part.contains(':')).count();
+    for (body, detail) in wrong_limits() {
+        assert_error(&client.post("limit", &body), 400, "Bad Request", &detail);
         let told = client.post("multiLimit", &json!([limit("a", 1), body]));
-        assert_eq!(
-            (told.status, told.body["error"]["errors"].as_array().map(Vec::len)),
-            (400, Some(in_list))
-        );
-        let location = told.body["error"]["errors"][0]["location"].as_str().expect("text");
-        assert!(location.starts_with("body[1]."), "{location}");
+        assert_error(&told, 400, "Bad Request", &format!("[1].{detail}"));
+        let location = format!("body[1].{}", detail.split(':').next().expect("a field"));
+        assert_eq!(told.body["error"]["errors"][0]["location"], location);
     }
-    let durations = "1000 to 31622400000";
-    let of_overrides = [
-        ("setOverride", with("limit", json!(-1)), "limit: -1 is outside 0 to 4294967295".to_owned()),
-        ("setOverride", with("duration", json!(999)), format!("duration: 999 is outside {durations}")),
-        (
-            "setOverride",
-            with("identifier", json!("")),
-            "identifier: 0 characters is outside 1 to 512".to_owned(),
-        ),
-        ("getOverride", json!({"namespace": "n"}), format!("identifier: missing; must be {text}")),
-        ("deleteOverride", json!({"identifier": "n"}), format!("namespace: missing; must be {text}")),
-        ("listOverrides", json!({"namespace": "n", "limit": 0}), "limit: 0 is outside 1 to 100".to_owned()),
-        (
-            "listOverrides",
-            json!({"namespace": "n", "limit": 101}),
-            "limit: 101 is outside 1 to 100".to_owned(),
-        ),
-        (
-            "listOverrides",
-            json!({"namespace": "n", "cursor": "x"}),
-            "cursor: not one that an answer had in `pagination.cursor`".to_owned(),
-        ),
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    let missing = [
+        format!("namespace: missing; must be {TEXT}"),
+        format!("identifier: missing; must be {TEXT}"),
+        format!("limit: missing; must be a whole number from {LIMITS}"),
+        format!("duration: missing; must be a whole number from {DURATIONS}"),
     ];
-    for (endpoint, body, detail) in &of_overrides {
-        assert_error(&client.post(endpoint, body), 400, "Bad Request", detail);
+    assert_error(&client.post("limit", &json!({})), 400, "Bad Request", &missing.join("; "));
+    let told = client.post("multiLimit", &json!([{}, limit("a", 1), {}]));
+    let errors = told.body["error"]["errors"].as_array().expect("a list");
+    let locations: Vec<&str> = errors.iter().filter_map(|error| error["location"].as_str()).collect();
+    let expected = |at: usize| {
+        ["namespace", "identifier", "limit", "duration"].map(|field| format!("body[{at}].{field}"))
+    };
+    assert_eq!(locations, [expected(0), expected(2)].concat());
+}
+
+#[test]
+fn a_wrong_override_is_told_what_is_wrong_with_it() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    let page = |field: &str, value: Value| json!({"namespace": "n", field: value});
+    let missing = |field: &str| format!("{field}: missing; must be {TEXT}");
+    for (endpoint, body, detail) in [
+        ("setOverride", limit_with("limit", -1), "limit: -1 is outside 0 to 4294967295"),
+        ("setOverride", limit_with("duration", 999), "duration: 999 is outside 1000 to 31622400000"),
+        ("setOverride", limit_with("identifier", ""), "identifier: 0 characters is outside 1 to 512"),
+        ("setOverride", limit_with("identifier", "*a*b*c*d*"), "identifier: 5 of `*` is outside 0 to 4"),
+        ("getOverride", json!({"namespace": "n"}), &missing("identifier")),
+        ("deleteOverride", json!({"identifier": "n"}), &missing("namespace")),
+        ("listOverrides", page("limit", json!(0)), "limit: 0 is outside 1 to 100"),
+        ("listOverrides", page("limit", json!(101)), "limit: 101 is outside 1 to 100"),
+        (
+            "listOverrides",
+            page("cursor", json!("x")),
+            "cursor: not one that an answer had in `pagination.cursor`",
+        ),
+    ] {
+        assert_error(&client.post(endpoint, &body), 400, "Bad Request", detail);
     }
     let gone = "identifier: there is no override for \"a\" in the namespace \"n\"";
-    assert_error(&client.post("getOverride", &which("a")), 404, "Not Found", gone);
-    assert_error(&client.post("deleteOverride", &which("a")), 404, "Not Found", gone);
-    let none = client.post("multiLimit", &json!([]));
-    assert_eq!(none.status, 400);
-    assert!(none.body["error"]["detail"].as_str().is_some_and(|detail| detail.starts_with("body: 0 limits")));
-    let many = client.post("multiLimit", &Value::Array(vec![limit("a", 1); 101]));
-    assert_eq!(many.status, 400);
+    for endpoint in ["getOverride", "deleteOverride"] {
+        assert_error(&client.post(endpoint, &which("a")), 404, "Not Found", gone);
+    }
 }
+
+#[test]
+fn there_is_a_least_and_a_most_of_limits() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    let several = |count: usize| client.post("multiLimit", &Value::Array(vec![limit("a", 1_000); count]));
+    assert_eq!((several(1).status, several(100).status), (200, 200));
+    for count in [0, 101] {
+        let detail = format!("body: {count} limits is outside 1 to 100");
+        assert_error(&several(count), 400, "Bad Request", &detail);
+    }
+}
+
+/// What is a request of no endpoint. The last two have what a limit needs, as values without names.
+const NO_REQUESTS: [&str; 10] = [
+    "",
+    "{",
+    "null",
+    "3",
+    "\"a\"",
+    "{\"namespace\":\"n\",\"nmae\":1}",
+    "{\"limit\":1,\"limit\":1}",
+    "[[]]",
+    "[\"n\",\"a\",1,3600000,1]",
+    "[[\"n\",\"a\",1,3600000,1]]",
+];
 
 #[test]
 fn what_is_no_request_at_all_is_refused_in_the_same_form() {
@@ -430,16 +544,7 @@ fn what_is_no_request_at_all_is_refused_in_the_same_form() {
     let client = Client::of(&server);
     for endpoint in ["limit", "multiLimit", "setOverride", "getOverride", "deleteOverride", "listOverrides"] {
         let path = format!("/v2/ratelimit.{endpoint}");
-        for body in [
-            "",
-            "{",
-            "null",
-            "3",
-            "\"a\"",
-            "{\"namespace\":\"n\",\"nmae\":1}",
-            "{\"limit\":1,\"limit\":1}",
-            "[[]]",
-        ] {
+        for body in NO_REQUESTS {
             let told = client.raw("POST", &path, body);
             let detail = told.body["error"]["detail"].as_str().unwrap_or_default().to_owned();
             assert!(detail.starts_with("body: "), "{endpoint} {body}: {}", told.body);
@@ -453,6 +558,18 @@ fn what_is_no_request_at_all_is_refused_in_the_same_form() {
     }
     let nowhere = client.raw("POST", "/v2/ratelimit.nothing", "{}");
     assert_error(&nowhere, 404, "Not Found", "there is nothing at /v2/ratelimit.nothing");
+}
+
+#[test]
+fn a_list_is_not_taken_for_an_object() {
+    let server = Server::start(&[]);
+    let client = Client::of(&server);
+    let list = json!(["n", "a", 1, HOUR_MS, 1]);
+    let detail =
+        |column: u32| format!("body: invalid type: sequence, expected an object at line 1 column {column}");
+    assert_error(&client.post("limit", &list), 400, "Bad Request", &detail(0));
+    assert_error(&client.post("multiLimit", &json!([list])), 400, "Bad Request", &detail(1));
+    assert_error(&client.post("setOverride", &json!(["n", "a", 1, HOUR_MS])), 400, "Bad Request", &detail(0));
 }
 
 /// Paths whose fields are tested with their surfaces.

@@ -62,11 +62,21 @@ pub(crate) fn parse_rules(text: &str) -> Result<Vec<Rule>, Problems> {
     if problems.is_empty() { Ok(rules) } else { Err(Problems(problems)) }
 }
 
+/// What is wrong with a text that is not TOML, and where, in one line.
+pub fn syntax_problem(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().replace('\n', ", ");
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return message };
+    let line_start = before.rfind('\n').map_or(0, |end| end + 1);
+    let line = 1 + before.matches('\n').count();
+    let column = 1 + before[line_start..].chars().count();
+    format!("line {line}, column {column}: {message}")
+}
+
 fn rows_of(text: &str) -> Result<Vec<Value>, String> {
     if text.len() > FILE_BYTES_MAX {
         return Err(format!("{} bytes is outside 0 to {FILE_BYTES_MAX}", text.len()));
     }
-    let mut file: Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    let mut file: Table = text.parse().map_err(|error| syntax_problem(text, &error))?;
     let rules = file.remove("rules");
     if let Some(unknown) = file.keys().next() {
         return Err(format!("{unknown}: not known; a rules file has [[rules]] only"));

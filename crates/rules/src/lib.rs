@@ -29,7 +29,7 @@ mod set;
 pub use dimensions::{
     ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, HEADER_PREFIX, NAME_BYTES_MAX, VALUE_BYTES_MAX,
 };
-pub use file::{FILE_BYTES_MAX, Problems};
+pub use file::{FILE_BYTES_MAX, Problems, syntax_problem};
 pub use network::{canonical, parse_network};
 pub use period::parse_period;
 pub use rule::{Class, KEY_PARTS_MAX, Mode, Rule};

@@ -21,7 +21,9 @@ pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> i
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    serve_with(stream, peer, context, route).await
+    // Whoever watches the server sees the others drain.
+    let stop = context.stop_admin.clone();
+    serve_with(stream, peer, Context { stop, ..context }, route).await
 }
 
 fn route(asked: &Asked<'_>) -> Answer {
@@ -39,7 +41,7 @@ fn ready(asked: &Asked<'_>) -> Answer {
     if asked.shared.is_ready() {
         text(StatusCode::OK, "text/plain", "ready\n")
     } else {
-        text(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "stopping\n")
+        text(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "draining\n")
     }
 }
 

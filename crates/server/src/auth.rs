@@ -84,14 +84,20 @@ impl FromStr for TokenHash {
         const WRONG: &str = "not sha256: and 64 hexadecimal digits, as `tidegate token new` prints it";
         let digits = text
             .strip_prefix("sha256:")
-            .filter(|digits| digits.len() == 64 && digits.is_ascii())
+            .map(str::as_bytes)
+            .filter(|digits| digits.len() == 64)
             .ok_or(WRONG)?;
         let mut bytes = [0; 32];
-        for (at, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).map_err(|_| WRONG)?;
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = 16 * hex_digit(pair[0]).ok_or(WRONG)? + hex_digit(pair[1]).ok_or(WRONG)?;
         }
         Ok(Self(bytes))
     }
+}
+
+/// Nothing but a digit: signs, which numbers may have elsewhere, have no place in a hash.
+fn hex_digit(byte: u8) -> Option<u8> {
+    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
 /// All tokens that open the server. Without any it is open, and listens on loopback only.
@@ -183,8 +189,16 @@ mod tests {
             "md5:00",
             &format!("sha256:{}", "g".repeat(64)),
             &format!("sha256:{}", "ä".repeat(32)),
+            &format!("sha256:{}", "+f".repeat(32)),
+            &format!("sha256:{}", "-0".repeat(32)),
+            &format!("sha256: {}", "0".repeat(63)),
         ] {
             assert!(wrong.parse::<TokenHash>().is_err(), "{wrong}");
+        }
+        let (lower, upper) = ("0123456789abcdef".repeat(4), "0123456789ABCDEF".repeat(4));
+        for digits in [&lower, &upper] {
+            let hash: TokenHash = format!("sha256:{digits}").parse().expect("both ways to write it");
+            assert_eq!(hash.to_string(), format!("sha256:{lower}"));
         }
     }
 }

@@ -3,23 +3,29 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::Deserialize;
 use tidegate::headers::ResetStyle;
 use tidegate_rules::pattern::Pattern;
-use tidegate_rules::{parse_network, parse_period};
+use tidegate_rules::{parse_network, parse_period, syntax_problem};
 use toml::{Table, Value};
 
 use crate::auth::{Credentials, Role, TokenHash};
+use crate::metrics::Listener;
+use crate::rules::read_text;
 use crate::settings::SETTINGS;
 
 /// The least memory a table may have: room for some ten thousand keys.
 const MEMORY_BYTES_MIN: usize = 1 << 20;
 /// The most memory a table may have: 16 TiB, more than any machine has.
 const MEMORY_BYTES_MAX: usize = 1 << 44;
+/// What is tried while the size that was meant is not known, to find what else is wrong.
+pub(crate) const MEMORY_BYTES_STAND_IN: usize = 64 << 20;
+/// The largest file: room for the most tokens, with names of ordinary length.
+const FILE_BYTES_MAX: usize = 32 << 20;
 /// The most tenants: each takes a part of the table.
 const TENANTS_MAX: usize = 1_000;
 /// The most tokens.
@@ -131,8 +137,23 @@ impl Config {
     /// The configuration from what was `given` by flags and environment, by key, and the text of the file, which
     /// they override.
     pub fn read(given: &HashMap<String, String>, file: Option<&str>) -> Result<Self, ConfigProblems> {
-        let mut reader = Reader { given, file: Table::new(), problems: Vec::new() };
+        let mut reader = Reader::new(given);
         reader.take_file(file.unwrap_or_default());
+        let config = Self::from_reader(&mut reader);
+        if reader.problems.is_empty() { Ok(config) } else { Err(ConfigProblems(reader.problems)) }
+    }
+
+    /// As much as can be read, with everything that is wrong: where something is, a value that is allowed stands in for
+    /// it, so that problems of what the rest names can be found too.
+    pub fn read_on(given: &HashMap<String, String>, file: Option<&Path>) -> (Self, Vec<String>) {
+        let mut reader = Reader::new(given);
+        if let Some(path) = file {
+            reader.take_path(path);
+        }
+        (Self::from_reader(&mut reader), reader.problems)
+    }
+
+    fn from_reader(reader: &mut Reader<'_>) -> Self {
         let tenants = reader.tenants();
         let credentials = reader.credentials(&tenants);
         let config = Self {
@@ -161,22 +182,58 @@ impl Config {
             credentials,
         };
         reader.unknown_keys();
-        if reader.problems.is_empty() { Ok(config) } else { Err(ConfigProblems(reader.problems)) }
+        reader.listeners(&config.listeners());
+        config
+    }
+
+    /// What listens, with its key and where; nothing for what does not.
+    pub(crate) fn listeners(&self) -> [(Listener, &'static str, Option<SocketAddr>); 4] {
+        [
+            (Listener::Http, "http_listen", self.http),
+            (Listener::Grpc, "grpc_listen", self.grpc),
+            (Listener::Resp, "resp_listen", self.resp),
+            (Listener::Admin, "admin_listen", self.admin),
+        ]
     }
 }
 
 struct Reader<'g> {
     given: &'g HashMap<String, String>,
     file: Table,
+    /// Whether all tokens that were meant could be read: while they cannot, nobody is told that there are none.
+    tokens_known: bool,
     problems: Vec<String>,
 }
 
-impl Reader<'_> {
+impl<'g> Reader<'g> {
+    fn new(given: &'g HashMap<String, String>) -> Self {
+        Self { given, file: Table::new(), tokens_known: true, problems: Vec::new() }
+    }
+
+    fn take_path(&mut self, path: &Path) {
+        if path.as_os_str().is_empty() {
+            return self.without_file("empty: leave it out, or name a file");
+        }
+        let table = read_text(path, FILE_BYTES_MAX).and_then(|text| {
+            let problem = |error| format!("{}: {}", path.display(), syntax_problem(&text, &error));
+            text.parse::<Table>().map_err(problem)
+        });
+        match table {
+            Ok(table) => self.file = table,
+            Err(problem) => self.without_file(problem),
+        }
+    }
+
     fn take_file(&mut self, text: &str) {
         match text.parse::<Table>() {
             Ok(table) => self.file = table,
-            Err(error) => self.problems.push(format!("config: {}", error.to_string().trim_end())),
+            Err(error) => self.without_file(syntax_problem(text, &error)),
         }
+    }
+
+    fn without_file(&mut self, problem: impl fmt::Display) {
+        self.tokens_known = false;
+        self.problem("config", problem);
     }
 
     fn problem(&mut self, key: &str, problem: impl fmt::Display) {
@@ -185,19 +242,25 @@ impl Reader<'_> {
 
     /// The value of a setting, as text: what was given, or what the file says, or the default.
     fn text(&mut self, key: &str) -> Option<String> {
-        let in_file = self.file.remove(key);
-        if let Some(value) = self.given.get(key) {
-            return Some(value.clone()).filter(|value| !value.is_empty());
-        }
-        let default =
-            SETTINGS.iter().find(|setting| setting.key == key).map_or("", |setting| setting.default);
-        let text = match in_file {
-            None => default.to_owned(),
-            Some(value) => as_text(&value).unwrap_or_else(|| {
-                self.problem(key, format!("a {} is not a value of this setting", value.type_str()));
-                default.to_owned()
-            }),
+        let setting = SETTINGS.iter().find(|setting| setting.key == key)?;
+        let default = Some(setting.default.to_owned()).filter(|default| !default.is_empty());
+        let text = match (self.given.get(key), self.file.remove(key)) {
+            (Some(given), _) => given.clone(),
+            (None, None) => return default,
+            (None, Some(value)) => {
+                let Some(text) = as_text(&value) else {
+                    self.problem(key, format!("a {} is not a value of this setting", value.type_str()));
+                    return default;
+                };
+                text
+            }
         };
+        if text.is_empty() && !setting.is_list {
+            // More often a variable that somebody forgot to fill than a wish.
+            let otherwise = default.as_ref().map(|default| format!(" for {default}")).unwrap_or_default();
+            self.problem(key, format!("empty: leave it out{otherwise}, or give it a value"));
+            return default;
+        }
         Some(text).filter(|text| !text.is_empty())
     }
 
@@ -210,7 +273,7 @@ impl Reader<'_> {
             );
             return None;
         };
-        if !address.ip().is_loopback() && credentials.is_open() {
+        if !address.ip().is_loopback() && credentials.is_open() && self.tokens_known {
             self.problem(
                 key,
                 format!(
@@ -220,6 +283,25 @@ impl Reader<'_> {
             );
         }
         Some(address)
+    }
+
+    /// Whether there is anything to ask, and everything has an address of its own.
+    fn listeners(&mut self, listeners: &[(Listener, &'static str, Option<SocketAddr>)]) {
+        let mut taken: Vec<(&str, SocketAddr)> = Vec::new();
+        for (_, key, address) in listeners {
+            let Some(address) = address else { continue };
+            // Of port 0, each gets one of its own.
+            let same = taken.iter().find(|(_, known)| known == address && address.port() != 0);
+            if let Some((other, _)) = same {
+                self.problem(key, format!("{address} is the address of {other} too"));
+            }
+            taken.push((key, *address));
+        }
+        let is_wrong =
+            |(_, key, _): &_| self.problems.iter().any(|problem| problem.starts_with(&format!("{key}: ")));
+        if taken.is_empty() && !listeners.iter().any(is_wrong) {
+            self.problem("http_listen", "\"off\", and so is every other listener: nobody could ask");
+        }
     }
 
     fn path(&mut self, key: &str) -> Option<PathBuf> {
@@ -252,7 +334,7 @@ impl Reader<'_> {
         let bytes = parse_size(&text).filter(|bytes| (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(bytes));
         bytes.unwrap_or_else(|| {
             self.problem("memory", format!("{text:?} is not a size from 1MB to 16TB, such as \"256MB\""));
-            MEMORY_BYTES_MIN
+            MEMORY_BYTES_STAND_IN
         })
     }
 
@@ -264,7 +346,7 @@ impl Reader<'_> {
     }
 
     fn number(&mut self, key: &str, least: usize, most: usize) -> usize {
-        let text = self.text(key).unwrap_or_default();
+        let Some(text) = self.text(key) else { return least };
         let number = text.parse().ok().filter(|number| (least..=most).contains(number));
         number.unwrap_or_else(|| {
             self.problem(key, format!("{text:?} is not a number from {least} to {most}"));
@@ -317,8 +399,12 @@ impl Reader<'_> {
         match (cert, key) {
             (Some(cert), Some(key)) => Some(TlsFiles { cert, key, client_ca }),
             (None, None) if client_ca.is_none() => None,
-            _ => {
-                self.problem("tls_cert", "needs tls_key beside it, and so does tls_client_ca");
+            (cert, key) => {
+                for (name, _) in
+                    [("tls_cert", cert), ("tls_key", key)].iter().filter(|(_, file)| file.is_none())
+                {
+                    self.problem(name, "missing: tls_cert, tls_key and tls_client_ca need each other");
+                }
                 None
             }
         }
@@ -336,11 +422,13 @@ impl Reader<'_> {
                         format!("name: {:?} is not 1 to {NAME_BYTES_MAX} printable bytes", tenant.name),
                     );
                 }
-                Ok(tenant) if !(1..=WEIGHT_MAX).contains(&tenant.weight) => {
-                    self.problem(&key, format!("weight: {} is outside 1 to {WEIGHT_MAX}", tenant.weight));
-                }
                 Ok(tenant) if tenants.iter().any(|known| known.name == tenant.name) => {
                     self.problem(&key, format!("name: {:?} is given twice", tenant.name));
+                }
+                Ok(tenant) if !(1..=WEIGHT_MAX).contains(&tenant.weight) => {
+                    self.problem(&key, format!("weight: {} is outside 1 to {WEIGHT_MAX}", tenant.weight));
+                    // Whoever names the tenant is right to.
+                    tenants.push(TenantConfig { weight: equal_weight(), ..tenant });
                 }
                 Ok(tenant) => tenants.push(tenant),
             }
@@ -350,12 +438,14 @@ impl Reader<'_> {
 
     fn credentials(&mut self, tenants: &[TenantConfig]) -> Credentials {
         let mut credentials = Credentials::default();
+        let problems_before = self.problems.len();
         for (at, row) in self.rows("tokens", TOKENS_MAX).into_iter().enumerate() {
             let key = format!("tokens[{at}]");
             if let Err(problem) = add_token(&mut credentials, row, tenants) {
                 self.problem(&key, problem);
             }
         }
+        self.tokens_known &= self.problems.len() == problems_before;
         credentials
     }
 
@@ -488,7 +578,7 @@ mod tests {
             ("idle_timeout", "is outside 1s to"),
             ("workers", "is not a number from 1 to 256"),
             ("reset_header", "neither"),
-            ("tls_cert", "needs tls_key"),
+            ("tls_cert", "missing: "),
             ("colour", "not a setting"),
             ("trusted_proxies", "\"everyone\" is neither an address nor a network"),
             ("tenants[0]", "weight: 0 is outside 1 to 1000000"),

@@ -132,7 +132,7 @@ pub fn resp(bytes: &[u8]) {
 fn post(path: &str, body: &[u8]) -> Option<u16> {
     let (parts, ()) = Request::post(path).body(()).expect("a request").into_parts();
     let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-    match route_all(&Asked { shared: server(), peer, parts, body: Bytes::copy_from_slice(body) }) {
+    match route_all(&Asked::new(server(), peer, parts, Bytes::copy_from_slice(body))) {
         Reply::Ready(answer) => Some(answer.status().as_u16()),
         Reply::Later(_) => None,
     }

@@ -36,6 +36,8 @@ pub(crate) struct Guarded<S> {
     patience: Patience,
     metrics: Arc<Metrics>,
     busy: bool,
+    /// Whether an answer waits until the others have had their turn.
+    waits: bool,
     /// Whether the others have had their turn since the last read.
     gave_way: bool,
     /// The pulse at which the present state began.
@@ -49,7 +51,22 @@ impl<S> Guarded<S> {
     pub(crate) fn new(stream: S, patience: Patience, metrics: Arc<Metrics>) -> Self {
         let alarm = Box::pin(sleep_until(from_now(patience.idle)));
         let alarm_at = pulse().wrapping_add(pulses(patience.idle));
-        Self { stream, patience, metrics, busy: false, gave_way: true, since: pulse(), alarm, alarm_at }
+        Self {
+            stream,
+            patience,
+            metrics,
+            busy: false,
+            waits: true,
+            gave_way: true,
+            since: pulse(),
+            alarm,
+            alarm_at,
+        }
+    }
+
+    /// For a surface that answers a turn after it reads, or later, by itself: another turn would be wasted.
+    pub(crate) fn answers_later(self) -> Self {
+        Self { waits: false, ..self }
     }
 
     fn allowed(&self) -> Duration {
@@ -92,7 +109,7 @@ impl<S> Guarded<S> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "alarms are set on the runtime's clock")]
-fn from_now(time: Duration) -> Instant {
+pub(crate) fn from_now(time: Duration) -> Instant {
     Instant::now() + time
 }
 
@@ -103,7 +120,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
         match Pin::new(&mut this.stream).poll_read(cx, buf) {
             Poll::Ready(result) => {
                 this.turn(true);
-                this.gave_way = false;
+                this.gave_way = !this.waits;
                 Poll::Ready(result)
             }
             Poll::Pending if this.out_of_patience(cx) => Self::timed_out(),

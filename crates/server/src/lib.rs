@@ -9,6 +9,7 @@ mod admin;
 pub mod auth;
 pub mod config;
 mod envoy;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod grpc;
@@ -17,7 +18,9 @@ mod http;
 mod listen;
 mod load;
 mod metrics;
+mod open_files;
 mod overrides;
+mod prepare;
 mod reload;
 mod resp;
 mod rules;
@@ -28,52 +31,58 @@ mod worker;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::config::{Config, ConfigProblems};
 pub use crate::metrics::Listener;
+pub use crate::prepare::Prepared;
 pub use crate::shared::StartError;
 /// Rules files and periods, for whoever reads one without a server.
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, parse_period};
 
-use crate::listen::Workers;
+use crate::listen::{Door, Workers};
+use crate::open_files::{ADMIN_CONNECTIONS_MAX, OpenFiles};
+use crate::reload::Watched;
 use crate::shared::Shared;
 use crate::worker::Context;
+
+/// How long requests to the admin listener may take to finish after everything else has. Longer: slower clients get
+/// their last answer; a stop takes longer while one dawdles.
+const ADMIN_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server whose ports are open.
 pub struct Server {
     shared: Arc<Shared>,
     config: Config,
     sockets: Vec<(Listener, TcpListener)>,
+    watched: Vec<Watched>,
     context: Context,
 }
 
 impl Server {
-    /// Checks everything a configuration leads to, without taking a port.
-    pub fn check(config: &mut Config) -> Result<(), StartError> {
-        // The store belongs to the server that runs, which this must not disturb.
-        config.data_dir = None;
-        let shared = Shared::new(config)?;
-        reload::load_all(config, &shared)?;
-        tls::Tls::new(config.tls.as_ref())?;
-        Ok(())
-    }
-
-    /// Reads what the configuration names, then opens the ports. Has to be called on a runtime, which watches them.
-    pub fn start(mut config: Config) -> Result<Self, StartError> {
-        let shared = Arc::new(Shared::new(&mut config)?);
-        reload::load_all(&config, &shared)?;
+    /// Opens the store, then the ports. Has to be called on a runtime, which watches them.
+    pub fn start(prepared: Prepared) -> Result<Self, StartError> {
+        let Prepared { mut config, mut shared, tls, watched, data_dir } = prepared;
+        if let Some(folder) = &data_dir {
+            shared.keep_overrides_in(folder)?;
+        }
+        let sockets = open(&config)?;
+        let serving = sockets.iter().filter(|(listener, _)| *listener != Listener::Admin).count();
+        config.connections_max = OpenFiles::new(serving, config.connections_max, config.workers).make_room();
+        let shared = Arc::new(shared);
         let context = Context {
             shared: Arc::clone(&shared),
-            tls: tls::Tls::new(config.tls.as_ref())?,
+            tls,
             stop: CancellationToken::new(),
-            drain_timeout: config.drain_timeout,
+            stop_admin: CancellationToken::new(),
+            cut: CancellationToken::new(),
         };
-        let sockets = open(&config)?;
-        Ok(Self { shared, config, sockets, context })
+        Ok(Self { shared, config, sockets, watched, context })
     }
 
     /// Where the server listens: useful where a port was left to the system.
@@ -88,30 +97,21 @@ impl Server {
         self.context.tls.is_some()
     }
 
-    /// Answers until `stopped`, then finishes what was begun.
+    /// Answers until `stopped`, then finishes what was begun. The admin listener goes on until the others have, so that
+    /// whoever looks sees a server that is alive and not ready.
     pub async fn run(self, stopped: impl Future<Output = ()>) -> Result<(), StartError> {
-        let Self { shared, config, sockets, context } = self;
+        let Self { shared, config, sockets, watched, context } = self;
         let (senders, threads) = start_workers(config.workers, &context)?;
-        let workers = Workers::new(senders);
-        let mut tasks = tokio::task::JoinSet::new();
-        for (listener, socket) in sockets {
-            let stop = context.stop.clone();
-            tasks.spawn(listen::accept(
-                listener,
-                socket,
-                Arc::clone(&shared),
-                workers.clone(),
-                config.connections_max,
-                stop,
-            ));
-        }
-        drop(workers);
-        tasks.spawn(reload::watch(config, Arc::clone(&shared), context.stop.clone()));
+        let (mut serving, mut admin) = serve(sockets, &Workers::new(senders), &config, &context);
+        serving.spawn(reload::watch(watched, Arc::clone(&shared), context.stop.clone()));
         stopped.await;
         shared.stop();
         context.stop.cancel();
-        while tasks.join_next().await.is_some() {}
-        // The workers saw their channels close; the last connections have until the drain timeout.
+        finish(&mut serving, config.drain_timeout).await;
+        context.stop_admin.cancel();
+        finish(&mut admin, ADMIN_DRAIN_TIMEOUT).await;
+        // The workers saw their channels close; what they still have has had its time.
+        context.cut.cancel();
         let ended =
             tokio::task::spawn_blocking(move || threads.into_iter().all(|thread| thread.join().is_ok()))
                 .await;
@@ -119,6 +119,43 @@ impl Server {
             Ok(true) => Ok(()),
             _ => Err(StartError::File("a worker ended in a panic".to_owned())),
         }
+    }
+}
+
+type Tasks = JoinSet<()>;
+
+/// Accepts connections everywhere; gives the tasks that do, those of the admin listener apart.
+fn serve(
+    sockets: Vec<(Listener, TcpListener)>,
+    workers: &Workers,
+    config: &Config,
+    context: &Context,
+) -> (Tasks, Tasks) {
+    let (mut serving, mut admin) = (Tasks::new(), Tasks::new());
+    for (listener, socket) in sockets {
+        let most = config.connections_max;
+        let (tasks, stop, connections_max) = match listener {
+            Listener::Admin => (&mut admin, &context.stop_admin, most.min(ADMIN_CONNECTIONS_MAX)),
+            Listener::Http | Listener::Grpc | Listener::Resp => (&mut serving, &context.stop, most),
+        };
+        let door = Door {
+            listener,
+            socket,
+            shared: Arc::clone(&context.shared),
+            workers: workers.clone(),
+            connections_max,
+            stop: stop.clone(),
+        };
+        tasks.spawn(door.serve());
+    }
+    (serving, admin)
+}
+
+/// Waits for all tasks to end, and ends those that take longer.
+async fn finish(tasks: &mut Tasks, time_max: Duration) {
+    let all = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(time_max, all).await.is_err() {
+        tasks.shutdown().await;
     }
 }
 
@@ -142,18 +179,16 @@ fn start_workers(count: usize, context: &Context) -> Result<(Senders, Threads), 
     Ok(started)
 }
 
+/// Takes every port, or tells of all that cannot be taken.
 fn open(config: &Config) -> Result<Vec<(Listener, TcpListener)>, StartError> {
-    let wanted = [
-        (Listener::Http, "http_listen", config.http),
-        (Listener::Grpc, "grpc_listen", config.grpc),
-        (Listener::Resp, "resp_listen", config.resp),
-        (Listener::Admin, "admin_listen", config.admin),
-    ];
     let mut sockets = Vec::new();
-    for (listener, key, address) in wanted {
+    let mut problems = Vec::new();
+    for (listener, key, address) in config.listeners() {
         let Some(address) = address else { continue };
-        let failed = |error| StartError::System(format!("{key}: {address}"), error);
-        sockets.push((listener, listen::bind(address).map_err(failed)?));
+        match listen::bind(address) {
+            Ok(socket) => sockets.push((listener, socket)),
+            Err(error) => problems.push(listen::not_taken(key, address, &error)),
+        }
     }
-    Ok(sockets)
+    if problems.is_empty() { Ok(sockets) } else { Err(StartError::Ports(problems)) }
 }

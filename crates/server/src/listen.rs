@@ -1,12 +1,12 @@
 //! Listeners: accept, count, and hand each connection to a worker.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -19,8 +19,13 @@ const BACKLOG: u32 = 1_024;
 /// Accepted connections that wait for their worker. When it is full, accepting waits.
 pub(crate) const HANDED_OVER_MAX: usize = 1_024;
 
-/// How long to wait when the system has no more file descriptors: trying again at once would only burn time.
-const EXHAUSTED_WAIT: Duration = Duration::from_millis(50);
+/// How long to wait after connections could not be accepted, at first and at most. Longer: less time burnt; clients
+/// wait longer once they can be accepted again.
+const RETRY_WAIT_MIN: Duration = Duration::from_millis(5);
+const RETRY_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// How often it is said that connections cannot be accepted. Shorter: closer to what happens; a longer log.
+const SAY_EVERY: Duration = Duration::from_secs(1);
 
 /// A connection on its way to a worker.
 pub(crate) struct Accepted {
@@ -59,38 +64,146 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Accepts until told to stop.
-pub(crate) async fn accept(
-    listener: Listener,
-    socket: TcpListener,
-    shared: Arc<Shared>,
-    workers: Workers,
-    connections_max: usize,
-    stop: CancellationToken,
-) {
-    let room = Arc::new(Semaphore::new(connections_max));
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = socket.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, peer)) => {
-                let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-                    shared.metrics.refused(listener);
-                    continue;
-                };
-                let Ok(stream) = stream.set_nodelay(true).and_then(|()| stream.into_std()) else { continue };
-                workers.hand_over(Accepted { listener, stream, peer, permit }).await;
-            }
-            Err(error) => {
-                tracing::warn!(listener = listener.as_str(), %error, "a connection could not be accepted");
-                pause(&stop).await;
+/// Why an address cannot be taken, in words for whoever chose it.
+pub(crate) fn not_taken(key: &str, address: SocketAddr, error: &io::Error) -> String {
+    let advice = match error.kind() {
+        ErrorKind::AddrInUse => {
+            ": another program listens there; stop it, or choose another address (port 0 takes a free one)"
+        }
+        ErrorKind::AddrNotAvailable => ": this machine has no such address",
+        ErrorKind::PermissionDenied => {
+            ": ports below 1024 are for privileged programs; choose another, or grant CAP_NET_BIND_SERVICE"
+        }
+        _ => "",
+    };
+    format!("{key}: {address}: {error}{advice}")
+}
+
+/// One listener at work.
+pub(crate) struct Door {
+    pub(crate) listener: Listener,
+    pub(crate) socket: TcpListener,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) workers: Workers,
+    pub(crate) connections_max: usize,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Door {
+    /// Accepts until told to stop, then waits for the connections to end.
+    pub(crate) async fn serve(self) {
+        let room = Arc::new(Semaphore::new(self.connections_max));
+        self.accept(&room).await;
+        let Self { socket, workers, connections_max, .. } = self;
+        // Whoever comes now is to ask somewhere else.
+        drop((socket, workers));
+        let all = u32::try_from(connections_max).unwrap_or(u32::MAX);
+        let _ = room.acquire_many(all).await;
+    }
+
+    async fn accept(&self, room: &Arc<Semaphore>) {
+        let mut trouble = Trouble::default();
+        loop {
+            let accepted = tokio::select! {
+                () = self.stop.cancelled() => return,
+                accepted = self.socket.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    trouble.is_over();
+                    self.take(stream, peer, room).await;
+                }
+                Err(error) => {
+                    if let Some(times) = trouble.note(now()) {
+                        tracing::warn!(
+                            listener = self.listener.as_str(),
+                            times,
+                            %error,
+                            "connections could not be accepted"
+                        );
+                    }
+                    let _ = tokio::time::timeout(trouble.wait, self.stop.cancelled()).await;
+                }
             }
         }
     }
+
+    async fn take(&self, stream: TcpStream, peer: SocketAddr, room: &Arc<Semaphore>) {
+        let Ok(permit) = Arc::clone(room).try_acquire_owned() else {
+            self.shared.metrics.refused(self.listener);
+            return;
+        };
+        let Ok(stream) = stream.set_nodelay(true).and_then(|()| stream.into_std()) else { return };
+        self.workers.hand_over(Accepted { listener: self.listener, stream, peer, permit }).await;
+    }
 }
 
-async fn pause(stop: &CancellationToken) {
-    let _ = tokio::time::timeout(EXHAUSTED_WAIT, stop.cancelled()).await;
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how often something is said is for people, who have this clock"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Connections that cannot be accepted, such as when the system has no more file descriptors: trying again at once
+/// would only burn time, and a line for each of them fill the disk.
+#[derive(Debug, Default)]
+struct Trouble {
+    wait: Duration,
+    said: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Trouble {
+    /// Takes note of a failure. How many there were since it was last said, if it is time to say so.
+    fn note(&mut self, now: Instant) -> Option<u64> {
+        self.wait = (self.wait * 2).clamp(RETRY_WAIT_MIN, RETRY_WAIT_MAX);
+        self.unsaid += 1;
+        if self.said.is_some_and(|said| now.saturating_duration_since(said) < SAY_EVERY) {
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+
+    /// The next failure is a new one; but nothing is said sooner for it.
+    fn is_over(&mut self) {
+        self.wait = Duration::ZERO;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_is_told_once_a_second_with_how_often() {
+        let start = now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut trouble = Trouble::default();
+        assert_eq!(trouble.note(at(0)), Some(1), "the first at once");
+        assert_eq!((trouble.note(at(1)), trouble.note(at(999))), (None, None));
+        assert_eq!(trouble.note(at(1_000)), Some(3));
+        trouble.is_over();
+        assert_eq!(trouble.note(at(1_500)), None, "that it was over in between does not make it louder");
+        assert_eq!(trouble.note(at(9_000)), Some(2));
+    }
+
+    #[test]
+    fn waits_grow_until_it_is_over() {
+        let mut trouble = Trouble::default();
+        let mut waits = |times: usize| {
+            for _ in 0..times {
+                let _ = trouble.note(now());
+            }
+            let longest = trouble.wait;
+            trouble.is_over();
+            longest
+        };
+        assert_eq!(waits(1), RETRY_WAIT_MIN);
+        assert_eq!(waits(2), RETRY_WAIT_MIN * 2);
+        assert_eq!(waits(100), RETRY_WAIT_MAX);
+        assert_eq!(waits(1), RETRY_WAIT_MIN, "starts anew");
+    }
 }

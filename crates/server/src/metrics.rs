@@ -26,7 +26,7 @@ const OTHER_TENANTS: &str = "_other";
 const BUCKETS_US: [u64; 17] =
     [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000];
 
-/// Gives an enum its number of values, and their names in metrics.
+/// An enum of labels: all its values, and how metrics and answers have them.
 macro_rules! label {
     ($(#[$doc:meta])* $vis:vis $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
         $(#[$doc])*
@@ -118,6 +118,14 @@ impl From<Source> for Rung {
             Source::Overflow => Self::Overflow,
             Source::Refused => Self::Refused,
         }
+    }
+}
+
+impl Rung {
+    /// What a decision rests on that several limits had a word in: the least that any of theirs does.
+    pub(crate) fn of_all<'o, 'g: 'o>(outcomes: impl IntoIterator<Item = &'o tidegate::Outcome<'g>>) -> Self {
+        let rungs = outcomes.into_iter().map(|outcome| Self::from(outcome.source()));
+        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Self::Local)
     }
 }
 

@@ -1,43 +1,47 @@
-//! Overrides at work: looked up in memory by every worker, written by one thread that keeps them.
+//! Overrides at work: looked up and listed in memory by every worker, written by one thread that keeps them.
 //!
 //! A write goes to the store first and to memory second, and its answer comes after both: what somebody was told is in
 //! force, here and after a restart.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use tidegate_rules::overrides::{Full, Override, OverrideIndex, Store, StoreError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::auth::TenantIndex;
 use crate::shared::StartError;
 
-/// Questions to the store that may wait. Higher: larger bursts of writes are taken, and the last of them waits longer.
-const WAITING_MAX: usize = 1_024;
+/// Writes of one tenant that may wait. Higher: larger bursts of one tenant are taken, and the writes of the others wait
+/// longer behind them.
+const WAITING_PER_TENANT_MAX: usize = 128;
 
 /// The overrides of all tenants.
 #[derive(Debug)]
 pub(crate) struct Overrides {
     /// By [`TenantIndex`].
     tenants: Arc<[TenantOverrides]>,
-    /// Nothing only while it is being dropped.
-    keeper: Option<(mpsc::Sender<Task>, JoinHandle<()>)>,
+    /// What waits is bounded by the places of all tenants. Nothing only while it is being dropped.
+    keeper: Option<(mpsc::UnboundedSender<Task>, JoinHandle<()>)>,
 }
 
 #[derive(Debug)]
 struct TenantOverrides {
     name: String,
     index: OverrideIndex,
+    /// Its places among the writes that wait: no tenant can take those of another.
+    places: Arc<Semaphore>,
 }
 
-/// Why a write, or a list, was not done.
+/// Why a write was not done.
 #[derive(Debug)]
 pub(crate) enum NotDone {
     /// There is no room for another override.
     Full(Full),
-    /// Too much is waiting to be written.
+    /// The tenant has [`WAITING_PER_TENANT_MAX`] writes that wait.
     Busy,
     /// The store failed.
     Store(StoreError),
@@ -49,7 +53,10 @@ impl fmt::Display for NotDone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full(full) => full.fmt(f),
-            Self::Busy => f.write_str("overrides: too much is waiting to be written"),
+            Self::Busy => write!(
+                f,
+                "overrides: {WAITING_PER_TENANT_MAX} writes of this tenant wait already, the most that may"
+            ),
             Self::Store(error) => error.fmt(f),
             Self::Stopping => f.write_str("overrides: the server is stopping"),
         }
@@ -62,41 +69,35 @@ impl From<StoreError> for NotDone {
     }
 }
 
-type Reply<T> = oneshot::Sender<Result<T, NotDone>>;
-
-/// What the keeper does.
-enum Task {
-    Set { tenant: TenantIndex, new: Override, now_ms: u64, reply: Reply<String> },
-    Delete { tenant: TenantIndex, namespace: String, pattern: String, reply: Reply<bool> },
-    List { tenant: TenantIndex, page: Page, reply: Reply<Vec<Override>> },
-}
-
-/// Which part of a namespace's overrides.
+/// A write that waits for the keeper.
 #[derive(Debug)]
-pub(crate) struct Page {
-    /// Of this namespace.
-    pub(crate) namespace: String,
-    /// Those that follow this pattern.
-    pub(crate) after: Option<String>,
-    /// At most this many.
-    pub(crate) most: u32,
+struct Task {
+    tenant: TenantIndex,
+    write: Write,
+    place: OwnedSemaphorePermit,
 }
+
+#[derive(Debug)]
+enum Write {
+    Set { new: Override, now_ms: u64, reply: Reply<String> },
+    Delete { namespace: String, pattern: String, reply: Reply<bool> },
+}
+
+type Reply<T> = oneshot::Sender<Result<T, NotDone>>;
 
 impl Overrides {
     /// Opens the store in `folder`, or keeps overrides in memory only, for tenants of these names.
-    pub(crate) fn open(folder: Option<&Path>, tenants: &[String]) -> Result<Self, StartError> {
-        let tenant = |name: &String| TenantOverrides { name: name.clone(), index: OverrideIndex::default() };
-        let tenants: Arc<[_]> = tenants.iter().map(tenant).collect();
-        let (tasks, waiting) = mpsc::channel(WAITING_MAX);
+    pub(crate) fn open(folder: Option<&Path>, names: &[String]) -> Result<Self, StartError> {
+        let (tasks, waiting) = mpsc::unbounded_channel();
         let (opened, is_open) = std::sync::mpsc::channel();
-        let keeper = Keeper { folder: folder.map(Path::to_owned), tenants: Arc::clone(&tenants) };
+        let (folder, names) = (folder.map(Path::to_owned), names.to_owned());
         let failed = |error| StartError::System("the thread that keeps overrides".to_owned(), error);
         let thread = std::thread::Builder::new()
             .name("overrides".to_owned())
-            .spawn(move || keeper.run(waiting, &opened))
+            .spawn(move || run(folder.as_deref(), &names, waiting, &opened))
             .map_err(failed)?;
         match is_open.recv() {
-            Ok(Ok(())) => Ok(Self { tenants, keeper: Some((tasks, thread)) }),
+            Ok(Ok(tenants)) => Ok(Self { tenants, keeper: Some((tasks, thread)) }),
             Ok(Err(error)) => Err(StartError::File(error.to_string())),
             Err(_) => Err(StartError::File("data_dir: the store could not be opened".to_owned())),
         }
@@ -116,7 +117,7 @@ impl Overrides {
         new: Override,
         now_ms: u64,
     ) -> impl Future<Output = Result<String, NotDone>> + use<> {
-        self.ask(move |reply| Task::Set { tenant, new, now_ms, reply })
+        self.ask(tenant, move |reply| Write::Set { new, now_ms, reply })
     }
 
     /// Forgets the override with this pattern; says whether there was one.
@@ -126,32 +127,27 @@ impl Overrides {
         namespace: String,
         pattern: String,
     ) -> impl Future<Output = Result<bool, NotDone>> + use<> {
-        self.ask(move |reply| Task::Delete { tenant, namespace, pattern, reply })
+        self.ask(tenant, move |reply| Write::Delete { namespace, pattern, reply })
     }
 
-    /// Some overrides of a namespace, in the order of their patterns.
-    pub(crate) fn list(
-        &self,
-        tenant: TenantIndex,
-        page: Page,
-    ) -> impl Future<Output = Result<Vec<Override>, NotDone>> + use<> {
-        self.ask(move |reply| Task::List { tenant, page, reply })
-    }
-
-    /// Hands a task to the keeper, now or not at all, and gives what comes of it.
-    fn ask<T, F>(&self, task: F) -> impl Future<Output = Result<T, NotDone>> + use<T, F>
+    /// Hands a write to the keeper, now or not at all, and gives what comes of it.
+    fn ask<T, F>(&self, tenant: TenantIndex, write: F) -> impl Future<Output = Result<T, NotDone>> + use<T, F>
     where
-        F: FnOnce(Reply<T>) -> Task,
+        F: FnOnce(Reply<T>) -> Write,
     {
         let (reply, answer) = oneshot::channel();
-        let sent = match &self.keeper {
-            None => Err(NotDone::Stopping),
-            Some((tasks, _)) => tasks.try_send(task(reply)).map_err(|_| NotDone::Busy),
-        };
+        let sent = self.hand_over(tenant, write(reply));
         async move {
             sent?;
             answer.await.unwrap_or(Err(NotDone::Stopping))
         }
+    }
+
+    fn hand_over(&self, tenant: TenantIndex, write: Write) -> Result<(), NotDone> {
+        let places = Arc::clone(&self.tenants[tenant].places);
+        let place = places.try_acquire_owned().map_err(|_| NotDone::Busy)?;
+        let (tasks, _) = self.keeper.as_ref().ok_or(NotDone::Stopping)?;
+        tasks.send(Task { tenant, write, place }).map_err(|_| NotDone::Stopping)
     }
 }
 
@@ -165,85 +161,86 @@ impl Drop for Overrides {
     }
 }
 
+/// What the thread that keeps overrides does: opens the store, hands out what is in it, and writes until nobody can
+/// ask any more.
+fn run(
+    folder: Option<&Path>,
+    names: &[String],
+    waiting: mpsc::UnboundedReceiver<Task>,
+    opened: &std::sync::mpsc::Sender<Result<Arc<[TenantOverrides]>, StoreError>>,
+) {
+    // Without a runtime nobody hears that the store is open, and the start fails.
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    runtime.block_on(async {
+        match open(folder, names).await {
+            Err(error) => drop(opened.send(Err(error))),
+            Ok(keeper) => {
+                let _ = opened.send(Ok(Arc::clone(&keeper.tenants)));
+                keeper.keep(waiting).await;
+            }
+        }
+    });
+}
+
+/// Opens the store and takes everything in it to memory. What belongs to tenants that are not configured stays where
+/// it is.
+async fn open(folder: Option<&Path>, names: &[String]) -> Result<Keeper, StoreError> {
+    let mut store = Store::open(folder).await?;
+    let mut by_tenant: HashMap<String, Vec<Override>> = HashMap::new();
+    for (name, known) in store.load().await? {
+        by_tenant.entry(name).or_default().push(known);
+    }
+    let tenant = |name: &String| TenantOverrides {
+        name: name.clone(),
+        index: by_tenant.remove(name).unwrap_or_default().into_iter().collect(),
+        places: Arc::new(Semaphore::new(WAITING_PER_TENANT_MAX)),
+    };
+    Ok(Keeper { tenants: names.iter().map(tenant).collect(), store })
+}
+
 /// The one that writes.
 struct Keeper {
-    folder: Option<PathBuf>,
     tenants: Arc<[TenantOverrides]>,
+    store: Store,
 }
 
 impl Keeper {
-    fn run(self, waiting: mpsc::Receiver<Task>, opened: &std::sync::mpsc::Sender<Result<(), StoreError>>) {
-        // Without a runtime nobody hears that the store is open, and the start fails.
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(async {
-            match self.open().await {
-                Err(error) => drop(opened.send(Err(error))),
-                Ok(store) => {
-                    let _ = opened.send(Ok(()));
-                    self.keep(store, waiting).await;
-                }
-            }
-        });
-    }
-
-    /// Opens the store and takes everything in it to memory. What belongs to tenants that are not configured stays
-    /// where it is.
-    async fn open(&self) -> Result<Store, StoreError> {
-        let mut store = Store::open(self.folder.as_deref()).await?;
-        for (name, known) in store.load().await? {
-            if let Some(tenant) = self.tenants.iter().find(|tenant| tenant.name == name) {
-                tenant.index.set(known);
-            }
-        }
-        Ok(store)
-    }
-
-    async fn keep(&self, mut store: Store, mut waiting: mpsc::Receiver<Task>) {
+    async fn keep(mut self, mut waiting: mpsc::UnboundedReceiver<Task>) {
         while let Some(task) = waiting.recv().await {
-            // Whoever asked may be gone; what they asked for is done all the same.
-            match task {
-                Task::Set { tenant, new, now_ms, reply } => {
-                    let _ = reply.send(self.set(&mut store, tenant, new, now_ms).await);
-                }
-                Task::Delete { tenant, namespace, pattern, reply } => {
-                    let _ = reply.send(self.delete(&mut store, tenant, &namespace, &pattern).await);
-                }
-                Task::List { tenant, page, reply } => {
-                    let name = &self.tenants[tenant].name;
-                    let Page { namespace, after, most } = page;
-                    let found = store.list(name, &namespace, after.as_deref(), most).await;
-                    let _ = reply.send(found.map_err(NotDone::Store));
-                }
-            }
+            self.write(task).await;
         }
-        if let Err(error) = store.close().await {
+        if let Err(error) = self.store.close().await {
             tracing::warn!(%error, "the store was not closed in order; nothing is lost");
         }
     }
 
-    async fn set(
-        &self,
-        store: &mut Store,
-        tenant: TenantIndex,
-        new: Override,
-        now_ms: u64,
-    ) -> Result<String, NotDone> {
-        let TenantOverrides { name, index } = &self.tenants[tenant];
+    /// Whoever asked may be gone; what they asked for is done all the same. Whoever is answered has their place again.
+    async fn write(&mut self, Task { tenant, write, place }: Task) {
+        match write {
+            Write::Set { new, now_ms, reply } => {
+                let done = self.set(tenant, new, now_ms).await;
+                drop(place);
+                let _ = reply.send(done);
+            }
+            Write::Delete { namespace, pattern, reply } => {
+                let done = self.delete(tenant, &namespace, &pattern).await;
+                drop(place);
+                let _ = reply.send(done);
+            }
+        }
+    }
+
+    async fn set(&mut self, tenant: TenantIndex, new: Override, now_ms: u64) -> Result<String, NotDone> {
+        let TenantOverrides { name, index, .. } = &self.tenants[tenant];
         index.room_for(&new.namespace, new.identifier.as_str()).map_err(NotDone::Full)?;
-        let id = store.set(name, &new, now_ms).await?;
+        let id = self.store.set(name, &new, now_ms).await?;
         index.set(Override { id: id.clone(), ..new });
         Ok(id)
     }
 
-    async fn delete(
-        &self,
-        store: &mut Store,
-        tenant: TenantIndex,
-        namespace: &str,
-        pattern: &str,
-    ) -> Result<bool, NotDone> {
-        let TenantOverrides { name, index } = &self.tenants[tenant];
-        let was_there = store.delete(name, namespace, pattern).await?;
+    async fn delete(&mut self, tenant: TenantIndex, namespace: &str, pattern: &str) -> Result<bool, NotDone> {
+        let TenantOverrides { name, index, .. } = &self.tenants[tenant];
+        let was_there = self.store.delete(name, namespace, pattern).await?;
         index.remove(namespace, pattern);
         Ok(was_there)
     }
@@ -255,4 +252,81 @@ pub(crate) fn new_id() -> Result<String, String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| format!("the system gave no random bytes: {error}"))?;
     Ok(format!("ovr_{:032x}", u128::from_le_bytes(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_rules::pattern::Pattern;
+
+    const NOISY: TenantIndex = 0;
+    const CALM: TenantIndex = 1;
+
+    fn of(pattern: &str) -> Override {
+        Override {
+            id: format!("ovr_{pattern}"),
+            namespace: "n".to_owned(),
+            identifier: Pattern::new(pattern),
+            limit: 1,
+            duration_ms: 1_000,
+        }
+    }
+
+    /// Overrides of two tenants whose keeper has not begun, and what it will begin with.
+    async fn not_begun() -> (Overrides, Keeper, mpsc::UnboundedReceiver<Task>) {
+        let keeper = open(None, &["noisy".to_owned(), "calm".to_owned()]).await.expect("in memory");
+        let (tasks, waiting) = mpsc::unbounded_channel();
+        let tenants = Arc::clone(&keeper.tenants);
+        (Overrides { tenants, keeper: Some((tasks, std::thread::spawn(|| ()))) }, keeper, waiting)
+    }
+
+    #[tokio::test]
+    async fn a_tenant_that_writes_much_takes_no_place_of_another() {
+        let (overrides, mut keeper, mut waiting) = not_begun().await;
+        let set = |tenant, pattern: &str| overrides.set(tenant, of(pattern), 1);
+        let taken: Vec<_> = (0..WAITING_PER_TENANT_MAX).map(|at| set(NOISY, &at.to_string())).collect();
+        let refused = set(NOISY, "one more").await.expect_err("it has no place left");
+        assert!(matches!(refused, NotDone::Busy), "{refused}");
+        let calm = set(CALM, "a");
+
+        keeper.write(waiting.recv().await.expect("the first")).await;
+        let again = overrides.delete(NOISY, "n".to_owned(), "0".to_owned());
+        let refused = set(NOISY, "one more").await.expect_err("the place that came free is taken again");
+        assert!(matches!(refused, NotDone::Busy), "{refused}");
+
+        for _ in 0..=WAITING_PER_TENANT_MAX {
+            keeper.write(waiting.recv().await.expect("those that wait")).await;
+        }
+        assert_eq!(calm.await.expect("written"), "ovr_a");
+        for taken in taken {
+            taken.await.expect("written");
+        }
+        assert!(again.await.expect("written"), "it was there to be forgotten");
+        assert!(waiting.try_recv().is_err(), "what was refused is not written");
+        assert_eq!((overrides.of(NOISY).len(), overrides.of(CALM).len()), (WAITING_PER_TENANT_MAX - 1, 1));
+    }
+
+    #[tokio::test]
+    async fn who_was_told_of_a_write_finds_it_in_memory() {
+        let overrides = Overrides::open(None, &["t".to_owned()]).expect("in memory");
+        overrides.set(0, of("a*"), 1).await.expect("written");
+        assert_eq!(overrides.of(0).list("n", None, 10).len(), 1);
+        assert!(overrides.of(0).get("n", "a*").is_some());
+        assert!(overrides.delete(0, "n".to_owned(), "a*".to_owned()).await.expect("written"));
+        assert!(overrides.of(0).list("n", None, 10).is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_was_kept_is_in_memory_when_the_server_starts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let overrides = Overrides::open(Some(folder.path()), &names(&["a", "b"])).expect("opens");
+        overrides.set(0, of("of a"), 1).await.expect("written");
+        overrides.set(1, of("of b"), 1).await.expect("written");
+        drop(overrides);
+        // A tenant that is not configured any more keeps what it has, for when it is again.
+        let overrides = Overrides::open(Some(folder.path()), &names(&["b"])).expect("opens again");
+        let listed = overrides.of(0).list("n", None, 10);
+        assert_eq!(listed.iter().map(|of| of.identifier.as_str()).collect::<Vec<_>>(), ["of b"]);
+    }
 }

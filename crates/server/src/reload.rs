@@ -1,5 +1,6 @@
 //! Files that are read again when they change. A bad one is refused whole, and the last good one stays.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,7 +12,7 @@ use crate::config::Config;
 use crate::envoy::Descriptors;
 use crate::metrics::Reloaded;
 use crate::rules::GatedRules;
-use crate::shared::{Shared, StartError};
+use crate::shared::Shared;
 
 /// How often the files are looked at. Looking is cheap and also works where file events do not, such as for mounted
 /// volumes whose links are swapped.
@@ -20,16 +21,22 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Something that is read from a path.
 struct Source {
     what: Reloaded,
+    /// The setting that names it.
+    key: &'static str,
     path: PathBuf,
     load: fn(&Path, &Shared) -> Result<(), String>,
 }
 
 fn sources(config: &Config) -> Vec<Source> {
     let rules = config.rules.clone();
-    let rules = rules.map(|path| Source { what: Reloaded::Rules, path, load: load_rules });
+    let rules = rules.map(|path| Source { what: Reloaded::Rules, key: "rules", path, load: load_rules });
     let descriptors = config.envoy_descriptors.clone();
-    let descriptors =
-        descriptors.map(|path| Source { what: Reloaded::Descriptors, path, load: load_descriptors });
+    let descriptors = descriptors.map(|path| Source {
+        what: Reloaded::Descriptors,
+        key: "envoy_descriptors",
+        path,
+        load: load_descriptors,
+    });
     rules.into_iter().chain(descriptors).collect()
 }
 
@@ -45,16 +52,22 @@ fn load_descriptors(path: &Path, shared: &Shared) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads everything once; at the start a bad file is an error.
-pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<(), StartError> {
-    let problems: Vec<String> =
-        sources(config).iter().filter_map(|source| (source.load)(&source.path, shared).err()).collect();
-    if problems.is_empty() { Ok(()) } else { Err(StartError::File(problems.join("\n"))) }
+/// Reads everything once, for [`watch`] to go on with; at the start a bad file is an error.
+pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<Vec<Watched>, Vec<String>> {
+    let mut watched = Vec::new();
+    let mut problems = Vec::new();
+    for source in sources(config) {
+        let key = source.key;
+        match Watched::load(source, shared) {
+            Ok(one) => watched.push(one),
+            Err(found) => problems.extend(found.lines().map(|problem| format!("{key}: {problem}"))),
+        }
+    }
+    if problems.is_empty() { Ok(watched) } else { Err(problems) }
 }
 
 /// Reads again what changes, until told to stop.
-pub(crate) async fn watch(config: Config, shared: Arc<Shared>, stop: CancellationToken) {
-    let mut watched: Vec<Watched> = sources(&config).into_iter().map(Watched::new).collect();
+pub(crate) async fn watch(mut watched: Vec<Watched>, shared: Arc<Shared>, stop: CancellationToken) {
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -78,16 +91,18 @@ pub(crate) async fn watch(config: Config, shared: Arc<Shared>, stop: Cancellatio
 }
 
 /// A source, and what it looked like.
-struct Watched {
+pub(crate) struct Watched {
     source: Source,
+    /// Before it was read: what changes meanwhile is read again.
     loaded: Vec<Print>,
     last: Vec<Print>,
 }
 
 impl Watched {
-    fn new(source: Source) -> Self {
+    fn load(source: Source, shared: &Shared) -> Result<Self, String> {
         let now = prints(&source.path);
-        Self { source, loaded: now.clone(), last: now }
+        (source.load)(&source.path, shared)?;
+        Ok(Self { source, loaded: now.clone(), last: now })
     }
 
     /// Reads what changed, once it looks the same at two looks: a file in the middle of being written does not.
@@ -112,15 +127,18 @@ fn reload(source: &Source, shared: &Shared) {
     }
 }
 
-/// What changes when a file does.
-type Print = (PathBuf, Option<(SystemTime, u64)>);
+/// What changes when a file does, or when another takes its place: when it was written and last touched, its length,
+/// and which file it is.
+type Print = (PathBuf, Option<(SystemTime, i64, i64, u64, u64)>);
 
 /// The print of a file, or of all files of a folder.
 fn prints(path: &Path) -> Vec<Print> {
     let print = |path: PathBuf| {
         let meta = std::fs::metadata(&path).ok();
-        let seen = meta.and_then(|meta| Some((meta.modified().ok()?, meta.len())));
-        (path, seen)
+        let seen = |meta: std::fs::Metadata| {
+            Some((meta.modified().ok()?, meta.ctime(), meta.ctime_nsec(), meta.len(), meta.ino()))
+        };
+        (path, meta.and_then(seen))
     };
     match std::fs::read_dir(path) {
         Err(_) => vec![print(path.to_owned())],
@@ -129,5 +147,60 @@ fn prints(path: &Path) -> Vec<Print> {
             all.sort();
             all
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn server() -> Shared {
+        let given: HashMap<String, String> = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")]
+            .map(|(k, v)| (k.into(), v.into()))
+            .into();
+        Shared::new(&mut Config::read(&given, None).expect("good")).expect("fits")
+    }
+
+    /// Somebody writes while the file is being read: each time it is read, a line is added.
+    fn read_while_it_grows(path: &Path, _: &Shared) -> Result<(), String> {
+        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+        std::fs::write(path, format!("{text}read\n")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_changes_while_it_is_read_is_read_again() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let times_read = || std::fs::read_to_string(file.path()).expect("text").lines().count();
+        let shared = server();
+        let source = Source {
+            what: Reloaded::Rules,
+            key: "rules",
+            path: file.path().to_owned(),
+            load: read_while_it_grows,
+        };
+        let mut watched = Watched::load(source, &shared).expect("can be read");
+        assert_eq!(times_read(), 1);
+        watched.look(&shared);
+        assert_eq!(times_read(), 1, "it may still be being written");
+        watched.look(&shared);
+        assert_eq!(times_read(), 2, "it looks the same twice");
+    }
+
+    #[test]
+    fn another_file_of_the_same_age_and_length_is_another() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, other) = (folder.path().join("rules"), folder.path().join("other"));
+        std::fs::write(&file, "a").expect("written");
+        std::fs::write(&other, "b").expect("written");
+        let written = std::fs::metadata(&file).and_then(|meta| meta.modified()).expect("a time");
+        std::fs::File::options()
+            .write(true)
+            .open(&other)
+            .and_then(|other| other.set_modified(written))
+            .expect("set");
+        let before = prints(&file);
+        std::fs::rename(&other, &file).expect("in place of the first");
+        assert_ne!(prints(&file), before);
     }
 }

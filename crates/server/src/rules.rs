@@ -1,8 +1,9 @@
 //! Rules at work: which apply to a request, and what they decide together.
 
+use std::io::Read as _;
 use std::path::Path;
 
-use tidegate::{Ask, Decision, Gate, LIMITS_PER_CHECK_MAX, Outcome as LimitOutcome};
+use tidegate::{Ask, Decision, Gate, Outcome as LimitOutcome};
 use tidegate_rules::{Class, Dimensions, FILE_BYTES_MAX, Mode, Rule, RuleSet};
 
 use crate::auth::TenantIndex;
@@ -186,8 +187,7 @@ impl Ruling<'_> {
 
     /// What the decision rests on: the least that any of its limits does.
     pub(crate) fn rung(&self) -> Rung {
-        let rungs = self.decision.outcomes().iter().map(|outcome| Rung::from(outcome.source()));
-        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Rung::Local)
+        Rung::of_all(self.decision.outcomes())
     }
 }
 
@@ -196,14 +196,15 @@ pub(crate) fn shed_outcome(class: Class) -> Outcome {
     if class == Class::Comfort { Outcome::Allowed } else { Outcome::Denied }
 }
 
-const _: () = assert!(LIMITS_PER_CHECK_MAX >= 8, "a request is commonly under several rules");
-
 /// The text of a file of at most `most` bytes.
 pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
     let problem = |error: std::io::Error| format!("{}: {error}", path.display());
-    let bytes = std::fs::metadata(path).map_err(problem)?.len();
-    if usize::try_from(bytes).map_or(true, |bytes| bytes > most) {
-        return Err(format!("{}: {bytes} bytes is outside 0 to {most}", path.display()));
+    let mut text = String::new();
+    // One byte too many is enough to know that there are too many, however many there are: a pipe does not say.
+    let file = std::fs::File::open(path).map_err(problem)?;
+    file.take(most as u64 + 1).read_to_string(&mut text).map_err(problem)?;
+    if text.len() > most {
+        return Err(format!("{}: more than {most} bytes", path.display()));
     }
-    std::fs::read_to_string(path).map_err(problem)
+    Ok(text)
 }

@@ -11,6 +11,8 @@ pub struct Setting {
     pub default: &'static str,
     /// What it does, and what it trades.
     pub about: &'static str,
+    /// Whether it is any number of things: then none of them is a value too.
+    pub is_list: bool,
 }
 
 const fn setting(
@@ -19,7 +21,13 @@ const fn setting(
     default: &'static str,
     about: &'static str,
 ) -> Setting {
-    Setting { key, value, default, about }
+    Setting { key, value, default, about, is_list: false }
+}
+
+impl Setting {
+    const fn list(self) -> Self {
+        Self { is_list: true, ..self }
+    }
 }
 
 /// All settings that are a single value. Tenants and tokens are tables of the file.
@@ -46,7 +54,8 @@ pub const SETTINGS: &[Setting] = &[
         "",
         "Namespaces of /v2/ratelimit.* that count by GCRA instead of a sliding window, separated by commas; \
          \"*\" stands for anything",
-    ),
+    )
+    .list(),
     setting(
         "data_dir",
         "DIR",
@@ -64,7 +73,7 @@ pub const SETTINGS: &[Setting] = &[
         "connections_max",
         "N",
         "20000",
-        "Connections of each listener, 1 to 1000000. Higher: more clients at once, more memory for buffers",
+        "Connections of each listener, 1 to 1000000. Higher: more clients at once, more memory for buffers, more open files",
     ),
     setting(
         "idle_timeout",
@@ -89,7 +98,8 @@ pub const SETTINGS: &[Setting] = &[
         "NETWORKS",
         "127.0.0.0/8,::1",
         "Networks of proxies whose X-Forwarded-For is believed, separated by commas; \"\" to believe none",
-    ),
+    )
+    .list(),
     setting(
         "reset_header",
         "STYLE",

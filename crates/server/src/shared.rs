@@ -1,5 +1,6 @@
 //! What all surfaces share: one limiter, and what tells them which limits to ask it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -68,6 +69,8 @@ pub enum StartError {
     Limiter(tidegate::BuildError),
     /// One of the files it needs is wrong.
     File(String),
+    /// Ports that could not be taken, each in a line of its own.
+    Ports(Vec<String>),
     /// The system said no.
     System(String, std::io::Error),
 }
@@ -77,6 +80,7 @@ impl std::fmt::Display for StartError {
         match self {
             Self::Limiter(error) => error.fmt(f),
             Self::File(problem) => f.write_str(problem),
+            Self::Ports(problems) => f.write_str(&problems.join("\n")),
             Self::System(what, error) => write!(f, "{what}: {error}"),
         }
     }
@@ -121,6 +125,13 @@ impl Shared {
             registry: metrics::registry(scrape),
             stopping: AtomicBool::new(false),
         })
+    }
+
+    /// Keeps overrides in `folder` from now on, with those that are there.
+    pub(crate) fn keep_overrides_in(&mut self, folder: &Path) -> Result<(), StartError> {
+        let names: Vec<String> = self.tenants.iter().map(|tenant| tenant.name.clone()).collect();
+        self.overrides = Overrides::open(Some(folder), &names)?;
+        Ok(())
     }
 
     /// The tenant of a principal.

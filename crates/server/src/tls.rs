@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -12,7 +14,6 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::TlsFiles;
 use crate::metrics::Listener;
-use crate::shared::StartError;
 
 /// What accepts encrypted connections: the same certificate everywhere, and on each listener the protocol it speaks.
 #[derive(Clone)]
@@ -23,10 +24,10 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// From the files that were named, if any were.
-    pub(crate) fn new(files: Option<&TlsFiles>) -> Result<Option<Self>, StartError> {
+    /// From the files that were named, if any were; or all that is wrong with them.
+    pub(crate) fn new(files: Option<&TlsFiles>) -> Result<Option<Self>, Vec<String>> {
         let Some(files) = files else { return Ok(None) };
-        let config = from_files(files).map_err(StartError::File)?;
+        let config = from_files(files)?;
         let speaking = |protocol: Option<&[u8]>| {
             let mut config = config.clone();
             config.alpn_protocols = protocol.map(<[u8]>::to_vec).into_iter().collect();
@@ -48,26 +49,36 @@ impl Tls {
     }
 }
 
-fn from_files(files: &TlsFiles) -> Result<ServerConfig, String> {
+fn from_files(files: &TlsFiles) -> Result<ServerConfig, Vec<String>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| format!("tls_cert: {error}"))?;
-    let builder = match &files.client_ca {
-        None => builder.with_no_client_auth(),
-        Some(path) => {
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(authority(path)?), provider)
-                .build()
-                .map_err(|error| format!("tls_client_ca: {}: {error}", path.display()))?;
-            builder.with_client_cert_verifier(verifier)
+    let chain = certificates("tls_cert", &files.cert);
+    let key = PrivateKeyDer::from_pem_file(&files.key)
+        .map_err(|error| format!("tls_key: {}: {error}", files.key.display()));
+    let verifier = files.client_ca.as_deref().map(|path| client_verifier(path, &provider)).transpose();
+    let (chain, key, verifier) = match (chain, key, verifier) {
+        (Ok(chain), Ok(key), Ok(verifier)) => (chain, key, verifier),
+        (chain, key, verifier) => {
+            return Err([chain.err(), key.err(), verifier.err()].into_iter().flatten().collect());
         }
     };
-    let chain = certificates("tls_cert", &files.cert)?;
-    let key = PrivateKeyDer::from_pem_file(&files.key)
-        .map_err(|error| format!("tls_key: {}: {error}", files.key.display()))?;
-    builder
-        .with_single_cert(chain, key)
-        .map_err(|error| format!("tls_cert: {}: {error}", files.cert.display()))
+    let wrong = |error: rustls::Error| vec![format!("tls_cert: {}: {error}", files.cert.display())];
+    let builder =
+        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(wrong)?;
+    let builder = match verifier {
+        None => builder.with_no_client_auth(),
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
+    };
+    builder.with_single_cert(chain, key).map_err(wrong)
+}
+
+fn client_verifier(
+    path: &Path,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let roots = Arc::new(authority(path)?);
+    WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider))
+        .build()
+        .map_err(|error| format!("tls_client_ca: {}: {error}", path.display()))
 }
 
 fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {

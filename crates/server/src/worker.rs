@@ -1,9 +1,11 @@
 //! Workers: threads that each answer their own connections from beginning to end, and share nothing but the limiter.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::{Context as Task, Poll, Waker};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -27,7 +29,10 @@ pub(crate) struct Context {
     pub(crate) tls: Option<Tls>,
     /// Told when the server stops: finish what was begun, start nothing.
     pub(crate) stop: CancellationToken,
-    pub(crate) drain_timeout: Duration,
+    /// The same for the admin listener, which goes on until the others have drained.
+    pub(crate) stop_admin: CancellationToken,
+    /// Told when nothing is waited for any more.
+    pub(crate) cut: CancellationToken,
 }
 
 /// A worker's own runtime, on one thread: its connections never move, so nothing they touch has to be shared.
@@ -50,13 +55,34 @@ pub(crate) fn run(
             connections.spawn_local(connection(accepted, context.clone()));
         }
         connections.close();
-        if tokio::time::timeout(context.drain_timeout, connections.wait()).await.is_err() {
-            tracing::warn!(
+        tokio::select! {
+            biased;
+            () = connections.wait() => {}
+            () = context.cut.cancelled() => tracing::warn!(
                 connections = connections.len(),
                 "connections were cut because they did not end in time"
-            );
+            ),
         }
     });
+}
+
+/// Polls a connection until it is done, and makes sure that it is woken when the server stops. That it does, `Shared`
+/// tells.
+pub(crate) async fn woken_by_stop<T>(
+    stop: &CancellationToken,
+    mut poll: impl FnMut(&mut Task<'_>) -> Poll<T>,
+) -> T {
+    let mut stopped = pin!(stop.cancelled());
+    let mut told: Option<Waker> = None;
+    poll_fn(|task| {
+        // Asking whether to stop takes a lock that all connections share. It is enough to be woken.
+        if !told.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
+            let _ = stopped.as_mut().poll(task);
+            told = Some(task.waker().clone());
+        }
+        poll(task)
+    })
+    .await
 }
 
 async fn connection(accepted: Accepted, context: Context) {
@@ -96,14 +122,20 @@ fn patience(listener: Listener, patience: Patience) -> Patience {
     }
 }
 
-async fn surface<S>(listener: Listener, stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
+async fn surface<S>(
+    listener: Listener,
+    stream: Guarded<S>,
+    peer: SocketAddr,
+    context: Context,
+) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     match listener {
         Listener::Http => http::serve(stream, peer, context).await,
         Listener::Admin => admin::serve(stream, peer, context).await,
-        Listener::Grpc => grpc::serve(stream, context).await,
+        // A call is a task of its own, which runs after the connections that were ready with its own.
+        Listener::Grpc => grpc::serve(stream.answers_later(), context).await,
         Listener::Resp => resp::serve(stream, context).await,
     }
 }

@@ -32,24 +32,23 @@ use std::cmp::Ordering;
 use std::fmt::Write;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use sfv::{Integer, ListSerializer, StringRef};
 
 use crate::decision::{Decision, Outcome};
 
 /// The draft that `RateLimit`, `RateLimit-Policy` and the problem type follow.
 pub const DRAFT: &str = "draft-ietf-httpapi-ratelimit-headers-11";
 
-/// What [`DRAFT`] calls things. Earlier drafts had other names for them, and later ones may too.
+/// What [`DRAFT`] calls things, parameters with what stands around their keys. Earlier drafts had other names for them,
+/// and later ones may too.
 mod draft {
     use http::header::HeaderName;
-    use sfv::KeyRef;
 
     pub(super) const POLICY_FIELD: HeaderName = HeaderName::from_static("ratelimit-policy");
     pub(super) const LIMIT_FIELD: HeaderName = HeaderName::from_static("ratelimit");
-    pub(super) const QUOTA: &KeyRef = KeyRef::constant("q");
-    pub(super) const WINDOW: &KeyRef = KeyRef::constant("w");
-    pub(super) const REMAINING: &KeyRef = KeyRef::constant("r");
-    pub(super) const RESET: &KeyRef = KeyRef::constant("t");
+    pub(super) const QUOTA: [u8; 3] = *b";q=";
+    pub(super) const WINDOW: [u8; 3] = *b";w=";
+    pub(super) const REMAINING: [u8; 3] = *b";r=";
+    pub(super) const RESET: [u8; 3] = *b";t=";
     pub(super) const PROBLEM_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
     pub(super) const PROBLEM_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
     pub(super) const VIOLATED: &str = "violated-policies";
@@ -92,7 +91,9 @@ pub enum ResetStyle {
 /// pass, since it costs more than the burst or the limit is 0, is given no time at all: neither `t` nor
 /// `X-RateLimit-Reset` nor `Retry-After`. A decision under no limits has no fields.
 pub fn headers(decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) -> Vec<(HeaderName, HeaderValue)> {
-    fields(Told { outcomes: decision.outcomes(), denied_by: decision.denied_by() }, wall_us, reset)
+    let mut made = Vec::with_capacity(FIELDS_MAX);
+    tell(told(decision), wall_us, reset, |name, value| made.push((name, value)));
+    made
 }
 
 /// What the fields tell of.
@@ -103,42 +104,89 @@ struct Told<'d, 'g> {
     denied_by: Option<&'d Outcome<'g>>,
 }
 
-fn fields(decision: Told<'_, '_>, wall_us: u64, reset: ResetStyle) -> Vec<(HeaderName, HeaderValue)> {
-    let Some(chief) = chief(decision) else { return Vec::new() };
-    let limit = chief.gate().limit();
-    let fields = [
-        (draft::POLICY_FIELD, policy_list(decision)),
-        (draft::LIMIT_FIELD, limit_list(decision)),
-        (custom::LIMIT, Some(limit.amount().to_string())),
-        (custom::REMAINING, Some(chief.remaining().to_string())),
-        (custom::RESET, reset_value(chief, wall_us, reset)),
-        (custom::POLICY, Some(format!("{};w={}", limit.amount(), window_seconds(chief)))),
-        (custom::DENIED_BY, decision.denied_by.map(|outcome| name_of(outcome).into_owned())),
-        (RETRY_AFTER, retry_after(decision)),
-    ];
-    let made =
-        fields.into_iter().filter_map(|(name, value)| Some((name, HeaderValue::try_from(value?).ok()?)));
-    made.collect()
+/// The most fields that a decision has.
+const FIELDS_MAX: usize = 8;
+
+/// Room for a list of two or three limits, so that it is taken once. More are no mistake.
+const VALUE_BYTES: usize = 128;
+
+fn told<'d, 'g>(decision: &'d Decision<'g>) -> Told<'d, 'g> {
+    Told { outcomes: decision.outcomes(), denied_by: decision.denied_by() }
+}
+
+fn tell(decision: Told<'_, '_>, wall_us: u64, reset: ResetStyle, put: impl FnMut(HeaderName, HeaderValue)) {
+    let Some(chief) = chief(decision) else { return };
+    let amount = chief.gate().limit().amount().into();
+    let mut fields = Fields { text: Vec::with_capacity(VALUE_BYTES), put };
+    fields.add(draft::POLICY_FIELD, |text| policy_list(text, decision));
+    fields.add(draft::LIMIT_FIELD, |text| limit_list(text, decision));
+    fields.add(custom::LIMIT, |text| number(text, amount));
+    fields.add(custom::REMAINING, |text| number(text, chief.remaining().into()));
+    if let Some(reset) = reset_at(chief, wall_us, reset) {
+        fields.add(custom::RESET, |text| number(text, reset));
+    }
+    fields.add(custom::POLICY, |text| {
+        number(text, amount);
+        parameter(text, draft::WINDOW, window_seconds(chief));
+    });
+    if let Some(outcome) = decision.denied_by {
+        fields.add(custom::DENIED_BY, |text| text.extend_from_slice(name_of(outcome).as_bytes()));
+    }
+    if let Some(seconds) = retry_after(decision) {
+        fields.add(RETRY_AFTER, |text| number(text, seconds));
+    }
+}
+
+/// Makes fields, whose values are written in one place one after the other.
+struct Fields<P> {
+    text: Vec<u8>,
+    put: P,
+}
+
+impl<P: FnMut(HeaderName, HeaderValue)> Fields<P> {
+    fn add(&mut self, name: HeaderName, write: impl FnOnce(&mut Vec<u8>)) {
+        self.text.clear();
+        write(&mut self.text);
+        // Nothing is written that a field cannot hold: see `name_of`.
+        if let Ok(value) = HeaderValue::from_bytes(&self.text) {
+            (self.put)(name, value);
+        }
+    }
 }
 
 /// Sets [`headers`] on an answer, in place of any fields of the same names.
 pub fn set_headers(on: &mut HeaderMap, decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) {
-    put(on, headers(decision, wall_us, reset));
+    set(on, told(decision), wall_us, reset);
 }
 
 /// Sets [`headers`] for a request under one limit.
 pub fn set_outcome_headers(on: &mut HeaderMap, outcome: &Outcome<'_>, wall_us: u64, reset: ResetStyle) {
     let denied_by = (!outcome.is_allowed()).then_some(outcome);
-    put(on, fields(Told { outcomes: std::slice::from_ref(outcome), denied_by }, wall_us, reset));
+    set(on, Told { outcomes: std::slice::from_ref(outcome), denied_by }, wall_us, reset);
 }
 
+fn set(on: &mut HeaderMap, decision: Told<'_, '_>, wall_us: u64, reset: ResetStyle) {
+    make_room(on);
+    tell(decision, wall_us, reset, |name, value| put_one(on, name, value));
+}
+
+/// Sets fields that were made before.
+#[cfg(feature = "tower")]
 pub(crate) fn put(on: &mut HeaderMap, fields: Vec<(HeaderName, HeaderValue)>) {
-    // Grown once, and not while the fields go in. Without the room there is no place for them either.
-    let _ = on.try_reserve(fields.len());
+    make_room(on);
     for (name, value) in fields {
-        // Fails only on an answer that has tens of thousands of fields already; it can do without ours.
-        let _ = on.try_insert(name, value);
+        put_one(on, name, value);
     }
+}
+
+fn make_room(on: &mut HeaderMap) {
+    // Grown once, and not while the fields go in. Without the room there is no place for them either.
+    let _ = on.try_reserve(FIELDS_MAX);
+}
+
+fn put_one(on: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    // Fails only on an answer that has tens of thousands of fields already; it can do without ours.
+    let _ = on.try_insert(name, value);
 }
 
 /// The body of a 429: a problem (RFC 9457) that names the limits that denied.
@@ -169,42 +217,63 @@ fn denying<'d, 'g>(decision: &'d Decision<'g>) -> impl Iterator<Item = &'d Outco
     decision.outcomes().iter().filter(|outcome| !outcome.is_allowed())
 }
 
-fn policy_list(decision: Told<'_, '_>) -> Option<String> {
-    let mut list = ListSerializer::new();
-    for outcome in decision.outcomes {
-        list.bare_item(string(&name_of(outcome)))
-            .parameter(draft::QUOTA, integer(outcome.gate().limit().amount().into()))
-            .parameter(draft::WINDOW, integer(window_seconds(outcome)));
+fn policy_list(text: &mut Vec<u8>, decision: Told<'_, '_>) {
+    for (at, outcome) in decision.outcomes.iter().enumerate() {
+        item(text, at, &name_of(outcome));
+        parameter(text, draft::QUOTA, outcome.gate().limit().amount().into());
+        parameter(text, draft::WINDOW, window_seconds(outcome));
     }
-    list.finish()
 }
 
-fn limit_list(decision: Told<'_, '_>) -> Option<String> {
-    let mut list = ListSerializer::new();
+fn limit_list(text: &mut Vec<u8>, decision: Told<'_, '_>) {
     let telling = |outcome: &&Outcome<'_>| decision.denied_by.is_none() || !outcome.is_allowed();
-    for outcome in decision.outcomes.iter().filter(telling) {
-        let item = list.bare_item(string(&name_of(outcome)));
-        let item = item.parameter(draft::REMAINING, integer(outcome.remaining().into()));
+    for (at, outcome) in decision.outcomes.iter().filter(telling).enumerate() {
+        item(text, at, &name_of(outcome));
+        parameter(text, draft::REMAINING, outcome.remaining().into());
         if let Some(wait_us) = wait_us(outcome) {
-            item.parameter(draft::RESET, integer(seconds(wait_us)));
+            parameter(text, draft::RESET, seconds(wait_us));
         }
     }
-    list.finish()
 }
 
-fn reset_value(outcome: &Outcome<'_>, wall_us: u64, style: ResetStyle) -> Option<String> {
+/// A member of a list of structured strings (RFC 9651), written by hand: every answer has two such lists, and the
+/// numbers and texts in them have nothing that could go wrong.
+fn item(text: &mut Vec<u8>, at: usize, name: &str) {
+    if at > 0 {
+        text.extend_from_slice(b", ");
+    }
+    text.push(b'"');
+    for byte in name.bytes() {
+        if matches!(byte, b'"' | b'\\') {
+            text.push(b'\\');
+        }
+        text.push(byte);
+    }
+    text.push(b'"');
+}
+
+/// A parameter of a list's member. Every amount and every time in seconds is below the largest integer there is,
+/// 999,999,999,999,999: 64 bits of microseconds are not so many seconds.
+fn parameter(text: &mut Vec<u8>, key: [u8; 3], value: u64) {
+    text.extend_from_slice(&key);
+    number(text, value);
+}
+
+fn number(text: &mut Vec<u8>, value: u64) {
+    text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+}
+
+fn reset_at(outcome: &Outcome<'_>, wall_us: u64, style: ResetStyle) -> Option<u64> {
     let wait_us = wait_us(outcome)?;
-    let reset = match style {
+    Some(match style {
         ResetStyle::Epoch => seconds(wall_us.saturating_add(wait_us)),
         ResetStyle::Delta => seconds(wait_us),
-    };
-    Some(reset.to_string())
+    })
 }
 
 /// Of several limits that denied, [`Decision::denied_by`] is the one that denies longest: its wait is enough for all.
-fn retry_after(decision: Told<'_, '_>) -> Option<String> {
-    let wait_us = wait_us(decision.denied_by?)?;
-    Some(seconds(wait_us).max(1).to_string())
+fn retry_after(decision: Told<'_, '_>) -> Option<u64> {
+    Some(seconds(wait_us(decision.denied_by?)?).max(1))
 }
 
 /// How long until the request would pass, if it was denied, or until the meter is as good as new. Nothing if it will
@@ -222,16 +291,6 @@ fn window_seconds(outcome: &Outcome<'_>) -> u64 {
 
 fn seconds(us: u64) -> u64 {
     us.div_ceil(1_000_000)
-}
-
-fn integer(value: u64) -> Integer {
-    // Amounts and periods are far below the largest integer of a structured field.
-    Integer::try_from(value).unwrap_or(Integer::MAX)
-}
-
-fn string(name: &str) -> &StringRef {
-    // `name_of` leaves nothing that a structured string cannot hold.
-    StringRef::from_str(name).unwrap_or(StringRef::EMPTY)
 }
 
 /// The limit's name as it is written on the wire: see the module.

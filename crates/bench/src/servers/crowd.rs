@@ -11,15 +11,18 @@ use anyhow::{Context, Result};
 
 use super::case::{Case, Loads, Who};
 use super::redis::{self, RedisLoad};
-use super::{Load, peers};
+use super::{Load, peers, run_load};
 
 /// Runs with the crowd and without, in turns, since the machine is not the same from one minute to the next.
 const ROUNDS: usize = 3;
 
-/// Between two bytes of a slow client.
-const SLOW_EVERY: Duration = Duration::from_millis(100);
+/// Between two turns of the slow clients.
+const TURN: Duration = Duration::from_millis(100);
 
-/// A command that a slow client takes a minute to send, a byte at a time.
+/// Turns between two bytes of a client that sends one at a time: a second.
+const TURNS_PER_BYTE: usize = 10;
+
+/// A command that such a client takes about a minute to send, unless the server cuts it first.
 const SLOW_COMMAND: &[u8] = b"*5\r\n$11\r\nCL.THROTTLE\r\n$4\r\nslow\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n";
 
 /// What a client that never reads keeps sending.
@@ -44,16 +47,23 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let warm = load.warm_up()?;
     let time = Duration::from_secs(args.seconds);
     let alone_bytes = server.resident_bytes()?;
-    let (mut alone, mut crowded, mut crowded_bytes) = (Vec::new(), Vec::new(), 0);
+    let (mut alone, mut crowded, mut crowded_bytes, mut shed) = (Vec::new(), Vec::new(), 0, 0);
+    let mut measure = |rounds: &mut Vec<Load>| -> Result<()> {
+        let found = run_load(&server, &load, &warm, time)?;
+        shed += found.shed;
+        rounds.push(found.load);
+        Ok(())
+    };
     for round in 1..=ROUNDS {
         eprintln!("round {round} of {ROUNDS}: alone, then in a crowd");
-        alone.push(load.run(&warm, time)?);
+        measure(&mut alone)?;
         let crowd = Crowd::gather(server.port(), args)?;
-        crowded.push(load.run(&warm, time)?);
+        measure(&mut crowded)?;
         crowded_bytes = crowded_bytes.max(server.resident_bytes()?);
         crowd.leave();
     }
     report(&alone, &crowded);
+    println!("answers that were given undecided, and are not counted: {shed}");
     println!("resident: {} MB alone, {} MB in the crowd", alone_bytes >> 20, crowded_bytes >> 20);
     Ok(())
 }
@@ -99,6 +109,7 @@ impl Crowd {
 
     fn leave(self) {
         self.over.store(true, Ordering::Relaxed);
+        self.slow.thread().unpark();
         // A thread that panicked was slow in its own way.
         let _ = self.slow.join();
         drop(self.idle);
@@ -107,16 +118,19 @@ impl Crowd {
 
 fn dawdle(port: u16, mut clients: Vec<TcpStream>, over: &AtomicBool) {
     let unread = SLOW_COMMAND.repeat(UNREAD_COMMANDS);
-    let mut turn = 0;
     for client in &clients {
         let _ = client.set_nonblocking(true);
     }
-    while !over.load(Ordering::Relaxed) {
+    for turn in 0.. {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
         for (at, client) in clients.iter_mut().enumerate() {
-            let sent = if at % 2 == 0 {
-                client.write(&SLOW_COMMAND[turn % SLOW_COMMAND.len()..][..1])
-            } else {
-                client.write(&unread)
+            let next = turn / TURNS_PER_BYTE % SLOW_COMMAND.len();
+            let sent = match at % 2 {
+                0 if turn % TURNS_PER_BYTE == 0 => client.write(&SLOW_COMMAND[next..=next]),
+                0 => Ok(0),
+                _ => client.write(&unread),
             };
             let cut = sent.is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock);
             // The server cuts clients like these; they come back.
@@ -125,7 +139,6 @@ fn dawdle(port: u16, mut clients: Vec<TcpStream>, over: &AtomicBool) {
                 *client = again;
             }
         }
-        turn += 1;
-        std::thread::park_timeout(SLOW_EVERY);
+        std::thread::park_timeout(TURN);
     }
 }

@@ -16,11 +16,12 @@ mod wrk;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use self::case::{Case, Who};
+use self::case::{Case, Loads, Who};
+use self::process::Server;
 
 /// Connections of every load.
 const CONNECTIONS: usize = 50;
@@ -73,15 +74,53 @@ struct Load {
     p99_us: f64,
 }
 
-/// One measurement, as `--json` prints it.
+impl Load {
+    /// The same without answers that were given undecided. They are in the latencies all the same.
+    fn without(self, shed: u64) -> Result<Self> {
+        let decided = self.operations - shed as f64;
+        ensure!(decided > 0.0, "all of {} answers were shed: the machine is too busy", self.operations);
+        let per_second = self.per_second * (decided / self.operations);
+        Ok(Self { operations: decided, per_second, ..self })
+    }
+}
+
+/// One server in one case, as `--json` prints it.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+struct Row {
     case: &'static str,
     who: &'static str,
+    #[serde(flatten)]
+    result: Measured,
+}
+
+/// What came of a row.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum Measured {
+    Figures(Figures),
+    /// Why there are none.
+    Failed {
+        failed: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Figures {
     ops_per_cpu_s: f64,
     per_second: f64,
     p50_us: f64,
     p99_us: f64,
+    /// Answers that were given undecided, and are not counted in what is per second.
+    shed: u64,
+}
+
+impl Row {
+    fn figures(&self) -> Option<Figures> {
+        match self.result {
+            Measured::Figures(figures) => Some(figures),
+            Measured::Failed { .. } => None,
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -99,11 +138,10 @@ fn run_cases(args: &Args) -> Result<()> {
     for &case in cases {
         for &who in case.contenders().iter().filter(|who| args.who.is_none_or(|only| only == **who)) {
             eprintln!("{}: {} ({} s)", case.name(), who.name(), args.seconds);
-            match run_row(args, case, who) {
-                Ok(row) => rows.push(row),
-                // The others are still worth seeing; what is missing is said here and not in the table.
-                Err(error) => eprintln!("left out: {} in {}: {error:#}", who.name(), case.name()),
-            }
+            // When one fails, the others are still worth seeing.
+            let result = run_row(args, case, who)
+                .map_or_else(|error| Measured::Failed { failed: format!("{error:#}") }, Measured::Figures);
+            rows.push(Row { case: case.name(), who: who.name(), result });
         }
     }
     if args.json {
@@ -111,23 +149,67 @@ fn run_cases(args: &Args) -> Result<()> {
     } else {
         report::print(&rows);
     }
+    let failed = rows.iter().filter(|row| row.figures().is_none()).count();
+    ensure!(failed == 0, "{failed} of {} rows failed", rows.len());
     Ok(())
 }
 
 /// Starts the server, lets it warm up, and counts the CPU time it uses while the load runs.
-fn run_row(args: &Args, case: Case, who: Who) -> Result<Row> {
+fn run_row(args: &Args, case: Case, who: Who) -> Result<Figures> {
     let server = peers::start(case, who, args.tidegate.as_deref())?;
     let load = case.load(who, server.port())?;
     let warm = load.warm_up().context("the warm-up")?;
-    let before = server.cpu_time()?;
-    let found = load.run(&warm, Duration::from_secs(args.seconds))?;
-    let cpu = server.cpu_time()?.saturating_sub(before);
-    Ok(Row {
-        case: case.name(),
-        who: who.name(),
-        ops_per_cpu_s: found.operations / cpu.as_secs_f64(),
-        per_second: found.per_second,
-        p50_us: found.p50_us,
-        p99_us: found.p99_us,
+    let found = run_load(&server, load.as_ref(), &warm, Duration::from_secs(args.seconds))?;
+    Ok(Figures {
+        ops_per_cpu_s: found.load.operations / found.cpu.as_secs_f64(),
+        per_second: found.load.per_second,
+        p50_us: found.load.p50_us,
+        p99_us: found.load.p99_us,
+        shed: found.shed,
     })
+}
+
+/// What a load came to, and what it took of the server.
+struct Found {
+    /// Without what was shed.
+    load: Load,
+    shed: u64,
+    cpu: Duration,
+}
+
+/// Puts a load on a server. To ask how much it shed is none of the load: the CPU time is read in between.
+fn run_load(server: &Server, load: &dyn Loads, warm: &Load, time: Duration) -> Result<Found> {
+    let shed_before = server.shed()?;
+    let cpu_before = server.cpu_time()?;
+    let ran = load.run(warm, time)?;
+    let cpu = server.cpu_time()?.saturating_sub(cpu_before);
+    let shed = server.shed()?.saturating_sub(shed_before);
+    Ok(Found { load: ran.without(shed)?, shed, cpu })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOAD: Load = Load { operations: 1_000.0, per_second: 100.0, p50_us: 1.0, p99_us: 2.0 };
+
+    #[test]
+    fn what_was_shed_is_no_operation() {
+        let load = LOAD.without(250).expect("most were decided");
+        assert!((load.operations - 750.0).abs() < 1e-9 && (load.per_second - 75.0).abs() < 1e-9, "{load:?}");
+        assert!(LOAD.without(1_000).is_err());
+    }
+
+    #[test]
+    fn a_row_that_failed_says_so_in_place_of_figures() {
+        let figures = Figures { ops_per_cpu_s: 1.0, per_second: 2.0, p50_us: 3.0, p99_us: 4.0, shed: 5 };
+        let row = |result| serde_json::to_value(Row { case: "http", who: "tidegate", result }).expect("JSON");
+        assert_eq!(
+            row(Measured::Failed { failed: "no wrk".to_owned() }),
+            serde_json::json!({"case": "http", "who": "tidegate", "failed": "no wrk"})
+        );
+        let measured = row(Measured::Figures(figures));
+        assert_eq!((&measured["who"], &measured["shed"]), (&"tidegate".into(), &5.into()));
+        assert!(measured.get("failed").is_none(), "{measured}");
+    }
 }

@@ -22,8 +22,8 @@ use tonic_prost::ProstCodec;
 
 use super::grpc::{EnvoyRequest, EnvoyResponse};
 
-/// As long as an answer of ours.
-const ANSWER: &str = r#"{"meta":{"requestId":"req_0000000000000000"},"data":{"success":true,"limit":100,"remaining":99,"reset":1700000000000}}"#;
+/// As long as the body of an answer of ours; of its header fields it has none but the type.
+const ANSWER: &str = r#"{"meta":{"requestId":"req_000000000000000000000000"},"data":{"success":true,"limit":100,"remaining":99,"reset":1700000000000}}"#;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Transport {

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::case::{Case, Who};
-use super::process::Server;
+use super::process::{Server, free_port};
 
 /// The pinned release of the peer that has no package anywhere else.
 const THROTTLECRAB_SERVER: &str = "0.4.40";
@@ -37,7 +37,8 @@ fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
         Case::Http => "http",
         Case::Grpc => "grpc",
     };
-    Server::start(|port, folder| {
+    let metrics_port = free_port()?;
+    let server = Server::start(|port, folder| {
         let descriptors = folder.join("descriptors.yaml");
         // A limit for every value of one key, as Envoy users write it.
         let text = format!(
@@ -47,15 +48,17 @@ fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
         let written = std::fs::write(&descriptors, text);
         let mut command = Command::new(program);
         command.args(["serve", "--data-dir", "none", "--memory", "256MB", "--workers", THREADS]);
-        for other in ["resp", "http", "grpc", "admin"] {
+        for other in ["resp", "http", "grpc"] {
             let address = if other == listener { format!("127.0.0.1:{port}") } else { "off".to_owned() };
             command.arg(format!("--{other}-listen")).arg(address);
         }
+        command.arg("--admin-listen").arg(format!("127.0.0.1:{metrics_port}"));
         if listener == "grpc" && written.is_ok() {
             command.arg("--envoy-descriptors").arg(descriptors);
         }
         command
-    })
+    })?;
+    Ok(server.with_metrics_at(metrics_port))
 }
 
 /// Built by the same cargo in the same profile, beside this program.

@@ -75,7 +75,7 @@ pub(super) struct RedisLoad {
 }
 
 impl RedisLoad {
-    /// Asks once, because redis-benchmark counts errors as answers.
+    /// Asks once: before version 7, redis-benchmark counted errors as answers. Later ones end at the first error.
     pub(super) fn new(port: u16, pipeline: u32, command: Vec<String>) -> Result<Self> {
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
         let reply = ask(port, &words)?;
@@ -95,7 +95,8 @@ impl RedisLoad {
             .args(["-n", &requests.to_string(), "-r", &KEYS.to_string(), "--csv"])
             .args(&self.command);
         let output = benchmark.output().context("redis-benchmark: Debian has it in redis-tools")?;
-        ensure!(output.status.success(), "redis-benchmark ended with {}", output.status);
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "redis-benchmark ended with {}: {}", output.status, said.trim_end());
         parse(&String::from_utf8_lossy(&output.stdout), requests)
     }
 }

@@ -1,6 +1,6 @@
 //! The tables that people read, and how the ratios stand to what is asked of them.
 
-use super::{CONNECTIONS, KEYS, Row};
+use super::{CONNECTIONS, Figures, KEYS, Measured, Row};
 use crate::machine;
 
 /// What Tidegate is to reach beside another server, in operations per CPU second.
@@ -32,21 +32,27 @@ pub(super) fn print(rows: &[Row]) {
         if row.case != case {
             case = row.case;
             println!(
-                "\n{case}: {CONNECTIONS} connections, {KEYS} keys\n  {:<18} {:>13} {:>11} {:>9} {:>9}",
-                "who", "ops/cpu s", "ops/s", "p50 us", "p99 us"
+                "\n{case}: {CONNECTIONS} connections, {KEYS} keys\n  {:<18} {:>13} {:>11} {:>9} {:>9} {:>9}",
+                "who", "ops/cpu s", "ops/s", "p50 us", "p99 us", "shed"
             );
         }
-        println!(
-            "  {:<18} {:>13.0} {:>11.0} {:>9.0} {:>9.0}",
-            row.who, row.ops_per_cpu_s, row.per_second, row.p50_us, row.p99_us
-        );
+        println!("  {:<18} {}", row.who, told(&row.result));
     }
     println!("\ntidegate beside, in operations per second of the server's CPU time");
     BARS.iter().filter_map(|bar| stand(bar, rows)).for_each(|line| println!("  {line}"));
     println!("  machine: {} cores, shared by the server and the load", machine::cores());
 }
 
-/// How a ratio stands to its bar, if both servers ran.
+fn told(result: &Measured) -> String {
+    match result {
+        Measured::Failed { failed } => format!("failed: {failed}"),
+        Measured::Figures(Figures { ops_per_cpu_s, per_second, p50_us, p99_us, shed }) => {
+            format!("{ops_per_cpu_s:>13.0} {per_second:>11.0} {p50_us:>9.0} {p99_us:>9.0} {shed:>9}")
+        }
+    }
+}
+
+/// How a ratio stands to its bar, if both servers were measured.
 fn stand(bar: &Bar, rows: &[Row]) -> Option<String> {
     let ratio = ratio(bar, rows)?;
     let verdict = match bar.at_least {
@@ -58,8 +64,10 @@ fn stand(bar: &Bar, rows: &[Row]) -> Option<String> {
 }
 
 fn ratio(bar: &Bar, rows: &[Row]) -> Option<f64> {
-    let of =
-        |who| rows.iter().find(|row| row.case == bar.case && row.who == who).map(|row| row.ops_per_cpu_s);
+    let of = |who| {
+        let row = rows.iter().find(|row| row.case == bar.case && row.who == who)?;
+        row.figures().map(|figures| figures.ops_per_cpu_s)
+    };
     Some(of("tidegate")? / of(bar.beside)?)
 }
 
@@ -68,12 +76,17 @@ mod tests {
     use super::*;
 
     fn row(who: &'static str, ops_per_cpu_s: f64) -> Row {
-        Row { case: "resp_p16", who, ops_per_cpu_s, per_second: 1.0, p50_us: 1.0, p99_us: 1.0 }
+        let figures = Figures { ops_per_cpu_s, per_second: 1.0, p50_us: 1.0, p99_us: 1.0, shed: 0 };
+        Row { case: "resp_p16", who, result: Measured::Figures(figures) }
     }
 
     #[test]
-    fn a_ratio_is_told_with_its_bar_if_both_ran() {
-        let rows = [row("tidegate", 300.0), row("redis_incr", 100.0), row("redis_gcra_lua", 50.0)];
+    fn a_ratio_is_told_with_its_bar_if_both_were_measured() {
+        let failed = Measured::Failed { failed: "not there".to_owned() };
+        let failed = Row { case: "resp_p1", who: "redis_ping", result: failed };
+        let on_its_own = Row { case: "resp_p1", ..row("tidegate", 1.0) };
+        let (incr, script) = (row("redis_incr", 100.0), row("redis_gcra_lua", 50.0));
+        let rows = [on_its_own, failed, row("tidegate", 300.0), incr, script];
         let lines: Vec<String> = BARS.iter().filter_map(|bar| stand(bar, &rows)).collect();
         assert_eq!(lines.len(), 2, "{lines:?}");
         assert!(lines[0].contains("3.00x  reaches 1.5") && lines[1].contains("6.00x  below 8"), "{lines:?}");

@@ -62,10 +62,10 @@ impl Loads for WrkLoad {
     }
 }
 
-/// A request about a key drawn at random, in the server's own words.
-fn script(who: Who) -> String {
+/// Where `who` is asked about one limit of a key `k%d`, and how.
+fn question(who: Who) -> (&'static str, String) {
     let seconds = PERIOD.as_secs();
-    let (path, body) = match who {
+    match who {
         Who::ThrottlecrabHttp => (
             "/throttle",
             format!(
@@ -80,7 +80,12 @@ fn script(who: Who) -> String {
                 seconds * 1_000
             ),
         ),
-    };
+    }
+}
+
+/// The question, about a key drawn at random. The script never sets a seed, so every server gets the same keys.
+fn script(who: Who) -> String {
+    let (path, body) = question(who);
     format!(
         r#"
 local headers = {{ ["content-type"] = "application/json" }}
@@ -118,6 +123,23 @@ fn parse(output: &str) -> Result<Load> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_server_is_asked_the_same() {
+        let asked = |who| {
+            let (_, body) = question(who);
+            serde_json::from_str::<serde_json::Value>(&body.replace("%d", "7")).expect("JSON")
+        };
+        let (ours, theirs) = (asked(Who::Tidegate), asked(Who::ThrottlecrabHttp));
+        assert_eq!(ours["identifier"], theirs["key"]);
+        assert_eq!(ours["limit"], theirs["count_per_period"]);
+        assert_eq!(ours["duration"].as_u64(), theirs["period"].as_u64().map(|seconds| seconds * 1_000));
+        // A burst of the whole limit, as a window has it: one at once, and the rest on top.
+        assert_eq!(ours["limit"].as_u64(), theirs["max_burst"].as_u64().map(|burst| burst + 1));
+        for who in [Who::Tidegate, Who::ThrottlecrabHttp, Who::NoopHttp] {
+            assert!(script(who).contains("math.random(0, 999999)"), "a million keys");
+        }
+    }
 
     #[test]
     fn a_load_with_errors_is_no_load() {

@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 /// How long a process may take to get ready, on a machine that has much else to do.
 pub const START_TIME_MAX: Duration = Duration::from_mins(1);
 
+/// Between two looks at a condition. It decides nothing: shorter, the processes that are waited for get less of the
+/// machine; longer, a test ends that much after its condition came true.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
 /// A process that is stopped when the test is done with it.
 pub struct Process {
     child: Child,
@@ -36,10 +40,20 @@ impl Process {
         self.child.id()
     }
 
+    /// Sends it a signal, such as `TERM`.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.id().to_string()]).status();
+        assert!(sent.expect("kill runs").success(), "{} is not there", self.name);
+    }
+
     /// Asks it to stop, and gives its exit status.
     pub fn terminate(&mut self) -> Option<i32> {
-        let id = self.id().to_string();
-        Command::new("kill").args(["-TERM", &id]).status().expect("kill runs");
+        self.signal("TERM");
+        self.exit_status()
+    }
+
+    /// Waits for its end, and gives its exit status.
+    pub fn exit_status(&mut self) -> Option<i32> {
         let name = self.name.clone();
         let mut status = None;
         wait_until(&format!("{name} to stop"), START_TIME_MAX, || {
@@ -62,6 +76,16 @@ impl Drop for Process {
     }
 }
 
+/// The program. What a test says is all that is said: nothing comes in from the environment.
+pub fn tidegate(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(arguments);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TIDEGATE_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
 /// A `tidegate serve` of its own, on ports that the system chose.
 pub struct Server {
     pub process: Process,
@@ -71,8 +95,7 @@ pub struct Server {
 impl Server {
     /// Starts a server with these arguments besides its addresses. It keeps nothing unless told where.
     pub fn start(arguments: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("serve");
+        let mut command = tidegate(&["serve"]);
         for listener in ["http", "grpc", "resp", "admin"] {
             let flag = format!("--{listener}-listen");
             if !arguments.contains(&flag.as_str()) {
@@ -107,18 +130,32 @@ impl Server {
     }
 }
 
+/// A file of the test's own, for as long as its folder lives. Gives its path.
+pub fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("a file");
+    path.to_string_lossy().into_owned()
+}
+
+/// The entry of a configuration for a token, which is also called that.
+pub fn token_entry(token: &str, tenant: &str, role: &str) -> String {
+    let hash = tidegate_server::auth::TokenHash::of(token.as_bytes());
+    format!("[[tokens]]\nname = '{token}'\nhash = '{hash}'\ntenant = '{tenant}'\nrole = '{role}'\n")
+}
+
 /// A port that was free a moment ago, for programs that cannot be told to choose one.
 pub fn free_port() -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");
     socket.local_addr().expect("bound").port()
 }
 
-/// Waits for a condition, and fails when it does not come true in time.
+/// Waits for a condition, and fails when it does not come true in time. What other processes do can only be looked at
+/// again and again; this is the one place where tests do so.
 pub fn wait_until(what: &str, time_max: Duration, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + time_max;
     while !condition() {
         assert!(Instant::now() < deadline, "waited {time_max:?} for {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn request(method: &str, target: &str, fields: &[(&str, &str)], body:
 
 /// Sends bytes, and reads the answer to its end.
 pub(crate) fn send(address: SocketAddr, bytes: &[u8]) -> Reply {
-    exchange(TcpStream::connect(address).expect("something listens"), bytes)
+    finish(begin(address, bytes))
 }
 
 /// The same, from an address of the loopback network that the test chooses.
@@ -52,12 +52,21 @@ pub(crate) fn send_from(from: &str, address: SocketAddr, bytes: &[u8]) -> Reply 
     let from: SocketAddr = format!("{from}:0").parse().expect("an address");
     socket.bind(&from.into()).expect("all of 127.0.0.0/8 is this machine");
     socket.connect(&address.into()).expect("something listens");
-    exchange(socket.into(), bytes)
+    let mut stream = TcpStream::from(socket);
+    stream.write_all(bytes).expect("sent");
+    finish(stream)
 }
 
-fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Reply {
-    stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time");
+/// Sends bytes, and leaves the answer for later.
+pub(crate) fn begin(address: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("something listens");
     stream.write_all(bytes).expect("sent");
+    stream
+}
+
+/// The answer to what was sent, to its end.
+pub(crate) fn finish(mut stream: TcpStream) -> Reply {
+    stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time");
     let mut all = Vec::new();
     stream.read_to_end(&mut all).expect("an answer that ends");
     let text = String::from_utf8_lossy(&all);

@@ -1,10 +1,11 @@
-//! The overrides of one tenant in memory: found without a lock, changed one at a time.
+//! The overrides of one tenant in memory: found without a lock, listed in order, changed one at a time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 
@@ -17,6 +18,8 @@ const PARTS: usize = 256;
 type Exact = HashMap<Arc<str>, HashMap<Arc<str>, Arc<Override>>>;
 /// By namespace, in the order in which they are asked.
 type Wild = HashMap<Arc<str>, Vec<Arc<Override>>>;
+/// By namespace, then by pattern, wild or not.
+type Ordered = BTreeMap<Arc<str>, BTreeMap<Arc<str>, Arc<Override>>>;
 
 /// Overrides whose place has the same number.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +35,8 @@ pub struct OverrideIndex {
     count: AtomicUsize,
     /// Most tenants have no overrides and need no parts.
     parts: OnceLock<Box<[ArcSwap<Part>]>>,
+    /// All of them once more, for lists only: no check ever waits for this lock.
+    ordered: Mutex<Ordered>,
 }
 
 /// There is no room for another override.
@@ -88,6 +93,15 @@ impl OverrideIndex {
         }
     }
 
+    /// At most `most` overrides of a namespace, in the order of their patterns, from the one that follows `after`.
+    pub fn list(&self, namespace: &str, after: Option<&str>, most: usize) -> Vec<Arc<Override>> {
+        // No pattern is empty.
+        let after = Bound::Excluded(after.unwrap_or_default());
+        let ordered = self.ordered();
+        let Some(patterns) = ordered.get(namespace) else { return Vec::new() };
+        patterns.range::<str, _>((after, Bound::Unbounded)).take(most).map(|(_, of)| Arc::clone(of)).collect()
+    }
+
     /// Whether there is room for an override with this pattern; there always is in place of one that it replaces.
     pub fn room_for(&self, namespace: &str, pattern: &str) -> Result<(), Full> {
         if self.get(namespace, pattern).is_some() {
@@ -105,8 +119,8 @@ impl OverrideIndex {
     /// Adds an override, or replaces the one with its pattern.
     pub fn set(&self, new: Override) {
         let new = Arc::new(new);
-        let place = place_of(&new.namespace, new.identifier.as_str());
-        let replaced = self.change(place, |part| part.set(&new));
+        let replaced = self.change(place_of(&new.namespace, new.identifier.as_str()), |part| part.set(&new));
+        put_in_order(&mut self.ordered(), &new);
         if !replaced {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
@@ -115,8 +129,16 @@ impl OverrideIndex {
     /// Forgets the override with this pattern.
     pub fn remove(&self, namespace: &str, pattern: &str) {
         let removed = self.change(place_of(namespace, pattern), |part| part.remove(namespace, pattern));
-        if removed {
-            self.count.fetch_sub(1, Ordering::Relaxed);
+        if !removed {
+            return;
+        }
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        let mut ordered = self.ordered();
+        if let Some(patterns) = ordered.get_mut(namespace) {
+            patterns.remove(pattern);
+            if patterns.is_empty() {
+                ordered.remove(namespace);
+            }
         }
     }
 
@@ -139,6 +161,11 @@ impl OverrideIndex {
         self.parts.get()?.get(place)
     }
 
+    /// What a change left half done shows in a list, and nowhere else.
+    fn ordered(&self) -> MutexGuard<'_, Ordered> {
+        self.ordered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn change<T>(&self, place: usize, change: impl FnOnce(&mut Part) -> T) -> T {
         let parts = self.parts.get_or_init(|| (0..PARTS).map(|_| ArcSwap::default()).collect());
         let mut part = Part::clone(&parts[place].load());
@@ -146,6 +173,33 @@ impl OverrideIndex {
         parts[place].store(Arc::new(part));
         result
     }
+}
+
+impl FromIterator<Override> for OverrideIndex {
+    /// All at once: each part is made once, not anew for each override in it.
+    fn from_iter<I: IntoIterator<Item = Override>>(all: I) -> Self {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut ordered = Ordered::default();
+        let mut count = 0;
+        for new in all {
+            parts.resize_with(PARTS, Part::default);
+            let new = Arc::new(new);
+            let place = place_of(&new.namespace, new.identifier.as_str());
+            count += usize::from(!parts[place].set(&new));
+            put_in_order(&mut ordered, &new);
+        }
+        let index =
+            Self { count: AtomicUsize::new(count), parts: OnceLock::new(), ordered: Mutex::new(ordered) };
+        if count > 0 {
+            index.parts.get_or_init(|| parts.into_iter().map(ArcSwap::from_pointee).collect());
+        }
+        index
+    }
+}
+
+fn put_in_order(ordered: &mut Ordered, new: &Arc<Override>) {
+    let patterns = ordered.entry(Arc::from(new.namespace.as_str())).or_default();
+    patterns.insert(Arc::from(new.identifier.as_str()), Arc::clone(new));
 }
 
 impl Part {
@@ -265,6 +319,22 @@ mod tests {
         assert_eq!(index.room_for("m", "x"), Ok(()));
     }
 
+    fn patterns(index: &OverrideIndex, after: Option<&str>, most: usize) -> Vec<String> {
+        let found = index.list("n", after, most);
+        found.iter().map(|found| found.identifier.as_str().to_owned()).collect()
+    }
+
+    #[test]
+    fn pages_follow_each_other_even_if_the_last_one_is_gone() {
+        let index: OverrideIndex =
+            ["d", "*", "c", "a*"].map(|pattern| of("n", pattern, 1)).into_iter().collect();
+        index.set(of("m", "b", 1));
+        assert_eq!(patterns(&index, None, 2), ["*", "a*"]);
+        index.remove("n", "a*");
+        assert_eq!(patterns(&index, Some("a*"), 2), ["c", "d"]);
+        assert_eq!(patterns(&index, Some("d"), 2), Vec::<String>::new());
+    }
+
     proptest! {
         /// Whatever is set and removed, what applies is what the definition says.
         #[test]
@@ -293,6 +363,12 @@ mod tests {
                 matching.sort_by_key(|known| (known.identifier.is_wild(), known.rank()));
                 let expected = matching.first().copied().cloned();
                 prop_assert_eq!(index.applying(namespace, identifier).map(|found| (*found).clone()), expected);
+            }
+            list.sort_by(|a, b| a.identifier.as_str().cmp(b.identifier.as_str()));
+            for namespace in ["a", "b"] {
+                let expected: Vec<&Override> = list.iter().filter(|known| known.namespace == namespace).collect();
+                let listed = index.list(namespace, None, list.len());
+                prop_assert_eq!(listed.iter().map(Arc::as_ref).collect::<Vec<_>>(), expected);
             }
             for known in &list {
                 let got = index.get(&known.namespace, known.identifier.as_str());

@@ -10,7 +10,7 @@ pub use store::{Store, StoreError};
 
 use crate::pattern::Pattern;
 
-/// The most overrides of one tenant. Higher: more memory, some 300 bytes each, and a slower start.
+/// The most overrides of one tenant. Higher: more memory, some 500 bytes each, and a slower start.
 pub const OVERRIDES_MAX: usize = 100_000;
 
 /// The most wildcards of one namespace. A check whose identifier has no override of its own looks at each of them.

@@ -41,6 +41,8 @@ pub enum StoreError {
     Folder(PathBuf, std::io::Error),
     /// Another server uses the same folder.
     InUse(PathBuf),
+    /// The file cannot be opened, or is none of ours.
+    Unusable(PathBuf, sqlx::Error),
     /// It was made by a later version, or its schema was changed by hand.
     Schema(sqlx::migrate::MigrateError),
     /// A row that this version cannot have written.
@@ -56,6 +58,7 @@ impl fmt::Display for StoreError {
             Self::InUse(file) => {
                 write!(f, "data_dir: {} is in use: each server needs a folder of its own", file.display())
             }
+            Self::Unusable(file, error) => write!(f, "data_dir: {}: {error}", file.display()),
             Self::Schema(error) => write!(f, "data_dir: {error}"),
             Self::Row(id) => write!(f, "data_dir: the override {id:?} is not one that this version writes"),
             Self::Database(error) => write!(f, "store: {error}"),
@@ -132,29 +135,6 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// At most `most` overrides of a namespace, in the order of their patterns, from the one that follows `after`.
-    pub async fn list(
-        &mut self,
-        tenant: &str,
-        namespace: &str,
-        after: Option<&str>,
-        most: u32,
-    ) -> Result<Vec<Override>, StoreError> {
-        // No pattern is empty.
-        let query = sqlx::query(
-            "SELECT * FROM overrides WHERE tenant = ?1 AND namespace = ?2 AND identifier > ?3 \
-             ORDER BY identifier LIMIT ?4",
-        );
-        let rows = query
-            .bind(tenant)
-            .bind(namespace)
-            .bind(after.unwrap_or_default())
-            .bind(i64::from(most))
-            .fetch_all(&mut self.connection)
-            .await?;
-        rows.iter().map(read).collect()
-    }
-
     /// Leaves the file as small as it can be. A store that is not closed loses nothing.
     pub async fn close(self) -> Result<(), StoreError> {
         Ok(self.connection.close().await?)
@@ -162,7 +142,7 @@ impl Store {
 }
 
 impl StoreError {
-    /// Names the file if somebody else holds it.
+    /// Names the file that somebody else holds, or that cannot be opened.
     fn naming(self, file: PathBuf) -> Self {
         let database = match &self {
             Self::Database(error) | Self::Schema(sqlx::migrate::MigrateError::Execute(error)) => {
@@ -172,7 +152,11 @@ impl StoreError {
         };
         let code = database.and_then(|error| error.code()?.parse::<i32>().ok());
         // The low byte is the primary code.
-        if code.is_some_and(|code| code & 0xff == SQLITE_BUSY) { Self::InUse(file) } else { self }
+        match self {
+            _ if code.is_some_and(|code| code & 0xff == SQLITE_BUSY) => Self::InUse(file),
+            Self::Database(error) => Self::Unusable(file, error),
+            other => other,
+        }
     }
 }
 
@@ -217,11 +201,6 @@ mod tests {
         }
     }
 
-    async fn patterns(store: &mut Store, after: Option<&str>, most: u32) -> Vec<String> {
-        let found = store.list("t", "n", after, most).await.expect("lists");
-        found.into_iter().map(|found| found.identifier.as_str().to_owned()).collect()
-    }
-
     #[tokio::test]
     async fn what_is_set_is_found_by_the_next_one_to_open() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -253,16 +232,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pages_follow_each_other_even_if_the_last_one_is_gone() {
+    async fn deleting_says_whether_there_was_one() {
         let mut store = Store::open(None).await.expect("in memory");
-        for pattern in ["a", "b", "c", "d"] {
-            store.set("t", &of(pattern, 1), 1).await.expect("sets");
-        }
-        assert_eq!(patterns(&mut store, None, 2).await, ["a", "b"]);
-        assert!(store.delete("t", "n", "b").await.expect("deletes"));
-        assert!(!store.delete("t", "n", "b").await.expect("nothing there"));
+        store.set("t", &of("a", 1), 1).await.expect("sets");
         assert!(!store.delete("u", "n", "a").await.expect("another tenant's"));
-        assert_eq!(patterns(&mut store, Some("b"), 2).await, ["c", "d"]);
-        assert_eq!(patterns(&mut store, Some("d"), 2).await, Vec::<String>::new());
+        assert!(store.delete("t", "n", "a").await.expect("deletes"));
+        assert!(!store.delete("t", "n", "a").await.expect("nothing there"));
+        assert_eq!(store.load().await.expect("loads"), []);
     }
 }

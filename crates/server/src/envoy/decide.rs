@@ -1,7 +1,7 @@
 //! What becomes of a request: one answer for each of its descriptors, and one for all of them.
 //!
 //! Limits that are enforced decide as one: all are charged, or none is. Those in shadow mode come after, and are
-//! charged if the request passes.
+//! charged if the request passes. Those that always charge come first, whatever the others say.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -16,7 +16,10 @@ use tidegate::{Ask, Decision, Gate, LIMITS_PER_CHECK_MAX, Limiter, Outcome as Li
 use tidegate_rules::Class;
 
 use super::Descriptors;
-use super::tree::{ENTRIES_MAX, Mode, Parts, limit_of, replaced, unit_part};
+use super::tree::{
+    DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, Mode, Parts, VALUE_BYTES_MAX, limit_of, period, replaced,
+    told, unit_part,
+};
 use crate::auth::TenantIndex;
 use crate::load;
 use crate::metrics::{Outcome, Rung, Surface};
@@ -24,7 +27,7 @@ use crate::rules::shed_outcome;
 use crate::shared::Shared;
 
 /// The most descriptors of a request. Higher: more work in one go, which others wait for.
-const DESCRIPTORS_MAX: usize = 1_024;
+pub(crate) const DESCRIPTORS_MAX: usize = 1_024;
 
 /// Envoy's checks say nothing of what they protect.
 const CLASS: Class = Class::Comfort;
@@ -72,22 +75,41 @@ fn check(request: &RateLimitRequest) -> Result<(), Refusal> {
     let wrong = |what: String| Err(Refusal::Wrong(what));
     let count = request.descriptors.len();
     if request.domain.is_empty() {
-        return wrong("rate limit domain must not be empty".to_owned());
+        return wrong(format!(
+            "domain: rate limit domain must not be empty; allowed are 1 to {DOMAIN_BYTES_MAX} bytes"
+        ));
+    }
+    if request.domain.len() > DOMAIN_BYTES_MAX {
+        return wrong(format!("domain: {} bytes is outside 1 to {DOMAIN_BYTES_MAX}", request.domain.len()));
     }
     if count == 0 {
-        return wrong("rate limit descriptor list must not be empty".to_owned());
+        return wrong(format!(
+            "descriptors: rate limit descriptor list must not be empty; allowed are 1 to {DESCRIPTORS_MAX}"
+        ));
     }
     if count > DESCRIPTORS_MAX {
         return wrong(format!("descriptors: {count} is outside 1 to {DESCRIPTORS_MAX}"));
     }
-    let long = |descriptor: &RateLimitDescriptor| descriptor.entries.len() > ENTRIES_MAX;
-    match request.descriptors.iter().position(long) {
-        None => Ok(()),
-        Some(at) => {
-            let entries = request.descriptors[at].entries.len();
-            wrong(format!("descriptors[{at}].entries: {entries} is outside 0 to {ENTRIES_MAX}"))
+    request.descriptors.iter().enumerate().try_for_each(|(at, descriptor)| check_entries(at, descriptor))
+}
+
+fn check_entries(at: usize, descriptor: &RateLimitDescriptor) -> Result<(), Refusal> {
+    let outside = |what: String, most: usize| Refusal::Wrong(format!("{what} is outside 0 to {most}"));
+    let count = descriptor.entries.len();
+    if count > ENTRIES_MAX {
+        return Err(outside(format!("descriptors[{at}].entries: {count}"), ENTRIES_MAX));
+    }
+    for (entry_at, entry) in descriptor.entries.iter().enumerate() {
+        for (part, text, most) in
+            [("key", &entry.key, KEY_BYTES_MAX), ("value", &entry.value, VALUE_BYTES_MAX)]
+        {
+            if text.len() > most {
+                let place = format!("descriptors[{at}].entries[{entry_at}].{part}");
+                return Err(outside(format!("{place}: {} bytes", text.len()), most));
+            }
         }
     }
+    Ok(())
 }
 
 /// A limit that came with the request.
@@ -118,17 +140,25 @@ fn overrides(
         let Some(given) = &descriptor.limit else { return Ok(None) };
         // Both enumerations of units have the same numbers.
         let unit = Unit::try_from(given.unit).unwrap_or(Unit::Unknown);
-        let wrong = || format!("descriptors[{at}].limit.unit: {} is not a unit of time", given.unit);
+        let wrong = || {
+            format!("descriptors[{at}].limit.unit: {} is not a unit of time; allowed are 1 to 7", given.unit)
+        };
         let limit = limit_of(given.requests_per_unit, unit).ok_or_else(|| Refusal::Wrong(wrong()))?;
-        let gate = envoy.with_limit(limit).with_name(told_name(&request.domain, descriptor));
+        let name = name(&request.domain, descriptor);
+        let gate = envoy.with_limit(limit).with_name(told(&name));
         Ok(Some(Override { gate, requests_per_unit: given.requests_per_unit, unit }))
     };
     request.descriptors.iter().enumerate().map(read).collect()
 }
 
-/// What a limit that came with the request is called in headers: its keys, without the values.
-fn told_name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
-    descriptor.entries.iter().fold(domain.to_owned(), |name, entry| format!("{name}.{}", entry.key))
+/// What a limit that came with the request is called: its keys, without the values.
+fn name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
+    let mut name = domain.to_owned();
+    for entry in &descriptor.entries {
+        name.push('.');
+        name.push_str(&entry.key);
+    }
+    name
 }
 
 /// What is to be done for one descriptor.
@@ -155,6 +185,8 @@ enum Part {
     Enforced,
     Quota,
     Shadow,
+    /// Nothing is asked: hits have happened. They are charged, and what they were too many for is over its limit.
+    Always,
     /// Nothing is asked: hits are given back.
     Refund,
 }
@@ -254,6 +286,7 @@ fn part(mode: Mode, descriptor: &RateLimitDescriptor) -> Part {
         Mode::Enforce => Part::Enforced,
         Mode::Quota => Part::Quota,
         Mode::Shadow => Part::Shadow,
+        Mode::Always => Part::Always,
     }
 }
 
@@ -280,35 +313,56 @@ impl Ruling<'_> {
     }
 
     fn rung(&self) -> Rung {
-        let rungs = self.outcomes.iter().flatten().map(|outcome| Rung::from(outcome.source()));
-        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Rung::Local)
+        Rung::of_all(self.outcomes.iter().flatten())
     }
 }
 
 fn rule<'p>(shared: &Shared, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> {
     let limiter = &shared.limiter;
+    // Known before anything is charged: what is refused must not cost anything either.
+    let is_charged = |plan: &&Plan<'_>| matches!(plan, Plan::Limited(planned) if planned.is_charged());
+    let as_one = plans.iter().filter(is_charged).count();
+    if as_one > LIMITS_PER_CHECK_MAX {
+        return Err(too_many(as_one));
+    }
     let mut ruling = Ruling { allowed: true, outcomes: vec![None; plans.len()], telling: Vec::new() };
+    charge_always(shared, plans, &mut ruling)?;
     look(shared, plans, &mut ruling)?;
     if ruling.allowed {
         let quotas = rule_quotas(shared, plans, &mut ruling)?;
-        let charged = if ruling.allowed { charge(shared, plans, &mut ruling) } else { Ok(()) };
-        if !ruling.allowed || charged.is_err() {
+        if ruling.allowed {
+            charge(shared, plans, &mut ruling)?;
+        }
+        if !ruling.allowed {
             // What is denied is not charged.
             for ask in quotas {
                 limiter.refund(ask);
             }
         }
-        charged?;
     }
     rest(limiter, plans, &mut ruling)?;
     Ok(ruling)
 }
 
-/// Enforced limits that are only looked at: they come first, since a denial of theirs must not cost anything.
+/// Limits that hits are charged to whatever becomes of the request, and that are looked at then.
+fn charge_always<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+    for (at, plan) in plans.iter().enumerate() {
+        let Plan::Limited(limited) = plan else { continue };
+        if limited.part == Part::Always && limited.hits > 0 {
+            shared.limiter.charge(limited.ask);
+            let decision = check_as_one(&shared.limiter, &[limited.ask.cost(0)])?;
+            ruling.outcomes[at] = decision.outcomes().first().copied();
+            ruling.note(shared, &decision);
+        }
+    }
+    Ok(())
+}
+
+/// Limits that are only looked at: they come before what is charged, since a denial of theirs must not cost anything.
 fn look<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
     for (at, plan) in plans.iter().enumerate() {
         let Plan::Limited(limited) = plan else { continue };
-        if limited.part == Part::Enforced && limited.hits == 0 {
+        if matches!(limited.part, Part::Enforced | Part::Always) && limited.hits == 0 {
             let decision = judge(&shared.limiter, limited)?;
             ruling.outcomes[at] = decision.outcomes().first().copied();
             ruling.note(shared, &decision);
@@ -362,13 +416,13 @@ fn judge<'p>(limiter: &Limiter, planned: &Limited<'p>) -> Result<Decision<'p>, R
 }
 
 fn check_as_one<'p>(limiter: &Limiter, asks: &[Ask<'p>]) -> Result<Decision<'p>, Refusal> {
-    let too_many = |_| {
-        let count = asks.len();
-        Refusal::Wrong(format!(
-            "descriptors: {count} are under limits, at most {LIMITS_PER_CHECK_MAX} may be decided as one"
-        ))
-    };
-    limiter.check_all(asks).map_err(too_many)
+    limiter.check_all(asks).map_err(|_| too_many(asks.len()))
+}
+
+fn too_many(limits: usize) -> Refusal {
+    Refusal::Wrong(format!(
+        "descriptors: {limits} are under limits, at most {LIMITS_PER_CHECK_MAX} may be decided as one"
+    ))
 }
 
 /// Enforced limits that charge: all of them, or none.
@@ -455,18 +509,23 @@ fn status(plan: &Plan<'_>, outcome: Option<&LimitOutcome<'_>>) -> DescriptorStat
             unit: limited.unit.into(),
         }),
         limit_remaining: outcome.remaining(),
-        duration_until_reset: Some(until_reset(outcome)),
+        duration_until_reset: Some(until_reset(limited.unit, outcome)),
         quota: None,
     }
 }
 
 /// Whole seconds, rounded up, since that is what Envoy tells its clients: until the same request would pass, if it was
-/// denied, else until the meter is as good as new.
-fn until_reset(outcome: &LimitOutcome<'_>) -> Duration {
+/// denied, else until the meter is as good as new. What will never pass is told a whole unit: it is to wait, and 0 would
+/// say that it need not.
+fn until_reset(unit: Unit, outcome: &LimitOutcome<'_>) -> Duration {
     let verdict = outcome.verdict();
-    let wait_us = verdict.retry().and_then(Retry::after_us).unwrap_or(verdict.reset_after_us());
-    let seconds = i64::try_from(wait_us.div_ceil(1_000_000)).unwrap_or(i64::MAX);
-    Duration { seconds, nanos: 0 }
+    let wait = match verdict.retry().map(Retry::after_us) {
+        None => std::time::Duration::from_micros(verdict.reset_after_us()),
+        Some(Some(after_us)) => std::time::Duration::from_micros(after_us),
+        Some(None) => period(unit).unwrap_or_default(),
+    };
+    let seconds = wait.as_micros().div_ceil(1_000_000);
+    Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 }
 }
 
 fn code(allowed: bool) -> i32 {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// The largest descriptor file. Higher: more descriptors; longer to read while the old ones stay in force.
 pub(super) const FILE_BYTES_MAX: usize = 4 << 20;
@@ -39,13 +39,41 @@ pub(super) struct DescriptorRow {
     pub(super) shadow_mode: Option<bool>,
     pub(super) quota_mode: Option<bool>,
     pub(super) share_threshold: Option<bool>,
-    // These three have no effect here: no label of ours is chosen by a client, and no metadata is told.
+    pub(super) metadata: Option<Metadata>,
+    // These two have no effect here: no label of ours is chosen by a client.
     #[serde(rename = "detailed_metric")]
     _detailed_metric: Option<bool>,
     #[serde(rename = "value_to_metric")]
     _value_to_metric: Option<bool>,
-    #[serde(rename = "metadata")]
-    _metadata: Option<Anything>,
+}
+
+/// What envoyproxy/ratelimit does not look at, and anybody may write: ours is under our name.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Metadata {
+    tidegate: Option<Ours>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ours {
+    charge: Charge,
+}
+
+/// When hits are charged.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Charge {
+    /// Also those that are over the limit.
+    Always,
+    /// Those of requests that may pass: what holds where nothing is written.
+    Allowed,
+}
+
+impl Metadata {
+    pub(super) fn charges_always(&self) -> bool {
+        self.tidegate.as_ref().is_some_and(|ours| matches!(ours.charge, Charge::Always))
+    }
 }
 
 /// A limit as it is written.
@@ -64,16 +92,6 @@ pub(super) struct LimitRow {
 #[serde(default)]
 pub(super) struct ReplacesRow {
     pub(super) name: Option<String>,
-}
-
-/// What is not looked at.
-#[derive(Debug)]
-struct Anything;
-
-impl<'de> Deserialize<'de> for Anything {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        IgnoredAny::deserialize(deserializer).map(|_| Self)
-    }
 }
 
 /// The file that `text` holds, or all that is wrong with its keys.

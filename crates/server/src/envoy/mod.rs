@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use crate::rules::read_text;
 use crate::shared::Shared;
 
-pub(crate) use self::decide::{Refusal, decide};
+pub(crate) use self::decide::{DESCRIPTORS_MAX, Refusal, decide};
 use self::tree::Domains;
+pub(crate) use self::tree::{DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 /// The most files of a folder: a bound on how long a look at it takes.
 const FILES_MAX: usize = 1_000;

@@ -64,6 +64,7 @@ fn found(shared: &Shared, domain: &str, entries: &[(&str, &str)]) -> Option<(u32
 
 #[test]
 fn what_is_wrong_with_a_file_is_named() {
+    let long = "x".repeat(257);
     let table = [
         ("descriptors: []", "config file cannot have empty domain"),
         ("domain: ''", "config file cannot have empty domain"),
@@ -113,6 +114,16 @@ fn what_is_wrong_with_a_file_is_named() {
             "domain: a\ndescriptors: [{key: k, value: v, share_threshold: true}]",
             "share_threshold can only be used with wildcard values (with a '*'), but found key 'k_v'",
         ),
+        (
+            "domain: a\ndescriptors: [{key: k, shadow_mode: true, metadata: {tidegate: {charge: always}}}]",
+            "'a.k': metadata.tidegate.charge: \"always\" goes with neither shadow_mode nor quota_mode",
+        ),
+        (&format!("domain: {long}"), "domain: 257 bytes is outside 1 to 256"),
+        (&format!("domain: a\ndescriptors: [{{key: {long}}}]"), "'a': key: 257 bytes is outside 1 to 256"),
+        (
+            &format!("domain: a\ndescriptors: [{{key: k, rate_limit: {{unit: day, name: {long}}}}}]"),
+            "'a.k': name: 257 bytes is outside 0 to 256",
+        ),
     ];
     let shared = shared();
     for (text, expected) in table {
@@ -136,6 +147,8 @@ fn yaml_that_is_none_is_refused_with_its_place() {
             "line 2",
         ),
         ("domain: a\ndescriptors: [{key: k, shadow_mode: maybe}]", "line 2"),
+        ("domain: a\ndescriptors: [{key: k, metadata: {tidegate: {charge: often}}}]", "often"),
+        ("domain: a\ndescriptors: [{key: k, metadata: {tidegate: {charges: always}}}]", "charges"),
         (deep.as_str(), ""),
         (bomb, "unknown key 'a'"),
     ] {
@@ -491,6 +504,87 @@ fn hits_are_taken_from_the_descriptor_then_the_request() {
     assert_eq!(left(0, Some(0), false), (Code::OverLimit, 0));
 }
 
+/// A request that is looked at when it comes, and whose cost is known and told when it is over.
+#[test]
+fn hits_that_have_happened_are_charged_where_the_file_says_so() {
+    let shared = server(
+        "
+domain: tokens
+descriptors:
+  - {key: user, rate_limit: {unit: hour, requests_per_unit: 1000}, metadata: {tidegate: {charge: always}}}
+  - {key: team, rate_limit: {unit: hour, requests_per_unit: 1000}}
+",
+    );
+    let asked = |key: &str, hits: u64| {
+        let hits_addend = Some(UInt64Value { value: hits });
+        ask(&shared, "tokens", &[RateLimitDescriptor { hits_addend, ..descriptor(&[(key, "alice")]) }])
+    };
+    for key in ["user", "team"] {
+        assert_eq!(asked(key, 800).overall_code(), Code::Ok);
+        assert_eq!(asked(key, 0).statuses[0].limit_remaining, 200, "{key}");
+        assert_eq!(asked(key, 800).overall_code(), Code::OverLimit, "{key}");
+    }
+    let over = asked("user", 0);
+    assert_eq!((over.overall_code(), over.statuses[0].limit_remaining), (Code::OverLimit, 0));
+    let wait = over.statuses[0].duration_until_reset.expect("limited").seconds;
+    // 601 of 1,000 an hour have to drain before one more may pass.
+    assert!((601 * 3_600 / 1_000 - 60..=601 * 3_600 / 1_000 + 1).contains(&wait), "{wait}");
+    assert_eq!(asked("team", 0).overall_code(), Code::Ok, "what was denied was not charged");
+}
+
+#[test]
+fn a_limit_that_always_charges_is_charged_for_what_others_deny() {
+    let shared = server(
+        "
+domain: d
+descriptors:
+  - {key: fact, rate_limit: {unit: hour, requests_per_unit: 10}, metadata: {tidegate: {charge: always}}}
+  - {key: closed, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: open, rate_limit: {unit: hour, requests_per_unit: 10}}
+",
+    );
+    let both = [descriptor(&[("fact", "v")]), descriptor(&[("closed", "v")]), descriptor(&[("open", "v")])];
+    for left in [9, 8] {
+        let denied = ask(&shared, "d", &both);
+        assert_eq!(denied.overall_code(), Code::OverLimit);
+        let remaining: Vec<_> = denied.statuses.iter().map(|status| status.limit_remaining).collect();
+        assert_eq!(remaining, [left, 0, 10]);
+    }
+}
+
+#[test]
+fn what_will_never_pass_is_told_to_wait_a_whole_unit() {
+    let shared = server(
+        "domain: d\ndescriptors: [{key: none, rate_limit: {unit: minute, requests_per_unit: 0}}, \
+         {key: few, rate_limit: {unit: hour, requests_per_unit: 2}}]",
+    );
+    let wait = |descriptor: RateLimitDescriptor| {
+        let denied = ask(&shared, "d", &[descriptor]);
+        assert_eq!(denied.overall_code(), Code::OverLimit);
+        denied.statuses[0].duration_until_reset.expect("limited").seconds
+    };
+    assert_eq!(wait(descriptor(&[("none", "v")])), 60);
+    let look =
+        RateLimitDescriptor { hits_addend: Some(UInt64Value { value: 0 }), ..descriptor(&[("none", "v")]) };
+    assert_eq!(wait(look), 60);
+    let many =
+        RateLimitDescriptor { hits_addend: Some(UInt64Value { value: 3 }), ..descriptor(&[("few", "v")]) };
+    assert_eq!(wait(many), 3_600);
+}
+
+#[test]
+fn a_long_name_is_told_as_far_as_there_is_room() {
+    let shared = shared();
+    let key = "ä".repeat(100);
+    let limit = Some(RateLimitOverride { requests_per_unit: 1, unit: Unit::Minute.into() });
+    let response =
+        ask(&shared, "d", &[RateLimitDescriptor { limit, ..descriptor(&[(&key, "v"), ("k", "v")]) }]);
+    let policy = response.response_headers_to_add.iter().find(|header| header.key == "ratelimit-policy");
+    // Two bytes a letter after two for the domain and the dot, and each byte told by three.
+    let told = format!("\"d.{}\";q=1;w=60", "%C3%A4".repeat(63));
+    assert_eq!(policy.map(|header| header.value.as_str()), Some(told.as_str()));
+}
+
 #[test]
 fn a_look_that_denies_charges_nothing_else() {
     let shared = server(
@@ -525,7 +619,10 @@ fn a_limit_may_come_with_the_request() {
     assert_eq!(ask(&shared, "unknown", &hourly).statuses[0].current_limit, None);
     for unit in [0, 99] {
         let refused = decide(&shared, 0, &request("d", &[with(2, unit)])).expect_err("no unit");
-        assert_eq!(refused.to_string(), format!("descriptors[0].limit.unit: {unit} is not a unit of time"));
+        assert_eq!(
+            refused.to_string(),
+            format!("descriptors[0].limit.unit: {unit} is not a unit of time; allowed are 1 to 7")
+        );
     }
 }
 
@@ -534,6 +631,12 @@ fn requests_that_make_no_sense_are_refused() {
     let shared = server(MESSAGING);
     let one = descriptor(&[("to_number", "1")]);
     let long = descriptor(&vec![("k", "v"); 65]);
+    let text = "x".repeat(64 << 10);
+    let long_domain = "x".repeat(257);
+    let long_key = descriptor(&[("k", "v"), (&text[..257], "v")]);
+    let long_value = descriptor(&[("to_number", &format!("{text}x"))]);
+    let longest = descriptor(&[("to_number", &text), (&text[..256], "")]);
+    assert_eq!(ask(&shared, "messaging", &[longest]).overall_code(), Code::Ok);
     let many = vec![descriptor(&[("to_number", "1")]); tidegate::LIMITS_PER_CHECK_MAX + 1];
     let too_many = format!(
         "descriptors: {} are under limits, at most {} may be decided as one",
@@ -541,9 +644,21 @@ fn requests_that_make_no_sense_are_refused() {
         tidegate::LIMITS_PER_CHECK_MAX
     );
     for (request, words) in [
-        (request("", from_ref(&one)), "rate limit domain must not be empty"),
-        (request("d", &[]), "rate limit descriptor list must not be empty"),
-        (request("d", &[one, long]), "descriptors[1].entries: 65 is outside 0 to 64"),
+        (
+            request("", from_ref(&one)),
+            "domain: rate limit domain must not be empty; allowed are 1 to 256 bytes",
+        ),
+        (
+            request("d", &[]),
+            "descriptors: rate limit descriptor list must not be empty; allowed are 1 to 1024",
+        ),
+        (request("d", &[one.clone(), long]), "descriptors[1].entries: 65 is outside 0 to 64"),
+        (request(&long_domain, from_ref(&one)), "domain: 257 bytes is outside 1 to 256"),
+        (request("d", &[long_key]), "descriptors[0].entries[1].key: 257 bytes is outside 0 to 256"),
+        (
+            request("d", &[one.clone(), long_value]),
+            "descriptors[1].entries[0].value: 65537 bytes is outside 0 to 65536",
+        ),
         (request("d", &vec![descriptor(&[]); 1_025]), "descriptors: 1025 is outside 1 to 1024"),
         (request("messaging", &many), too_many.as_str()),
     ] {

@@ -13,7 +13,22 @@ use super::file::{DEPTH_MAX, DescriptorRow, File, LimitRow};
 use crate::shared::Shared;
 
 /// The most entries of a request's descriptor. Higher: longer descriptors; more stack for each request.
-pub(super) const ENTRIES_MAX: usize = 64;
+pub(crate) const ENTRIES_MAX: usize = 64;
+
+/// The longest domain and the longest key of an entry: they are Envoy's own configuration. Higher: longer names; more to
+/// hash for each request.
+pub(crate) const DOMAIN_BYTES_MAX: usize = 256;
+pub(crate) const KEY_BYTES_MAX: usize = 256;
+
+/// The longest value of an entry. Values are what clients send: Envoy takes 60 KiB of header fields in all unless told
+/// otherwise, and a value that is refused here passes where Envoy fails open. Higher: more to hash for each request.
+pub(crate) const VALUE_BYTES_MAX: usize = 64 << 10;
+
+/// The longest name that a file gives a limit: every status of an answer repeats it.
+const NAME_BYTES_MAX: usize = 256;
+
+/// As much of a name as header fields tell. Higher: longer names told whole; larger answers for whoever has many limits.
+const TOLD_BYTES_MAX: usize = 128;
 
 /// The most descriptors of all files, counted once for each tenant: a bound on their memory, some 300 bytes each.
 const DESCRIPTORS_MAX: usize = 1_000_000;
@@ -74,6 +89,8 @@ pub(super) enum Mode {
     Shadow,
     /// It is denied if all of its limits with this mode are over.
     Quota,
+    /// It is denied, and charged nevertheless: its hits have happened.
+    Always,
 }
 
 /// A unit's length. Theirs are as long as these, too: a month is 30 days, a year 365.
@@ -97,6 +114,11 @@ pub(super) fn limit_of(requests_per_unit: u32, unit: Unit) -> Option<Limit> {
     Limit::gcra(requests_per_unit.into(), period(unit)?).ok()
 }
 
+/// What header fields call a limit.
+pub(super) fn told(name: &str) -> &str {
+    &name[..name.floor_char_boundary(TOLD_BYTES_MAX)]
+}
+
 /// The unit as a part of the key: as with windows of different lengths, counts of different units do not mix.
 pub(super) fn unit_part(unit: Unit) -> &'static [u8] {
     unit.as_str_name().as_bytes()
@@ -108,6 +130,9 @@ impl Domains {
         let domain = file.domain.unwrap_or_default();
         if domain.is_empty() {
             return Err(vec!["config file cannot have empty domain".to_owned()]);
+        }
+        if domain.len() > DOMAIN_BYTES_MAX {
+            return Err(vec![format!("domain: {} bytes is outside 1 to {DOMAIN_BYTES_MAX}", domain.len())]);
         }
         if self.by_name.contains_key(&domain) {
             return Err(vec![format!("duplicate domain '{domain}' in config file")]);
@@ -214,6 +239,11 @@ impl Builder<'_> {
             self.problems.push(format!("'{parent}': descriptor has empty key"));
             return None;
         };
+        if key.len() > KEY_BYTES_MAX {
+            let bytes = key.len();
+            self.problems.push(format!("'{parent}': key: {bytes} bytes is outside 1 to {KEY_BYTES_MAX}"));
+            return None;
+        }
         let value = row.value.unwrap_or_default();
         let composite = if value.is_empty() { key } else { format!("{key}_{value}") };
         let path = format!("{parent}.{composite}");
@@ -223,11 +253,18 @@ impl Builder<'_> {
                 "share_threshold can only be used with wildcard values (with a '*'), but found key '{composite}'"
             ));
         }
+        let always = row.metadata.unwrap_or_default().charges_always();
         let mode = match (row.shadow_mode, row.quota_mode) {
             (Some(true), _) => Mode::Shadow,
             (_, Some(true)) => Mode::Quota,
+            _ if always => Mode::Always,
             _ => Mode::Enforce,
         };
+        if always && mode != Mode::Always {
+            self.problems.push(format!(
+                "'{path}': metadata.tidegate.charge: \"always\" goes with neither shadow_mode nor quota_mode"
+            ));
+        }
         let rule = row.rate_limit.and_then(|limit| self.rule(limit, mode, &path));
         let below = self.level(row.descriptors.unwrap_or_default(), &path, depth + 1);
         Some((composite, Step { rule, below, shared: shared.then_some(value) }))
@@ -235,6 +272,10 @@ impl Builder<'_> {
 
     fn rule(&mut self, row: LimitRow, mode: Mode, path: &str) -> Option<Rule> {
         let name = row.name.unwrap_or_default();
+        if name.len() > NAME_BYTES_MAX {
+            let bytes = name.len();
+            self.problems.push(format!("'{path}': name: {bytes} bytes is outside 0 to {NAME_BYTES_MAX}"));
+        }
         let replaces: Vec<String> =
             row.replaces.unwrap_or_default().into_iter().map(|row| row.name.unwrap_or_default()).collect();
         if replaces.iter().any(String::is_empty) {
@@ -258,20 +299,20 @@ impl Builder<'_> {
                 return None;
             }
             (false, Some(unit)) => {
-                let told = if name.is_empty() { path } else { name.as_str() };
-                Some(self.quota(row.requests_per_unit.unwrap_or_default(), unit, told)?)
+                let called = if name.is_empty() { path } else { name.as_str() };
+                Some(self.quota(row.requests_per_unit.unwrap_or_default(), unit, called)?)
             }
         };
         Some(Rule { name, replaces, mode, quota })
     }
 
-    fn quota(&mut self, requests_per_unit: u32, unit: Unit, told: &str) -> Option<Quota> {
+    fn quota(&mut self, requests_per_unit: u32, unit: Unit, name: &str) -> Option<Quota> {
         let limit = limit_of(requests_per_unit, unit)?;
         if self.is_full() {
             // Said once, at the end.
             return None;
         }
-        let name: std::sync::Arc<str> = told.into();
+        let name: std::sync::Arc<str> = told(name).into();
         let gate = |tenant: &crate::shared::Tenant| {
             tenant.envoy.with_limit(limit).with_name(std::sync::Arc::clone(&name))
         };

@@ -1,5 +1,10 @@
 //! `ShouldRateLimit`: a message in, a message out.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
 use ::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -7,9 +12,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use prost::Message;
+use tokio::time::timeout;
 use tonic::Status;
 
 use super::reply::Reply;
+use super::timely::too_slow;
 use crate::auth::{Principal, TenantIndex};
 use crate::envoy::{Refusal, decide};
 use crate::metrics::{Stopwatch, Surface};
@@ -30,7 +37,7 @@ pub(super) fn begun(
 ) -> Result<(TenantIndex, Incoming), Box<Response<Reply>>> {
     let headers = request.headers();
     if !is_grpc(headers) {
-        let mut answer = Response::new(Reply::Done);
+        let mut answer = Response::new(Reply::default());
         *answer.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         return Err(Box::new(answer));
     }
@@ -51,7 +58,7 @@ pub(super) async fn should_rate_limit(
     tenant: TenantIndex,
     body: Incoming,
 ) -> Response<Reply> {
-    let message = match read(body).await {
+    let message = match read_in_time(body, shared.patience.request).await {
         Ok(message) => message,
         Err(status) => return status.into_http(),
     };
@@ -66,6 +73,17 @@ pub(super) async fn should_rate_limit(
 
 fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|media| media.as_bytes().starts_with(GRPC.as_bytes()))
+}
+
+/// The one message of a call. Nearly always it is there already, and no alarm has to be set.
+async fn read_in_time(body: Incoming, patience: Duration) -> Result<Bytes, Status> {
+    let mut reading = pin!(read(body));
+    match poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await {
+        Poll::Ready(message) => message,
+        Poll::Pending => {
+            Box::pin(timeout(patience, reading)).await.unwrap_or_else(|_| Err(too_slow(patience)))
+        }
+    }
 }
 
 /// The one message of a call.
@@ -126,7 +144,7 @@ fn told(response: &RateLimitResponse) -> Response<Reply> {
     // An answer is as long as its request, but for a few words for each descriptor: it never has 4 GB.
     framed.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     response.encode_raw(&mut framed);
-    let mut answer = Response::new(Reply::Message(framed.freeze()));
+    let mut answer = Response::new(Reply::message(framed.freeze()));
     answer.headers_mut().insert(CONTENT_TYPE, GRPC);
     answer
 }

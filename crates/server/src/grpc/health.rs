@@ -4,24 +4,36 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::codegen::async_trait;
+use tonic::body::Body;
 use tonic::codegen::tokio_stream::Stream;
+use tonic::codegen::{Service, async_trait};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use super::BESIDE_BYTES_MAX;
+use super::timely::Timely;
+
 pub(super) const SERVICE: &str = "grpc.health.v1.Health";
+
+/// The one call that is open for as long as the client likes.
+pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// What may be asked about: the whole server, or its services.
 const KNOWN: [&str; 3] = ["", "envoy.service.ratelimit.v3.RateLimitService", SERVICE];
 
-/// The service of a server that `stop` will stop.
-pub(super) fn server(stop: CancellationToken) -> HealthServer<Serving> {
-    HealthServer::new(Serving { stop })
+/// Answers a call, on a server that `stop` will stop.
+pub(super) async fn answer(
+    stop: CancellationToken,
+    request: ::http::Request<Timely>,
+) -> ::http::Response<Body> {
+    let server = HealthServer::new(Serving { stop });
+    let Ok(response) = server.max_decoding_message_size(BESIDE_BYTES_MAX).call(request).await;
+    response
 }
 
-pub(super) struct Serving {
+struct Serving {
     stop: CancellationToken,
 }
 
@@ -55,7 +67,7 @@ fn says(status: ServingStatus) -> HealthCheckResponse {
 }
 
 /// Says how it is now, and once more when the server stops.
-pub(super) struct Watch {
+struct Watch {
     next: Option<ServingStatus>,
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
 }

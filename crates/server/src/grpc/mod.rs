@@ -4,14 +4,17 @@
 //! connection goes through tonic.
 
 mod call;
+mod calls;
 mod health;
 mod reflection;
 mod reply;
+mod timely;
 
 use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::{Request, Response};
@@ -22,9 +25,10 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::Status;
-use tonic::codegen::Service;
 
+use self::calls::{Call, Connection, Over};
 use self::reply::Reply;
+use self::timely::Timely;
 use crate::worker::Context;
 
 /// Calls of one connection at a time. Higher: more of them wait here instead of at the client; more memory.
@@ -63,15 +67,17 @@ where
     }
 }
 
-/// Answers the calls of one connection.
+/// Answers the calls of one connection, until it ends, the server stops, nothing was asked for too long, or an answer is
+/// not taken.
 pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let stop = context.stop.clone();
+    let (stop, patience) = (context.stop.clone(), context.shared.patience);
+    let metrics = Arc::clone(&context.shared.metrics);
     // Shared by the calls of this connection, which are all answered on this thread.
-    let context = Rc::new(context);
-    let service = service_fn(move |request| answer(Rc::clone(&context), request));
+    let calls = Rc::new(Connection::new(context));
+    let service = service_fn(|request| answer(Call::begin(Rc::clone(&calls)), request));
     let mut builder = http2::Builder::new(Here);
     builder
         .timer(TokioTimer::new())
@@ -90,48 +96,47 @@ where
             connection.as_mut().graceful_shutdown();
             connection.await
         }
+        over = calls.over(patience) => {
+            metrics.timed_out();
+            if over == Over::Stuck {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(patience.request, connection).await?
+        }
     };
     ended.map_err(io::Error::other)
 }
 
 /// A call is a task of its own, so what it holds is kept small: what is asked once a connection stays out of line.
-async fn answer(context: Rc<Context>, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
-    if request.uri().path() != SHOULD_RATE_LIMIT {
-        return Box::pin(answer_beside(context, request)).await;
-    }
-    Ok(match call::begun(&context.shared, request) {
-        Ok((tenant, body)) => call::should_rate_limit(&context.shared, tenant, body).await,
-        Err(refused) => *refused,
-    })
+async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    let is_watch = request.uri().path() == health::WATCH;
+    let response = if request.uri().path() == SHOULD_RATE_LIMIT {
+        match call::begun(&call.shared, request) {
+            Ok((tenant, body)) => call::should_rate_limit(&call.shared, tenant, body).await,
+            Err(refused) => *refused,
+        }
+    } else {
+        Box::pin(answer_beside(&call, request)).await
+    };
+    let call = if is_watch { call.lasting() } else { call };
+    Ok(response.map(|reply| reply.of(call)))
 }
 
-async fn answer_beside(
-    context: Rc<Context>,
-    request: Request<Incoming>,
-) -> Result<Response<Reply>, Infallible> {
-    let path = request.uri().path();
-    let service = path.split('/').nth(1).unwrap_or_default();
-    let answered = match service {
+async fn answer_beside(context: &Context, request: Request<Incoming>) -> Response<Reply> {
+    let path = request.uri().path().to_owned();
+    let request = request.map(|body| Timely::new(body, context.shared.patience.request));
+    let answered = match path.split('/').nth(1).unwrap_or_default() {
         // Whoever balances load over servers has no token.
-        health::SERVICE => {
-            let server = health::server(context.stop.clone());
-            server.max_decoding_message_size(BESIDE_BYTES_MAX).call(request).await
-        }
-        reflection::SERVICE_V1 | reflection::SERVICE_V1ALPHA => {
-            return Ok(reflect(&context, request).await.unwrap_or_else(Status::into_http));
-        }
-        _ => return Ok(Status::unimplemented(format!("there is no method {path}")).into_http()),
+        health::SERVICE => Ok(health::answer(context.stop.clone(), request).await),
+        reflection::SERVICE_V1 | reflection::SERVICE_V1ALPHA => reflect(context, request).await,
+        _ => Err(Status::unimplemented(format!("there is no method {path}"))),
     };
-    answered.map(|response| response.map(Reply::Tonic))
+    answered.map_or_else(Status::into_http, |response| response.map(Reply::from))
 }
 
 /// Tells callers who may ask what can be asked.
-async fn reflect(context: &Context, request: Request<Incoming>) -> Result<Response<Reply>, Status> {
+async fn reflect(context: &Context, request: Request<Timely>) -> Result<Response<tonic::body::Body>, Status> {
     call::principal(&context.shared, request.headers())?;
-    let Ok(response) = if request.uri().path().contains(reflection::SERVICE_V1ALPHA) {
-        reflection::v1alpha()?.max_decoding_message_size(BESIDE_BYTES_MAX).call(request).await
-    } else {
-        reflection::v1()?.max_decoding_message_size(BESIDE_BYTES_MAX).call(request).await
-    };
-    Ok(response.map(Reply::Tonic))
+    reflection::answer(request).await
 }

@@ -8,12 +8,21 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tonic::Status;
 
+use super::calls::Call;
+
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
 /// The body of an answer.
 #[derive(Default)]
-pub(super) enum Reply {
+pub(super) struct Reply {
+    content: Content,
+    /// Over when the answer is.
+    _call: Option<Call>,
+}
+
+#[derive(Default)]
+enum Content {
     /// A message; what was said in the head is not said again.
     Message(Bytes),
     /// That all went well.
@@ -25,39 +34,57 @@ pub(super) enum Reply {
     Tonic(tonic::body::Body),
 }
 
+impl Reply {
+    /// One message, already framed.
+    pub(super) fn message(framed: Bytes) -> Self {
+        Self { content: Content::Message(framed), _call: None }
+    }
+
+    /// The same, as the answer to a call.
+    pub(super) fn of(self, call: Call) -> Self {
+        Self { _call: Some(call), ..self }
+    }
+}
+
+impl From<tonic::body::Body> for Reply {
+    fn from(body: tonic::body::Body) -> Self {
+        Self { content: Content::Tonic(body), _call: None }
+    }
+}
+
 impl Body for Reply {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = self.get_mut();
-        if let Self::Tonic(body) = this {
+        let this = &mut self.get_mut().content;
+        if let Content::Tonic(body) = this {
             return Pin::new(body).poll_frame(cx);
         }
         Poll::Ready(match std::mem::take(this) {
-            Self::Message(message) => {
-                *this = Self::Trailers;
+            Content::Message(message) => {
+                *this = Content::Trailers;
                 Some(Ok(Frame::data(message)))
             }
-            Self::Trailers => Some(Ok(Frame::trailers(all_well()))),
-            Self::Done | Self::Tonic(_) => None,
+            Content::Trailers => Some(Ok(Frame::trailers(all_well()))),
+            Content::Done | Content::Tonic(_) => None,
         })
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Message(_) | Self::Trailers => false,
-            Self::Done => true,
-            Self::Tonic(body) => body.is_end_stream(),
+        match &self.content {
+            Content::Message(_) | Content::Trailers => false,
+            Content::Done => true,
+            Content::Tonic(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
+        match &self.content {
             // Of calls, nobody wants to know a length.
-            Self::Message(_) | Self::Trailers => SizeHint::default(),
-            Self::Done => SizeHint::with_exact(0),
-            Self::Tonic(body) => body.size_hint(),
+            Content::Message(_) | Content::Trailers => SizeHint::default(),
+            Content::Done => SizeHint::with_exact(0),
+            Content::Tonic(body) => body.size_hint(),
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Answers, and what they look like when something is wrong.
 
+use std::cell::Cell;
 use std::pin::Pin;
 
 use ::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use ::http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
 use http_body_util::Full;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tidegate::headers::PROBLEM_CONTENT_TYPE;
+use utoipa::ToSchema;
 
 use crate::auth::Role;
 
@@ -27,19 +29,51 @@ impl From<Answer> for Reply {
     }
 }
 
+/// Room for the fields of a decision and what stands beside them: a map that starts smaller grows while they go in.
+const FIELDS: usize = 9;
+
+/// Room for the body of a decision under one or two rules, so that it does not have to grow.
+const BODY_BYTES: usize = 512;
+
+thread_local! {
+    /// The map of a request that was answered. It is empty, and has the room that the next answer needs.
+    static SPARE: Cell<HeaderMap> = Cell::new(HeaderMap::new());
+}
+
+/// Keeps the room of a map that is not needed any more, unless it is far more than an answer needs: every connection
+/// holds on to the room of its last answer.
+pub(super) fn spare(mut map: HeaderMap) {
+    if map.capacity() <= 4 * FIELDS {
+        map.clear();
+        SPARE.set(map);
+    }
+}
+
 /// Text of some media type.
 pub(crate) fn text(status: StatusCode, media: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
+    *answer.headers_mut() = SPARE.take();
+    answer.headers_mut().reserve(FIELDS);
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media));
     answer
 }
 
 /// A value as JSON.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
-    match serde_json::to_vec(value) {
-        Ok(body) => text(status, "application/json", body),
+    let mut body = Vec::with_capacity(BODY_BYTES);
+    match serde_json::to_writer(&mut body, value) {
+        Ok(()) => text(status, "application/json", body),
         Err(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into(),
+    }
+}
+
+/// A value from JSON. What is known to be text as a whole does not have to be looked at again, word by word.
+pub(crate) fn read_json<'b, T: Deserialize<'b>>(body: &'b [u8]) -> serde_json::Result<T> {
+    match std::str::from_utf8(body) {
+        Ok(text) => serde_json::from_str(text),
+        // To say where it is none.
+        Err(_) => serde_json::from_slice(body),
     }
 }
 
@@ -51,8 +85,10 @@ pub(crate) struct Problem {
     field: Option<(HeaderName, HeaderValue)>,
 }
 
-#[derive(Serialize)]
-struct ProblemBody<'p> {
+/// What was wrong, as RFC 9457 has it.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct ProblemBody<'p> {
     r#type: &'static str,
     title: &'static str,
     status: u16,
@@ -95,7 +131,8 @@ impl Problem {
     pub(crate) fn wrong_method(allowed: &Method) -> Self {
         let problem =
             Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("method: only {allowed} is answered here"));
-        match HeaderValue::from_str(allowed.as_str()) {
+        let allowed = if *allowed == Method::GET { "GET, HEAD" } else { allowed.as_str() };
+        match HeaderValue::from_str(allowed) {
             Ok(value) => problem.with_field(ALLOW, value),
             Err(_) => problem,
         }
@@ -110,7 +147,8 @@ impl Problem {
         answer
     }
 
-    fn with_field(mut self, name: HeaderName, value: HeaderValue) -> Self {
+    /// The same, with a field of its own in the answer.
+    pub(crate) fn with_field(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.field = Some((name, value));
         self
     }

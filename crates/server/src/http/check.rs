@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use ::http::{HeaderValue, StatusCode};
+use ::http::StatusCode;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
@@ -12,7 +12,9 @@ use tidegate::{Outcome, Retry};
 use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule};
 use utoipa::ToSchema;
 
-use super::{Answer, Asked, Problem, json, text};
+use super::answer::ProblemBody;
+use super::object::Object;
+use super::{Answer, Asked, Problem, json, read_json, text};
 use crate::auth::Role;
 use crate::metrics::{Rung, Surface};
 use crate::rules::{Ruled, Ruling, Undecided};
@@ -83,8 +85,13 @@ struct RuleAnswer<'r> {
     request_body = CheckRequest<'static>,
     responses(
         (status = 200, description = "Decided; `decision` says how", body = CheckAnswer<'static>),
-        (status = 429, description = "Denied, where `deny_status` is 429", body = CheckAnswer<'static>),
-        (status = "4XX", description = "Not decided: a problem (RFC 9457)"),
+        (
+            status = 429,
+            description = "Denied, where `deny_status` is 429: a problem with the answer's members",
+            body = CheckAnswer<'static>,
+            content_type = "application/problem+json",
+        ),
+        (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
     )
 )]
 pub(super) fn answer(asked: &Asked<'_>) -> Answer {
@@ -114,8 +121,8 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
 fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
     let mut dimensions = Dimensions::default();
     for (name, value) in pairs {
-        match value.parse() {
-            Ok(address) if name == ADDRESS => dimensions.add_address(address)?,
+        match (name == ADDRESS).then(|| value.parse()) {
+            Some(Ok(address)) => dimensions.add_address(address)?,
             _ => dimensions.add(name, value)?,
         }
     }
@@ -124,19 +131,16 @@ fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
 
 /// The request in a body.
 fn read(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
-    // A list of the fields' values would be taken for the fields.
-    if body.trim_ascii_start().first() == Some(&b'[') {
-        return Err(Problem::bad_request(
-            "body: a list is not an object with dimensions, cost and deny_status",
-        ));
+    match read_json(body) {
+        Ok(Object(request)) => Ok(request),
+        Err(error) => Err(Problem::bad_request(in_words(body, &error))),
     }
-    serde_json::from_slice(body).map_err(|error| Problem::bad_request(in_words(body, &error)))
 }
 
 /// What is wrong with a body. Reads it a second time to learn where: nobody is in a hurry who asks like this.
 fn in_words(body: &[u8], error: &serde_json::Error) -> String {
     let mut again = serde_json::Deserializer::from_slice(body);
-    let located = serde_path_to_error::deserialize::<_, CheckRequest<'_>>(&mut again).err();
+    let located = serde_path_to_error::deserialize::<_, Object<CheckRequest<'_>>>(&mut again).err();
     let path = located.map(|error| error.path().to_string()).filter(|path| path != "." && path != "?");
     // What is inside an object that is read by hand has no name there.
     let path = path.map_or_else(|| "body".to_owned(), |path| path.trim_end_matches(".?").to_owned());
@@ -195,11 +199,7 @@ fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: u16) -> Answer {
     let decision = &ruling.decision;
     let refuse = !decision.is_allowed() && deny_status == 429;
     let mut answer = if refuse {
-        let mut answer = text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(ruling));
-        answer
-            .headers_mut()
-            .insert(::http::header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
-        answer
+        text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(ruling))
     } else {
         json(StatusCode::OK, &body(ruling))
     };
@@ -209,13 +209,14 @@ fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: u16) -> Answer {
 }
 
 /// A problem (RFC 9457) may carry more members: whoever asked for a 429 still gets the whole answer.
-fn problem_with(ruling: &Ruling<'_>) -> Vec<u8> {
-    let members = |text: &str| {
-        serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).unwrap_or_default()
-    };
-    let mut problem = members(&problem_body(&ruling.decision));
-    problem.extend(members(&serde_json::to_string(&body(ruling)).unwrap_or_default()));
-    serde_json::to_vec(&problem).unwrap_or_default()
+fn problem_with(ruling: &Ruling<'_>) -> String {
+    let problem = problem_body(&ruling.decision);
+    let answer = serde_json::to_string(&body(ruling)).unwrap_or_default();
+    // Two objects without a member in common: the members of one follow those of the other.
+    match (problem.strip_suffix('}'), answer.strip_prefix('{')) {
+        (Some(problem), Some(answer)) => format!("{problem},{answer}"),
+        _ => problem,
+    }
 }
 
 fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {

@@ -11,25 +11,41 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, 
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::UInt64Value;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
+use super::answer::ProblemBody;
 use super::{Answer, Asked, Problem, json};
 use crate::auth::Role;
-use crate::envoy::{Refusal, decide};
+use crate::envoy::{
+    DESCRIPTORS_MAX, DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, Refusal, VALUE_BYTES_MAX, decide,
+};
 
 /// What is asked. Proto3's JSON takes a field by either of its names, and a number also as text.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(
+    deny_unknown_fields,
+    rename_all = "camelCase",
+    expecting = "an object with domain, descriptors and hitsAddend"
+)]
+#[schema(as = RateLimitRequest)]
 struct RequestBody {
     #[serde(default)]
+    #[schema(required = true, min_length = 1, max_length = 256)]
     domain: String,
     #[serde(default)]
+    #[schema(required = true, min_items = 1, max_items = 1024)]
     descriptors: Vec<DescriptorBody>,
     #[serde(default, alias = "hits_addend")]
     hits_addend: Option<Number>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(
+    deny_unknown_fields,
+    rename_all = "camelCase",
+    expecting = "an object with entries, limit, hitsAddend and isNegativeHits"
+)]
+#[schema(as = RateLimitDescriptor)]
 struct DescriptorBody {
     #[serde(default)]
     entries: Vec<EntryBody>,
@@ -41,8 +57,9 @@ struct DescriptorBody {
     is_negative_hits: bool,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, expecting = "an object with key and value")]
+#[schema(as = RateLimitDescriptorEntry)]
 struct EntryBody {
     #[serde(default)]
     key: String,
@@ -50,8 +67,9 @@ struct EntryBody {
     value: String,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", expecting = "an object with requestsPerUnit and unit")]
+#[schema(as = RateLimitOverride)]
 struct OverrideBody {
     #[serde(default, alias = "requests_per_unit")]
     requests_per_unit: Option<Number>,
@@ -59,15 +77,17 @@ struct OverrideBody {
     unit: UnitBody,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "a whole number, or one as text")]
+#[schema(as = NumberOrText)]
 enum Number {
     Plain(u64),
     Text(String),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "the name or the number of a unit")]
+#[schema(as = Unit)]
 enum UnitBody {
     Name(String),
     Number(i32),
@@ -122,7 +142,9 @@ impl OverrideBody {
         let unit = match self.unit {
             UnitBody::Number(number) => number,
             UnitBody::Name(name) => Unit::from_str_name(&name).map(i32::from).ok_or_else(|| {
-                Problem::bad_request(format!("descriptors[{at}].limit.unit: {name:?} is not a unit of time"))
+                Problem::bad_request(format!(
+                    "descriptors[{at}].limit.unit: {name:?} is not a unit of time; allowed {UNITS}"
+                ))
             })?,
         };
         Ok(RateLimitOverride { requests_per_unit: small(self.requests_per_unit, &field)?, unit })
@@ -135,8 +157,9 @@ fn small(number: Option<Number>, field: &str) -> Result<u32, Problem> {
 }
 
 /// What is answered. As proto3 has it, fields that are 0 or empty are left out.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = RateLimitResponse)]
 struct ResponseBody<'r> {
     overall_code: &'static str,
     statuses: Vec<StatusBody<'r>>,
@@ -144,8 +167,9 @@ struct ResponseBody<'r> {
     response_headers_to_add: Vec<HeaderBody<'r>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = DescriptorStatus)]
 struct StatusBody<'r> {
     code: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,8 +180,9 @@ struct StatusBody<'r> {
     duration_until_reset: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = RateLimit)]
 struct LimitBody<'r> {
     #[serde(skip_serializing_if = "str::is_empty")]
     name: &'r str,
@@ -166,7 +191,8 @@ struct LimitBody<'r> {
     unit: &'static str,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = HeaderValue)]
 struct HeaderBody<'r> {
     key: &'r str,
     value: &'r str,
@@ -206,16 +232,75 @@ impl<'r> From<&'r DescriptorStatus> for StatusBody<'r> {
     }
 }
 
-/// Answers a request.
+/// Envoy's rate limit request, as JSON.
+#[utoipa::path(
+    post,
+    path = "/json",
+    operation_id = "shouldRateLimit",
+    request_body = RequestBody,
+    responses(
+        (status = 200, description = "May pass", body = ResponseBody<'static>),
+        (status = 429, description = "May not pass", body = ResponseBody<'static>),
+        (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
+    )
+)]
 pub(super) fn answer(asked: &Asked<'_>) -> Answer {
     decided(asked).unwrap_or_else(Answer::from)
 }
 
+/// The request in a body.
+fn read(body: &[u8]) -> Result<RateLimitRequest, Problem> {
+    // A list of the fields' values would be taken for the fields.
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        return Err(Problem::bad_request(
+            "body: a list is not an object with domain, descriptors and hitsAddend",
+        ));
+    }
+    let read: Result<RequestBody, _> = serde_json::from_slice(body);
+    read.map_err(|error| Problem::bad_request(in_words(body, &error)))?.read()
+}
+
+/// What is wrong with a body. Reads it a second time to learn where: nobody is in a hurry who asks like this.
+fn in_words(body: &[u8], error: &serde_json::Error) -> String {
+    if !error.is_data() {
+        return format!("body: {error}");
+    }
+    let mut again = serde_json::Deserializer::from_slice(body);
+    let located = serde_path_to_error::deserialize::<_, RequestBody>(&mut again).err();
+    let path = located.map(|error| error.path().to_string()).filter(|path| path != "." && path != "?");
+    let path = path.map_or_else(|| "body".to_owned(), |path| path.trim_end_matches(".?").to_owned());
+    match allowed(&path) {
+        None => format!("{path}: {error}"),
+        Some(allowed) => format!("{path}: {error}; allowed {allowed}"),
+    }
+}
+
+const UNITS: &str = "are SECOND, MINUTE, HOUR, DAY, WEEK, MONTH and YEAR";
+
+/// What may be at a place.
+fn allowed(path: &str) -> Option<String> {
+    let field = path.rsplit('.').next().unwrap_or(path);
+    let is_below = field != path;
+    Some(match field {
+        "domain" => format!("is a text of 1 to {DOMAIN_BYTES_MAX} bytes"),
+        "descriptors" => format!("is a list of 1 to {DESCRIPTORS_MAX} objects"),
+        "entries" => format!("is a list of 0 to {ENTRIES_MAX} objects with key and value"),
+        "key" => format!("is a text of 0 to {KEY_BYTES_MAX} bytes"),
+        "value" => format!("is a text of 0 to {VALUE_BYTES_MAX} bytes"),
+        "hitsAddend" | "hits_addend" if is_below => format!("is 0 to {}", u64::MAX),
+        "hitsAddend" | "hits_addend" | "requestsPerUnit" | "requests_per_unit" => {
+            format!("is 0 to {}", u32::MAX)
+        }
+        "isNegativeHits" | "is_negative_hits" => "are true and false".to_owned(),
+        "unit" => UNITS.to_owned(),
+        _ => return None,
+    })
+}
+
 fn decided(asked: &Asked<'_>) -> Result<Answer, Problem> {
     let principal = asked.principal(Role::Client)?;
-    let body: RequestBody = serde_json::from_slice(&asked.body)
-        .map_err(|error| Problem::bad_request(format!("body: {error}")))?;
-    let response = decide(asked.shared, principal.tenant, &body.read()?).map_err(|refusal| {
+    let request = read(&asked.body)?;
+    let response = decide(asked.shared, principal.tenant, &request).map_err(|refusal| {
         let status = match refusal {
             Refusal::Wrong(_) => StatusCode::BAD_REQUEST,
             Refusal::NothingLoaded => StatusCode::SERVICE_UNAVAILABLE,

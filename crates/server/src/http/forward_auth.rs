@@ -8,9 +8,12 @@ use std::net::IpAddr;
 use std::sync::Once;
 
 use ::http::{HeaderMap, Response, StatusCode};
+use serde::{Deserialize, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
 use tidegate_rules::{ADDRESS, Class, Dimensions, DimensionsError, HEADER_PREFIX};
+use utoipa::ToSchema;
 
+use super::answer::ProblemBody;
 use super::check::too_many;
 use super::path::normal_path;
 use super::{Answer, Asked, Problem, text};
@@ -39,7 +42,45 @@ const PATH: Stated = Stated {
 };
 const HOST: Stated = Stated { dimension: "host", fields: &["x-forwarded-host"], told_as: "X-Forwarded-Host" };
 
-/// Answers a proxy.
+/// Decides the request that a proxy describes by header fields. Every method is answered alike.
+#[utoipa::path(
+    get,
+    path = "/forward-auth",
+    operation_id = "forwardAuth",
+    params(
+        ("deny_status" = Option<u16>, Query, description = "The status of a denial: 403 or 429, the default"),
+        ("X-Forwarded-Method" = Option<String>, Header, description = "Where rules look at `method`; or X-Original-Method"),
+        (
+            "X-Forwarded-Uri" = Option<String>,
+            Header,
+            description = "Where rules look at `path`; or X-Original-URI, or X-Original-URL"
+        ),
+        ("X-Forwarded-Host" = Option<String>, Header, description = "Where rules look at `host`"),
+        ("X-Forwarded-For" = Option<String>, Header, description = "Of trusted proxies, where rules look at `ip`; or Forwarded"),
+    ),
+    responses(
+        (status = 200, description = "May pass; empty, with the rate limit fields"),
+        (
+            status = 429,
+            description = "May not pass",
+            body = QuotaExceeded,
+            content_type = "application/problem+json",
+        ),
+        (
+            status = 403,
+            description = "May not pass, where `deny_status` is 403",
+            body = QuotaExceeded,
+            content_type = "application/problem+json",
+        ),
+        (
+            status = 431,
+            description = "A value that a rule looks at is too long",
+            body = ProblemBody<'static>,
+            content_type = "application/problem+json",
+        ),
+        (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
+    )
+)]
 pub(super) fn answer(asked: &Asked<'_>) -> Answer {
     decide(asked).unwrap_or_else(Answer::from)
 }
@@ -170,14 +211,26 @@ fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: StatusCode) -> Answ
     answer
 }
 
+/// A denial, as the draft of the rate limit fields has it.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+struct QuotaExceeded {
+    r#type: String,
+    title: String,
+    status: u16,
+    /// The rules that denied.
+    #[serde(rename = "violated-policies")]
+    violated_policies: Vec<String>,
+}
+
 /// The problem of a 429, with the status that is really sent.
 fn denial(ruling: &Ruling<'_>, status: StatusCode) -> String {
     let body = problem_body(&ruling.decision);
-    let problem = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&body);
-    problem.map_or(body, |mut problem| {
-        problem.insert("status".to_owned(), status.as_u16().into());
-        serde_json::Value::Object(problem).to_string()
-    })
+    let problem = serde_json::from_str::<QuotaExceeded>(&body);
+    let told = problem.and_then(|mut problem| {
+        problem.status = status.as_u16();
+        serde_json::to_string(&problem)
+    });
+    told.unwrap_or(body)
 }
 
 #[cfg(test)]
@@ -222,7 +275,7 @@ mod tests {
         }
         let (parts, ()) = request.body(()).expect("a request").into_parts();
         let peer = SocketAddr::new(peer.parse().expect("an address"), 4711);
-        let (parts, body) = answer(&Asked { shared, peer, parts, body: Bytes::new() }).into_parts();
+        let (parts, body) = answer(&Asked::new(shared, peer, parts, Bytes::new())).into_parts();
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let body = runtime.block_on(body.collect()).expect("whole").to_bytes();
         (parts.status.as_u16(), parts.headers, String::from_utf8(body.to_vec()).expect("text"))

@@ -5,6 +5,7 @@ mod answer;
 mod check;
 mod envoy_json;
 mod forward_auth;
+mod object;
 mod openapi;
 mod path;
 mod unkey;
@@ -29,9 +30,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::auth::{Principal, Role};
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
-use crate::worker::Context;
+use crate::worker::{Context, woken_by_stop};
 
-pub(crate) use self::answer::{Answer, Problem, Reply, json, text};
+use self::answer::spare;
+pub(crate) use self::answer::{Answer, Problem, Reply, json, read_json, text};
 pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
@@ -45,14 +47,23 @@ pub(crate) struct Asked<'s> {
     pub(crate) shared: &'s Shared,
     /// The other end of the connection.
     pub(crate) peer: SocketAddr,
+    /// Who asks, if anyone known.
+    principal: Option<Principal>,
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
 }
 
-impl Asked<'_> {
+impl<'s> Asked<'s> {
+    /// A request that was read whole. Who asks comes from the credential only.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn new(shared: &'s Shared, peer: SocketAddr, parts: Parts, body: Bytes) -> Self {
+        let principal = principal(shared, &parts.headers);
+        Self { shared, peer, principal, parts, body }
+    }
+
     /// Who asks, if they may do what needs `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
-        match principal(self.shared, &self.parts.headers) {
+        match self.principal {
             None => Err(Problem::unauthorized()),
             Some(principal) if principal.role < role => Err(Problem::forbidden(role)),
             Some(principal) => Ok(principal),
@@ -79,22 +90,23 @@ where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
     R: Into<Reply> + 'static,
 {
-    // The count of all who share is one for all workers; each connection has its own, and its own ear for the stop.
+    // The count of all who share is one for all workers; each connection has its own.
     let shared = Rc::new(Arc::clone(&context.shared));
-    let stop = context.stop.child_token();
     let service = service_fn(move |request| answer(Rc::clone(&shared), peer, request, route));
     let mut builder = http1::Builder::new();
     // Answers are short: one buffer costs the kernel less than two.
     builder.max_buf_size(HEAD_BYTES_MAX).half_close(true).writev(false);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
+    let mut finishing = false;
+    let ended = woken_by_stop(&context.stop, |task| {
+        // The admin listener goes on while the others finish: its own stop comes later.
+        if !finishing && !context.shared.is_ready() && context.stop.is_cancelled() {
+            finishing = true;
             connection.as_mut().graceful_shutdown();
-            connection.await
         }
-    };
-    ended.map_err(io::Error::other)
+        connection.as_mut().poll(task)
+    });
+    ended.await.map_err(io::Error::other)
 }
 
 #[expect(
@@ -108,8 +120,14 @@ async fn answer<R: Into<Reply>>(
     route: fn(&Asked<'_>) -> R,
 ) -> Result<Answer, Infallible> {
     let (parts, body) = request.into_parts();
-    let reply = match read(&shared, &parts, body).await {
-        Ok(body) => route(&Asked { shared: &shared, peer, parts, body }).into(),
+    let principal = principal(&shared, &parts.headers);
+    let reply = match read(principal.is_some(), body).await {
+        Ok(body) => {
+            let asked = Asked { shared: &shared, peer, principal, parts, body };
+            let reply = route(&asked).into();
+            spare(asked.parts.headers);
+            reply
+        }
         Err(problem) if parts.uri.path().starts_with(unkey::PREFIX) => unkey::refuse(problem).into(),
         Err(problem) => Answer::from(problem).into(),
     };
@@ -120,11 +138,11 @@ async fn answer<R: Into<Reply>>(
 }
 
 /// The whole body. That of a stranger is not read: nothing is kept for whoever may not ask.
-async fn read(shared: &Shared, parts: &Parts, mut body: Incoming) -> Result<Bytes, Problem> {
+async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    if principal(shared, &parts.headers).is_none() {
+    if !is_known {
         return Err(Problem::unauthorized());
     }
     let mut whole = Bytes::new();
@@ -142,6 +160,9 @@ async fn read(shared: &Shared, parts: &Parts, mut body: Incoming) -> Result<Byte
         } else {
             joined.extend_from_slice(&std::mem::take(&mut whole));
             joined.extend_from_slice(&data);
+        }
+        if body.is_end_stream() {
+            break;
         }
     }
     Ok(if joined.is_empty() { whole } else { joined.freeze() })
@@ -182,9 +203,14 @@ fn timed(asked: &Asked<'_>, surface: Surface, handle: impl FnOnce(&Asked<'_>) ->
     answer
 }
 
-/// Refuses other methods.
+/// Refuses other methods. Who may GET may ask for the head alone: the connection leaves the body out.
 pub(crate) fn only(asked: &Asked<'_>, method: &Method, handle: impl FnOnce(&Asked<'_>) -> Answer) -> Answer {
-    if asked.parts.method == *method { handle(asked) } else { Problem::wrong_method(method).into() }
+    let is_head = *method == Method::GET && asked.parts.method == Method::HEAD;
+    if is_head || asked.parts.method == *method {
+        handle(asked)
+    } else {
+        Problem::wrong_method(method).into()
+    }
 }
 
 pub(crate) fn not_found(asked: &Asked<'_>) -> Answer {

@@ -4,18 +4,17 @@ use std::sync::LazyLock;
 
 use ::http::StatusCode;
 use bytes::Bytes;
-use utoipa::OpenApi;
-use utoipa::openapi::path::{OperationBuilder, PathItem};
-use utoipa::openapi::{HttpMethod, ResponseBuilder};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::{Modify, OpenApi};
 
-use super::{Answer, Asked, check, text, unkey};
+use super::{Answer, Asked, check, envoy_json, forward_auth, text, unkey};
 
 #[derive(OpenApi)]
 #[openapi(
-    info(
-        title = "Tidegate",
-        description = "A rate limiter. Every path takes `Authorization: Bearer TOKEN` on a server that has tokens."
-    ),
+    info(title = "Tidegate", description = "A rate limiter."),
+    modifiers(&Tokens, &Failures),
     paths(
         check::answer,
         unkey::limit::answer,
@@ -24,48 +23,264 @@ use super::{Answer, Asked, check, text, unkey};
         unkey::overrides::get,
         unkey::overrides::delete,
         unkey::overrides::list,
+        envoy_json::answer,
+        forward_auth::answer,
+        answer,
     )
 )]
 struct Description;
 
 static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().into());
 
-/// Answers with the description.
+/// This description.
+#[utoipa::path(
+    get,
+    path = "/openapi.json",
+    operation_id = "openapi",
+    security(()),
+    responses((status = 200, description = "OpenAPI 3.1", body = std::collections::HashMap<String, String>))
+)]
 pub(super) fn answer(_: &Asked<'_>) -> Answer {
     text(StatusCode::OK, "application/json", DOCUMENT.clone())
 }
 
 /// A description is made of constants, so it can be written.
 fn document() -> Vec<u8> {
-    let mut description = Description::openapi();
-    let paths = &mut description.paths.paths;
-    paths.insert(
-        "/json".to_owned(),
-        operation(
-            HttpMethod::Post,
-            "Envoy's rate limit request in proto-JSON (envoy.service.ratelimit.v3.RateLimitRequest)",
-            &[("200", "May pass: RateLimitResponse"), ("429", "May not: RateLimitResponse")],
-        ),
-    );
-    paths.insert(
-        "/forward-auth".to_owned(),
-        operation(
-            HttpMethod::Get,
-            "Forward-auth: decides the request that the X-Forwarded-* fields describe",
-            &[("200", "May pass"), ("403", "May not, where a proxy asked for 403"), ("429", "May not")],
-        ),
-    );
-    paths.insert(
-        "/openapi.json".to_owned(),
-        operation(HttpMethod::Get, "This description", &[("200", "OpenAPI 3.1")]),
-    );
-    serde_json::to_vec(&description).unwrap_or_default()
+    serde_json::to_vec(&Description::openapi()).unwrap_or_default()
 }
 
-fn operation(method: HttpMethod, about: &str, answers: &[(&str, &str)]) -> PathItem {
-    let operation =
-        answers.iter().fold(OperationBuilder::new().summary(Some(about)), |operation, (code, what)| {
-            operation.response(*code, ResponseBuilder::new().description(*what).build())
-        });
-    PathItem::new(method, operation)
+/// Who asks is said everywhere in the same way.
+struct Tokens;
+
+impl Modify for Tokens {
+    fn modify(&self, description: &mut utoipa::openapi::OpenApi) {
+        const NAME: &str = "bearer";
+        let mut scheme = Http::new(HttpAuthScheme::Bearer);
+        scheme.description = Some("A server without tokens asks for none, and takes any".to_owned());
+        let components = description.components.get_or_insert_default();
+        components.add_security_scheme(NAME, SecurityScheme::Http(scheme));
+        let none: [&str; 0] = [];
+        description.security =
+            Some(vec![SecurityRequirement::new(NAME, none), SecurityRequirement::default()]);
+    }
+}
+
+/// What goes wrong here looks like what was wrong with the request.
+struct Failures;
+
+impl Modify for Failures {
+    fn modify(&self, description: &mut utoipa::openapi::OpenApi) {
+        for item in description.paths.paths.values_mut() {
+            for operation in operations(item) {
+                let answers = &mut operation.responses.responses;
+                let Some(RefOr::T(refusal)) = answers.get("4XX") else { continue };
+                let mut failure = refusal.clone();
+                "Not done: the server's fault, or too much to do".clone_into(&mut failure.description);
+                answers.entry("5XX".to_owned()).or_insert(RefOr::T(failure));
+            }
+        }
+    }
+}
+
+/// The methods that are described.
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    [item.get.as_mut(), item.post.as_mut()].into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use ::http::Request;
+    use ::http::header::{AUTHORIZATION, CONTENT_TYPE};
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+    use tidegate_rules::RuleSet;
+
+    use super::*;
+    use crate::auth::TokenHash;
+    use crate::config::Config;
+    use crate::envoy::Descriptors;
+    use crate::http::{Reply, route_all};
+    use crate::load;
+    use crate::rules::GatedRules;
+    use crate::shared::Shared;
+
+    const RULES: &str = "
+        [[rules]]
+        name = 'users'
+        key = ['user']
+        limit = 1
+        period = '1h'
+        [[rules]]
+        name = 'clients'
+        key = ['ip', 'header.x-key']
+        limit = 1
+        period = '1h'
+        class = 'security'
+    ";
+
+    fn server(descriptors: &str) -> Shared {
+        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+        let given: HashMap<String, String> =
+            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let token = |role: &str| {
+            let hash = TokenHash::of(role.as_bytes());
+            format!("[[tokens]]\nname = '{role}'\nrole = '{role}'\nhash = '{hash}'\n")
+        };
+        let file = [token("client"), token("operator")].concat();
+        let shared = Shared::new(&mut Config::read(&given, Some(&file)).expect("good")).expect("fits");
+        let rules = GatedRules::new(RuleSet::parse(RULES).expect("good rules"), &shared).expect("fits");
+        shared.rules.store(Arc::new(rules));
+        if !descriptors.is_empty() {
+            let descriptors = Descriptors::parse(descriptors, &shared).expect("good descriptors");
+            shared.descriptors.store(Arc::new(descriptors));
+        }
+        shared
+    }
+
+    /// What is asked: a method, a target, by whom, and a body.
+    type Question<'q> = (&'q str, &'q str, &'q str, Value);
+
+    /// A status, the type of the body, and the body.
+    fn ask(shared: &Shared, (method, target, role, body): &Question<'_>) -> (u16, Option<String>, Value) {
+        let mut request = Request::builder().method(*method).uri(*target).header("x-key", "k");
+        if !role.is_empty() {
+            request = request.header(AUTHORIZATION, format!("Bearer {role}"));
+        }
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let reply = route_all(&Asked::new(shared, peer, parts, body));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let answer = match reply {
+                Reply::Ready(answer) => answer,
+                Reply::Later(answer) => answer.await,
+            };
+            let (head, body) = answer.into_parts();
+            let body = body.collect().await.expect("whole").to_bytes();
+            let media = head.headers.get(CONTENT_TYPE).and_then(|media| media.to_str().ok());
+            let body =
+                if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).expect("JSON") };
+            (head.status.as_u16(), media.map(str::to_owned), body)
+        })
+    }
+
+    /// What the document says of an answer: the status itself, or all of its kind.
+    fn described<'d>(document: &'d Value, question: &Question<'_>, status: u16) -> &'d Value {
+        let path = question.1.split('?').next().unwrap_or_default();
+        let answers = &document["paths"][path][question.0.to_lowercase()]["responses"];
+        let exact = answers.get(status.to_string());
+        let found = exact.or_else(|| answers.get(format!("{}XX", status / 100)));
+        found.unwrap_or_else(|| panic!("{question:?}: {status} is not in {answers}"))
+    }
+
+    /// Holds a value against its schema: it has what is required, and nothing that is not described.
+    fn holds(document: &Value, schema: &Value, value: &Value, is_open: bool) {
+        if let Some(reference) = schema["$ref"].as_str() {
+            let name = reference.rsplit('/').next().unwrap_or_default();
+            return holds(document, &document["components"]["schemas"][name], value, is_open);
+        }
+        for item in value.as_array().into_iter().flatten() {
+            holds(document, &schema["items"], item, false);
+        }
+        let (Some(properties), Some(members)) = (schema["properties"].as_object(), value.as_object()) else {
+            return;
+        };
+        for required in schema["required"].as_array().into_iter().flatten() {
+            assert!(required.as_str().is_some_and(|name| members.contains_key(name)), "{required}: {value}");
+        }
+        for (name, member) in members {
+            match properties.get(name) {
+                Some(schema) => holds(document, schema, member, false),
+                None => assert!(is_open, "{name} of {value} is not in {schema}"),
+            }
+        }
+    }
+
+    fn check(document: &Value, shared: &Shared, question: &Question<'_>, status: u16) {
+        let (got, media, body) = ask(shared, question);
+        assert_eq!(got, status, "{question:?}: {body}");
+        let described = described(document, question, status);
+        let Some(media) = media else {
+            assert!(described.get("content").is_none(), "{question:?}: {described}");
+            return;
+        };
+        let schema = described["content"].get(&media).map(|content| &content["schema"]);
+        let schema = schema.unwrap_or_else(|| panic!("{question:?}: {media} is not in {described}"));
+        // A problem may carry more members.
+        holds(document, schema, &body, media == "application/problem+json");
+    }
+
+    #[test]
+    fn every_answer_is_described() {
+        let document: Value = serde_json::from_slice(&document()).expect("JSON");
+        let shared =
+            server("domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 1}}]");
+        let user = json!({"dimensions": {"user": "a"}, "deny_status": 429});
+        let envoy = json!({"domain": "d", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]});
+        let limit = json!({"namespace": "n", "identifier": "a", "limit": 1, "duration": 60_000});
+        let named = json!({"namespace": "n", "identifier": "a"});
+        let table: &[(Question<'_>, u16)] = &[
+            (("POST", "/v1/check", "client", user.clone()), 200),
+            (("POST", "/v1/check", "client", user.clone()), 429),
+            (("POST", "/v1/check", "client", json!({})), 400),
+            (("POST", "/v1/check", "", user), 401),
+            (("POST", "/json", "client", envoy.clone()), 200),
+            (("POST", "/json", "client", envoy.clone()), 429),
+            (("POST", "/json", "client", json!({"domain": 1})), 400),
+            (("POST", "/json", "", envoy), 401),
+            (("GET", "/forward-auth", "client", Value::Null), 200),
+            (("GET", "/forward-auth", "client", Value::Null), 429),
+            (("GET", "/forward-auth?deny_status=403", "client", Value::Null), 403),
+            (("GET", "/forward-auth?deny_status=500", "client", Value::Null), 400),
+            (("GET", "/forward-auth", "", Value::Null), 401),
+            (("GET", "/openapi.json", "", Value::Null), 200),
+            (("POST", "/v2/ratelimit.limit", "client", limit.clone()), 200),
+            (("POST", "/v2/ratelimit.limit", "client", json!({})), 400),
+            (("POST", "/v2/ratelimit.multiLimit", "client", json!([limit.clone()])), 200),
+            (("POST", "/v2/ratelimit.multiLimit", "", json!([limit.clone()])), 401),
+            (("POST", "/v2/ratelimit.setOverride", "operator", limit.clone()), 200),
+            (("POST", "/v2/ratelimit.setOverride", "client", limit), 403),
+            (("POST", "/v2/ratelimit.getOverride", "operator", named.clone()), 200),
+            (("POST", "/v2/ratelimit.listOverrides", "operator", json!({"namespace": "n"})), 200),
+            (("POST", "/v2/ratelimit.listOverrides", "operator", json!({})), 400),
+            (("POST", "/v2/ratelimit.deleteOverride", "operator", named.clone()), 200),
+            (("POST", "/v2/ratelimit.deleteOverride", "operator", named.clone()), 404),
+            (("POST", "/v2/ratelimit.getOverride", "operator", named), 404),
+        ];
+        for (question, status) in table {
+            check(&document, &shared, question, *status);
+        }
+        let paths = document["paths"].as_object().expect("paths");
+        for path in paths.keys() {
+            assert!(table.iter().any(|((_, target, ..), _)| target == path), "{path} is not asked here");
+        }
+    }
+
+    #[test]
+    fn answers_of_a_server_in_need_are_described() {
+        let document: Value = serde_json::from_slice(&document()).expect("JSON");
+        let shared = server("");
+        let envoy = json!({"domain": "d", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]});
+        check(&document, &shared, &("POST", "/json", "client", envoy), 503);
+        (0..2).for_each(|_| load::note(Duration::from_secs(1)));
+        let secured = json!({"dimensions": {"ip": "192.0.2.1", "header.x-key": "k"}});
+        check(&document, &shared, &("POST", "/v1/check", "client", secured), 503);
+        check(&document, &shared, &("GET", "/forward-auth", "client", Value::Null), 503);
+        load::note(Duration::ZERO);
+    }
+
+    #[test]
+    fn who_asks_is_said_by_a_bearer_token() {
+        let document: Value = serde_json::from_slice(&document()).expect("JSON");
+        let scheme = &document["components"]["securitySchemes"]["bearer"];
+        assert_eq!((&scheme["type"], &scheme["scheme"]), (&json!("http"), &json!("bearer")));
+        assert_eq!(document["security"], json!([{"bearer": []}, {}]));
+        assert_eq!(document["paths"]["/openapi.json"]["get"]["security"], json!([{}]));
+    }
 }

@@ -1,5 +1,7 @@
 //! Which commands there are, and `COMMAND`, which tells clients of them.
 
+use std::sync::Once;
+
 use super::reply::Reply;
 use super::request::Request;
 use super::session::Session;
@@ -158,6 +160,10 @@ const COMMANDS: &[Command] = &[
 /// Answers a request.
 pub(super) fn dispatch(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let Some(name) = request.get(0) else { return Flow::Continue };
+    if is_http(name) {
+        warn_of_http();
+        return Flow::Close;
+    }
     let Some(command) = find(name) else {
         reply.error(&unknown(name, request));
         return Flow::Continue;
@@ -171,6 +177,22 @@ pub(super) fn dispatch(session: &mut Session, request: &Request<'_>, reply: &mut
         return Flow::Continue;
     }
     (command.answer)(session, request, reply)
+}
+
+/// Whether a browser speaks, and not a Redis client: `POST` begins a request of HTTP, and `Host:` is a field of each. A
+/// page can make a browser send them here, with commands in the body behind them. As in Redis, nothing is answered.
+fn is_http(name: &[u8]) -> bool {
+    [&b"post"[..], b"host:"].iter().any(|word| name.eq_ignore_ascii_case(word))
+}
+
+fn warn_of_http() {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        tracing::warn!(
+            "HTTP was sent to the listener for Redis clients, perhaps by a page in somebody's browser; the connection \
+             is closed, as those of all who do so will be"
+        );
+    });
 }
 
 fn find(name: &[u8]) -> Option<&'static Command> {

@@ -1,7 +1,7 @@
 //! RESP: what Redis clients speak. `CL.THROTTLE` and what they say on connect.
 //!
 //! A connection reads what is there, answers all of it, and writes the answers in one go. It reads nothing more until
-//! the client took them, so what it holds is bounded; and it holds nothing at all while it is idle, because reading and
+//! the client took them, so what it holds is bounded; and it holds next to nothing while it is idle, because reading and
 //! writing go through buffers of the worker.
 
 mod client;
@@ -18,17 +18,16 @@ mod throttle;
 mod tests;
 
 use std::cell::RefCell;
-use std::future::poll_fn;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context as Task, Poll, Waker, ready};
+use std::task::{Context as Task, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use self::dialogue::{Dialogue, Next, REPLY_BYTES_MAX};
 use crate::shared::Shared;
-use crate::worker::Context;
+use crate::worker::{Context, woken_by_stop};
 
 /// How much is read in one go. Higher: longer pipelines decided as one; more that a single client may take of a worker's
 /// time before it is the turn of another.
@@ -36,6 +35,10 @@ const READ_BYTES: usize = 16 << 10;
 
 /// A connection that had a part of a request keeps this much room for the next.
 const KEPT_BYTES_MAX: usize = 1 << 10;
+
+/// A connection keeps this much room for its next answer: enough for one at a time. Higher: fewer allocations for clients
+/// that send several; more memory for each that is idle.
+const KEPT_ANSWER_BYTES_MAX: usize = 128;
 
 /// What a worker reads into and writes from, for whichever connection is ready.
 struct Buffers {
@@ -59,17 +62,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let mut connection = Connection::new(stream, Arc::clone(&context.shared));
-    let mut stop = pin!(context.stop.cancelled());
-    let mut told: Option<Waker> = None;
-    poll_fn(|task| {
-        // Asking whether to stop takes a lock that all connections share. It is enough to be woken.
-        if !told.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
-            let _ = stop.as_mut().poll(task);
-            told = Some(task.waker().clone());
-        }
-        connection.poll(task)
-    })
-    .await
+    woken_by_stop(&context.stop, |task| connection.poll(task)).await
 }
 
 struct Connection<S> {
@@ -118,10 +111,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         if !self.unsent.is_empty() {
             let mut unsent = std::mem::take(&mut self.unsent);
             let written = self.poll_write(task, &unsent)?;
-            if written < unsent.len() {
-                unsent.drain(..written);
+            unsent.drain(..written);
+            if !unsent.is_empty() {
                 self.unsent = unsent;
                 return Poll::Pending;
+            }
+            if unsent.capacity() <= KEPT_ANSWER_BYTES_MAX {
+                self.unsent = unsent;
             }
         }
         if self.unflushed {

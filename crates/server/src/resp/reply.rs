@@ -56,7 +56,10 @@ impl<'o> Reply<'o> {
 
     #[inline]
     pub(super) fn integer(&mut self, value: i64) {
-        self.line(b':', itoa::Buffer::new().format(value).as_bytes());
+        match u8::try_from(value) {
+            Ok(digit @ 0..=9) => self.digit(b':', digit),
+            _ => self.line(b':', itoa::Buffer::new().format(value).as_bytes()),
+        }
     }
 
     /// An array of integers.
@@ -96,6 +99,7 @@ impl<'o> Reply<'o> {
     }
 
     /// As many values follow.
+    #[inline]
     pub(super) fn array(&mut self, length: usize) {
         self.head(b'*', length);
     }
@@ -114,8 +118,18 @@ impl<'o> Reply<'o> {
         }
     }
 
+    #[inline]
     fn head(&mut self, mark: u8, length: usize) {
-        self.line(mark, itoa::Buffer::new().format(length).as_bytes());
+        match u8::try_from(length) {
+            Ok(digit @ 0..=9) => self.digit(mark, digit),
+            _ => self.line(mark, itoa::Buffer::new().format(length).as_bytes()),
+        }
+    }
+
+    /// A number of one digit, as half of all are: written in one go.
+    #[inline]
+    fn digit(&mut self, mark: u8, digit: u8) {
+        self.out.extend_from_slice(&[mark, b'0' + digit, b'\r', b'\n']);
     }
 
     #[inline]

@@ -527,6 +527,20 @@ fn nothing_is_answered_after_a_farewell() {
     assert_eq!((answer.as_slice(), next), (&b"+PONG\r\n+OK\r\n"[..], Next::Close));
 }
 
+#[test]
+fn a_browser_is_not_answered() {
+    for sent in [
+        &b"POST /x HTTP/1.1\r\nHost: localhost\r\n\r\nPING\r\n"[..],
+        b"Host: localhost\r\nPING\r\n",
+        b"*2\r\n$4\r\npost\r\n$1\r\n/\r\nPING\r\n",
+    ] {
+        for mut bench in [Bench::open(), Bench::guarded()] {
+            let (answer, next) = bench.exchange(sent);
+            assert_eq!((answer.as_slice(), next), (&b""[..], Next::Close), "{}", sent.escape_ascii());
+        }
+    }
+}
+
 /// Requests of all kinds, one behind the other.
 fn mixture() -> Vec<u8> {
     let throttle = |key: &str| array(&["CL.THROTTLE", key, "15", "30", "60"]);
@@ -726,7 +740,8 @@ fn connect(
         shared: Arc::clone(&bench.shared),
         tls: None,
         stop: stop.clone(),
-        drain_timeout: Duration::ZERO,
+        stop_admin: CancellationToken::new(),
+        cut: CancellationToken::new(),
     };
     (client, tokio::task::spawn_local(serve(server, context)), stop)
 }

@@ -113,10 +113,18 @@ impl<'r> Throttle<'r> {
 fn integer(text: &[u8]) -> Result<i64, String> {
     /// So many digits are never too many for 64 bits.
     const DIGITS_MAX: usize = 18;
-    if text.is_empty() || text.len() > DIGITS_MAX || !text.iter().all(u8::is_ascii_digit) {
+    if text.is_empty() || text.len() > DIGITS_MAX {
         return unusual_integer(text);
     }
-    Ok(text.iter().fold(0, |value, digit| 10 * value + i64::from(digit - b'0')))
+    let mut value = 0;
+    for byte in text {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return unusual_integer(text);
+        }
+        value = 10 * value + i64::from(digit);
+    }
+    Ok(value)
 }
 
 #[cold]

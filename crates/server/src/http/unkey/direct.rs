@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tidegate::{Ask, Gate, Limit, LimitError, Outcome, Retry};
+use tidegate_rules::Class;
 use tidegate_rules::overrides::Override;
 use utoipa::ToSchema;
 
-use super::fields::{Number, Problems, Text};
+use super::fields::{Given, Problems};
 use crate::auth::TenantIndex;
-use crate::http::Problem;
+use crate::http::{Asked, Problem};
+use crate::load;
+use crate::metrics::{self, Rung, Surface};
+use crate::rules::shed_outcome;
 use crate::shared::Shared;
 
 /// The largest limit: what a meter counts to.
@@ -21,6 +25,9 @@ pub(super) const DURATION_MS_MIN: u64 = 1_000;
 /// The longest window: 30 days.
 const DURATION_MS_MAX: u64 = 2_592_000_000;
 
+/// The class of all these checks: nobody said how much depends on them.
+const CLASS: Class = Class::Comfort;
+
 /// One limit to be checked.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -28,20 +35,23 @@ pub(in crate::http) struct LimitRequest<'b> {
     /// What is limited. Identifiers of different namespaces are counted apart.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Text<'b>>,
+    namespace: Option<Given<'b>>,
     /// Who is limited.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Text<'b>>,
+    identifier: Option<Given<'b>>,
     /// How much may pass in each window, unless an override says otherwise.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1, maximum = 4_294_967_295u64, required = true)]
-    limit: Option<Number>,
+    limit: Option<Given<'b>>,
     /// The window in milliseconds.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1_000, maximum = 2_592_000_000u64, required = true)]
-    duration: Option<Number>,
+    duration: Option<Given<'b>>,
     /// What the request costs; 0 looks without charging.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 0, default = 1, required = false)]
-    cost: Option<Number>,
+    cost: Option<Given<'b>>,
 }
 
 /// A limit to be checked, in range.
@@ -62,7 +72,7 @@ impl<'b> LimitRequest<'b> {
             identifier: problems.text("identifier", self.identifier),
             limit: problems.number("limit", self.limit, 1, LIMIT_MAX),
             duration_ms: problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX),
-            cost: problems.number("cost", self.cost.or(Some(Number::Whole(1))), 0, u64::MAX),
+            cost: problems.number("cost", self.cost.or(Some(Given::Whole(1))), 0, u64::MAX),
         }
     }
 }
@@ -71,7 +81,7 @@ impl<'b> LimitRequest<'b> {
 #[derive(Debug)]
 pub(super) struct Gated<'w, 'b> {
     pub(super) wanted: &'w Wanted<'b>,
-    pub(super) applied: Option<Arc<Override>>,
+    applied: Option<Arc<Override>>,
     gate: Gate,
     duration_ms: u64,
 }
@@ -101,15 +111,42 @@ impl<'w, 'b> Gated<'w, 'b> {
         self.gate.parts(&parts).cost(self.wanted.cost)
     }
 
-    /// How much may pass in a window.
-    pub(super) fn limit(&self) -> u32 {
-        self.gate.limit().amount()
+    /// How the limit stands after it decided.
+    pub(super) fn decided(&self, outcome: &Outcome<'_>, wall_us: u64) -> Standing<'_> {
+        Standing {
+            passed: outcome.is_allowed(),
+            remaining: outcome.remaining(),
+            reset_ms: reset_ms(outcome, wall_us),
+            ..self.untouched(wall_us)
+        }
     }
 
-    /// The id of the override that applied.
-    pub(super) fn override_id(&self) -> Option<&str> {
-        self.applied.as_ref().map(|applied| applied.id.as_str())
+    /// How it stands if it was not asked: checks pass when there is no time for them, as if nothing had been spent.
+    pub(super) fn untouched(&self, wall_us: u64) -> Standing<'_> {
+        let limit = self.limit();
+        Standing {
+            passed: true,
+            limit,
+            remaining: limit,
+            reset_ms: wall_us.div_ceil(1_000),
+            override_id: self.applied.as_ref().map(|applied| applied.id.as_str()),
+        }
     }
+
+    /// How much may pass in a window.
+    fn limit(&self) -> u32 {
+        self.gate.limit().amount()
+    }
+}
+
+/// What a limit says of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Standing<'g> {
+    pub(super) passed: bool,
+    pub(super) limit: u32,
+    pub(super) remaining: u32,
+    pub(super) reset_ms: u64,
+    pub(super) override_id: Option<&'g str>,
 }
 
 fn gate(
@@ -131,7 +168,7 @@ fn gate(
 /// When to come back, in milliseconds since the Unix epoch. Of a denial: the first instant at which the same request
 /// would pass. Otherwise: when the meter is as good as new. If the same request will never pass, when one that costs
 /// less would have the whole limit; under a limit of 0, one window from now, by when it may have been changed.
-pub(super) fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
+fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
     let verdict = outcome.verdict();
     let wait_us = match verdict.retry() {
         None | Some(Retry::CostAboveBurst) => verdict.reset_after_us(),
@@ -141,6 +178,21 @@ pub(super) fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
         Some(Retry::Ask) => 0,
     };
     wall_us.saturating_add(wait_us).div_ceil(1_000)
+}
+
+/// Whether there is no time to decide; that is counted then.
+pub(super) fn sheds(asked: &Asked<'_>) -> bool {
+    let sheds = load::sheds(CLASS);
+    if sheds {
+        asked.shared.metrics.decided(Surface::Direct, CLASS, shed_outcome(CLASS), Rung::Shed, 1);
+    }
+    sheds
+}
+
+/// Counts a decision.
+pub(super) fn count(asked: &Asked<'_>, is_allowed: bool, rung: Rung) {
+    let outcome = if is_allowed { metrics::Outcome::Allowed } else { metrics::Outcome::Denied };
+    asked.shared.metrics.decided(Surface::Direct, CLASS, outcome, rung, 1);
 }
 
 #[cfg(test)]

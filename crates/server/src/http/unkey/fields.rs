@@ -29,7 +29,7 @@ impl FieldError {
 /// What is wrong so far, and whose fields are looked at.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    pub(super) errors: Vec<FieldError>,
+    errors: Vec<FieldError>,
     /// Of a list, which element.
     pub(super) element: Option<usize>,
 }
@@ -43,15 +43,21 @@ impl Problems {
         self.errors.push(FieldError { location, message });
     }
 
+    /// What was read, if nothing was wrong with it.
+    pub(super) fn or<T>(self, read: T) -> Result<T, Vec<FieldError>> {
+        if self.errors.is_empty() { Ok(read) } else { Err(self.errors) }
+    }
+
     /// A text of 1 to [`TEXT_CHARS_MAX`] characters; empty if it is not.
-    pub(super) fn text<'b>(&mut self, field: &str, given: Option<Text<'b>>) -> Cow<'b, str> {
+    pub(super) fn text<'b>(&mut self, field: &str, given: Option<Given<'b>>) -> Cow<'b, str> {
         match given {
-            Some(Text::Given(text)) if is_in_length(&text) => return text,
-            Some(Text::Given(text)) => {
+            Some(Given::Text(text)) if is_in_length(&text) => return text,
+            Some(Given::Text(text)) => {
                 let chars = text.chars().count();
                 self.add(field, format_args!("{chars} characters is outside 1 to {TEXT_CHARS_MAX}"));
             }
-            Some(Text::Wrong(what)) => {
+            Some(other) => {
+                let what = other.kind();
                 self.add(field, format_args!("{what} is not a text of 1 to {TEXT_CHARS_MAX} characters"));
             }
             None => {
@@ -62,19 +68,20 @@ impl Problems {
     }
 
     /// A whole number in a range; its least if it is not.
-    pub(super) fn number(&mut self, field: &str, given: Option<Number>, least: u64, most: u64) -> u64 {
+    pub(super) fn number(&mut self, field: &str, given: Option<Given<'_>>, least: u64, most: u64) -> u64 {
         match given {
-            Some(Number::Whole(number)) if (least..=most).contains(&number) => return number,
-            Some(Number::Whole(number)) => {
+            Some(Given::Whole(number)) if (least..=most).contains(&number) => return number,
+            Some(Given::Whole(number)) => {
                 self.add(field, format_args!("{number} is outside {least} to {most}"));
             }
-            Some(Number::Negative(number)) => {
+            Some(Given::Negative(number)) => {
                 self.add(field, format_args!("{number} is outside {least} to {most}"));
             }
-            Some(Number::Broken(number)) => {
+            Some(Given::Broken(number)) => {
                 self.add(field, format_args!("{number:?} is not a whole number from {least} to {most}"));
             }
-            Some(Number::Wrong(what)) => {
+            Some(other) => {
+                let what = other.kind();
                 self.add(field, format_args!("{what} is not a whole number from {least} to {most}"));
             }
             None => self.add(field, format_args!("missing; must be a whole number from {least} to {most}")),
@@ -88,127 +95,77 @@ fn is_in_length(text: &str) -> bool {
     !text.is_empty() && (text.len() <= TEXT_CHARS_MAX || text.chars().count() <= TEXT_CHARS_MAX)
 }
 
-/// What should be a text.
+/// What a field was given, whatever it should be.
 #[derive(Debug)]
-pub(in crate::http) enum Text<'b> {
-    Given(Cow<'b, str>),
-    Wrong(&'static str),
-}
-
-/// What should be a number.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::http) enum Number {
+pub(in crate::http) enum Given<'b> {
+    Text(Cow<'b, str>),
     Whole(u64),
     Negative(i64),
     Broken(f64),
-    Wrong(&'static str),
+    Boolean,
+    List,
+    Object,
 }
 
-const BOOLEAN: &str = "a boolean";
-const NUMBER: &str = "a number";
-const TEXT: &str = "a text";
-const LIST: &str = "a list";
-const OBJECT: &str = "an object";
-
-/// Takes what a list has, so that what follows it can be read.
-fn skip_list<'b, A: SeqAccess<'b>>(mut list: A) -> Result<(), A::Error> {
-    while list.next_element::<IgnoredAny>()?.is_some() {}
-    Ok(())
-}
-
-fn skip_object<'b, A: MapAccess<'b>>(mut object: A) -> Result<(), A::Error> {
-    while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-    Ok(())
-}
-
-impl<'de: 'b, 'b> Deserialize<'de> for Text<'b> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextVisitor;
-
-        impl<'b> Visitor<'b> for TextVisitor {
-            type Value = Text<'b>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("anything")
-            }
-
-            fn visit_borrowed_str<E>(self, text: &'b str) -> Result<Text<'b>, E> {
-                Ok(Text::Given(Cow::Borrowed(text)))
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Text<'b>, E> {
-                Ok(Text::Given(Cow::Owned(text.to_owned())))
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Text<'b>, E> {
-                Ok(Text::Wrong(BOOLEAN))
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<Text<'b>, E> {
-                Ok(Text::Wrong(NUMBER))
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<Text<'b>, E> {
-                Ok(Text::Wrong(NUMBER))
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<Text<'b>, E> {
-                Ok(Text::Wrong(NUMBER))
-            }
-
-            fn visit_seq<A: SeqAccess<'b>>(self, list: A) -> Result<Text<'b>, A::Error> {
-                skip_list(list).map(|()| Text::Wrong(LIST))
-            }
-
-            fn visit_map<A: MapAccess<'b>>(self, object: A) -> Result<Text<'b>, A::Error> {
-                skip_object(object).map(|()| Text::Wrong(OBJECT))
-            }
+impl Given<'_> {
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "a text",
+            Self::Whole(_) | Self::Negative(_) | Self::Broken(_) => "a number",
+            Self::Boolean => "a boolean",
+            Self::List => "a list",
+            Self::Object => "an object",
         }
-
-        deserializer.deserialize_any(TextVisitor)
     }
 }
 
-impl<'b> Deserialize<'b> for Number {
-    fn deserialize<D: Deserializer<'b>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NumberVisitor;
+impl<'de: 'b, 'b> Deserialize<'de> for Given<'b> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct GivenVisitor;
 
-        impl<'b> Visitor<'b> for NumberVisitor {
-            type Value = Number;
+        impl<'b> Visitor<'b> for GivenVisitor {
+            type Value = Given<'b>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("anything")
             }
 
-            fn visit_u64<E>(self, number: u64) -> Result<Number, E> {
-                Ok(Number::Whole(number))
+            fn visit_borrowed_str<E>(self, text: &'b str) -> Result<Given<'b>, E> {
+                Ok(Given::Text(Cow::Borrowed(text)))
             }
 
-            fn visit_i64<E>(self, number: i64) -> Result<Number, E> {
-                Ok(u64::try_from(number).map_or(Number::Negative(number), Number::Whole))
+            fn visit_str<E>(self, text: &str) -> Result<Given<'b>, E> {
+                Ok(Given::Text(Cow::Owned(text.to_owned())))
             }
 
-            fn visit_f64<E>(self, number: f64) -> Result<Number, E> {
-                Ok(Number::Broken(number))
+            fn visit_u64<E>(self, number: u64) -> Result<Given<'b>, E> {
+                Ok(Given::Whole(number))
             }
 
-            fn visit_str<E>(self, _: &str) -> Result<Number, E> {
-                Ok(Number::Wrong(TEXT))
+            fn visit_i64<E>(self, number: i64) -> Result<Given<'b>, E> {
+                Ok(u64::try_from(number).map_or(Given::Negative(number), Given::Whole))
             }
 
-            fn visit_bool<E>(self, _: bool) -> Result<Number, E> {
-                Ok(Number::Wrong(BOOLEAN))
+            fn visit_f64<E>(self, number: f64) -> Result<Given<'b>, E> {
+                Ok(Given::Broken(number))
             }
 
-            fn visit_seq<A: SeqAccess<'b>>(self, list: A) -> Result<Number, A::Error> {
-                skip_list(list).map(|()| Number::Wrong(LIST))
+            fn visit_bool<E>(self, _: bool) -> Result<Given<'b>, E> {
+                Ok(Given::Boolean)
             }
 
-            fn visit_map<A: MapAccess<'b>>(self, object: A) -> Result<Number, A::Error> {
-                skip_object(object).map(|()| Number::Wrong(OBJECT))
+            // What a list or an object has is taken, so that what follows it can be read.
+            fn visit_seq<A: SeqAccess<'b>>(self, mut list: A) -> Result<Given<'b>, A::Error> {
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Given::List)
+            }
+
+            fn visit_map<A: MapAccess<'b>>(self, mut object: A) -> Result<Given<'b>, A::Error> {
+                while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Given::Object)
             }
         }
 
-        deserializer.deserialize_any(NumberVisitor)
+        deserializer.deserialize_any(GivenVisitor)
     }
 }

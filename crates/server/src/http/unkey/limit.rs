@@ -2,17 +2,14 @@
 
 use serde::Serialize;
 use tidegate::headers::set_outcome_headers;
-use tidegate_rules::Class;
 use utoipa::ToSchema;
 
-use super::direct::{Gated, LimitRequest, reset_ms};
+use super::direct::{Gated, LimitRequest, Standing, count, sheds};
 use super::fields::Problems;
-use super::{Envelope, ErrorEnvelope, Refusal, answered, body};
-use crate::auth::Role;
+use super::{Envelope, ErrorEnvelope, Refusal, answered, object};
+use crate::auth::Principal;
 use crate::http::{Answer, Asked};
-use crate::load;
-use crate::metrics::{Outcome, Rung, Surface};
-use crate::rules::shed_outcome;
+use crate::metrics::Rung;
 
 /// What became of the request.
 #[derive(Debug, Serialize, ToSchema)]
@@ -32,6 +29,12 @@ pub(in crate::http) struct LimitData<'r> {
     override_id: Option<&'r str>,
 }
 
+impl<'r> From<Standing<'r>> for LimitData<'r> {
+    fn from(Standing { passed, limit, remaining, reset_ms, override_id }: Standing<'r>) -> Self {
+        Self { success: passed, limit, remaining, reset: reset_ms, override_id }
+    }
+}
+
 /// Checks a limit.
 #[utoipa::path(
     post,
@@ -43,42 +46,18 @@ pub(in crate::http) struct LimitData<'r> {
         (status = "4XX", description = "Not decided", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn answer(asked: &Asked<'_>) -> Result<Answer, Refusal> {
-    let principal = asked.principal(Role::Client)?;
+pub(in crate::http) fn answer(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
     let mut problems = Problems::default();
-    let wanted = body::<LimitRequest<'_>>(asked)?.checked(&mut problems);
-    if !problems.errors.is_empty() {
-        return Err(problems.errors.into());
-    }
+    let wanted = object::<LimitRequest<'_>>(asked)?.checked(&mut problems);
+    let wanted = problems.or(wanted)?;
     let gated = Gated::find(asked.shared, principal.tenant, &wanted)?;
-    let class = Class::Comfort;
-    let metrics = &asked.shared.metrics;
     let wall_us = asked.shared.limiter.wall_us();
-    if load::sheds(class) {
-        metrics.decided(Surface::Direct, class, shed_outcome(class), Rung::Shed, 1);
-        return Ok(answered(shed(&gated, wall_us)));
+    if sheds(asked) {
+        return Ok(answered(LimitData::from(gated.untouched(wall_us))));
     }
     let outcome = asked.shared.limiter.check(gated.ask());
-    let decided = if outcome.is_allowed() { Outcome::Allowed } else { Outcome::Denied };
-    metrics.decided(Surface::Direct, class, decided, Rung::from(outcome.source()), 1);
-    let mut answer = answered(LimitData {
-        success: outcome.is_allowed(),
-        limit: gated.limit(),
-        remaining: outcome.remaining(),
-        reset: reset_ms(&outcome, wall_us),
-        override_id: gated.override_id(),
-    });
+    count(asked, outcome.is_allowed(), Rung::from(outcome.source()));
+    let mut answer = answered(LimitData::from(gated.decided(&outcome, wall_us)));
     set_outcome_headers(answer.headers_mut(), &outcome, wall_us, asked.shared.reset);
     Ok(answer)
-}
-
-/// Checks pass when there is no time for them, as if nothing had been spent.
-fn shed<'g>(gated: &'g Gated<'_, '_>, wall_us: u64) -> LimitData<'g> {
-    LimitData {
-        success: true,
-        limit: gated.limit(),
-        remaining: gated.limit(),
-        reset: wall_us.div_ceil(1_000),
-        override_id: gated.override_id(),
-    }
 }

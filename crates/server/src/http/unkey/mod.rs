@@ -12,7 +12,9 @@ use ::http::{Method, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Answer, Asked, Problem, Reply, text, timed};
+use super::object::Object;
+use super::{Answer, Asked, Problem, Reply, read_json, text, timed};
+use crate::auth::{Principal, Role};
 use crate::metrics::Surface;
 
 use self::fields::FieldError;
@@ -50,7 +52,7 @@ pub(super) struct ErrorBody<'e> {
     title: &'e str,
     detail: &'e str,
     status: u16,
-    r#type: &'e str,
+    r#type: &'static str,
     /// Each problem of a request that makes no sense; with status 400 only.
     #[serde(skip_serializing_if = "Option::is_none")]
     errors: Option<&'e [FieldError]>,
@@ -105,42 +107,69 @@ pub(super) fn refuse(problem: Problem) -> Answer {
     Refusal::from(problem).into()
 }
 
+type Handler<T> = fn(&Asked<'_>, Principal) -> Result<T, Refusal>;
+
+/// What an endpoint does, which says who may ask it.
+#[derive(Clone, Copy)]
+enum Endpoint {
+    /// Decides, for clients; how long that takes is noted.
+    Decide(Handler<Answer>),
+    /// Tells viewers what is kept.
+    Tell(Handler<Answer>),
+    /// Changes what is kept, for operators; the answer comes when that is on disk.
+    Change(Handler<Reply>),
+}
+
+impl Endpoint {
+    fn at(path: &str) -> Option<Self> {
+        Some(match path.strip_prefix(PREFIX)?.strip_prefix("ratelimit.")? {
+            "limit" => Self::Decide(limit::answer),
+            "multiLimit" => Self::Decide(multi::answer),
+            "getOverride" => Self::Tell(overrides::get),
+            "listOverrides" => Self::Tell(overrides::list),
+            "setOverride" => Self::Change(overrides::set),
+            "deleteOverride" => Self::Change(overrides::delete),
+            _ => return None,
+        })
+    }
+
+    fn reply(self, asked: &Asked<'_>) -> Reply {
+        match self {
+            Self::Decide(handle) => {
+                timed(asked, Surface::Direct, |asked| handled(asked, Role::Client, handle)).into()
+            }
+            Self::Tell(handle) => handled(asked, Role::Viewer, handle),
+            Self::Change(handle) => handled(asked, Role::Operator, handle),
+        }
+    }
+}
+
+/// What `handle` answers to whoever may ask, or why there is no answer.
+fn handled<F, T: From<F> + From<Answer>>(asked: &Asked<'_>, role: Role, handle: Handler<F>) -> T {
+    let handled = asked.principal(role).map_err(Refusal::from).and_then(|who| handle(asked, who));
+    handled.map_or_else(|refusal| T::from(Answer::from(refusal)), T::from)
+}
+
 /// Answers a request below [`PREFIX`].
 pub(super) fn reply(asked: &Asked<'_>) -> Reply {
-    let path = asked.parts.uri.path().strip_prefix(PREFIX).unwrap_or_default();
-    let handle: fn(&Asked<'_>) -> Result<Reply, Refusal> = match path {
-        "ratelimit.limit" => |asked| Ok(decided(asked, limit::answer)),
-        "ratelimit.multiLimit" => |asked| Ok(decided(asked, multi::answer)),
-        "ratelimit.setOverride" => overrides::set,
-        "ratelimit.getOverride" => |asked| overrides::get(asked).map(Reply::Ready),
-        "ratelimit.deleteOverride" => overrides::delete,
-        "ratelimit.listOverrides" => overrides::list,
-        _ => |asked| {
-            let detail = format!("there is nothing at {}", asked.parts.uri.path());
-            Err(Problem::new(StatusCode::NOT_FOUND, detail).into())
-        },
+    let path = asked.parts.uri.path();
+    let Some(endpoint) = Endpoint::at(path) else {
+        return refuse(Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {path}"))).into();
     };
-    if path_is_known(path) && asked.parts.method != Method::POST {
-        return Reply::Ready(refuse(Problem::wrong_method(&Method::POST)));
+    if asked.parts.method != Method::POST {
+        return refuse(Problem::wrong_method(&Method::POST)).into();
     }
-    handle(asked).unwrap_or_else(|refusal| Reply::Ready(refusal.into()))
-}
-
-fn path_is_known(path: &str) -> bool {
-    matches!(
-        path.strip_prefix("ratelimit."),
-        Some("limit" | "multiLimit" | "setOverride" | "getOverride" | "deleteOverride" | "listOverrides")
-    )
-}
-
-/// Notes how long a decision took.
-fn decided(asked: &Asked<'_>, decide: fn(&Asked<'_>) -> Result<Answer, Refusal>) -> Reply {
-    timed(asked, Surface::Direct, |asked| decide(asked).unwrap_or_else(Answer::from)).into()
+    endpoint.reply(asked)
 }
 
 /// The body of a request, as far as it has the right shape.
 fn body<'b, T: serde::Deserialize<'b>>(asked: &'b Asked<'_>) -> Result<T, Refusal> {
-    serde_json::from_slice(&asked.body).map_err(|error| Problem::bad_request(format!("body: {error}")).into())
+    read_json(&asked.body).map_err(|error| Problem::bad_request(format!("body: {error}")).into())
+}
+
+/// The same, of a request that is one object.
+fn object<'b, T: serde::Deserialize<'b>>(asked: &'b Asked<'_>) -> Result<T, Refusal> {
+    body(asked).map(|Object(request)| request)
 }
 
 /// Wraps the data of an answer.

@@ -1,18 +1,21 @@
 //! `POST /v2/ratelimit.setOverride`, `.getOverride`, `.deleteOverride` and `.listOverrides`.
 
-use ::http::StatusCode;
+use std::sync::Arc;
+
+use ::http::header::RETRY_AFTER;
+use ::http::{HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 use tidegate_rules::overrides::Override;
 use tidegate_rules::pattern::Pattern;
 use utoipa::ToSchema;
 
 use super::direct::{DURATION_MS_MIN, LIMIT_MAX};
-use super::fields::{Number, Problems, Text};
+use super::fields::{Given, Problems};
 use super::request_id::RequestId;
-use super::{Envelope, ErrorEnvelope, Meta, Refusal, answered, body, written};
-use crate::auth::Role;
+use super::{Envelope, ErrorEnvelope, Meta, Refusal, answered, object, written};
+use crate::auth::Principal;
 use crate::http::{Answer, Asked, Problem, Reply};
-use crate::overrides::{NotDone, Page, new_id};
+use crate::overrides::{NotDone, new_id};
 
 /// The longest window of an override: the longest that a limit may have, 366 days.
 const DURATION_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
@@ -20,6 +23,10 @@ const DURATION_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 const PAGE_MAX: u64 = 100;
 /// The page of whoever asks for none in particular.
 const PAGE_DEFAULT: u64 = 10;
+/// The most `*` of one pattern: each may have to be tried at every place of an identifier, for every check.
+const STARS_MAX: usize = 4;
+/// When whoever has too many writes waiting is to come back, in seconds: they take milliseconds each.
+const BUSY_RETRY_S: HeaderValue = HeaderValue::from_static("1");
 /// What a cursor begins with: the pattern that it continues after may look like nothing, and a cursor must not.
 const CURSOR_PREFIX: char = '>';
 
@@ -30,17 +37,19 @@ pub(in crate::http) struct SetOverrideRequest<'b> {
     /// Where it applies.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Text<'b>>,
+    namespace: Option<Given<'b>>,
     /// To whom it applies; `*` stands for anything.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Text<'b>>,
+    identifier: Option<Given<'b>>,
     /// How much may pass in each window; 0 blocks.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 0, maximum = 4_294_967_295u64, required = true)]
-    limit: Option<Number>,
+    limit: Option<Given<'b>>,
     /// The window in milliseconds.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1_000, maximum = 31_622_400_000u64, required = true)]
-    duration: Option<Number>,
+    duration: Option<Given<'b>>,
 }
 
 /// Which override.
@@ -50,11 +59,11 @@ pub(in crate::http) struct OverrideRequest<'b> {
     /// Where it applies.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Text<'b>>,
+    namespace: Option<Given<'b>>,
     /// Its pattern, as it was set.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Text<'b>>,
+    identifier: Option<Given<'b>>,
 }
 
 /// Which overrides.
@@ -64,14 +73,15 @@ pub(in crate::http) struct ListOverridesRequest<'b> {
     /// Where they apply.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Text<'b>>,
+    namespace: Option<Given<'b>>,
     /// Where the page before ended, as its answer said.
     #[serde(borrow)]
     #[schema(value_type = String, required = false)]
-    cursor: Option<Text<'b>>,
+    cursor: Option<Given<'b>>,
     /// The most overrides of the page.
+    #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1, maximum = 100, default = 10, required = false)]
-    limit: Option<Number>,
+    limit: Option<Given<'b>>,
 }
 
 /// The override that is kept now.
@@ -119,19 +129,16 @@ struct Pagination {
     has_more: bool,
 }
 
-impl From<Override> for OverrideData {
-    fn from(of: Override) -> Self {
+impl From<&Override> for OverrideData {
+    fn from(of: &Override) -> Self {
         Self {
-            override_id: of.id,
+            override_id: of.id.clone(),
             identifier: of.identifier.as_str().to_owned(),
             limit: of.limit,
             duration: of.duration_ms,
         }
     }
 }
-
-/// The most `*` of one pattern: each may have to be tried at every place of an identifier, for every check.
-const STARS_MAX: usize = 4;
 
 /// Sets an override, in place of the one with the same identifier.
 #[utoipa::path(
@@ -144,29 +151,32 @@ const STARS_MAX: usize = 4;
         (status = "4XX", description = "Not kept", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn set(asked: &Asked<'_>) -> Result<Reply, Refusal> {
-    let principal = asked.principal(Role::Operator)?;
-    let request: SetOverrideRequest<'_> = body(asked)?;
-    let mut problems = Problems::default();
-    let namespace = problems.text("namespace", request.namespace).into_owned();
-    let identifier = Pattern::new(problems.text("identifier", request.identifier));
-    let stars = identifier.as_str().matches('*').count();
-    if stars > STARS_MAX {
-        problems.add("identifier", format_args!("{stars} of `*` is outside 0 to {STARS_MAX}"));
-    }
-    let limit = problems.number("limit", request.limit, 0, LIMIT_MAX);
-    let duration_ms = problems.number("duration", request.duration, DURATION_MS_MIN, DURATION_MS_MAX);
-    if !problems.errors.is_empty() {
-        return Err(problems.errors.into());
-    }
-    let id = new_id().map_err(|problem| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, problem))?;
-    let limit = u32::try_from(limit).unwrap_or(u32::MAX);
-    let new = Override { id, namespace, identifier, limit, duration_ms };
+pub(in crate::http) fn set(asked: &Asked<'_>, principal: Principal) -> Result<Reply, Refusal> {
+    let new = object::<SetOverrideRequest<'_>>(asked)?.checked()?;
     let now_ms = asked.shared.limiter.wall_us() / 1_000;
     let kept = asked.shared.overrides.set(principal.tenant, new, now_ms);
     Ok(Reply::Later(Box::pin(async move {
         done(kept.await, |override_id| Ok(answered(SetOverrideData { override_id })))
     })))
+}
+
+impl SetOverrideRequest<'_> {
+    /// The override, in range and with an id of its own.
+    fn checked(self) -> Result<Override, Refusal> {
+        let mut problems = Problems::default();
+        let namespace = problems.text("namespace", self.namespace).into_owned();
+        let identifier = Pattern::new(problems.text("identifier", self.identifier));
+        let stars = identifier.as_str().matches('*').count();
+        if stars > STARS_MAX {
+            problems.add("identifier", format_args!("{stars} of `*` is outside 0 to {STARS_MAX}"));
+        }
+        let limit = problems.number("limit", self.limit, 0, LIMIT_MAX);
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        let duration_ms = problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX);
+        let (namespace, identifier) = problems.or((namespace, identifier))?;
+        let id = new_id().map_err(|problem| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, problem))?;
+        Ok(Override { id, namespace, identifier, limit, duration_ms })
+    }
 }
 
 /// Tells of an override.
@@ -180,11 +190,10 @@ pub(in crate::http) fn set(asked: &Asked<'_>) -> Result<Reply, Refusal> {
         (status = "4XX", description = "There is none, or the request was refused", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn get(asked: &Asked<'_>) -> Result<Answer, Refusal> {
-    let principal = asked.principal(Role::Viewer)?;
+pub(in crate::http) fn get(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
     let (namespace, pattern) = which(asked)?;
     match asked.shared.overrides.of(principal.tenant).get(&namespace, &pattern) {
-        Some(found) => Ok(answered(OverrideData::from((*found).clone()))),
+        Some(found) => Ok(answered(OverrideData::from(&*found))),
         None => Err(not_found(&namespace, &pattern).into()),
     }
 }
@@ -200,8 +209,7 @@ pub(in crate::http) fn get(asked: &Asked<'_>) -> Result<Answer, Refusal> {
         (status = "4XX", description = "There is none, or the request was refused", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn delete(asked: &Asked<'_>) -> Result<Reply, Refusal> {
-    let principal = asked.principal(Role::Operator)?;
+pub(in crate::http) fn delete(asked: &Asked<'_>, principal: Principal) -> Result<Reply, Refusal> {
     let (namespace, pattern) = which(asked)?;
     let deleted = asked.shared.overrides.delete(principal.tenant, namespace.clone(), pattern.clone());
     Ok(Reply::Later(Box::pin(async move {
@@ -222,54 +230,52 @@ pub(in crate::http) fn delete(asked: &Asked<'_>) -> Result<Reply, Refusal> {
         (status = "4XX", description = "The request was refused", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn list(asked: &Asked<'_>) -> Result<Reply, Refusal> {
-    let principal = asked.principal(Role::Viewer)?;
-    let request: ListOverridesRequest<'_> = body(asked)?;
+pub(in crate::http) fn list(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
+    let request: ListOverridesRequest<'_> = object(asked)?;
     let mut problems = Problems::default();
-    let namespace = problems.text("namespace", request.namespace).into_owned();
+    let namespace = problems.text("namespace", request.namespace);
     let after = continued(&mut problems, request.cursor);
-    let most = problems.number("limit", request.limit.or(Some(Number::Whole(PAGE_DEFAULT))), 1, PAGE_MAX);
-    if !problems.errors.is_empty() {
-        return Err(problems.errors.into());
-    }
-    let most = u32::try_from(most).unwrap_or(u32::MAX);
+    let most = problems.number("limit", request.limit.or(Some(Given::Whole(PAGE_DEFAULT))), 1, PAGE_MAX);
+    let (namespace, after) = problems.or((namespace, after))?;
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
     // One more than asked for tells whether there are more.
-    let found = asked.shared.overrides.list(principal.tenant, Page { namespace, after, most: most + 1 });
-    Ok(Reply::Later(Box::pin(async move { done(found.await, |found| Ok(written(&page(found, most)))) })))
+    let overrides = asked.shared.overrides.of(principal.tenant);
+    let found = overrides.list(&namespace, after.as_deref(), most.saturating_add(1));
+    Ok(written(&page(&found, most)))
 }
 
 fn which(asked: &Asked<'_>) -> Result<(String, String), Refusal> {
-    let request: OverrideRequest<'_> = body(asked)?;
+    let request: OverrideRequest<'_> = object(asked)?;
     let mut problems = Problems::default();
     let namespace = problems.text("namespace", request.namespace).into_owned();
     let pattern = problems.text("identifier", request.identifier).into_owned();
-    if problems.errors.is_empty() { Ok((namespace, pattern)) } else { Err(problems.errors.into()) }
+    Ok(problems.or((namespace, pattern))?)
 }
 
 /// The pattern after which a page begins. An empty cursor is none.
-fn continued(problems: &mut Problems, cursor: Option<Text<'_>>) -> Option<String> {
+fn continued(problems: &mut Problems, cursor: Option<Given<'_>>) -> Option<String> {
     match cursor {
         None => return None,
-        Some(Text::Given(cursor)) if cursor.is_empty() => return None,
-        Some(Text::Given(cursor)) => {
+        Some(Given::Text(cursor)) if cursor.is_empty() => return None,
+        Some(Given::Text(cursor)) => {
             if let Some(after) = cursor.strip_prefix(CURSOR_PREFIX) {
                 return Some(after.to_owned());
             }
         }
-        Some(Text::Wrong(_)) => {}
+        Some(_) => {}
     }
     problems.add("cursor", "not one that an answer had in `pagination.cursor`");
     None
 }
 
-fn page(mut found: Vec<Override>, most: u32) -> OverrideList {
-    let has_more = found.len() > most as usize;
-    found.truncate(most as usize);
+fn page(found: &[Arc<Override>], most: usize) -> OverrideList {
+    let has_more = found.len() > most;
+    let found = found.get(..most).unwrap_or(found);
     let last = found.last().filter(|_| has_more);
     let cursor = last.map(|last| format!("{CURSOR_PREFIX}{}", last.identifier.as_str()));
     OverrideList {
         meta: Meta { request_id: RequestId::next() },
-        data: found.into_iter().map(OverrideData::from).collect(),
+        data: found.iter().map(|of| OverrideData::from(&**of)).collect(),
         pagination: Pagination { cursor, has_more },
     }
 }
@@ -282,7 +288,9 @@ fn done<T>(result: Result<T, NotDone>, tell: impl FnOnce(T) -> Result<Answer, Pr
 fn problem(reason: &NotDone) -> Problem {
     match reason {
         NotDone::Full(full) => Problem::bad_request(full.to_string()),
-        NotDone::Busy | NotDone::Stopping => Problem::overloaded(),
+        NotDone::Busy => Problem::new(StatusCode::TOO_MANY_REQUESTS, reason.to_string())
+            .with_field(RETRY_AFTER, BUSY_RETRY_S),
+        NotDone::Stopping => Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason.to_string()),
         NotDone::Store(error) => {
             tracing::error!(%error, "an override was not written");
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "store: failed; nothing was changed")
@@ -293,4 +301,38 @@ fn problem(reason: &NotDone) -> Problem {
 fn not_found(namespace: &str, pattern: &str) -> Problem {
     let detail = format!("identifier: there is no override for {pattern:?} in the namespace {namespace:?}");
     Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+
+    /// What a write that was not done is answered with: the status, when to come back, and the error.
+    async fn refused(reason: NotDone) -> (u16, Option<HeaderValue>, Value) {
+        let answer = done(Err::<(), _>(reason), |()| Ok(answered(Nothing {})));
+        let (parts, body) = answer.into_parts();
+        let body = body.collect().await.expect("it is there").to_bytes();
+        let mut body: Value = serde_json::from_slice(&body).expect("JSON");
+        assert!(body["meta"]["requestId"].is_string(), "{body}");
+        (parts.status.as_u16(), parts.headers.get(RETRY_AFTER).cloned(), body["error"].take())
+    }
+
+    #[tokio::test]
+    async fn who_has_too_many_writes_waiting_is_told_to_come_back() {
+        let error = json!({
+            "title": "Too Many Requests",
+            "detail": "overrides: 128 writes of this tenant wait already, the most that may",
+            "status": 429,
+            "type": "about:blank",
+        });
+        assert_eq!(refused(NotDone::Busy).await, (429, Some(BUSY_RETRY_S), error));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_stops_writes_no_more() {
+        let (status, _, error) = refused(NotDone::Stopping).await;
+        assert_eq!((status, &error["detail"]), (503, &json!("overrides: the server is stopping")));
+    }
 }

@@ -1,0 +1,136 @@
+//! The calls of one connection: which are open, and since when none is.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::rc::Rc;
+
+use tokio::time::sleep_until;
+
+use crate::guard::{Patience, from_now};
+use crate::load::{pulse, pulses, time_of};
+use crate::worker::Context;
+
+/// A connection, as its calls see it.
+pub(super) struct Connection {
+    context: Context,
+    /// Open calls, the oldest first.
+    begun: RefCell<VecDeque<Begun>>,
+    /// Open calls that may be open for as long as they like.
+    lasting: Cell<usize>,
+    /// The pulse at which the last call ended, or the connection began.
+    quiet_since: Cell<u32>,
+}
+
+/// The calls that began at one pulse.
+struct Begun {
+    pulse: u32,
+    /// How many of them are open.
+    open: usize,
+}
+
+/// Why a connection should end.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// Nothing was asked for too long.
+    Quiet,
+    /// The answer to a call was not taken.
+    Stuck,
+}
+
+impl Connection {
+    pub(super) fn new(context: Context) -> Self {
+        let quiet_since = Cell::new(pulse());
+        Self { context, begun: RefCell::default(), lasting: Cell::new(0), quiet_since }
+    }
+
+    /// Comes back when the connection should end. It looks now and then: it may come late by as much again.
+    pub(super) async fn over(&self, patience: Patience) -> Over {
+        // A message may take as long as a request, and its answer as long again.
+        let (idle, call) = (pulses(patience.idle), 2 * pulses(patience.request));
+        loop {
+            let missing = match (self.oldest(), self.lasting.get()) {
+                (Some(begun), _) => match call.checked_sub(pulse().wrapping_sub(begun)) {
+                    Some(missing @ 1..) => missing,
+                    _ => return Over::Stuck,
+                },
+                (None, 1..) => idle,
+                (None, 0) => match idle.checked_sub(pulse().wrapping_sub(self.quiet_since.get())) {
+                    Some(missing @ 1..) => missing,
+                    _ => return Over::Quiet,
+                },
+            };
+            // Calls that begin meanwhile have to be looked at in time, too.
+            sleep_until(from_now(time_of(missing.min(call)))).await;
+        }
+    }
+
+    /// When the oldest open call began.
+    fn oldest(&self) -> Option<u32> {
+        self.begun.borrow().front().map(|begun| begun.pulse)
+    }
+
+    fn begin(&self) -> u32 {
+        let now = pulse();
+        let mut begun = self.begun.borrow_mut();
+        match begun.back_mut() {
+            Some(last) if last.pulse == now => last.open += 1,
+            _ => begun.push_back(Begun { pulse: now, open: 1 }),
+        }
+        now
+    }
+
+    fn end(&self, pulse: u32) {
+        let mut begun = self.begun.borrow_mut();
+        // Nearly always among the last.
+        if let Some(with_it) = begun.iter_mut().rev().find(|begun| begun.pulse == pulse) {
+            with_it.open -= 1;
+        }
+        while begun.front().is_some_and(|oldest| oldest.open == 0) {
+            begun.pop_front();
+        }
+    }
+}
+
+/// A call of a connection, open until its answer is taken or nobody waits for it any more.
+pub(super) struct Call {
+    connection: Rc<Connection>,
+    /// The pulse at which it began; nothing if it may last.
+    began: Option<u32>,
+}
+
+impl Call {
+    /// A call that asks something.
+    pub(super) fn begin(connection: Rc<Connection>) -> Self {
+        let began = Some(connection.begin());
+        Self { connection, began }
+    }
+
+    /// The same call, which waits for news from now on.
+    pub(super) fn lasting(mut self) -> Self {
+        if let Some(began) = self.began.take() {
+            self.connection.end(began);
+            self.connection.lasting.set(self.connection.lasting.get() + 1);
+        }
+        self
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let connection = &self.connection;
+        match self.began {
+            Some(began) => connection.end(began),
+            None => connection.lasting.set(connection.lasting.get() - 1),
+        }
+        connection.quiet_since.set(pulse());
+    }
+}
+
+impl Deref for Call {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.connection.context
+    }
+}

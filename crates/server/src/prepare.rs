@@ -1,0 +1,88 @@
+//! Everything a configuration names, read whole before a port opens.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+use crate::config::{Config, ConfigProblems, MEMORY_BYTES_STAND_IN};
+use crate::reload::{self, Watched};
+use crate::shared::{Shared, StartError};
+use crate::tls::Tls;
+
+/// A good configuration, with what its files say.
+pub struct Prepared {
+    pub(crate) config: Config,
+    pub(crate) shared: Shared,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) watched: Vec<Watched>,
+    pub(crate) data_dir: Option<PathBuf>,
+}
+
+impl Prepared {
+    /// Reads what the configuration names; `problems` are those that it has itself. Takes no port, and does not open the
+    /// store: it may belong to a server that runs.
+    pub fn read(mut config: Config, mut problems: Vec<String>) -> Result<Self, ConfigProblems> {
+        let data_dir = config.data_dir.take();
+        problems.extend(data_dir.as_deref().and_then(|folder| look_at(folder).err()));
+        let tls = Tls::new(config.tls.as_ref()).unwrap_or_else(|found| {
+            problems.extend(found);
+            None
+        });
+        let Some(shared) = shared(&mut config, &mut problems) else { return Err(ConfigProblems(problems)) };
+        let watched = reload::load_all(&config, &shared).unwrap_or_else(|found| {
+            problems.extend(found);
+            Vec::new()
+        });
+        if problems.is_empty() {
+            Ok(Self { config, shared, tls, watched, data_dir })
+        } else {
+            Err(ConfigProblems(problems))
+        }
+    }
+}
+
+/// With overrides in memory. If the table cannot be had, one of another size serves to look for further problems.
+fn shared(config: &mut Config, problems: &mut Vec<String>) -> Option<Shared> {
+    let problem = match Shared::new(config) {
+        Ok(shared) => return Some(shared),
+        Err(StartError::Limiter(error)) => format!("memory: {error}"),
+        Err(other) => other.to_string(),
+    };
+    problems.push(problem);
+    config.memory_bytes = MEMORY_BYTES_STAND_IN;
+    Shared::new(config).ok()
+}
+
+/// What can be seen of the data folder from outside: whether it is one, or can be made, and can be written to.
+fn look_at(folder: &Path) -> Result<(), String> {
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    let problem = |why: &dyn std::fmt::Display| format!("data_dir: {}: {why}", folder.display());
+    if !there.is_dir() {
+        return Err(problem(&format!("{} is not a folder", there.display())));
+    }
+    let writable = access(there, Access::WRITE_OK | Access::EXEC_OK);
+    writable.map_err(|error| problem(&format!("{} cannot be written to: {error}", there.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_data_folder_is_one_or_can_be_made() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").expect("written");
+        assert_eq!(look_at(folder.path()), Ok(()));
+        assert_eq!(look_at(&folder.path().join("not/yet")), Ok(()));
+        assert!(!folder.path().join("not").exists(), "looking makes nothing");
+        assert_eq!(look_at(Path::new("relative")), Ok(()));
+        for wrong in [file.clone(), file.join("below")] {
+            let problem = look_at(&wrong).expect_err("not a folder");
+            assert!(
+                problem.starts_with("data_dir: ") && problem.ends_with("file is not a folder"),
+                "{problem}"
+            );
+        }
+    }
+}
