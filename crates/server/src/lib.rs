@@ -9,7 +9,6 @@ mod admin;
 pub mod auth;
 pub mod config;
 mod envoy;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod grpc;

@@ -55,7 +55,6 @@ pub(crate) struct Asked<'s> {
 
 impl<'s> Asked<'s> {
     /// A request that was read whole. Who asks comes from the credential only.
-    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn new(shared: &'s Shared, peer: SocketAddr, parts: Parts, body: Bytes) -> Self {
         let principal = principal(shared, &parts.headers);
         Self { shared, peer, principal, parts, body }
