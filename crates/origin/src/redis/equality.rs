@@ -55,7 +55,7 @@ fn a_script_that_differs_is_noticed() {
     assert_eq!(unnoticed.collect::<Vec<_>>(), Vec::<&(&str, &str)>::new());
 }
 
-const MUTANTS: [(&str, &str); 40] = [
+const MUTANTS: [(&str, &str); 44] = [
     ("DEBT_MAX = 1125899906842624", "DEBT_MAX = 1125899906842623"),
     ("TOTAL_MAX = 4503599627370496", "TOTAL_MAX = 4503599627370495"),
     ("NEVER_US = 4503599627370496", "NEVER_US = 4503599627370495"),
@@ -73,13 +73,17 @@ const MUTANTS: [(&str, &str); 40] = [
         "elseif cell + 1 == meter.cell then\n    meter.previous = min",
         "elseif false then\n    meter.previous = min",
     ),
-    ("meter.previous = less(meter.previous, rest)", ""),
+    ("meter.previous = less(meter.previous, units)", ""),
+    ("less(amount, drained)", "amount"),
+    ("if not (lost and meter.counted) then refund(meter, update) end", "refund(meter, update)"),
+    ("store.loss ~= told", "false"),
+    ("meter.own.cell ~= grant_cell(meter) then return told_over", "false then return told_over"),
     ("units = div_up(meter.level, meter.period)", "units = div_up(meter.level, meter.period) + 1"),
     ("meter.at = div(meter.at * tick, meter.tick)", ""),
     ("or period * tick ~= meter.period * meter.tick", ""),
     ("terms == meter.terms or ", "terms == meter.terms and "),
     ("elseif cell > meter.cell then", "elseif true then"),
-    ("loss == known", "false"),
+    ("(known and not changed)", "false"),
     ("less(meter.full, drained)", "meter.full"),
     (
         "elseif cell + 1 == meter.cell then\n    meter.previous = max",
@@ -87,7 +91,7 @@ const MUTANTS: [(&str, &str); 40] = [
     ),
     ("now < loss + 2 * LIFE_US_MAX", "now < loss + LIFE_US_MAX"),
     ("holding.until_us <= now", "holding.until_us < now"),
-    ("if holding.cell == grant_cell(meter) then\n    holding.amount", "if true then\n    holding.amount"),
+    ("holding.cell == grant_cell(meter) and 'held' or 'held_before'", "'held'"),
     ("wanted.until_us <= now", "wanted.until_us < now"),
     ("wanted.until_us > now + RECALL_US", "false"),
     ("HELD_US_MAX = 10925000", "HELD_US_MAX = 10925001"),

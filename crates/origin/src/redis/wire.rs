@@ -123,7 +123,17 @@ mod tests {
         let limit = Limit::gcra(10, std::time::Duration::from_secs(1)).expect("in range");
         let terms = Terms::new(&limit, 0, Lapse::Counted, 7);
         let key = Box::from(*b"a key \0{b}");
-        let update = Update { key, terms, used: 1, refund: 2, keep: 3, want: 4, life_us: 5, cell: u64::MAX };
+        let update = Update {
+            key,
+            terms,
+            used: 1,
+            refund: 2,
+            refund_of_us: 9,
+            keep: 3,
+            want: 4,
+            life_us: 5,
+            cell: u64::MAX,
+        };
         let asks = vec![Ask { meters: vec![0], cost: 2, count: 3 }];
         let (node, store) = (NodeId(255), StoreId::default());
         Call { node, sequence: 9, acknowledged: 8, store, updates: vec![update], asks }
@@ -137,7 +147,7 @@ mod tests {
             ["tg:{5}:s", "tg:{5}:n:00000000000000ff", "tg:{5}:m:a key \0{b}", "tg:{5}:e:a key \0{b}"];
         assert_eq!(keys, expected);
         let expected =
-            ["00000000000000ff 9 8 1 1 1", "0 10 1000000 1 10 10 1 7 1 2 3 4 5 4503599627370496", "2 3 0"];
+            ["00000000000000ff 9 8 1 1 1", "0 10 1000000 1 10 10 1 7 1 2 9 3 4 5 4503599627370496", "2 3 0"];
         assert_eq!(script.arguments, expected);
     }
 
