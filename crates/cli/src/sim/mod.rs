@@ -1,5 +1,12 @@
 //! `tidegate sim`: runs the shipped engine in simulated regions under seeded faults, and says whether a promise was broken.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "figures for people, of worlds whose size is checked"
+)]
+
 mod compare;
 
 use std::io::IsTerminal;
@@ -141,7 +148,9 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> Done {
             report.unanswered,
             report.trace.hash()
         );
-        report.violations.iter().for_each(|violation| println!("broken: {violation}"));
+        for violation in &report.violations {
+            println!("broken: {violation}");
+        }
     }
     Ok(ended(report.violations.is_empty()))
 }
@@ -234,14 +243,20 @@ fn aligned(table: &mut Table) {
 /// Says what broke, and in how small a world it still does.
 fn explain(scenario: &Scenario, violations: &[Violation]) {
     eprintln!("seed {}: {scenario}", scenario.seed);
-    violations.iter().for_each(|violation| eprintln!("  broken: {violation}"));
+    for violation in violations {
+        eprintln!("  broken: {violation}");
+    }
     let Some(violation) = violations.first() else { return };
     let (smaller, report) = shrink(scenario, None, violation);
     eprintln!("it breaks in a smaller world as well: {smaller}");
-    report.violations.iter().for_each(|violation| eprintln!("  broken: {violation}"));
+    for violation in &report.violations {
+        eprintln!("  broken: {violation}");
+    }
     let trace = report.trace.to_string();
     let lines: Vec<&str> = trace.lines().collect();
-    lines.iter().skip(lines.len().saturating_sub(LINES_SHOWN)).for_each(|line| eprintln!("{line}"));
+    for line in lines.iter().skip(lines.len().saturating_sub(LINES_SHOWN)) {
+        eprintln!("{line}");
+    }
 }
 
 fn share(part: u64, whole: u64) -> f64 {
