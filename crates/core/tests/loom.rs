@@ -336,7 +336,7 @@ fn a_grant_is_spent_once() {
 
 #[test]
 fn what_is_spent_while_a_report_is_under_way_is_reported_once_and_comes_out_of_the_new_grant() {
-    explore(|| {
+    explore_within(3, || {
         let world = World::granted(2);
         let spender = spawn(&world, |world| u64::from(world.check("a", 1)) + u64::from(world.check("a", 1)));
         let reported = world.report("a", 1);
@@ -351,7 +351,7 @@ fn what_is_spent_while_a_report_is_under_way_is_reported_once_and_comes_out_of_t
 
 #[test]
 fn two_reports_share_what_was_spent() {
-    explore(|| {
+    explore_within(3, || {
         let world = World::granted(2);
         assert!(world.check("a", 1));
         let other = spawn(&world, |world| world.report("a", 1));

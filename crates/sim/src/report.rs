@@ -107,10 +107,13 @@ impl fmt::Display for Violation {
                     "key {key}: {excess} admitted above the limit at {at_us} us, at most {allowed} may be"
                 )
             }
-            Self::Conservation { key, admitted, charged, fewer, more } => write!(
-                f,
-                "key {key}: {admitted} admitted and {charged} charged; at most {fewer} fewer and {more} more may be"
-            ),
+            Self::Conservation { key, admitted, charged, fewer, more } => {
+                write!(f, "key {key}: {admitted} admitted and {charged} charged; at most {fewer} fewer ")?;
+                match *more {
+                    u64::MAX => f.write_str("may be"),
+                    more => write!(f, "and {more} more may be"),
+                }
+            }
             Self::Overcommitted { key } => write!(f, "key {key}: granted more than there was"),
             Self::Starved { admitted, ideal } => {
                 write!(f, "{admitted} admitted, where one bucket would have admitted {ideal}")

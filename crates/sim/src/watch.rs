@@ -57,7 +57,8 @@ struct Denial {
 pub(crate) struct Watch {
     meters: Vec<Seen>,
     under_way: BTreeMap<Lane, Flight>,
-    decided: BTreeMap<(u16, NodeId, u64), u64>,
+    /// When calls were decided, and in which life of the store.
+    decided: BTreeMap<(u16, NodeId, u64), (u64, u64)>,
     deadline_us: u64,
     troubled_us: u64,
     denials: Vec<Denial>,
@@ -187,18 +188,20 @@ impl Watch {
         }
     }
 
-    /// Whether this call was decided at this very moment already: two copies may arrive at once.
-    pub(crate) fn was_decided(&self, partition: u16, call: &Call, true_us: u64) -> bool {
-        self.decided.get(&(partition, call.node, call.sequence)) == Some(&true_us)
+    /// Whether this life of the store has decided this call before: then its answer is that of the first time.
+    pub(crate) fn was_decided(&self, partition: u16, call: &Call) -> bool {
+        let decided = self.decided.get(&(partition, call.node, call.sequence));
+        decided.is_some_and(|(_, boot)| *boot == call.store.boot)
     }
 
     /// When a call was decided, by the true time: an answer may be that of the first time.
     pub(crate) fn decided(&mut self, partition: u16, call: &Call, is_fresh: bool, true_us: u64) -> u64 {
-        let decided_us = self.decided.entry((partition, call.node, call.sequence)).or_insert(true_us);
+        let now = (true_us, call.store.boot);
+        let decided = self.decided.entry((partition, call.node, call.sequence)).or_insert(now);
         if is_fresh {
-            *decided_us = true_us;
+            *decided = now;
         }
-        *decided_us
+        decided.0
     }
 
     /// Whenever a grant is made, what was charged and what is held is at most what the limit allows.

@@ -14,7 +14,9 @@ fn worlds_keep_their_promises() {
     let summary = sweep(0..seeds(), SIZE, threads, &|| {});
     for (seed, violations) in &summary.broken {
         let scenario = scenario_of(*seed, SIZE.length_us, SIZE.requests);
-        violations.iter().for_each(|violation| println!("seed {seed}: {violation}\n    {scenario}"));
+        for violation in violations {
+            println!("seed {seed}: {violation}\n    {scenario}");
+        }
     }
     assert!(summary.broken.is_empty());
     assert!(summary.faults > summary.seeds, "worlds without trouble prove little");

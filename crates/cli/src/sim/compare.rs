@@ -1,11 +1,12 @@
 //! Rows of figures: known mistakes and who noticed them, the engine beside its model.
 
+use std::process::ExitCode;
+
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use tidegate_sim::{Bug, Case, Measured, Size, Violation, cases, catch};
 
 use super::{aligned, ended, progress};
-use crate::Done;
 
 /// In how many worlds a known mistake is looked for.
 const MUTANT_SEEDS: u64 = 2_000;
@@ -14,7 +15,7 @@ const MUTANT_SEEDS: u64 = 2_000;
 const MUTANT_SIZE: Size = Size { length_us: 300_000_000, requests: 3_000 };
 
 /// Makes every known mistake, and tells who noticed.
-pub(super) fn mutants(as_json: bool) -> Done {
+pub(super) fn mutants(as_json: bool) -> ExitCode {
     let bar = progress(Bug::ALL.len() as u64);
     let found = Bug::ALL.map(|bug| {
         let caught = catch(bug, 0..MUTANT_SEEDS, MUTANT_SIZE);
@@ -23,11 +24,12 @@ pub(super) fn mutants(as_json: bool) -> Done {
     });
     bar.finish_and_clear();
     if as_json {
-        println!("{}", Value::from_iter(found.iter().map(|(bug, caught)| told(*bug, caught.as_ref()))));
+        let rows: Value = found.iter().map(|(bug, caught)| told(*bug, caught.as_ref())).collect();
+        println!("{rows}");
     } else {
         println!("{}", caught_table(&found));
     }
-    Ok(ended(found.iter().all(|(_, caught)| caught.is_some())))
+    ended(found.iter().all(|(_, caught)| caught.is_some()))
 }
 
 fn told(bug: Bug, caught: Option<&(u64, Violation)>) -> Value {
@@ -56,14 +58,15 @@ fn caught_table(found: &[(Bug, Option<(u64, Violation)>)]) -> Table {
 }
 
 /// Runs the cases of the model with the engine.
-pub(super) fn model(as_json: bool) -> Done {
+pub(super) fn model(as_json: bool) -> ExitCode {
     let measured: Vec<(Case, Measured)> = cases().map(|case| (case, case.measure())).collect();
     if as_json {
-        println!("{}", Value::from_iter(measured.iter().map(|(case, measured)| compared(case, measured))));
+        let rows: Value = measured.iter().map(|(case, measured)| compared(case, measured)).collect();
+        println!("{rows}");
     } else {
         println!("{}", model_table(&measured));
     }
-    Ok(ended(measured.iter().all(|(_, measured)| measured.violations == 0)))
+    ended(measured.iter().all(|(_, measured)| measured.violations == 0))
 }
 
 fn compared(case: &Case, measured: &Measured) -> Value {

@@ -1,5 +1,12 @@
 //! `tidegate sim`: runs the shipped engine in simulated regions under seeded faults, and says whether a promise was broken.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "figures for people, of worlds whose size is checked"
+)]
+
 mod compare;
 
 use std::io::IsTerminal;
@@ -80,15 +87,15 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     if matches.get_flag("mutants") {
-        return compare::mutants(matches.get_flag("json"));
+        return Ok(compare::mutants(matches.get_flag("json")));
     }
     if matches.get_flag("model") {
-        return compare::model(matches.get_flag("json"));
+        return Ok(compare::model(matches.get_flag("json")));
     }
     let size = size(matches)?;
     match matches.get_one::<u64>("seed") {
         Some(seed) => one(matches, &scenario_of(*seed, size.length_us, size.requests)),
-        None => many(matches, size),
+        None => Ok(many(matches, size)),
     }
 }
 
@@ -141,7 +148,9 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> Done {
             report.unanswered,
             report.trace.hash()
         );
-        report.violations.iter().for_each(|violation| println!("broken: {violation}"));
+        for violation in &report.violations {
+            println!("broken: {violation}");
+        }
     }
     Ok(ended(report.violations.is_empty()))
 }
@@ -150,7 +159,7 @@ fn ended(holds: bool) -> ExitCode {
     if holds { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
 }
 
-fn many(matches: &ArgMatches, size: Size) -> Done {
+fn many(matches: &ArgMatches, size: Size) -> ExitCode {
     let count = matches.get_one::<u64>("seeds").copied().unwrap_or(200);
     let first = matches.get_one::<u64>("first").copied().unwrap_or(0);
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -165,7 +174,7 @@ fn many(matches: &ArgMatches, size: Size) -> Done {
     if let Some((seed, violations)) = summary.broken.first() {
         explain(&scenario_of(*seed, size.length_us, size.requests), violations);
     }
-    Ok(ended(summary.broken.is_empty()))
+    ended(summary.broken.is_empty())
 }
 
 /// Shown on a terminal only: a log has no use for it.
@@ -234,14 +243,20 @@ fn aligned(table: &mut Table) {
 /// Says what broke, and in how small a world it still does.
 fn explain(scenario: &Scenario, violations: &[Violation]) {
     eprintln!("seed {}: {scenario}", scenario.seed);
-    violations.iter().for_each(|violation| eprintln!("  broken: {violation}"));
+    for violation in violations {
+        eprintln!("  broken: {violation}");
+    }
     let Some(violation) = violations.first() else { return };
     let (smaller, report) = shrink(scenario, None, violation);
     eprintln!("it breaks in a smaller world as well: {smaller}");
-    report.violations.iter().for_each(|violation| eprintln!("  broken: {violation}"));
+    for violation in &report.violations {
+        eprintln!("  broken: {violation}");
+    }
     let trace = report.trace.to_string();
     let lines: Vec<&str> = trace.lines().collect();
-    lines.iter().skip(lines.len().saturating_sub(LINES_SHOWN)).for_each(|line| eprintln!("{line}"));
+    for line in lines.iter().skip(lines.len().saturating_sub(LINES_SHOWN)) {
+        eprintln!("{line}");
+    }
 }
 
 fn share(part: u64, whole: u64) -> f64 {

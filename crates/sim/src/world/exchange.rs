@@ -66,7 +66,7 @@ impl World<'_> {
         let answer = here.apply(origin_us, &call);
         let mut decided_us = super::EPOCH_US + self.now_us;
         if let Ok(reply) = &answer {
-            let is_fresh = reply.now_us == origin_us && !self.watch.was_decided(partition, &call, decided_us);
+            let is_fresh = reply.now_us == origin_us && !self.watch.was_decided(partition, &call);
             decided_us = self.watch.decided(partition, &call, is_fresh, decided_us);
             if is_fresh {
                 self.watch.granted(here, &call, reply);
