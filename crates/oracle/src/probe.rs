@@ -24,7 +24,8 @@ impl<S: Subject> Probe<'_, S> {
     pub(crate) fn all(&self, verdict: Verdict) -> Result<u64, Difference> {
         let retries = match verdict.retry() {
             Some(Retry::After(wait_us)) => self.retry(wait_us)?,
-            Some(Retry::Blocked) => return Ok(0),
+            // Only limits that an origin keeps ask; none is compared here.
+            Some(Retry::Blocked | Retry::Ask) => return Ok(0),
             Some(Retry::CostAboveBurst) | None => 0,
         };
         Ok(retries + self.reset(verdict.reset_after_us())?)
