@@ -36,12 +36,13 @@ mod ladder;
 use std::fmt;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use tidegate_core::engine::{self, Resolution};
 use tidegate_core::origin::NodeId;
 use tidegate_core::{Answer, Decided, Retry, Source, TooManyLimits, Verdict};
 use tidegate_origin::partition_of;
 
-use crate::decision::{Decision, Outcome, Outcomes};
+use crate::decision::{Decision, LIMITS_INLINE_MAX, Outcome, Outcomes};
 use crate::gate::Ask;
 use crate::limiter::{BuildError, Limiter, random_name};
 
@@ -108,8 +109,17 @@ impl Region {
         asks: &[RegionAsk<'g, '_>],
         cost: u64,
     ) -> Result<Ruling<'g>, TooManyLimits> {
-        let held: Vec<Ask<'g>> = asks.iter().map(|ask| ask.held().cost(cost)).collect();
-        let decision = self.limiter.check_all(&held)?;
+        let (few, many): (ArrayVec<Ask<'g>, LIMITS_INLINE_MAX>, Vec<Ask<'g>>);
+        let questions = asks.iter().map(|ask| ask.held().cost(cost));
+        // What memory decides allocates nothing.
+        let held: &[Ask<'g>] = if asks.len() <= LIMITS_INLINE_MAX {
+            few = questions.collect();
+            &few
+        } else {
+            many = questions.collect();
+            &many
+        };
+        let decision = self.limiter.check_all(held)?;
         if !asks_origin(&decision) {
             return Ok(Ruling { decision, rung: Rung::Regional });
         }
@@ -117,7 +127,7 @@ impl Region {
         let meters = asks.iter().map(RegionAsk::meter).collect();
         Ok(match self.driver.ask(partition, meters, cost).await {
             Resolution::Unanswered => self.without_origin(partition, asks, cost)?,
-            resolution => Ruling { decision: resolved(&held, resolution, decision), rung: Rung::Regional },
+            resolution => Ruling { decision: resolved(held, resolution, decision), rung: Rung::Regional },
         })
     }
 
