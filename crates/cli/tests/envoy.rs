@@ -373,9 +373,11 @@ fn json_over_http_is_answered_with_200_or_429() {
         ),
         (
             r#"{"domain":"edge","descriptors":[5]}"#,
-            "descriptors[0]: invalid type: integer `5`, expected an object with entries, limit, hitsAddend and \
-             isNegativeHits at line 1 column 33"
-                .to_owned(),
+            "descriptors[0]: invalid type: integer `5`, expected an object at line 1 column 33".to_owned(),
+        ),
+        (
+            r#"{"domain":"edge","descriptors":[[[["user","x"]],null,null,false]]}"#,
+            "descriptors[0]: invalid type: sequence, expected an object at line 1 column 32".to_owned(),
         ),
         (r#"{"domain":"#, "body: EOF while parsing a value at line 1 column 10".to_owned()),
         (

@@ -281,8 +281,11 @@ fn read_dimension(value: Value) -> Result<String, String> {
     if is_name(&name) { Ok(name) } else { Err(format!("{name:?} cannot name a dimension")) }
 }
 
+/// A period that some limit can have: told here, so that no other mistake in the rule hides it.
 fn read_period(value: Value) -> Result<Duration, String> {
-    parse_period(&read_text(value)?)
+    let period = parse_period(&read_text(value)?)?;
+    let problem = |error: LimitError| error.to_string().replacen("period: ", "", 1);
+    Limit::sliding_window(1, period).map(|_| period).map_err(problem)
 }
 
 fn parse_conditions(when: &Table, problems: &mut Vec<String>) -> Vec<Condition> {

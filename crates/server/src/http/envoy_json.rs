@@ -10,10 +10,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_li
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::UInt64Value;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
+use super::object::Object;
 use super::{Answer, Asked, Problem, json};
 use crate::auth::Role;
 use crate::envoy::{
@@ -32,7 +33,7 @@ struct RequestBody {
     #[serde(default)]
     #[schema(required = true, min_length = 1, max_length = 256)]
     domain: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     #[schema(required = true, min_items = 1, max_items = 1024)]
     descriptors: Vec<DescriptorBody>,
     #[serde(default, alias = "hits_addend")]
@@ -47,9 +48,9 @@ struct RequestBody {
 )]
 #[schema(as = RateLimitDescriptor)]
 struct DescriptorBody {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     entries: Vec<EntryBody>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object_or_nothing")]
     limit: Option<OverrideBody>,
     #[serde(default, alias = "hits_addend")]
     hits_addend: Option<Number>,
@@ -246,6 +247,21 @@ impl<'r> From<&'r DescriptorStatus> for StatusBody<'r> {
 )]
 pub(super) fn answer(asked: &Asked<'_>) -> Answer {
     decided(asked).unwrap_or_else(Answer::from)
+}
+
+/// A list of objects: a list of lists would be taken for one otherwise.
+fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    let objects = Vec::<Object<T>>::deserialize(deserializer)?;
+    Ok(objects.into_iter().map(|Object(read)| read).collect())
+}
+
+/// The same for one that may be missing.
+fn object_or_nothing<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(read)| read))
 }
 
 /// The request in a body.
