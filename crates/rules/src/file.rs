@@ -463,6 +463,9 @@ mod tests {
             "rules[0].period: missing",
         ];
         assert_eq!(problems("[[rules]]"), missing);
+        let both = problems("[[rules]]\nname = 'a'\nkey = []\nlimit = -1\nperiod = '0s'\n");
+        let told = both.iter().map(|problem| problem.split(':').next().unwrap_or_default());
+        assert_eq!(told.collect::<Vec<_>>(), ["rules[0].limit", "rules[0].period"]);
     }
 
     #[test]
