@@ -346,7 +346,9 @@ impl OriginMeter {
         }
         self.charge(update.used, holding.cell);
         let amount = update.keep.min(holding.amount.saturating_sub(update.used));
-        self.hold(moment.node, Holding { amount, ..holding });
+        // Not longer than any may last, also after a clock was set back.
+        let until_us = holding.until_us.min(moment.now_us + HELD_US_MAX);
+        self.hold(moment.node, Holding { amount, until_us, ..holding });
         false
     }
 

@@ -297,6 +297,8 @@ local function settle_own(meter, update, loss)
   end
   charge(meter, update.used, holding.cell)
   holding.amount = min(update.keep, less(holding.amount, update.used))
+  -- Not longer than any may last, also after a clock was set back.
+  holding.until_us = min(holding.until_us, now + HELD_US_MAX)
   hold(meter, holding)
   return false
 end
