@@ -343,7 +343,14 @@ fn json_over_http_is_answered_with_200_or_429() {
     let denied = ask(&user("alice").to_string());
     assert_eq!((denied.status, denied.header("x-ratelimit-denied-by")), (429, Some("edge.user")));
     assert_eq!(denied.json()["statuses"][0]["code"], "OVER_LIMIT");
+    assert_eq!(http(server.address("http"), "GET /json HTTP/1.1", "").status, 405);
+}
 
+#[test]
+fn what_is_wrong_with_json_is_named_with_what_it_may_be() {
+    let (_folder, path) = descriptor_file(DESCRIPTORS);
+    let server = start(&path);
+    let ask = |body: &str| http(server.address("http"), "POST /json HTTP/1.1", body);
     let entry = r#""descriptors":[{"entries":[{"key":"k","value":"v"}]}]"#;
     for (body, words) in [
         ("", "body: EOF while parsing a value at line 1 column 0".to_owned()),
@@ -411,5 +418,4 @@ fn json_over_http_is_answered_with_200_or_429() {
         );
         assert_eq!(answer.json()["detail"], Value::String(words), "{body}");
     }
-    assert_eq!(http(server.address("http"), "GET /json HTTP/1.1", "").status, 405);
 }
