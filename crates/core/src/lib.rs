@@ -33,6 +33,7 @@ pub mod gcra;
 pub mod origin;
 pub mod window;
 
+mod class;
 mod digest;
 mod grant;
 mod limit;
@@ -44,6 +45,7 @@ mod table;
 mod time;
 mod verdict;
 
+pub use class::Class;
 pub use digest::{Digest, KeySpace, Secret};
 pub use grant::{HOLD_US_MAX, Taken, Word};
 pub use limit::{Algorithm, DRAIN_US_MAX, Limit, LimitError, PERIOD_US_MAX};

@@ -4,14 +4,14 @@ use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
-use tidegate_core::{Algorithm, Limit, LimitError};
+use tidegate_core::{Algorithm, Class, Limit, LimitError};
 use toml::{Table, Value};
 
 use crate::dimensions::{ADDRESS, DIMENSIONS_MAX, HEADER_PREFIX, is_name};
 use crate::network::parse_network;
 use crate::pattern::Pattern;
 use crate::period::parse_period;
-use crate::rule::{Class, Condition, KEY_PARTS_MAX, Mode, Rule};
+use crate::rule::{Condition, KEY_PARTS_MAX, Mode, Rule};
 use crate::set::RULES_MAX;
 
 /// The largest rules file.

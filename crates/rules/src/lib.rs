@@ -32,5 +32,6 @@ pub use dimensions::{
 pub use file::{FILE_BYTES_MAX, Problems, syntax_problem};
 pub use network::{canonical, parse_network};
 pub use period::parse_period;
-pub use rule::{Class, KEY_PARTS_MAX, Mode, Rule};
+pub use rule::{KEY_PARTS_MAX, Mode, Rule};
 pub use set::{RULES_MAX, RuleSet};
+pub use tidegate_core::Class;

@@ -1,45 +1,11 @@
 //! A rule: a limit, and the requests it applies to.
 
-use std::fmt;
-
 use arrayvec::ArrayVec;
 use ipnet::IpNet;
-use tidegate_core::Limit;
+use tidegate_core::{Class, Limit};
 
 use crate::dimensions::Dimensions;
 use crate::pattern::Pattern;
-
-/// What happens to a rule's checks when something they need is gone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Class {
-    /// Keeps a service pleasant. Shed first, and then let through.
-    #[default]
-    Comfort,
-    /// Keeps a bill small. Shed second, and then refused.
-    Cost,
-    /// Keeps attackers out. Shed last, and then refused.
-    Security,
-}
-
-impl Class {
-    /// All classes, in the order in which their checks are shed.
-    pub const ALL: [Self; 3] = [Self::Comfort, Self::Cost, Self::Security];
-
-    /// The class as it is written in rules, answers and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Comfort => "comfort",
-            Self::Cost => "cost",
-            Self::Security => "security",
-        }
-    }
-}
-
-impl fmt::Display for Class {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// Whether a rule's denials stop anyone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,44 +3,12 @@
 use std::sync::Arc;
 
 use tidegate_core::engine::MeterRef;
-use tidegate_core::origin::{Lapse, NEVER_US, Terms};
-use tidegate_core::{Limit, Retry};
+use tidegate_core::origin::{NEVER_US, Terms};
+use tidegate_core::{Class, Limit, Retry};
 
 use super::Region;
 use crate::gate::{Ask, Gate};
 use crate::limiter::UnknownName;
-
-/// Millionths above its burst that a comfort limit tolerates.
-const COMFORT_TOLERANCE_PPM: u32 = 50_000;
-
-/// What happens when a dependency is gone, and how far a limit may be passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Class {
-    /// For convenience: passes rather than fails. Tolerates a twentieth above its burst; without the origin each process
-    /// goes on with its part.
-    #[default]
-    Comfort,
-    /// For money: tolerates nothing; without the origin it fails closed.
-    Cost,
-    /// For safety: tolerates nothing; what a lost process held counts as used; without the origin it fails closed.
-    Security,
-}
-
-impl Class {
-    fn tolerance_ppm(self) -> u32 {
-        match self {
-            Self::Comfort => COMFORT_TOLERANCE_PPM,
-            Self::Cost | Self::Security => 0,
-        }
-    }
-
-    fn lapse(self) -> Lapse {
-        match self {
-            Self::Comfort | Self::Cost => Lapse::Forgiven,
-            Self::Security => Lapse::Counted,
-        }
-    }
-}
 
 /// One named limit of one tenant, kept by an origin.
 #[derive(Clone, Debug)]

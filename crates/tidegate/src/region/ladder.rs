@@ -1,8 +1,8 @@
 //! What decides when the origin does not.
 
-use tidegate_core::{Decided, Retry, TooManyLimits, Verdict};
+use tidegate_core::{Class, Decided, Retry, TooManyLimits, Verdict};
 
-use super::{Class, Region, RegionAsk, Ruling};
+use super::{Region, RegionAsk, Ruling};
 use crate::decision::{Decision, Outcome, Outcomes};
 use crate::gate::Gate;
 

@@ -47,8 +47,9 @@ use crate::gate::Ask;
 use crate::limiter::{BuildError, Limiter, random_name};
 
 pub use engine::{EngineStats, Settings};
-pub use gate::{Class, RegionAsk, RegionGate};
+pub use gate::{RegionAsk, RegionGate};
 pub use ladder::Rung;
+pub use tidegate_core::Class;
 pub use tidegate_origin::{MemoryOrigin, Origin, OriginError, redis::RedisOrigin};
 
 use driver::Driver;
