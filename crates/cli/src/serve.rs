@@ -66,13 +66,17 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let mut problems = environment::unknown(std::env::vars_os());
     let log = std::env::var_os(environment::LOG);
     let filter = environment::log_filter(log.as_deref()).map_err(|problem| problems.push(problem)).ok();
-    let prepared = prepare(matches, problems)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    // What talks to the origin begins to once the runtime runs.
+    let prepared = {
+        let _inside = runtime.enter();
+        prepare(matches, problems)?
+    };
     if matches.get_flag("check_config") {
         return print_whole(b"the configuration is good\n");
     }
     tracing_subscriber::fmt().with_env_filter(filter.unwrap_or_default()).with_writer(std::io::stderr).init();
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
     let done = runtime.block_on(serve(prepared));
     // Whoever is told twice to stop does not wait for what still runs.
     runtime.shutdown_background();

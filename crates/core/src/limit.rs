@@ -205,6 +205,10 @@ impl Limit {
     /// least one. Together they pass at most the rate, and at most one for each node above the burst.
     #[must_use]
     pub fn part(&self, nodes: u32) -> Self {
+        let whole = Self { at_origin: false, ..*self };
+        if self.is_blocked() {
+            return whole;
+        }
         let nodes = u64::from(nodes.max(1));
         let period = Duration::from_micros((self.period_us.saturating_mul(nodes)).min(PERIOD_US_MAX));
         let burst = (u64::from(self.burst) / nodes).max(1);
@@ -213,7 +217,7 @@ impl Limit {
             Algorithm::SlidingWindow => Self::sliding_window(burst, Duration::from_micros(self.period_us)),
         };
         // A part is inside the ranges that the whole is in, but for the longest of them: those are not divided.
-        part.unwrap_or(Self { at_origin: false, ..*self })
+        part.unwrap_or(whole)
     }
 
     /// Whether the limit lets nothing pass, ever.

@@ -40,16 +40,32 @@ impl fmt::Display for Problems {
 impl std::error::Error for Problems {}
 
 /// What a rule may say, in the order in which problems are told.
-const FIELDS: &[&str] =
-    &["name", "tenant", "version", "class", "mode", "algorithm", "key", "limit", "period", "burst", "when"];
+const FIELDS: &[&str] = &[
+    "name",
+    "tenant",
+    "version",
+    "class",
+    "paid",
+    "tolerance",
+    "mode",
+    "algorithm",
+    "key",
+    "limit",
+    "period",
+    "burst",
+    "when",
+];
 
 /// The largest limit and burst.
 const AMOUNT_MAX: u64 = u32::MAX as u64;
 
 /// The rules of a file, or all that is wrong with it.
-pub(crate) fn parse_rules(text: &str) -> Result<Vec<Rule>, Problems> {
-    let rows = rows_of(text).map_err(|problem| Problems(vec![problem]))?;
+pub(crate) fn parse_rules(text: &str) -> Result<(Vec<Rule>, Option<String>), Problems> {
+    let (rows, placement) = rows_of(text).map_err(|problem| Problems(vec![problem]))?;
     let mut problems = Vec::new();
+    let placement = placement.and_then(|value| {
+        read_dimension(value).map_err(|problem| problems.push(format!("placement: {problem}"))).ok()
+    });
     let mut rules = Vec::with_capacity(rows.len());
     for (at, row) in rows.into_iter().enumerate() {
         match parse_row(row) {
@@ -59,7 +75,7 @@ pub(crate) fn parse_rules(text: &str) -> Result<Vec<Rule>, Problems> {
     }
     problems.extend(repeated_names(&rules));
     problems.extend(too_many_headers(&rules));
-    if problems.is_empty() { Ok(rules) } else { Err(Problems(problems)) }
+    if problems.is_empty() { Ok((rules, placement)) } else { Err(Problems(problems)) }
 }
 
 /// What is wrong with a text that is not TOML, and where, in one line.
@@ -72,14 +88,15 @@ pub fn syntax_problem(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}, column {column}: {message}")
 }
 
-fn rows_of(text: &str) -> Result<Vec<Value>, String> {
+/// The rows of a file, and what its requests are placed by.
+fn rows_of(text: &str) -> Result<(Vec<Value>, Option<Value>), String> {
     if text.len() > FILE_BYTES_MAX {
         return Err(format!("{} bytes is outside 0 to {FILE_BYTES_MAX}", text.len()));
     }
     let mut file: Table = text.parse().map_err(|error| syntax_problem(text, &error))?;
-    let rules = file.remove("rules");
+    let (rules, placement) = (file.remove("rules"), file.remove("placement"));
     if let Some(unknown) = file.keys().next() {
-        return Err(format!("{unknown}: not known; a rules file has [[rules]] only"));
+        return Err(format!("{unknown}: not known; a rules file has [[rules]] and placement"));
     }
     let rows = match rules {
         // An empty file is more often one that is being written than one that was meant.
@@ -90,7 +107,7 @@ fn rows_of(text: &str) -> Result<Vec<Value>, String> {
     if rows.len() > RULES_MAX {
         return Err(format!("rules: {} is outside 0 to {RULES_MAX}", rows.len()));
     }
-    Ok(rows)
+    Ok((rows, placement))
 }
 
 fn repeated_names(rules: &[Rule]) -> Vec<String> {
@@ -127,6 +144,8 @@ fn parse_fields(fields: &mut Fields) -> Option<Rule> {
     let tenant = fields.optional("tenant", read_text);
     let version = fields.optional("version", |value| read_number(&value, 0, i64::MAX.unsigned_abs()));
     let class = fields.optional("class", |value| read_choice(value, &CLASSES));
+    let paid = fields.paid(class);
+    let tolerance = fields.optional("tolerance", |value| read_number(&value, 0, 100));
     let mode = fields.optional("mode", |value| read_choice(value, &MODES));
     let algorithm = fields.optional("algorithm", |value| read_choice(value, &ALGORITHMS));
     let key = fields.required("key", read_key);
@@ -140,6 +159,8 @@ fn parse_fields(fields: &mut Fields) -> Option<Rule> {
         tenant,
         version: version.unwrap_or(FIRST_VERSION),
         class: class.unwrap_or_default(),
+        paid: paid.unwrap_or_default(),
+        tolerance_ppm: tolerance.and_then(|percent| u32::try_from(percent * PPM_PER_PERCENT).ok()),
         mode: mode.unwrap_or_default(),
         limit: limit?,
         key: key?,
@@ -165,6 +186,17 @@ impl Fields {
             self.problems.push(format!(".{field}: missing"));
         }
         self.optional(field, read)
+    }
+
+    /// Whether who is limited pays, which only the class for money asks.
+    fn paid(&mut self, class: Option<Class>) -> Option<bool> {
+        let paid = self.optional("paid", |value| {
+            value.as_bool().ok_or_else(|| format!("true or false is expected, not {}", kind_of(&value)))
+        })?;
+        if paid && class != Some(Class::Cost) {
+            self.problems.push(".paid: only a rule of class \"cost\" can say so".to_owned());
+        }
+        Some(paid)
     }
 
     fn limit(
@@ -201,6 +233,9 @@ impl Fields {
         self.problems.extend(unknown);
     }
 }
+
+/// Millionths in a hundredth.
+const PPM_PER_PERCENT: u64 = 10_000;
 
 /// The version of a rule that states none.
 const FIRST_VERSION: u64 = 1;
@@ -369,6 +404,49 @@ mod tests {
         assert_eq!(set.matching(&login).count(), 2);
         let other = Dimensions::new([("ip", "::1"), ("user", "a"), ("path", "/")]).expect("fine");
         assert_eq!(set.matching(&other).map(|rule| &rule.name).collect::<Vec<_>>(), ["per_user"]);
+    }
+
+    #[test]
+    fn a_rule_says_how_a_region_treats_it() {
+        let set = RuleSet::parse(
+            r#"
+            placement = "user"
+
+            [[rules]]
+            name = "per_user"
+            class = "cost"
+            paid = true
+            key = ["user", "path"]
+            limit = 10
+            period = "1s"
+
+            [[rules]]
+            name = "per_path"
+            tolerance = 2
+            key = ["path"]
+            limit = 10
+            period = "1s"
+            "#,
+        )
+        .expect("a good file");
+        let [per_user, per_path] = set.rules() else { panic!("two rules") };
+        assert_eq!((per_user.paid, per_user.tolerance_ppm, set.crosses(per_user)), (true, None, false));
+        assert_eq!(
+            (per_path.paid, per_path.tolerance_ppm, set.crosses(per_path)),
+            (false, Some(20_000), true)
+        );
+        assert_eq!(set.dimensions_used("").into_iter().collect::<Vec<_>>(), ["path", "user"]);
+    }
+
+    #[test]
+    fn what_a_region_cannot_take_is_told() {
+        let rule = "[[rules]]\nname = 'a'\nkey = []\nlimit = 1\nperiod = '1s'\n";
+        let wrong = |rest: &str| problems(&format!("{rule}{rest}"));
+        assert_eq!(wrong("paid = true"), ["rules[0].paid: only a rule of class \"cost\" can say so"]);
+        assert_eq!(wrong("paid = 1"), ["rules[0].paid: true or false is expected, not an integer"]);
+        assert_eq!(wrong("tolerance = 101"), ["rules[0].tolerance: 101 is outside 0 to 100"]);
+        let placed = problems(&format!("placement = 'us er'\n{rule}"));
+        assert_eq!(placed, ["placement: \"us er\" cannot name a dimension"]);
     }
 
     #[test]

@@ -41,6 +41,10 @@ pub struct Rule {
     pub version: u64,
     /// What happens when something is gone.
     pub class: Class,
+    /// Whether those it limits pay: then a rule of class [`Class::Cost`] fails open.
+    pub paid: bool,
+    /// How far it may be passed in a region, in millionths of its burst; what its class tolerates where nothing is said.
+    pub tolerance_ppm: Option<u32>,
     /// Whether it stops anyone.
     pub mode: Mode,
     /// What may pass.

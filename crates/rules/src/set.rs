@@ -20,18 +20,20 @@ const VERSION_DIGITS: usize = 12;
 pub struct RuleSet {
     rules: Vec<Rule>,
     version: String,
+    placement: Option<String>,
 }
 
 impl Default for RuleSet {
     fn default() -> Self {
-        Self { rules: Vec::new(), version: version_of("") }
+        Self { rules: Vec::new(), version: version_of(""), placement: None }
     }
 }
 
 impl RuleSet {
     /// Reads a set from the text of a rules file. It is taken whole or not at all, with every problem named.
     pub fn parse(text: &str) -> Result<Self, Problems> {
-        Ok(Self { rules: parse_rules(text)?, version: version_of(text) })
+        let (rules, placement) = parse_rules(text)?;
+        Ok(Self { rules, version: version_of(text), placement })
     }
 
     /// The rules that apply to a request, in the order of the file.
@@ -41,7 +43,21 @@ impl RuleSet {
 
     /// The dimensions that the rules for `tenant` look at: a request needs no others.
     pub fn dimensions_used(&self, tenant: &str) -> BTreeSet<&str> {
-        self.rules.iter().filter(|rule| rule.is_for(tenant)).flat_map(Rule::dimensions_used).collect()
+        let rules = self.rules.iter().filter(|rule| rule.is_for(tenant));
+        let used: BTreeSet<&str> = rules.flat_map(Rule::dimensions_used).collect();
+        // Where nothing is counted, nothing has to be found.
+        if used.is_empty() { used } else { used.into_iter().chain(self.placement()).collect() }
+    }
+
+    /// The dimension that says where in a region a request's meters are kept; all those of a tenant are kept together where
+    /// nothing is said.
+    pub fn placement(&self) -> Option<&str> {
+        self.placement.as_deref()
+    }
+
+    /// Whether requests of different placements share meters of a rule.
+    pub fn crosses(&self, rule: &Rule) -> bool {
+        self.placement.as_ref().is_some_and(|dimension| !rule.key.contains(dimension))
     }
 
     /// All rules, in the order of the file.

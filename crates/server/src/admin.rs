@@ -26,14 +26,18 @@ where
     serve_with(stream, peer, Context { stop, ..context }, route).await
 }
 
-fn route(asked: &Asked<'_>) -> Answer {
+async fn route(asked: &Asked<'_>) -> Answer {
     match asked.parts.uri.path() {
-        "/healthz" => only(asked, &Method::GET, |_| text(StatusCode::OK, "text/plain", "ok\n")),
-        "/readyz" => only(asked, &Method::GET, ready),
-        "/metrics" => only(asked, &Method::GET, metrics),
-        "/v1/check" => route_check(asked),
+        "/healthz" => only(asked, &Method::GET, async |_: &Asked<'_>| alive()).await,
+        "/readyz" => only(asked, &Method::GET, async |asked: &Asked<'_>| ready(asked)).await,
+        "/metrics" => only(asked, &Method::GET, async |asked: &Asked<'_>| metrics(asked)).await,
+        "/v1/check" => route_check(asked).await,
         _ => not_found(asked),
     }
+}
+
+fn alive() -> Answer {
+    text(StatusCode::OK, "text/plain", "ok\n")
 }
 
 /// Probes have no credentials, and learn nothing here but whether to send traffic.

@@ -15,6 +15,7 @@ use toml::{Table, Value};
 
 use crate::auth::{Credentials, Role, TokenHash};
 use crate::metrics::Listener;
+use crate::origin::{OriginConfig, OriginTls, RegionConfig};
 use crate::rules::read_text;
 use crate::settings::SETTINGS;
 
@@ -59,6 +60,8 @@ pub struct Config {
     pub gcra_namespaces: Vec<Pattern>,
     /// The folder of the embedded store; nothing keeps it in memory.
     pub data_dir: Option<PathBuf>,
+    /// The region it is a part of.
+    pub region: RegionConfig,
     /// Memory of the table.
     pub memory_bytes: usize,
     /// Threads that answer.
@@ -165,6 +168,7 @@ impl Config {
             envoy_descriptors: reader.path("envoy_descriptors"),
             gcra_namespaces: reader.patterns("gcra_namespaces"),
             data_dir: reader.data_dir(),
+            region: reader.region(),
             memory_bytes: reader.memory(),
             workers: reader.workers(),
             connections_max: reader.number("connections_max", 1, 1_000_000),
@@ -327,6 +331,28 @@ impl<'g> Reader<'g> {
                 None
             }),
         }
+    }
+
+    fn region(&mut self) -> RegionConfig {
+        let origin = self.text("origin").unwrap_or_default().parse().unwrap_or_else(|problem: String| {
+            self.problem("origin", problem);
+            OriginConfig::None
+        });
+        let name = self.text("region").unwrap_or_default();
+        if !is_name(&name) {
+            self.problem("region", format!("{name:?} is not 1 to {NAME_BYTES_MAX} printable bytes"));
+        }
+        let (cert, key) = (self.path("origin_cert"), self.path("origin_key"));
+        let identity = match (cert, key) {
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (None, None) => None,
+            (cert, _) => {
+                let missing = if cert.is_none() { "origin_cert" } else { "origin_key" };
+                self.problem(missing, "missing: origin_cert and origin_key need each other");
+                None
+            }
+        };
+        RegionConfig { name, origin, tls: OriginTls { ca: self.path("origin_ca"), identity } }
     }
 
     fn memory(&mut self) -> usize {

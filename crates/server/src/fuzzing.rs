@@ -11,13 +11,14 @@ use std::sync::{Arc, OnceLock};
 use ::http::header::FORWARDED;
 use ::http::{HeaderMap, HeaderValue, Request};
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use ipnet::IpNet;
 use tidegate_rules::RuleSet;
 
 use crate::address;
 use crate::config::Config;
 use crate::envoy::Descriptors;
-use crate::http::{Asked, Reply, normal_path, route_all};
+use crate::http::{Asked, normal_path, route};
 use crate::rules::GatedRules;
 use crate::shared::Shared;
 
@@ -132,10 +133,8 @@ pub fn resp(bytes: &[u8]) {
 fn post(path: &str, body: &[u8]) -> Option<u16> {
     let (parts, ()) = Request::post(path).body(()).expect("a request").into_parts();
     let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-    match route_all(&Asked::new(server(), peer, parts, Bytes::copy_from_slice(body))) {
-        Reply::Ready(answer) => Some(answer.status().as_u16()),
-        Reply::Later(_) => None,
-    }
+    let asked = Asked::new(server(), peer, parts, Bytes::copy_from_slice(body));
+    route(&asked).now_or_never().map(|answer| answer.status().as_u16())
 }
 
 fn server() -> &'static Shared {

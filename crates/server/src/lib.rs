@@ -1,13 +1,14 @@
 //! The Tidegate server: every client people already have can ask one limiter.
 //!
 //! Listeners accept and hand connections to workers; a worker reads a request, finds the limits that apply, asks the
-//! limiter, and writes the answer, on one thread and without waiting for anything. Nothing here does arithmetic on
-//! counts.
+//! limiter, and writes the answer, on one thread and without waiting for anything, but for the origin of its region where
+//! memory does not decide. Nothing here does arithmetic on counts.
 
 mod address;
 mod admin;
 pub mod auth;
 pub mod config;
+mod deciding;
 mod envoy;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -18,6 +19,7 @@ mod listen;
 mod load;
 mod metrics;
 mod open_files;
+mod origin;
 mod overrides;
 mod prepare;
 mod reload;
@@ -32,6 +34,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate::region::Region;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -39,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::config::{Config, ConfigProblems};
 pub use crate::metrics::Listener;
+pub use crate::origin::{OriginConfig, OriginTls, RegionConfig};
 pub use crate::prepare::Prepared;
 pub use crate::shared::StartError;
 /// Rules files and periods, for whoever reads one without a server.
@@ -53,6 +57,10 @@ use crate::worker::Context;
 /// How long requests to the admin listener may take to finish after everything else has. Longer: slower clients get
 /// their last answer; a stop takes longer while one dawdles.
 const ADMIN_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long the origin may take at least to be told of what was spent. Longer: less is lost with an origin that is slow; a
+/// stop takes longer while it is gone.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server whose ports are open.
 pub struct Server {
@@ -103,12 +111,19 @@ impl Server {
         let (senders, threads) = start_workers(config.workers, &context)?;
         let (mut serving, mut admin) = serve(sockets, &Workers::new(senders), &config, &context);
         serving.spawn(reload::watch(watched, Arc::clone(&shared), context.stop.clone()));
+        let watching = shared.decider.region.clone().map(|region| tokio::spawn(origin::watch(region)));
         stopped.await;
         shared.stop();
         context.stop.cancel();
         finish(&mut serving, config.drain_timeout).await;
         context.stop_admin.cancel();
         finish(&mut admin, ADMIN_DRAIN_TIMEOUT).await;
+        if let Some(region) = &shared.decider.region {
+            leave(region, config.drain_timeout).await;
+        }
+        if let Some(watching) = watching {
+            watching.abort();
+        }
         // The workers saw their channels close; what they still have has had its time.
         context.cut.cancel();
         let ended =
@@ -118,6 +133,15 @@ impl Server {
             Ok(true) => Ok(()),
             _ => Err(StartError::File("a worker ended in a panic".to_owned())),
         }
+    }
+}
+
+/// Reports what was spent and gives back what is held, so that nobody waits for it to lapse.
+async fn leave(region: &Region, time_max: Duration) {
+    // A server that is told not to wait for its clients still has something to tell the others.
+    let time_max = time_max.max(LEAVE_TIMEOUT);
+    if tokio::time::timeout(time_max, region.leave()).await.is_err() {
+        tracing::warn!("the origin was not told of all that was spent since it last answered");
     }
 }
 

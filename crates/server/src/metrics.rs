@@ -14,6 +14,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
+use tidegate::region::{self, EngineStats, Region};
 use tidegate::{Limiter, ShareStats, Source};
 use tidegate_rules::Class;
 
@@ -76,12 +77,18 @@ label! {
 label! {
     /// What a decision rests on.
     pub(crate) Rung {
+        /// The region's origin: what it granted, its last word, or its answer.
+        Regional = "regional",
         /// This process's memory.
         Local = "local",
         /// A meter that many keys share, because there is no room for more.
         Overflow = "overflow",
+        /// A coarse meter that all requests of a tenant share, because the origin is gone and the limit fails open.
+        Open = "open",
         /// Nothing: there was no room even for the shared meter.
         Refused = "refused",
+        /// Nothing: the origin is gone and the limit fails closed.
+        Closed = "closed",
         /// Nothing: the server has more to do than it can.
         Shed = "shed",
     }
@@ -121,11 +128,27 @@ impl From<Source> for Rung {
     }
 }
 
+impl From<region::Rung> for Rung {
+    fn from(rung: region::Rung) -> Self {
+        match rung {
+            region::Rung::Regional => Self::Regional,
+            region::Rung::Local => Self::Local,
+            region::Rung::Open => Self::Open,
+            region::Rung::Closed => Self::Closed,
+        }
+    }
+}
+
 impl Rung {
     /// What a decision rests on that several limits had a word in: the least that any of theirs does.
     pub(crate) fn of_all<'o, 'g: 'o>(outcomes: impl IntoIterator<Item = &'o tidegate::Outcome<'g>>) -> Self {
         let rungs = outcomes.into_iter().map(|outcome| Self::from(outcome.source()));
-        rungs.max_by_key(|rung| *rung as usize).unwrap_or(Self::Local)
+        rungs.fold(Self::Local, Self::worse)
+    }
+
+    /// The one of two that says less.
+    pub(crate) fn worse(self, other: Self) -> Self {
+        if other as usize > self as usize { other } else { self }
     }
 }
 
@@ -259,6 +282,7 @@ impl Stopwatch {
 pub(crate) struct Scrape {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) limiter: Arc<Limiter>,
+    pub(crate) region: Option<Region>,
     pub(crate) tenants: Vec<String>,
 }
 
@@ -281,6 +305,9 @@ impl Collector for Scrape {
         self.encode_latency(&mut encoder)?;
         self.encode_connections(&mut encoder)?;
         self.encode_reloads(&mut encoder)?;
+        if let Some(region) = &self.region {
+            encode_region(region, &mut encoder)?;
+        }
         self.encode_table(&mut encoder)
     }
 }
@@ -410,6 +437,28 @@ impl Scrape {
         shares
     }
 }
+
+/// What a process says to its origin, and how that answers.
+fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let about = "Whether the origin answers";
+    let answers = encoder.encode_descriptor("origin_answers", about, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(*region.answers().borrow())).encode(answers)?;
+    let stats = region.stats();
+    for (name, about, of) in ORIGIN_COUNTERS {
+        let counter = encoder.encode_descriptor(name, about, None, MetricType::Counter)?;
+        ConstCounter::new(of(&stats)).encode(counter)?;
+    }
+    Ok(())
+}
+
+const ORIGIN_COUNTERS: [(&str, &str, fn(&EngineStats) -> u64); 6] = [
+    ("origin_calls", "Calls made to the origin", |stats| stats.calls),
+    ("origin_repeats", "Calls sent again, late or unanswered", |stats| stats.repeats),
+    ("origin_updates", "Meters spoken of in all calls", |stats| stats.updates),
+    ("origin_waited", "Questions that waited for the origin", |stats| stats.waited),
+    ("origin_unanswered", "Questions that waited in vain", |stats| stats.unanswered),
+    ("origin_returned", "Units given back that passed too late", |stats| stats.returned),
+];
 
 type Part = (&'static str, &'static str, fn(&ShareStats) -> u64);
 

@@ -3,10 +3,12 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use tidegate::{Ask, Decision, Gate, Outcome as LimitOutcome};
+use tidegate::region::{Policy, Question};
+use tidegate::{Decision, Gate, Outcome as LimitOutcome};
 use tidegate_rules::{Class, Dimensions, FILE_BYTES_MAX, Mode, Rule, RuleSet};
 
 use crate::auth::TenantIndex;
+use crate::deciding::{Decided, Decider};
 use crate::load;
 use crate::metrics::{Outcome, Rung, Surface};
 use crate::shared::{Shared, Tenant};
@@ -44,6 +46,8 @@ pub(crate) struct Ruling<'r> {
     pub(crate) shadows: Vec<Ruled<'r>>,
     /// The set's version.
     pub(crate) version: &'r str,
+    /// What the decision rests on: the least that any of its limits does.
+    pub(crate) rung: Rung,
 }
 
 /// Why rules did not decide.
@@ -83,7 +87,7 @@ impl GatedRules {
         let gate = |tenant: &Tenant, rule: &Rule| {
             let name = format!("rule:{}", rule.name);
             rule.is_for(&tenant.name)
-                .then(|| shared.limiter.gate_with(&tenant.name, &name, rule.limit))
+                .then(|| shared.decider.gate(&tenant.name, &name, rule.limit, policy(rule)))
                 .transpose()
         };
         let of_tenant = |tenant| {
@@ -120,7 +124,7 @@ impl GatedRules {
     }
 
     /// Decides a request under all rules that apply to it.
-    pub(crate) fn decide<'r>(
+    pub(crate) async fn decide<'r>(
         &'r self,
         shared: &Shared,
         surface: Surface,
@@ -128,51 +132,80 @@ impl GatedRules {
         request: &Dimensions<'_>,
         cost: u64,
     ) -> Result<Ruling<'r>, Undecided> {
-        let (enforced, shadows) = self.asks(tenant, request, cost);
+        let decider = &shared.decider;
+        let name = &shared.tenant(tenant).name;
+        let together = self.together(decider, name, request);
+        let (enforced, shadows) = self.questions(decider, tenant, request, &together);
         let class = enforced.iter().map(|(rule, _)| rule.class).max().unwrap_or_default();
         if load::sheds(class) {
             shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
             return Err(Undecided::Shed { class });
         }
-        let asks: Vec<Ask<'r>> = enforced.iter().map(|(_, ask)| *ask).collect();
-        let too_many = |_| Undecided::TooManyRules { rules: asks.len() };
-        let decision = shared.limiter.check_all(&asks).map_err(too_many)?;
+        let (enforced, questions): (Vec<&Rule>, Vec<Question<'r, '_>>) =
+            enforced.into_iter().map(|(rule, question)| (rule, question.cost(cost))).unzip();
+        let too_many = |_| Undecided::TooManyRules { rules: questions.len() };
+        let Decided { decision, rung } = decider.check_all(&questions).await.map_err(too_many)?;
         // What is denied is not charged, in shadow neither.
         let charged = if decision.is_allowed() { cost } else { 0 };
-        let shadows: Vec<Ruled<'r>> = shadows
-            .into_iter()
-            .map(|(rule, ask)| Ruled { rule, outcome: shared.limiter.check(ask.cost(charged)) })
-            .collect();
-        let ruling = Ruling {
-            decision,
-            enforced: enforced.into_iter().map(|(rule, _)| rule).collect(),
-            shadows,
-            version: self.set.version(),
-        };
-        shared.metrics.decided(surface, class, ruling.outcome(), ruling.rung(), 1);
+        let shadows = in_shadow(decider, shadows, charged).await;
+        let ruling = Ruling { decision, enforced, shadows, version: self.set.version(), rung };
+        shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
         Ok(ruling)
     }
 
+    /// Where the meters of a request are kept together: by what the rules are placed by, or all those of a tenant.
+    fn together(&self, decider: &Decider, tenant: &str, request: &Dimensions<'_>) -> Vec<u8> {
+        let placed_by = self.set.placement().and_then(|dimension| request.get(dimension));
+        decider.placement(&[tenant.as_bytes(), placed_by.unwrap_or_default().as_bytes()])
+    }
+
     /// The rules that apply, those that are enforced and those in shadow, with the questions to ask.
-    fn asks<'r>(
+    fn questions<'r, 'k>(
         &'r self,
+        decider: &Decider,
         tenant: TenantIndex,
         request: &Dimensions<'_>,
-        cost: u64,
-    ) -> (Asked<'r>, Asked<'r>) {
+        together: &'k [u8],
+    ) -> (Asked<'r, 'k>, Asked<'r, 'k>) {
         let gates = self.gates.get(tenant).map(Vec::as_slice).unwrap_or_default();
         let applying = self.set.rules().iter().zip(gates).filter_map(|(rule, gate)| {
             let gate = gate.as_ref()?;
             let parts = rule.key_of(request)?;
             // A rule without a key counts all its requests together.
-            let ask = if parts.is_empty() { gate.key("") } else { gate.parts(&parts) };
-            Some((rule, ask.cost(cost)))
+            let parts = if parts.is_empty() { &[&b""[..]][..] } else { &parts };
+            // A limit that crosses placements is kept in one of its own.
+            let question = match self.set.crosses(rule) {
+                false => decider.question(gate, parts, together),
+                true => decider.question_apart(gate, parts),
+            };
+            Some((rule, question))
         });
         applying.partition(|(rule, _)| rule.mode == Mode::Enforce)
     }
 }
 
-type Asked<'r> = Vec<(&'r Rule, Ask<'r>)>;
+type Asked<'r, 'k> = Vec<(&'r Rule, Question<'r, 'k>)>;
+
+/// What rules in shadow mode say. Each is asked for itself: none of them holds up another.
+async fn in_shadow<'r>(decider: &Decider, shadows: Asked<'r, '_>, cost: u64) -> Vec<Ruled<'r>> {
+    let mut ruled = Vec::with_capacity(shadows.len());
+    for (rule, question) in shadows {
+        let said = decider.check_all(&[question.cost(cost)]).await;
+        // One limit is never too many.
+        let outcome = said.ok().and_then(|said| said.decision.outcomes().first().copied());
+        ruled.extend(outcome.map(|outcome| Ruled { rule, outcome }));
+    }
+    ruled
+}
+
+/// How a region treats a rule.
+fn policy(rule: &Rule) -> Policy {
+    let Rule { class, paid, tolerance_ppm, version, .. } = rule;
+    let tolerance_ppm = tolerance_ppm.unwrap_or(class.tolerance_ppm());
+    // A file does not count to four billion.
+    let version = u32::try_from(*version).unwrap_or(u32::MAX);
+    Policy { class: *class, paid: *paid, tolerance_ppm, version }
+}
 
 impl Ruling<'_> {
     /// What is counted.
@@ -183,11 +216,6 @@ impl Ruling<'_> {
             true if would_deny => Outcome::ShadowDenied,
             true => Outcome::Allowed,
         }
-    }
-
-    /// What the decision rests on: the least that any of its limits does.
-    pub(crate) fn rung(&self) -> Rung {
-        Rung::of_all(self.decision.outcomes())
     }
 }
 

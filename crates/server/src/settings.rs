@@ -63,6 +63,28 @@ pub const SETTINGS: &[Setting] = &[
         "Where overrides are kept; \"none\" keeps them in memory only [default: the user's state folder]",
     ),
     setting(
+        "origin",
+        "URL",
+        "none",
+        "Where the servers of a region count together: \"none\", \"memory\" for a region of this server alone, \
+         redis://host:6379, redis-cluster://host:6379,host:6379 or redis-sentinel://host:26379,host:26379/name, with \
+         rediss for TLS",
+    ),
+    setting(
+        "region",
+        "NAME",
+        "default",
+        "The region: servers that name the same, at the same origin, are one limiter",
+    ),
+    setting(
+        "origin_ca",
+        "FILE",
+        "",
+        "Authorities (PEM) trusted at the origin, instead of those of the system",
+    ),
+    setting("origin_cert", "FILE", "", "Certificate (PEM) that is shown to the origin"),
+    setting("origin_key", "FILE", "", "Private key (PEM) of that certificate"),
+    setting(
         "memory",
         "SIZE",
         "64MB",

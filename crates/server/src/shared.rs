@@ -8,11 +8,14 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use prometheus_client::registry::Registry;
 use tidegate::headers::ResetStyle;
+use tidegate::region::Policy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
+use tidegate_rules::Class;
 use tidegate_rules::pattern::Pattern;
 
 use crate::auth::{Credentials, TenantIndex};
 use crate::config::{Config, DEFAULT_TENANT};
+use crate::deciding::Decider;
 use crate::envoy::Descriptors;
 use crate::guard::Patience;
 use crate::metrics::{self, Metrics, Scrape};
@@ -23,7 +26,7 @@ use crate::rules::GatedRules;
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// Decides.
-    pub(crate) limiter: Arc<Limiter>,
+    pub(crate) decider: Decider,
     /// By [`TenantIndex`].
     pub(crate) tenants: Vec<Tenant>,
     /// Who may ask.
@@ -104,14 +107,21 @@ impl Shared {
         let names: Vec<String> = std::iter::once(DEFAULT_TENANT.to_owned())
             .chain(config.tenants.iter().map(|t| t.name.clone()))
             .collect();
+        let region = config.region.join(&limiter).map_err(StartError::File)?;
+        let decider = Decider { limiter, region };
         let tenants: Result<Vec<_>, UnknownName> =
-            names.iter().map(|name| Tenant::new(&limiter, name)).collect();
+            names.iter().map(|name| Tenant::new(&decider, name)).collect();
         let tenants = tenants.map_err(|error| StartError::File(error.to_string()))?;
         let metrics = Arc::new(Metrics::new(config.workers));
         let overrides = Overrides::open(config.data_dir.as_deref(), &names)?;
-        let scrape = Scrape { metrics: Arc::clone(&metrics), limiter: Arc::clone(&limiter), tenants: names };
+        let scrape = Scrape {
+            metrics: Arc::clone(&metrics),
+            limiter: Arc::clone(&decider.limiter),
+            region: decider.region.clone(),
+            tenants: names,
+        };
         Ok(Self {
-            limiter,
+            decider,
             tenants,
             credentials: std::mem::take(&mut config.credentials),
             rules: ArcSwap::default(),
@@ -151,8 +161,10 @@ impl Shared {
 }
 
 impl Tenant {
-    fn new(limiter: &Limiter, name: &str) -> Result<Self, UnknownName> {
-        let gate = |surface: &str, limit: &Limit| limiter.gate_with(name, surface, *limit);
+    fn new(decider: &Decider, name: &str) -> Result<Self, UnknownName> {
+        // Nobody said what depends on limits that come with requests.
+        let policy = Policy::of(Class::Comfort);
+        let gate = |surface: &str, limit: &Limit| decider.gate(name, surface, *limit, policy);
         // Each request brings its own limit: these only say by which algorithm it counts.
         let (gcra, window) = placeholders().map_err(|error| UnknownName::Limit(error.to_string()))?;
         Ok(Self {

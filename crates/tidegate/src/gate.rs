@@ -6,6 +6,8 @@ use std::sync::Arc;
 use tidegate_core::{Digest, KeySpace, Limit};
 
 use crate::limiter::LimiterId;
+#[cfg(feature = "region")]
+use crate::region::Kept;
 
 /// One named limit of one tenant. Cheap to clone; get it once with [`Limiter::gate`](crate::Limiter::gate) and
 /// keep it.
@@ -16,11 +18,21 @@ pub struct Gate {
     name: Arc<str>,
     limit: Limit,
     space: KeySpace,
+    /// What the origin knows of it, if one keeps it.
+    #[cfg(feature = "region")]
+    kept: Option<Arc<Kept>>,
 }
 
 impl Gate {
     pub(crate) fn new(limiter: LimiterId, name: Arc<str>, limit: Limit, space: KeySpace) -> Self {
-        Self { limiter, name, limit, space }
+        Self {
+            limiter,
+            name,
+            limit,
+            space,
+            #[cfg(feature = "region")]
+            kept: None,
+        }
     }
 
     /// The limit's name.
@@ -42,6 +54,8 @@ impl Gate {
     #[must_use]
     pub fn with_limit(&self, limit: Limit) -> Self {
         assert!(self.limit.algorithm() == limit.algorithm(), "the algorithm of a gate cannot change");
+        #[cfg(feature = "region")]
+        let limit = if self.kept.is_some() { limit.at_origin() } else { limit };
         Self { limit, ..self.clone() }
     }
 
@@ -49,8 +63,15 @@ impl Gate {
     #[must_use]
     pub fn with_name(&self, name: impl Into<Arc<str>>) -> Self {
         // Not by cloning all of it: gates are shared, and so is the count of who holds their name.
-        let Self { limiter, name: _, limit, space } = self;
-        Self { limiter: *limiter, name: name.into(), limit: *limit, space: *space }
+        let Self { limiter, limit, space, .. } = self;
+        Self {
+            limiter: *limiter,
+            name: name.into(),
+            limit: *limit,
+            space: *space,
+            #[cfg(feature = "region")]
+            kept: self.kept.clone(),
+        }
     }
 
     /// Asks for one unit on `key`. The key is hashed, never stored: its length costs time only.
@@ -66,10 +87,21 @@ impl Gate {
         self.ask(self.space.digest(parts))
     }
 
-    /// The same keys at an origin, in meters of their own: what is held of a limit is not what is spent of one.
+    /// The same gate, kept by an origin.
     #[cfg(feature = "region")]
-    pub(crate) fn at_origin(&self, space: KeySpace) -> Self {
-        Self { limit: self.limit.at_origin(), space, ..self.clone() }
+    pub(crate) fn kept_as(&self, kept: Kept) -> Self {
+        Self { limit: self.limit.at_origin(), kept: Some(Arc::new(kept)), ..self.clone() }
+    }
+
+    /// The part of the limit that one of `nodes` has, in meters of its own.
+    #[cfg(feature = "region")]
+    pub(crate) fn part_in(&self, space: KeySpace, nodes: u32) -> Self {
+        Self { limit: self.limit.part(nodes), space, kept: None, ..self.clone() }
+    }
+
+    #[cfg(feature = "region")]
+    pub(crate) fn kept(&self) -> Option<&Kept> {
+        self.kept.as_deref()
     }
 
     #[cfg(feature = "region")]
@@ -104,6 +136,12 @@ impl<'g> Ask<'g> {
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
+    }
+
+    /// What is asked for.
+    #[inline]
+    pub fn cost_asked(&self) -> u64 {
+        self.cost
     }
 
     /// The gate that is asked.

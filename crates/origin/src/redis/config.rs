@@ -26,6 +26,43 @@ pub enum Servers {
     Cluster(Vec<String>),
 }
 
+impl std::str::FromStr for Servers {
+    type Err = String;
+
+    /// Reads `redis://user:password@host:port`, `redis-cluster://user:password@host:port,host:port` or
+    /// `redis-sentinel://user:password@host:port,host:port/name`, each with `rediss` for TLS. What stands before the `@` is for
+    /// the servers, not for the sentinels.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            "not an address such as redis://host:6379, redis-cluster://host:6379,host:6379 or \
+             redis-sentinel://host:26379,host:26379/name, with rediss for TLS"
+                .to_owned()
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(wrong)?;
+        let plain = scheme.split_once('-').map_or(scheme, |(plain, _)| plain);
+        if !matches!(plain, "redis" | "rediss") || rest.is_empty() {
+            return Err(wrong());
+        }
+        let (user, hosts) = rest.rsplit_once('@').map_or(("", rest), |(user, hosts)| (user, hosts));
+        let at = if user.is_empty() { String::new() } else { format!("{user}@") };
+        let urls = |hosts: &str, at: &str| -> Vec<String> {
+            hosts.split(',').map(|host| format!("{plain}://{at}{host}")).collect()
+        };
+        match scheme.strip_prefix(plain) {
+            Some("") => Ok(Self::Single(text.to_owned())),
+            Some("-cluster") => Ok(Self::Cluster(urls(hosts, &at))),
+            Some("-sentinel") => {
+                let (hosts, name) =
+                    hosts.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(wrong)?;
+                // Its host comes from the sentinels.
+                let master = format!("{plain}://{at}master");
+                Ok(Self::Sentinel { sentinels: urls(hosts, ""), name: name.to_owned(), master })
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
 impl fmt::Debug for Servers {
     /// Without addresses: they have passwords in them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -185,4 +222,48 @@ fn certificates(with: &Certificates) -> Option<TlsCertificates> {
     let client_tls = with.identity.clone();
     let client_tls = client_tls.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
     Some(TlsCertificates { client_tls, root_cert: with.roots.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A list of servers in one line.
+    fn spelled(text: &str) -> String {
+        match text.parse::<Servers>() {
+            Ok(Servers::Single(url)) => url,
+            Ok(Servers::Cluster(urls)) => urls.join(" "),
+            Ok(Servers::Sentinel { sentinels, name, master }) => {
+                format!("{} {name} {master}", sentinels.join(" "))
+            }
+            Err(problem) => problem,
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        assert_eq!(spelled("redis://:p@h:1/2"), "redis://:p@h:1/2");
+        assert_eq!(spelled("rediss-cluster://u:p@a:1,b:2"), "rediss://u:p@a:1 rediss://u:p@b:2");
+        assert_eq!(
+            spelled("redis-sentinel://:p@a:1,b:2/main"),
+            "redis://a:1 redis://b:2 main redis://:p@master"
+        );
+    }
+
+    #[test]
+    fn what_is_none_is_told_without_its_password() {
+        for wrong in [
+            "localhost:6379",
+            "http://:secret@h",
+            "redis-sentinel://:secret@a:1",
+            "redis-ring://secret",
+            "redis://",
+        ] {
+            let problem = spelled(wrong);
+            assert!(
+                problem.starts_with("not an address such as") && !problem.contains("secret"),
+                "{problem}"
+            );
+        }
+    }
 }

@@ -12,7 +12,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::Duration;
 use tidegate::headers::headers;
-use tidegate::{Ask, Decision, Gate, LIMITS_PER_CHECK_MAX, Limiter, Outcome as LimitOutcome, Retry};
+use tidegate::region::Question;
+use tidegate::{Decision, Gate, LIMITS_PER_CHECK_MAX, Outcome as LimitOutcome, Retry};
 use tidegate_rules::Class;
 
 use super::Descriptors;
@@ -21,6 +22,7 @@ use super::tree::{
     told, unit_part,
 };
 use crate::auth::TenantIndex;
+use crate::deciding::{Decided, Decider};
 use crate::load;
 use crate::metrics::{Outcome, Rung, Surface};
 use crate::rules::shed_outcome;
@@ -53,7 +55,7 @@ impl std::fmt::Display for Refusal {
 }
 
 /// Decides a request of a tenant.
-pub(crate) fn decide(
+pub(crate) async fn decide(
     shared: &Shared,
     tenant: TenantIndex,
     request: &RateLimitRequest,
@@ -65,9 +67,12 @@ pub(crate) fn decide(
     }
     let descriptors = shared.descriptors.load();
     let overrides = overrides(shared, &descriptors, tenant, request)?;
-    let plans = plans(&descriptors, tenant, request, &overrides)?;
-    let ruling = rule(shared, &plans)?;
-    shared.metrics.decided(Surface::Envoy, CLASS, ruling.outcome(&plans), ruling.rung(), 1);
+    let name = shared.tenant(tenant).name.as_bytes();
+    let placement = shared.decider.placement(&[name, request.domain.as_bytes()]);
+    let places = Places { decider: &shared.decider, placement: &placement };
+    let plans = plans(&descriptors, tenant, request, &overrides, &places)?;
+    let ruling = rule(shared, &plans).await?;
+    shared.metrics.decided(Surface::Envoy, CLASS, ruling.outcome(&plans), ruling.rung, 1);
     Ok(respond(&plans, ruling))
 }
 
@@ -110,6 +115,18 @@ fn check_entries(at: usize, descriptor: &RateLimitDescriptor) -> Result<(), Refu
         }
     }
     Ok(())
+}
+
+/// Where the limits of a request are kept.
+struct Places<'p> {
+    decider: &'p Decider,
+    placement: &'p [u8],
+}
+
+impl<'p> Places<'p> {
+    fn question(&self, gate: &'p Gate, parts: &[&[u8]], hits: u64) -> Question<'p, 'p> {
+        self.decider.question(gate, parts, self.placement).cost(hits)
+    }
 }
 
 /// A limit that came with the request.
@@ -171,7 +188,7 @@ enum Plan<'p> {
 }
 
 struct Limited<'p> {
-    ask: Ask<'p>,
+    question: Question<'p, 'p>,
     hits: u64,
     part: Part,
     name: &'p str,
@@ -191,7 +208,12 @@ enum Part {
     Refund,
 }
 
-impl Limited<'_> {
+impl<'p> Limited<'p> {
+    /// The same question for another cost.
+    fn costing(&self, cost: u64) -> Question<'p, 'p> {
+        self.question.clone().cost(cost)
+    }
+
     /// Whether this is enforced, and charges something: those decide together.
     fn is_charged(&self) -> bool {
         self.part == Part::Enforced && self.hits > 0
@@ -203,12 +225,13 @@ fn plans<'p>(
     tenant: TenantIndex,
     request: &'p RateLimitRequest,
     overrides: &'p [Option<Override>],
+    places: &Places<'p>,
 ) -> Result<Vec<Plan<'p>>, Refusal> {
     let mut rules = Vec::new();
     let mut plans = Vec::with_capacity(request.descriptors.len());
     for (at, descriptor) in request.descriptors.iter().enumerate() {
         if let Some(given) = overrides.get(at).and_then(Option::as_ref) {
-            plans.push(Plan::Limited(given.planned(request, descriptor)));
+            plans.push(Plan::Limited(given.planned(request, descriptor, places)));
             continue;
         }
         let mut parts = Parts::new();
@@ -231,7 +254,7 @@ fn plans<'p>(
         parts[1] = unit_part(quota.unit);
         let hits = hits(request, descriptor);
         plans.push(Plan::Limited(Limited {
-            ask: gate.parts(&parts).cost(hits),
+            question: places.question(gate, &parts, hits),
             hits,
             part: part(rule.mode, descriptor),
             name: &rule.name,
@@ -255,6 +278,7 @@ impl Override {
         &'p self,
         request: &'p RateLimitRequest,
         descriptor: &'p RateLimitDescriptor,
+        places: &Places<'p>,
     ) -> Limited<'p> {
         let entries =
             descriptor.entries.iter().flat_map(|entry| [entry.key.as_bytes(), entry.value.as_bytes()]);
@@ -262,7 +286,7 @@ impl Override {
             [request.domain.as_bytes(), unit_part(self.unit)].into_iter().chain(entries).collect();
         let hits = hits(request, descriptor);
         Limited {
-            ask: self.gate.parts(&parts).cost(hits),
+            question: places.question(&self.gate, &parts, hits),
             hits,
             part: part(Mode::Enforce, descriptor),
             name: "",
@@ -297,6 +321,8 @@ struct Ruling<'p> {
     outcomes: Vec<Option<LimitOutcome<'p>>>,
     /// The header fields that tell of it.
     telling: Vec<HeaderValue>,
+    /// What it rests on: the least that any of the limits does.
+    rung: Rung,
 }
 
 impl Ruling<'_> {
@@ -311,112 +337,115 @@ impl Ruling<'_> {
             true => Outcome::Allowed,
         }
     }
-
-    fn rung(&self) -> Rung {
-        Rung::of_all(self.outcomes.iter().flatten())
-    }
 }
 
-fn rule<'p>(shared: &Shared, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> {
-    let limiter = &shared.limiter;
+async fn rule<'p>(shared: &Shared, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> {
     // Known before anything is charged: what is refused must not cost anything either.
     let is_charged = |plan: &&Plan<'_>| matches!(plan, Plan::Limited(planned) if planned.is_charged());
     let as_one = plans.iter().filter(is_charged).count();
     if as_one > LIMITS_PER_CHECK_MAX {
         return Err(too_many(as_one));
     }
-    let mut ruling = Ruling { allowed: true, outcomes: vec![None; plans.len()], telling: Vec::new() };
-    charge_always(shared, plans, &mut ruling)?;
-    look(shared, plans, &mut ruling)?;
+    let mut ruling = Ruling {
+        allowed: true,
+        outcomes: vec![None; plans.len()],
+        telling: Vec::new(),
+        rung: if shared.decider.region.is_some() { Rung::Regional } else { Rung::Local },
+    };
+    charge_always(shared, plans, &mut ruling).await?;
+    look(shared, plans, &mut ruling).await?;
     if ruling.allowed {
-        let quotas = rule_quotas(shared, plans, &mut ruling)?;
+        let quotas = rule_quotas(shared, plans, &mut ruling).await?;
         if ruling.allowed {
-            charge(shared, plans, &mut ruling)?;
+            charge(shared, plans, &mut ruling).await?;
         }
         if !ruling.allowed {
             // What is denied is not charged.
-            for ask in quotas {
-                limiter.refund(ask);
+            for limited in quotas {
+                shared.decider.refund(&limited.question);
             }
         }
     }
-    rest(limiter, plans, &mut ruling)?;
+    rest(&shared.decider, plans, &mut ruling).await?;
     Ok(ruling)
 }
 
 /// Limits that hits are charged to whatever becomes of the request, and that are looked at then.
-fn charge_always<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+async fn charge_always<'p>(
+    shared: &Shared,
+    plans: &[Plan<'p>],
+    ruling: &mut Ruling<'p>,
+) -> Result<(), Refusal> {
     for (at, plan) in plans.iter().enumerate() {
         let Plan::Limited(limited) = plan else { continue };
         if limited.part == Part::Always && limited.hits > 0 {
-            shared.limiter.charge(limited.ask);
-            let decision = check_as_one(&shared.limiter, &[limited.ask.cost(0)])?;
-            ruling.outcomes[at] = decision.outcomes().first().copied();
-            ruling.note(shared, &decision);
+            shared.decider.charge(&limited.question);
+            let decided = check_as_one(&shared.decider, &[limited.costing(0)]).await?;
+            ruling.note_at(shared, at, &decided);
         }
     }
     Ok(())
 }
 
 /// Limits that are only looked at: they come before what is charged, since a denial of theirs must not cost anything.
-fn look<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+async fn look<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
     for (at, plan) in plans.iter().enumerate() {
         let Plan::Limited(limited) = plan else { continue };
         if matches!(limited.part, Part::Enforced | Part::Always) && limited.hits == 0 {
-            let decision = judge(&shared.limiter, limited)?;
-            ruling.outcomes[at] = decision.outcomes().first().copied();
-            ruling.note(shared, &decision);
+            let decided = judge(&shared.decider, limited).await?;
+            ruling.note_at(shared, at, &decided);
         }
     }
     Ok(())
 }
 
 /// Limits in quota mode: the request is denied if all of them are over. Gives what was charged.
-fn rule_quotas<'p>(
+async fn rule_quotas<'a, 'p>(
     shared: &Shared,
-    plans: &[Plan<'p>],
+    plans: &'a [Plan<'p>],
     ruling: &mut Ruling<'p>,
-) -> Result<Vec<Ask<'p>>, Refusal> {
+) -> Result<Vec<&'a Limited<'p>>, Refusal> {
     let mut charged = Vec::new();
-    let mut denied: Option<Decision<'p>> = None;
-    let mut passed: Option<Decision<'p>> = None;
+    let mut denied: Option<Decided<'p>> = None;
+    let mut passed: Option<Decided<'p>> = None;
     for (at, plan) in plans.iter().enumerate() {
         let Plan::Limited(limited) = plan else { continue };
         if limited.part != Part::Quota {
             continue;
         }
-        let decision = judge(&shared.limiter, limited)?;
-        ruling.outcomes[at] = decision.outcomes().first().copied();
-        if decision.is_allowed() {
-            charged.push(limited.ask);
-            passed.get_or_insert(decision);
+        let decided = judge(&shared.decider, limited).await?;
+        ruling.outcomes[at] = decided.decision.outcomes().first().copied();
+        if decided.decision.is_allowed() {
+            charged.push(limited);
+            passed.get_or_insert(decided);
         } else {
-            denied.get_or_insert(decision);
+            denied.get_or_insert(decided);
         }
     }
-    if let Some(decision) = passed.or(denied) {
-        ruling.note(shared, &decision);
+    if let Some(decided) = passed.or(denied) {
+        ruling.note(shared, &decided);
     }
     Ok(charged)
 }
 
 /// One limit on its own. A look asks whether one more would pass, and charges nothing.
-fn judge<'p>(limiter: &Limiter, planned: &Limited<'p>) -> Result<Decision<'p>, Refusal> {
-    let seen = check_as_one(limiter, &[planned.ask])?;
-    let left = || seen.outcomes().first().is_some_and(|outcome| outcome.remaining() > 0);
+async fn judge<'p>(decider: &Decider, planned: &Limited<'p>) -> Result<Decided<'p>, Refusal> {
+    let seen = check_as_one(decider, std::slice::from_ref(&planned.question)).await?;
+    let left = || seen.decision.outcomes().first().is_some_and(|outcome| outcome.remaining() > 0);
     if planned.hits > 0 || left() {
         return Ok(seen);
     }
-    let one = check_as_one(limiter, &[planned.ask.cost(1)])?;
-    if one.is_allowed() {
+    let one = planned.costing(1);
+    let decided = check_as_one(decider, std::slice::from_ref(&one)).await?;
+    if decided.decision.is_allowed() {
         // Something drained in between.
-        limiter.refund(planned.ask.cost(1));
+        decider.refund(&one);
     }
-    Ok(one)
+    Ok(decided)
 }
 
-fn check_as_one<'p>(limiter: &Limiter, asks: &[Ask<'p>]) -> Result<Decision<'p>, Refusal> {
-    limiter.check_all(asks).map_err(|_| too_many(asks.len()))
+async fn check_as_one<'p>(decider: &Decider, questions: &[Question<'p, '_>]) -> Result<Decided<'p>, Refusal> {
+    decider.check_all(questions).await.map_err(|_| too_many(questions.len()))
 }
 
 fn too_many(limits: usize) -> Refusal {
@@ -426,53 +455,59 @@ fn too_many(limits: usize) -> Refusal {
 }
 
 /// Enforced limits that charge: all of them, or none.
-fn charge<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+async fn charge<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
     let charged = || {
         plans.iter().enumerate().filter_map(|(at, plan)| match plan {
-            Plan::Limited(limited) if limited.is_charged() => Some((at, limited.ask)),
+            Plan::Limited(limited) if limited.is_charged() => Some((at, &limited.question)),
             _ => None,
         })
     };
-    let asks: Vec<Ask<'p>> = charged().map(|(_, ask)| ask).collect();
-    if asks.is_empty() {
+    let questions: Vec<Question<'p, 'p>> = charged().map(|(_, question)| question.clone()).collect();
+    if questions.is_empty() {
         return Ok(());
     }
-    let decision = check_as_one(&shared.limiter, &asks)?;
-    for ((at, _), outcome) in charged().zip(decision.outcomes()) {
+    let decided = check_as_one(&shared.decider, &questions).await?;
+    for ((at, _), outcome) in charged().zip(decided.decision.outcomes()) {
         ruling.outcomes[at] = Some(*outcome);
     }
-    ruling.note(shared, &decision);
+    ruling.note(shared, &decided);
     Ok(())
 }
 
 /// What decides nothing: limits in shadow mode, hits that are given back, and what was not reached after a denial.
-fn rest<'p>(limiter: &Limiter, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
-    for (plan, outcome) in plans.iter().zip(&mut ruling.outcomes) {
+async fn rest<'p>(decider: &Decider, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+    for (at, plan) in plans.iter().enumerate() {
         let Plan::Limited(planned) = plan else { continue };
-        match planned.part {
-            Part::Shadow if ruling.allowed => {
-                *outcome = judge(limiter, planned)?.outcomes().first().copied();
-            }
+        let decided = match planned.part {
+            Part::Shadow if ruling.allowed => judge(decider, planned).await?,
             Part::Refund => {
-                limiter.refund(planned.ask);
-                *outcome = Some(limiter.check(planned.ask.cost(0)));
+                decider.refund(&planned.question);
+                check_as_one(decider, &[planned.costing(0)]).await?
             }
-            _ if outcome.is_none() => *outcome = Some(limiter.check(planned.ask.cost(0))),
-            _ => {}
-        }
+            _ if ruling.outcomes[at].is_none() => check_as_one(decider, &[planned.costing(0)]).await?,
+            _ => continue,
+        };
+        ruling.outcomes[at] = decided.decision.outcomes().first().copied();
     }
     Ok(())
 }
 
-impl Ruling<'_> {
+impl<'p> Ruling<'p> {
     /// Takes a decision into account. A denial is told before anything that passed, and the limits that were charged
     /// before those that were not.
-    fn note(&mut self, shared: &Shared, decision: &Decision<'_>) {
-        let denies = !decision.is_allowed();
+    fn note(&mut self, shared: &Shared, decided: &Decided<'_>) {
+        let denies = !decided.decision.is_allowed();
         if denies || self.allowed {
-            self.telling = fields(shared, decision);
+            self.telling = fields(shared, &decided.decision);
         }
         self.allowed &= !denies;
+        self.rung = self.rung.worse(decided.rung);
+    }
+
+    /// The same of a decision on the one limit of a descriptor.
+    fn note_at(&mut self, shared: &Shared, at: usize, decided: &Decided<'p>) {
+        self.outcomes[at] = decided.decision.outcomes().first().copied();
+        self.note(shared, decided);
     }
 }
 
@@ -482,7 +517,7 @@ fn fields(shared: &Shared, decision: &Decision<'_>) -> Vec<HeaderValue> {
         value: value.to_str().unwrap_or_default().to_owned(),
         raw_value: Vec::new(),
     };
-    headers(decision, shared.limiter.wall_us(), shared.reset).into_iter().map(field).collect()
+    headers(decision, shared.decider.limiter.wall_us(), shared.reset).into_iter().map(field).collect()
 }
 
 fn respond(plans: &[Plan<'_>], ruling: Ruling<'_>) -> RateLimitResponse {

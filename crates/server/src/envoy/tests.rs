@@ -11,9 +11,20 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_li
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::UInt64Value;
+use futures_util::FutureExt as _;
 
 use super::*;
+use crate::auth::TenantIndex;
 use crate::config::Config;
+
+/// Without an origin, nothing is waited for.
+fn decided(
+    shared: &Shared,
+    tenant: TenantIndex,
+    request: &RateLimitRequest,
+) -> Result<RateLimitResponse, Refusal> {
+    decide(shared, tenant, request).now_or_never().expect("decided at once")
+}
 
 fn shared() -> Shared {
     let given = HashMap::from([("data_dir".to_owned(), "none".to_owned())]);
@@ -45,7 +56,7 @@ fn request(domain: &str, descriptors: &[RateLimitDescriptor]) -> RateLimitReques
 }
 
 fn ask(shared: &Shared, domain: &str, descriptors: &[RateLimitDescriptor]) -> RateLimitResponse {
-    decide(shared, 0, &request(domain, descriptors)).expect("decided")
+    decided(shared, 0, &request(domain, descriptors)).expect("decided")
 }
 
 /// How many requests in a row pass, of at most `most`.
@@ -490,7 +501,7 @@ fn hits_are_taken_from_the_descriptor_then_the_request() {
             ..descriptor(&[("k", "v")])
         };
         let request = RateLimitRequest { hits_addend: request_hits, ..request("d", &[descriptor]) };
-        let response = decide(&shared, 0, &request).expect("decided");
+        let response = decided(&shared, 0, &request).expect("decided");
         (response.overall_code(), response.statuses[0].limit_remaining)
     };
     assert_eq!(left(0, None, false), (Code::Ok, 99));
@@ -618,7 +629,7 @@ fn a_limit_may_come_with_the_request() {
     assert_eq!(ask(&shared, "d", &[with(2, Unit::Day.into())]).overall_code(), Code::Ok, "units do not mix");
     assert_eq!(ask(&shared, "unknown", &hourly).statuses[0].current_limit, None);
     for unit in [0, 99] {
-        let refused = decide(&shared, 0, &request("d", &[with(2, unit)])).expect_err("no unit");
+        let refused = decided(&shared, 0, &request("d", &[with(2, unit)])).expect_err("no unit");
         assert_eq!(
             refused.to_string(),
             format!("descriptors[0].limit.unit: {unit} is not a unit of time; allowed are 1 to 7")
@@ -662,7 +673,7 @@ fn requests_that_make_no_sense_are_refused() {
         (request("d", &vec![descriptor(&[]); 1_025]), "descriptors: 1025 is outside 1 to 1024"),
         (request("messaging", &many), too_many.as_str()),
     ] {
-        let refused = decide(&shared, 0, &request).expect_err(words);
+        let refused = decided(&shared, 0, &request).expect_err(words);
         assert_eq!(refused, Refusal::Wrong(words.to_owned()));
     }
 }
@@ -671,7 +682,7 @@ fn requests_that_make_no_sense_are_refused() {
 fn without_a_file_only_limits_of_the_request_are_decided() {
     let shared = shared();
     let plain = descriptor(&[("k", "v")]);
-    assert_eq!(decide(&shared, 0, &request("d", from_ref(&plain))), Err(Refusal::NothingLoaded));
+    assert_eq!(decided(&shared, 0, &request("d", from_ref(&plain))), Err(Refusal::NothingLoaded));
     let limit = Some(RateLimitOverride { requests_per_unit: 1, unit: Unit::Minute.into() });
     let with = RateLimitDescriptor { limit, ..plain };
     assert_eq!(ask(&shared, "d", from_ref(&with)).overall_code(), Code::Ok);

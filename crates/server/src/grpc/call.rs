@@ -63,7 +63,7 @@ pub(super) async fn should_rate_limit(
         Err(status) => return status.into_http(),
     };
     let started = Stopwatch::start();
-    let answer = match decided(shared, tenant, message) {
+    let answer = match decided(shared, tenant, message).await {
         Ok(response) => told(&response),
         Err(status) => status.into_http(),
     };
@@ -128,10 +128,10 @@ fn unframed(mut whole: Bytes) -> Result<Bytes, Status> {
     Ok(whole)
 }
 
-fn decided(shared: &Shared, tenant: TenantIndex, message: Bytes) -> Result<RateLimitResponse, Status> {
+async fn decided(shared: &Shared, tenant: TenantIndex, message: Bytes) -> Result<RateLimitResponse, Status> {
     let request =
         RateLimitRequest::decode(message).map_err(|error| Status::invalid_argument(error.to_string()))?;
-    decide(shared, tenant, &request).map_err(|refusal| match refusal {
+    decide(shared, tenant, &request).await.map_err(|refusal| match refusal {
         Refusal::Wrong(_) => Status::invalid_argument(refusal.to_string()),
         Refusal::NothingLoaded => Status::failed_precondition(refusal.to_string()),
     })

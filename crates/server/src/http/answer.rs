@@ -1,7 +1,6 @@
 //! Answers, and what they look like when something is wrong.
 
 use std::cell::Cell;
-use std::pin::Pin;
 
 use ::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
@@ -15,19 +14,6 @@ use crate::auth::Role;
 
 /// An answer, whole.
 pub(crate) type Answer = Response<Full<Bytes>>;
-
-/// What a route gives: nearly always an answer, without waiting for anything.
-pub(crate) enum Reply {
-    Ready(Answer),
-    /// The answer comes when something is on disk.
-    Later(Pin<Box<dyn Future<Output = Answer>>>),
-}
-
-impl From<Answer> for Reply {
-    fn from(answer: Answer) -> Self {
-        Self::Ready(answer)
-    }
-}
 
 /// Room for the fields of a decision and what stands beside them: a map that starts smaller grows while they go in.
 const FIELDS: usize = 9;

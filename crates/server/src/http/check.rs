@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use ::http::StatusCode;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
+use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
 use tidegate::{Outcome, Retry};
 use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule};
 use utoipa::ToSchema;
@@ -94,11 +94,11 @@ struct RuleAnswer<'r> {
         (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
     )
 )]
-pub(super) fn answer(asked: &Asked<'_>) -> Answer {
-    decide(asked).unwrap_or_else(Answer::from)
+pub(super) async fn answer(asked: &Asked<'_>) -> Answer {
+    decide(asked).await.unwrap_or_else(Answer::from)
 }
 
-fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
+async fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
     let principal = asked.principal(Role::Client)?;
     let request = read(&asked.body)?;
     if !matches!(request.deny_status, 200 | 429) {
@@ -109,7 +109,7 @@ fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
     }
     let dimensions = known_by(request.dimensions).map_err(|error| Problem::bad_request(error.to_string()))?;
     let rules = asked.shared.rules.load();
-    match rules.decide(asked.shared, Surface::Check, principal.tenant, &dimensions, request.cost) {
+    match rules.decide(asked.shared, Surface::Check, principal.tenant, &dimensions, request.cost).await {
         Ok(ruling) => Ok(told(asked, &ruling, request.deny_status)),
         Err(Undecided::Shed { class: Class::Comfort }) => Ok(shed(rules.set().version())),
         Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
@@ -203,8 +203,7 @@ fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: u16) -> Answer {
     } else {
         json(StatusCode::OK, &body(ruling))
     };
-    let wall_us = asked.shared.limiter.wall_us();
-    set_headers(answer.headers_mut(), decision, wall_us, asked.shared.reset);
+    asked.tell(&mut answer, decision, ruling.rung);
     answer
 }
 
@@ -230,7 +229,7 @@ fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {
         decision: if ruling.decision.is_allowed() { "allow" } else { "deny" },
         denied_by: ruling.decision.denied_by().map(|outcome| outcome.gate().name()),
         rules_version: ruling.version,
-        source: ruling.rung().as_str(),
+        source: ruling.rung.as_str(),
         rules: enforced.chain(shadows).collect(),
     }
 }

@@ -245,8 +245,8 @@ impl<'r> From<&'r DescriptorStatus> for StatusBody<'r> {
         (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
     )
 )]
-pub(super) fn answer(asked: &Asked<'_>) -> Answer {
-    decided(asked).unwrap_or_else(Answer::from)
+pub(super) async fn answer(asked: &Asked<'_>) -> Answer {
+    decided(asked).await.unwrap_or_else(Answer::from)
 }
 
 /// A list of objects: a list of lists would be taken for one otherwise.
@@ -313,10 +313,10 @@ fn allowed(path: &str) -> Option<String> {
     })
 }
 
-fn decided(asked: &Asked<'_>) -> Result<Answer, Problem> {
+async fn decided(asked: &Asked<'_>) -> Result<Answer, Problem> {
     let principal = asked.principal(Role::Client)?;
     let request = read(&asked.body)?;
-    let response = decide(asked.shared, principal.tenant, &request).map_err(|refusal| {
+    let response = decide(asked.shared, principal.tenant, &request).await.map_err(|refusal| {
         let status = match refusal {
             Refusal::Wrong(_) => StatusCode::BAD_REQUEST,
             Refusal::NothingLoaded => StatusCode::SERVICE_UNAVAILABLE,

@@ -9,7 +9,7 @@ use std::sync::Once;
 
 use ::http::{HeaderMap, Response, StatusCode};
 use serde::{Deserialize, Serialize};
-use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body, set_headers};
+use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
 use tidegate_rules::{ADDRESS, Class, Dimensions, DimensionsError, HEADER_PREFIX};
 use utoipa::ToSchema;
 
@@ -81,16 +81,16 @@ const HOST: Stated = Stated { dimension: "host", fields: &["x-forwarded-host"], 
         (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
     )
 )]
-pub(super) fn answer(asked: &Asked<'_>) -> Answer {
-    decide(asked).unwrap_or_else(Answer::from)
+pub(super) async fn answer(asked: &Asked<'_>) -> Answer {
+    decide(asked).await.unwrap_or_else(Answer::from)
 }
 
-fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
+async fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
     let principal = asked.principal(Role::Client)?;
     let deny_status = deny_status(asked.parts.uri.query())?;
     let rules = asked.shared.rules.load();
     let request = describe(asked, rules.dimensions_used(principal.tenant))?;
-    match rules.decide(asked.shared, Surface::ForwardAuth, principal.tenant, &request, 1) {
+    match rules.decide(asked.shared, Surface::ForwardAuth, principal.tenant, &request, 1).await {
         Ok(ruling) => Ok(told(asked, &ruling, deny_status)),
         Err(Undecided::Shed { class: Class::Comfort }) => Ok(Response::default()),
         Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
@@ -207,7 +207,7 @@ fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: StatusCode) -> Answ
     } else {
         text(deny_status, PROBLEM_CONTENT_TYPE, denial(ruling, deny_status))
     };
-    set_headers(answer.headers_mut(), &ruling.decision, asked.shared.limiter.wall_us(), asked.shared.reset);
+    asked.tell(&mut answer, &ruling.decision, ruling.rung);
     answer
 }
 
@@ -242,6 +242,7 @@ mod tests {
 
     use ::http::Request;
     use bytes::Bytes;
+    use futures_util::FutureExt as _;
     use http_body_util::BodyExt;
     use tidegate_rules::RuleSet;
 
@@ -275,7 +276,9 @@ mod tests {
         }
         let (parts, ()) = request.body(()).expect("a request").into_parts();
         let peer = SocketAddr::new(peer.parse().expect("an address"), 4711);
-        let (parts, body) = answer(&Asked::new(shared, peer, parts, Bytes::new())).into_parts();
+        let asked = Asked::new(shared, peer, parts, Bytes::new());
+        // Without an origin, nothing is waited for.
+        let (parts, body) = answer(&asked).now_or_never().expect("answered at once").into_parts();
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let body = runtime.block_on(body.collect()).expect("whole").to_bytes();
         (parts.status.as_u16(), parts.headers, String::from_utf8(body.to_vec()).expect("text"))

@@ -1,5 +1,5 @@
 //! HTTP: one connection after another, one request after another, each answered without waiting for anything but its
-//! own bytes.
+//! own bytes, and for the origin or the store where only those know.
 
 mod answer;
 mod check;
@@ -18,22 +18,24 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ::http::request::Parts;
-use ::http::{HeaderMap, Method, Request, StatusCode};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tidegate::Decision;
+use tidegate::headers::set_headers;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::auth::{Principal, Role};
-use crate::metrics::{Stopwatch, Surface};
+use crate::metrics::{Rung, Stopwatch, Surface};
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
 use self::answer::spare;
-pub(crate) use self::answer::{Answer, Problem, Reply, json, read_json, text};
+pub(crate) use self::answer::{Answer, Problem, json, read_json, text};
 pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
@@ -41,6 +43,9 @@ pub(crate) const BODY_BYTES_MAX: usize = 512 << 10;
 
 /// The largest head of a request. Higher: longer cookies; more memory for each connection.
 const HEAD_BYTES_MAX: usize = 32 << 10;
+
+/// The header field that says what a decision rests on.
+pub(crate) const SOURCE: HeaderName = HeaderName::from_static("x-tidegate-source");
 
 /// A request, read as far as every surface needs it.
 pub(crate) struct Asked<'s> {
@@ -60,6 +65,20 @@ impl<'s> Asked<'s> {
         Self { shared, peer, principal, parts, body }
     }
 
+    /// Tells of a decision in header fields.
+    pub(crate) fn tell(&self, answer: &mut Answer, decision: &Decision<'_>, rung: Rung) {
+        let Shared { decider, reset, .. } = self.shared;
+        set_headers(answer.headers_mut(), decision, decider.limiter.wall_us(), *reset);
+        self.tell_rung(answer, rung);
+    }
+
+    /// Tells what a decision rests on, where that can change.
+    pub(crate) fn tell_rung(&self, answer: &mut Answer, rung: Rung) {
+        if self.shared.decider.region.is_some() {
+            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(rung.as_str()));
+        }
+    }
+
     /// Who asks, if they may do what needs `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
         match self.principal {
@@ -75,7 +94,7 @@ pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> i
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    serve_with(stream, peer, context, route_all).await
+    serve_with(stream, peer, context, route).await
 }
 
 /// Answers the requests of one connection by `route`.
@@ -83,11 +102,11 @@ pub(crate) async fn serve_with<S, R>(
     stream: S,
     peer: SocketAddr,
     context: Context,
-    route: fn(&Asked<'_>) -> R,
+    route: R,
 ) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
-    R: Into<Reply> + 'static,
+    R: AsyncFn(&Asked<'_>) -> Answer + Copy + 'static,
 {
     // The count of all who share is one for all workers; each connection has its own.
     let shared = Rc::new(Arc::clone(&context.shared));
@@ -112,27 +131,23 @@ where
     clippy::redundant_allocation,
     reason = "the inner count is shared by all workers, the outer one by none"
 )]
-async fn answer<R: Into<Reply>>(
+async fn answer(
     shared: Rc<Arc<Shared>>,
     peer: SocketAddr,
     request: Request<Incoming>,
-    route: fn(&Asked<'_>) -> R,
+    route: impl AsyncFn(&Asked<'_>) -> Answer,
 ) -> Result<Answer, Infallible> {
     let (parts, body) = request.into_parts();
     let principal = principal(&shared, &parts.headers);
-    let reply = match read(principal.is_some(), body).await {
+    Ok(match read(principal.is_some(), body).await {
         Ok(body) => {
             let asked = Asked { shared: &shared, peer, principal, parts, body };
-            let reply = route(&asked).into();
+            let answer = route(&asked).await;
             spare(asked.parts.headers);
-            reply
+            answer
         }
-        Err(problem) if parts.uri.path().starts_with(unkey::PREFIX) => unkey::refuse(problem).into(),
-        Err(problem) => Answer::from(problem).into(),
-    };
-    Ok(match reply {
-        Reply::Ready(answer) => answer,
-        Reply::Later(answer) => answer.await,
+        Err(problem) if parts.uri.path().starts_with(unkey::PREFIX) => unkey::refuse(problem),
+        Err(problem) => Answer::from(problem),
     })
 }
 
@@ -173,40 +188,40 @@ fn principal(shared: &Shared, headers: &HeaderMap) -> Option<Principal> {
     shared.credentials.of_authorization(authorization.map(::http::HeaderValue::as_bytes))
 }
 
-/// Which surface a request is for, with those that may have to wait for the store.
-pub(crate) fn route_all(asked: &Asked<'_>) -> Reply {
-    if asked.parts.uri.path().starts_with(unkey::PREFIX) { unkey::reply(asked) } else { route(asked).into() }
-}
-
 /// Which surface a request is for.
-fn route(asked: &Asked<'_>) -> Answer {
+pub(crate) async fn route(asked: &Asked<'_>) -> Answer {
     match asked.parts.uri.path() {
-        "/v1/check" => route_check(asked),
-        "/json" => timed(asked, Surface::Envoy, |asked| only(asked, &Method::POST, envoy_json::answer)),
-        "/forward-auth" => timed(asked, Surface::ForwardAuth, forward_auth::answer),
-        "/openapi.json" => only(asked, &Method::GET, openapi::answer),
+        path if path.starts_with(unkey::PREFIX) => unkey::answer(asked).await,
+        "/v1/check" => route_check(asked).await,
+        "/json" => timed(asked, Surface::Envoy, only(asked, &Method::POST, envoy_json::answer)).await,
+        "/forward-auth" => timed(asked, Surface::ForwardAuth, forward_auth::answer(asked)).await,
+        "/openapi.json" => only(asked, &Method::GET, async |asked: &Asked<'_>| openapi::answer(asked)).await,
         _ => not_found(asked),
     }
 }
 
 /// Also on the admin listener, for the command line.
-pub(crate) fn route_check(asked: &Asked<'_>) -> Answer {
-    timed(asked, Surface::Check, |asked| only(asked, &Method::POST, check::answer))
+pub(crate) async fn route_check(asked: &Asked<'_>) -> Answer {
+    timed(asked, Surface::Check, only(asked, &Method::POST, check::answer)).await
 }
 
-/// Answers with `handle`, and notes how long that took.
-fn timed(asked: &Asked<'_>, surface: Surface, handle: impl FnOnce(&Asked<'_>) -> Answer) -> Answer {
+/// An answer, with a note of how long it took.
+async fn timed(asked: &Asked<'_>, surface: Surface, answer: impl Future<Output = Answer>) -> Answer {
     let started = Stopwatch::start();
-    let answer = handle(asked);
+    let answer = answer.await;
     asked.shared.metrics.took(surface, started.taken(), 1);
     answer
 }
 
 /// Refuses other methods. Who may GET may ask for the head alone: the connection leaves the body out.
-pub(crate) fn only(asked: &Asked<'_>, method: &Method, handle: impl FnOnce(&Asked<'_>) -> Answer) -> Answer {
+pub(crate) async fn only(
+    asked: &Asked<'_>,
+    method: &Method,
+    handle: impl AsyncFnOnce(&Asked<'_>) -> Answer,
+) -> Answer {
     let is_head = *method == Method::GET && asked.parts.method == Method::HEAD;
     if is_head || asked.parts.method == *method {
-        handle(asked)
+        handle(asked).await
     } else {
         Problem::wrong_method(method).into()
     }

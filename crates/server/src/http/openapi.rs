@@ -104,7 +104,7 @@ mod tests {
     use crate::auth::TokenHash;
     use crate::config::Config;
     use crate::envoy::Descriptors;
-    use crate::http::{Reply, route_all};
+    use crate::http::route;
     use crate::load;
     use crate::rules::GatedRules;
     use crate::shared::Shared;
@@ -154,13 +154,9 @@ mod tests {
         let (parts, ()) = request.body(()).expect("a request").into_parts();
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        let reply = route_all(&Asked::new(shared, peer, parts, body));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let answer = match reply {
-                Reply::Ready(answer) => answer,
-                Reply::Later(answer) => answer.await,
-            };
+            let answer = route(&Asked::new(shared, peer, parts, body)).await;
             let (head, body) = answer.into_parts();
             let body = body.collect().await.expect("whole").to_bytes();
             let media = head.headers.get(CONTENT_TYPE).and_then(|media| media.to_str().ok());

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tidegate::Ask;
+use tidegate::{Ask, Retry};
 use tidegate_rules::Class;
 
 use super::command::{Flow, dispatch};
@@ -13,6 +13,7 @@ use super::reply::Reply;
 use super::request::{Parser, Trust};
 use super::session::Session;
 use super::throttle::{self, Gates};
+use super::waiting::{Later, Waiting, answered};
 use crate::load;
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
@@ -65,6 +66,16 @@ impl Dialogue {
         answered
     }
 
+    /// The answers in `out`, when those that wait for the origin are known; nothing if none does.
+    pub(super) fn later(&mut self, out: &[u8]) -> Option<Later> {
+        if self.session.waiting.is_empty() {
+            return None;
+        }
+        let waiting = std::mem::take(&mut self.session.waiting);
+        let shared = Arc::clone(&self.session.shared);
+        Some(Box::pin(answered(shared, self.session.protocol, out.to_vec(), waiting)))
+    }
+
     fn answer_all(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
         let mut used = 0;
         loop {
@@ -92,19 +103,30 @@ impl Dialogue {
     /// Decides the questions at the beginning of `input`, up to the first request that is something else; how many
     /// bytes they were.
     fn decide_batch(&mut self, input: &[u8], out: &mut Vec<u8>) -> usize {
-        let Session { shared, principal: Some(_), gates, tally, protocol, .. } = &mut self.session else {
+        let Session { shared, principal: Some(_), gates, tally, protocol, waiting, .. } = &mut self.session
+        else {
             return 0;
         };
         if load::sheds(Class::Comfort) {
             return 0;
         }
         let mut reply = Reply::new(out, *protocol);
+        let keys = shared.decider.region.is_some().then(Keys::default);
         let mut batch =
-            Batch { parser: &mut self.parser, input, used: 0, room: DECISIONS_PER_BATCH_MAX, gates };
-        shared.limiter.check_each(&mut batch, |_, outcome| {
-            tally.count(outcome.is_allowed(), &outcome);
+            Batch { parser: &mut self.parser, input, used: 0, room: DECISIONS_PER_BATCH_MAX, gates, keys };
+        let mut asked = Vec::new();
+        shared.decider.limiter.check_each(&mut batch, |at, outcome| {
+            if outcome.verdict().retry() == Some(Retry::Ask) {
+                asked.push((at, reply.len(), outcome.gate()));
+                return;
+            }
+            tally.count(outcome.is_allowed(), shared.decider.rung_of(&outcome));
             throttle::tell(&mut reply, &outcome);
         });
+        for (at, place, gate) in asked {
+            let Some((key, cost)) = batch.keys.as_ref().and_then(|keys| keys.get(at)) else { continue };
+            waiting.push(Waiting::new(place, gate, key, cost));
+        }
         batch.used
     }
 }
@@ -116,6 +138,29 @@ struct Batch<'b, 'g> {
     used: usize,
     room: usize,
     gates: &'g Gates,
+    /// What was asked about, where an origin may have to be told.
+    keys: Option<Keys>,
+}
+
+/// What was asked about, one key after the other, and for how much.
+#[derive(Debug, Default)]
+struct Keys {
+    bytes: Vec<u8>,
+    /// Where each key ends.
+    ends: Vec<(usize, u64)>,
+}
+
+impl Keys {
+    fn push(&mut self, key: &[u8], cost: u64) {
+        self.bytes.extend_from_slice(key);
+        self.ends.push((self.bytes.len(), cost));
+    }
+
+    fn get(&self, at: usize) -> Option<(&[u8], u64)> {
+        let (end, cost) = *self.ends.get(at)?;
+        let start = at.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |(end, _)| *end);
+        Some((self.bytes.get(start..end)?, cost))
+    }
 }
 
 impl<'g> Iterator for Batch<'_, 'g> {
@@ -128,7 +173,10 @@ impl<'g> Iterator for Batch<'_, 'g> {
         if !throttle::is_meant(&request) {
             return None;
         }
-        let question = throttle::question(&request, self.gates)?;
+        let (key, question) = throttle::question(&request, self.gates)?;
+        if let Some(keys) = &mut self.keys {
+            keys.push(key, question.cost_asked());
+        }
         self.used += request.used;
         Some(question)
     }

@@ -50,7 +50,7 @@ fn server(_: &Session, text: &mut String) {
 }
 
 fn memory(session: &Session, text: &mut String) {
-    let bytes = session.shared.limiter.memory_bytes();
+    let bytes = session.shared.decider.limiter.memory_bytes();
     let _ = write!(text, "# Memory\r\nmaxmemory:{bytes}\r\n");
 }
 
@@ -59,7 +59,7 @@ fn keyspace(session: &Session, text: &mut String) {
     text.push_str("# Keyspace\r\n");
     let Some(principal) = session.principal else { return };
     let tenant = session.shared.tenant(principal.tenant);
-    let keys = session.shared.limiter.stats_of(&tenant.name).map_or(0, |stats| stats.live);
+    let keys = session.shared.decider.limiter.stats_of(&tenant.name).map_or(0, |stats| stats.live);
     if keys > 0 {
         let _ = write!(text, "db0:keys={keys},expires={keys},avg_ttl=0\r\n");
     }

@@ -13,6 +13,7 @@ mod reply;
 mod request;
 mod session;
 mod throttle;
+mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ use std::task::{Context as Task, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use self::dialogue::{Dialogue, Next, REPLY_BYTES_MAX};
+use self::waiting::Later;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
@@ -73,6 +75,8 @@ struct Connection<S> {
     pending: Vec<u8>,
     /// Whether there are whole requests among it.
     stalled: bool,
+    /// Answers that are not known before the origin has been asked.
+    later: Option<Later>,
     /// What is answered and not taken.
     unsent: Vec<u8>,
     /// Whether something was written since the last flush.
@@ -89,6 +93,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             dialogue,
             pending: Vec::new(),
             stalled: false,
+            later: None,
             unsent: Vec::new(),
             unflushed: false,
             closing: false,
@@ -97,6 +102,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     fn poll(&mut self, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         loop {
+            ready!(self.poll_later(task));
             ready!(self.poll_unsent(task))?;
             // What was read is answered before a stop.
             if self.closing || !self.stalled && !self.shared.is_ready() {
@@ -104,6 +110,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             ready!(BUFFERS.with_borrow_mut(|buffers| self.poll_turn(task, buffers)))?;
         }
+    }
+
+    /// Waits for answers that the origin has to be asked for: what comes after them waits too.
+    fn poll_later(&mut self, task: &mut Task<'_>) -> Poll<()> {
+        if let Some(later) = &mut self.later {
+            self.unsent = ready!(later.as_mut().poll(task));
+            self.later = None;
+        }
+        Poll::Ready(())
     }
 
     /// Writes what the client did not take at once.
@@ -144,6 +159,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let next = self.answer(&read[..fresh], write);
         self.stalled = next == Next::Rest;
         self.closing = next == Next::Close;
+        self.later = self.dialogue.later(write);
+        if self.later.is_some() {
+            return Poll::Ready(Ok(()));
+        }
         let written = self.poll_write(task, write)?;
         self.unsent.extend_from_slice(&write[written..]);
         if fresh == READ_BYTES {

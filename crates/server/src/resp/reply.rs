@@ -30,6 +30,11 @@ impl<'o> Reply<'o> {
         Self { out, protocol }
     }
 
+    /// How much is written so far.
+    pub(super) fn len(&self) -> usize {
+        self.out.len()
+    }
+
     /// What follows is in another protocol.
     pub(super) fn speak(&mut self, protocol: Protocol) {
         self.protocol = protocol;

@@ -8,6 +8,7 @@ use tidegate_rules::Class;
 use super::reply::Protocol;
 use super::request::Trust;
 use super::throttle::Gates;
+use super::waiting::Waiting;
 use crate::auth::Principal;
 use crate::metrics::{Metrics, Outcome, Rung, Surface};
 use crate::shared::Shared;
@@ -31,6 +32,8 @@ pub(super) struct Session {
     pub(super) gates: Gates,
     /// What was decided and not counted yet.
     pub(super) tally: Tally,
+    /// What only the origin can decide, in the order of the answers.
+    pub(super) waiting: Vec<Waiting>,
 }
 
 impl Session {
@@ -45,6 +48,7 @@ impl Session {
             principal,
             gates: Gates::default(),
             tally: Tally::default(),
+            waiting: Vec::new(),
         }
     }
 
@@ -104,9 +108,9 @@ pub(super) struct Tally {
 
 impl Tally {
     #[inline]
-    pub(super) fn count(&mut self, allowed: bool, outcome: &tidegate::Outcome<'_>) {
+    pub(super) fn count(&mut self, allowed: bool, rung: Rung) {
         let counts = if allowed { &mut self.allowed } else { &mut self.denied };
-        counts[Rung::from(outcome.source()) as usize] += 1;
+        counts[rung as usize] += 1;
     }
 
     /// Counts a question that nobody had the time to decide, and that passed.

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tidegate::{Ask, Gate, Limit, Outcome, Verdict};
+use tidegate::{Ask, Gate, Limit, Outcome, Retry, Verdict};
 use tidegate_rules::Class;
 
 use super::command::Flow;
 use super::reply::Reply;
 use super::request::Request;
 use super::session::Session;
+use super::waiting::Waiting;
 use crate::load;
 
 /// How many limits a connection keeps ready. Higher: more of them used in turns before they are built anew; more memory
@@ -141,14 +142,14 @@ pub(super) fn is_meant(request: &Request<'_>) -> bool {
 
 /// The question of a request that needs nothing but to be decided, under one of the limits that are ready.
 #[inline]
-pub(super) fn question<'g>(request: &Request<'_>, gates: &'g Gates) -> Option<Ask<'g>> {
+pub(super) fn question<'r, 'g>(request: &Request<'r>, gates: &'g Gates) -> Option<(&'r [u8], Ask<'g>)> {
     let throttle = Throttle::read(request).ok()?;
     let cost = u64::try_from(throttle.quantity).ok()?;
     // The gate of a burst below zero only tells how much is spent.
     if throttle.rate.max_burst < 0 {
         return None;
     }
-    Some(gates.find(throttle.rate)?.key(throttle.key).cost(cost))
+    Some((throttle.key, gates.find(throttle.rate)?.key(throttle.key).cost(cost)))
 }
 
 /// Answers a request, however unusual.
@@ -171,21 +172,43 @@ fn decide(session: &mut Session, throttle: &Throttle<'_>, reply: &mut Reply<'_>)
         reply.integers([0, limit, 0, -1, 0]);
         return Ok(());
     }
-    let limiter = &session.shared.limiter;
+    let decider = &session.shared.decider;
     if quantity < 0 {
-        limiter.refund(gate.key(key).cost(quantity.unsigned_abs()));
+        decider.refund(&gate.question(key).cost(quantity.unsigned_abs()));
     }
-    if limit < 1 {
-        let outcome = limiter.check(gate.key(key).cost(0));
-        let numbers = without_room(limit, quantity, outcome.verdict().reset_after_us());
-        session.tally.count(numbers[0] == 0, &outcome);
-        reply.integers(numbers);
+    // Under a limit of zero or less there is nothing to charge.
+    let cost = if limit < 1 { 0 } else { u64::try_from(quantity).unwrap_or(0) };
+    let without_room = (limit < 1).then_some(WithoutRoom { limit, quantity });
+    let outcome = decider.limiter.check(gate.key(key).cost(cost));
+    if outcome.verdict().retry() == Some(Retry::Ask) {
+        session.waiting.push(Waiting::new(reply.len(), gate, key, cost).without_room(without_room));
         return Ok(());
     }
-    let outcome = limiter.check(gate.key(key).cost(u64::try_from(quantity).unwrap_or(0)));
-    session.tally.count(outcome.is_allowed(), &outcome);
-    tell(reply, &outcome);
+    let is_allowed = answer_with(reply, &outcome, without_room);
+    session.tally.count(is_allowed, decider.rung_of(&outcome));
     Ok(())
+}
+
+/// A limit of zero or less, and what is asked of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WithoutRoom {
+    limit: i64,
+    quantity: i64,
+}
+
+/// Writes what was decided; whether it passes.
+pub(super) fn answer_with(
+    reply: &mut Reply<'_>,
+    outcome: &Outcome<'_>,
+    without_room: Option<WithoutRoom>,
+) -> bool {
+    let Some(WithoutRoom { limit, quantity }) = without_room else {
+        tell(reply, outcome);
+        return outcome.is_allowed();
+    };
+    let numbers = self::without_room(limit, quantity, outcome.verdict().reset_after_us());
+    reply.integers(numbers);
+    numbers[0] == 0
 }
 
 /// Nothing passes a limit of zero or less, but for a look at an empty meter under a limit of zero.

@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use tidegate_core::Digest;
 use tidegate_core::engine::{
-    Effect, Engine, EngineStats, Failure, MeterRef, Request, Resolution, Settings, Ticket,
+    Charge, Effect, Engine, EngineStats, Failure, Request, Resolution, Settings, Ticket,
 };
 use tidegate_core::origin::{Call, CallError, NodeId, Reply};
 use tidegate_origin::{Origin, OriginError};
-use tokio::sync::{Notify, oneshot};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot, watch};
 
-use super::RegionAsk;
 use crate::limiter::Limiter;
 
 /// How often the engine is looked at when it asks for nothing. Only what spends a grant does so without telling it.
@@ -31,6 +32,9 @@ pub(super) struct Driver {
     limiter: Arc<Limiter>,
     origin: Arc<dyn Origin>,
     state: Mutex<State>,
+    /// Where calls are made: not where whoever asks happens to be.
+    runtime: Handle,
+    answers: watch::Sender<bool>,
     /// Told when the engine may have something to do.
     stirred: Notify,
     /// Told when the engine has nothing left to do.
@@ -50,6 +54,8 @@ impl Driver {
             limiter,
             origin,
             state: Mutex::new(state),
+            runtime: Handle::current(),
+            answers: watch::Sender::new(true),
             stirred: Notify::new(),
             idle: Notify::new(),
         });
@@ -63,12 +69,7 @@ impl Driver {
     }
 
     /// Asks the origin, by and by. The engine answers within its deadline, whatever becomes of the call.
-    pub(super) async fn ask(
-        self: &Arc<Self>,
-        partition: u16,
-        meters: Vec<MeterRef>,
-        cost: u64,
-    ) -> Resolution {
+    pub(super) async fn ask(self: &Arc<Self>, partition: u16, charges: Vec<Charge>) -> Resolution {
         let (sender, answer) = oneshot::channel();
         let effects = {
             let mut state = self.state();
@@ -76,7 +77,7 @@ impl Driver {
             let ticket = state.tickets;
             state.waiters.insert(ticket, sender);
             let mut effects = Vec::new();
-            state.engine.ask(self.limiter.now(), Request { ticket, partition, meters, cost }, &mut effects);
+            state.engine.ask(self.limiter.now(), Request { ticket, partition, charges }, &mut effects);
             effects
         };
         self.act(effects);
@@ -85,18 +86,38 @@ impl Driver {
     }
 
     /// Notes what was let through without the origin.
-    pub(super) fn owe(&self, partition: u16, meters: impl Iterator<Item = MeterRef>, cost: u64) {
+    pub(super) fn owe(&self, partition: u16, charge: &Charge) {
+        if charge.cost > 0 {
+            self.state().engine.owe(self.limiter.now(), partition, &charge.meter, charge.cost);
+            self.stirred.notify_one();
+        }
+    }
+
+    /// Gives back what was charged: here, as far as it was not reported, and otherwise there.
+    pub(super) fn refund(&self, partition: u16, charge: &Charge) {
+        let Charge { meter, cost } = charge;
         let now = self.limiter.now();
-        let mut state = self.state();
-        for meter in meters {
-            state.engine.owe(now, partition, &meter, cost);
+        let ask = tidegate_core::Ask {
+            limit: &meter.limit,
+            space: &meter.space,
+            digest: meter.digest,
+            cost: *cost,
+        };
+        let rest = self.limiter.table().give_back(now, &ask);
+        if rest > 0 {
+            self.state().engine.refund(now, partition, meter, rest);
+            self.stirred.notify_one();
         }
     }
 
     /// How many processes share a meter, as far as this one knows.
-    pub(super) fn holders(&self, partition: u16, ask: &RegionAsk<'_, '_>) -> u32 {
+    pub(super) fn holders(&self, partition: u16, digest: Digest) -> u32 {
         let state = self.state();
-        state.engine.holders(partition, ask.held().digest).unwrap_or(1).max(state.holders)
+        state.engine.holders(partition, digest).unwrap_or(1).max(state.holders)
+    }
+
+    pub(super) fn answers(&self) -> watch::Receiver<bool> {
+        self.answers.subscribe()
     }
 
     pub(super) fn stats(&self) -> EngineStats {
@@ -138,15 +159,22 @@ impl Driver {
         for effect in effects {
             match effect {
                 Effect::Call { partition, call, hedge } => {
-                    tokio::spawn(Arc::clone(self).call(partition, call, hedge));
+                    self.runtime.spawn(Arc::clone(self).call(partition, call, hedge));
                 }
                 Effect::Answer { ticket, resolution } => {
+                    if resolution == Resolution::Unanswered {
+                        self.note_answers(false);
+                    }
                     let waiter = self.state().waiters.remove(&ticket);
                     // Whoever waited may have gone away.
                     let _ = waiter.map(|waiter| waiter.send(resolution));
                 }
             }
         }
+    }
+
+    fn note_answers(&self, answers: bool) {
+        self.answers.send_if_modified(|before| std::mem::replace(before, answers) != answers);
     }
 
     async fn call(self: Arc<Self>, partition: u16, call: Arc<Call>, hedge: bool) {
@@ -163,6 +191,9 @@ impl Driver {
     fn hear(&self, partition: u16, sequence: u64, answer: Result<Reply, OriginError>) -> Vec<Effect> {
         let now = self.limiter.now();
         let mut effects = Vec::new();
+        if answer.is_ok() {
+            self.note_answers(true);
+        }
         let mut state = self.state();
         match answer {
             Ok(reply) => {

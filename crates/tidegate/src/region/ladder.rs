@@ -1,13 +1,21 @@
 //! What decides when the origin does not.
 
-use tidegate_core::{Class, Decided, Retry, TooManyLimits, Verdict};
+use std::time::Duration;
 
-use super::{Region, RegionAsk, Ruling};
+use tidegate_core::{Class, Decided, Limit, Retry, TooManyLimits, Verdict};
+
+use super::question::{Policy, Question};
+use super::{Region, Ruling};
 use crate::decision::{Decision, Outcome, Outcomes};
-use crate::gate::Gate;
+use crate::gate::{Ask, Gate};
+use crate::limiter::{Limiter, UnknownName};
 
 /// When to ask again after a request was refused because nobody could decide it, µs: about when the origin may be back.
 const CLOSED_RETRY_US: u64 = 1_000_000;
+
+/// What passes of a tenant in each second and process when its limits fail open. Higher: less of what customers pay for is
+/// ever turned away; more of what runs wild passes.
+const OPEN_PER_SECOND: u64 = 10_000;
 
 /// What a decision rests on, from the best to the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,6 +24,8 @@ pub enum Rung {
     Regional,
     /// This process's part of the limit, by the number of processes it last heard of.
     Local,
+    /// A coarse meter that all requests of the tenant share: the limit fails open, or there is no room for its own meter.
+    Open,
     /// Nothing: the class of the limit says that it does not pass then.
     Closed,
 }
@@ -26,64 +36,86 @@ impl Rung {
         match self {
             Self::Regional => "regional",
             Self::Local => "local",
+            Self::Open => "open",
             Self::Closed => "closed",
         }
     }
 }
 
-impl Region {
-    /// Decides without the origin: by the strictest class among the limits.
-    pub(super) fn without_origin<'g>(
-        &self,
-        partition: u16,
-        asks: &[RegionAsk<'g, '_>],
-        cost: u64,
-    ) -> Result<Ruling<'g>, TooManyLimits> {
-        let strictest = asks.iter().map(|ask| ask.gate.class).max().unwrap_or_default();
-        if strictest != Class::Comfort {
-            return Ok(Ruling { decision: closed(asks), rung: Rung::Closed });
+impl Policy {
+    /// The rung that a limit comes to when its origin is gone.
+    const fn without_origin(&self) -> Rung {
+        match self.class {
+            Class::Comfort => Rung::Local,
+            Class::Cost if self.paid => Rung::Open,
+            Class::Cost | Class::Security => Rung::Closed,
         }
-        let decision = self.alone(partition, asks, cost)?;
-        if decision.is_allowed() && cost > 0 {
-            // It counts all the same: the origin is told when it is back.
-            self.driver.owe(partition, asks.iter().map(RegionAsk::meter), cost);
-        }
-        Ok(Ruling { decision, rung: Rung::Local })
-    }
-
-    /// Decides by this process's part of each limit.
-    fn alone<'g>(
-        &self,
-        partition: u16,
-        asks: &[RegionAsk<'g, '_>],
-        cost: u64,
-    ) -> Result<Decision<'g>, TooManyLimits> {
-        let gates: Vec<Gate> = asks.iter().map(|ask| self.part(partition, ask)).collect();
-        let questions: Vec<_> =
-            asks.iter().zip(&gates).map(|(ask, gate)| gate.key(ask.key).cost(cost)).collect();
-        let decision = self.limiter.check_all(&questions)?;
-        let outcomes = asks.iter().zip(decision.outcomes()).map(|(ask, outcome)| {
-            Outcome::new(
-                &ask.gate.alone,
-                tidegate_core::Answer { verdict: outcome.verdict(), source: outcome.source() },
-            )
-        });
-        Ok(Decision { outcomes: Outcomes::Many(outcomes.collect()), decided: decision.decided })
-    }
-
-    fn part(&self, partition: u16, ask: &RegionAsk<'_, '_>) -> Gate {
-        let nodes = self.driver.holders(partition, ask);
-        ask.gate.alone.with_limit(ask.gate.alone.limit().part(nodes))
     }
 }
 
+/// The coarse meter of a tenant.
+pub(super) fn open_gate(limiter: &Limiter, tenant: &str) -> Result<Gate, UnknownName> {
+    let limit = Limit::gcra(OPEN_PER_SECOND, Duration::from_secs(1));
+    let limit = limit.map_err(|error| UnknownName::Limit(error.to_string()))?;
+    limiter.gate_with(tenant, "\0open", limit)
+}
+
+impl Region {
+    /// Decides without the origin: the strictest class among the limits says whether at all.
+    pub(super) fn without_origin<'g>(
+        &self,
+        questions: &[&Question<'g, '_>],
+    ) -> Result<Ruling<'g>, TooManyLimits> {
+        let rung = |question: &&Question<'_, '_>| question.kept().policy.without_origin();
+        let last = questions.iter().map(rung).max().unwrap_or(Rung::Local);
+        if last == Rung::Closed {
+            return Ok(Ruling { decision: closed(questions), rung: last });
+        }
+        let gates: Vec<Gate> = questions.iter().map(|question| self.stand_in(question)).collect();
+        let asks: Vec<Ask<'_>> =
+            questions.iter().zip(&gates).map(|(question, gate)| stand_in_ask(question, gate)).collect();
+        let alone = self.limiter.check_all(&asks)?;
+        if alone.is_allowed() {
+            // It counts all the same: the origin is told when it is back.
+            self.charge(questions.iter().copied());
+        }
+        let crowded = alone.outcomes().iter().any(|o| o.source() != tidegate_core::Source::Own);
+        let rung = if crowded { Rung::Open } else { last };
+        Ok(Ruling { decision: as_asked(questions, &alone), rung })
+    }
+
+    /// What takes the place of a limit: this process's part of it, or the coarse meter of its tenant.
+    fn stand_in(&self, question: &Question<'_, '_>) -> Gate {
+        let (gate, kept) = (question.ask.gate(), question.kept());
+        if kept.policy.without_origin() == Rung::Open {
+            return kept.open.clone();
+        }
+        let nodes = self.driver.holders(question.partition(), question.ask.digest);
+        gate.part_in(kept.alone, nodes)
+    }
+}
+
+fn stand_in_ask<'s>(question: &Question<'_, '_>, gate: &'s Gate) -> Ask<'s> {
+    let is_open = question.kept().policy.without_origin() == Rung::Open;
+    gate.key(if is_open { b"" } else { question.key() }).cost(question.ask.cost)
+}
+
+/// The word of stand-ins as that of the limits they stand for.
+fn as_asked<'g>(questions: &[&Question<'g, '_>], alone: &Decision<'_>) -> Decision<'g> {
+    let outcomes = questions.iter().zip(alone.outcomes()).map(|(question, outcome)| {
+        let answer = tidegate_core::Answer { verdict: outcome.verdict(), source: outcome.source() };
+        Outcome::new(question.ask.gate(), answer)
+    });
+    Decision { outcomes: Outcomes::Many(outcomes.collect()), decided: alone.decided }
+}
+
 /// Refuses, since nobody can decide.
-fn closed<'g>(asks: &[RegionAsk<'g, '_>]) -> Decision<'g> {
+fn closed<'g>(questions: &[&Question<'g, '_>]) -> Decision<'g> {
     let verdict =
         Verdict::Deny { remaining: 0, reset_after_us: CLOSED_RETRY_US, retry: Retry::After(CLOSED_RETRY_US) };
     let answer = tidegate_core::Answer { verdict, source: tidegate_core::Source::Own };
-    let outcomes = asks.iter().map(|ask| Outcome::new(&ask.gate.held, answer)).collect();
-    let strictest = asks.iter().enumerate().max_by_key(|(_, ask)| ask.gate.class);
+    let outcomes = questions.iter().map(|question| Outcome::new(question.ask.gate(), answer)).collect();
+    let strictest = questions.iter().enumerate().max_by_key(|(_, q)| q.kept().policy.without_origin());
     Decision {
         outcomes: Outcomes::Many(outcomes),
         decided: Decided::Denied { by: strictest.map_or(0, |(at, _)| at) },

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tidegate::{Ask, Gate, Limit, LimitError, Outcome, Retry};
+use tidegate::region::Question;
+use tidegate::{Gate, Limit, LimitError, Outcome, Retry};
 use tidegate_rules::Class;
 use tidegate_rules::overrides::Override;
 use utoipa::ToSchema;
@@ -105,10 +106,16 @@ impl<'w, 'b> Gated<'w, 'b> {
     }
 
     /// The question. Windows of different durations do not compare, so the duration is a part of the key.
-    pub(super) fn ask(&self) -> Ask<'_> {
+    pub(super) fn question<'q>(&'q self, asked: &Asked<'_>, placement: &'q [u8]) -> Question<'q, 'q> {
         let duration = self.duration_ms.to_le_bytes();
         let parts = [self.wanted.namespace.as_bytes(), self.wanted.identifier.as_bytes(), &duration];
-        self.gate.parts(&parts).cost(self.wanted.cost)
+        asked.shared.decider.question(&self.gate, &parts, placement).cost(self.wanted.cost)
+    }
+
+    /// Where in a region the limits of one identifier are kept.
+    pub(super) fn placement(&self, asked: &Asked<'_>, tenant: TenantIndex) -> Vec<u8> {
+        let tenant = asked.shared.tenant(tenant).name.as_bytes();
+        asked.shared.decider.placement(&[tenant, self.wanted.identifier.as_bytes()])
     }
 
     /// How the limit stands after it decided.

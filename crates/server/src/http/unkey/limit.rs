@@ -8,8 +8,7 @@ use super::direct::{Gated, LimitRequest, Standing, count, sheds};
 use super::fields::Problems;
 use super::{Envelope, ErrorEnvelope, Refusal, answered, object};
 use crate::auth::Principal;
-use crate::http::{Answer, Asked};
-use crate::metrics::Rung;
+use crate::http::{Answer, Asked, Problem};
 
 /// What became of the request.
 #[derive(Debug, Serialize, ToSchema)]
@@ -46,18 +45,21 @@ impl<'r> From<Standing<'r>> for LimitData<'r> {
         (status = "4XX", description = "Not decided", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn answer(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
+pub(in crate::http) async fn answer(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
     let mut problems = Problems::default();
     let wanted = object::<LimitRequest<'_>>(asked)?.checked(&mut problems);
     let wanted = problems.or(wanted)?;
     let gated = Gated::find(asked.shared, principal.tenant, &wanted)?;
-    let wall_us = asked.shared.limiter.wall_us();
+    let wall_us = asked.shared.decider.limiter.wall_us();
     if sheds(asked) {
         return Ok(answered(LimitData::from(gated.untouched(wall_us))));
     }
-    let outcome = asked.shared.limiter.check(gated.ask());
-    count(asked, outcome.is_allowed(), Rung::from(outcome.source()));
+    let placement = gated.placement(asked, principal.tenant);
+    let decided = asked.shared.decider.check(gated.question(asked, &placement)).await;
+    let (outcome, rung) = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
+    count(asked, outcome.is_allowed(), rung);
     let mut answer = answered(LimitData::from(gated.decided(&outcome, wall_us)));
     set_outcome_headers(answer.headers_mut(), &outcome, wall_us, asked.shared.reset);
+    asked.tell_rung(&mut answer, rung);
     Ok(answer)
 }

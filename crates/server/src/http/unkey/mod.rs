@@ -13,8 +13,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::object::Object;
-use super::{Answer, Asked, Problem, Reply, read_json, text, timed};
-use crate::auth::{Principal, Role};
+use super::{Answer, Asked, Problem, read_json, text, timed};
+use crate::auth::Role;
 use crate::metrics::Surface;
 
 use self::fields::FieldError;
@@ -107,59 +107,65 @@ pub(super) fn refuse(problem: Problem) -> Answer {
     Refusal::from(problem).into()
 }
 
-type Handler<T> = fn(&Asked<'_>, Principal) -> Result<T, Refusal>;
-
-/// What an endpoint does, which says who may ask it.
+/// What can be asked.
 #[derive(Clone, Copy)]
 enum Endpoint {
-    /// Decides, for clients; how long that takes is noted.
-    Decide(Handler<Answer>),
-    /// Tells viewers what is kept.
-    Tell(Handler<Answer>),
-    /// Changes what is kept, for operators; the answer comes when that is on disk.
-    Change(Handler<Reply>),
+    Limit,
+    MultiLimit,
+    GetOverride,
+    ListOverrides,
+    SetOverride,
+    DeleteOverride,
 }
 
 impl Endpoint {
     fn at(path: &str) -> Option<Self> {
         Some(match path.strip_prefix(PREFIX)?.strip_prefix("ratelimit.")? {
-            "limit" => Self::Decide(limit::answer),
-            "multiLimit" => Self::Decide(multi::answer),
-            "getOverride" => Self::Tell(overrides::get),
-            "listOverrides" => Self::Tell(overrides::list),
-            "setOverride" => Self::Change(overrides::set),
-            "deleteOverride" => Self::Change(overrides::delete),
+            "limit" => Self::Limit,
+            "multiLimit" => Self::MultiLimit,
+            "getOverride" => Self::GetOverride,
+            "listOverrides" => Self::ListOverrides,
+            "setOverride" => Self::SetOverride,
+            "deleteOverride" => Self::DeleteOverride,
             _ => return None,
         })
     }
 
-    fn reply(self, asked: &Asked<'_>) -> Reply {
+    /// Who may ask: clients for decisions, viewers for what is kept, operators to change it.
+    fn role(self) -> Role {
         match self {
-            Self::Decide(handle) => {
-                timed(asked, Surface::Direct, |asked| handled(asked, Role::Client, handle)).into()
-            }
-            Self::Tell(handle) => handled(asked, Role::Viewer, handle),
-            Self::Change(handle) => handled(asked, Role::Operator, handle),
+            Self::Limit | Self::MultiLimit => Role::Client,
+            Self::GetOverride | Self::ListOverrides => Role::Viewer,
+            Self::SetOverride | Self::DeleteOverride => Role::Operator,
+        }
+    }
+
+    async fn answer(self, asked: &Asked<'_>) -> Result<Answer, Refusal> {
+        let who = asked.principal(self.role())?;
+        match self {
+            Self::Limit => limit::answer(asked, who).await,
+            Self::MultiLimit => multi::answer(asked, who).await,
+            Self::GetOverride => overrides::get(asked, who),
+            Self::ListOverrides => overrides::list(asked, who),
+            // Boxed: decisions do not carry the room for what operators do.
+            Self::SetOverride => Box::pin(overrides::set(asked, who)).await,
+            Self::DeleteOverride => Box::pin(overrides::delete(asked, who)).await,
         }
     }
 }
 
-/// What `handle` answers to whoever may ask, or why there is no answer.
-fn handled<F, T: From<F> + From<Answer>>(asked: &Asked<'_>, role: Role, handle: Handler<F>) -> T {
-    let handled = asked.principal(role).map_err(Refusal::from).and_then(|who| handle(asked, who));
-    handled.map_or_else(|refusal| T::from(Answer::from(refusal)), T::from)
-}
-
 /// Answers a request below [`PREFIX`].
-pub(super) fn reply(asked: &Asked<'_>) -> Reply {
+pub(super) async fn answer(asked: &Asked<'_>) -> Answer {
     let path = asked.parts.uri.path();
     let Some(endpoint) = Endpoint::at(path) else {
-        return refuse(Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {path}"))).into();
+        return refuse(Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {path}")));
     };
     if asked.parts.method != Method::POST {
-        return refuse(Problem::wrong_method(&Method::POST)).into();
+        return refuse(Problem::wrong_method(&Method::POST));
     }
-    endpoint.reply(asked)
+    let answer = async { endpoint.answer(asked).await.unwrap_or_else(Answer::from) };
+    // How long decisions take is of interest; what operators do is not.
+    if endpoint.role() == Role::Client { timed(asked, Surface::Direct, answer).await } else { answer.await }
 }
 
 /// The body of a request, as far as it has the right shape.

@@ -2,16 +2,15 @@
 
 use serde::Serialize;
 use tidegate::LIMITS_PER_CHECK_MAX;
-use tidegate::headers::set_headers;
 use utoipa::ToSchema;
 
 use super::direct::{Gated, LimitRequest, Standing, Wanted, count, sheds};
 use super::fields::{FieldError, Problems};
 use super::{Envelope, ErrorEnvelope, Refusal, answered, body};
 use crate::auth::Principal;
+use crate::deciding::Decided;
 use crate::http::object::Object;
 use crate::http::{Answer, Asked, Problem};
-use crate::metrics::Rung;
 
 /// The most limits of one request: what Unkey allows, as far as one decision takes it.
 const LIMITS_MAX: usize = if LIMITS_PER_CHECK_MAX < 100 { LIMITS_PER_CHECK_MAX } else { 100 };
@@ -64,25 +63,27 @@ impl<'r> CheckData<'r> {
         (status = "4XX", description = "Not decided", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn answer(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
+pub(in crate::http) async fn answer(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
     let wanted = read(asked)?;
     let find = |wanted| Gated::find(asked.shared, principal.tenant, wanted);
     let gated = wanted.iter().map(find).collect::<Result<Vec<_>, Problem>>()?;
-    let wall_us = asked.shared.limiter.wall_us();
+    let wall_us = asked.shared.decider.limiter.wall_us();
     if sheds(asked) {
         let limits = gated.iter().map(|gated| CheckData::new(gated.wanted, gated.untouched(wall_us)));
         return Ok(answered(MultiData { passed: true, limits: limits.collect() }));
     }
-    let asks: Vec<_> = gated.iter().map(Gated::ask).collect();
-    let decision =
-        asked.shared.limiter.check_all(&asks).map_err(|error| Problem::bad_request(error.to_string()))?;
-    count(asked, decision.is_allowed(), Rung::of_all(decision.outcomes()));
+    let placements: Vec<_> = gated.iter().map(|gated| gated.placement(asked, principal.tenant)).collect();
+    let questions: Vec<_> =
+        gated.iter().zip(&placements).map(|(gated, placement)| gated.question(asked, placement)).collect();
+    let decided = asked.shared.decider.check_all(&questions).await;
+    let Decided { decision, rung } = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
+    count(asked, decision.is_allowed(), rung);
     let limits = gated
         .iter()
         .zip(decision.outcomes())
         .map(|(gated, outcome)| CheckData::new(gated.wanted, gated.decided(outcome, wall_us)));
     let mut answer = answered(MultiData { passed: decision.is_allowed(), limits: limits.collect() });
-    set_headers(answer.headers_mut(), &decision, wall_us, asked.shared.reset);
+    asked.tell(&mut answer, &decision, rung);
     Ok(answer)
 }
 

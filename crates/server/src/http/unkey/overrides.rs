@@ -14,7 +14,7 @@ use super::fields::{Given, Problems};
 use super::request_id::RequestId;
 use super::{Envelope, ErrorEnvelope, Meta, Refusal, answered, object, written};
 use crate::auth::Principal;
-use crate::http::{Answer, Asked, Problem, Reply};
+use crate::http::{Answer, Asked, Problem};
 use crate::overrides::{NotDone, new_id};
 
 /// The longest window of an override: the longest that a limit may have, 366 days.
@@ -151,13 +151,11 @@ impl From<&Override> for OverrideData {
         (status = "4XX", description = "Not kept", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn set(asked: &Asked<'_>, principal: Principal) -> Result<Reply, Refusal> {
+pub(in crate::http) async fn set(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
     let new = object::<SetOverrideRequest<'_>>(asked)?.checked()?;
-    let now_ms = asked.shared.limiter.wall_us() / 1_000;
-    let kept = asked.shared.overrides.set(principal.tenant, new, now_ms);
-    Ok(Reply::Later(Box::pin(async move {
-        done(kept.await, |override_id| Ok(answered(SetOverrideData { override_id })))
-    })))
+    let now_ms = asked.shared.decider.limiter.wall_us() / 1_000;
+    let kept = asked.shared.overrides.set(principal.tenant, new, now_ms).await;
+    Ok(done(kept, |override_id| Ok(answered(SetOverrideData { override_id }))))
 }
 
 impl SetOverrideRequest<'_> {
@@ -209,14 +207,15 @@ pub(in crate::http) fn get(asked: &Asked<'_>, principal: Principal) -> Result<An
         (status = "4XX", description = "There is none, or the request was refused", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn delete(asked: &Asked<'_>, principal: Principal) -> Result<Reply, Refusal> {
+pub(in crate::http) async fn delete(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
     let (namespace, pattern) = which(asked)?;
-    let deleted = asked.shared.overrides.delete(principal.tenant, namespace.clone(), pattern.clone());
-    Ok(Reply::Later(Box::pin(async move {
-        done(deleted.await, |was_there| {
+    let deleted = asked.shared.overrides.delete(principal.tenant, namespace.clone(), pattern.clone()).await;
+    Ok(done(
+        deleted,
+        |was_there| {
             if was_there { Ok(answered(Nothing {})) } else { Err(not_found(&namespace, &pattern)) }
-        })
-    })))
+        },
+    ))
 }
 
 /// Lists the overrides of a namespace, page by page.

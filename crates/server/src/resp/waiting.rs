@@ -1,0 +1,79 @@
+//! Questions that memory does not decide: they are asked of the origin, all at once, and their answers put in their places.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use tidegate::Gate;
+
+use super::reply::{Protocol, Reply};
+use super::session::Tally;
+use super::throttle::{WithoutRoom, answer_with};
+use crate::metrics::{Rung, Stopwatch, Surface};
+use crate::shared::Shared;
+
+/// Answers, when they are known.
+pub(super) type Later = Pin<Box<dyn Future<Output = Vec<u8>>>>;
+
+/// A question that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    /// Where its answer belongs among those that are known.
+    place: usize,
+    gate: Gate,
+    key: Box<[u8]>,
+    cost: u64,
+    without_room: Option<WithoutRoom>,
+}
+
+impl Waiting {
+    pub(super) fn new(place: usize, gate: &Gate, key: &[u8], cost: u64) -> Self {
+        Self { place, gate: gate.clone(), key: key.into(), cost, without_room: None }
+    }
+
+    pub(super) fn without_room(self, without_room: Option<WithoutRoom>) -> Self {
+        Self { without_room, ..self }
+    }
+
+    /// Its answer, whether it passes, and what that rests on.
+    async fn answer(&self, shared: &Shared, protocol: Protocol) -> (Vec<u8>, bool, Rung) {
+        let question = self.gate.question(&self.key).cost(self.cost);
+        let mut answer = Vec::new();
+        let mut reply = Reply::new(&mut answer, protocol);
+        match shared.decider.check(question).await {
+            Ok((outcome, rung)) => {
+                let is_allowed = answer_with(&mut reply, &outcome, self.without_room);
+                (answer, is_allowed, rung)
+            }
+            Err(error) => {
+                reply.error(format!("ERR {error}").as_bytes());
+                (answer, false, Rung::Refused)
+            }
+        }
+    }
+}
+
+/// The answers in `known`, with those of `waiting` in their places.
+pub(super) async fn answered(
+    shared: Arc<Shared>,
+    protocol: Protocol,
+    known: Vec<u8>,
+    waiting: Vec<Waiting>,
+) -> Vec<u8> {
+    let started = Stopwatch::start();
+    let answers = join_all(waiting.iter().map(|waiting| waiting.answer(&shared, protocol))).await;
+    let mut tally = Tally::default();
+    let mut whole =
+        Vec::with_capacity(known.len() + answers.iter().map(|(bytes, ..)| bytes.len()).sum::<usize>());
+    let mut copied = 0;
+    for (waiting, (bytes, is_allowed, rung)) in waiting.iter().zip(&answers) {
+        whole.extend_from_slice(&known[copied..waiting.place]);
+        whole.extend_from_slice(bytes);
+        copied = waiting.place;
+        tally.count(*is_allowed, *rung);
+    }
+    whole.extend_from_slice(&known[copied..]);
+    let decisions = tally.flush(&shared.metrics);
+    shared.metrics.took(Surface::Resp, started.taken(), decisions);
+    whole
+}
