@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tidegate_core::engine::{
-    Effect, Engine, EngineStats, Failure, MeterRef, Request, Resolution, Settings, Ticket,
+    Charge, Effect, Engine, EngineStats, Failure, MeterRef, Request, Resolution, Settings, Ticket,
 };
 use tidegate_core::origin::{Call, CallError, NodeId, Reply};
 use tidegate_origin::{Origin, OriginError};
@@ -63,12 +63,7 @@ impl Driver {
     }
 
     /// Asks the origin, by and by. The engine answers within its deadline, whatever becomes of the call.
-    pub(super) async fn ask(
-        self: &Arc<Self>,
-        partition: u16,
-        meters: Vec<MeterRef>,
-        cost: u64,
-    ) -> Resolution {
+    pub(super) async fn ask(self: &Arc<Self>, partition: u16, charges: Vec<Charge>) -> Resolution {
         let (sender, answer) = oneshot::channel();
         let effects = {
             let mut state = self.state();
@@ -76,7 +71,7 @@ impl Driver {
             let ticket = state.tickets;
             state.waiters.insert(ticket, sender);
             let mut effects = Vec::new();
-            state.engine.ask(self.limiter.now(), Request { ticket, partition, meters, cost }, &mut effects);
+            state.engine.ask(self.limiter.now(), Request { ticket, partition, charges }, &mut effects);
             effects
         };
         self.act(effects);

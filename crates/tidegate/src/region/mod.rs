@@ -37,7 +37,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use tidegate_core::engine::{self, Resolution};
+use tidegate_core::engine::{self, Charge, Resolution};
 use tidegate_core::origin::NodeId;
 use tidegate_core::{Answer, Decided, Retry, Source, TooManyLimits, Verdict};
 use tidegate_origin::partition_of;
@@ -125,8 +125,8 @@ impl Region {
             return Ok(Ruling { decision, rung: Rung::Regional });
         }
         let partition = partition_of(placement.as_bytes());
-        let meters = asks.iter().map(RegionAsk::meter).collect();
-        Ok(match self.driver.ask(partition, meters, cost).await {
+        let charges = asks.iter().map(|ask| Charge { meter: ask.meter(), cost }).collect();
+        Ok(match self.driver.ask(partition, charges).await {
             Resolution::Unanswered => self.without_origin(partition, asks, cost)?,
             resolution => Ruling { decision: resolved(held, resolution, decision), rung: Rung::Regional },
         })
@@ -158,17 +158,17 @@ fn resolved<'g>(asks: &[Ask<'g>], resolution: Resolution, undecided: Decision<'g
     let (verdicts, decided): (Vec<Verdict>, Decided) = match resolution {
         Resolution::Unanswered => return undecided,
         Resolution::Allowed { remaining } => {
-            (asks.iter().map(|ask| allow(ask, remaining)).collect(), Decided::Allowed)
+            (asks.iter().zip(remaining).map(|(ask, left)| allow(ask, left)).collect(), Decided::Allowed)
         }
         Resolution::Denied { by, remaining, retry_us } => {
-            let denial = |ask: &Ask<'g>| Verdict::Deny {
+            let denial = |ask: &Ask<'g>, remaining: u32| Verdict::Deny {
                 remaining,
                 reset_after_us: ask.gate().limit().reset_after_us(remaining),
                 retry: gate::retry(ask, retry_us),
             };
-            let others = |ask: &Ask<'g>| allow(ask, ask.gate().limit().burst());
+            let verdicts = asks.iter().zip(remaining).enumerate();
             let verdicts =
-                asks.iter().enumerate().map(|(at, ask)| if at == by { denial(ask) } else { others(ask) });
+                verdicts.map(|(at, (ask, left))| if at == by { denial(ask, left) } else { allow(ask, left) });
             (verdicts.collect(), Decided::Denied { by })
         }
     };
