@@ -4,6 +4,7 @@
 //! grant, a grant that is about to end, or someone who was turned away and had better be asked for again.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::tracked::Tracked;
@@ -15,6 +16,10 @@ use crate::origin::{self, Ask, Call, LANE_RETENTION_US, NEVER_US, Reply, UPDATES
 use crate::table::{self, Answer, Decided, LIMITS_PER_REQUEST_MAX, Source};
 use crate::time::Now;
 use crate::verdict::{Retry, Verdict};
+
+/// The most meters in a call that are merely due. Higher: fewer calls; longer for those who wait behind one, since Redis
+/// takes about 76 µs for a call and 25 µs for each further meter.
+const DUE_PER_CALL_MAX: usize = 64;
 
 /// A request that waits for the next call.
 #[derive(Debug)]
@@ -56,6 +61,8 @@ pub(super) struct Lane {
     meters: BTreeMap<Digest, Tracked>,
     waiting: Vec<Waiting>,
     under_way: Option<UnderWay>,
+    /// The first meter that was due and had no room in the last call.
+    due_from: Option<Digest>,
     /// When there is something to do again, if nothing happens before.
     wake_us: Option<u64>,
     /// Whether something has happened since.
@@ -237,7 +244,7 @@ impl Lane {
     fn take_waiting(&mut self, cx: &Context<'_>, draft: &mut Draft) {
         let mut waiting = std::mem::take(&mut self.waiting).into_iter();
         for next in waiting.by_ref() {
-            if draft.meters.len() + next.request.charges.len() > UPDATES_PER_CALL_MAX {
+            if !draft.has_room_for(&next.request) {
                 self.waiting.push(next);
                 break;
             }
@@ -262,16 +269,24 @@ impl Lane {
     }
 
     fn take_due(&mut self, cx: &Context<'_>, draft: &mut Draft) {
-        for (digest, tracked) in &mut self.meters {
-            if draft.meters.len() >= UPDATES_PER_CALL_MAX {
-                // The rest does not wait for another interval.
-                self.flush_at_us = cx.now_us();
-                return;
-            }
-            if !draft.places.contains_key(digest) && tracked.is_due(cx) {
+        let room = DUE_PER_CALL_MAX.min(UPDATES_PER_CALL_MAX - draft.meters.len());
+        // From where the last call ended, so that none is passed over for those that are soon due again.
+        let first = self.due_from.map_or(Bound::Unbounded, Bound::Included);
+        let passed_by = self.due_from.into_iter().flat_map(|first| self.meters.range(..first));
+        let in_turn = self.meters.range((first, Bound::Unbounded)).chain(passed_by);
+        let due =
+            in_turn.filter(|(digest, tracked)| !draft.places.contains_key(digest) && tracked.is_due(cx));
+        let due: Vec<Digest> = due.map(|(digest, _)| *digest).take(room + 1).collect();
+        for digest in due.iter().take(room) {
+            if let Some(tracked) = self.meters.get_mut(digest) {
                 let update = tracked.update(cx, true);
                 draft.push(*digest, update);
             }
+        }
+        self.due_from = due.get(room).copied();
+        if self.due_from.is_some() {
+            // The rest does not wait for another interval.
+            self.flush_at_us = cx.now_us();
         }
     }
 
@@ -410,6 +425,12 @@ impl Default for Draft {
 }
 
 impl Draft {
+    /// Whether an origin takes the call with this request as well: as many asks as meters, at most.
+    fn has_room_for(&self, request: &Request) -> bool {
+        self.meters.len() + request.charges.len() <= UPDATES_PER_CALL_MAX
+            && self.call.asks.len() < UPDATES_PER_CALL_MAX
+    }
+
     fn push(&mut self, digest: Digest, update: origin::Update) -> u16 {
         // A call has far fewer updates than sixteen bits can name.
         let place = self.call.updates.len() as u16;

@@ -328,6 +328,50 @@ fn a_limit_that_a_request_is_under_twice_is_asked_for_once_at_both_costs() {
 }
 
 #[test]
+fn no_call_says_more_than_an_origin_takes() {
+    let mut bench = Bench::new();
+    for cost in (0..300).map(|turn| 1 + turn % 2) {
+        bench.ask(cost);
+    }
+    bench.poll();
+    let first = bench.only_call();
+    assert_eq!((first.check(), first.asks.len()), (Ok(()), 256), "no two that follow each other are alike");
+    bench.reply(&first, 0, 0);
+    bench.poll();
+    assert_eq!(bench.only_call().asks.len(), 44);
+}
+
+#[test]
+fn what_is_due_goes_in_small_batches_and_every_meter_has_its_turn() {
+    let mut bench = Bench::new();
+    let names: Vec<[u8; 1]> = (0..150u8).map(|name| [name]).collect();
+    for name in &names {
+        let meter = bench.meter_of(name, 10);
+        bench.ask_under(vec![Charge { meter, cost: 1 }]);
+    }
+    bench.poll();
+    let call = bench.only_call();
+    assert_eq!(call.updates.len(), 150, "those who wait go together");
+    bench.reply(&call, 1, 5);
+    let mut reported = Vec::new();
+    bench.now_us += 100 * MS;
+    for expected in [64, 64, 22] {
+        // Those that have just been reported are due again.
+        for name in &names {
+            let meter = bench.meter_of(name, 10);
+            let ask = Ask { limit: &meter.limit, space: &bench.space, digest: meter.digest, cost: 1 };
+            assert!(bench.table.check(bench.now(), &ask).verdict.is_allowed());
+        }
+        bench.poll();
+        let flush = bench.only_call();
+        let new = flush.updates.iter().filter(|update| !reported.contains(&update.key)).count();
+        assert_eq!((flush.updates.len(), new), (64, expected));
+        reported.extend(flush.updates.iter().map(|update| update.key.clone()));
+        bench.reply(&flush, 0, 5);
+    }
+}
+
+#[test]
 fn a_thousand_requests_for_a_cold_key_make_one_call_and_then_one_more() {
     let mut bench = Bench::new();
     for _ in 0..1_000 {
