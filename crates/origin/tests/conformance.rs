@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use suite::proxy::{Proxy, Replies};
-use suite::{BURST, Lane, TIME_MAX, a_day, config, conforms, open, spend_all, update};
+use suite::{BURST, Lane, TIME_MAX, a_day, asks, config, conforms, open, spend_all, update};
 use support::{Server, wait_until};
-use tidegate_core::origin::{Ask, Lapse};
+use tidegate_core::origin::Lapse;
 use tidegate_origin::redis::{Certificates, RedisOrigin, Servers};
 use tidegate_origin::{MemoryOrigin, Origin, OriginError};
 
@@ -102,7 +102,7 @@ async fn a_call_whose_answer_is_lost_is_charged_once() {
         // Both connections are there before anything is done to them.
         let first = lane.next(vec![update(b"key", terms)], Vec::new());
         lane.make(&first).await;
-        let call = lane.next(vec![update(b"key", terms)], vec![Ask { meters: vec![0], cost: 7, count: 1 }]);
+        let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 7)], 1)]);
         proxy.set(replies);
         let lost = origin.call(2, &call).await;
         assert!(matches!(lost, Err(OriginError::Unknown(_))), "{replies:?}: {lost:?}");
@@ -122,7 +122,7 @@ async fn a_call_that_is_stuck_is_answered_another_way() {
         let proxy = Proxy::start(server.address()).await;
         let origin: Arc<dyn Origin> = open(Servers::Single(proxy.url()));
         let mut lane = Lane::new(&origin, 2);
-        let call = lane.next(vec![update(b"key", terms)], vec![Ask { meters: vec![0], cost: 1, count: 1 }]);
+        let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
         let both = async || tokio::join!(origin.call(2, &call), origin.hedge(2, &call));
         while !matches!(both().await, (Ok(_), Ok(_))) {}
         proxy.set(Replies::DropOn(stuck));
@@ -144,7 +144,7 @@ async fn a_store_that_hangs_holds_nobody_and_is_found_again() {
     let mut lane = Lane::new(&origin, 2);
     assert_eq!(lane.ask(b"key", terms, 1, 1).await, 1);
     server.signal("-STOP");
-    let call = lane.next(vec![update(b"key", terms)], vec![Ask { meters: vec![0], cost: 1, count: 1 }]);
+    let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
     assert!(matches!(origin.call(2, &call).await, Err(OriginError::Unknown(_))));
     for _ in 0..10 {
         let answer = tokio::time::timeout(TIME_MAX, origin.call(2, &call)).await.expect("held for ever");
@@ -162,7 +162,7 @@ async fn a_store_that_is_not_there_is_no_doubt_and_is_found_when_it_comes() {
     let origin = single(&server);
     let terms = a_day(Lapse::Counted, 1);
     let mut lane = Lane::new(&origin, 2);
-    let call = lane.next(vec![update(b"key", terms)], vec![Ask { meters: vec![0], cost: 1, count: 1 }]);
+    let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
     let gone = origin.call(2, &call).await;
     assert!(matches!(gone, Err(OriginError::NotApplied(_))), "{gone:?}");
     server.restart();
@@ -220,7 +220,7 @@ async fn a_replica_that_was_promoted_counts_what_it_may_not_have_heard() {
     assert_eq!(lane.ask(b"key", terms, 1, 30).await, 30);
     let _: i64 = redis::cmd("WAIT").arg(1).arg(60_000).query(&mut master.connection()).expect("heard");
     lane.origin = single(&replica);
-    let call = lane.next(vec![update(b"key", terms)], vec![Ask { meters: vec![0], cost: 1, count: 1 }]);
+    let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
     let read_only = lane.origin.call(2, &call).await;
     assert!(matches!(read_only, Err(OriginError::NotApplied(_))), "{read_only:?}");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut replica.connection()).expect("promoted");

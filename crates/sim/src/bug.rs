@@ -35,6 +35,8 @@ pub enum Bug {
     OneForAll,
     /// A request under several limits is decided and charged by one of them.
     DecidesByHalf,
+    /// A request is charged under each of its limits what it costs under the first.
+    OneCostForAll,
     /// Of many requests for one cold key, each makes a call of its own.
     EveryoneAsks,
     /// A request waits for as long as the origin does not answer.
@@ -47,7 +49,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::RepeatIsNew,
         Self::DropsOnFailure,
         Self::DropsWhenFull,
@@ -63,6 +65,7 @@ impl Bug {
         Self::TakesAnyAnswer,
         Self::OneForAll,
         Self::DecidesByHalf,
+        Self::OneCostForAll,
         Self::EveryoneAsks,
         Self::HangsWithStore,
         Self::FailsOpen,
@@ -88,6 +91,7 @@ impl fmt::Display for Bug {
             Self::TakesAnyAnswer => "an old answer is taken for the present one",
             Self::OneForAll => "one decision lets all who asked pass",
             Self::DecidesByHalf => "one of several limits decides",
+            Self::OneCostForAll => "a request costs the same under all of its limits",
             Self::EveryoneAsks => "each of many cold requests makes a call",
             Self::HangsWithStore => "requests hang with the store",
             Self::FailsOpen => "what is not answered passes",

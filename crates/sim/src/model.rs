@@ -120,6 +120,7 @@ impl Case {
             length_us: self.seconds * SECOND_US,
             shape: Shape::Steady,
             cost_max: 1,
+            uneven: false,
             large_ppm: 0,
             delay_us: DELAY_US,
             faults: Faults::default(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::engine::{Effect, Engine, MeterRef, Request, Settings};
+use tidegate_core::engine::{self, Effect, Engine, MeterRef, Request, Settings};
 use tidegate_core::origin::NodeId;
 use tidegate_core::{
     Answer, Ask, Decided, Digest, KeySpace, Limit, Now, Retry, Secret, Shares, Source, Table, Verdict,
@@ -10,6 +10,7 @@ use tidegate_core::{
 
 use crate::clock::SkewedClock;
 use crate::rulebook::Rule;
+use crate::scenario::Charge;
 
 /// Memory of a node's table: few keys live in it.
 const TABLE_BYTES: usize = 1 << 16;
@@ -69,12 +70,13 @@ impl Node {
     }
 
     /// Decides by what it holds.
-    pub(crate) fn spend(&self, now: Now, metered: &[Metered], cost: u64) -> Spent {
-        let ask = |metered: &'_ Metered| (metered.rule.limit, self.digest(metered.meter));
-        let found: Vec<(Limit, Digest)> = metered.iter().map(ask).collect();
+    pub(crate) fn spend(&self, now: Now, metered: &[Metered]) -> Spent {
+        let ask =
+            |Metered { charge, rule }: &'_ Metered| (rule.limit, self.digest(charge.meter), charge.cost);
+        let found: Vec<(Limit, Digest, u64)> = metered.iter().map(ask).collect();
         let asks: Vec<Ask<'_>> = found
             .iter()
-            .map(|(limit, digest)| Ask { limit, space: &self.space, digest: *digest, cost })
+            .map(|(limit, digest, cost)| Ask { limit, space: &self.space, digest: *digest, cost: *cost })
             .collect();
         let verdict = Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Ask };
         let mut answers = [Answer { verdict, source: Source::Own }; METERS_MAX];
@@ -96,19 +98,21 @@ impl Node {
         ticket: u64,
         shared: bool,
         metered: &[Metered],
-        cost: u64,
         effects: &mut Vec<Effect>,
     ) {
-        let meter_ref = |Metered { meter, rule }: &Metered| MeterRef {
-            key: Arc::from(&name(*meter)[..]),
-            limit: rule.limit,
-            terms: rule.terms,
-            space: self.space,
-            digest: self.digest(*meter),
+        let charge = |Metered { charge: Charge { meter, cost }, rule }: &Metered| engine::Charge {
+            meter: MeterRef {
+                key: Arc::from(&name(*meter)[..]),
+                limit: rule.limit,
+                terms: rule.terms,
+                space: self.space,
+                digest: self.digest(*meter),
+            },
+            cost: *cost,
         };
-        let partition = metered.first().map_or(0, |first| partition_of(first.meter, shared));
-        let meters = metered.iter().map(meter_ref).collect();
-        self.engine.ask(now, Request { ticket, partition, meters, cost }, effects);
+        let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
+        let charges = metered.iter().map(charge).collect();
+        self.engine.ask(now, Request { ticket, partition, charges }, effects);
     }
 
     /// Reports everything, and keeps nothing from now on.
@@ -120,7 +124,7 @@ impl Node {
 
 /// A limit that a request is under.
 pub(crate) struct Metered {
-    pub(crate) meter: usize,
+    pub(crate) charge: Charge,
     pub(crate) rule: Rule,
 }
 

@@ -93,6 +93,8 @@ pub struct Scenario {
     pub shape: Shape,
     /// What requests cost: 1 to this.
     pub cost_max: u64,
+    /// Whether a request costs something else under the limit that all keys share: nothing, or up to a tenth of that.
+    pub uneven: bool,
     /// How many cost the whole burst, in a million.
     pub large_ppm: u32,
     /// One way between a node and the origin.
@@ -107,8 +109,27 @@ impl Scenario {
         self.keys + usize::from(self.shared)
     }
 
-    /// The meters of a request for a key.
-    pub(crate) fn meters_of(&self, key: usize) -> impl Iterator<Item = usize> + use<> {
-        std::iter::once(key).chain(self.shared.then_some(self.keys))
+    /// The meters of a request for a key, with what it costs under each.
+    pub(crate) fn charges_of(&self, demand: Demand) -> impl Iterator<Item = Charge> + use<> {
+        let own = Charge { meter: demand.key, cost: demand.cost };
+        let shared = Charge { meter: self.keys, cost: demand.shared_cost };
+        std::iter::once(own).chain(self.shared.then_some(shared))
     }
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    pub(crate) key: usize,
+    /// What it costs under the key's own limit.
+    pub(crate) cost: u64,
+    /// What it costs under the limit that all keys share, if there is one.
+    pub(crate) shared_cost: u64,
+}
+
+/// What a request costs under one limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Charge {
+    pub(crate) meter: usize,
+    pub(crate) cost: u64,
 }

@@ -18,6 +18,7 @@ const CHANGES: &[Change] = &[
     |world| world.nodes = world.nodes.div_ceil(2),
     |world| world.keys = world.keys.div_ceil(2),
     |world| world.shared = false,
+    |world| world.uneven = false,
     |world| world.faults.loss_ppm = 0,
     |world| world.faults.duplicate_ppm = 0,
     |world| world.faults.slow_ppm = 0,

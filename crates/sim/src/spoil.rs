@@ -72,7 +72,11 @@ impl Spoiler {
             Some(Bug::ImpatientOrigin) => updates.for_each(|update| update.life_us = 0),
             Some(Bug::GiverShrinks) => updates.for_each(|update| update.keep /= 2),
             Some(Bug::DropsWhenFull) => updates.skip(1).for_each(|update| update.used = 0),
-            Some(Bug::DecidesByHalf) => call.asks.iter_mut().for_each(|ask| ask.meters.truncate(1)),
+            Some(Bug::DecidesByHalf) => call.asks.iter_mut().for_each(|ask| ask.charges.truncate(1)),
+            Some(Bug::OneCostForAll) => call.asks.iter_mut().for_each(|ask| {
+                let first = ask.charges.first().map_or(0, |charge| charge.cost);
+                ask.charges.iter_mut().for_each(|charge| charge.cost = first);
+            }),
             _ => {}
         }
     }

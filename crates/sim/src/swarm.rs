@@ -41,6 +41,7 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         large_ppm: pick(rng, &[0, 0, 0, 20_000]),
         delay_us: pick(rng, &[100, 500, 1_000, 5_000]),
         faults: faults(rng),
+        uneven: rng.bool(),
     }
 }
 

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_core::Algorithm;
-use tidegate_core::origin::{Call, NodeId, OriginMeter, Partition, Reply, Terms};
+use tidegate_core::origin::{self, Call, NodeId, OriginMeter, Partition, Reply, Terms};
 
 use crate::bucket::Judge;
 use crate::node::meter_of;
 use crate::report::Violation;
 use crate::rulebook::Rulebook;
-use crate::scenario::Scenario;
+use crate::scenario::{Charge, Scenario};
 use crate::world::EPOCH_US;
 
 /// By how much more than its deadline a request may wait, in sixteenths of it: clocks may run slow.
@@ -102,12 +102,12 @@ impl Watch {
         self.troubled_us = self.troubled_us.max(until_us);
     }
 
-    pub(crate) fn offered(&mut self, meters: impl Iterator<Item = usize>, true_us: u64, cost: u64) {
-        meters.for_each(|meter| self.meters[meter].ideal.offer(true_us, cost));
+    pub(crate) fn offered(&mut self, charges: impl Iterator<Item = Charge>, true_us: u64) {
+        charges.for_each(|Charge { meter, cost }| self.meters[meter].ideal.offer(true_us, cost));
     }
 
-    pub(crate) fn admitted(&mut self, meters: impl Iterator<Item = usize>, true_us: u64, cost: u64) {
-        for meter in meters {
+    pub(crate) fn admitted(&mut self, charges: impl Iterator<Item = Charge>, true_us: u64) {
+        for Charge { meter, cost } in charges {
             let seen = &mut self.meters[meter];
             seen.admissions.push((true_us, cost));
             seen.passed_us = seen.passed_us.max(true_us - EPOCH_US);
@@ -116,10 +116,12 @@ impl Watch {
 
     /// Nobody is denied for long what one bucket would let pass. What passed at the origin may not be known here yet, so this
     /// only notes whom to look at in the end.
-    pub(crate) fn denied(&mut self, key: usize, meters: impl Iterator<Item = usize>, now_us: u64, cost: u64) {
-        let meters: Vec<usize> = meters.collect();
+    pub(crate) fn denied(&mut self, key: usize, charges: impl Iterator<Item = Charge>, now_us: u64) {
+        let charges: Vec<Charge> = charges.collect();
+        let is_small =
+            charges.iter().all(|charge| charge.cost * 2 <= self.meters[charge.meter].terms.burst());
+        let meters = charges.iter().map(|charge| charge.meter).collect();
         let denial = Denial { key, meters, at_us: now_us, troubled_us: self.troubled_us };
-        let is_small = denial.meters.iter().all(|meter| cost * 2 <= self.meters[*meter].terms.burst());
         let last = |meter: &usize| self.meters[*meter].passed_us;
         if self.is_reachable && is_small && self.is_locked_out(&denial, last).is_some() {
             self.denials.push(denial);
@@ -238,9 +240,12 @@ impl Watch {
         for (place, update) in said.updates.iter().enumerate() {
             let charged =
                 |partition: &Partition| partition.meter(&update.key).map_or(0, OriginMeter::charged);
-            let names = |meters: &[u16]| meters.iter().any(|meter| usize::from(*meter) == place);
-            let asks = said.asks.iter().zip(&reply.asks).filter(|(ask, _)| names(&ask.meters));
-            let passed: u64 = asks.map(|(ask, decided)| u64::from(decided.passed) * ask.cost).sum();
+            let costs = |ask: &origin::Ask| {
+                let here = ask.charges.iter().filter(|charge| usize::from(charge.meter) == place);
+                here.map(|charge| charge.cost).sum::<u64>()
+            };
+            let asks = said.asks.iter().zip(&reply.asks);
+            let passed: u64 = asks.map(|(ask, decided)| u64::from(decided.passed) * costs(ask)).sum();
             if charged(after) - charged(&before) != passed {
                 self.report(Violation::Torn { key: meter_of(&update.key) });
             }

@@ -35,6 +35,7 @@ impl fmt::Display for Scenario {
         }
         if self.shared {
             f.write_str(", under a shared limit as well")?;
+            f.write_str(if self.uneven { " at a cost of its own" } else { "" })?;
         }
         f.write_str(match self.shape {
             Shape::Steady => ", evenly",

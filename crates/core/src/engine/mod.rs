@@ -89,9 +89,16 @@ pub struct Request {
     pub ticket: Ticket,
     /// Where its meters are kept.
     pub partition: u16,
-    /// All limits that it is under.
-    pub meters: Vec<MeterRef>,
-    /// What it costs under each.
+    /// All limits that it is under, with what it costs under each.
+    pub charges: Vec<Charge>,
+}
+
+/// What a request costs under one limit.
+#[derive(Clone, Debug)]
+pub struct Charge {
+    /// The meter of the limit.
+    pub meter: MeterRef,
+    /// Units.
     pub cost: u64,
 }
 
@@ -117,19 +124,19 @@ pub enum Effect {
 }
 
 /// What became of a request that waited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolution {
     /// It passes, and is charged.
     Allowed {
-        /// What is left under the tightest of its limits.
-        remaining: u32,
+        /// What is left under each of its limits, in their order: never more than there was when it was decided.
+        remaining: Box<[u32]>,
     },
     /// It does not pass.
     Denied {
         /// By this of its limits.
         by: usize,
-        /// What is left under that.
-        remaining: u32,
+        /// What is left under each of its limits, as above.
+        remaining: Box<[u32]>,
         /// When it would pass, if nothing else came, µs from now.
         retry_us: u64,
     },
@@ -162,7 +169,7 @@ pub struct EngineStats {
     pub waited: u64,
     /// Requests that were not answered in time.
     pub unanswered: u64,
-    /// Units that passed at the origin for requests that had been given up, and were given back.
+    /// Units that passed at the origin for requests that had been given up, and were given back, under all limits together.
     pub returned: u64,
 }
 

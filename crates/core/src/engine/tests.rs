@@ -46,10 +46,19 @@ impl Bench {
         MeterRef { key, limit, terms, space: self.space, digest }
     }
 
+    /// The same for another key.
+    fn meter_of(&self, key: &[u8], amount: u64) -> MeterRef {
+        MeterRef { key: Arc::from(key), digest: self.space.digest(&[key]), ..self.meter(amount, 1) }
+    }
+
     fn ask(&mut self, cost: u64) -> Ticket {
+        let meter = self.meter(10, 1);
+        self.ask_under(vec![Charge { meter, cost }])
+    }
+
+    fn ask_under(&mut self, charges: Vec<Charge>) -> Ticket {
         self.tickets += 1;
-        let meters = vec![self.meter(10, 1)];
-        let request = Request { ticket: self.tickets, partition: 0, meters, cost };
+        let request = Request { ticket: self.tickets, partition: 0, charges };
         self.engine.ask(self.now(), request, &mut self.effects);
         self.tickets
     }
@@ -85,7 +94,7 @@ impl Bench {
     /// The answers that were given since the last look.
     fn answers(&mut self) -> Vec<(Ticket, Resolution)> {
         let answers = self.effects.iter().filter_map(|effect| match effect {
-            Effect::Answer { ticket, resolution } => Some((*ticket, *resolution)),
+            Effect::Answer { ticket, resolution } => Some((*ticket, resolution.clone())),
             Effect::Call { .. } => None,
         });
         let answers = answers.collect();
@@ -95,24 +104,13 @@ impl Bench {
 
     /// Answers a call: `passed` of each ask, and a grant on every meter.
     fn reply(&mut self, call: &Call, passed: u32, grant: u64) {
-        let told = Told {
-            grant,
-            life_us: 1_000 * MS,
-            room: 0,
-            wait_us: 0,
-            cell: 0,
-            holders: 1,
-            dry: false,
-            lapsed: false,
-            recall: false,
-        };
         let decided = Decided { passed, denied_by: 0, retry_us: 1 };
-        let reply = Reply {
-            told: vec![told; call.updates.len()],
-            asks: vec![decided; call.asks.len()],
-            now_us: 99,
-            lost: false,
-        };
+        self.tell(call, vec![told(grant, 0); call.updates.len()], decided);
+    }
+
+    /// Answers a call: this of each meter, and the same of each ask.
+    fn tell(&mut self, call: &Call, told: Vec<Told>, decided: Decided) {
+        let reply = Reply { told, asks: vec![decided; call.asks.len()], now_us: 99, lost: false };
         let (now, sequence) = (self.now(), call.sequence);
         self.engine.on_reply(now, &self.table, 0, sequence, &reply, &mut self.effects);
     }
@@ -130,6 +128,21 @@ impl Bench {
         let meter = self.meter(10, 1);
         let ask = Ask { limit: &meter.limit, space: &self.space, digest: meter.digest, cost };
         self.table.check(self.now(), &ask).verdict
+    }
+}
+
+/// A grant, and what is left for anyone beside it.
+fn told(grant: u64, room: u64) -> Told {
+    Told {
+        grant,
+        life_us: 1_000 * MS,
+        room,
+        wait_us: 0,
+        cell: 0,
+        holders: 1,
+        dry: false,
+        lapsed: false,
+        recall: false,
     }
 }
 
@@ -229,7 +242,7 @@ fn equal_requests_are_asked_as_one_and_as_many_pass_as_there_is_room_for() {
     let other = bench.ask(5);
     bench.poll();
     let call = bench.only_call();
-    let asked: Vec<_> = call.asks.iter().map(|ask| (ask.cost, ask.count)).collect();
+    let asked: Vec<_> = call.asks.iter().map(|ask| (ask.charges[0].cost, ask.count)).collect();
     assert_eq!((call.updates.len(), asked), (1, vec![(2, 3), (5, 1)]));
     bench.reply(&call, 2, 0);
     let passed: Vec<_> = bench
@@ -239,6 +252,123 @@ fn equal_requests_are_asked_as_one_and_as_many_pass_as_there_is_room_for() {
         .map(|(ticket, _)| ticket)
         .collect();
     assert_eq!(passed, [tickets[0], tickets[1], other]);
+}
+
+#[test]
+fn each_limit_of_a_request_has_its_own_cost_and_its_own_rest() {
+    let mut bench = Bench::new();
+    let (requests, tokens) = (bench.meter_of(b"requests", 10), bench.meter_of(b"tokens", 100));
+    let charges =
+        |cost| vec![Charge { meter: requests.clone(), cost: 1 }, Charge { meter: tokens.clone(), cost }];
+    let tickets = [20, 20, 30].map(|cost| bench.ask_under(charges(cost)));
+    bench.poll();
+    let call = bench.only_call();
+    let asked = |ask: &crate::origin::Ask| {
+        let costs: Vec<_> = ask.charges.iter().map(|charge| (charge.meter, charge.cost)).collect();
+        (costs, ask.count)
+    };
+    let expected = [(vec![(0, 1), (1, 20)], 2), (vec![(0, 1), (1, 30)], 1)];
+    assert_eq!(call.asks.iter().map(asked).collect::<Vec<_>>(), expected, "only what costs the same is one");
+    let decided = Decided { passed: 1, denied_by: 1, retry_us: 7 };
+    bench.tell(&call, vec![told(2, 7), told(0, 60)], decided);
+    let allowed = Resolution::Allowed { remaining: Box::from([9, 60]) };
+    let denied = Resolution::Denied { by: 1, remaining: Box::from([9, 60]), retry_us: 7 };
+    let expected = [(tickets[0], allowed.clone()), (tickets[1], denied), (tickets[2], allowed)];
+    assert_eq!(bench.answers(), expected);
+}
+
+#[test]
+fn what_is_told_to_be_left_is_not_more_than_the_burst_and_counts_no_grant_that_is_over() {
+    let mut bench = Bench::new();
+    let ticket = bench.ask(1);
+    bench.poll();
+    let call = bench.only_call();
+    let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
+    bench.tell(&call, vec![told(5, u64::MAX)], decided);
+    assert_eq!(bench.answers(), [(ticket, Resolution::Allowed { remaining: Box::from([10]) })]);
+    bench.now_us += 2_000 * MS;
+    let ticket = bench.ask(1);
+    bench.poll();
+    let call = bench.only_call();
+    bench.tell(&call, vec![Told { life_us: 0, ..told(5, 3) }], decided);
+    assert_eq!(bench.answers(), [(ticket, Resolution::Allowed { remaining: Box::from([3]) })]);
+}
+
+#[test]
+fn each_limit_gets_back_what_was_charged_to_it_for_who_had_stopped_waiting() {
+    let mut bench = Bench::new();
+    let (requests, tokens) = (bench.meter_of(b"requests", 10), bench.meter_of(b"tokens", 100));
+    bench.ask_under(vec![Charge { meter: requests, cost: 1 }, Charge { meter: tokens, cost: 20 }]);
+    bench.poll();
+    let call = bench.only_call();
+    bench.poll_after(20 * MS);
+    bench.reply(&call, 1, 0);
+    assert_eq!(bench.engine.stats().returned, 21);
+    bench.poll_after(100 * MS);
+    let last = bench.calls().pop().expect("a call").0;
+    let mut refunds: Vec<_> = last.updates.iter().map(|update| (&*update.key, update.refund)).collect();
+    refunds.sort_unstable();
+    assert_eq!(refunds, [(&b"requests"[..], 1), (b"tokens", 20)]);
+}
+
+#[test]
+fn a_limit_that_a_request_is_under_twice_is_asked_for_once_at_both_costs() {
+    let mut bench = Bench::new();
+    let (twice, other) = (bench.meter(10, 1), bench.meter_of(b"other", 10));
+    let under = [(&twice, 2), (&other, 1), (&twice, 3)];
+    bench.ask_under(under.map(|(meter, cost)| Charge { meter: meter.clone(), cost }).into());
+    bench.poll();
+    let call = bench.only_call();
+    assert_eq!(call.check(), Ok(()));
+    let charged: Vec<_> = call.asks[0].charges.iter().map(|charge| (charge.meter, charge.cost)).collect();
+    assert_eq!(charged, [(0, 5), (1, 1)]);
+    bench.tell(&call, vec![told(0, 4), told(0, 6)], Decided { passed: 0, denied_by: 0, retry_us: 1 });
+    let denied = Resolution::Denied { by: 0, remaining: Box::from([4, 6, 4]), retry_us: 1 };
+    assert_eq!(bench.answers(), [(1, denied)]);
+}
+
+#[test]
+fn no_call_says_more_than_an_origin_takes() {
+    let mut bench = Bench::new();
+    for cost in (0..300).map(|turn| 1 + turn % 2) {
+        bench.ask(cost);
+    }
+    bench.poll();
+    let first = bench.only_call();
+    assert_eq!((first.check(), first.asks.len()), (Ok(()), 256), "no two that follow each other are alike");
+    bench.reply(&first, 0, 0);
+    bench.poll();
+    assert_eq!(bench.only_call().asks.len(), 44);
+}
+
+#[test]
+fn what_is_due_goes_in_small_batches_and_every_meter_has_its_turn() {
+    let mut bench = Bench::new();
+    let names: Vec<[u8; 1]> = (0..150u8).map(|name| [name]).collect();
+    for name in &names {
+        let meter = bench.meter_of(name, 10);
+        bench.ask_under(vec![Charge { meter, cost: 1 }]);
+    }
+    bench.poll();
+    let call = bench.only_call();
+    assert_eq!(call.updates.len(), 150, "those who wait go together");
+    bench.reply(&call, 1, 5);
+    let mut reported = Vec::new();
+    bench.now_us += 100 * MS;
+    for expected in [64, 64, 22] {
+        // Those that have just been reported are due again.
+        for name in &names {
+            let meter = bench.meter_of(name, 10);
+            let ask = Ask { limit: &meter.limit, space: &bench.space, digest: meter.digest, cost: 1 };
+            assert!(bench.table.check(bench.now(), &ask).verdict.is_allowed());
+        }
+        bench.poll();
+        let flush = bench.only_call();
+        let new = flush.updates.iter().filter(|update| !reported.contains(&update.key)).count();
+        assert_eq!((flush.updates.len(), new), (64, expected));
+        reported.extend(flush.updates.iter().map(|update| update.key.clone()));
+        bench.reply(&flush, 0, 5);
+    }
 }
 
 #[test]
@@ -302,20 +432,8 @@ fn who_comes_while_the_flush_is_under_way_does_not_wait_for_it() {
     bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    let told = Told {
-        grant: 0,
-        life_us: 0,
-        room: 0,
-        wait_us: 50 * MS,
-        cell: 0,
-        holders: 1,
-        dry: true,
-        lapsed: false,
-        recall: false,
-    };
-    let decided = Decided { passed: 0, denied_by: 0, retry_us: 50 * MS };
-    let reply = Reply { told: vec![told], asks: vec![decided], now_us: 99, lost: false };
-    bench.engine.on_reply(bench.now(), &bench.table, 0, call.sequence, &reply, &mut bench.effects);
+    let dry = Told { life_us: 0, wait_us: 50 * MS, dry: true, ..told(0, 0) };
+    bench.tell(&call, vec![dry], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
     bench.now_us += 101 * MS;
     assert!(matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))));
     bench.now_us += 3 * MS;

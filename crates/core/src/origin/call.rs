@@ -67,12 +67,19 @@ pub struct Update {
 /// Requests that wait for this call: `count` of the same kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// The meters they are under: places in [`Call::updates`].
-    pub meters: Vec<u16>,
-    /// What each costs, in units, on every meter.
-    pub cost: u64,
+    /// What each of them costs under each of its limits, every meter at most once.
+    pub charges: Vec<Charge>,
     /// How many there are.
     pub count: u32,
+}
+
+/// What a request costs under one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// The meter: a place in [`Call::updates`].
+    pub meter: u16,
+    /// Units.
+    pub cost: u64,
 }
 
 /// The answer to a call.

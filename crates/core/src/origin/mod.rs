@@ -10,7 +10,7 @@ mod meter;
 mod partition;
 mod terms;
 
-pub use call::{Ask, Call, Decided, NodeId, Reply, StoreId, Told, Update};
+pub use call::{Ask, Call, Charge, Decided, NodeId, Reply, StoreId, Told, Update};
 pub use meter::{Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, NEVER_US, OriginMeter, RECALL_US};
 pub use partition::{CallError, LANE_RETENTION_US, Partition, SEQUENCE_MAX, UPDATES_PER_CALL_MAX};
 pub use terms::{DEBT_MAX, DROPS_MAX, Lapse, Terms};

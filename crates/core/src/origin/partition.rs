@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use super::call::{Ask, Call, Decided, NodeId, Reply, StoreId};
+use super::call::{Ask, Call, Charge, Decided, NodeId, Reply, StoreId};
 use super::meter::{Moment, OriginMeter};
 use super::terms::Terms;
 
@@ -35,6 +35,11 @@ pub enum CallError {
         /// The place of one of the two.
         meter: usize,
     },
+    /// An ask names a meter twice: it would pass by what is left for one of the two.
+    ChargedTwice {
+        /// The place that was named.
+        meter: u16,
+    },
     /// There are more meters or asks in the call than [`UPDATES_PER_CALL_MAX`].
     TooMany {
         /// How many there are.
@@ -53,6 +58,7 @@ impl fmt::Display for CallError {
             Self::Outdated { sequence } => write!(f, "sequence: call {sequence} of this lane came first"),
             Self::NoSuchMeter { meter } => write!(f, "asks: there is no meter {meter} in this call"),
             Self::Twice { meter } => write!(f, "updates: meter {meter} is in this call twice"),
+            Self::ChargedTwice { meter } => write!(f, "asks: meter {meter} is in one of them twice"),
             Self::TooMany { given } => {
                 write!(f, "updates and asks: {given} is above {UPDATES_PER_CALL_MAX}")
             }
@@ -81,11 +87,22 @@ impl Call {
         if let Some(pair) = twice {
             return Err(CallError::Twice { meter: pair[0] });
         }
-        let known = |meter: &u16| usize::from(*meter) < self.updates.len();
-        match self.asks.iter().flat_map(|ask| &ask.meters).find(|meter| !known(meter)) {
-            Some(meter) => Err(CallError::NoSuchMeter { meter: *meter }),
-            None => Ok(()),
+        self.asks.iter().try_for_each(|ask| ask.check(self.updates.len()))
+    }
+}
+
+impl Ask {
+    /// Whether it makes sense in a call with this many updates.
+    fn check(&self, updates: usize) -> Result<(), CallError> {
+        for (at, &Charge { meter, .. }) in self.charges.iter().enumerate() {
+            if usize::from(meter) >= updates {
+                return Err(CallError::NoSuchMeter { meter });
+            }
+            if self.charges[..at].iter().any(|earlier| earlier.meter == meter) {
+                return Err(CallError::ChargedTwice { meter });
+            }
         }
+        Ok(())
     }
 }
 
@@ -182,22 +199,22 @@ impl Partition {
 
     /// Decides requests of one kind: as many pass as every one of their meters has room for, and each of those charges all.
     fn decide(&mut self, moment: Moment, call: &Call, ask: &Ask) -> Decided {
-        let keys = |at: &u16| call.updates.get(usize::from(*at)).map(|update| (*at, &update.key));
+        let key = |charge: &Charge| call.updates.get(usize::from(charge.meter)).map(|update| &update.key);
         let (mut passed, mut denied_by, mut retry_us) = (ask.count, 0, 0);
-        for (_, key) in ask.meters.iter().filter_map(keys) {
-            if let Some(meter) = self.meters.get(key) {
-                passed = passed.min(meter.passes(moment.node, ask.cost, ask.count));
+        for charge in &ask.charges {
+            if let Some(meter) = key(charge).and_then(|key| self.meters.get(key)) {
+                passed = passed.min(meter.passes(moment.node, charge.cost, ask.count));
             }
         }
-        for (at, key) in ask.meters.iter().filter_map(keys) {
-            let Some(meter) = self.meters.get_mut(key) else { continue };
-            meter.admit(moment.node, u64::from(passed) * ask.cost);
+        for charge in &ask.charges {
+            let Some(meter) = key(charge).and_then(|key| self.meters.get_mut(key)) else { continue };
+            meter.admit(moment.node, u64::from(passed) * charge.cost);
             if passed == ask.count {
                 continue;
             }
-            let wait_us = meter.denial_us(moment, ask.cost);
+            let wait_us = meter.denial_us(moment, charge.cost);
             if wait_us > retry_us {
-                (denied_by, retry_us) = (at, wait_us);
+                (denied_by, retry_us) = (charge.meter, wait_us);
             }
         }
         Decided { passed, denied_by, retry_us }
@@ -247,9 +264,20 @@ mod tests {
 
         fn ask(&mut self, partition: &mut Partition, now: u64, cost: u64, count: u32) -> Decided {
             let update = self.update(0, 0, 0);
-            let call = self.call(update, vec![Ask { meters: vec![0], cost, count }]);
+            let call = self.call(update, vec![one(cost, count)]);
             partition.apply(now, &call).expect("in order").asks[0]
         }
+    }
+
+    /// Requests under several limits, with what each costs under which.
+    fn ask(charges: &[(u16, u64)], count: u32) -> Ask {
+        let charges = charges.iter().map(|&(meter, cost)| Charge { meter, cost });
+        Ask { charges: charges.collect(), count }
+    }
+
+    /// Requests under the only limit of a call.
+    fn one(cost: u64, count: u32) -> Ask {
+        ask(&[(0, cost)], count)
     }
 
     fn ten_per_second(lapse: Lapse) -> Terms {
@@ -278,7 +306,7 @@ mod tests {
         let mut partition = Partition::default();
         let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
         let update = caller.update(0, 0, 0);
-        let call = caller.call(update, vec![Ask { meters: vec![0], cost: 4, count: 1 }]);
+        let call = caller.call(update, vec![one(4, 1)]);
         let first = partition.apply(START, &call);
         assert_eq!(partition.apply(START + 9, &call), first);
         assert_eq!(partition.meter(b"key").map(OriginMeter::charged), Some(4));
@@ -327,7 +355,7 @@ mod tests {
             Terms::new(&Limit::gcra(3, Duration::from_secs(1)).expect("in range"), 0, Lapse::Counted, 1);
         let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
         let wide = caller.update(0, 0, 0);
-        let mut call = caller.call(wide.clone(), vec![Ask { meters: vec![0, 1], cost: 2, count: 4 }]);
+        let mut call = caller.call(wide.clone(), vec![ask(&[(0, 2), (1, 2)], 4)]);
         call.updates.push(Update { key: Box::from(*b"narrow"), terms: narrow, ..wide });
         let reply = partition.apply(START, &call).expect("in order");
         assert_eq!((reply.asks[0].passed, reply.asks[0].denied_by), (1, 1));
@@ -335,6 +363,26 @@ mod tests {
         for key in [&b"key"[..], b"narrow"] {
             assert_eq!(partition.meter(key).map(OriginMeter::charged), Some(2));
         }
+    }
+
+    #[test]
+    fn each_limit_of_a_request_is_charged_its_own_cost() {
+        let mut partition = Partition::default();
+        let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
+        let requests = caller.update(0, 0, 0);
+        let hundred =
+            Terms::new(&Limit::gcra(100, Duration::from_secs(1)).expect("in range"), 0, Lapse::Counted, 1);
+        let tokens = Update { key: Box::from(*b"tokens"), terms: hundred, ..requests.clone() };
+        let mut decide = |cost, count| {
+            let mut call = caller.call(requests.clone(), vec![ask(&[(0, 1), (1, cost)], count)]);
+            call.updates.push(tokens.clone());
+            let Decided { passed, denied_by, .. } = partition.apply(START, &call).expect("in order").asks[0];
+            let charged = |key: &[u8]| partition.meter(key).map_or(0, OriginMeter::charged);
+            (passed, denied_by, charged(b"key"), charged(b"tokens"))
+        };
+        assert_eq!(decide(20, 9), (5, 1, 5, 100), "a hundred tokens are five requests");
+        assert_eq!(decide(1, 1), (0, 1, 5, 100), "no token is left, though requests are");
+        assert_eq!(decide(0, 9), (5, 0, 10, 100), "what costs none passes until the requests are spent");
     }
 
     #[test]
@@ -360,7 +408,7 @@ mod tests {
             // A tenth of a second later one unit has drained, of whichever it was.
             let mut update = caller.update(0, 0, 0);
             (update.refund, update.refund_of_us) = (8, charged_us);
-            let call = caller.call(update, vec![Ask { meters: vec![0], cost: 1, count: 99 }]);
+            let call = caller.call(update, vec![one(1, 99)]);
             let reply = partition.apply(START + SECOND / 10, &call).expect("in order");
             assert_eq!(reply.asks[0].passed, passes);
         }
@@ -453,8 +501,7 @@ mod tests {
                 for _ in 0..9 {
                     let mut update = caller.update(u64::MAX, u64::MAX, u64::MAX);
                     (update.cell, update.life_us) = (u64::MAX, u64::MAX);
-                    let call =
-                        caller.call(update, vec![Ask { meters: vec![0], cost: u64::MAX, count: u32::MAX }]);
+                    let call = caller.call(update, vec![one(u64::MAX, u32::MAX)]);
                     let told = partition.apply(START, &call).expect("in order").told[0];
                     assert!(told.wait_us <= crate::origin::NEVER_US);
                 }
@@ -497,7 +544,6 @@ mod tests {
         let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
         let update = caller.update(0, 0, 0);
         let good = caller.call(update.clone(), Vec::new());
-        let ask = Ask { meters: vec![1], cost: 1, count: 1 };
         let cases = [
             (
                 Call { sequence: 1 << 53, ..good.clone() },
@@ -508,7 +554,11 @@ mod tests {
                 "updates: meter 0 is in this call twice",
             ),
             (Call { updates: vec![update; 257], ..good.clone() }, "updates and asks: 257 is above 256"),
-            (Call { asks: vec![ask], ..good }, "asks: there is no meter 1 in this call"),
+            (
+                Call { asks: vec![ask(&[(0, 1), (1, 1)], 1)], ..good.clone() },
+                "asks: there is no meter 1 in this call",
+            ),
+            (Call { asks: vec![ask(&[(0, 1), (0, 2)], 1)], ..good }, "asks: meter 0 is in one of them twice"),
         ];
         for (call, message) in cases {
             let refused = Partition::default().apply(START, &call).expect_err(message);

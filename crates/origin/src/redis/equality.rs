@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tidegate_core::origin::{
-    Ask, Call, CallError, Lapse, NodeId, OriginMeter, Partition, RECALL_US, Reply, StoreId, Terms, Told,
-    Update,
+    Ask, Call, CallError, Charge, Lapse, NodeId, OriginMeter, Partition, RECALL_US, Reply, StoreId, Terms,
+    Told, Update,
 };
 use tidegate_core::{Limit, PERIOD_US_MAX};
 
@@ -55,7 +55,7 @@ fn a_script_that_differs_is_noticed() {
     assert_eq!(unnoticed.collect::<Vec<_>>(), Vec::<&(&str, &str)>::new());
 }
 
-const MUTANTS: [(&str, &str); 44] = [
+const MUTANTS: [(&str, &str); 47] = [
     ("DEBT_MAX = 1125899906842624", "DEBT_MAX = 1125899906842623"),
     ("TOTAL_MAX = 4503599627370496", "TOTAL_MAX = 4503599627370495"),
     ("NEVER_US = 4503599627370496", "NEVER_US = 4503599627370495"),
@@ -106,6 +106,13 @@ const MUTANTS: [(&str, &str); 44] = [
     ("min(units, 1)", "0"),
     ("div(life, 16)", "div_up(life, 16)"),
     ("acknowledged > answered or", ""),
+    // The first cost for all meters: in what passes, in what is charged, and in how long it is denied.
+    (
+        "passes(meters[numbers[at] + 1], numbers[at + 1], count)",
+        "passes(meters[numbers[at] + 1], numbers[3], count)",
+    ),
+    ("admit(meter, passed * cost)", "admit(meter, passed * numbers[3])"),
+    ("denial_us(meter, cost)", "denial_us(meter, numbers[3])"),
 ];
 
 /// Applies random histories to both, and says where they first differ.
@@ -307,7 +314,12 @@ impl World {
         }
         if self.is_crowded {
             self.now_us += if self.chance.one_in(40) { 15 * SECOND } else { self.chance.below(1_000) };
-            self.now_us -= if self.chance.one_in(60) { 50 * SECOND } else { 0 };
+            // By much, and then again by little before all grants have been shortened.
+            self.now_us -= match self.chance.below(60) {
+                0 => 50 * SECOND,
+                1..4 => SECOND,
+                _ => 0,
+            };
             return;
         }
         let terms = self.some_terms(0);
@@ -420,20 +432,24 @@ impl World {
 
     fn some_ask(&mut self, updates: &[Update]) -> Ask {
         let chance = &mut self.chance;
-        let count = updates.len() as u64;
-        let meters: Vec<u16> = (0..chance.below(count + 2)).map(|_| chance.below(count) as u16).collect();
-        let terms = updates[chance.below(count) as usize].terms;
-        let cost = match chance.below(6) {
-            0 => 0,
-            1..4 => chance.between(1, 3),
-            _ => chance.amount(&terms),
-        };
+        let meters = updates.len() as u64;
+        let first = chance.below(meters);
+        let places = (0..chance.below(meters + 1)).map(|place| (first + place) % meters);
+        let charges = places.map(|place| {
+            let cost = match chance.below(6) {
+                0 => 0,
+                1..4 => chance.between(1, 3),
+                _ => chance.amount(&updates[place as usize].terms),
+            };
+            Charge { meter: place as u16, cost }
+        });
+        let charges = charges.collect();
         let count = match chance.below(6) {
             0 => 0,
             1 => u32::MAX,
             _ => chance.between(1, 20) as u32,
         };
-        Ask { meters, cost, count }
+        Ask { charges, count }
     }
 
     /// What a node remembers of an answer.

@@ -3,7 +3,8 @@
 -- all. Every number is whole and below 2^53, where a double is exact, and is written with '%.0f': `..` would round it.
 --
 -- KEYS  the store's own, the lane's, and for each meter its own and that of its holders by the end of their grants
--- ARGV  'node sequence acknowledged clustered meters asks'; a line for each meter; a line for each ask
+-- ARGV  'node sequence acknowledged clustered meters asks'; a line for each meter; a line for each ask: how many, then the
+--       place of each of their meters and what they cost there
 
 local DEBT_MAX = 1125899906842624
 local TOTAL_MAX = 4503599627370496
@@ -523,11 +524,11 @@ local decided = {}
 for i = 1, asks do
   local numbers = {}
   for number in string.gmatch(ARGV[1 + updates + i], '%d+') do numbers[#numbers + 1] = n(number) end
-  local cost, count = numbers[1], numbers[2]
+  local count = numbers[1]
   local passed, denied_by, retry = count, 0, 0
-  for at = 3, #numbers do passed = min(passed, passes(meters[numbers[at] + 1], cost, count)) end
-  for at = 3, #numbers do
-    local meter = meters[numbers[at] + 1]
+  for at = 2, #numbers, 2 do passed = min(passed, passes(meters[numbers[at] + 1], numbers[at + 1], count)) end
+  for at = 2, #numbers, 2 do
+    local meter, cost = meters[numbers[at] + 1], numbers[at + 1]
     admit(meter, passed * cost)
     if passed ~= count then
       local wait = denial_us(meter, cost)

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{
-    Ask, Call, CallError, DEBT_MAX, Decided, Lapse, NEVER_US, Reply, Terms, Told, Update,
+    Ask, Call, CallError, Charge, DEBT_MAX, Decided, Lapse, NEVER_US, Reply, Terms, Told, Update,
 };
 
 /// What the keys begin with.
@@ -69,10 +69,10 @@ fn update_line(update: &Update) -> String {
 }
 
 fn ask_line(ask: &Ask) -> String {
-    let mut line = format!("{} {}", ask.cost.min(DEBT_MAX), ask.count);
-    for meter in &ask.meters {
+    let mut line = ask.count.to_string();
+    for Charge { meter, cost } in &ask.charges {
         // Writing to a string cannot fail.
-        let _ = write!(line, " {meter}");
+        let _ = write!(line, " {meter} {}", cost.min(&DEBT_MAX));
     }
     line
 }
@@ -109,7 +109,8 @@ fn read_told(update: &Update, next: &mut impl FnMut() -> Option<u64>) -> Option<
 
 fn read_decided(ask: &Ask, next: &mut impl FnMut() -> Option<u64>) -> Option<Decided> {
     let (passed, denied_by, retry_us) = (u32::try_from(next()?).ok()?, u16::try_from(next()?).ok()?, next()?);
-    let sane = passed <= ask.count && (denied_by == 0 || ask.meters.contains(&denied_by));
+    let sane =
+        passed <= ask.count && (denied_by == 0 || ask.charges.iter().any(|charge| charge.meter == denied_by));
     sane.then_some(Decided { passed, denied_by, retry_us })
 }
 
@@ -134,7 +135,7 @@ mod tests {
             life_us: 5,
             cell: u64::MAX,
         };
-        let asks = vec![Ask { meters: vec![0], cost: 2, count: 3 }];
+        let asks = vec![Ask { charges: vec![Charge { meter: 0, cost: u64::MAX }], count: 3 }];
         let (node, store) = (NodeId(255), StoreId::default());
         Call { node, sequence: 9, acknowledged: 8, store, updates: vec![update], asks }
     }
@@ -146,8 +147,11 @@ mod tests {
         let expected =
             ["tg:{5}:s", "tg:{5}:n:00000000000000ff", "tg:{5}:m:a key \0{b}", "tg:{5}:e:a key \0{b}"];
         assert_eq!(keys, expected);
-        let expected =
-            ["00000000000000ff 9 8 1 1 1", "0 10 1000000 1 10 10 1 7 1 2 9 3 4 5 4503599627370496", "2 3 0"];
+        let expected = [
+            "00000000000000ff 9 8 1 1 1",
+            "0 10 1000000 1 10 10 1 7 1 2 9 3 4 5 4503599627370496",
+            "3 0 1125899906842624",
+        ];
         assert_eq!(script.arguments, expected);
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::Limit;
 use tidegate_core::origin::{
-    Ask, Call, CallError, Lapse, NodeId, Reply, StoreId, Terms, UPDATES_PER_CALL_MAX, Update,
+    Ask, Call, CallError, Charge, Lapse, NodeId, Reply, StoreId, Terms, UPDATES_PER_CALL_MAX, Update,
 };
 use tidegate_origin::redis::{RedisConfig, RedisOrigin, Servers};
 use tidegate_origin::{Origin, OriginError, PARTITIONS};
@@ -74,7 +74,7 @@ impl Lane {
     }
 
     pub async fn ask(&mut self, key: &[u8], terms: Terms, cost: u64, count: u32) -> u32 {
-        let call = self.next(vec![update(key, terms)], vec![Ask { meters: vec![0], cost, count }]);
+        let call = self.next(vec![update(key, terms)], vec![asks(&[(0, cost)], count)]);
         self.make(&call).await.asks[0].passed
     }
 
@@ -109,6 +109,12 @@ impl Lane {
     }
 }
 
+/// Requests that wait: the places of their meters with what each costs there, and how many there are.
+pub fn asks(charges: &[(u16, u64)], count: u32) -> Ask {
+    let charges = charges.iter().map(|&(meter, cost)| Charge { meter, cost });
+    Ask { charges: charges.collect(), count }
+}
+
 pub fn update(key: &[u8], terms: Terms) -> Update {
     Update {
         key: key.into(),
@@ -140,6 +146,7 @@ pub async fn conforms(origin: Arc<dyn Origin>) {
     what_is_held_counts_as_used(&origin).await;
     a_repeat_gets_the_first_answer(&origin).await;
     all_limits_of_a_request_pass_or_none(&origin).await;
+    each_limit_of_a_request_has_its_own_cost(&origin).await;
     every_name_is_a_meter_of_its_own(&origin).await;
     the_higher_version_holds(&origin).await;
     what_makes_no_sense_is_refused(&origin).await;
@@ -163,7 +170,7 @@ async fn what_is_held_counts_as_used(origin: &Arc<dyn Origin>) {
 async fn a_repeat_gets_the_first_answer(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
     let mut lane = Lane::new(origin, 4);
-    let call = lane.next(vec![update(b"again", terms)], vec![Ask { meters: vec![0], cost: 7, count: 1 }]);
+    let call = lane.next(vec![update(b"again", terms)], vec![asks(&[(0, 7)], 1)]);
     let first = lane.make(&call).await;
     assert_eq!(origin.call(4, &call).await, Ok(first.clone()));
     assert_eq!(origin.hedge(4, &call).await, Ok(first.clone()));
@@ -179,10 +186,29 @@ async fn all_limits_of_a_request_pass_or_none(origin: &Arc<dyn Origin>) {
     let mut lane = Lane::new(origin, 5);
     assert_eq!(lane.ask(b"narrow", terms, 90, 1).await, 1);
     let updates = vec![update(b"wide", terms), update(b"narrow", terms)];
-    let call = lane.next(updates, vec![Ask { meters: vec![0, 1], cost: 4, count: 9 }]);
+    let call = lane.next(updates, vec![asks(&[(0, 4), (1, 4)], 9)]);
     let decided = lane.make(&call).await.asks[0];
     assert_eq!((decided.passed, decided.denied_by), (2, 1));
     assert_eq!(lane.ask(b"wide", terms, 1, 99).await, 92);
+}
+
+async fn each_limit_of_a_request_has_its_own_cost(origin: &Arc<dyn Origin>) {
+    let terms = a_day(Lapse::Counted, 1);
+    let mut lane = Lane::new(origin, 10);
+    let said = |back: [u64; 2]| {
+        let named = [(&b"requests"[..], back[0]), (b"tokens", back[1])];
+        named.map(|(key, refund)| Update { refund, ..update(key, terms) }).to_vec()
+    };
+    let call = lane.next(said([0, 0]), vec![asks(&[(0, 1), (1, 20)], 9)]);
+    let decided = lane.make(&call).await.asks[0];
+    assert_eq!((decided.passed, decided.denied_by), (5, 1), "five times 20 tokens are all there are");
+    let call = lane.next(said([0, 0]), vec![asks(&[(0, 96), (1, 0)], 1)]);
+    let decided = lane.make(&call).await.asks[0];
+    assert_eq!((decided.passed, decided.denied_by), (0, 0), "95 requests are left, and no token is needed");
+    // Who stopped waiting gets back what it paid: each limit its own.
+    let call = lane.next(said([1, 20]), Vec::new());
+    let left: Vec<u64> = lane.make(&call).await.told.iter().map(|told| told.room).collect();
+    assert_eq!(left, [96, 20]);
 }
 
 async fn every_name_is_a_meter_of_its_own(origin: &Arc<dyn Origin>) {
@@ -207,6 +233,10 @@ async fn what_makes_no_sense_is_refused(origin: &Arc<dyn Origin>) {
     let same = update(b"twice", a_day(Lapse::Counted, 1));
     let call = lane.next(vec![same.clone(), same], Vec::new());
     assert!(matches!(origin.call(8, &call).await, Err(OriginError::Refused(CallError::Twice { .. }))));
+    let once = vec![update(b"once", a_day(Lapse::Counted, 1))];
+    let call = lane.next(once, vec![asks(&[(0, 1), (0, 2)], 1)]);
+    let refused = OriginError::Refused(CallError::ChargedTwice { meter: 0 });
+    assert_eq!(origin.call(8, &call).await, Err(refused));
     let call = lane.next(Vec::new(), Vec::new());
     assert!(matches!(origin.call(PARTITIONS, &call).await, Err(OriginError::NotApplied(_))));
 }
@@ -217,8 +247,8 @@ async fn a_full_call_is_taken(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
     let updates = (0..UPDATES_PER_CALL_MAX).map(|number| Update { want: 1, ..update(&name(number), terms) });
     let meters = 0u16..;
-    let asks = meters.take(UPDATES_PER_CALL_MAX).map(|meter| Ask { meters: vec![meter], cost: 1, count: 2 });
-    let call = lane.next(updates.collect(), asks.collect());
+    let all = meters.take(UPDATES_PER_CALL_MAX).map(|meter| asks(&[(meter, 1)], 2));
+    let call = lane.next(updates.collect(), all.collect());
     let reply = lane.make(&call).await;
     assert!(reply.told.iter().all(|told| told.grant == 1));
     assert!(reply.asks.iter().all(|decided| decided.passed == 2));

@@ -62,7 +62,7 @@ impl World<'_> {
         self.spoiler.at_origin(&mut call, partition, self.scenario, &self.book);
         let origin_us = self.spoiler.origin_us(self.store.epoch_us + self.now_us);
         let here = &mut self.store.partitions[usize::from(partition)];
-        let before = said.asks.iter().any(|ask| ask.meters.len() > 1).then(|| Partition::clone(here));
+        let before = said.asks.iter().any(|ask| ask.charges.len() > 1).then(|| Partition::clone(here));
         let answer = here.apply(origin_us, &call);
         let mut decided_us = super::EPOCH_US + self.now_us;
         if let Ok(reply) = &answer {

@@ -19,7 +19,7 @@ use crate::clock::SkewedClock;
 use crate::node::{Node, PARTITIONS};
 use crate::report::Report;
 use crate::rulebook::Rulebook;
-use crate::scenario::Scenario;
+use crate::scenario::{Demand, Scenario};
 use crate::spoil::Spoiler;
 use crate::trace::Trace;
 use crate::watch::Watch;
@@ -55,7 +55,7 @@ struct Answered {
 
 #[derive(Debug)]
 enum Event {
-    Request { key: usize, cost: u64 },
+    Request(Demand),
     Wake { node: usize, life: u32 },
     CallArrives { node: usize, life: u32, partition: u16, call: Arc<Call> },
     Answered(Box<Answered>),
@@ -101,8 +101,7 @@ impl Ord for Scheduled {
 /// A request that waits for its node's engine.
 struct Waits {
     node: usize,
-    key: usize,
-    cost: u64,
+    demand: Demand,
     since_us: u64,
 }
 
@@ -208,7 +207,7 @@ impl<'s> World<'s> {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Request { key, cost } => self.request(key, cost),
+            Event::Request(demand) => self.request(demand),
             Event::Wake { node, life } => self.wake(node, life),
             Event::CallArrives { node, life, partition, call } => {
                 self.call_arrives(node, life, partition, call);

@@ -2,7 +2,7 @@
 
 use super::{Event, PAUSE_US_MAX, SECOND_US, World};
 use crate::network::hits;
-use crate::scenario::Shape;
+use crate::scenario::{Demand, Shape};
 
 impl World<'_> {
     /// Draws everything that comes from outside.
@@ -10,7 +10,8 @@ impl World<'_> {
         for _ in 0..self.scenario.requests {
             let at_us = self.request_time();
             let (key, cost) = (self.draw_key(), self.draw_cost());
-            self.schedule(at_us, Event::Request { key, cost });
+            let shared_cost = self.draw_shared_cost(cost);
+            self.schedule(at_us, Event::Request(Demand { key, cost, shared_cost }));
         }
         let faults = self.scenario.faults;
         let plan: [(u32, fn() -> Event); 10] = [
@@ -56,6 +57,14 @@ impl World<'_> {
             return u64::from(self.scenario.limit.burst());
         }
         self.rng.u64(1..=self.scenario.cost_max)
+    }
+
+    fn draw_shared_cost(&mut self, cost: u64) -> u64 {
+        if !(self.scenario.shared && self.scenario.uneven) {
+            return cost;
+        }
+        let most = self.book.widest(self.scenario.keys).burst() / 10;
+        self.rng.u64(0..=most.max(1))
     }
 
     /// Keys weigh 1, 1/2, 1/3 and so on.

@@ -5,7 +5,7 @@ use tidegate_core::engine::{Effect, Resolution};
 use super::{Event, Waits, World};
 use crate::bug::Bug;
 use crate::node::{Metered, Spent};
-use crate::scenario::Spread;
+use crate::scenario::{Demand, Spread};
 
 /// How many requests in ten come to their key's own node, where keys have one.
 const AT_HOME_OF_TEN: u8 = 9;
@@ -25,10 +25,11 @@ impl World<'_> {
         open.get(at).copied()
     }
 
-    pub(super) fn request(&mut self, key: usize, cost: u64) {
+    pub(super) fn request(&mut self, demand: Demand) {
         let true_us = self.true_us();
+        let Demand { key, cost, .. } = demand;
         let Some(node) = self.draw_node(key) else { return };
-        self.watch.offered(self.scenario.meters_of(key), true_us, cost);
+        self.watch.offered(self.scenario.charges_of(demand), true_us);
         if self.is_frozen(node) {
             // Whoever asked has gone by the time it would be answered.
             self.tally.unanswered += 1;
@@ -39,20 +40,20 @@ impl World<'_> {
         });
         let metered: Vec<Metered> = self
             .scenario
-            .meters_of(key)
-            .map(|meter| Metered { meter, rule: self.book.rule(self.nodes[node].edition, meter) })
+            .charges_of(demand)
+            .map(|charge| Metered { charge, rule: self.book.rule(self.nodes[node].edition, charge.meter) })
             .collect();
         let now = self.nodes[node].now(self.now_us);
-        match self.nodes[node].spend(now, &metered, cost) {
-            Spent::Allowed => self.admit(key, true_us, cost),
-            Spent::Denied => self.deny(key, cost),
+        match self.nodes[node].spend(now, &metered) {
+            Spent::Allowed => self.admit(demand, true_us),
+            Spent::Denied => self.deny(demand),
             Spent::Asks => {
                 self.tally.tickets += 1;
                 self.tally.waited += 1;
                 let ticket = self.tally.tickets;
-                self.waiting.insert(ticket, Waits { node, key, cost, since_us: self.now_us });
+                self.waiting.insert(ticket, Waits { node, demand, since_us: self.now_us });
                 let mut effects = Vec::new();
-                self.nodes[node].ask(now, ticket, self.scenario.shared, &metered, cost, &mut effects);
+                self.nodes[node].ask(now, ticket, self.scenario.shared, &metered, &mut effects);
                 self.act(node, effects, None);
                 self.poll(node);
             }
@@ -60,16 +61,18 @@ impl World<'_> {
     }
 
     /// Notes that a request passed: when its node let it pass, or when the origin did.
-    fn admit(&mut self, key: usize, at_us: u64, cost: u64) {
+    fn admit(&mut self, demand: Demand, at_us: u64) {
         self.tally.passed += 1;
-        self.watch.admitted(self.scenario.meters_of(key), at_us, cost);
+        self.watch.admitted(self.scenario.charges_of(demand), at_us);
+        let Demand { key, cost, .. } = demand;
         self.trace.note([self.now_us, 4, key as u64, at_us], || {
             format!("{cost} admitted for key {key}, as of {} us", at_us - super::EPOCH_US)
         });
     }
 
-    fn deny(&mut self, key: usize, cost: u64) {
-        self.watch.denied(key, self.scenario.meters_of(key), self.now_us, cost);
+    fn deny(&mut self, demand: Demand) {
+        let Demand { key, cost, .. } = demand;
+        self.watch.denied(key, self.scenario.charges_of(demand), self.now_us);
         self.trace.note([self.now_us, 6, key as u64, cost], || format!("{cost} denied for key {key}"));
     }
 
@@ -117,14 +120,14 @@ impl World<'_> {
         for effect in effects {
             match effect {
                 Effect::Call { partition, call, .. } => self.send(node, partition, &call),
-                Effect::Answer { ticket, resolution } => self.resolve(ticket, at_us, resolution),
+                Effect::Answer { ticket, resolution } => self.resolve(ticket, at_us, &resolution),
             }
         }
     }
 
-    fn resolve(&mut self, ticket: u64, at_us: u64, resolution: Resolution) {
+    fn resolve(&mut self, ticket: u64, at_us: u64, resolution: &Resolution) {
         let hangs = self.spoiler.bug == Some(Bug::HangsWithStore);
-        if hangs && resolution == Resolution::Unanswered {
+        if hangs && *resolution == Resolution::Unanswered {
             return;
         }
         let Some(waits) = self.waiting.remove(&ticket) else { return };
@@ -134,10 +137,10 @@ impl World<'_> {
             self.watch.waited(waited_us);
         }
         match resolution {
-            Resolution::Allowed { .. } => self.admit(waits.key, at_us, waits.cost),
-            Resolution::Denied { .. } => self.deny(waits.key, waits.cost),
+            Resolution::Allowed { .. } => self.admit(waits.demand, at_us),
+            Resolution::Denied { .. } => self.deny(waits.demand),
             Resolution::Unanswered if self.spoiler.bug == Some(Bug::FailsOpen) => {
-                self.admit(waits.key, at_us, waits.cost);
+                self.admit(waits.demand, at_us);
             }
             Resolution::Unanswered => self.tally.unanswered += 1,
         }
