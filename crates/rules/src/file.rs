@@ -481,7 +481,7 @@ mod tests {
             "rules[0].when.method: 0 patterns is outside 1 to 64",
             "rules[0].when.path: a pattern is text",
             "rules[1].period: \"1 fortnight\" is not a number and a unit of us, ms, s, m, h or d, such as \"1m\"",
-            "rules[2].brust: not known; a rule has name, tenant, version, class, mode, algorithm, key, limit, period, \
+            "rules[2].brust: not known; a rule has name, tenant, version, class, paid, tolerance, mode, algorithm, key, limit, period, \
              burst, when",
         ];
         assert_eq!(found, expected);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate::region::{Class, MemoryOrigin, Origin, OriginError, Region, RegionGate, Rung, Settings};
-use tidegate::{Clock, Limit, Limiter, SystemClock};
+use tidegate::region::{Class, MemoryOrigin, Origin, OriginError, Policy, Region, Rung, Settings};
+use tidegate::{Clock, Gate, Limit, Limiter, SystemClock};
 use tidegate_core::origin::{Call, OriginMeter, Reply};
 use tidegate_origin::{Answer, partition_of};
 
@@ -33,10 +33,15 @@ impl Watched {
 
     /// What the origin was told of a key of the limit `per_user`.
     fn charged(&self, key: &str) -> u64 {
-        let name = format!("0:8:per_user{key}").into_bytes();
+        self.charged_of("per_user", key, key)
+    }
+
+    /// What it was told of a key of any limit, kept where `placement` says.
+    fn charged_of(&self, limit: &str, key: &str, placement: &str) -> u64 {
+        let name = format!("0:0:{}:{limit}{key}", limit.len()).into_bytes();
         let charged = |meter: &OriginMeter| meter.charged() - meter.refunded();
         self.inner
-            .look(partition_of(key.as_bytes()), |p| p.meter(&name).map_or(0, charged))
+            .look(partition_of(placement.as_bytes()), |p| p.meter(&name).map_or(0, charged))
             .expect("a partition")
     }
 }
@@ -54,7 +59,7 @@ impl Origin for Watched {
 }
 
 /// A node that waits for the origin however long it takes: a test may run on a machine that is slow.
-fn patient(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, RegionGate) {
+fn patient(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, Gate) {
     let minute_us = 60_000_000;
     node(
         origin,
@@ -65,20 +70,20 @@ fn patient(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, Region
 }
 
 /// A node that is soon tired of waiting.
-fn hasty(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, RegionGate) {
+fn hasty(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, Gate) {
     node(origin, class, limit, Settings::default())
 }
 
-fn node(origin: &Arc<Watched>, class: Class, limit: Limit, settings: Settings) -> (Region, RegionGate) {
+fn node(origin: &Arc<Watched>, class: Class, limit: Limit, settings: Settings) -> (Region, Gate) {
     let limiter = Limiter::builder().limit("per_user", limit).build().expect("a limiter");
     let origin = Arc::clone(origin) as Arc<dyn Origin>;
-    let region = Region::join_with(Arc::new(limiter), origin, settings).expect("a name");
+    let region = Region::join_as("", Arc::new(limiter), origin, settings).expect("a name");
     let gate = region.gate("", "per_user", class).expect("known");
     (region, gate)
 }
 
-async fn passes(node: &(Region, RegionGate), key: &str) -> bool {
-    node.0.check(key, &[node.1.key(key)], 1).await.expect("one limit").is_allowed()
+async fn passes(node: &(Region, Gate), key: &str) -> bool {
+    node.0.check(&[node.1.question(key)]).await.expect("one limit").is_allowed()
 }
 
 #[tokio::test]
@@ -137,7 +142,7 @@ async fn without_the_origin_the_class_decides() {
         let node = hasty(&origin, class, limit);
         let (mut passed, mut rungs) = (0, Vec::new());
         for _ in 0..1_000 {
-            let ruling = node.0.check("alice", &[node.1.key("alice")], 1).await.expect("one limit");
+            let ruling = node.0.check(&[node.1.question("alice")]).await.expect("one limit");
             passed += u64::from(ruling.is_allowed());
             rungs.push(ruling.rung);
         }
@@ -159,4 +164,88 @@ async fn what_passed_without_the_origin_is_told_when_it_is_back() {
     origin.is_gone.store(false, Ordering::Relaxed);
     node.0.leave().await;
     assert_eq!(origin.charged("alice"), passed);
+}
+
+/// Two limits of a region: what a user may do, and what all may do together.
+fn two_limits(origin: &Arc<Watched>, per_user: u64, in_all: u64) -> (Region, Gate, Gate) {
+    let (region, _) = patient(origin, Class::Security, Limit::gcra(1, MINUTE).expect("in range"));
+    let gate = |name: &str, amount| {
+        let limit = Limit::gcra(amount, MINUTE).expect("in range");
+        region.gate_with("", name, limit, Policy::of(Class::Security)).expect("a tenant")
+    };
+    let (user, all) = (gate("user", per_user), gate("all", in_all));
+    (region, user, all)
+}
+
+#[tokio::test]
+async fn limits_of_one_placement_are_one_call_each_with_its_own_cost() {
+    let origin = Watched::new();
+    let (region, user, all) = two_limits(&origin, 100, 100);
+    let questions = [user.question("alice").cost(2), all.question("everyone").cost(20).placed_by("alice")];
+    assert!(region.check(&questions).await.expect("two limits").is_allowed());
+    assert_eq!(origin.calls(), 1);
+    region.leave().await;
+    assert_eq!(origin.charged_of("user", "alice", "alice"), 2);
+    assert_eq!(origin.charged_of("all", "everyone", "alice"), 20);
+}
+
+#[tokio::test]
+async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_was_denied() {
+    let origin = Watched::new();
+    let nodes = [two_limits(&origin, 3, 10), two_limits(&origin, 3, 10)];
+    let mut passed = 0;
+    for turn in 0..60 {
+        let (region, user, all) = &nodes[turn % 2];
+        let name = format!("user{}", turn % 5);
+        let ruling = region.check(&[user.question(&name), all.question("everyone")]).await;
+        passed += u64::from(ruling.expect("two limits").is_allowed());
+    }
+    for (region, ..) in &nodes {
+        region.leave().await;
+    }
+    // Five users of three each would make fifteen: all together stop at ten, and no user is charged for more than passed.
+    let users: u64 =
+        (0..5).map(|user| format!("user{user}")).map(|u| origin.charged_of("user", &u, &u)).sum();
+    assert_eq!((passed, origin.charged_of("all", "everyone", "everyone"), users), (10, 10, 10));
+}
+
+#[tokio::test]
+async fn what_is_given_back_can_be_spent_again() {
+    let origin = Watched::new();
+    let (region, user, _) = two_limits(&origin, 5, 5);
+    let ask = || user.question("alice").cost(5);
+    assert!(region.check(&[ask()]).await.expect("one limit").is_allowed());
+    assert!(!region.check(&[ask()]).await.expect("one limit").is_allowed());
+    region.refund([&ask()]);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while !region.check(&[ask()]).await.expect("one limit").is_allowed() {
+        assert!(tokio::time::Instant::now() < deadline, "it never came back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn who_pays_passes_without_the_origin_but_not_without_end() {
+    let origin = Watched::new();
+    origin.is_gone.store(true, Ordering::Relaxed);
+    let limit = Limit::gcra(10, MINUTE).expect("in range");
+    let (region, _) = hasty(&origin, Class::Cost, limit);
+    let paid = Policy { paid: true, ..Policy::of(Class::Cost) };
+    let gate = region.gate_with("", "paid", limit, paid).expect("a tenant");
+    let ask = async |key: &str| region.check(&[gate.question(key).cost(10)]).await.expect("one limit");
+    for _ in 0..20 {
+        let ruling = ask("alice").await;
+        assert_eq!((ruling.is_allowed(), ruling.rung), (true, Rung::Open), "far above its own limit");
+    }
+    let mut last = ask("bob").await;
+    for _ in 0..1_000_000 {
+        if !last.is_allowed() {
+            break;
+        }
+        last = ask("bob").await;
+    }
+    assert_eq!((last.is_allowed(), last.rung), (false, Rung::Open), "above what a tenant has");
+    let strict = region.gate_with("", "strict", limit, Policy::of(Class::Security)).expect("a tenant");
+    let both = [gate.question("alice"), strict.question("alice")];
+    assert_eq!(region.check(&both).await.expect("two limits").rung, Rung::Closed, "the strictest decides");
 }
