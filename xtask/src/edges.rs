@@ -8,14 +8,15 @@ use crate::metadata::{Graph, Member};
 /// A row may stand here before its crate does.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("tidegate-core", &[]),
-    ("tidegate-origin", &["tidegate-core"]),
+    ("tidegate-origin", &["tidegate-core", "tidegate-testkit"]),
     ("tidegate-rules", &["tidegate-core"]),
-    ("tidegate", &["tidegate-core", "tidegate-origin"]),
-    ("tidegate-server", &["tidegate", "tidegate-rules", "tidegate-core"]),
-    ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate"]),
+    ("tidegate", &["tidegate-core", "tidegate-origin", "tidegate-testkit"]),
+    ("tidegate-server", &["tidegate", "tidegate-rules", "tidegate-core", "tidegate-testkit"]),
+    ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-testkit"]),
     ("tidegate-sim", &["tidegate-core", "tidegate-oracle"]),
     ("tidegate-oracle", &["tidegate-core"]),
-    ("tidegate-bench", &["tidegate", "tidegate-core"]),
+    ("tidegate-bench", &["tidegate", "tidegate-core", "tidegate-oracle", "tidegate-testkit"]),
+    ("tidegate-testkit", &[]),
     ("xtask", &[]),
 ];
 
@@ -54,6 +55,9 @@ const IMPURE: &[&str] = &[
 /// The rate limiters that the benchmark compares with; nobody who builds the product builds them.
 const PEERS: &[&str] = &["governor", "limitador", "pingora-limits", "throttlecrab"];
 
+/// What tests are made of; the product is not.
+const TEST_KIT: &str = "tidegate-testkit";
+
 /// A broken rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
@@ -65,6 +69,8 @@ pub(crate) enum Violation {
     Impure { path: Vec<String> },
     /// A crate that is built by default reaches a package that only the benchmark may use.
     Peer { path: Vec<String> },
+    /// A crate that is built by default reaches what only tests may use.
+    TestKit { path: Vec<String> },
 }
 
 impl fmt::Display for Violation {
@@ -76,6 +82,9 @@ impl fmt::Display for Violation {
             Self::Peer { path } => {
                 write!(f, "only the benchmark may use its peers, but there is {}", path.join(" -> "))
             }
+            Self::TestKit { path } => {
+                write!(f, "only tests may use {TEST_KIT}, but there is {}", path.join(" -> "))
+            }
         }
     }
 }
@@ -86,6 +95,7 @@ pub(crate) fn check(graph: &Graph) -> Vec<Violation> {
         graph.members().iter().flat_map(|member| check_table(member, graph)).collect();
     violations.extend(check_purity(graph));
     violations.extend(check_peers(graph));
+    violations.extend(check_test_kit(graph));
     violations
 }
 
@@ -115,6 +125,12 @@ fn check_purity(graph: &Graph) -> Vec<Violation> {
 fn check_peers(graph: &Graph) -> Vec<Violation> {
     let paths = graph.default_members().iter().flat_map(|id| graph.paths(id, PEERS, |_| true));
     paths.map(|path| Violation::Peer { path: owned(&path) }).collect()
+}
+
+fn check_test_kit(graph: &Graph) -> Vec<Violation> {
+    let built = graph.default_members().iter();
+    let paths = built.flat_map(|id| graph.paths(id, &[TEST_KIT], |edge| edge.ships));
+    paths.map(|path| Violation::TestKit { path: owned(&path) }).collect()
 }
 
 fn owned(path: &[&str]) -> Vec<String> {
@@ -256,12 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn only_the_simulator_may_use_the_oracle_and_nobody_the_benchmark() {
+    fn only_the_simulator_and_the_benchmark_may_use_the_oracle_and_nobody_the_benchmark() {
         for (member, _) in ALLOWED {
             for measured in ["tidegate-oracle", "tidegate-bench"] {
                 // No default member, so that the benchmark's peers are another test's matter.
                 let made = Made { members: vec![member, measured], ..Made::default() };
-                let granted = (*member, measured) == ("tidegate-sim", "tidegate-oracle");
+                let granted =
+                    measured == "tidegate-oracle" && ["tidegate-sim", "tidegate-bench"].contains(member);
                 let expected = if granted { vec![] } else { vec![forbidden(member, measured)] };
                 assert_eq!(made.with(member, measured, for_tests()).violations(), expected);
             }
@@ -317,6 +334,15 @@ mod tests {
     fn the_benchmark_as_a_default_member_is_caught() {
         let violations = sound().with_default_member("tidegate-bench").violations();
         assert_eq!(violations, [peer(&["tidegate-bench", "governor"])]);
+    }
+
+    #[test]
+    fn what_tests_are_made_of_is_used_by_tests_only() {
+        let made = || sound().with_member("tidegate-testkit");
+        let shipped = made().with("tidegate", "tidegate-testkit", normal()).violations();
+        assert_eq!(shipped, [Violation::TestKit { path: owned(&["tidegate", "tidegate-testkit"]) }]);
+        assert_eq!(made().with("tidegate", "tidegate-testkit", for_tests()).violations(), []);
+        assert_eq!(made().with("tidegate-bench", "tidegate-testkit", normal()).violations(), []);
     }
 
     #[test]

@@ -16,7 +16,8 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{Ping, PingPong};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use support::{Server, tool, wait_until};
+use support::{serve, tool};
+use tidegate_testkit::{Server, wait_until};
 use tokio::task::JoinHandle;
 
 /// How long a server may take to notice, on a machine that has much else to do.
@@ -32,7 +33,7 @@ const ONE_A_MINUTE: &[u8] =
 
 #[test]
 fn the_silent_are_cut() {
-    let server = Server::start(&["--idle-timeout", "1s"]);
+    let server = serve(&["--idle-timeout", "1s"]);
     for listener in LISTENERS {
         let mut silent = connect(server.address(listener));
         assert!(is_closed(&mut silent), "{listener}");
@@ -42,7 +43,7 @@ fn the_silent_are_cut() {
 
 #[test]
 fn half_a_request_is_cut_long_before_a_silent_connection() {
-    let server = Server::start(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    let server = serve(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
     let halves: [&[u8]; 3] =
         [b"POST /v1/check HTTP/1.1\r\nhost: h\r\ncontent-le", b"*2\r\n$4\r\nEC", b"GET /hea"];
     for (listener, half) in LISTENERS.iter().zip(halves) {
@@ -57,7 +58,7 @@ fn half_a_request_is_cut_long_before_a_silent_connection() {
 
 #[test]
 fn who_never_takes_an_answer_is_cut() {
-    let server = Server::start(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    let server = serve(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
     let mut deaf = connect(server.address("resp"));
     deaf.set_nonblocking(true).unwrap();
     let pings = b"PING\r\n".repeat(10_000);
@@ -69,7 +70,7 @@ fn who_never_takes_an_answer_is_cut() {
 
 #[test]
 fn more_connections_than_allowed_are_closed_at_once() {
-    let server = Server::start(&["--connections-max", "2"]);
+    let server = serve(&["--connections-max", "2"]);
     let address = server.address("resp");
     let mut first: Vec<TcpStream> = (0..2).map(|_| connect(address)).collect();
     for client in &mut first {
@@ -92,7 +93,7 @@ fn nothing_is_read_from_strangers() {
     let config = folder.path().join("config.toml");
     let hash = tidegate_server::auth::TokenHash::of(b"known");
     std::fs::write(&config, format!("[[tokens]]\nname = 't'\nhash = '{hash}'\n")).unwrap();
-    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let server = serve(&["--config", config.to_str().unwrap()]);
     let mut stranger = connect(server.address("http"));
     // The body never comes, and is not waited for.
     stranger.write_all(b"POST /v1/check HTTP/1.1\r\nhost: h\r\ncontent-length: 500000\r\n\r\n{").unwrap();
@@ -103,7 +104,7 @@ fn nothing_is_read_from_strangers() {
 
 #[test]
 fn half_a_call_of_grpc_is_cut() {
-    let server = Server::start(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    let server = serve(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
     in_time(async {
         let Http2 { mut calls, .. } = Http2::connect(&server).await;
         for (path, status) in [
@@ -123,7 +124,7 @@ fn half_a_call_of_grpc_is_cut() {
 
 #[test]
 fn pings_alone_do_not_keep_a_connection_of_grpc() {
-    let server = Server::start(&["--idle-timeout", "1s"]);
+    let server = serve(&["--idle-timeout", "1s"]);
     in_time(async {
         let Http2 { mut calls, mut pings, .. } = Http2::connect(&server).await;
         let (answer, mut body) = calls.send_request(call("/grpc.health.v1.Health/Watch"), false).unwrap();
@@ -145,7 +146,7 @@ fn pings_alone_do_not_keep_a_connection_of_grpc() {
 
 #[test]
 fn who_leaves_no_room_for_an_answer_of_grpc_is_cut() {
-    let server = Server::start(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    let server = serve(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
     in_time(async {
         for (path, message) in
             [("/grpc.health.v1.Health/Check", &[0; 5][..]), (SHOULD_RATE_LIMIT, ONE_A_MINUTE)]
@@ -253,7 +254,7 @@ fn start_with_tls(folder: &Path, arguments: &[&str]) -> (Server, CertificateDer<
     std::fs::write(&cert, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     let tls = ["--tls-cert", cert.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
-    (Server::start(&[&tls, arguments].concat()), made.cert.der().clone())
+    (serve(&[&tls, arguments].concat()), made.cert.der().clone())
 }
 
 fn curl_over_tls(folder: &Path, server: &Server, listener: &str, path: &str) -> String {

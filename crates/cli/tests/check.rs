@@ -6,7 +6,8 @@
 mod support;
 
 use support::raw::{Reply, request, send};
-use support::{Server, token_entry, write};
+use support::{serve, token_entry, write};
+use tidegate_testkit::Server;
 
 const RULES: &str = "
     [[rules]]
@@ -31,7 +32,7 @@ fn assert_refused(server: &Server, body: &str, detail: &str) {
 
 #[test]
 fn what_is_no_question_gets_an_exact_answer() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     for (body, why) in [
         ("", "EOF while parsing a value at line 1 column 0"),
         ("{", "EOF while parsing an object at line 1 column 1"),
@@ -48,7 +49,7 @@ fn what_is_no_question_gets_an_exact_answer() {
 
 #[test]
 fn wrong_fields_are_named_with_what_is_allowed() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let field = |name: &str, value: &str| format!(r#"{{"dimensions":{{}},"{name}":{value}}}"#);
     for (cost, why) in [
         ("-1", "invalid value: integer `-1`, expected u64 at line 1 column 26"),
@@ -70,7 +71,7 @@ fn wrong_fields_are_named_with_what_is_allowed() {
 
 #[test]
 fn wrong_dimensions_are_named_with_what_is_allowed() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let refused = |dimensions: &str, detail: &str| {
         assert_refused(&server, &format!(r#"{{"dimensions":{dimensions}}}"#), detail);
     };
@@ -95,7 +96,7 @@ fn wrong_dimensions_are_named_with_what_is_allowed() {
 #[test]
 fn what_is_refused_is_not_charged() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
+    let server = serve(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
     let twice = r#"{"dimensions":{"user":"x","user":"y"}}"#;
     assert_refused(&server, twice, "dimensions.user: given twice");
     assert_refused(
@@ -109,7 +110,7 @@ fn what_is_refused_is_not_charged() {
 
 #[test]
 fn what_is_not_there_and_what_is_too_large_is_said() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let address = server.address("http");
     let no_body = send(address, &request("POST", "/v1/check", &[], None));
     assert_eq!(
@@ -142,7 +143,7 @@ fn what_is_not_there_and_what_is_too_large_is_said() {
 #[test]
 fn what_a_limit_can_never_let_pass_is_denied_for_good() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
+    let server = serve(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
     let body = r#"{"dimensions":{"user":"a"},"cost":18446744073709551615,"deny_status":429}"#;
     let reply = check(&server, "", body);
     assert_eq!((reply.status, reply.header("retry-after")), (429, None));
@@ -154,7 +155,7 @@ fn what_a_limit_can_never_let_pass_is_denied_for_good() {
 fn an_address_counts_however_it_is_spelled() {
     let folder = tempfile::tempdir().expect("a folder");
     let rules = "[[rules]]\nname = 'per_address'\nkey = ['ip']\nlimit = 1\nperiod = '1h'\n";
-    let server = Server::start(&["--rules", &write(folder.path(), "rules.toml", rules)]);
+    let server = serve(&["--rules", &write(folder.path(), "rules.toml", rules)]);
     let status = |ip: &str| {
         let body = format!(r#"{{"dimensions":{{"ip":"{ip}"}},"deny_status":429}}"#);
         check(&server, "", &body).status
@@ -178,7 +179,7 @@ fn a_token_opens_its_tenant_and_no_other() {
     ];
     let config = write(folder.path(), "config.toml", &config.concat());
     let rules = write(folder.path(), "rules.toml", RULES);
-    let server = Server::start(&["--config", &config, "--rules", &rules]);
+    let server = serve(&["--config", &config, "--rules", &rules]);
 
     let same_user = r#"{"dimensions":{"user":"x"},"deny_status":429}"#;
     let asks = |token: &str| check(&server, token, same_user).status;

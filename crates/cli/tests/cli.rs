@@ -19,7 +19,8 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 use support::raw::{request, send};
-use support::{Process, START_TIME_MAX, Server, free_port, tidegate as command, wait_until};
+use support::{serve, tidegate as command};
+use tidegate_testkit::{Process, START_TIME_MAX, Server, Signal, free_port, wait_until};
 
 const COMMANDS: [&[&str]; 10] = [
     &["serve"],
@@ -259,7 +260,7 @@ fn settings_come_from_flags_before_variables_before_the_file() {
 
 #[test]
 fn two_servers_cannot_have_one_port() {
-    let first = Server::start(&[]);
+    let first = serve(&[]);
     let taken = first.address("http").to_string();
     let second = tidegate(&[
         "serve",
@@ -281,7 +282,7 @@ fn two_servers_cannot_have_one_port() {
 
 #[test]
 fn every_port_that_cannot_be_had_is_named() {
-    let first = Server::start(&[]);
+    let first = serve(&[]);
     let mut serve = command(&["serve", "--data-dir", "none"]);
     for listener in ["http", "grpc", "resp"] {
         serve.arg(format!("--{listener}-listen")).arg(first.address(listener).to_string());
@@ -321,7 +322,7 @@ fn listeners_have_an_address_each_and_one_is_on() {
 #[test]
 fn a_check_is_readable_or_json_and_its_status_tells() {
     let (_folder, rules) = folder_with("rules.toml", RULES);
-    let server = Server::start(&["--rules", &rules]);
+    let server = serve(&["--rules", &rules]);
     let url = server.url("admin", "");
     let check = |more: &[&str]| tidegate(&[&["check", "user=alice", "--server", &url], more].concat());
 
@@ -479,7 +480,7 @@ fn begin_request(server: &Server) -> (TcpStream, &'static [u8]) {
 
 /// Asks it to stop, and waits until it no longer takes requests.
 fn begin_stop(server: &Server) {
-    server.process.signal("TERM");
+    server.process.signal(Signal::TERM);
     wait_until("the listener to close", START_TIME_MAX, || {
         TcpStream::connect(server.address("http")).is_err()
     });
@@ -487,7 +488,7 @@ fn begin_stop(server: &Server) {
 
 #[test]
 fn a_request_under_way_is_answered_when_the_server_stops() {
-    let mut server = Server::start(&["--drain-timeout", "10m"]);
+    let mut server = serve(&["--drain-timeout", "10m"]);
     let (mut client, rest) = begin_request(&server);
     begin_stop(&server);
     assert!(server.process.is_running(), "it waits for the request under way");
@@ -500,7 +501,7 @@ fn a_request_under_way_is_answered_when_the_server_stops() {
 
 #[test]
 fn a_server_that_drains_is_alive_and_not_ready() {
-    let mut server = Server::start(&["--drain-timeout", "10m"]);
+    let mut server = serve(&["--drain-timeout", "10m"]);
     let get = |path| {
         let reply = send(server.address("admin"), &request("GET", path, &[], None));
         (reply.status, reply.body)
@@ -525,7 +526,7 @@ fn a_server_that_drains_is_alive_and_not_ready() {
 
 #[test]
 fn what_does_not_end_in_time_is_cut() {
-    let mut server = Server::start(&["--drain-timeout", "0s"]);
+    let mut server = serve(&["--drain-timeout", "0s"]);
     let (mut client, _) = begin_request(&server);
     assert_eq!(server.process.terminate(), Some(0));
     assert!(!matches!(client.read(&mut [0; 1]), Ok(1..)), "there is no answer");
@@ -533,19 +534,19 @@ fn what_does_not_end_in_time_is_cut() {
 
 #[test]
 fn a_second_signal_ends_a_server_at_once() {
-    for (signal, code) in [("TERM", 143), ("INT", 130)] {
-        let mut server = Server::start(&["--drain-timeout", "10m", "--request-timeout", "5m"]);
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let mut server = serve(&["--drain-timeout", "10m", "--request-timeout", "5m"]);
         let _client = begin_request(&server);
         begin_stop(&server);
         assert!(server.process.is_running(), "it waits for the request under way");
         server.process.signal(signal);
-        assert_eq!(server.process.exit_status(), Some(code), "{signal}");
+        assert_eq!(server.process.exit_status(), Some(code), "{signal:?}");
     }
 }
 
 #[test]
 fn who_may_get_may_ask_for_the_head_alone() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     for (listener, path) in
         [("admin", "/healthz"), ("admin", "/readyz"), ("admin", "/metrics"), ("http", "/openapi.json")]
     {
@@ -685,7 +686,7 @@ fn rules_are_validated_without_a_server() {
 fn a_bench_counts_what_the_server_decided() {
     // On a machine that is too busy, checks of comfort pass uncounted; those of security are errors.
     let (_folder, rules) = folder_with("rules.toml", &format!("{RULES}class = 'security'\n"));
-    let server = Server::start(&["--rules", &rules]);
+    let server = serve(&["--rules", &rules]);
     let url = server.url("http", "");
     let bench = ["bench", "--surface", "check", "--server", &url, "--duration", "1s", "--json"];
     let output = tidegate(&[&bench[..], &["--connections", "3", "--keys", "10"]].concat());
@@ -710,7 +711,7 @@ fn a_bench_counts_what_the_server_decided() {
 
 #[test]
 fn a_bench_without_a_single_decision_fails() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let admin = server.url("admin", "");
     let output = tidegate(&["bench", "--server", &admin, "--duration", "1s", "--connections", "1"]);
     assert_eq!(status(&output), 1, "{output:?}");
@@ -798,7 +799,7 @@ fn connect(address: SocketAddr, ca: &Path) -> std::io::Result<StreamOwned<Client
 fn every_listener_is_encrypted_once_there_is_a_certificate() {
     let certificates = Certificates::new();
     let (cert, key) = (certificates.text("server.pem"), certificates.text("server.key"));
-    let server = Server::start(&["--tls-cert", &cert, "--tls-key", &key]);
+    let server = serve(&["--tls-cert", &cert, "--tls-key", &key]);
     for listener in ["http", "grpc", "resp", "admin"] {
         let connected = connect(server.address(listener), &certificates.path("ca.pem"));
         assert!(connected.is_ok(), "{listener}: {:?}", connected.err());
@@ -824,7 +825,7 @@ fn a_server_that_wants_certificates_refuses_clients_without_one() {
     let certificates = Certificates::new();
     let (cert, key, ca) =
         (certificates.text("server.pem"), certificates.text("server.key"), certificates.text("ca.pem"));
-    let server = Server::start(&["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca]);
+    let server = serve(&["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca]);
     for listener in ["http", "grpc", "resp", "admin"] {
         // With TLS 1.3 the client's part of the handshake is over before the server has judged it.
         let refused = connect(server.address(listener), &certificates.path("ca.pem"))

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
-use support::{Process, START_TIME_MAX, Server, free_port, tool, wait_for_port, wait_until};
+use support::{serve, tool};
+use tidegate_testkit::{Process, START_TIME_MAX, Server, free_port, wait_for_port, wait_until};
 
 const DESCRIPTORS: &str = "
 domain: edge
@@ -38,7 +39,7 @@ fn descriptor_file(text: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn start(path: &Path) -> Server {
-    Server::start(&["--envoy-descriptors", path.to_str().expect("text")])
+    serve(&["--envoy-descriptors", path.to_str().expect("text")])
 }
 
 struct HttpAnswer {
@@ -290,7 +291,7 @@ fn tokens_tell_tenants_apart() {
     );
     let config_path = folder.path().join("tidegate.toml");
     std::fs::write(&config_path, config).expect("written");
-    let server = Server::start(&[
+    let server = serve(&[
         "--envoy-descriptors",
         path.to_str().expect("text"),
         "--config",

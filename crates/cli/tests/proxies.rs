@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use support::raw::{Reply, request, send_from};
-use support::{Process, START_TIME_MAX, Server, free_port, tool, wait_until};
+use support::{serve, tool};
+use tidegate_testkit::{Process, START_TIME_MAX, Server, free_port, wait_for_port, wait_until};
 
 /// Clients come from other addresses than the proxy, which asks from 127.0.0.1.
 const CLIENT: &str = "127.0.0.2";
@@ -75,15 +76,14 @@ impl Stage {
         // So slow that nothing comes back while a busy machine takes its time.
         std::fs::write(&rules, fill(&snippet("rules"), "\"1m\"", "\"1h\"")).expect("a file");
         // The clients are on loopback too, so only the proxy's own address may be trusted.
-        let tidegate =
-            Server::start(&["--rules", &rules.to_string_lossy(), "--trusted-proxies", "127.0.0.1"]);
+        let tidegate = serve(&["--rules", &rules.to_string_lossy(), "--trusted-proxies", "127.0.0.1"]);
         let (service, reached) = service();
         let config = fill(&snippet(name), "127.0.0.1:8080", &tidegate.address("http").to_string());
         let config = fill(&config, "127.0.0.1:3000", &service.to_string());
         let port = free_port();
         let process = Process::spawn(&mut start(folder.path(), &config, port));
         let proxy = SocketAddr::from(([127, 0, 0, 1], port));
-        support::wait_for_port(name, proxy);
+        wait_for_port(name, proxy);
         let stage = Self { proxy, reached, _process: process, _tidegate: tidegate, _folder: folder };
         // Traefik opens its port before it has read its routes.
         wait_until(&format!("{name} to answer"), START_TIME_MAX, || {

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use support::{Process, START_TIME_MAX, Server, free_port, tool, wait_for_port, wait_until};
+use support::{serve, tool};
 use tidegate_server::auth::TokenHash;
+use tidegate_testkit::{Redis, START_TIME_MAX, Server, wait_until};
 
 /// How long an answer may take on a machine that has much else to do.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
@@ -57,7 +58,7 @@ fn redis_py(server: &Server, script: &str) {
 
 #[test]
 fn redis_py_asks_in_both_protocols() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     for protocol in ["2", "3"] {
         redis_py(
             &server,
@@ -130,7 +131,7 @@ fn two_tenants() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn a_token_is_a_password_and_tenants_are_apart() {
     let (_folder, path) = two_tenants();
-    let server = Server::start(&["--config", path.to_str().expect("text")]);
+    let server = serve(&["--config", path.to_str().expect("text")]);
     redis_py(
         &server,
         r#"
@@ -153,7 +154,7 @@ assert blue.info("keyspace")["db0"]["keys"] == 1
 
 #[test]
 fn redis_cli_prints_what_redis_cells_readme_prints() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     for protocol in ["-2", "-3"] {
         let question = [protocol, "CL.THROTTLE", &format!("user{protocol}"), "15", "30", "60"];
         let mut answer = redis_cli(&server, &question);
@@ -172,7 +173,7 @@ fn redis_cli_prints_what_redis_cells_readme_prints() {
 
 #[test]
 fn redis_benchmark_sends_pipelines_and_every_decision_is_counted() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let port = server.address("resp").port().to_string();
     let load = [
         "-P",
@@ -255,17 +256,9 @@ const SAME_WORDS: &[&[u8]] = &[
 
 #[test]
 fn what_redis_answers_too_is_answered_in_its_words() {
-    let server = Server::start(&[]);
-    let port = free_port();
-    let folder = tempfile::tempdir().expect("a folder");
-    let _redis = Process::spawn(
-        Command::new(tool("redis-server"))
-            .args(["--port", &port.to_string(), "--save", "", "--bind", "127.0.0.1"])
-            .current_dir(folder.path())
-            .stdout(std::process::Stdio::null()),
-    );
-    let redis = SocketAddr::from(([127, 0, 0, 1], port));
-    wait_for_port("redis-server", redis);
+    let server = serve(&[]);
+    let store = Redis::start(&[]);
+    let redis = store.address();
     for sent in SAME_WORDS {
         assert_eq!(exchange(server.address("resp"), sent), exchange(redis, sent), "{}", sent.escape_ascii());
     }
@@ -276,7 +269,7 @@ fn what_redis_answers_too_is_answered_in_its_words() {
 
 #[test]
 fn a_stop_answers_what_was_asked_and_closes() {
-    let mut server = Server::start(&[]);
+    let mut server = serve(&[]);
     let mut stream = TcpStream::connect(server.address("resp")).expect("connects");
     stream.set_read_timeout(Some(START_TIME_MAX)).expect("set");
     stream.write_all(b"PING\r\n").expect("written");

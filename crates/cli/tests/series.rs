@@ -7,8 +7,9 @@ mod support;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 
-use support::Server;
 use support::raw::{request, send};
+use support::serve;
+use tidegate_testkit::Server;
 
 /// Identifiers in one write: enough to make syscalls cheap, few enough for the server to take at once.
 const PER_WRITE: usize = 100;
@@ -17,7 +18,7 @@ const SERIES_MAX: usize = 2_000;
 
 #[test]
 fn a_million_identifiers_leave_few_series() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let before = series(&server);
     throttle_a_million(&server);
     let after = series(&server);

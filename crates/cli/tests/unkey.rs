@@ -11,7 +11,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use support::raw::{begin, finish, request};
-use support::{Server, node_dir, token_entry, tool, write};
+use support::{node_dir, serve, token_entry, tool, write};
+use tidegate_testkit::{START_TIME_MAX, Server, wait_until};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -56,7 +57,7 @@ impl Client {
     fn post(&self, endpoint: &str, body: &Value) -> Told {
         let ask = || self.raw("POST", &format!("/v2/ratelimit.{endpoint}"), &body.to_string());
         let mut told = ask();
-        support::wait_until("a decision", support::START_TIME_MAX, || {
+        wait_until("a decision", START_TIME_MAX, || {
             let is_decided = told.status != 200
                 || !matches!(endpoint, "limit" | "multiLimit")
                 || told.headers.contains_key("ratelimit");
@@ -118,18 +119,18 @@ fn run_node(script: &str, server: &Server) {
 #[test]
 fn the_ratelimit_package_of_npm_works() {
     let folder = tempfile::tempdir().expect("a folder");
-    run_node("unkey_ratelimit.cjs", &Server::start(&["--config", &tokens(folder.path())]));
+    run_node("unkey_ratelimit.cjs", &serve(&["--config", &tokens(folder.path())]));
 }
 
 #[test]
 fn the_api_package_of_npm_works() {
     let folder = tempfile::tempdir().expect("a folder");
-    run_node("unkey_api.cjs", &Server::start(&["--config", &tokens(folder.path())]));
+    run_node("unkey_api.cjs", &serve(&["--config", &tokens(folder.path())]));
 }
 
 #[test]
 fn a_denial_is_an_answer_and_says_when_to_come_back() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     let allowed = client.post("limit", &limit("a", 1));
     assert_eq!(allowed.headers["ratelimit-policy"], "\"n\";q=1;w=3600");
@@ -154,7 +155,7 @@ fn a_denial_is_an_answer_and_says_when_to_come_back() {
 
 #[test]
 fn costs_that_can_never_pass_are_denied_and_blocks_block() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     let mut dear = limit("a", 5);
     for cost in [6, 1_u64 << 53, u64::MAX] {
@@ -174,7 +175,7 @@ fn costs_that_can_never_pass_are_denied_and_blocks_block() {
 
 #[test]
 fn several_limits_are_charged_together_or_not_at_all() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     // The same key twice counts twice.
     let twice = client.data("multiLimit", &json!([limit("a", 2), limit("a", 2)]));
@@ -191,7 +192,7 @@ fn several_limits_are_charged_together_or_not_at_all() {
 
 #[test]
 fn namespaces_may_choose_gcra() {
-    let server = Server::start(&["--gcra-namespaces", "exact, pre*"]);
+    let server = serve(&["--gcra-namespaces", "exact, pre*"]);
     let client = Client::of(&server);
     for (namespace, is_gcra) in [("exact", true), ("prefix", true), ("other", false)] {
         let ask = json!({"namespace": namespace, "identifier": "a", "limit": 3_600, "duration": HOUR_MS});
@@ -211,7 +212,7 @@ fn namespaces_may_choose_gcra() {
 
 #[test]
 fn overrides_apply_by_how_specific_they_are() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     for (pattern, most) in [("*", 10), ("vip*", 20), ("*admin", 30), ("vip_1", 40)] {
         client.data("setOverride", &set(pattern, most));
@@ -231,20 +232,18 @@ fn overrides_apply_by_how_specific_they_are() {
 fn overrides_survive_a_kill_and_a_stop() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().join("data").to_string_lossy().into_owned();
-    let mut server = Server::start(&["--data-dir", &data]);
+    let mut server = serve(&["--data-dir", &data]);
     Client::of(&server).data("setOverride", &set("a*", 7));
-    let id = server.process.id().to_string();
-    assert!(Command::new("kill").args(["-KILL", &id]).status().expect("kill runs").success());
-    support::wait_until("the server to be gone", support::START_TIME_MAX, || !server.process.is_running());
+    server.process.kill();
 
-    let mut server = Server::start(&["--data-dir", &data]);
+    let mut server = serve(&["--data-dir", &data]);
     let client = Client::of(&server);
     assert_eq!(client.data("limit", &limit("abc", 1))["limit"], 7);
     client.data("setOverride", &set("b", 8));
     client.data("deleteOverride", &which("a*"));
     assert_eq!(server.process.terminate(), Some(0));
 
-    let server = Server::start(&["--data-dir", &data]);
+    let server = serve(&["--data-dir", &data]);
     let client = Client::of(&server);
     assert_eq!(client.data("limit", &limit("abc", 1))["limit"], 1);
     assert_eq!(client.data("getOverride", &which("b"))["limit"], 8);
@@ -254,7 +253,7 @@ fn overrides_survive_a_kill_and_a_stop() {
 fn a_second_server_on_the_same_folder_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().to_string_lossy().into_owned();
-    let _first = Server::start(&["--data-dir", &data]);
+    let _first = serve(&["--data-dir", &data]);
     let mut command = support::tidegate(&["serve", "--data-dir", &data]);
     for listener in ["http", "grpc", "resp", "admin"] {
         command.args([format!("--{listener}-listen"), "127.0.0.1:0".to_owned()]);
@@ -274,7 +273,7 @@ fn a_second_server_on_the_same_folder_is_refused() {
 #[test]
 fn tenants_neither_see_nor_influence_each_other() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--config", &tokens(folder.path())]);
+    let server = serve(&["--config", &tokens(folder.path())]);
     let (ours, theirs) = (Client::of(&server).with("operator"), Client::of(&server).with("acme"));
     ours.data("setOverride", &set("*", 5));
     assert_eq!(theirs.data("limit", &limit("a", 1))["limit"], 1);
@@ -287,7 +286,7 @@ fn tenants_neither_see_nor_influence_each_other() {
 #[test]
 fn whoever_was_told_of_a_write_sees_it_in_every_list() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--config", &tokens(folder.path())]);
+    let server = serve(&["--config", &tokens(folder.path())]);
     std::thread::scope(|scope| {
         for token in ["operator", "acme"] {
             let client = Client::of(&server).with(token);
@@ -311,10 +310,10 @@ const FLOOD: usize = 384;
 fn a_tenant_that_floods_the_store_is_refused_and_the_others_are_not() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().join("data").to_string_lossy().into_owned();
-    let server = Server::start(&["--config", &tokens(folder.path()), "--data-dir", &data]);
+    let server = serve(&["--config", &tokens(folder.path()), "--data-dir", &data]);
     let calm = Client::of(&server).with("operator");
     // How many wait at one time depends on how fast the disk is: a flood that was taken whole is followed by another.
-    support::wait_until("a write to be refused", support::START_TIME_MAX, || {
+    wait_until("a write to be refused", START_TIME_MAX, || {
         let flood: Vec<_> =
             (0..FLOOD).map(|at| begin_set(&server, "acme", &set(&format!("a{at}"), 1))).collect();
         calm.data("setOverride", &set("calm", 1));
@@ -362,7 +361,7 @@ fn listed(client: &Client, per_page: usize) -> Vec<String> {
 #[test]
 fn roles_say_what_may_be_done() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--config", &tokens(folder.path())]);
+    let server = serve(&["--config", &tokens(folder.path())]);
     Client::of(&server).with("operator").data("setOverride", &set("a", 5));
     let list = json!({"namespace": "n"});
     let endpoints = [
@@ -452,7 +451,7 @@ fn wrong_limits() -> Vec<(Value, String)> {
 
 #[test]
 fn a_wrong_limit_is_told_what_is_wrong_with_it() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     for (body, detail) in wrong_limits() {
         assert_error(&client.post("limit", &body), 400, "Bad Request", &detail);
@@ -465,7 +464,7 @@ fn a_wrong_limit_is_told_what_is_wrong_with_it() {
 
 #[test]
 fn all_that_is_wrong_is_told_at_once() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     let missing = [
         format!("namespace: missing; must be {TEXT}"),
@@ -485,7 +484,7 @@ fn all_that_is_wrong_is_told_at_once() {
 
 #[test]
 fn a_wrong_override_is_told_what_is_wrong_with_it() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     let page = |field: &str, value: Value| json!({"namespace": "n", field: value});
     let missing = |field: &str| format!("{field}: missing; must be {TEXT}");
@@ -514,7 +513,7 @@ fn a_wrong_override_is_told_what_is_wrong_with_it() {
 
 #[test]
 fn there_is_a_least_and_a_most_of_limits() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     let several = |count: usize| client.post("multiLimit", &Value::Array(vec![limit("a", 1_000); count]));
     assert_eq!((several(1).status, several(100).status), (200, 200));
@@ -540,7 +539,7 @@ const NO_REQUESTS: [&str; 10] = [
 
 #[test]
 fn what_is_no_request_at_all_is_refused_in_the_same_form() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     for endpoint in ["limit", "multiLimit", "setOverride", "getOverride", "deleteOverride", "listOverrides"] {
         let path = format!("/v2/ratelimit.{endpoint}");
@@ -562,7 +561,7 @@ fn what_is_no_request_at_all_is_refused_in_the_same_form() {
 
 #[test]
 fn a_list_is_not_taken_for_an_object() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     let list = json!(["n", "a", 1, HOUR_MS, 1]);
     let detail =
@@ -577,7 +576,7 @@ const OTHER_SURFACES: [&str; 2] = ["/json", "/forward-auth"];
 
 #[test]
 fn the_description_is_true() {
-    let server = Server::start(&[]);
+    let server = serve(&[]);
     let client = Client::of(&server);
     let document = client.raw("GET", "/openapi.json", "").body;
     assert!(document["openapi"].as_str().is_some_and(|version| version.starts_with("3.1")), "{document}");

@@ -4,19 +4,29 @@
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
 
 mod suite;
-mod support;
 
 use std::sync::Arc;
 
-use suite::cluster::{Cluster, ask};
 use suite::{BURST, Lane, TIME_MAX, a_day, conforms, open, spend_all, update};
-use support::wait_until;
 use tidegate_core::origin::Lapse;
 use tidegate_origin::redis::Servers;
 use tidegate_origin::{Origin, PARTITIONS};
+use tidegate_testkit::{Cluster, ask, wait_until};
 
 /// How many slots move from one master to the next, of 16,384.
 const SLOTS_MOVED: u64 = 400;
+
+/// A key that the origin has in a partition.
+fn key_of(partition: u16) -> String {
+    format!("tg:{{{partition}}}:s")
+}
+
+/// The partitions whose slots are below `end`.
+fn partitions_below(cluster: &Cluster, end: u64) -> Vec<u16> {
+    let keys: Vec<String> = (0..PARTITIONS).map(key_of).collect();
+    let slots = cluster.slots(&keys);
+    (0..PARTITIONS).zip(slots).filter(|(_, slot)| *slot < end).map(|(partition, _)| partition).collect()
+}
 
 fn open_cluster(cluster: &Cluster) -> Arc<dyn Origin> {
     open(Servers::Cluster(cluster.urls()))
@@ -27,13 +37,10 @@ async fn an_origin_on_a_cluster_conforms_and_leaves_nothing_without_an_end() {
     let cluster = Cluster::start();
     conforms(open_cluster(&cluster)).await;
     let mut seen = 0;
-    for (number, server) in
-        cluster.servers.iter().enumerate().filter(|(number, _)| cluster.is_master(*number))
-    {
-        let keys: Vec<Vec<u8>> = ask(server, &["KEYS", "*"]);
-        for key in &keys {
-            let left: i64 = redis::cmd("PTTL").arg(key).query(&mut server.connection()).expect("a time");
-            assert!(left > 0, "{} of server {number} stays for ever", key.escape_ascii());
+    for number in cluster.masters() {
+        let keys = cluster.servers[number].keys();
+        for (key, left) in &keys {
+            assert!(*left > 0, "{} of server {number} stays for ever", key.escape_ascii());
         }
         seen += keys.len();
     }
@@ -45,14 +52,13 @@ async fn nothing_is_lost_or_charged_twice_while_slots_move() {
     let cluster = Cluster::start();
     let origin = open_cluster(&cluster);
     // Meters that are in use before their slots move. A move takes the lowest slots that there are.
-    let partitions: Vec<u16> = cluster.partitions_below(SLOTS_MOVED).into_iter().take(16).collect();
+    let partitions: Vec<u16> = partitions_below(&cluster, SLOTS_MOVED).into_iter().take(16).collect();
     for partition in &partitions {
         let passed = Lane::new(&origin, *partition).ask(b"before", a_day(Lapse::Counted, 1), 1, 40).await;
         assert_eq!(passed, 40);
     }
-    let masters: Vec<usize> = (0..6).filter(|server| cluster.is_master(*server)).collect();
     let address = cluster.servers[0].address().to_string();
-    let ids: Vec<String> = masters.iter().map(|master| cluster.id(*master)).collect();
+    let ids: Vec<String> = cluster.masters().into_iter().map(|master| cluster.id(master)).collect();
     let moving = std::thread::spawn(move || {
         for (from, to) in [(0, 1), (1, 2), (2, 0)] {
             let (from, to) = (ids[from].as_str(), ids[to].as_str());
@@ -86,7 +92,7 @@ async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
     let mut cluster = Cluster::start();
     let origin = open_cluster(&cluster);
     for (partition, dies) in [(10, false), (11, true)] {
-        let (master, replica) = cluster.of_partition(partition);
+        let (master, replica) = cluster.owner_and_replica(&key_of(partition));
         let mut lane = Lane::new(&origin, partition);
         assert_eq!(lane.ask(b"key", a_day(Lapse::Counted, 1), 1, 40).await, 40);
         let spending = {
@@ -113,8 +119,8 @@ async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
 
 /// While one master is gone, the partitions of the others are answered at once.
 async fn others_go_on(cluster: &Cluster, origin: &Arc<dyn Origin>, dead: usize) {
-    let elsewhere =
-        (20..PARTITIONS).find(|partition| cluster.owner(*partition).is_some_and(|owner| owner != dead));
+    let elsewhere = (20..PARTITIONS)
+        .find(|partition| cluster.owner(&key_of(*partition)).is_some_and(|owner| owner != dead));
     let mut lane = Lane::new(origin, elsewhere.expect("another master"));
     for _ in 0..200 {
         let call = lane.next(vec![update(b"steady", a_day(Lapse::Counted, 1))], Vec::new());

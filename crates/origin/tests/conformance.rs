@@ -4,25 +4,23 @@
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
 
 mod suite;
-mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use suite::proxy::{Proxy, Replies};
 use suite::{BURST, Lane, TIME_MAX, a_day, asks, config, conforms, open, spend_all, update};
-use support::{Server, wait_until};
 use tidegate_core::origin::Lapse;
 use tidegate_origin::redis::{Certificates, RedisOrigin, Servers};
 use tidegate_origin::{MemoryOrigin, Origin, OriginError};
+use tidegate_testkit::{APPEND_ONLY, Proxy, Redis, SNAPSHOTS, Signal, TlsRedis, Traffic, ask, wait_until};
 
 fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     u64::try_from(since.as_micros()).expect("before the year 500,000")
 }
 
-fn single(server: &Server) -> Arc<dyn Origin> {
+fn single(server: &Redis) -> Arc<dyn Origin> {
     open(Servers::Single(server.url()))
 }
 
@@ -52,24 +50,19 @@ async fn an_origin_in_memory_has_bounded_room() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_on_redis_conforms_and_leaves_nothing_without_an_end() {
-    let server = Server::start(&[]);
+    let server = Redis::start(&[]);
     conforms(single(&server)).await;
-    nothing_stays_for_ever(&mut server.connection());
-}
-
-fn nothing_stays_for_ever(connection: &mut redis::Connection) {
-    let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(connection).expect("keys");
+    let keys = server.keys();
     assert!(keys.len() > 100);
-    for key in keys {
+    for (key, left) in keys {
         assert!(key.starts_with(b"tg:{"), "{}", key.escape_ascii());
-        let left: i64 = redis::cmd("PTTL").arg(&key).query(connection).expect("a time");
         assert!(left > 0, "{} stays for ever", key.escape_ascii());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_are_flushed_all_the_time_are_sent_again() {
-    let server = Server::start(&[]);
+    let server = Redis::start(&[]);
     let done = Arc::new(AtomicBool::new(false));
     let (until, mut connection) = (Arc::clone(&done), server.connection());
     let flushing = std::thread::spawn(move || {
@@ -90,23 +83,25 @@ async fn scripts_that_are_flushed_all_the_time_are_sent_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_answer_is_lost_is_charged_once() {
-    let server = Server::start(&[]);
-    let proxy = Proxy::start(server.address()).await;
+    let server = Redis::start(&[]);
+    let proxy = Proxy::start(server.address());
     let mut config = config(Servers::Single(proxy.url()));
     config.call_time_max = Duration::from_millis(300);
     let origin: Arc<dyn Origin> = Arc::new(RedisOrigin::open(config).expect("an address"));
     let terms = a_day(Lapse::Counted, 1);
     let mut left = 200;
-    for replies in [Replies::Drop, Replies::Cut, Replies::Delay(Duration::from_millis(900))] {
+    for traffic in
+        [Traffic::DropAnswers, Traffic::CutAnswers, Traffic::DelayAnswers(Duration::from_millis(900))]
+    {
         let mut lane = Lane::new(&origin, 2);
         // Both connections are there before anything is done to them.
         let first = lane.next(vec![update(b"key", terms)], Vec::new());
         lane.make(&first).await;
         let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 7)], 1)]);
-        proxy.set(replies);
+        proxy.set(traffic);
         let lost = origin.call(2, &call).await;
-        assert!(matches!(lost, Err(OriginError::Unknown(_))), "{replies:?}: {lost:?}");
-        proxy.set(Replies::Pass);
+        assert!(matches!(lost, Err(OriginError::Unknown(_))), "{traffic:?}: {lost:?}");
+        proxy.set(Traffic::Pass);
         assert_eq!(lane.make(&call).await.asks[0].passed, 1);
         left -= 7;
     }
@@ -116,26 +111,32 @@ async fn a_call_whose_answer_is_lost_is_charged_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_stuck_is_answered_another_way() {
-    let server = Server::start(&[]);
     let terms = a_day(Lapse::Counted, 1);
     for stuck in [0, 1] {
-        let proxy = Proxy::start(server.address()).await;
+        let server = Redis::start(&[]);
+        let proxy = Proxy::start(server.address());
         let origin: Arc<dyn Origin> = open(Servers::Single(proxy.url()));
         let mut lane = Lane::new(&origin, 2);
         let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
         let both = async || tokio::join!(origin.call(2, &call), origin.hedge(2, &call));
-        while !matches!(both().await, (Ok(_), Ok(_))) {}
-        proxy.set(Replies::DropOn(stuck));
+        // Until the second connection is there, both calls go through the first.
+        while !matches!(both().await, (Ok(_), Ok(_))) || callers(&server) < 2 {}
+        proxy.set(Traffic::DropAnswersOn(stuck));
         let (direct, hedged) = both().await;
         assert_ne!(direct.is_ok(), hedged.is_ok(), "{direct:?}, {hedged:?}");
+        assert_eq!(Lane::new(&single(&server), 2).ask(b"key", terms, 1, 200).await, 99);
     }
-    let origin = single(&server);
-    assert_eq!(Lane::new(&origin, 2).ask(b"key", terms, 1, 200).await, 98);
+}
+
+/// How many connections have made a call.
+fn callers(server: &Redis) -> usize {
+    let clients: String = ask(server, &["CLIENT", "LIST"]);
+    clients.lines().filter(|client| client.contains(" cmd=eval")).count()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_hangs_holds_nobody_and_is_found_again() {
-    let server = Server::start(&[]);
+    let server = Redis::start(&[]);
     let mut config = config(Servers::Single(server.url()));
     config.call_time_max = Duration::from_millis(200);
     config.connect_time_max = Duration::from_millis(500);
@@ -143,21 +144,21 @@ async fn a_store_that_hangs_holds_nobody_and_is_found_again() {
     let terms = a_day(Lapse::Counted, 1);
     let mut lane = Lane::new(&origin, 2);
     assert_eq!(lane.ask(b"key", terms, 1, 1).await, 1);
-    server.signal("-STOP");
+    server.signal(Signal::STOP);
     let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
     assert!(matches!(origin.call(2, &call).await, Err(OriginError::Unknown(_))));
     for _ in 0..10 {
         let answer = tokio::time::timeout(TIME_MAX, origin.call(2, &call)).await.expect("held for ever");
         assert!(answer.is_err());
     }
-    server.signal("-CONT");
+    server.signal(Signal::CONT);
     assert_eq!(lane.make(&call).await.asks[0].passed, 1);
     assert_eq!(lane.ask(b"key", terms, 1, 200).await, 98);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_not_there_is_no_doubt_and_is_found_when_it_comes() {
-    let mut server = Server::start(&[]);
+    let mut server = Redis::start(&[]);
     server.kill();
     let origin = single(&server);
     let terms = a_day(Lapse::Counted, 1);
@@ -171,14 +172,14 @@ async fn a_store_that_is_not_there_is_no_doubt_and_is_found_when_it_comes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn more_calls_than_there_may_be_are_turned_away() {
-    let server = Server::start(&[]);
+    let server = Redis::start(&[]);
     let mut config = config(Servers::Single(server.url()));
     config.calls_max = 1;
     let origin: Arc<dyn Origin> = Arc::new(RedisOrigin::open(config).expect("an address"));
     let mut lane = Lane::new(&origin, 2);
     let call = lane.next(vec![update(b"key", a_day(Lapse::Counted, 1))], Vec::new());
     lane.make(&call).await;
-    server.signal("-STOP");
+    server.signal(Signal::STOP);
     let (first, second) = tokio::join!(origin.call(2, &call), origin.call(2, &call));
     assert!(matches!(first, Err(OriginError::Unknown(_))), "{first:?}");
     assert!(matches!(second, Err(OriginError::NotApplied(_))), "{second:?}");
@@ -186,13 +187,10 @@ async fn more_calls_than_there_may_be_are_turned_away() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_was_killed_counts_what_it_may_have_lost() {
-    let cases: [(&str, &[&str]); 3] = [
-        ("append-only file", &["--appendonly", "yes", "--appendfsync", "always"]),
-        ("snapshot", &["--save", "3600", "1"]),
-        ("nothing", &[]),
-    ];
+    let cases: [(&str, &[&str]); 3] =
+        [("append-only file", APPEND_ONLY), ("snapshot", SNAPSHOTS), ("nothing", &[])];
     for (kept, arguments) in cases {
-        let mut server = Server::start(arguments);
+        let mut server = Redis::start(arguments);
         let origin = single(&server);
         let terms = a_day(Lapse::Counted, 1);
         let mut lane = Lane::new(&origin, 2);
@@ -213,8 +211,8 @@ async fn a_store_that_was_killed_counts_what_it_may_have_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_was_promoted_counts_what_it_may_not_have_heard() {
-    let master = Server::start(&[]);
-    let replica = Server::start(&["--replicaof", &format!("127.0.0.1 {}", master.port())]);
+    let master = Redis::start(&[]);
+    let replica = Redis::start_replica(&master);
     let terms = a_day(Lapse::Counted, 1);
     let mut lane = Lane::new(&single(&master), 2);
     assert_eq!(lane.ask(b"key", terms, 1, 30).await, 30);
@@ -231,39 +229,18 @@ async fn a_replica_that_was_promoted_counts_what_it_may_not_have_heard() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_and_a_user_with_a_password_are_spoken() {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
-    let dir = tempfile::tempdir().expect("a folder");
-    let file = |name: &str, text: String| {
-        let path = dir.path().join(name);
-        std::fs::write(&path, text).expect("written");
-        path.to_string_lossy().into_owned()
-    };
-    let certificate = file("certificate.pem", made.cert.pem());
-    let key = file("key.pem", made.signing_key.serialize_pem());
-    let port = support::free_port();
-    let server = Server::start(&[
-        "--tls-port",
-        &port.to_string(),
-        "--tls-cert-file",
-        &certificate,
-        "--tls-key-file",
-        &key,
-        "--tls-ca-cert-file",
-        &certificate,
-        "--tls-auth-clients",
-        "no",
-    ]);
+    let server = TlsRedis::start();
     // What the documentation says that it needs, and nothing else.
     let user = "SETUSER tide on >pass ~tg:* -@all +eval +evalsha +info +cluster|myid +time +get +set +pexpire +hget +hmget \
                 +hset +hdel +zadd +zrem +zrangebyscore +zrevrangebyscore";
     let user: Vec<&str> = user.split_whitespace().collect();
-    redis::cmd("ACL").arg(&user).exec(&mut server.connection()).expect("a user");
+    redis::cmd("ACL").arg(&user).exec(&mut server.redis.connection()).expect("a user");
     let opened = |user: &str, roots| {
-        let mut config = config(Servers::Single(format!("rediss://{user}@localhost:{port}/")));
+        let mut config = config(Servers::Single(format!("rediss://{user}@localhost:{}/", server.port)));
         config.certificates = Certificates { roots, identity: None };
         RedisOrigin::open(config).expect("an address")
     };
-    let roots = Some(made.cert.pem().into_bytes());
+    let roots = Some(server.roots.clone());
     let origin: Arc<dyn Origin> = Arc::new(opened("tide:pass", roots.clone()));
     assert_eq!(spend_all(&origin, 2, b"key", 4).await, (BURST, false));
     for (wrong, roots) in [("tide:wrong", roots), ("tide:pass", None)] {
@@ -276,12 +253,9 @@ async fn tls_and_a_user_with_a_password_are_spoken() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_master_that_sentinels_name_is_followed() {
-    let master = Server::start(&[]);
-    let replica = Server::start(&["--replicaof", &format!("127.0.0.1 {}", master.port())]);
-    let conf = tempfile::NamedTempFile::new().expect("a file");
-    let watch = format!("sentinel monitor tide 127.0.0.1 {} 1\n", master.port());
-    std::fs::write(conf.path(), watch).expect("written");
-    let sentinel = Server::start_sentinel(conf.path());
+    let master = Redis::start(&[]);
+    let replica = Redis::start_replica(&master);
+    let sentinel = Redis::start_sentinel(&master, "tide");
     let origin: Arc<dyn Origin> = open(Servers::Sentinel {
         sentinels: vec![sentinel.url()],
         name: "tide".to_owned(),
@@ -295,12 +269,13 @@ async fn the_master_that_sentinels_name_is_followed() {
         let mut connection = redis::Client::open(sentinel.url()).unwrap().get_connection().unwrap();
         redis::cmd("SENTINEL").arg("FAILOVER").arg("tide").exec(&mut connection).is_ok()
     });
-    let role = |server: &Server| -> String {
-        let answer: Vec<redis::Value> = redis::cmd("ROLE").query(&mut server.connection()).unwrap();
-        redis::from_redis_value(answer[0].clone()).unwrap()
+    // Who changes its role cuts its clients, the test among them.
+    let role = |server: &Redis| -> redis::RedisResult<String> {
+        let answer: Vec<redis::Value> = redis::cmd("ROLE").query(&mut server.try_connection()?)?;
+        Ok(redis::from_redis_value(answer[0].clone())?)
     };
-    wait_until("the replica to be master", TIME_MAX, || role(&replica) == "master");
-    wait_until("the master to be replica", TIME_MAX, || role(&master) == "slave");
+    wait_until("the replica to be master", TIME_MAX, || role(&replica).is_ok_and(|role| role == "master"));
+    wait_until("the master to be replica", TIME_MAX, || role(&master).is_ok_and(|role| role == "slave"));
     assert_eq!(lane.ask(b"key", terms, 1, 200).await, 70, "it is the other one, with all its data");
     // Which nobody can be sure of.
     lane.until_lost(b"key", terms).await;

@@ -7,8 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use socket2::{Domain, Socket, Type};
-
-use super::START_TIME_MAX;
+use tidegate_testkit::START_TIME_MAX;
 
 /// What came back.
 #[derive(Debug)]

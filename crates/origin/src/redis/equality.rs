@@ -5,9 +5,6 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "chance is drawn below ends that fit")]
 
-#[path = "../../tests/support/mod.rs"]
-mod support;
-
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -16,10 +13,10 @@ use tidegate_core::origin::{
     Told, Update,
 };
 use tidegate_core::{Limit, PERIOD_US_MAX};
+use tidegate_testkit::Redis;
 
 use super::SOURCE;
 use super::wire::{self, Answered, Script};
-use support::Server;
 
 /// How many calls an ordinary run makes.
 const CALLS: usize = 20_000;
@@ -35,7 +32,7 @@ const RECALL_RETRY_US: u64 = 200_000;
 fn the_script_is_the_pure_transition() {
     let calls = from_environment("TIDEGATE_EQUALITY_CALLS").map_or(CALLS, |calls| calls as usize);
     let seed = from_environment("TIDEGATE_EQUALITY_SEED").unwrap_or(1);
-    let server = Server::start(&[]);
+    let server = Redis::start(&[]);
     let difference =
         first_difference(&mut server.connection(), &source_with_given_time_and_place(), calls, seed);
     assert_eq!(difference, None);
@@ -44,7 +41,7 @@ fn the_script_is_the_pure_transition() {
 /// What the comparison is worth: every one of these scripts is wrong in one place, and none goes unnoticed.
 #[test]
 fn a_script_that_differs_is_noticed() {
-    let server = Server::start(&[]);
+    let server = Redis::start(&[]);
     let mut connection = server.connection();
     let source = source_with_given_time_and_place();
     let unnoticed = MUTANTS.iter().filter(|(from, to)| {

@@ -5,9 +5,6 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
 
-pub mod cluster;
-pub mod proxy;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

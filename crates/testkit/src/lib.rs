@@ -1,0 +1,23 @@
+//! What tests with real processes share: programs on free ports that are stopped by id, stores and networks that can be
+//! made to fail, and conditions with deadlines.
+//!
+//! Nothing here returns an error: a test whose surroundings do not come up has failed, and says why.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::missing_panics_doc,
+    reason = "a test fails by panicking, and so does what it is made of"
+)]
+
+mod process;
+mod proxy;
+mod redis;
+mod server;
+mod wait;
+
+pub use process::{Process, Signal};
+pub use proxy::{Proxy, Traffic};
+pub use redis::{APPEND_ONLY, Cluster, Redis, SNAPSHOTS, TlsRedis, ask};
+pub use server::{Server, tidegate};
+pub use wait::{START_TIME_MAX, free_port, wait_for_port, wait_until};

@@ -1,0 +1,43 @@
+//! A server that also listens for TLS.
+
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use super::Redis;
+use crate::wait::free_port;
+
+/// A server that also listens for TLS as `localhost`, with a certificate of its own.
+#[derive(Debug)]
+pub struct TlsRedis {
+    /// The server.
+    pub redis: Redis,
+    /// The port for TLS.
+    pub port: u16,
+    /// What a client has to trust, in PEM.
+    pub roots: Vec<u8>,
+    /// Where the server has its certificate from.
+    _dir: TempDir,
+}
+
+impl TlsRedis {
+    /// Starts it.
+    pub fn start() -> Self {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        let dir = tempfile::tempdir().expect("a folder");
+        let certificate = write(dir.path(), "certificate.pem", &made.cert.pem());
+        let key = write(dir.path(), "key.pem", &made.signing_key.serialize_pem());
+        let port = free_port();
+        let listen = ["--tls-port", &port.to_string(), "--tls-auth-clients", "no"];
+        let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key];
+        let trust = ["--tls-ca-cert-file", &certificate];
+        let redis = Redis::start(&[&listen[..], &files, &trust].concat());
+        Self { redis, port, roots: made.cert.pem().into_bytes(), _dir: dir }
+    }
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("written");
+    path.to_string_lossy().into_owned()
+}

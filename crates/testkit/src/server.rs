@@ -1,0 +1,68 @@
+//! A `tidegate serve` of a test's own.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+
+use crate::process::Process;
+
+/// What a server says, on its first line, when all its listeners are open.
+const READY: &str = "tidegate is ready: ";
+
+/// The program at a path. What a test says is all that is said: nothing comes in from the environment.
+pub fn tidegate(program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TIDEGATE_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// A `tidegate serve` of its own, on ports that the system chose, stopped when the test is done with it.
+#[derive(Debug)]
+pub struct Server {
+    /// The process.
+    pub process: Process,
+    addresses: HashMap<String, SocketAddr>,
+}
+
+impl Server {
+    /// Starts a server with these arguments besides its addresses, and waits until it is ready. It keeps nothing unless
+    /// told where.
+    pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Self {
+        let mut command = tidegate(program, &["serve"]);
+        for listener in ["http", "grpc", "resp", "admin"] {
+            let flag = format!("--{listener}-listen");
+            if !arguments.contains(&flag.as_str()) {
+                command.args([flag.as_str(), "127.0.0.1:0"]);
+            }
+        }
+        if !arguments.contains(&"--data-dir") {
+            command.args(["--data-dir", "none"]);
+        }
+        let mut process = Process::spawn(command.args(arguments).stdout(Stdio::piped()));
+        let mut line = String::new();
+        BufReader::new(process.stdout()).read_line(&mut line).expect("a line of text");
+        let addresses = line.strip_prefix(READY).unwrap_or_else(|| panic!("not ready: {line:?}"));
+        let addresses = addresses.split_whitespace().map(listener).collect();
+        Self { process, addresses }
+    }
+
+    /// Where a listener is: `http`, `grpc`, `resp` or `admin`.
+    pub fn address(&self, listener: &str) -> SocketAddr {
+        self.addresses[listener]
+    }
+
+    /// The URL of something on a listener.
+    pub fn url(&self, listener: &str, path: &str) -> String {
+        format!("http://{}{path}", self.address(listener))
+    }
+}
+
+fn listener(pair: &str) -> (String, SocketAddr) {
+    let (listener, address) = pair.split_once('=').expect("listener=address");
+    (listener.to_owned(), address.parse().expect("an address"))
+}
