@@ -42,25 +42,6 @@ impl Decider {
         if self.region.is_some() { region::joined(parts) } else { Vec::new() }
     }
 
-    /// Asks about a key of several parts. It is spelled out only for an origin.
-    pub(crate) fn question<'g, 'k>(
-        &self,
-        gate: &'g Gate,
-        parts: &[&[u8]],
-        placement: &'k [u8],
-    ) -> Question<'g, 'k> {
-        if gate.is_kept() {
-            gate.question_of(parts).placed_by(placement)
-        } else {
-            Question::from(gate.parts(parts))
-        }
-    }
-
-    /// The same, kept where the key itself says.
-    pub(crate) fn question_apart<'g>(&self, gate: &'g Gate, parts: &[&[u8]]) -> Question<'g, 'static> {
-        if gate.is_kept() { gate.question_of(parts) } else { Question::from(gate.parts(parts)) }
-    }
-
     /// Decides a request under several limits as one. Waits only where an origin has to be asked.
     pub(crate) async fn check_all<'g>(
         &self,
@@ -124,4 +105,9 @@ impl<'g> From<region::Ruling<'g>> for Decided<'g> {
     fn from(ruling: region::Ruling<'g>) -> Self {
         Self { decision: ruling.decision, rung: ruling.rung.into() }
     }
+}
+
+/// Asks about a key of several parts, kept where the key itself says. It is spelled out only for an origin.
+pub(crate) fn question<'g, 'k>(gate: &'g Gate, parts: &[&[u8]]) -> Question<'g, 'k> {
+    if gate.is_kept() { gate.question_of(parts) } else { Question::from(gate.parts(parts)) }
 }

@@ -443,6 +443,10 @@ fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
     let about = "Whether the origin answers";
     let answers = encoder.encode_descriptor("origin_answers", about, None, MetricType::Gauge)?;
     ConstGauge::new(i64::from(*region.answers().borrow())).encode(answers)?;
+    let about = "How far the origin's clock is ahead of this one";
+    let skew =
+        encoder.encode_descriptor("origin_clock_skew", about, Some(&Unit::Seconds), MetricType::Gauge)?;
+    ConstGauge::new(signed_seconds(region.skew_us())).encode(skew)?;
     let stats = region.stats();
     for (name, about, of) in ORIGIN_COUNTERS {
         let counter = encoder.encode_descriptor(name, about, None, MetricType::Counter)?;
@@ -451,7 +455,9 @@ fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
     Ok(())
 }
 
-const ORIGIN_COUNTERS: [(&str, &str, fn(&EngineStats) -> u64); 6] = [
+type OriginPart = (&'static str, &'static str, fn(&EngineStats) -> u64);
+
+const ORIGIN_COUNTERS: [OriginPart; 6] = [
     ("origin_calls", "Calls made to the origin", |stats| stats.calls),
     ("origin_repeats", "Calls sent again, late or unanswered", |stats| stats.repeats),
     ("origin_updates", "Meters spoken of in all calls", |stats| stats.updates),
@@ -483,6 +489,11 @@ fn sum(a: &ShareStats, b: &ShareStats) -> ShareStats {
         spilled: a.spilled + b.spilled,
         refused: a.refused + b.refused,
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "clocks that are a hundred years apart are apart")]
+fn signed_seconds(us: i64) -> f64 {
+    us as f64 / 1e6
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a sum of more than a hundred days loses nanoseconds")]

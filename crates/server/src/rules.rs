@@ -8,7 +8,7 @@ use tidegate::{Decision, Gate, Outcome as LimitOutcome};
 use tidegate_rules::{Class, Dimensions, FILE_BYTES_MAX, Mode, Rule, RuleSet};
 
 use crate::auth::TenantIndex;
-use crate::deciding::{Decided, Decider};
+use crate::deciding::{Decided, Decider, question};
 use crate::load;
 use crate::metrics::{Outcome, Rung, Surface};
 use crate::shared::{Shared, Tenant};
@@ -135,7 +135,7 @@ impl GatedRules {
         let decider = &shared.decider;
         let name = &shared.tenant(tenant).name;
         let together = self.together(decider, name, request);
-        let (enforced, shadows) = self.questions(decider, tenant, request, &together);
+        let (enforced, shadows) = self.questions(tenant, request, &together);
         let class = enforced.iter().map(|(rule, _)| rule.class).max().unwrap_or_default();
         if load::sheds(class) {
             shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
@@ -162,7 +162,6 @@ impl GatedRules {
     /// The rules that apply, those that are enforced and those in shadow, with the questions to ask.
     fn questions<'r, 'k>(
         &'r self,
-        decider: &Decider,
         tenant: TenantIndex,
         request: &Dimensions<'_>,
         together: &'k [u8],
@@ -174,11 +173,8 @@ impl GatedRules {
             // A rule without a key counts all its requests together.
             let parts = if parts.is_empty() { &[&b""[..]][..] } else { &parts };
             // A limit that crosses placements is kept in one of its own.
-            let question = match self.set.crosses(rule) {
-                false => decider.question(gate, parts, together),
-                true => decider.question_apart(gate, parts),
-            };
-            Some((rule, question))
+            let question = question(gate, parts);
+            Some((rule, if self.set.crosses(rule) { question } else { question.placed_by(together) }))
         });
         applying.partition(|(rule, _)| rule.mode == Mode::Enforce)
     }

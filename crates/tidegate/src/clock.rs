@@ -17,7 +17,8 @@ pub trait Clock: Send + Sync + fmt::Debug {
 }
 
 /// The clocks of the system. Elapsed time comes from the processor's counter where that is steady, which takes a
-/// third of what asking the system takes, and lets the processor go on with other work meanwhile.
+/// third of what asking the system takes, and lets the processor go on with other work meanwhile. Time in which the machine
+/// was suspended counts too, from a hundredth of a second after it woke: what an origin granted for a second is over then.
 #[derive(Debug)]
 pub struct SystemClock {
     counter: quanta::Clock,
@@ -25,6 +26,10 @@ pub struct SystemClock {
     /// The wall clock less the monotonic one; both count from their own zero.
     wall_ahead_us: AtomicU64,
     wall_read_us: AtomicU64,
+    /// How long the machine was suspended since this clock was made, and since it was switched on until then. The counter
+    /// may stand still meanwhile.
+    suspended_us: AtomicU64,
+    suspended_before_us: u64,
 }
 
 impl SystemClock {
@@ -33,15 +38,28 @@ impl SystemClock {
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
         let started = counter.raw();
-        let clock =
-            Self { counter, started, wall_ahead_us: AtomicU64::new(0), wall_read_us: AtomicU64::new(0) };
+        let clock = Self {
+            counter,
+            started,
+            wall_ahead_us: AtomicU64::new(0),
+            wall_read_us: AtomicU64::new(0),
+            suspended_us: AtomicU64::new(0),
+            suspended_before_us: suspended_us(),
+        };
         clock.read_wall(0);
         clock
     }
 
     #[inline]
     fn elapsed_us(&self) -> u64 {
-        self.counter.delta_as_nanos(self.started, self.counter.raw()) / 1_000
+        let counted_us = self.counter.delta_as_nanos(self.started, self.counter.raw()) / 1_000;
+        counted_us + self.suspended_us.load(Ordering::Relaxed)
+    }
+
+    /// Takes in how long the machine has been suspended; how much of that is new.
+    fn note_suspended(&self, since_boot_us: u64) -> u64 {
+        let suspended_us = since_boot_us.saturating_sub(self.suspended_before_us);
+        suspended_us - self.suspended_us.fetch_max(suspended_us, Ordering::Relaxed).min(suspended_us)
     }
 
     #[cold]
@@ -57,6 +75,33 @@ impl SystemClock {
     }
 }
 
+/// How long the machine has been suspended since it was switched on: what one clock of the system counts and another does
+/// not.
+#[cfg(target_os = "linux")]
+fn suspended_us() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let us = |clock| {
+        let time = clock_gettime(clock);
+        // Both count up from the start of the machine.
+        let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+        seconds * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or_default() / 1_000
+    };
+    // In this order a thread that is held up in between sees less than there was, never more.
+    let with = us(ClockId::Boottime);
+    let suspended_us = with.saturating_sub(us(ClockId::Monotonic));
+    if suspended_us < SUSPENDED_US_MIN { 0 } else { suspended_us }
+}
+
+/// Elsewhere the counter is all there is.
+#[cfg(not(target_os = "linux"))]
+fn suspended_us() -> u64 {
+    0
+}
+
+/// Less than this is what passed between reading two clocks.
+#[cfg(target_os = "linux")]
+const SUSPENDED_US_MIN: u64 = 1_000;
+
 impl Default for SystemClock {
     fn default() -> Self {
         Self::new()
@@ -66,11 +111,12 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Now {
-        let mono_us = self.elapsed_us();
+        let mut mono_us = self.elapsed_us();
         let age = mono_us.saturating_sub(self.wall_read_us.load(Ordering::Relaxed));
         let ahead = if age < WALL_EVERY_US {
             self.wall_ahead_us.load(Ordering::Relaxed)
         } else {
+            mono_us += self.note_suspended(suspended_us());
             self.read_wall(mono_us)
         };
         Now::from_micros(mono_us, mono_us.wrapping_add(ahead))
@@ -122,6 +168,17 @@ impl<C: Clock> Clock for std::sync::Arc<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_in_which_the_machine_slept_has_passed() {
+        let clock = SystemClock::new();
+        let before_us = clock.elapsed_us();
+        let boot_us = clock.suspended_before_us;
+        assert_eq!(clock.note_suspended(boot_us + 5_000_000), 5_000_000);
+        assert_eq!(clock.note_suspended(boot_us + 5_000_000), 0, "it is counted once");
+        assert_eq!(clock.note_suspended(boot_us + 4_000_000), 0, "and never taken back");
+        assert!(clock.elapsed_us() >= before_us + 5_000_000);
+    }
 
     #[test]
     fn the_system_clock_runs_forward_and_knows_the_year() {

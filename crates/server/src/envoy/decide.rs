@@ -22,7 +22,7 @@ use super::tree::{
     told, unit_part,
 };
 use crate::auth::TenantIndex;
-use crate::deciding::{Decided, Decider};
+use crate::deciding::{Decided, Decider, question};
 use crate::load;
 use crate::metrics::{Outcome, Rung, Surface};
 use crate::rules::shed_outcome;
@@ -69,8 +69,7 @@ pub(crate) async fn decide(
     let overrides = overrides(shared, &descriptors, tenant, request)?;
     let name = shared.tenant(tenant).name.as_bytes();
     let placement = shared.decider.placement(&[name, request.domain.as_bytes()]);
-    let places = Places { decider: &shared.decider, placement: &placement };
-    let plans = plans(&descriptors, tenant, request, &overrides, &places)?;
+    let plans = plans(&descriptors, tenant, request, &overrides, &placement)?;
     let ruling = rule(shared, &plans).await?;
     shared.metrics.decided(Surface::Envoy, CLASS, ruling.outcome(&plans), ruling.rung, 1);
     Ok(respond(&plans, ruling))
@@ -115,18 +114,6 @@ fn check_entries(at: usize, descriptor: &RateLimitDescriptor) -> Result<(), Refu
         }
     }
     Ok(())
-}
-
-/// Where the limits of a request are kept.
-struct Places<'p> {
-    decider: &'p Decider,
-    placement: &'p [u8],
-}
-
-impl<'p> Places<'p> {
-    fn question(&self, gate: &'p Gate, parts: &[&[u8]], hits: u64) -> Question<'p, 'p> {
-        self.decider.question(gate, parts, self.placement).cost(hits)
-    }
 }
 
 /// A limit that came with the request.
@@ -225,13 +212,13 @@ fn plans<'p>(
     tenant: TenantIndex,
     request: &'p RateLimitRequest,
     overrides: &'p [Option<Override>],
-    places: &Places<'p>,
+    placement: &'p [u8],
 ) -> Result<Vec<Plan<'p>>, Refusal> {
     let mut rules = Vec::new();
     let mut plans = Vec::with_capacity(request.descriptors.len());
     for (at, descriptor) in request.descriptors.iter().enumerate() {
         if let Some(given) = overrides.get(at).and_then(Option::as_ref) {
-            plans.push(Plan::Limited(given.planned(request, descriptor, places)));
+            plans.push(Plan::Limited(given.planned(request, descriptor, placement)));
             continue;
         }
         let mut parts = Parts::new();
@@ -254,7 +241,7 @@ fn plans<'p>(
         parts[1] = unit_part(quota.unit);
         let hits = hits(request, descriptor);
         plans.push(Plan::Limited(Limited {
-            question: places.question(gate, &parts, hits),
+            question: question(gate, &parts).placed_by(placement).cost(hits),
             hits,
             part: part(rule.mode, descriptor),
             name: &rule.name,
@@ -278,7 +265,7 @@ impl Override {
         &'p self,
         request: &'p RateLimitRequest,
         descriptor: &'p RateLimitDescriptor,
-        places: &Places<'p>,
+        placement: &'p [u8],
     ) -> Limited<'p> {
         let entries =
             descriptor.entries.iter().flat_map(|entry| [entry.key.as_bytes(), entry.value.as_bytes()]);
@@ -286,7 +273,7 @@ impl Override {
             [request.domain.as_bytes(), unit_part(self.unit)].into_iter().chain(entries).collect();
         let hits = hits(request, descriptor);
         Limited {
-            question: places.question(&self.gate, &parts, hits),
+            question: question(&self.gate, &parts).placed_by(placement).cost(hits),
             hits,
             part: part(Mode::Enforce, descriptor),
             name: "",
@@ -436,12 +423,12 @@ async fn judge<'p>(decider: &Decider, planned: &Limited<'p>) -> Result<Decided<'
         return Ok(seen);
     }
     let one = planned.costing(1);
-    let decided = check_as_one(decider, std::slice::from_ref(&one)).await?;
-    if decided.decision.is_allowed() {
+    let said = check_as_one(decider, std::slice::from_ref(&one)).await?;
+    if said.decision.is_allowed() {
         // Something drained in between.
         decider.refund(&one);
     }
-    Ok(decided)
+    Ok(said)
 }
 
 async fn check_as_one<'p>(decider: &Decider, questions: &[Question<'p, '_>]) -> Result<Decided<'p>, Refusal> {
@@ -478,7 +465,7 @@ async fn charge<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>
 async fn rest<'p>(decider: &Decider, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
     for (at, plan) in plans.iter().enumerate() {
         let Plan::Limited(planned) = plan else { continue };
-        let decided = match planned.part {
+        let said = match planned.part {
             Part::Shadow if ruling.allowed => judge(decider, planned).await?,
             Part::Refund => {
                 decider.refund(&planned.question);
@@ -487,7 +474,7 @@ async fn rest<'p>(decider: &Decider, plans: &[Plan<'p>], ruling: &mut Ruling<'p>
             _ if ruling.outcomes[at].is_none() => check_as_one(decider, &[planned.costing(0)]).await?,
             _ => continue,
         };
-        ruling.outcomes[at] = decided.decision.outcomes().first().copied();
+        ruling.outcomes[at] = said.decision.outcomes().first().copied();
     }
     Ok(())
 }

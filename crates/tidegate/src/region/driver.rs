@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tidegate_core::Digest;
 use tidegate_core::engine::{
     Charge, Effect, Engine, EngineStats, Failure, Request, Resolution, Settings, Ticket,
 };
 use tidegate_core::origin::{Call, CallError, NodeId, Reply};
+use tidegate_core::{Digest, Now};
 use tidegate_origin::{Origin, OriginError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
@@ -23,6 +23,8 @@ struct State {
     engine: Engine,
     waiters: HashMap<Ticket, oneshot::Sender<Resolution>>,
     tickets: Ticket,
+    /// How far the origin's clock is ahead of this one, µs, by the quickest of the answers of late.
+    skew: Skew,
     /// The most processes that were ever heard to hold a part of one meter: how many there are, for all that is known.
     holders: u32,
 }
@@ -49,7 +51,7 @@ impl Driver {
         settings: Settings,
     ) -> Arc<Self> {
         let engine = Engine::new(node, settings);
-        let state = State { engine, waiters: HashMap::new(), tickets: 0, holders: 1 };
+        let state = State { engine, waiters: HashMap::new(), tickets: 0, skew: Skew::default(), holders: 1 };
         let driver = Arc::new(Self {
             limiter,
             origin,
@@ -120,6 +122,10 @@ impl Driver {
         self.answers.subscribe()
     }
 
+    pub(super) fn skew_us(&self) -> i64 {
+        self.state().skew.ahead
+    }
+
     pub(super) fn stats(&self) -> EngineStats {
         self.state().engine.stats()
     }
@@ -178,11 +184,15 @@ impl Driver {
     }
 
     async fn call(self: Arc<Self>, partition: u16, call: Arc<Call>, hedge: bool) {
+        let sent = self.limiter.now();
         let answer = if hedge {
             self.origin.hedge(partition, &call).await
         } else {
             self.origin.call(partition, &call).await
         };
+        if let Ok(reply) = &answer {
+            self.state().skew.measure(sent, self.limiter.now(), reply.now_us);
+        }
         let effects = self.hear(partition, call.sequence, answer);
         self.act(effects);
         self.stirred.notify_one();
@@ -211,6 +221,33 @@ impl Driver {
     }
 }
 
+/// How far another clock is ahead, all in microseconds.
+#[derive(Debug, Default)]
+struct Skew {
+    ahead: i64,
+    /// How long the answer took by which it was measured, and when that was.
+    took: u64,
+    measured: u64,
+}
+
+/// For how long a measurement by a quick answer is better than one by a slower. Longer: less noise; drift is seen later.
+const SKEW_EVERY_US: u64 = 10_000_000;
+
+impl Skew {
+    /// Takes in the other clock's reading in an answer: it was read somewhere between `sent` and `heard`.
+    fn measure(&mut self, sent: Now, heard: Now, other_us: u64) {
+        let took_us = heard.mono_us().saturating_sub(sent.mono_us());
+        let is_stale = heard.mono_us() >= self.measured + SKEW_EVERY_US;
+        if self.measured > 0 && took_us > self.took && !is_stale {
+            return;
+        }
+        let here_us = heard.wall_us().saturating_sub(took_us / 2);
+        let ahead_us = i128::from(other_us) - i128::from(here_us);
+        let ahead_us = i64::try_from(ahead_us).unwrap_or(if ahead_us < 0 { i64::MIN } else { i64::MAX });
+        *self = Self { ahead: ahead_us, took: took_us, measured: heard.mono_us() };
+    }
+}
+
 /// Runs until nobody holds the driver any more.
 async fn drive(driver: Weak<Driver>) {
     loop {
@@ -218,5 +255,24 @@ async fn drive(driver: Weak<Driver>) {
         let wait = strong.turn();
         // Held only for the wait, which ends at the latest when the engine wants to be looked after again.
         let _ = tokio::time::timeout(wait.min(LOOK_EVERY), strong.stirred.notified()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skew_is_measured_by_the_quickest_answer_of_late() {
+        let at = |us: u64| Now::from_micros(us, 1_000_000_000 + us);
+        let mut skew = Skew::default();
+        skew.measure(at(1_000), at(3_000), 1_000_502_000);
+        assert_eq!(skew.ahead, 500_000);
+        skew.measure(at(5_000), at(5_100), 1_000_505_060);
+        assert_eq!(skew.ahead, 500_010, "a quicker one is better");
+        skew.measure(at(6_000), at(9_000), 1_000_509_000);
+        assert_eq!(skew.ahead, 500_010, "a slower one is not");
+        skew.measure(at(11_000_000), at(11_002_000), 1_011_001_000 - 250);
+        assert_eq!(skew.ahead, -250, "unless the last is old");
     }
 }

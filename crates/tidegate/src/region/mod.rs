@@ -202,6 +202,11 @@ impl Region {
         self.driver.stats()
     }
 
+    /// How far the origin's clock is ahead of this process's, µs, as far as answers tell; nothing is decided by it.
+    pub fn skew_us(&self) -> i64 {
+        self.driver.skew_us()
+    }
+
     /// Whether the origin answers, as it changes.
     pub fn answers(&self) -> tokio::sync::watch::Receiver<bool> {
         self.driver.answers()

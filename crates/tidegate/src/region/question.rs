@@ -143,6 +143,10 @@ impl<'g, 'k> Question<'g, 'k> {
     ///
     /// # Panics
     /// If no origin keeps the gate: whoever asks by a region meant another one.
+    #[expect(
+        clippy::panic,
+        reason = "to go on would be to count for this process alone what was meant for all"
+    )]
     pub(super) fn kept(&self) -> &'g Kept {
         let gate = self.ask.gate();
         let Some(kept) = gate.kept() else { panic!("no origin keeps the gate {:?}", gate.name()) };

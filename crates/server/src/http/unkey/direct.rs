@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 
 use super::fields::{Given, Problems};
 use crate::auth::TenantIndex;
+use crate::deciding::question;
 use crate::http::{Asked, Problem};
 use crate::load;
 use crate::metrics::{self, Rung, Surface};
@@ -106,10 +107,10 @@ impl<'w, 'b> Gated<'w, 'b> {
     }
 
     /// The question. Windows of different durations do not compare, so the duration is a part of the key.
-    pub(super) fn question<'q>(&'q self, asked: &Asked<'_>, placement: &'q [u8]) -> Question<'q, 'q> {
+    pub(super) fn question<'q>(&'q self, placement: &'q [u8]) -> Question<'q, 'q> {
         let duration = self.duration_ms.to_le_bytes();
         let parts = [self.wanted.namespace.as_bytes(), self.wanted.identifier.as_bytes(), &duration];
-        asked.shared.decider.question(&self.gate, &parts, placement).cost(self.wanted.cost)
+        question(&self.gate, &parts).placed_by(placement).cost(self.wanted.cost)
     }
 
     /// Where in a region the limits of one identifier are kept.

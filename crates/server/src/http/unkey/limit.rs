@@ -55,7 +55,7 @@ pub(in crate::http) async fn answer(asked: &Asked<'_>, principal: Principal) -> 
         return Ok(answered(LimitData::from(gated.untouched(wall_us))));
     }
     let placement = gated.placement(asked, principal.tenant);
-    let decided = asked.shared.decider.check(gated.question(asked, &placement)).await;
+    let decided = asked.shared.decider.check(gated.question(&placement)).await;
     let (outcome, rung) = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
     count(asked, outcome.is_allowed(), rung);
     let mut answer = answered(LimitData::from(gated.decided(&outcome, wall_us)));

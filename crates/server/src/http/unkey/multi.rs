@@ -74,7 +74,7 @@ pub(in crate::http) async fn answer(asked: &Asked<'_>, principal: Principal) -> 
     }
     let placements: Vec<_> = gated.iter().map(|gated| gated.placement(asked, principal.tenant)).collect();
     let questions: Vec<_> =
-        gated.iter().zip(&placements).map(|(gated, placement)| gated.question(asked, placement)).collect();
+        gated.iter().zip(&placements).map(|(gated, placement)| gated.question(placement)).collect();
     let decided = asked.shared.decider.check_all(&questions).await;
     let Decided { decision, rung } = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
     count(asked, decision.is_allowed(), rung);
