@@ -7,6 +7,7 @@ use tidegate_core::origin::Lapse;
 
 use crate::report::Report;
 use crate::scenario::{Faults, Scenario, Shape, Spread};
+use crate::swarm::PLENTY_PER_S;
 use crate::world::run;
 
 const SECOND_US: u64 = 1_000_000;
@@ -124,6 +125,7 @@ impl Case {
             large_ppm: 0,
             delay_us: DELAY_US,
             faults: Faults::default(),
+            due_per_s_max: PLENTY_PER_S,
         }
     }
 

@@ -49,11 +49,17 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(id: u64, life: u32, clock: SkewedClock, edition: usize) -> Option<Self> {
+    pub(crate) fn new(
+        id: u64,
+        life: u32,
+        clock: SkewedClock,
+        edition: usize,
+        settings: Settings,
+    ) -> Option<Self> {
         let secret = Secret::from_bytes(u128::from(id).to_le_bytes());
         Some(Self {
             life,
-            engine: Engine::new(NodeId(id), Settings::default()),
+            engine: Engine::new(NodeId(id), settings),
             table: Table::new(TABLE_BYTES, &Shares::single()).ok()?,
             clock,
             space: KeySpace::new(&secret, Shares::FIRST, "key"),

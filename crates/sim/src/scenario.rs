@@ -1,6 +1,7 @@
 //! What a world is like: limits, load and what goes wrong.
 
 use tidegate_core::Limit;
+use tidegate_core::engine::Settings;
 use tidegate_core::origin::Lapse;
 
 /// How requests come.
@@ -101,9 +102,16 @@ pub struct Scenario {
     pub delay_us: u64,
     /// What goes wrong.
     pub faults: Faults,
+    /// How many meters in a second may be due at a node before it takes longer for them.
+    pub due_per_s_max: u64,
 }
 
 impl Scenario {
+    /// The settings of every node.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings { due_per_s_max: self.due_per_s_max, ..Settings::default() }
+    }
+
     /// How many meters there are: one for each key, and the one that they share.
     pub(crate) fn meters(&self) -> usize {
         self.keys + usize::from(self.shared)

@@ -3,6 +3,7 @@
 use crate::bug::Bug;
 use crate::report::{Report, Violation};
 use crate::scenario::{Faults, Scenario, Shape, Spread};
+use crate::swarm::PLENTY_PER_S;
 use crate::world::run;
 
 /// How many worlds are tried. Higher: a smaller one may be found; longer.
@@ -36,6 +37,7 @@ const CHANGES: &[Change] = &[
     |world| world.faults.losses = world.faults.losses.min(1),
     |world| world.faults.crashes = world.faults.crashes.min(1),
     |world| world.faults.rule_changes = world.faults.rule_changes.min(1),
+    |world| world.due_per_s_max = PLENTY_PER_S,
     |world| world.large_ppm = 0,
     |world| world.cost_max = 1,
     |world| world.shape = Shape::Steady,

@@ -10,6 +10,9 @@ use crate::scenario::{Faults, Scenario, Shape, Spread};
 
 const SECOND_US: u64 = 1_000_000;
 
+/// More meters than are ever due in a second.
+pub(crate) const PLENTY_PER_S: u64 = 10_000;
+
 /// The world of a seed, `length_us` long with about `requests` requests.
 pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
     let mut rng = Rng::with_seed(seed);
@@ -42,6 +45,7 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         delay_us: pick(rng, &[100, 500, 1_000, 5_000]),
         faults: faults(rng),
         uneven: rng.bool(),
+        due_per_s_max: pick(rng, &[PLENTY_PER_S, PLENTY_PER_S, 1]),
     }
 }
 

@@ -8,7 +8,7 @@ const US_PER_SECOND: u64 = 1_000_000;
 /// Thousandths of a new measurement that count against those before.
 const WEIGHT: u64 = 400;
 
-/// How many flush intervals a grant had better last.
+/// How many flush intervals a grant had better last where others may need what is left.
 const INTERVALS: u64 = 3;
 
 /// A measured rate.
@@ -26,14 +26,19 @@ impl Demand {
         self.milli_per_s = if turned_away { mixed.max(self.milli_per_s) } else { mixed };
     }
 
-    /// What the node had better hold for the next few intervals; nothing for a key that is hardly asked for, which is
-    /// decided at the origin.
-    pub(super) fn want(self, flush_us: u64, life_us: u64) -> u64 {
-        let within = |us: u64| self.milli_per_s.saturating_mul(us);
-        if within(life_us) * 2 < MILLI * US_PER_SECOND {
+    /// What the node had better hold: for the next few intervals, or for as long as a grant lasts, as far as there are `spare`
+    /// units. Nothing for a key that is hardly asked for, which is decided at the origin.
+    pub(super) fn want(self, flush_us: u64, life_us: u64, spare: u64) -> u64 {
+        if self.milli_per_s.saturating_mul(life_us).saturating_mul(2) < MILLI * US_PER_SECOND {
             return 0;
         }
-        within(life_us.min(INTERVALS * flush_us)).div_ceil(MILLI * US_PER_SECOND)
+        let least = self.within(life_us.min(INTERVALS * flush_us));
+        self.within(life_us).min(spare).max(least)
+    }
+
+    /// What is asked for in this time, rounded up.
+    pub(super) fn within(self, us: u64) -> u64 {
+        self.milli_per_s.saturating_mul(us).div_ceil(MILLI * US_PER_SECOND)
     }
 }
 
@@ -46,9 +51,9 @@ mod tests {
     fn the_first_hit_of_a_cold_key_wants_nothing_and_the_second_does() {
         let mut demand = Demand::default();
         demand.measure(1, 10 * US_PER_SECOND, false);
-        assert_eq!(demand.want(100_000, US_PER_SECOND), 0);
+        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 0);
         demand.measure(1, US_PER_SECOND / 2, false);
-        assert_eq!(demand.want(100_000, US_PER_SECOND), 1);
+        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 1);
     }
 
     #[test]
@@ -57,14 +62,16 @@ mod tests {
         for _ in 0..40 {
             demand.measure(100, 100_000, false);
         }
-        assert_eq!(demand.want(100_000, US_PER_SECOND), 300);
+        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 300);
+        assert_eq!(demand.want(100_000, US_PER_SECOND, 700), 700, "or what can be spared");
+        assert_eq!(demand.want(100_000, US_PER_SECOND, 7_000), 1_000, "for a whole life");
         for _ in 0..40 {
             demand.measure(0, 100_000, true);
         }
-        assert_eq!(demand.want(100_000, US_PER_SECOND), 300, "who is turned away is not seen");
+        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 300, "who is turned away is not seen");
         for _ in 0..40 {
             demand.measure(0, 100_000, false);
         }
-        assert_eq!(demand.want(100_000, US_PER_SECOND), 0);
+        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 0);
     }
 }

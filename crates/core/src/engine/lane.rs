@@ -1,7 +1,8 @@
 //! A lane: what a node has to say to one partition, one call at a time.
 //!
 //! A call goes out as soon as someone waits, or when the flush interval is over and there is something to report: a fifth of a
-//! grant, a grant that is about to end, or someone who was turned away and had better be asked for again.
+//! grant, or where there is plenty one that runs low; a grant that is about to end; or someone who was turned away, once
+//! there may be something to get for them.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -223,10 +224,13 @@ impl Lane {
             self.flush_at_us = cx.now_us() + cx.settings.flush_us;
             self.meters.retain(|_, tracked| !tracked.is_over(cx));
         }
+        let asked = draft.meters.len();
         self.take_due(cx, &mut draft);
         if draft.call.updates.is_empty() {
             return;
         }
+        cx.stats.due += (draft.meters.len() - asked) as u64;
+        cx.stats.flushes += u64::from(asked == 0);
         self.send(cx, partition, draft, effects);
     }
 
@@ -317,6 +321,9 @@ impl Lane {
         for (digest, told) in under_way.meters.iter().zip(&reply.told) {
             if let Some(tracked) = self.meters.get_mut(digest) {
                 tracked.hear(cx, under_way.sent_us, told, reply.lost);
+                // A window's last grants may end long before a flush that is stretched.
+                let report_by_us = tracked.report_by_us(cx).unwrap_or(u64::MAX);
+                self.flush_at_us = self.flush_at_us.min(report_by_us);
             }
         }
         for ((asked, ask), decided) in under_way.asked.iter().zip(&under_way.call.asks).zip(&reply.asks) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::origin::{Decided, Lapse, Told};
+use crate::origin::{Decided, Lapse, Partition, Told, Update};
 use crate::table::{Ask, Shares};
 use crate::{Secret, Verdict};
 
@@ -438,4 +438,135 @@ fn who_comes_while_the_flush_is_under_way_does_not_wait_for_it() {
     assert!(matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))));
     bench.now_us += 3 * MS;
     assert_eq!(bench.spend(1).retry(), Some(crate::Retry::Ask), "the flush is late: it is asked for");
+}
+
+/// Many keys that are all asked for ten times a second, and an origin that answers a millisecond later.
+struct Crowd {
+    bench: Bench,
+    meters: Vec<MeterRef>,
+    partitions: Vec<Partition>,
+    under_way: Vec<(u16, Arc<Call>)>,
+    passed: u64,
+}
+
+/// How many partitions the keys of a crowd lie in.
+const CROWD_PARTITIONS: usize = 16;
+
+impl Crowd {
+    /// Half of the keys have room for ten times as much, half for half of it.
+    fn new(keys: u32) -> Self {
+        let mut bench = Bench::new();
+        bench.table = Table::new(1 << 22, &Shares::single()).expect("a few lines");
+        let amount = |key: u32| if key.is_multiple_of(2) { 100 } else { 5 };
+        let meters = (0..keys).map(|key| bench.meter_of(&key.to_le_bytes(), amount(key))).collect();
+        let partitions = vec![Partition::default(); CROWD_PARTITIONS];
+        Self { bench, meters, partitions, under_way: Vec::new(), passed: 0 }
+    }
+
+    fn request(&mut self, key: usize) {
+        let meter = self.meters[key].clone();
+        let ask = Ask { limit: &meter.limit, space: &meter.space, digest: meter.digest, cost: 1 };
+        let verdict = self.bench.table.check(self.bench.now(), &ask).verdict;
+        self.passed += u64::from(verdict.is_allowed());
+        if verdict.retry() == Some(crate::Retry::Ask) {
+            let (ticket, partition) = (0, (key / 2 % CROWD_PARTITIONS) as u16);
+            let request = Request { ticket, partition, charges: vec![Charge { meter, cost: 1 }] };
+            self.bench.engine.ask(self.bench.now(), request, &mut self.bench.effects);
+        }
+    }
+
+    /// A millisecond: answers come, a hundredth of the keys is asked for, calls go out.
+    fn tick(&mut self) {
+        self.bench.now_us += MS;
+        for (partition, call) in std::mem::take(&mut self.under_way) {
+            let at = usize::from(partition);
+            let reply = self.partitions[at].apply(self.bench.now_us, &call).expect("in order");
+            let (now, bench) = (self.bench.now(), &mut self.bench);
+            bench.engine.on_reply(now, &bench.table, partition, call.sequence, &reply, &mut bench.effects);
+        }
+        let turn = (self.bench.now_us / MS % 100) as usize;
+        (turn..self.meters.len()).step_by(100).for_each(|key| self.request(key));
+        self.bench.poll();
+        for effect in std::mem::take(&mut self.bench.effects) {
+            match effect {
+                Effect::Call { partition, call, .. } => self.under_way.push((partition, call)),
+                Effect::Answer { resolution: Resolution::Allowed { .. }, .. } => self.passed += 1,
+                Effect::Answer { .. } => {}
+            }
+        }
+    }
+
+    /// Lets seconds pass. How many updates of meters there were, and how many requests passed.
+    fn run(&mut self, seconds: u64) -> (u64, u64) {
+        let count = |crowd: &Self| (crowd.bench.engine.stats().updates, crowd.passed);
+        let before = count(self);
+        (0..1_000 * seconds).for_each(|_| self.tick());
+        let after = count(self);
+        (after.0 - before.0, after.1 - before.1)
+    }
+}
+
+#[test]
+fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
+    let mut bench = Bench::new();
+    let meter = bench.meter_of(b"key", 100);
+    let mut reports = Vec::new();
+    for _ in 0..30 {
+        bench.now_us += 100 * MS;
+        let ask = Ask { limit: &meter.limit, space: &bench.space, digest: meter.digest, cost: 1 };
+        if bench.table.check(bench.now(), &ask).verdict.retry() == Some(crate::Retry::Ask) {
+            bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+        }
+        bench.poll();
+        if let Some((call, _)) = bench.calls().pop() {
+            let Update { used, want, .. } = call.updates[0];
+            let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
+            bench.tell(&call, vec![told(want, 100 - want)], decided);
+            reports.push((used, want));
+        }
+    }
+    assert!(reports.len() < 7, "{reports:?}");
+    assert_eq!(reports.last().map(|(_, want)| *want), Some(10), "as much as is asked for while it lasts");
+    assert_eq!(bench.tickets, 2, "later requests wait for nobody");
+}
+
+#[test]
+fn what_is_given_back_is_told_although_there_is_plenty() {
+    let mut bench = Bench::new();
+    bench.ask(1);
+    bench.poll();
+    let call = bench.only_call();
+    bench.poll_after(20 * MS);
+    bench.tell(&call, vec![told(0, 9)], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    bench.poll_after(100 * MS);
+    let last = bench.calls().pop().expect("a call").0;
+    assert_eq!(last.updates[0].refund, 1);
+}
+
+#[test]
+fn who_has_nothing_left_asks_again_when_something_can_have_drained() {
+    let mut bench = Bench::new();
+    bench.ask(1);
+    bench.poll();
+    let call = bench.only_call();
+    let dry = Told { life_us: 0, wait_us: 450 * MS, dry: true, ..told(0, 0) };
+    bench.tell(&call, vec![dry], Decided { passed: 0, denied_by: 0, retry_us: 450 * MS });
+    let mut calls = Vec::new();
+    while calls.is_empty() {
+        assert!(!bench.spend(1).is_allowed());
+        bench.poll_after(100 * MS);
+        calls = bench.calls();
+    }
+    assert_eq!(bench.now_us, START_US + 500 * MS);
+}
+
+#[test]
+fn many_warm_keys_cost_few_updates_and_pass_as_they_may() {
+    let mut crowd = Crowd::new(10_000);
+    crowd.run(10);
+    let (updates, passed) = crowd.run(6);
+    let requests = 6 * 100_000;
+    assert!(updates * 100 < requests * 18, "{updates} updates of meters for {requests} requests");
+    let may_pass = 6 * (50_000 + 25_000);
+    assert!(passed * 100 >= may_pass * 97, "{passed} of {may_pass} passed");
 }

@@ -12,6 +12,17 @@ const LIVES_REMEMBERED: u64 = 2;
 /// Of a grant, how much may be spent before it is reported early: one fifth.
 const REPORT_SHARE: u64 = 5;
 
+/// Where there is plenty, how much had better be spent before it is reported early, in units. Higher: fewer reports of keys
+/// that are asked for now and then; what is left looks smaller at the origin, by that much for each node.
+const REPORT_LEAST: u64 = 16;
+
+/// Where there is plenty, for how many flush intervals what is left of a grant had better last.
+const INTERVALS_LEFT: u64 = 2;
+
+/// There is plenty while others use at most this part of all there ever is, and this node holds at most as much of the rest:
+/// one half.
+const PLENTY_SHARE: u64 = 2;
+
 /// What a node keeps track of.
 #[derive(Debug)]
 pub(super) struct Tracked {
@@ -33,6 +44,10 @@ pub(super) struct Tracked {
     ends_us: u64,
     /// Until when it counts as denied of late.
     strict_until_us: u64,
+    /// From when on there may be something to get again.
+    refills_us: u64,
+    /// What it may hold beyond what it needs soon, in units; 0 unless there was plenty.
+    spare: u64,
     holders: u32,
     /// Whether it is part of the call under way.
     under_way: bool,
@@ -54,6 +69,8 @@ impl Tracked {
             cell: 0,
             ends_us: 0,
             strict_until_us: 0,
+            refills_us: 0,
+            spare: 0,
             holders: 0,
             under_way: false,
             recalled: false,
@@ -88,6 +105,11 @@ impl Tracked {
         self.meter = meter.clone();
     }
 
+    /// When its grant has to be reported, if it has one: soon after its end, or the origin writes it off.
+    pub(super) fn report_by_us(&self, cx: &Context<'_>) -> Option<u64> {
+        (self.ends_us > 0).then_some(self.ends_us + cx.flush_us_min)
+    }
+
     pub(super) fn holders(&self) -> u32 {
         self.holders
     }
@@ -112,12 +134,29 @@ impl Tracked {
         if cx.closing {
             return unreported > 0 || self.ends_us > 0;
         }
-        let much = unreported > 0
-            && (unreported * REPORT_SHARE >= held.used + held.keep || self.is_strict(cx.now_us()));
-        let wanted = held.missed && held.keep == 0;
+        let much = unreported > 0 && self.is_much(cx, &held, unreported);
+        let wanted = held.missed && held.keep == 0 && cx.now_us() + cx.settings.hedge_us >= self.refills_us;
         // Also when nothing of it is left to spend: until it is given back, the origin counts it as used.
         let ending = self.ends_us > 0 && cx.now_us() + self.life_us(cx) * 2 / 5 > self.ends_us;
         much || wanted || ending || (self.recalled && held.keep + unreported > 0)
+    }
+
+    /// Whether what was spent had better be reported.
+    fn is_much(&self, cx: &Context<'_>, held: &Taken, unreported: u64) -> bool {
+        let is_share = unreported * REPORT_SHARE >= held.used + held.keep;
+        if self.owed + self.refund > 0 && is_share {
+            return true;
+        }
+        if self.is_strict(cx.now_us()) {
+            // What is reported late is still held when it could drain. A small part of what may pass at once is not missed.
+            let all = self.meter.terms.capacity() / u64::from(self.holders.max(1));
+            return unreported * REPORT_SHARE > all;
+        }
+        if self.spare > 0 {
+            let is_low = held.keep < self.demand.within(INTERVALS_LEFT * cx.settings.flush_us);
+            return is_low || (is_share && unreported >= REPORT_LEAST);
+        }
+        is_share
     }
 
     /// Whether nothing would be lost if it was forgotten.
@@ -146,7 +185,7 @@ impl Tracked {
         let want = if self.recalled || cx.closing || !may_hold {
             0
         } else {
-            self.demand.want(cx.settings.flush_us, life_us).min(self.meter.terms.capacity())
+            self.demand.want(cx.settings.flush_us, life_us, self.spare).min(self.meter.terms.capacity())
         };
         // Who asks needs more than is held: that is given up, so that the origin decides on all there is.
         let keep = if self.asked > 0 { 0 } else { want };
@@ -180,6 +219,9 @@ impl Tracked {
         let now_us = cx.now_us();
         let counted = told.lapsed && self.meter.terms.lapse() == Lapse::Counted;
         self.cell = told.cell;
+        // Others may give something back before anything drains.
+        self.refills_us = now_us + told.wait_us.min(cx.settings.life_us);
+        self.spare = self.spare_of(told);
         let deny_us = self.deny_us(cx, sent_us, told);
         let word =
             Word { sent_us, grant: told.grant, life_us: told.life_us, deny_us, room: told.room, counted };
@@ -192,20 +234,37 @@ impl Tracked {
         }
     }
 
+    /// What it may hold beyond what it needs soon. A dead node loses that as well, where nobody misses it.
+    fn spare_of(&self, told: &Told) -> u64 {
+        let free = told.room.saturating_add(told.grant);
+        let plenty = !told.dry
+            && free >= self.meter.terms.capacity() / PLENTY_SHARE
+            && told.grant <= free / PLENTY_SHARE;
+        if plenty { free / PLENTY_SHARE / u64::from(told.holders.max(1)) } else { 0 }
+    }
+
     /// Until how long after `sent_us` there is no point in asking again, once what was granted is spent.
     fn deny_us(&self, cx: &Context<'_>, sent_us: u64, told: &Told) -> u64 {
         let Context { settings, .. } = cx;
         let under_way_us = cx.now_us().saturating_sub(sent_us);
         let terms = &self.meter.terms;
+        let unit_us = terms.period() * terms.tick_us() / terms.amount().max(1);
+        // However rarely is reported, nothing may drain unused.
+        let drained_us = (terms.capacity() / 2).saturating_mul(unit_us);
+        let flush_us = settings.flush_us.min(drained_us.max(cx.flush_us_min));
         // Whether at least one unit drains between two flushes.
-        let fast = terms.amount() * settings.flush_us >= terms.period() * terms.tick_us();
+        let fast = unit_us <= flush_us && terms.amount() > 0;
         // The next flush asks again anyway: who comes while it is under way had better not wait for it.
-        let asked_again_us = settings.flush_us + settings.hedge_us;
+        let asked_again_us = flush_us + settings.hedge_us;
         if told.grant == 0 && (told.dry || told.wait_us > 0) {
             let (least_us, most_us) =
                 if fast { (asked_again_us, settings.life_us.max(asked_again_us)) } else { (0, u64::MAX) };
             return under_way_us + told.wait_us.clamp(least_us, most_us);
         }
-        if told.dry && fast { asked_again_us } else { 0 }
+        match (told.dry, fast) {
+            (true, true) => asked_again_us,
+            (true, false) => under_way_us + told.wait_us,
+            (false, _) => 0,
+        }
     }
 }

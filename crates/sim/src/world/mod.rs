@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 use fastrand::Rng;
-use tidegate_core::engine::Settings;
 use tidegate_core::origin::{Call, CallError, Partition, Reply};
 
 use crate::bug::Bug;
@@ -172,7 +171,7 @@ impl<'s> World<'s> {
             next_node: 1,
             snapshot: partitions.clone(),
             store: Store { partitions, paused_until_us: 0, boot: 1, epoch_us: EPOCH_US },
-            watch: Watch::new(scenario, &book, Settings::default().deadline_us),
+            watch: Watch::new(scenario, &book, scenario.settings().deadline_us),
             book,
             waiting: BTreeMap::new(),
             tally: Tally::default(),
@@ -192,7 +191,7 @@ impl<'s> World<'s> {
         };
         self.next_node += 1;
         let id = self.next_node ^ self.rng.u64(..) << 16;
-        Node::new(id, life, clock, self.book.current)
+        Node::new(id, life, clock, self.book.current, self.scenario.settings())
     }
 
     /// The true time, in a day like ours.

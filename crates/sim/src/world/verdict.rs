@@ -8,6 +8,7 @@ use crate::bucket::Judge;
 use crate::node::{name, partition_of};
 use crate::report::{Curve, Report, Violation};
 use crate::scenario::{Faults, Shape};
+use crate::swarm::PLENTY_PER_S;
 
 /// What share of what one bucket would admit a world that is well admits at least, in hundredths.
 const WELL_PERCENT: u64 = 97;
@@ -97,7 +98,7 @@ impl World<'_> {
     fn judge_share(&self, admitted: u64, ideal: u64) -> Option<Violation> {
         let scenario = self.scenario;
         let is_well = scenario.faults == Faults::default()
-            && scenario.shape == Shape::Steady
+            && (scenario.shape, scenario.due_per_s_max) == (Shape::Steady, PLENTY_PER_S)
             && (scenario.cost_max, scenario.large_ppm, scenario.shared) == (1, 0, false);
         let limit = &scenario.limit;
         let is_roomy = limit.burst() >= 10 * scenario.nodes as u32 && limit.algorithm() == Algorithm::Gcra;

@@ -1,0 +1,84 @@
+//! How much longer a node takes between two reports while more is due than an origin should be asked to do.
+//!
+//! What is due falls as the interval grows: a meter is spoken of once in it, and a grant that lasts longer is extended less
+//! often. So the interval is stretched in proportion, and lives with it.
+
+use super::Settings;
+
+/// Stretches are counted in thousandths.
+const MILLI: u64 = 1_000;
+
+const US_PER_SECOND: u64 = 1_000_000;
+
+/// The longest stretch. Higher: more keys on one origin; counts are older, and what a dead node held is lost for longer.
+const STRETCH_MAX: u64 = 5 * MILLI;
+
+/// How long is measured before the stretch changes, µs. Longer: steadier; later relief when load comes.
+const WINDOW_US: u64 = 500_000;
+
+/// How much longer a node takes between two reports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    stretch: u64,
+    /// When the present window began, and how many meters had been due until then.
+    since_us: u64,
+    due: u64,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { stretch: MILLI, since_us: 0, due: 0 }
+    }
+}
+
+impl Pace {
+    /// Takes in how many meters have been due until now.
+    pub(super) fn measure(&mut self, now_us: u64, due: u64, settings: &Settings) {
+        let elapsed_us = now_us.saturating_sub(self.since_us);
+        if elapsed_us < WINDOW_US {
+            return;
+        }
+        let per_second = (due - self.due).saturating_mul(US_PER_SECOND) / elapsed_us;
+        let needed = self.stretch.saturating_mul(per_second) / settings.due_per_s_max.max(1);
+        // Half of the way, so that a moment's load changes little.
+        self.stretch = u64::midpoint(self.stretch, needed).clamp(MILLI, STRETCH_MAX);
+        (self.since_us, self.due) = (now_us, due);
+    }
+
+    /// The settings at this pace.
+    pub(super) fn of(self, settings: &Settings) -> Settings {
+        let stretched = |us: u64| us.saturating_mul(self.stretch) / MILLI;
+        Settings {
+            flush_us: stretched(settings.flush_us),
+            life_us: stretched(settings.life_us),
+            strict_life_us: stretched(settings.strict_life_us),
+            ..*settings
+        }
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets windows pass in which as much is due as there is at this interval. The interval afterwards.
+    fn flush_us_after(pace: &mut Pace, windows: u64, due_at_100_ms: u64) -> u64 {
+        let settings = Settings::default();
+        for _ in 0..windows {
+            let due = due_at_100_ms * settings.flush_us / pace.of(&settings).flush_us;
+            pace.measure(pace.since_us + WINDOW_US, pace.due + due / 2, &settings);
+        }
+        pace.of(&settings).flush_us
+    }
+
+    #[test]
+    fn the_interval_is_as_long_as_it_has_to_be_and_no_longer() {
+        let mut pace = Pace::default();
+        assert_eq!(flush_us_after(&mut pace, 9, 9_000), 100_000);
+        let busy = flush_us_after(&mut pace, 20, 30_000);
+        assert!((290_000..=310_000).contains(&busy), "{busy}");
+        assert_eq!(flush_us_after(&mut pace, 20, 900_000), 500_000, "at most five times as long");
+        assert_eq!(flush_us_after(&mut pace, 20, 9_000), 100_000);
+    }
+}
