@@ -15,6 +15,8 @@ mod machine;
 mod measure;
 mod memory;
 mod pieces;
+mod region;
+mod scrape;
 mod servers;
 mod stream;
 mod table;
@@ -42,6 +44,8 @@ enum Command {
     Memory(memory::Args),
     /// Servers beside each other: operations per second of the server's CPU time.
     Servers(servers::Args),
+    /// Servers around one store: what they admit together, and what it costs.
+    Region(region::Args),
     /// One contender in one case; `local` starts itself anew with this for each of them.
     #[command(hide = true)]
     Trial(trial::Args),
@@ -53,6 +57,7 @@ fn main() -> Result<()> {
         Command::Flood(args) => flood::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::Servers(args) => servers::run(&args),
+        Command::Region(args) => region::run(&args),
         Command::Trial(args) => trial::run(&args),
     }
 }

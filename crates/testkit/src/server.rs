@@ -33,7 +33,12 @@ impl Server {
     /// Starts a server with these arguments besides its addresses, and waits until it is ready. It keeps nothing unless
     /// told where.
     pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Self {
-        let mut command = tidegate(program, &["serve"]);
+        Self::start_as(tidegate(program, &[]), arguments)
+    }
+
+    /// The same, of a command with an environment of its own.
+    pub fn start_as(mut command: Command, arguments: &[&str]) -> Self {
+        command.arg("serve");
         for listener in ["http", "grpc", "resp", "admin"] {
             let flag = format!("--{listener}-listen");
             if !arguments.contains(&flag.as_str()) {

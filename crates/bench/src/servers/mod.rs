@@ -23,6 +23,8 @@ use serde::{Deserialize, Serialize};
 use self::case::{Case, Loads, Who};
 use self::process::Server;
 
+pub(crate) use self::peers::tidegate;
+
 /// Connections of every load.
 const CONNECTIONS: usize = 50;
 /// Keys to draw from.

@@ -31,7 +31,7 @@ pub(super) fn start(case: Case, who: Who, build: Option<&Path>) -> Result<Server
 }
 
 fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
-    let program = build.map_or_else(tidegate, |build| Ok(build.to_owned()))?;
+    let program = tidegate(build)?;
     let listener = match case {
         Case::RespP1 | Case::RespP16 => "resp",
         Case::Http => "http",
@@ -61,8 +61,11 @@ fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
     Ok(server.with_metrics_at(metrics_port))
 }
 
-/// Built by the same cargo in the same profile, beside this program.
-fn tidegate() -> Result<PathBuf> {
+/// The given build; if there is none, one by the same cargo in the release profile, beside this program.
+pub(crate) fn tidegate(given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(given) = given {
+        return Ok(given.to_owned());
+    }
     let mut build = cargo();
     build
         .args(["build", "--quiet", "--release", "--package", "tidegate-cli", "--target-dir"])

@@ -1,0 +1,202 @@
+//! What a run must show, and whether it did.
+
+use serde::Serialize;
+
+use super::case::{Class, Costs};
+use super::row::Row;
+use super::warm::Warm;
+
+/// How many requests of security rules a whole run makes at least.
+const SECURITY_REQUESTS_MIN: u64 = 1_000_000;
+/// What a region lets pass at least, of what one bucket would.
+const SHARE_MIN: f64 = 0.97;
+/// The most requests that wait, of those for keys that a server is asked for at least this often.
+const WAITED_MAX: f64 = 0.10;
+const OFTEN_PER_SECOND: f64 = 10.0;
+/// Scripts for each request of warm keys.
+const SCRIPTS_MAX: f64 = 0.02;
+/// What is left of a server's throughput when it has an origin.
+const THROUGHPUT_MIN: f64 = 0.80;
+
+/// Something that must hold.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Bar {
+    pub(super) what: &'static str,
+    pub(super) asked: String,
+    pub(super) found: String,
+    pub(super) held: bool,
+}
+
+/// What the cases show. A part of them says nothing about how many requests there must be.
+pub(super) fn of_cases(rows: &[Row], is_whole: bool) -> Vec<Bar> {
+    let mut bars = vec![security_over(rows), comfort_over(rows), share(rows), waited(rows)];
+    if is_whole {
+        let requests = security(rows).map(|row| row.requests).sum::<u64>();
+        bars.push(Bar {
+            what: "requests of security rules",
+            asked: format!("at least {SECURITY_REQUESTS_MIN}"),
+            found: requests.to_string(),
+            held: requests >= SECURITY_REQUESTS_MIN,
+        });
+    }
+    bars
+}
+
+fn security(rows: &[Row]) -> impl Iterator<Item = &Row> {
+    rows.iter().filter(|row| row.class == Class::Security)
+}
+
+fn security_over(rows: &[Row]) -> Bar {
+    let over = most(security(rows).map(|row| row.over_units));
+    Bar {
+        what: "security: how far any limit was passed",
+        asked: "0".to_owned(),
+        found: format!("{over:.3}"),
+        held: over == 0.0,
+    }
+}
+
+fn comfort_over(rows: &[Row]) -> Bar {
+    let over = most(rows.iter().filter(|row| row.class == Class::Comfort).map(|row| row.over));
+    let over_max = f64::from(Class::Comfort.tolerance_percent()) / 100.0;
+    Bar {
+        what: "comfort: how far any limit was passed",
+        asked: format!("at most {}", percent(over_max)),
+        found: percent(over),
+        held: over <= over_max,
+    }
+}
+
+fn share(rows: &[Row]) -> Bar {
+    let steady = rows.iter().filter(|row| row.costs == Costs::One.name());
+    let least = steady.map(|row| row.share).fold(f64::INFINITY, f64::min);
+    Bar {
+        what: "cost 1: passed, of what one bucket would let pass",
+        asked: format!("at least {}", percent(SHARE_MIN)),
+        found: percent(least),
+        held: least >= SHARE_MIN,
+    }
+}
+
+fn waited(rows: &[Row]) -> Bar {
+    let often = rows.iter().filter(|row| row.per_second_of_key_and_node >= OFTEN_PER_SECOND);
+    let most = most(often.map(|row| row.waited));
+    Bar {
+        what: "waited for a call, where a server is asked for a key ten times a second",
+        asked: format!("at most {}", percent(WAITED_MAX)),
+        found: percent(most),
+        held: most <= WAITED_MAX,
+    }
+}
+
+/// What warm keys show.
+pub(super) fn of_warm(warm: &Warm) -> Vec<Bar> {
+    let scripts = warm.scripts_per_request;
+    vec![
+        Bar {
+            what: "warm keys: scripts for each request",
+            asked: format!("at most {SCRIPTS_MAX}"),
+            found: format!("{scripts:.4}"),
+            held: scripts <= SCRIPTS_MAX,
+        },
+        Bar {
+            what: "warm keys: throughput with an origin, of that without",
+            asked: format!("at least {}", percent(THROUGHPUT_MIN)),
+            found: percent(warm.throughput),
+            held: warm.throughput >= THROUGHPUT_MIN,
+        },
+    ]
+}
+
+/// What the stores hold in the end.
+pub(super) fn of_keys(without_end: &[String], keys: usize) -> Bar {
+    let first = without_end.first().map(|key| format!(", such as {key}")).unwrap_or_default();
+    Bar {
+        what: "keys in Redis that would stay for ever",
+        asked: "0".to_owned(),
+        found: format!("{} of {keys}{first}", without_end.len()),
+        held: without_end.is_empty() && keys > 0,
+    }
+}
+
+/// The largest, and nothing if there is none. What is no number is kept, and holds no bar.
+fn most(values: impl Iterator<Item = f64>) -> f64 {
+    values.fold(0.0, |most, value| if value > most || value.is_nan() { value } else { most })
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(class: Class) -> Row {
+        Row {
+            class,
+            algorithm: "gcra",
+            limit_per_minute: 1_000,
+            costs: "1",
+            offered: 4.0,
+            keys: 10,
+            per_second: 1_000.0,
+            per_second_of_key_and_node: 25.0,
+            requests: 600_000,
+            admitted: 10,
+            over_units: 0.0,
+            over: 0.0,
+            share: 1.0,
+            alone: 0,
+            undecided: 0,
+            waited: 0.01,
+            calls_per_request: 0.1,
+            updates_per_request: 0.1,
+            scripts_per_request: 0.1,
+        }
+    }
+
+    fn missed(change: impl FnOnce(&mut Row), class: Class) -> Vec<&'static str> {
+        let mut rows = vec![row(Class::Security), row(Class::Security), row(class)];
+        change(&mut rows[2]);
+        of_cases(&rows, true).iter().filter(|bar| !bar.held).map(|bar| bar.what).collect()
+    }
+
+    #[test]
+    fn a_good_run_holds_every_bar() {
+        assert_eq!(missed(|_| {}, Class::Comfort), <[&str; 0]>::default());
+    }
+
+    #[test]
+    fn each_bar_is_missed_by_what_it_is_about() {
+        let over = |row: &mut Row| (row.over_units, row.over) = (0.001, 0.0501);
+        assert_eq!(missed(over, Class::Security), ["security: how far any limit was passed"]);
+        assert_eq!(missed(over, Class::Comfort), ["comfort: how far any limit was passed"]);
+        assert_eq!(missed(|row| row.over = 0.05, Class::Comfort), <[&str; 0]>::default());
+        assert_eq!(missed(|row| row.share = 0.969, Class::Comfort).len(), 1);
+        assert_eq!(missed(|row| row.waited = 0.101, Class::Comfort).len(), 1);
+        let seldom = |row: &mut Row| (row.waited, row.per_second_of_key_and_node) = (0.9, 9.9);
+        assert_eq!(missed(seldom, Class::Comfort), <[&str; 0]>::default());
+        let mixed = |row: &mut Row| (row.share, row.costs) = (0.9, "1-20");
+        assert_eq!(missed(mixed, Class::Comfort), <[&str; 0]>::default());
+    }
+
+    #[test]
+    fn too_few_requests_are_no_proof_of_a_whole_run() {
+        let few = [row(Class::Security)];
+        assert!(of_cases(&few, true).iter().any(|bar| !bar.held));
+        assert!(of_cases(&few, false).iter().all(|bar| bar.held));
+    }
+
+    #[test]
+    fn what_cannot_be_computed_holds_nothing() {
+        assert_eq!(missed(|row| row.waited = f64::NAN, Class::Comfort).len(), 1);
+    }
+
+    #[test]
+    fn a_key_without_an_end_is_named_and_a_store_without_keys_proves_nothing() {
+        let stays = of_keys(&["tg:{7}:s".to_owned()], 9);
+        assert!(!stays.held && stays.found.contains("1 of 9, such as tg:{7}:s"));
+        assert!(of_keys(&[], 9).held && !of_keys(&[], 0).held);
+    }
+}

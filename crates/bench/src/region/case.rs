@@ -1,0 +1,258 @@
+//! What is asked of the region: limits, costs, classes, and how much is offered.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+use tidegate::{Algorithm, Limit};
+
+/// Keys of a case, unless so many at its rate are more than the machine can ask.
+pub(super) const KEYS_MAX: u32 = 1_000;
+
+const AMOUNTS: [u32; 3] = [10, 1_000, 100_000];
+const PERIOD: Duration = Duration::from_mins(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Class {
+    Security,
+    Comfort,
+}
+
+impl Class {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Security => "security",
+            Self::Comfort => "comfort",
+        }
+    }
+
+    /// How far a limit of this class may be passed, in hundredths of it.
+    pub(super) const fn tolerance_percent(self) -> u8 {
+        match self {
+            Self::Security => 0,
+            Self::Comfort => 5,
+        }
+    }
+}
+
+/// What a request costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Costs {
+    /// Always 1.
+    One,
+    /// 1 to 20, each as likely.
+    Mixed,
+}
+
+impl Costs {
+    pub(super) const fn most(self) -> u64 {
+        match self {
+            Self::One => 1,
+            Self::Mixed => 20,
+        }
+    }
+
+    pub(super) fn mean(self) -> f64 {
+        f64::midpoint(1.0, self.most() as f64)
+    }
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::One => "1",
+            Self::Mixed => "1-20",
+        }
+    }
+}
+
+/// How much is offered, in costs, of what the limit lets pass for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offer {
+    Half,
+    At,
+    Fourfold,
+}
+
+impl Offer {
+    pub(super) const fn times(self) -> f64 {
+        match self {
+            Self::Half => 0.5,
+            Self::At => 1.0,
+            Self::Fourfold => 4.0,
+        }
+    }
+}
+
+/// A limit of the region, which is a rule of its servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) class: Class,
+    pub(super) algorithm: Algorithm,
+    pub(super) amount: u32,
+}
+
+impl Rule {
+    pub(super) const fn algorithm_name(self) -> &'static str {
+        match self.algorithm {
+            Algorithm::Gcra => "gcra",
+            Algorithm::SlidingWindow => "sliding_window",
+        }
+    }
+
+    /// The name of the rule, by which requests ask for it.
+    pub(super) fn name(self) -> String {
+        format!("{}_{}_{}", self.class.name(), self.algorithm_name(), self.amount)
+    }
+
+    pub(super) fn limit(self) -> Result<Limit> {
+        let amount = u64::from(self.amount);
+        Ok(match self.algorithm {
+            Algorithm::Gcra => Limit::gcra(amount, PERIOD)?,
+            Algorithm::SlidingWindow => Limit::sliding_window(amount, PERIOD)?,
+        })
+    }
+
+    /// The limit with all that its class tolerates.
+    pub(super) fn tolerated(self) -> Result<Limit> {
+        let amount = u64::from(self.amount);
+        let most = amount + amount * u64::from(self.class.tolerance_percent()) / 100;
+        Ok(match self.algorithm {
+            Algorithm::Gcra => Limit::gcra(amount, PERIOD)?.with_burst(most)?,
+            Algorithm::SlidingWindow => Limit::sliding_window(most, PERIOD)?,
+        })
+    }
+
+    /// What a key uses up for good, each second.
+    pub(super) fn per_second(self) -> f64 {
+        f64::from(self.amount) / PERIOD.as_secs_f64()
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        let classes = [Class::Security, Class::Comfort];
+        let algorithms = [Algorithm::Gcra, Algorithm::SlidingWindow];
+        classes.into_iter().flat_map(move |class| {
+            let of = move |algorithm| AMOUNTS.map(|amount| Self { class, algorithm, amount });
+            algorithms.into_iter().flat_map(of)
+        })
+    }
+}
+
+/// The file of rules that all cases are decided by. A request says which rule it is about, and every key is placed by
+/// itself, as users are.
+pub(super) fn rules_file() -> String {
+    let mut text = "placement = 'key'\n\n".to_owned();
+    for rule in Rule::all() {
+        let (name, class, algorithm) = (rule.name(), rule.class.name(), rule.algorithm_name());
+        // Writing to text does not fail.
+        let _ = write!(
+            text,
+            "[[rules]]\nname = '{name}'\nwhen = {{ rule = '{name}' }}\nkey = ['key']\nclass = '{class}'\n\
+             algorithm = '{algorithm}'\nlimit = {}\nperiod = '1m'\n\n",
+            rule.amount
+        );
+    }
+    text
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) rule: Rule,
+    pub(super) costs: Costs,
+    pub(super) offer: Offer,
+}
+
+impl Case {
+    pub(super) fn all() -> Vec<Self> {
+        let offers = [Offer::Half, Offer::At, Offer::Fourfold];
+        let of = |rule| {
+            [Costs::One, Costs::Mixed]
+                .into_iter()
+                .flat_map(move |costs| offers.map(|offer| Self { rule, costs, offer }))
+        };
+        Rule::all().flat_map(of).collect()
+    }
+
+    /// A few that show everything once: both classes, both algorithms, and a limit that is reached.
+    pub(super) fn quick() -> Vec<Self> {
+        let shown = |case: &Self| case.rule.amount == 1_000 && case.offer == Offer::Fourfold;
+        Self::all().into_iter().filter(shown).collect()
+    }
+
+    /// How many keys are asked for, so that all together are not more than `per_second_max` requests.
+    pub(super) fn keys(self, per_second_max: f64) -> u32 {
+        let keys = (per_second_max / self.per_second_of_key()).floor() as u32;
+        keys.clamp(1, KEYS_MAX)
+    }
+
+    /// How many requests are made, of all keys together.
+    pub(super) fn per_second(self, per_second_max: f64) -> f64 {
+        (self.per_second_of_key() * f64::from(self.keys(per_second_max))).min(per_second_max)
+    }
+
+    fn per_second_of_key(self) -> f64 {
+        self.rule.per_second() * self.offer.times() / self.costs.mean()
+    }
+
+    /// What each key has used before the first request, so that a run of `time` reaches its limit. Of a bucket, all of
+    /// it; of a window, all but what passes in that time, since what is used up stays so until the cell ends.
+    pub(super) fn used_before(self, time: Duration) -> u64 {
+        let amount = u64::from(self.rule.amount);
+        match (self.offer, self.rule.algorithm) {
+            (Offer::Half, _) => 0,
+            (_, Algorithm::Gcra) => amount,
+            (_, Algorithm::SlidingWindow) => {
+                amount.saturating_sub((self.rule.per_second() * time.as_secs_f64()).round() as u64)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_combination_is_a_case() {
+        let cases = Case::all();
+        assert_eq!(cases.len(), 2 * 2 * 3 * 2 * 3);
+        assert!(Case::quick().iter().all(|case| cases.contains(case)));
+        assert_eq!(Case::quick().len(), 8);
+        assert_eq!(rules_file().matches("[[rules]]").count(), 12);
+    }
+
+    #[test]
+    fn keys_are_as_many_as_the_machine_can_ask() {
+        let rule = |amount| Rule { class: Class::Comfort, algorithm: Algorithm::Gcra, amount };
+        let case = |amount, offer| Case { rule: rule(amount), costs: Costs::One, offer };
+        assert_eq!(case(10, Offer::Fourfold).keys(6_000.0), 1_000);
+        assert!((case(10, Offer::Fourfold).per_second(6_000.0) - 4_000.0 / 6.0).abs() < 1e-6);
+        assert_eq!(case(1_000, Offer::At).keys(6_000.0), 360);
+        // One key alone is more than can be asked: then less is offered.
+        assert_eq!(case(100_000, Offer::Fourfold).keys(6_000.0), 1);
+        assert!((case(100_000, Offer::Fourfold).per_second(6_000.0) - 6_000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn comfort_is_tolerated_to_pass_a_twentieth_more_and_security_nothing() {
+        let rule = |class, algorithm| Rule { class, algorithm, amount: 1_010 };
+        let gcra = rule(Class::Comfort, Algorithm::Gcra).tolerated().unwrap();
+        assert_eq!((gcra.amount(), gcra.burst()), (1_010, 1_060));
+        assert_eq!(rule(Class::Comfort, Algorithm::SlidingWindow).tolerated().unwrap().amount(), 1_060);
+        for algorithm in [Algorithm::Gcra, Algorithm::SlidingWindow] {
+            let strict = rule(Class::Security, algorithm);
+            assert_eq!(strict.tolerated().unwrap(), strict.limit().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_window_is_left_what_passes_in_the_time() {
+        let rule = Rule { class: Class::Security, algorithm: Algorithm::SlidingWindow, amount: 1_000 };
+        let case = |offer| Case { rule, costs: Costs::One, offer };
+        let time = Duration::from_secs(15);
+        assert_eq!((case(Offer::Half).used_before(time), case(Offer::At).used_before(time)), (0, 750));
+        let bucket = Case { rule: Rule { algorithm: Algorithm::Gcra, ..rule }, ..case(Offer::At) };
+        assert_eq!(bucket.used_before(time), 1_000);
+    }
+}

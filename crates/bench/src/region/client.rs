@@ -1,0 +1,188 @@
+//! `POST /v1/check` by hand over one connection, with the instants between which each answer was decided.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Deserialize;
+
+use crate::machine;
+
+/// How long an answer may take.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// The status of a server that had no time to decide, for rules that refuse then.
+const TOO_BUSY: u16 = 503;
+
+/// The longest head of an answer.
+const HEAD_BYTES_MAX: usize = 16_384;
+
+/// One line of time for all threads: the wall clock as it was at the start, and what has passed since. Redis counts by the
+/// wall clock of the same machine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeline {
+    started: Instant,
+    started_wall_us: u64,
+}
+
+impl Timeline {
+    pub(super) fn new() -> Self {
+        let wall = clock_gettime(ClockId::Realtime);
+        let started_wall_us = wall.tv_sec as u64 * 1_000_000 + wall.tv_nsec as u64 / 1_000;
+        Self { started: machine::now(), started_wall_us }
+    }
+
+    /// The microsecond that has begun.
+    pub(super) fn now_us(self) -> u64 {
+        self.started_wall_us + (machine::now() - self.started).as_micros() as u64
+    }
+}
+
+/// What a decision rests on, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Basis {
+    /// The region's origin.
+    Region,
+    /// One server's memory: the origin did not answer in time.
+    Alone,
+    /// Nothing: it was let pass or refused without a look at the limit.
+    Nothing,
+}
+
+impl Basis {
+    fn of(source: &str) -> Self {
+        match source {
+            "regional" => Self::Region,
+            "local" | "overflow" => Self::Alone,
+            _ => Self::Nothing,
+        }
+    }
+}
+
+/// An answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) allowed: bool,
+    pub(super) basis: Basis,
+    pub(super) sent_us: u64,
+    pub(super) answered_us: u64,
+}
+
+#[derive(Deserialize)]
+struct Decided<'a> {
+    decision: &'a str,
+    source: &'a str,
+}
+
+/// An answer as it came, and where its body lies.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    status: u16,
+    body: std::ops::Range<usize>,
+}
+
+/// A connection that is kept.
+pub(super) struct Connection {
+    stream: TcpStream,
+    timeline: Timeline,
+    bytes: Vec<u8>,
+}
+
+impl Connection {
+    pub(super) fn open(address: SocketAddr, timeline: Timeline) -> Result<Self> {
+        let stream = TcpStream::connect(address).with_context(|| address.to_string())?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
+        Ok(Self { stream, timeline, bytes: Vec::new() })
+    }
+
+    /// Asks about a key under a rule.
+    pub(super) fn check(&mut self, rule: &str, key: &str, cost: u64) -> Result<Answer> {
+        let body = format!(r#"{{"dimensions":{{"rule":"{rule}","key":"{key}"}},"cost":{cost}}}"#);
+        let length = body.len();
+        let request = format!(
+            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        let sent_us = self.timeline.now_us();
+        self.stream.write_all(request.as_bytes())?;
+        let Told { status, body } = self.read_answer()?;
+        // What is answered within a microsecond is over when it ends.
+        let answered_us = self.timeline.now_us() + 1;
+        if status == TOO_BUSY {
+            return Ok(Answer { allowed: false, basis: Basis::Nothing, sent_us, answered_us });
+        }
+        ensure!(status == 200, "the answer is {}", self.bytes.escape_ascii());
+        let told: Decided<'_> = serde_json::from_slice(&self.bytes[body])
+            .with_context(|| format!("this is no decision: {}", self.bytes.escape_ascii()))?;
+        let allowed = match told.decision {
+            "allow" => true,
+            "deny" => false,
+            other => bail!("the decision is {other:?}"),
+        };
+        Ok(Answer { allowed, basis: Basis::of(told.source), sent_us, answered_us })
+    }
+
+    /// Reads one answer, whole.
+    fn read_answer(&mut self) -> Result<Told> {
+        self.bytes.clear();
+        loop {
+            if let Some(told) = told(&self.bytes)?
+                && self.bytes.len() >= told.body.end
+            {
+                return Ok(told);
+            }
+            let mut part = [0; 4_096];
+            let count = self.stream.read(&mut part).context("an answer")?;
+            ensure!(count > 0, "the server closed the connection");
+            self.bytes.extend_from_slice(&part[..count]);
+        }
+    }
+}
+
+/// What an answer says of itself, once its head is there.
+fn told(bytes: &[u8]) -> Result<Option<Told>> {
+    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+        ensure!(bytes.len() <= HEAD_BYTES_MAX, "an answer without an end to its head");
+        return Ok(None);
+    };
+    let head = std::str::from_utf8(&bytes[..end])?;
+    let status = head.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+    let status = status.with_context(|| format!("the answer is {}", bytes.escape_ascii()))?;
+    let mut fields = head.lines().filter_map(|line| line.split_once(':'));
+    let length = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    let length: usize = length.context("an answer without a length")?.1.trim().parse()?;
+    Ok(Some(Told { status, body: end + 4..end + 4 + length }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_known_once_its_head_is_there() {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+        let found = told(answer).unwrap().unwrap();
+        assert_eq!((found.status, &answer[found.body]), (200, &b"{}"[..]));
+        assert_eq!(told(&answer[..40]).unwrap(), None);
+        let busy = told(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n").unwrap().unwrap();
+        assert_eq!((busy.status, busy.body.is_empty()), (TOO_BUSY, true));
+        assert!(told(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
+        assert!(told(b"SMTP\r\ncontent-length: 0\r\n\r\n").is_err());
+        assert!(told(&vec![b'x'; HEAD_BYTES_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn what_was_not_decided_is_told_apart() {
+        for (source, basis) in [
+            ("regional", Basis::Region),
+            ("local", Basis::Alone),
+            ("shed", Basis::Nothing),
+            ("open", Basis::Nothing),
+            ("closed", Basis::Nothing),
+        ] {
+            assert_eq!(Basis::of(source), basis, "{source}");
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The requests of a case, when they are due, and what became of them.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_distr::{Distribution as _, Exp};
+
+use super::case::{Case, Costs};
+use super::client::{Answer, Basis, Connection, Timeline};
+use super::exact::Arrival;
+use super::over::Passed;
+use crate::machine;
+
+/// Connections of all servers together.
+const CONNECTIONS: usize = 64;
+
+/// How long a key may take to be used up, of a region that is busy, and what is left between two attempts.
+const PREPARE_TIME_MAX: Duration = Duration::from_secs(30);
+const PREPARE_AGAIN: Duration = Duration::from_millis(20);
+
+/// A request that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Due {
+    after: Duration,
+    key: u32,
+    cost: u64,
+}
+
+/// A request that was made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Made {
+    pub(super) key: u32,
+    pub(super) cost: u64,
+    pub(super) answer: Answer,
+}
+
+impl Made {
+    /// Whether anyone looked at the limit, or refused: what was let pass undecided is neither for nor against it.
+    pub(super) fn is_judged(&self) -> bool {
+        !(self.answer.allowed && self.answer.basis == Basis::Nothing)
+    }
+
+    pub(super) fn arrival(&self) -> Arrival {
+        Arrival { cost: self.cost, sent_us: self.answer.sent_us }
+    }
+
+    pub(super) fn passed(&self) -> Option<Passed> {
+        let Answer { allowed, sent_us, answered_us, .. } = self.answer;
+        (allowed && self.is_judged()).then_some(Passed { cost: self.cost, sent_us, answered_us })
+    }
+}
+
+/// A case on its way: which keys it has, and at which servers.
+pub(super) struct Load<'a> {
+    pub(super) case: Case,
+    pub(super) servers: &'a [SocketAddr],
+    pub(super) timeline: Timeline,
+    pub(super) keys: u32,
+    pub(super) per_second: f64,
+    pub(super) time: Duration,
+    /// Of all runs: a run never meets the keys of another.
+    pub(super) run: u32,
+}
+
+/// A key by the name under which it was used up.
+pub(super) struct Key {
+    name: String,
+    pub(super) before: Option<Made>,
+}
+
+#[cfg(test)]
+impl Key {
+    pub(super) fn used_up(before: Made) -> Self {
+        Self { name: String::new(), before: Some(before) }
+    }
+}
+
+impl Load<'_> {
+    /// Gives every key a name, and uses it up as far as the case wants.
+    pub(super) fn prepare(&self) -> Result<Vec<Key>> {
+        let cost = self.case.used_before(self.time);
+        if cost == 0 {
+            return Ok((0..self.keys).map(|key| Key { name: self.name(key, 0), before: None }).collect());
+        }
+        let open = |server: &SocketAddr| Connection::open(*server, self.timeline);
+        let mut connections = self.servers.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let count = connections.len();
+        (0..self.keys).map(|key| self.use_up(&mut connections[key as usize % count], key, cost)).collect()
+    }
+
+    fn name(&self, key: u32, attempt: u32) -> String {
+        format!("{}-{key}-{attempt}", self.run)
+    }
+
+    /// Lets `cost` of a key pass. Nobody knows what became of an attempt that was not decided in time, so the next is of
+    /// another name.
+    fn use_up(&self, connection: &mut Connection, key: u32, cost: u64) -> Result<Key> {
+        let (rule, deadline) = (self.case.rule.name(), machine::now() + PREPARE_TIME_MAX);
+        let mut attempt = 0;
+        loop {
+            let name = self.name(key, attempt);
+            let answer = connection.check(&rule, &name, cost)?;
+            if answer.allowed && answer.basis != Basis::Nothing {
+                return Ok(Key { name, before: Some(Made { key, cost, answer }) });
+            }
+            ensure!(machine::now() < deadline, "{rule} does not let {cost} of a new key pass");
+            wait_until(machine::now() + PREPARE_AGAIN);
+            attempt += 1;
+        }
+    }
+
+    /// Makes all requests, and gives them as they were answered.
+    pub(super) fn run(&self, keys: &[Key]) -> Result<Vec<Made>> {
+        let nodes = self.draw();
+        let cursors: Vec<AtomicUsize> = nodes.iter().map(|_| AtomicUsize::new(0)).collect();
+        let started = machine::now();
+        thread::scope(|scope| {
+            let clients: Vec<_> = (0..CONNECTIONS)
+                .map(|number| {
+                    let node = number % self.servers.len();
+                    let (due, cursor) = (&nodes[node], &cursors[node]);
+                    scope.spawn(move || self.ask(self.servers[node], started, due, cursor, keys))
+                })
+                .collect();
+            let mut made = Vec::new();
+            for client in clients {
+                made.extend(client.join().map_err(|_| anyhow!("a client panicked"))??);
+            }
+            ensure!(!made.is_empty(), "no request was made");
+            Ok(made)
+        })
+    }
+
+    /// One connection, that makes whatever of its server is due next.
+    fn ask(
+        &self,
+        server: SocketAddr,
+        started: Instant,
+        due: &[Due],
+        cursor: &AtomicUsize,
+        keys: &[Key],
+    ) -> Result<Vec<Made>> {
+        let mut connection = Connection::open(server, self.timeline)?;
+        let rule = self.case.rule.name();
+        let mut made = Vec::new();
+        while let Some(next) = due.get(cursor.fetch_add(1, Ordering::Relaxed)) {
+            wait_until(started + next.after);
+            let key = keys.get(next.key as usize).context("a key without a name")?;
+            let answer = connection.check(&rule, &key.name, next.cost)?;
+            made.push(Made { key: next.key, cost: next.cost, answer });
+        }
+        Ok(made)
+    }
+
+    /// What each server is asked: requests that come at random, as independent people send them, and those of one key to
+    /// all servers in turn.
+    fn draw(&self) -> Vec<Vec<Due>> {
+        let mut chance = SmallRng::seed_from_u64(u64::from(self.run));
+        let mut nodes = vec![Vec::new(); self.servers.len()];
+        let mut turns: Vec<usize> = (0..self.keys as usize).collect();
+        // A rate above 0, which this is, makes a distribution.
+        let Ok(gaps) = Exp::new(self.per_second) else { return nodes };
+        let mut after = 0.0;
+        loop {
+            after += gaps.sample(&mut chance);
+            if after >= self.time.as_secs_f64() {
+                return nodes;
+            }
+            let key = chance.random_range(0..self.keys);
+            let cost = match self.case.costs {
+                Costs::One => 1,
+                Costs::Mixed => chance.random_range(1..=self.case.costs.most()),
+            };
+            let turn = &mut turns[key as usize];
+            let node = *turn % nodes.len();
+            *turn += 1;
+            nodes[node].push(Due { after: Duration::from_secs_f64(after), key, cost });
+        }
+    }
+}
+
+fn wait_until(due: Instant) {
+    loop {
+        let left = due.saturating_duration_since(machine::now());
+        if left.is_zero() {
+            return;
+        }
+        thread::park_timeout(left);
+    }
+}
+
+/// How many requests are answered in a second when every connection always has one under way.
+pub(super) fn capacity(
+    servers: &[SocketAddr],
+    timeline: Timeline,
+    rule: &str,
+    time: Duration,
+) -> Result<f64> {
+    let ends = machine::now() + time;
+    let answered: usize = thread::scope(|scope| {
+        let client = |number: usize| {
+            scope.spawn(move || -> Result<usize> {
+                let mut connection = Connection::open(servers[number % servers.len()], timeline)?;
+                let name = format!("capacity-{number}");
+                let mut answered = 0;
+                while machine::now() < ends {
+                    connection.check(rule, &name, 1)?;
+                    answered += 1;
+                }
+                Ok(answered)
+            })
+        };
+        let clients: Vec<_> = (0..CONNECTIONS).map(client).collect();
+        let counts =
+            clients.into_iter().map(|client| client.join().map_err(|_| anyhow!("a client panicked"))?);
+        counts.sum::<Result<usize>>()
+    })?;
+    Ok(answered as f64 / time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::case::Offer;
+
+    fn load(servers: &[SocketAddr]) -> Load<'_> {
+        let case = Case::all().into_iter().find(|case| {
+            case.costs == Costs::Mixed && case.offer == Offer::Fourfold && case.rule.amount == 1_000
+        });
+        Load {
+            case: case.unwrap(),
+            servers,
+            timeline: Timeline::new(),
+            keys: 10,
+            per_second: 1_000.0,
+            time: Duration::from_secs(10),
+            run: 1,
+        }
+    }
+
+    #[test]
+    fn requests_of_a_key_go_to_all_servers_in_turn_at_the_rate_that_was_asked_for() {
+        let servers = [SocketAddr::from(([127, 0, 0, 1], 1)); 4];
+        let nodes = load(&servers).draw();
+        let total: usize = nodes.iter().map(Vec::len).sum();
+        assert!((9_500..10_500).contains(&total), "{total}");
+        for key in 0..10 {
+            let of_key = nodes.iter().map(|node| node.iter().filter(|due| due.key == key).count());
+            let (least, most) = (of_key.clone().min().unwrap(), of_key.max().unwrap());
+            assert!(most - least <= 1 && least > 200, "{least} to {most}");
+        }
+        let in_order = |node: &Vec<Due>| node.is_sorted_by_key(|due| due.after);
+        assert!(nodes.iter().all(in_order));
+        let costs = nodes.iter().flatten().map(|due| due.cost);
+        assert_eq!((costs.clone().min(), costs.max()), (Some(1), Some(20)));
+    }
+
+    #[test]
+    fn what_was_let_pass_undecided_is_neither_for_nor_against_the_limit() {
+        let answer = Answer { allowed: true, basis: Basis::Nothing, sent_us: 1, answered_us: 2 };
+        let made = |allowed, basis| Made { key: 0, cost: 3, answer: Answer { allowed, basis, ..answer } };
+        assert!(!made(true, Basis::Nothing).is_judged() && made(true, Basis::Nothing).passed().is_none());
+        assert!(made(false, Basis::Nothing).is_judged());
+        assert_eq!(made(true, Basis::Alone).passed().map(|passed| passed.cost), Some(3));
+        assert_eq!(made(false, Basis::Region).passed(), None);
+    }
+}

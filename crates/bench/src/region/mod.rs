@@ -1,0 +1,165 @@
+//! `region`: real servers around a real store, and whether they admit together what one bucket would.
+//!
+//! Every answer is kept with the instants between which it was decided. From those follow, for every key, whether any
+//! interval let more pass than the limit does (`over`), and what one exact bucket would have let pass (`exact`).
+
+mod bars;
+mod case;
+mod client;
+mod exact;
+mod fleet;
+mod load;
+mod over;
+mod report;
+mod row;
+mod warm;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use self::bars::Bar;
+use self::case::{Case, Class};
+use self::client::Timeline;
+use self::fleet::Fleet;
+use self::row::{Row, Settings};
+use self::warm::Warm;
+use crate::servers;
+
+/// Of the rate at which the machine answers when it does nothing else, what is offered: requests that come at random then
+/// find it ready. More: servers have no time to decide, and say so instead.
+const LOAD_OF_CAPACITY: f64 = 0.4;
+
+/// How long is looked what the machine can do.
+const CAPACITY_TIME: Duration = Duration::from_secs(3);
+
+/// How long a row takes unless told otherwise, and a row of `--quick`.
+const ROW_SECONDS: u64 = 20;
+const QUICK_SECONDS: u64 = 3;
+
+/// How long a round over warm keys takes.
+const WARM_TIME: Duration = Duration::from_secs(5);
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Servers of the region.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=16))]
+    nodes: u64,
+    /// How long each row is measured.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: Option<u64>,
+    /// Requests per second of all keys together, at most; by what the machine can do, if not set.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    rate: Option<u64>,
+    /// A few rows of a few seconds.
+    #[arg(long)]
+    quick: bool,
+    /// Leave the servers without a store, each counting for itself: the cases must then be missed.
+    #[arg(long)]
+    apart: bool,
+    /// Leave out the cases, or the warm keys.
+    #[arg(long, value_name = "PART")]
+    only: Option<Part>,
+    /// Run this build of tidegate, instead of the one of this checkout.
+    #[arg(long, value_name = "FILE")]
+    tidegate: Option<PathBuf>,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Cases,
+    Warm,
+}
+
+/// All that a run found, as `--json` prints it.
+#[derive(Default, Serialize)]
+struct Findings {
+    cases: Vec<Row>,
+    warm: Option<Warm>,
+    bars: Vec<Bar>,
+    #[serde(skip)]
+    keys: usize,
+    #[serde(skip)]
+    keys_without_end: Vec<String>,
+}
+
+impl Findings {
+    fn look_at_store(&mut self, fleet: &Fleet) {
+        let (without_end, keys) = fleet.keys_without_end();
+        self.keys_without_end.extend(without_end);
+        self.keys += keys;
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let program = servers::tidegate(args.tidegate.as_deref())?;
+    let mut found = Findings::default();
+    if args.only != Some(Part::Warm) {
+        run_cases(args, &program, &mut found)?;
+    }
+    if args.only != Some(Part::Cases) {
+        let time = if args.quick { Duration::from_secs(1) } else { WARM_TIME };
+        let (warm, fleet) = warm::run(&program, time)?;
+        found.bars.extend(bars::of_warm(&warm));
+        found.look_at_store(&fleet);
+        found.warm = Some(warm);
+    }
+    found.bars.push(bars::of_keys(&found.keys_without_end, found.keys));
+    tell(args, &found)?;
+    let missed = found.bars.iter().filter(|bar| !bar.held).count();
+    ensure!(missed == 0, "{missed} of {} bars were missed", found.bars.len());
+    Ok(())
+}
+
+fn run_cases(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
+    let start = if args.apart { Fleet::start_apart } else { Fleet::start };
+    let fleet = start(program, usize::try_from(args.nodes)?)?;
+    let cases = if args.quick { Case::quick() } else { Case::all() };
+    let seconds = args.seconds.unwrap_or(if args.quick { QUICK_SECONDS } else { ROW_SECONDS });
+    let timeline = Timeline::new();
+    let per_second_max = match args.rate {
+        Some(rate) => rate as f64,
+        None => capacity(&fleet, timeline)? * LOAD_OF_CAPACITY,
+    };
+    let settings = Settings { timeline, per_second_max, time: Duration::from_secs(seconds) };
+    for (number, case) in (1..).zip(&cases) {
+        eprintln!(
+            "{number} of {}: {}, cost {}, {}x",
+            cases.len(),
+            case.rule.name(),
+            case.costs.name(),
+            case.offer.times()
+        );
+        let row = row::run(&fleet, *case, &settings, number).with_context(|| format!("{case:?}"))?;
+        found.cases.push(row);
+    }
+    found.bars.extend(bars::of_cases(&found.cases, !args.quick));
+    found.look_at_store(&fleet);
+    Ok(())
+}
+
+fn capacity(fleet: &Fleet, timeline: Timeline) -> Result<f64> {
+    let widest = Case::all().into_iter().map(|case| case.rule).filter(|rule| rule.class == Class::Comfort);
+    let rule = widest.max_by_key(|rule| rule.amount).context("there are rules")?;
+    let per_second = load::capacity(&fleet.addresses("http"), timeline, &rule.name(), CAPACITY_TIME)?;
+    eprintln!("the machine answers {per_second:.0} requests/s");
+    Ok(per_second)
+}
+
+fn tell(args: &Args, found: &Findings) -> Result<()> {
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(found)?);
+        return Ok(());
+    }
+    if !found.cases.is_empty() {
+        report::print_rows(&found.cases);
+    }
+    found.warm.iter().for_each(report::print_warm);
+    report::print_bars(&found.bars);
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! The tables that people read.
+
+use super::bars::Bar;
+use super::row::Row;
+use super::warm::Warm;
+
+pub(super) fn print_rows(rows: &[Row]) {
+    println!(
+        "{:<9} {:<14} {:>7} {:>5} {:>7} {:>5} {:>8} {:>9} {:>9} {:>9} {:>8} {:>6} {:>9} {:>8} {:>7} {:>8} {:>8}",
+        "class",
+        "algorithm",
+        "limit",
+        "cost",
+        "offered",
+        "keys",
+        "req/s",
+        "requests",
+        "admitted",
+        "over",
+        "share",
+        "alone",
+        "undecided",
+        "waited",
+        "calls",
+        "updates",
+        "scripts"
+    );
+    rows.iter().for_each(print_row);
+    println!(
+        "  limit: a minute; offered: in costs, of what the limit lets pass for good; over: how far any interval was passed, of the limit"
+    );
+    println!(
+        "  share: of what one exact bucket, with what the class tolerates, lets pass of the same requests; alone: decided by one server, the origin being late"
+    );
+    println!(
+        "  waited: of all requests, for a call; calls, updates of meters, and scripts as Redis counts them: for each request"
+    );
+}
+
+fn print_row(row: &Row) {
+    println!(
+        "{:<9} {:<14} {:>7} {:>5} {:>6.2}x {:>5} {:>8.0} {:>9} {:>9} {:>8.3}% {:>7.2}% {:>6} {:>9} {:>7.2}% {:>7.3} {:>8.3} {:>8.3}",
+        row.class.name(),
+        row.algorithm,
+        row.limit_per_minute,
+        row.costs,
+        row.offered,
+        row.keys,
+        row.per_second,
+        row.requests,
+        row.admitted,
+        row.over * 100.0,
+        row.share * 100.0,
+        row.alone,
+        row.undecided,
+        row.waited * 100.0,
+        row.calls_per_request,
+        row.updates_per_request,
+        row.scripts_per_request
+    );
+}
+
+pub(super) fn print_warm(warm: &Warm) {
+    println!(
+        "\nwarm: {} keys on {} servers, half of them at their limit, over RESP: {} requests, {:.0}/s, {:.1} % denied, {} shed",
+        warm.keys,
+        warm.nodes,
+        warm.requests,
+        warm.per_second,
+        warm.denied * 100.0,
+        warm.shed
+    );
+    println!(
+        "  for each request: {:.4} scripts, {:.4} calls, {:.4} updates of meters; {:.3} % waited",
+        warm.scripts_per_request,
+        warm.calls_per_request,
+        warm.updates_per_request,
+        warm.waited * 100.0
+    );
+    println!(
+        "  CPU time of the servers: {:.3} us with an origin, {:.3} us without ({:.0}/s): {:.1} % of the throughput",
+        warm.cpu_us_per_request,
+        warm.cpu_us_per_request_apart,
+        warm.per_second_apart,
+        warm.throughput * 100.0
+    );
+}
+
+pub(super) fn print_bars(bars: &[Bar]) {
+    println!();
+    for bar in bars {
+        let held = if bar.held { "held" } else { "MISSED" };
+        println!("{held:<6} {}: {} (asked: {})", bar.what, bar.found, bar.asked);
+    }
+}

@@ -1,0 +1,239 @@
+//! Many keys that are asked for all the time, as fast as the machine can: what a region costs then.
+
+use std::io::{BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use serde::Serialize;
+
+use super::fleet::{Counts, Fleet};
+use crate::machine;
+
+const NODES: usize = 2;
+const KEYS: u32 = 10_000;
+/// Connections to each server, and commands that are under way on each of them.
+const CONNECTIONS: usize = 4;
+const PIPELINE: usize = 64;
+/// Turns of both fleets, since the machine is not the same from one minute to the next.
+const ROUNDS: usize = 3;
+/// How often each server was asked for a key before that key is warm, on average, and how many rounds that may take.
+const WARM_REQUESTS: u64 = 10;
+const WARM_UP_ROUNDS_MAX: usize = 5;
+/// How long an answer may take.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
+/// The lines of an answer: how many numbers, and five of them.
+const ANSWER_LINES: usize = 6;
+
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Warm {
+    pub(super) keys: u32,
+    pub(super) nodes: usize,
+    pub(super) requests: u64,
+    pub(super) per_second: f64,
+    /// Of all requests, those that were denied.
+    pub(super) denied: f64,
+    /// Let pass undecided, and counted nowhere else.
+    pub(super) shed: u64,
+    pub(super) waited: f64,
+    pub(super) calls_per_request: f64,
+    pub(super) updates_per_request: f64,
+    pub(super) scripts_per_request: f64,
+    pub(super) cpu_us_per_request: f64,
+    /// The same of servers without an origin.
+    pub(super) cpu_us_per_request_apart: f64,
+    pub(super) per_second_apart: f64,
+    /// What is left of the throughput of servers without an origin, by CPU time.
+    pub(super) throughput: f64,
+}
+
+/// What came of a load, and what it took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    asked: u64,
+    denied: u64,
+    seconds: f64,
+    counts: Counts,
+}
+
+impl Found {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            asked: self.asked + other.asked,
+            denied: self.denied + other.denied,
+            seconds: self.seconds + other.seconds,
+            counts: self.counts.plus(other.counts),
+        }
+    }
+
+    /// What was asked and decided.
+    fn requests(&self) -> f64 {
+        self.asked.saturating_sub(self.counts.shed) as f64
+    }
+
+    fn cpu_us(&self) -> f64 {
+        self.counts.cpu.as_secs_f64() * 1e6 / self.requests()
+    }
+}
+
+/// Runs it; gives the fleet too, whose store is looked at in the end.
+pub(super) fn run(program: &Path, time: Duration) -> Result<(Warm, Fleet)> {
+    let (joined, apart) = (Fleet::start(program, NODES)?, Fleet::start_apart(program, NODES)?);
+    eprintln!(
+        "warm: {KEYS} keys on {NODES} servers, with an origin and without, {ROUNDS} rounds of {time:?} each"
+    );
+    for fleet in [&joined, &apart] {
+        warm_up(fleet, time)?;
+    }
+    let (mut with, mut without) = (Found::default(), Found::default());
+    for _ in 0..ROUNDS {
+        with = with.plus(ask_for(&joined, time)?);
+        without = without.plus(ask_for(&apart, time)?);
+    }
+    ensure!(with.requests() > 0.0 && without.requests() > 0.0, "nothing was decided");
+    Ok((describe(&with, &without), joined))
+}
+
+/// Asks until keys are warm, or for as many rounds as that may take.
+fn warm_up(fleet: &Fleet, time: Duration) -> Result<()> {
+    let enough = u64::from(KEYS) * NODES as u64 * WARM_REQUESTS;
+    let mut asked = 0;
+    for _ in 0..WARM_UP_ROUNDS_MAX {
+        asked += ask_for(fleet, time)?.asked;
+        if asked >= enough {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn describe(with: &Found, without: &Found) -> Warm {
+    let Counts { shed, waited, calls, updates, scripts, .. } = with.counts;
+    let each = |count: u64| count as f64 / with.requests();
+    Warm {
+        keys: KEYS,
+        nodes: NODES,
+        requests: with.requests() as u64,
+        per_second: with.requests() / with.seconds,
+        denied: each(with.denied),
+        shed,
+        waited: each(waited),
+        calls_per_request: each(calls),
+        updates_per_request: each(updates),
+        scripts_per_request: each(scripts),
+        cpu_us_per_request: with.cpu_us(),
+        cpu_us_per_request_apart: without.cpu_us(),
+        per_second_apart: without.requests() / without.seconds,
+        throughput: without.cpu_us() / with.cpu_us(),
+    }
+}
+
+/// As many requests as are answered in that time.
+fn ask_for(fleet: &Fleet, time: Duration) -> Result<Found> {
+    let servers = fleet.addresses("resp");
+    let before = fleet.counts()?;
+    let started = machine::now();
+    let ends = started + time;
+    let (asked, denied) = thread::scope(|scope| {
+        let client = |number: usize| {
+            let server = servers[number % servers.len()];
+            scope.spawn(move || ask(server, ends, number as u64))
+        };
+        let clients: Vec<_> = (0..CONNECTIONS * servers.len()).map(client).collect();
+        let (mut asked, mut denied) = (0, 0);
+        for client in clients {
+            let its = client.join().map_err(|_| anyhow!("a client panicked"))??;
+            asked += its.0;
+            denied += its.1;
+        }
+        Ok::<_, anyhow::Error>((asked, denied))
+    })?;
+    let seconds = (machine::now() - started).as_secs_f64();
+    Ok(Found { asked, denied, seconds, counts: fleet.counts()?.since(before) })
+}
+
+/// One connection: how many were asked, and how many of them denied.
+fn ask(server: SocketAddr, ends: Instant, seed: u64) -> Result<(u64, u64)> {
+    let mut chance = SmallRng::seed_from_u64(seed);
+    let mut stream = TcpStream::connect(server)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
+    let mut answers = BufReader::new(stream.try_clone()?);
+    let (mut asked, mut denied) = (0, 0);
+    while machine::now() < ends {
+        let batch: String = (0..PIPELINE).map(|_| command(chance.random_range(0..KEYS))).collect();
+        stream.write_all(batch.as_bytes())?;
+        for _ in 0..PIPELINE {
+            asked += 1;
+            denied += u64::from(is_denied(&mut answers)?);
+        }
+    }
+    Ok((asked, denied))
+}
+
+/// Every other key has a limit that it is always at, and the others one that they never reach.
+fn command(key: u32) -> String {
+    let per_minute = if key.is_multiple_of(2) { 10 } else { 1_000_000 };
+    let words =
+        ["CL.THROTTLE", &format!("key:{key}"), &(per_minute - 1).to_string(), &per_minute.to_string(), "60"];
+    let parts = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    std::iter::once(format!("*{}\r\n", words.len())).chain(parts).collect()
+}
+
+fn is_denied(answers: &mut impl std::io::BufRead) -> Result<bool> {
+    let mut lines = Vec::with_capacity(64);
+    for _ in 0..ANSWER_LINES {
+        let read = answers.read_until(b'\n', &mut lines).context("an answer")?;
+        ensure!(read > 0 && !lines.starts_with(b"-"), "the answer is {}", lines.escape_ascii());
+    }
+    let verdict = lines.strip_prefix(b"*5\r\n:").and_then(<[u8]>::first);
+    match verdict {
+        Some(b'0') => Ok(false),
+        Some(b'1') => Ok(true),
+        _ => Err(anyhow!("the answer is {}", lines.escape_ascii())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_told_apart_and_errors_are_none() {
+        let mut answers =
+            &b"*5\r\n:0\r\n:10\r\n:9\r\n:-1\r\n:6\r\n*5\r\n:1\r\n:10\r\n:0\r\n:6\r\n:60\r\n-ERR no\r\n"[..];
+        assert!(!is_denied(&mut answers).unwrap());
+        assert!(is_denied(&mut answers).unwrap());
+        assert!(is_denied(&mut answers).is_err());
+        assert!(is_denied(&mut &b"*5\r\n:0\r\n"[..]).is_err());
+    }
+
+    #[test]
+    fn half_of_the_keys_have_a_limit_that_is_reached() {
+        let low = (0..KEYS).filter(|key| command(*key).contains("\r\n$2\r\n10\r\n$2\r\n60\r\n")).count();
+        assert_eq!(low, KEYS as usize / 2);
+    }
+
+    #[test]
+    fn what_was_shed_is_no_request_and_cost_is_told_by_request() {
+        let counts = Counts {
+            shed: 20,
+            scripts: 2,
+            updates: 40,
+            cpu: Duration::from_micros(200),
+            ..Counts::default()
+        };
+        let with = Found { asked: 120, denied: 50, seconds: 2.0, counts };
+        let without = Found { counts: Counts { cpu: Duration::from_micros(180), ..counts }, ..with };
+        let warm = describe(&with, &without);
+        assert!(
+            (warm.scripts_per_request - 0.02).abs() < 1e-9 && (warm.updates_per_request - 0.4).abs() < 1e-9
+        );
+        assert!((warm.cpu_us_per_request - 2.0).abs() < 1e-9 && (warm.throughput - 0.9).abs() < 1e-9);
+        assert!((warm.per_second - 50.0).abs() < 1e-9 && warm.requests == 100);
+    }
+}

@@ -1,0 +1,63 @@
+//! `tidegate-bench region --quick`, on real servers: what must hold however busy the machine is, holds, and what is told
+//! is what the exit status says.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const SECURITY_OVER: &str = "security: how far any limit was passed";
+
+/// The program of this checkout, in the profile that tests are built in.
+fn tidegate() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below the target folder");
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "--package", "tidegate-cli", "--target-dir"]).arg(target);
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+    assert!(status.success(), "tidegate is not built");
+    target.join("debug/tidegate")
+}
+
+fn run(arguments: &[&str]) -> (Output, Value) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
+    command.args(["region", "--json", "--tidegate"]).arg(tidegate()).args(arguments);
+    let output = command.output().expect("it runs");
+    let told = serde_json::from_slice(&output.stdout);
+    let told = told.unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    (output, told)
+}
+
+/// Whether a bar is held, if there is such a bar.
+fn is_held(told: &Value, what: &str) -> Option<bool> {
+    let bars = told["bars"].as_array().expect("bars");
+    bars.iter().find(|bar| bar["what"] == what).map(|bar| bar["held"] == true)
+}
+
+#[test]
+fn a_region_of_real_servers_never_passes_a_security_limit_and_leaves_nothing_in_its_store() {
+    let (output, told) = run(&["--quick", "--seconds", "1", "--rate", "300"]);
+    let rows = told["cases"].as_array().expect("rows");
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        assert!(row["requests"].as_u64() > Some(100), "{row}");
+        assert!(row["class"] != "security" || row["over_units"] == 0.0, "{row}");
+    }
+    assert!(rows.iter().any(|row| row["admitted"].as_u64() > Some(0)), "{rows:?}");
+    assert!(told["warm"]["requests"].as_u64() > Some(1_000), "{}", told["warm"]);
+    assert_eq!(is_held(&told, SECURITY_OVER), Some(true), "{}", told["bars"]);
+    assert_eq!(is_held(&told, "keys in Redis that would stay for ever"), Some(true), "{}", told["bars"]);
+    // Shares and waits depend on the machine; what they come to is for whoever reads them.
+    let all_held = told["bars"].as_array().expect("bars").iter().all(|bar| bar["held"] == true);
+    assert_eq!(output.status.code(), Some(i32::from(!all_held)), "{}", told["bars"]);
+}
+
+#[test]
+fn servers_that_share_nothing_are_noticed() {
+    let (output, told) = run(&["--quick", "--seconds", "1", "--rate", "300", "--only", "cases", "--apart"]);
+    let over = |row: &Value| row["over_units"].as_f64() > Some(1.0);
+    assert!(told["cases"].as_array().expect("rows").iter().all(over), "{}", told["cases"]);
+    assert_eq!(is_held(&told, SECURITY_OVER), Some(false), "{}", told["bars"]);
+    assert_eq!(output.status.code(), Some(1));
+}
