@@ -198,7 +198,10 @@ impl Lane {
     fn repeat(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
         let Some(under_way) = &mut self.under_way else { return };
         let now_us = cx.now_us();
-        let hedge = !under_way.hedged && now_us >= under_way.sent_us + cx.settings.hedge_us;
+        let late = now_us >= under_way.hedge_at_us(cx.settings);
+        let hedge = late && cx.hedges.spend();
+        // One that may not be made twice is not looked at again for that.
+        under_way.hedged |= late;
         if !hedge && now_us < under_way.retry_at_us {
             return;
         }
@@ -206,7 +209,6 @@ impl Lane {
             under_way.retry_us = (under_way.retry_us * 2).min(cx.settings.retry_us_max);
             under_way.retry_at_us = now_us + under_way.retry_us;
         }
-        under_way.hedged = true;
         cx.stats.repeats += 1;
         effects.push(Effect::Call { partition, call: Arc::clone(&under_way.call), hedge });
     }
@@ -298,6 +300,7 @@ impl Lane {
         self.sequence += 1;
         let Draft { mut call, meters, asked, .. } = draft;
         (call.node, call.sequence, call.acknowledged) = (cx.node, self.sequence, self.acknowledged);
+        cx.hedges.earn();
         cx.stats.calls += 1;
         cx.stats.updates += meters.len() as u64;
         let (call, sent_us) = (Arc::new(call), cx.now_us());
@@ -352,7 +355,7 @@ impl Lane {
         match failure {
             // An attempt that failed at once is made again soon, but not at once: the other end has enough to do.
             Failure::Unanswered => {
-                under_way.retry_at_us = under_way.retry_at_us.min(now.mono_us() + settings.retry_us);
+                under_way.retry_at_us = under_way.retry_at_us.min(now.mono_us() + settings.retry_us / 2);
             }
             // Only a lane that was begun anew elsewhere knows a later call: what this one said is lost, and said so.
             Failure::Outdated { sequence } => {
@@ -365,10 +368,18 @@ impl Lane {
 
 impl UnderWay {
     fn wake_us(&self, settings: &Settings) -> u64 {
-        let hedge_us = if self.hedged { u64::MAX } else { self.sent_us + settings.hedge_us };
-        let waits = self.asked.iter().filter(|asked| asked.tickets.iter().any(Option::is_some));
-        let deadline_us = waits.map(|asked| asked.since_us + settings.deadline_us).min().unwrap_or(u64::MAX);
-        hedge_us.min(self.retry_at_us).min(deadline_us)
+        let deadline_us = self.waits().map(|asked| asked.since_us + settings.deadline_us).min();
+        self.hedge_at_us(settings).min(self.retry_at_us).min(deadline_us.unwrap_or(u64::MAX))
+    }
+
+    fn waits(&self) -> impl Iterator<Item = &Asked> {
+        self.asked.iter().filter(|asked| asked.tickets.iter().any(Option::is_some))
+    }
+
+    /// When it is late for someone who waits.
+    fn hedge_at_us(&self, settings: &Settings) -> u64 {
+        let is_waited_for = !self.hedged && self.waits().next().is_some();
+        if is_waited_for { self.sent_us + settings.hedge_us } else { u64::MAX }
     }
 
     /// Whether this is the answer to this call, and says as much as it has to.

@@ -8,6 +8,7 @@
 //! Nothing here does anything. Requests, answers, failures and time come in; what is to be done goes out as [`Effect`]s.
 
 mod demand;
+mod hedges;
 mod lane;
 mod pace;
 #[cfg(not(loom))]
@@ -24,6 +25,7 @@ use crate::origin::{Call, NodeId, Reply, StoreId, Terms};
 use crate::table::Table;
 use crate::time::Now;
 
+use hedges::Hedges;
 use lane::Lane;
 use pace::Pace;
 
@@ -43,7 +45,7 @@ pub struct Settings {
     pub strict_us: u64,
     /// How long a request waits for the origin. Longer: fewer decisions without it; longer answers when it is slow.
     pub deadline_us: u64,
-    /// After how long a call is sent a second time, for the tail.
+    /// After how long a call that someone waits for is sent a second time, for the tail; one in twenty at most.
     pub hedge_us: u64,
     /// After how long a call without an answer is sent again; doubled each time up to `retry_us_max`.
     pub retry_us: u64,
@@ -65,7 +67,7 @@ impl Default for Settings {
             strict_us: 5_000_000,
             deadline_us: 20_000,
             hedge_us: 3_000,
-            retry_us: 50_000,
+            retry_us: 100_000,
             retry_us_max: 1_000_000,
             due_per_s_max: 10_000,
             tracked_max: 1 << 18,
@@ -196,6 +198,7 @@ pub struct Engine {
     last_reply_us: u64,
     closing: bool,
     pace: Pace,
+    hedges: Hedges,
     stats: EngineStats,
 }
 
@@ -210,6 +213,7 @@ impl Engine {
             last_reply_us: 0,
             closing: false,
             pace: Pace::default(),
+            hedges: Hedges::default(),
             stats: EngineStats::default(),
         }
     }
@@ -254,6 +258,7 @@ impl Engine {
             table,
             settings: &self.pace.of(&self.settings),
             flush_us_min: self.settings.flush_us,
+            hedges: &mut self.hedges,
             stats: &mut self.stats,
             closing: self.closing,
         };
@@ -285,6 +290,7 @@ impl Engine {
             table,
             settings: &self.pace.of(&self.settings),
             flush_us_min: self.settings.flush_us,
+            hedges: &mut self.hedges,
             stats: &mut self.stats,
             closing: self.closing,
         };
@@ -330,6 +336,7 @@ struct Context<'c> {
     settings: &'c Settings,
     /// How often is reported when little is due.
     flush_us_min: u64,
+    hedges: &'c mut Hedges,
     stats: &'c mut EngineStats,
     closing: bool,
 }
