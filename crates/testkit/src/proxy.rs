@@ -130,7 +130,7 @@ async fn answers(
         match now {
             Traffic::DelayAnswers(time) => tokio::time::sleep(time).await,
             Traffic::DelayOneIn(many, time) if answered.is_multiple_of(many) => {
-                tokio::time::sleep(time).await
+                tokio::time::sleep(time).await;
             }
             Traffic::DropAnswers => continue,
             Traffic::DropAnswersOn(which) if which == number => continue,

@@ -102,14 +102,32 @@ fn a_store_that_stands_still() {
     field.stop();
     assert!(samples.iter().all(|sample| sample.status == 200));
     let meanwhile = |sample: &&Sample| sample.at >= stopped && sample.at < continued;
-    let mut times = Histogram::<u64>::new(3).expect("a histogram");
-    let comfort = samples.iter().filter(|sample| !sample.security);
-    comfort.clone().filter(meanwhile).for_each(|sample| times.record(sample.took_us).expect("in range"));
-    print_tail("comfort while the store stands still", &times, [Some(P99_US_MAX), Some(P999_US_MAX)]);
+    let times = |which: &dyn Fn(&&Sample) -> bool| {
+        let mut times = Histogram::<u64>::new(3).expect("a histogram");
+        let comfort = samples.iter().filter(|sample| !sample.security).filter(which);
+        comfort.for_each(|sample| times.record(sample.took_us).expect("in range"));
+        times
+    };
+    print_tail("comfort before", &times(&|sample| sample.at < stopped), [None, None]);
+    print_tail(
+        "comfort while the store stands still",
+        &times(&meanwhile),
+        [Some(P99_US_MAX), Some(P999_US_MAX)],
+    );
     let closed = samples.iter().filter(|sample| sample.security && !sample.regional).filter(meanwhile);
     let passed = closed.clone().filter(|sample| sample.allowed).count();
     println!("security without the store: {passed} of {} passed", closed.count());
     assert_eq!(passed, 0);
+    // What a machine is late for by itself.
+    let warm = |sample: &&Sample| sample.at < stopped && stopped - sample.at < Duration::from_secs(1);
+    let noise = samples.iter().filter(warm).filter(|sample| !sample.regional).count();
+    println!("in the second before: {noise} of {} not regional", samples.iter().filter(warm).count());
+    for second in 0..8 {
+        let from = continued + Duration::from_secs(second);
+        let within = |sample: &&Sample| sample.at >= from && sample.at < from + Duration::from_secs(1);
+        let late = samples.iter().filter(within).filter(|sample| !sample.regional).count();
+        println!("second {second} after: {late} of {} not regional", samples.iter().filter(within).count());
+    }
     let late = samples.iter().filter(|sample| sample.at > continued && !sample.regional);
     let last =
         late.map(|sample| sample.at + Duration::from_micros(sample.took_us)).max().unwrap_or(continued);
