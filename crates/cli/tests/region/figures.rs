@@ -155,7 +155,7 @@ fn a_second_question_for_the_tail() {
 }
 
 async fn cold_requests(proxy: &Proxy, settings: Settings) -> Histogram<u64> {
-    let limit = Limit::gcra(100, Duration::from_secs(60)).expect("in range");
+    let limit = Limit::gcra(100, Duration::from_mins(1)).expect("in range");
     let limiter = Arc::new(Limiter::builder().limit("per_user", limit).build().expect("a limiter"));
     let origin = RedisOrigin::open(RedisConfig::new(Servers::Single(proxy.url()), 7)).expect("an address");
     let region = Region::join_as("", limiter, Arc::new(origin), settings).expect("joined");

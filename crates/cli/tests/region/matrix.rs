@@ -150,7 +150,9 @@ fn watch(fault: Fault) -> Row {
 
 fn table(title: &str, rows: &[Row], cells: fn(&Row) -> &[String]) -> String {
     let mut text = format!("| {title} |");
-    KINDS.iter().for_each(|(name, ..)| write!(text, " {name} |").expect("text"));
+    for (name, ..) in KINDS {
+        write!(text, " {name} |").expect("text");
+    }
     write!(text, "\n|{}\n", "---|".repeat(KINDS.len() + 1)).expect("text");
     for row in rows {
         writeln!(text, "| {} | {} |", row.fault.name(), cells(row).join(" | ")).expect("text");
