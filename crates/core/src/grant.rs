@@ -28,6 +28,8 @@ pub(crate) struct Allowance {
     pub(crate) room: Room,
     /// Whether someone was turned away since.
     pub(crate) missed: bool,
+    /// Which limit it was about: see [`Limit::mark`].
+    pub(crate) mark: u16,
 }
 
 /// What an origin said, in the terms of a node's clock.
@@ -104,6 +106,10 @@ impl Allowance {
         let Some(cost) = u32::try_from(cost).ok().filter(|&cost| cost <= limit.burst()) else {
             return (self.denial(limit, now_us, Retry::CostAboveBurst), self);
         };
+        if self.mark != limit.mark() {
+            // The origin spoke of the limit that this one takes the place of, and may not know of the change yet.
+            return (self.denial(limit, now_us, Retry::Ask), self);
+        }
         let left = if self.is_alive(now_us) { self.left } else { 0 };
         if left >= cost && (cost > 0 || self.is_heard(now_us)) && self.unreported.checked_add(cost).is_some()
         {
@@ -149,8 +155,8 @@ impl Allowance {
         (taken, Self { left: kept, unreported: 0, missed: false, ..self })
     }
 
-    /// Takes in the origin's word. What was spent while it was under way comes out of the new grant.
-    pub(crate) fn hear(self, word: &Word) -> Self {
+    /// Takes in the origin's word on a limit. What was spent while it was under way comes out of the new grant.
+    pub(crate) fn hear(self, limit: &Limit, word: &Word) -> Self {
         let unreported = if word.counted { 0 } else { self.unreported };
         let left = word.grant.saturating_sub(u64::from(unreported));
         Self {
@@ -161,6 +167,7 @@ impl Allowance {
             deny_ms: ms(word.deny_us),
             room: Room::of(word.room),
             missed: false,
+            mark: limit.mark(),
         }
     }
 
@@ -202,7 +209,7 @@ mod tests {
 
     fn granted(grant: u64, deny_us: u64) -> Allowance {
         let word = Word { sent_us: 5_000 * MS, grant, life_us: 1_000 * MS, deny_us, room: 2, counted: false };
-        Allowance::default().hear(&word)
+        Allowance::default().hear(&ten_per_second(), &word)
     }
 
     fn passes(allowance: Allowance, now_ms: u64, cost: u64) -> (Option<Retry>, Allowance) {
@@ -244,9 +251,9 @@ mod tests {
         assert_eq!(taken, Taken { used: 4, keep: 3, missed: false });
         let (_, meanwhile) = passes(kept, 5_003, 2);
         let word = Word { sent_us: 5_002 * MS, grant: 8, life_us: 1_000 * MS, ..Word::default() };
-        let after = meanwhile.hear(&word);
+        let after = meanwhile.hear(&ten_per_second(), &word);
         assert_eq!((after.left, after.unreported), (6, 2));
-        let after = meanwhile.hear(&Word { counted: true, ..word });
+        let after = meanwhile.hear(&ten_per_second(), &Word { counted: true, ..word });
         assert_eq!((after.left, after.unreported), (8, 0));
     }
 
@@ -267,6 +274,19 @@ mod tests {
         let (_, after) = passes(granted(0, 200 * MS), 5_050, 1);
         assert!(after.missed && after.take(5_060 * MS, 0).0.missed);
         assert!(!passes(Allowance::default(), 5_050, 1).1.missed, "nobody turned this one away");
+    }
+
+    #[test]
+    fn what_was_said_of_another_limit_decides_nothing() {
+        let hundred = Limit::gcra(100, Duration::from_secs(1)).expect("in range").at_origin();
+        for before in [granted(9, 0), granted(0, 200 * MS)] {
+            let (verdict, after) = before.decide(&hundred, 5_050 * MS, 1);
+            assert_eq!(
+                (verdict.retry(), after),
+                (Some(Retry::Ask), before),
+                "nothing is lost of what was held"
+            );
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::gcra::{self, Arrival};
 use crate::grant::{Allowance, Room, Taken, Word};
-use crate::limit::{Algorithm, Limit};
+use crate::limit::{Algorithm, Limit, MARK_BITS};
 use crate::minifloat;
 use crate::time::Now;
 use crate::verdict::Verdict;
@@ -72,10 +72,10 @@ impl Meter {
         }
     }
 
-    /// Takes in the origin's word.
+    /// Takes in the origin's word on its limit.
     #[must_use]
-    pub(crate) fn hear(self, word: &Word) -> Self {
-        let after = self.allowance().hear(word);
+    pub(crate) fn hear(self, limit: &Limit, word: &Word) -> Self {
+        let after = self.allowance().hear(limit, word);
         self.with_level(Level::Grant(after))
     }
 
@@ -213,6 +213,11 @@ const TIME_MASK: u64 = (1 << 52) - 1;
 const WINDOW_BIT: u64 = 1 << 63;
 const GRANT_BIT: u64 = 1 << 62;
 const MISSED_BIT: u64 = 1 << 61;
+const MARK_SHIFT: u32 = 52;
+const MARK_MASK: u64 = (1 << MARK_BITS) - 1;
+
+const _: () =
+    assert!(MARK_SHIFT + MARK_BITS <= MISSED_BIT.trailing_zeros(), "a mark fits between time and flags");
 
 impl Slot {
     /// The tag of a digest: never 0, which marks a free slot.
@@ -246,9 +251,11 @@ impl Slot {
 
     #[inline]
     fn pack_grant(tag: u64, allowance: &Allowance) -> Self {
+        let missed = if allowance.missed { MISSED_BIT } else { 0 };
+        let mark = u64::from(allowance.mark) << MARK_SHIFT;
         Self {
             head: tag << TAG_SHIFT | u64::from(allowance.room.0),
-            time: allowance.sent_us & TIME_MASK | GRANT_BIT | if allowance.missed { MISSED_BIT } else { 0 },
+            time: allowance.sent_us & TIME_MASK | mark | GRANT_BIT | missed,
             count: u64::from(allowance.left) << 32 | u64::from(allowance.unreported),
             held: u32::from(allowance.life_ms) << 16 | u32::from(allowance.deny_ms),
         }
@@ -264,6 +271,7 @@ impl Slot {
             deny_ms: self.held as u16,
             room: Room(self.head as u16),
             missed: self.time & MISSED_BIT != 0,
+            mark: (self.time >> MARK_SHIFT & MARK_MASK) as u16,
         }
     }
 
@@ -358,6 +366,18 @@ mod tests {
                 }
             },
         )
+    }
+
+    #[test]
+    fn a_slot_holds_a_grant_unchanged() {
+        let second = Duration::from_secs(1);
+        let word =
+            Word { sent_us: TIME_MASK, grant: 7, life_us: 9_000, deny_us: 8_000, room: 3, counted: false };
+        for amount in 1..2_000 {
+            let limit = Limit::gcra(amount, second).expect("in range").at_origin();
+            let meter = Meter::empty(&limit).hear(&limit, &word).missed(Now::from_micros(TIME_MASK, 0));
+            assert_eq!(Slot::pack(1, &limit, &meter).unpack(), meter);
+        }
     }
 
     proptest! {

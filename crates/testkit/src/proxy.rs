@@ -15,6 +15,8 @@ pub enum Traffic {
     Pass,
     /// Answers go through, late.
     DelayAnswers(Duration),
+    /// The same for one answer in so many; what comes after it on its connection waits behind it.
+    DelayOneIn(u32, Duration),
     /// Answers are swallowed, and the connections stay open.
     DropAnswers,
     /// The same, on one connection only, by the order in which they were made.
@@ -32,6 +34,7 @@ pub enum Traffic {
 pub struct Proxy {
     address: SocketAddr,
     traffic: watch::Sender<Traffic>,
+    server: watch::Sender<SocketAddr>,
 }
 
 impl Proxy {
@@ -41,9 +44,10 @@ impl Proxy {
         listener.set_nonblocking(true).expect("a socket of our own");
         let address = listener.local_addr().expect("bound");
         let (traffic, watched) = watch::channel(Traffic::Pass);
+        let (server, leads_to) = watch::channel(server);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        std::thread::spawn(move || runtime.block_on(accept(listener, server, watched)));
-        Self { address, traffic }
+        std::thread::spawn(move || runtime.block_on(accept(listener, leads_to, watched)));
+        Self { address, traffic, server }
     }
 
     /// Where it listens.
@@ -60,14 +64,24 @@ impl Proxy {
     pub fn set(&self, traffic: Traffic) {
         self.traffic.send_replace(traffic);
     }
+
+    /// Leads connections that are made from now on to another server, as an address does that moves.
+    pub fn lead_to(&self, server: SocketAddr) {
+        self.server.send_replace(server);
+    }
 }
 
 /// Accepts until the proxy is dropped.
-async fn accept(listener: StdListener, server: SocketAddr, traffic: watch::Receiver<Traffic>) {
+async fn accept(
+    listener: StdListener,
+    server: watch::Receiver<SocketAddr>,
+    traffic: watch::Receiver<Traffic>,
+) {
     let listener = TcpListener::from_std(listener).expect("bound");
     let accepting = async {
         for number in 0.. {
             let Ok((client, _)) = listener.accept().await else { return };
+            let server = *server.borrow();
             tokio::spawn(carry(number, client, server, traffic.clone()));
         }
     };
@@ -106,16 +120,21 @@ async fn answers(
     mut traffic: watch::Receiver<Traffic>,
 ) {
     let mut bytes = vec![0; 65_536];
+    let mut answered = 0_u32;
     while let Ok(count @ 1..) = from.read(&mut bytes).await {
         if !is_connected(&mut traffic).await {
             return;
         }
+        answered = answered.wrapping_add(1);
         let now = *traffic.borrow();
         match now {
             Traffic::DelayAnswers(time) => tokio::time::sleep(time).await,
+            Traffic::DelayOneIn(many, time) if answered.is_multiple_of(many) => {
+                tokio::time::sleep(time).await;
+            }
             Traffic::DropAnswers => continue,
             Traffic::DropAnswersOn(which) if which == number => continue,
-            Traffic::Pass | Traffic::DropAnswersOn(_) | Traffic::HalfOpen => {}
+            Traffic::Pass | Traffic::DelayOneIn(..) | Traffic::DropAnswersOn(_) | Traffic::HalfOpen => {}
             Traffic::CutAnswers => return,
         }
         if to.write_all(&bytes[..count]).await.is_err() {
@@ -238,6 +257,22 @@ mod tests {
         assert!(heard.try_recv().is_err(), "the server knows nothing of it");
         proxy.set(Traffic::Pass);
         assert_eq!(hears(&client), 1);
+    }
+
+    #[test]
+    fn new_connections_go_where_the_address_leads() {
+        let ((old, heard_by_old), (new, heard_by_new)) = (echo(), echo());
+        let proxy = Proxy::start(old);
+        let before = client(&proxy);
+        says(&before, 1);
+        assert_eq!((heard_by_old.recv().unwrap(), hears(&before)), (1, 1));
+        proxy.lead_to(new);
+        let after = client(&proxy);
+        says(&after, 2);
+        assert_eq!(heard_by_new.recv().unwrap(), 2);
+        proxy.set(Traffic::DelayOneIn(2, Duration::from_millis(1)));
+        says(&before, 3);
+        assert_eq!((heard_by_old.recv().unwrap(), hears(&before)), (3, 3));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::origin::{Decided, Lapse, Partition, Told, Update};
 use crate::table::{Ask, Shares};
-use crate::{Secret, Verdict};
+use crate::{Retry, Secret, Verdict};
 
 const MS: u64 = 1_000;
 
@@ -411,6 +411,29 @@ fn a_limit_that_was_lowered_gives_up_what_is_held() {
     let update = &bench.only_call().updates[0];
     assert_eq!((update.keep, update.want, update.terms.version()), (0, 0, 2));
     assert!(!bench.spend(1).is_allowed(), "nothing is spent while that is under way");
+}
+
+/// Also where the origin's last word, or what is held, would decide: the flushes go on with the limit that was.
+#[test]
+fn a_limit_that_changed_is_brought_by_the_next_request() {
+    for grant in [0, 8] {
+        let mut bench = Bench::new();
+        bench.ask(1);
+        bench.poll();
+        let call = bench.only_call();
+        let dry = Told { wait_us: 60_000 * MS, dry: true, ..told(grant, 0) };
+        bench.tell(&call, vec![dry], Decided { passed: 1, denied_by: 0, retry_us: 1 });
+        bench.answers();
+        let decided = bench.spend(1);
+        assert_ne!(decided.retry(), Some(Retry::Ask), "{decided:?}");
+        let raised = bench.meter(20, 2);
+        let ask = Ask { limit: &raised.limit, space: &bench.space, digest: raised.digest, cost: 1 };
+        assert_eq!(bench.table.check(bench.now(), &ask).verdict.retry(), Some(Retry::Ask));
+        bench.ask_under(vec![Charge { meter: raised, cost: 1 }]);
+        bench.poll();
+        let call = bench.only_call();
+        assert_eq!((call.updates[0].terms.version(), call.asks.len()), (2, 1));
+    }
 }
 
 #[test]

@@ -201,7 +201,7 @@ impl Table {
         let says_nothing = word.grant == 0 && word.deny_us == 0;
         let step = |meter: Meter| {
             let is_made = !says_nothing || meter != Meter::empty(ask.limit);
-            ((), if is_made { Change::Write(meter.hear(word)) } else { Change::Keep })
+            ((), if is_made { Change::Write(meter.hear(ask.limit, word)) } else { Change::Keep })
         };
         self.change(now, self.own_spot(ask), ask.limit, step).is_some()
     }

@@ -105,7 +105,7 @@ pub struct RedisConfig {
     /// How long to wait after the first failure to connect; twice as long after each further one. Longer: calmer while a
     /// store is gone; later back.
     pub backoff_min: Duration,
-    /// The longest wait between two attempts to connect.
+    /// The longest wait between two attempts to connect, and so the longest until a store is found that is back.
     pub backoff_max: Duration,
     /// What waits are varied by, so that nodes do not all come at once: another number in each.
     pub seed: u64,
@@ -121,7 +121,7 @@ impl RedisConfig {
             call_time_max: Duration::from_millis(250),
             calls_max: 1_024,
             backoff_min: Duration::from_millis(20),
-            backoff_max: Duration::from_secs(5),
+            backoff_max: Duration::from_millis(500),
             seed,
         }
     }
@@ -227,6 +227,14 @@ fn certificates(with: &Certificates) -> Option<TlsCertificates> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_that_is_back_is_found_within_a_second() {
+        let config = RedisConfig::new(Servers::Single("redis://host".to_owned()), 1);
+        let engine = tidegate_core::engine::Settings::default();
+        let found = config.backoff_max + config.call_time_max + Duration::from_micros(engine.retry_us);
+        assert!(found < Duration::from_secs(1), "{found:?}");
+    }
 
     /// A list of servers in one line.
     fn spelled(text: &str) -> String {

@@ -8,6 +8,9 @@ use crate::wait::{START_TIME_MAX, wait_until};
 /// Masters and replicas together.
 const SERVERS: usize = 6;
 
+/// How many keys move at once. One at a time would leave those that a script needs apart for longer.
+const MOVED_AT_ONCE: &str = "2";
+
 /// Three masters, each with a replica.
 #[derive(Debug)]
 pub struct Cluster {
@@ -33,6 +36,12 @@ impl Cluster {
     /// The addresses of all servers, as clients are told.
     pub fn urls(&self) -> Vec<String> {
         self.servers.iter().map(Redis::url).collect()
+    }
+
+    /// The same as one, as servers of a region are told.
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> = self.servers.iter().map(|server| server.address().to_string()).collect();
+        format!("redis-cluster://{}", hosts.join(","))
     }
 
     /// Runs a command of `redis-cli --cluster`.
@@ -89,6 +98,38 @@ impl Cluster {
             slots.cmd("CLUSTER").arg("KEYSLOT").arg(key);
         }
         slots.query(&mut self.servers[0].connection()).expect("slots")
+    }
+
+    /// Moves a slot with all its keys to another master, as `redis-cli --cluster` does, while clients use them.
+    pub fn move_slot(&self, slot: u64, to: usize) {
+        let masters = self.masters();
+        let from = masters.iter().copied().find(|master| owns(&self.servers[*master], slot));
+        let from = from.expect("an owner");
+        if from == to {
+            return;
+        }
+        let (from_id, to_id, number) = (self.id(from), self.id(to), slot.to_string());
+        let set = |server: usize, state: &str, id: &str| {
+            ask::<String>(&self.servers[server], &["CLUSTER", "SETSLOT", &number, state, id]);
+        };
+        set(to, "IMPORTING", &from_id);
+        set(from, "MIGRATING", &to_id);
+        let port = self.servers[to].port().to_string();
+        loop {
+            let keys: Vec<String> =
+                ask(&self.servers[from], &["CLUSTER", "GETKEYSINSLOT", &number, MOVED_AT_ONCE]);
+            if keys.is_empty() {
+                break;
+            }
+            let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000", "KEYS"];
+            migrate.extend(keys.iter().map(String::as_str));
+            ask::<String>(&self.servers[from], &migrate);
+        }
+        // Who takes it over first, so that nobody is without an owner in between.
+        set(to, "NODE", &to_id);
+        for master in masters.into_iter().filter(|master| *master != to) {
+            set(master, "NODE", &to_id);
+        }
     }
 
     /// The master that owns a key, of those that run.

@@ -1,0 +1,143 @@
+//! How many commands decisions cost Redis.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use tidegate_testkit::{Redis, START_TIME_MAX, Server, ask, wait_until};
+
+use crate::field::{FOR_EVER, Field, TIME_MAX, lasts, metric};
+use crate::meters::{assert_all_end, commands};
+
+/// How long nothing must have happened for nothing more to come: a few times what a server waits before it reports.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// Connections that ask for one key at the same time, and requests on each.
+const CONNECTIONS: usize = 4;
+const REQUESTS: usize = 250;
+
+/// How many calls may ask for all of them: one for a hundred.
+const CALLS_MAX: usize = CONNECTIONS * REQUESTS / 100;
+
+/// Scripts that were run, however they were named.
+fn scripts(redis: &Redis) -> u64 {
+    commands(redis, "evalsha") + commands(redis, "eval")
+}
+
+/// Waits until nothing is said to the origin any more.
+fn wait_for_quiet(redis: &Redis) {
+    wait_until("quiet", TIME_MAX, || {
+        let before = scripts(redis);
+        lasts(QUIET);
+        scripts(redis) == before
+    });
+}
+
+/// What a server has said to its origin: calls, repeats and meters.
+fn said(server: &Server) -> [u64; 3] {
+    let names =
+        ["tidegate_origin_calls_total", "tidegate_origin_repeats_total", "tidegate_origin_updates_total"];
+    names.map(|name| metric(server, name))
+}
+
+/// Every limit of a request is in the one call, and nothing is said of a key that nobody asks for again. What is sent a
+/// second time because the first answer took more than 3 ms, on a machine that has much else to do, is counted apart.
+#[test]
+fn a_cold_request_under_four_limits_is_one_command() {
+    let redis = Redis::start(&[]);
+    let rule = |name: &str, key: &str| {
+        format!("[[rules]]\nname='{name}'\nkey=[{key}]\nlimit=100\nperiod='{FOR_EVER}'\n")
+    };
+    let keys = [("user", "'user'"), ("path", "'user','path'"), ("method", "'user','method'")];
+    let rules: String = keys.iter().map(|(name, key)| rule(name, key)).collect();
+    let field = Field::start(&redis.url(), &(rules + &rule("all", "'user','path','method'")), 1);
+    let mut client = field.client(0);
+    let mut asks = |number: u64| {
+        let user = format!("user {number}");
+        client.check(&[("user", &user), ("path", "/"), ("method", "GET")], 1)
+    };
+    let mut number = 0;
+    wait_until("the script to be loaded, and a request that was answered in time", TIME_MAX, || {
+        wait_for_quiet(&redis);
+        let (run, before) = (scripts(&redis), said(&field.nodes[0]));
+        number += 1;
+        let answer = asks(number);
+        wait_for_quiet(&redis);
+        let after = said(&field.nodes[0]);
+        let [calls, repeats, updates] = [0, 1, 2].map(|at| after[at] - before[at]);
+        // The first brings the script. One that was not answered in time is decided here, and reported.
+        if number == 1 || !answer.is_regional() {
+            return false;
+        }
+        assert_eq!(answer.body["rules"].as_array().map(Vec::len), Some(4), "{answer:?}");
+        assert_eq!((calls, updates), (1, 4));
+        assert_eq!(scripts(&redis) - run, 1 + repeats);
+        true
+    });
+    assert_all_end(&redis);
+}
+
+/// The first of a thousand goes out at once, and all that come while it is under way go together; then there is a grant. That
+/// is two calls with questions in them if the thousand come within one call, which the engine's own tests show; a real
+/// server takes a moment to read them, and a call to a store on the same machine hardly any, so it may be a few more. Calls
+/// that merely report, or renew a grant, ask nothing and are not counted: what a call carries is told by its first
+/// argument, in Redis's own log of commands.
+#[test]
+fn a_thousand_cold_requests_on_one_key_are_asked_in_a_few_calls() {
+    let redis = Redis::start(&["--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000"]);
+    let field = Field::start(&redis.url(), "rules = []", 1);
+    let address = field.nodes[0].address("resp");
+    let connect = || {
+        let stream = TcpStream::connect(address).expect("it listens");
+        stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time");
+        stream
+    };
+    throttle(connect(), "warm", 1);
+    wait_for_quiet(&redis);
+    ask::<String>(&redis, &["SLOWLOG", "RESET"]);
+    let streams: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect()).collect();
+    let asking =
+        streams.into_iter().map(|stream| std::thread::spawn(move || throttle(stream, "cold", REQUESTS)));
+    let asking: Vec<_> = asking.collect();
+    let passed: usize = asking.into_iter().map(|asking| asking.join().expect("no panic")).sum();
+    assert_eq!(passed, CONNECTIONS * REQUESTS);
+    wait_for_quiet(&redis);
+    let asked = calls_that_ask(&redis);
+    println!("{passed} requests in {} calls: {asked:?}", asked.len());
+    assert!((1..=CALLS_MAX).contains(&asked.len()), "{asked:?}");
+    assert_all_end(&redis);
+}
+
+/// Asks for a key so many times at once. How many may pass.
+fn throttle(mut stream: TcpStream, key: &str, times: usize) -> usize {
+    let request = format!("CL.THROTTLE {key} 1000000 1000000 86400\r\n");
+    stream.write_all(request.repeat(times).as_bytes()).expect("sent");
+    let mut lines = BufReader::new(stream).lines();
+    let mut line = || lines.next().expect("an answer").expect("text");
+    let passes = (0..times).map(|_| {
+        assert_eq!(line(), "*5");
+        let limited = line();
+        (0..4).for_each(|_| drop(line()));
+        limited == ":0"
+    });
+    passes.filter(|passes| *passes).count()
+}
+
+type Entry = (i64, i64, i64, Vec<String>, String, String);
+
+/// The calls with a question in them, by lane and number: those that were sent twice count once.
+fn calls_that_ask(redis: &Redis) -> BTreeSet<String> {
+    let log: Vec<Entry> = ask(redis, &["SLOWLOG", "GET", "100000"]);
+    let calls = log
+        .iter()
+        .map(|(_, _, _, command, ..)| command)
+        .filter(|command| matches!(command[0].to_ascii_uppercase().as_str(), "EVALSHA" | "EVAL"));
+    let asked = calls.filter_map(|command| {
+        let keys: usize = command[2].parse().expect("a number of keys");
+        let first = command.get(3 + keys).expect("a call");
+        let [node, sequence, .., asks] = first.split(' ').collect::<Vec<_>>()[..] else { panic!("{first}") };
+        (asks != "0").then(|| format!("{} {node} {sequence}", command[3]))
+    });
+    asked.collect()
+}

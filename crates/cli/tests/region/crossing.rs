@@ -1,0 +1,72 @@
+//! A limit that crosses placements, beside those of the users, on a cluster.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use tidegate_testkit::{Cluster, wait_until};
+
+use crate::field::{Client, FOR_EVER, Field, TIME_MAX};
+use crate::meters::Held;
+
+/// What the endpoint takes of all users together, and what each of them may.
+const ENDPOINT: u64 = 200;
+const EACH: u64 = 30;
+const USERS: usize = 20;
+
+/// How many of those that are left come through at least: what one server holds of the last few is not the other's.
+const NEARLY_ALL: u64 = ENDPOINT * 95 / 100;
+
+fn rules() -> String {
+    let rule = |name: &str, key: &str, limit: u64| {
+        format!(
+            "[[rules]]\nname='{name}'\nclass='security'\nkey=['{key}']\nlimit={limit}\nperiod='{FOR_EVER}'\n"
+        )
+    };
+    format!("placement = 'user'\n{}{}", rule("endpoint", "path", ENDPOINT), rule("each", "user", EACH))
+}
+
+#[test]
+fn an_endpoint_is_never_asked_for_more_than_it_takes_nor_any_user_than_is_theirs() {
+    let cluster = Cluster::start();
+    let mut field = Field::start(&cluster.url(), &rules(), 2);
+    let granted: Arc<Mutex<BTreeMap<usize, u64>>> = Arc::default();
+    let places = field.addresses().into_iter().cycle();
+    let asking: Vec<_> = (0..4)
+        .zip(places)
+        .map(|(number, address)| {
+            let granted = Arc::clone(&granted);
+            std::thread::spawn(move || ask_for_all(number, Client::new(address), &granted))
+        })
+        .collect();
+    for asking in asking {
+        asking.join().expect("no panic");
+    }
+    field.stop();
+    let granted = granted.lock().expect("no panic").clone();
+    let total: u64 = granted.values().sum();
+    assert!((NEARLY_ALL..=ENDPOINT).contains(&total), "{total}: {granted:?}");
+    assert!(granted.values().all(|units| *units <= EACH), "{granted:?}");
+    let masters: Vec<_> = cluster.masters().into_iter().map(|master| &cluster.servers[master]).collect();
+    let held = Held::of(masters.iter().copied(), "endpoint");
+    assert!(held.meters == 1 && held.charged >= total, "{held:?}, {total} granted");
+    assert!(Held::of(masters.iter().copied(), "each").meters > USERS / 2, "they are kept apart");
+}
+
+/// Asks for every user in turn, until nearly everything was granted and everyone was turned away since.
+fn ask_for_all(number: usize, mut client: Client, granted: &Mutex<BTreeMap<usize, u64>>) {
+    let mut denied = 0;
+    let mut user = number;
+    wait_until("the endpoint to be full", TIME_MAX, || {
+        user = (user + 1) % USERS;
+        let answer = client.check(&[("user", &format!("user {user}")), ("path", "/export")], 1);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let mut granted = granted.lock().expect("no panic");
+        if answer.allowed {
+            *granted.entry(user).or_default() += 1;
+            denied = 0;
+        } else if answer.is_regional() {
+            denied += 1;
+        }
+        denied > USERS && granted.values().sum::<u64>() >= NEARLY_ALL
+    });
+}

@@ -1,0 +1,148 @@
+//! Clients that ask without end, and what they were told.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidegate_testkit::wait_until;
+
+use crate::field::{Client, TIME_MAX};
+
+/// How many clients ask at once.
+const CLIENTS: usize = 4;
+
+/// Between two requests of a client: the servers are to be busy, and the machine is not.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What clients were told about the requests of one kind.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// Units that they were granted.
+    pub granted: u64,
+    /// How often they were told so, by what that rests on.
+    pub sources: BTreeMap<String, u64>,
+}
+
+/// What clients were told, by the dimension that their requests have.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub told: BTreeMap<&'static str, Told>,
+    pub statuses: BTreeMap<u16, u64>,
+    /// Requests that were made and not answered, because the server went away.
+    pub lost: u64,
+}
+
+impl Tally {
+    pub fn granted(&self, kind: &str) -> u64 {
+        self.told.get(kind).map_or(0, |told| told.granted)
+    }
+
+    pub fn answers_by(&self, kind: &str, source: &str) -> u64 {
+        self.told.get(kind).and_then(|told| told.sources.get(source)).copied().unwrap_or(0)
+    }
+}
+
+struct Shared {
+    stop: AtomicBool,
+    places: Mutex<Vec<SocketAddr>>,
+    tally: Mutex<Tally>,
+}
+
+/// Clients that ask until told to stop.
+pub struct Load {
+    shared: Arc<Shared>,
+    kinds: &'static [&'static str],
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    /// Clients of the servers at `places`. Each request has one of these dimensions, with one of `keys` values.
+    pub fn start(places: Vec<SocketAddr>, kinds: &'static [&'static str], keys: usize) -> Self {
+        let shared =
+            Shared { stop: AtomicBool::new(false), places: Mutex::new(places), tally: Mutex::default() };
+        let shared = Arc::new(shared);
+        let clients = (0..CLIENTS).map(|number| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.ask(number, kinds, keys))
+        });
+        let clients = clients.collect();
+        Self { shared, kinds, clients }
+    }
+
+    /// Sends clients to other servers from now on.
+    pub fn go_to(&self, places: Vec<SocketAddr>) {
+        *self.shared.places.lock().expect("no panic") = places;
+    }
+
+    /// What clients were told so far.
+    pub fn so_far(&self) -> Tally {
+        self.shared.tally().clone()
+    }
+
+    /// Waits until each kind of request was answered often enough from now on, by what `source` says.
+    pub fn wait_for(&self, source: &str, times: u64) {
+        let before = self.so_far();
+        for kind in self.kinds {
+            let enough = before.answers_by(kind, source) + times;
+            wait_until(&format!("{kind} to be {source}"), TIME_MAX, || {
+                self.shared.tally().answers_by(kind, source) >= enough
+            });
+        }
+    }
+
+    /// Ends it. What clients were told in all.
+    pub fn stop(self) -> Tally {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            client.join().expect("no panic");
+        }
+        let tally = self.shared.tally().clone();
+        assert!(tally.statuses.keys().all(|status| *status == 200), "{tally:?}");
+        tally
+    }
+}
+
+impl Shared {
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().expect("no panic")
+    }
+
+    fn place(&self, number: usize) -> SocketAddr {
+        let places = self.places.lock().expect("no panic");
+        places[number % places.len()]
+    }
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "no condition to wait for: a client that asks now and then"
+    )]
+    fn ask(&self, number: usize, kinds: &[&'static str], keys: usize) {
+        let mut client = Client::new(self.place(number));
+        for turn in 0.. {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if client.address() != self.place(number) {
+                client = Client::new(self.place(number));
+            }
+            let (kind, key) = (kinds[turn % kinds.len()], format!("key {}", turn / kinds.len() % keys));
+            let cost = 1 + (turn / 7 % 3) as u64;
+            let answer = client.ask(&[(kind, &key)], cost);
+            let mut tally = self.tally();
+            match answer {
+                Some(answer) => {
+                    *tally.statuses.entry(answer.status).or_default() += 1;
+                    let told = tally.told.entry(kind).or_default();
+                    told.granted += if answer.allowed { cost } else { 0 };
+                    *told.sources.entry(answer.source).or_default() += 1;
+                }
+                None => tally.lost += 1,
+            }
+            drop(tally);
+            std::thread::sleep(PAUSE);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What an origin on Redis holds of a rule's meters.
+
+use std::collections::BTreeMap;
+
+use tidegate_testkit::{Redis, ask};
+
+/// Where numbers are in what the script keeps of a meter: see `OriginMeter::numbers`.
+const CHARGED: usize = 7;
+const REFUNDED: usize = 8;
+
+/// What is known of meters, added up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// How many there are.
+    pub meters: usize,
+    /// What was charged and not given back, units.
+    pub charged: u64,
+    /// What each node holds, by its name.
+    pub holders: BTreeMap<String, u64>,
+}
+
+impl Held {
+    /// What servers hold of the meters of a rule, together.
+    pub fn of<'s>(servers: impl IntoIterator<Item = &'s Redis>, rule: &str) -> Self {
+        let mut held = Self::default();
+        for server in servers {
+            for key in keys(server, &format!("tg:{{*}}:m:*:{rule}*")) {
+                held.add(&ask::<BTreeMap<String, String>>(server, &["HGETALL", &key]));
+            }
+        }
+        held
+    }
+
+    fn add(&mut self, fields: &BTreeMap<String, String>) {
+        // It may have ended since it was found.
+        let Some(numbers) = fields.get("m") else { return };
+        let number =
+            |place: usize| numbers.split(' ').nth(place).and_then(|number| number.parse::<u64>().ok());
+        let (charged, refunded) = number(CHARGED).zip(number(REFUNDED)).expect("numbers");
+        self.meters += 1;
+        self.charged += charged - refunded;
+        for (node, holding) in fields.iter().filter(|(name, _)| !matches!(name.as_str(), "m" | "t")) {
+            let amount = holding.split(' ').next().and_then(|amount| amount.parse::<u64>().ok());
+            *self.holders.entry(node.clone()).or_default() += amount.expect("a number");
+        }
+    }
+}
+
+/// The keys of all meters of a server.
+pub fn meter_keys(server: &Redis) -> Vec<String> {
+    keys(server, "tg:{*}:m:*")
+}
+
+/// How often a server was given a command.
+pub fn commands(server: &Redis, name: &str) -> u64 {
+    let stats: String = ask(server, &["INFO", "commandstats"]);
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
+    line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+/// Asserts that everything that a server holds ends by itself.
+pub fn assert_all_end(server: &Redis) {
+    let keys = server.keys();
+    for (key, left) in &keys {
+        assert!(*left > 0, "{} stays for ever", key.escape_ascii());
+    }
+    assert!(!keys.is_empty());
+}
+
+/// Keys by a pattern. The braces of a cluster's tags mean nothing to a pattern.
+fn keys(server: &Redis, pattern: &str) -> Vec<String> {
+    ask(server, &["KEYS", pattern])
+}
