@@ -125,7 +125,7 @@ impl Case {
             large_ppm: 0,
             delay_us: DELAY_US,
             faults: Faults::default(),
-            due_per_s_max: PLENTY_PER_S,
+            updates_per_s_max: PLENTY_PER_S,
         }
     }
 

@@ -103,13 +103,13 @@ pub struct Scenario {
     /// What goes wrong.
     pub faults: Faults,
     /// How many meters in a second may be due at a node before it takes longer for them.
-    pub due_per_s_max: u64,
+    pub updates_per_s_max: u64,
 }
 
 impl Scenario {
     /// The settings of every node.
     pub(crate) fn settings(&self) -> Settings {
-        Settings { due_per_s_max: self.due_per_s_max, ..Settings::default() }
+        Settings { updates_per_s_max: self.updates_per_s_max, ..Settings::default() }
     }
 
     /// How many meters there are: one for each key, and the one that they share.

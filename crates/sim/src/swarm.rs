@@ -45,7 +45,7 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         delay_us: pick(rng, &[100, 500, 1_000, 5_000]),
         faults: faults(rng),
         uneven: rng.bool(),
-        due_per_s_max: pick(rng, &[PLENTY_PER_S, PLENTY_PER_S, 1]),
+        updates_per_s_max: pick(rng, &[PLENTY_PER_S, PLENTY_PER_S, 1]),
     }
 }
 

@@ -48,8 +48,8 @@ impl fmt::Display for Scenario {
             Spread::Home => ", each key mostly at one node",
             Spread::Few => ", most at the first nodes",
         })?;
-        if self.due_per_s_max < PLENTY_PER_S {
-            write!(f, ", of whom each reports about {} meters in a second", self.due_per_s_max)?;
+        if self.updates_per_s_max < PLENTY_PER_S {
+            write!(f, ", of whom each reports about {} meters in a second", self.updates_per_s_max)?;
         }
         write!(f, "; {} ms to the origin; {}", self.delay_us as f64 / MS_US as f64, self.faults)
     }

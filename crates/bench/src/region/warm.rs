@@ -21,9 +21,11 @@ const CONNECTIONS: usize = 4;
 const PIPELINE: usize = 64;
 /// Turns of both fleets, since the machine is not the same from one minute to the next.
 const ROUNDS: usize = 3;
-/// How often each server was asked for a key before that key is warm, on average, and how many rounds that may take.
-const WARM_REQUESTS: u64 = 10;
-const WARM_UP_ROUNDS_MAX: usize = 5;
+/// Keys are warm when at most this part of the requests waits; how long a look at that takes, and how many looks it may take.
+/// Grants last a few seconds, so keys are cold again after the other fleet's turn.
+const WARM_WAITED: f64 = 0.02;
+const WARM_UP_TIME: Duration = Duration::from_secs(1);
+const WARM_UP_ROUNDS_MAX: usize = 10;
 /// How long an answer may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 /// The lines of an answer: how many numbers, and five of them.
@@ -86,12 +88,11 @@ pub(super) fn run(program: &Path, time: Duration) -> Result<(Warm, Fleet)> {
     eprintln!(
         "warm: {KEYS} keys on {NODES} servers, with an origin and without, {ROUNDS} rounds of {time:?} each"
     );
-    for fleet in [&joined, &apart] {
-        warm_up(fleet, time)?;
-    }
     let (mut with, mut without) = (Found::default(), Found::default());
     for _ in 0..ROUNDS {
+        warm_up(&joined)?;
         with = with.plus(ask_for(&joined, time)?);
+        warm_up(&apart)?;
         without = without.plus(ask_for(&apart, time)?);
     }
     ensure!(with.requests() > 0.0 && without.requests() > 0.0, "nothing was decided");
@@ -99,15 +100,14 @@ pub(super) fn run(program: &Path, time: Duration) -> Result<(Warm, Fleet)> {
 }
 
 /// Asks until keys are warm, or for as many rounds as that may take.
-fn warm_up(fleet: &Fleet, time: Duration) -> Result<()> {
-    let enough = u64::from(KEYS) * NODES as u64 * WARM_REQUESTS;
-    let mut asked = 0;
+fn warm_up(fleet: &Fleet) -> Result<()> {
     for _ in 0..WARM_UP_ROUNDS_MAX {
-        asked += ask_for(fleet, time)?.asked;
-        if asked >= enough {
-            break;
+        let Found { asked, counts, .. } = ask_for(fleet, WARM_UP_TIME)?;
+        if counts.waited as f64 <= asked as f64 * WARM_WAITED {
+            return Ok(());
         }
     }
+    eprintln!("warm: keys are still cold after {WARM_UP_ROUNDS_MAX} rounds");
     Ok(())
 }
 

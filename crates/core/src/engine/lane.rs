@@ -18,9 +18,9 @@ use crate::table::{self, Answer, Decided, LIMITS_PER_REQUEST_MAX, Source};
 use crate::time::Now;
 use crate::verdict::{Retry, Verdict};
 
-/// The most meters in a call that are merely due. Higher: fewer calls; longer for those who wait behind one, since Redis
-/// takes about 76 µs for a call and 25 µs for each further meter.
-const DUE_PER_CALL_MAX: usize = 64;
+/// The most meters in a call, unless a single request has more of them. Higher: fewer calls; longer for those who wait behind
+/// one, since Redis takes about 76 µs for a call and 25 µs for each further meter.
+const METERS_PER_CALL_MAX: usize = 64;
 
 /// A request that waits for the next call.
 #[derive(Debug)]
@@ -48,6 +48,7 @@ struct UnderWay {
     asked: Vec<Asked>,
     sent_us: u64,
     hedged: bool,
+    retried: bool,
     retry_at_us: u64,
     retry_us: u64,
 }
@@ -68,6 +69,8 @@ pub(super) struct Lane {
     wake_us: Option<u64>,
     /// Whether something has happened since.
     stirred: bool,
+    /// Whether it had something to say while too many calls were under way.
+    held_up: bool,
 }
 
 impl Lane {
@@ -149,6 +152,7 @@ impl Lane {
 
     /// Does what time asks for. How many meters were forgotten.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) -> usize {
+        self.held_up = false;
         self.give_up(cx, effects);
         self.repeat(cx, partition, effects);
         let before = self.meters.len();
@@ -156,12 +160,29 @@ impl Lane {
             self.begin_anew(cx);
             self.speak(cx, partition, effects);
         }
-        (self.wake_us, self.stirred) = (self.next_us(cx.settings), false);
+        // One that is held up is looked at again with the next answer, whatever the time.
+        (self.wake_us, self.stirred) = (self.next_us(cx.settings), self.held_up);
         before - self.meters.len()
     }
 
+    /// Whether it had something to say while too many calls were under way.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.held_up
+    }
+
+    /// Whether someone waits for its next call.
+    pub(super) fn is_waited_for(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// When the call under way does not count any more among those that may be: it is late, and its store perhaps gone.
+    pub(super) fn late_us(&self, settings: &Settings) -> Option<u64> {
+        self.under_way.as_ref().map(|call| call.sent_us + settings.retry_us)
+    }
+
     fn next_us(&self, settings: &Settings) -> Option<u64> {
-        let flush = (self.under_way.is_none() && !self.meters.is_empty()).then_some(self.flush_at_us);
+        let is_quiet = self.under_way.is_none() && !self.held_up;
+        let flush = (is_quiet && !self.meters.is_empty()).then_some(self.flush_at_us);
         let waiting = self.waiting.iter().map(|waiting| waiting.since_us + settings.deadline_us).min();
         let call = self.under_way.as_ref().map(|call| call.wake_us(settings));
         [flush, waiting, call].into_iter().flatten().min()
@@ -208,6 +229,11 @@ impl Lane {
         if now_us >= under_way.retry_at_us {
             under_way.retry_us = (under_way.retry_us * 2).min(cx.settings.retry_us_max);
             under_way.retry_at_us = now_us + under_way.retry_us;
+            // The first time it may just be slow, like all others.
+            if !hedge && !std::mem::replace(&mut under_way.retried, true) && !cx.hedges.spend() {
+                under_way.retry_at_us = now_us + cx.settings.retry_us_max;
+                return;
+            }
         }
         cx.stats.repeats += 1;
         effects.push(Effect::Call { partition, call: Arc::clone(&under_way.call), hedge });
@@ -217,7 +243,9 @@ impl Lane {
     fn speak(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
         self.decide_here(cx, effects);
         let is_flush = cx.now_us() >= self.flush_at_us || cx.closing;
-        if self.waiting.is_empty() && !is_flush {
+        let is_time = !self.waiting.is_empty() || is_flush;
+        self.held_up = is_time && cx.calls_left == 0;
+        if !is_time || self.held_up {
             return;
         }
         let mut draft = Draft::default();
@@ -226,13 +254,10 @@ impl Lane {
             self.flush_at_us = cx.now_us() + cx.settings.flush_us;
             self.meters.retain(|_, tracked| !tracked.is_over(cx));
         }
-        let asked = draft.meters.len();
         self.take_due(cx, &mut draft);
         if draft.call.updates.is_empty() {
             return;
         }
-        cx.stats.due += (draft.meters.len() - asked) as u64;
-        cx.stats.flushes += u64::from(asked == 0);
         self.send(cx, partition, draft, effects);
     }
 
@@ -275,7 +300,7 @@ impl Lane {
     }
 
     fn take_due(&mut self, cx: &Context<'_>, draft: &mut Draft) {
-        let room = DUE_PER_CALL_MAX.min(UPDATES_PER_CALL_MAX - draft.meters.len());
+        let room = METERS_PER_CALL_MAX.saturating_sub(draft.meters.len());
         // From where the last call ended, so that none is passed over for those that are soon due again.
         let first = self.due_from.map_or(Bound::Unbounded, Bound::Included);
         let passed_by = self.due_from.into_iter().flat_map(|first| self.meters.range(..first));
@@ -301,14 +326,23 @@ impl Lane {
         let Draft { mut call, meters, asked, .. } = draft;
         (call.node, call.sequence, call.acknowledged) = (cx.node, self.sequence, self.acknowledged);
         cx.hedges.earn();
+        cx.calls_left -= 1;
         cx.stats.calls += 1;
         cx.stats.updates += meters.len() as u64;
         let (call, sent_us) = (Arc::new(call), cx.now_us());
         effects.push(Effect::Call { partition, call: Arc::clone(&call), hedge: false });
         let retry_us = cx.settings.retry_us;
         let retry_at_us = sent_us + retry_us;
-        self.under_way =
-            Some(UnderWay { call, meters, asked, sent_us, hedged: false, retry_at_us, retry_us });
+        self.under_way = Some(UnderWay {
+            call,
+            meters,
+            asked,
+            sent_us,
+            hedged: false,
+            retried: false,
+            retry_at_us,
+            retry_us,
+        });
     }
 
     /// Takes in the answer to the call under way; any other is of no interest.
@@ -355,6 +389,7 @@ impl Lane {
         match failure {
             // An attempt that failed at once is made again soon, but not at once: the other end has enough to do.
             Failure::Unanswered => {
+                under_way.retried = true;
                 under_way.retry_at_us = under_way.retry_at_us.min(now.mono_us() + settings.retry_us / 2);
             }
             // Only a lane that was begun anew elsewhere knows a later call: what this one said is lost, and said so.
@@ -445,8 +480,8 @@ impl Default for Draft {
 impl Draft {
     /// Whether an origin takes the call with this request as well: as many asks as meters, at most.
     fn has_room_for(&self, request: &Request) -> bool {
-        self.meters.len() + request.charges.len() <= UPDATES_PER_CALL_MAX
-            && self.call.asks.len() < UPDATES_PER_CALL_MAX
+        let is_small = self.meters.len() + request.charges.len() <= METERS_PER_CALL_MAX;
+        self.meters.is_empty() || is_small && self.call.asks.len() < UPDATES_PER_CALL_MAX
     }
 
     fn push(&mut self, digest: Digest, update: origin::Update) -> u16 {

@@ -39,7 +39,7 @@ impl Pace {
             return;
         }
         let per_second = (due - self.due).saturating_mul(US_PER_SECOND) / elapsed_us;
-        let needed = self.stretch.saturating_mul(per_second) / settings.due_per_s_max.max(1);
+        let needed = self.stretch.saturating_mul(per_second) / settings.updates_per_s_max.max(1);
         // Half of the way, so that a moment's load changes little.
         self.stretch = u64::midpoint(self.stretch, needed).clamp(MILLI, STRETCH_MAX);
         (self.since_us, self.due) = (now_us, due);

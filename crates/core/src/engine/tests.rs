@@ -349,10 +349,12 @@ fn what_is_due_goes_in_small_batches_and_every_meter_has_its_turn() {
         let meter = bench.meter_of(name, 10);
         bench.ask_under(vec![Charge { meter, cost: 1 }]);
     }
-    bench.poll();
-    let call = bench.only_call();
-    assert_eq!(call.updates.len(), 150, "those who wait go together");
-    bench.reply(&call, 1, 5);
+    for expected in [64, 64, 22] {
+        bench.poll();
+        let call = bench.only_call();
+        assert_eq!(call.updates.len(), expected, "those who wait too");
+        bench.reply(&call, 1, 5);
+    }
     let mut reported = Vec::new();
     bench.now_us += 100 * MS;
     for expected in [64, 64, 22] {

@@ -98,7 +98,7 @@ impl World<'_> {
     fn judge_share(&self, admitted: u64, ideal: u64) -> Option<Violation> {
         let scenario = self.scenario;
         let is_well = scenario.faults == Faults::default()
-            && (scenario.shape, scenario.due_per_s_max) == (Shape::Steady, PLENTY_PER_S)
+            && (scenario.shape, scenario.updates_per_s_max) == (Shape::Steady, PLENTY_PER_S)
             && (scenario.cost_max, scenario.large_ppm, scenario.shared) == (1, 0, false);
         let limit = &scenario.limit;
         let is_roomy = limit.burst() >= 10 * scenario.nodes as u32 && limit.algorithm() == Algorithm::Gcra;
