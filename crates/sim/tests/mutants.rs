@@ -5,7 +5,7 @@ use tidegate_sim::{Bug, Size, catch, run, scenario_of, shrink};
 const SIZE: Size = Size { length_us: 300_000_000, requests: 3_000 };
 
 /// In how many worlds a mistake has to show.
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 2_000;
 
 #[test]
 fn every_known_mistake_is_noticed() {

@@ -67,7 +67,7 @@ mod tests {
         }
         assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 300);
         assert_eq!(demand.want(100_000, US_PER_SECOND, 700), 700, "or what can be spared");
-        assert_eq!(demand.want(100_000, US_PER_SECOND, 7_000), 1_000, "for a whole life");
+        assert_eq!(demand.want(100_000, US_PER_SECOND, 7_000), 1_062, "for a whole life, and a little more");
         for _ in 0..40 {
             demand.measure(0, 100_000, true);
         }

@@ -381,7 +381,7 @@ impl Lane {
         }
     }
 
-    pub(super) fn on_failure(&mut self, now: Now, settings: &Settings, sequence: u64, failure: Failure) {
+    pub(super) fn on_failure(&mut self, now: Now, sequence: u64, failure: Failure) {
         let Some(under_way) = self.under_way.as_mut().filter(|call| call.call.sequence == sequence) else {
             return;
         };
@@ -390,7 +390,7 @@ impl Lane {
             // An attempt that failed at once is made again soon, but not at once: the other end has enough to do.
             Failure::Unanswered => {
                 under_way.retried = true;
-                under_way.retry_at_us = under_way.retry_at_us.min(now.mono_us() + settings.retry_us / 2);
+                under_way.retry_at_us = under_way.retry_at_us.min(now.mono_us() + under_way.retry_us / 2);
             }
             // Only a lane that was begun anew elsewhere knows a later call: what this one said is lost, and said so.
             Failure::Outdated { sequence } => {

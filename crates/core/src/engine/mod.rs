@@ -318,7 +318,7 @@ impl Engine {
     /// Takes in that a call failed.
     pub fn on_failure(&mut self, now: Now, partition: u16, sequence: u64, failure: Failure) {
         if let Some(lane) = self.lanes.get_mut(&partition) {
-            lane.on_failure(now, &self.settings, sequence, failure);
+            lane.on_failure(now, sequence, failure);
         }
     }
 

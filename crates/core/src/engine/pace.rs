@@ -75,10 +75,10 @@ mod tests {
     #[test]
     fn the_interval_is_as_long_as_it_has_to_be_and_no_longer() {
         let mut pace = Pace::default();
-        assert_eq!(flush_us_after(&mut pace, 9, 9_000), 100_000);
-        let busy = flush_us_after(&mut pace, 20, 30_000);
+        assert_eq!(flush_us_after(&mut pace, 9, 4_500), 100_000);
+        let busy = flush_us_after(&mut pace, 20, 15_000);
         assert!((290_000..=310_000).contains(&busy), "{busy}");
-        assert_eq!(flush_us_after(&mut pace, 20, 900_000), 500_000, "at most five times as long");
-        assert_eq!(flush_us_after(&mut pace, 20, 9_000), 100_000);
+        assert_eq!(flush_us_after(&mut pace, 20, 450_000), 500_000, "at most five times as long");
+        assert_eq!(flush_us_after(&mut pace, 20, 4_500), 100_000);
     }
 }
