@@ -3,33 +3,50 @@
 /// Hedges are counted in thousandths.
 const MILLI: u64 = 1_000;
 
+const US_PER_SECOND: u64 = 1_000_000;
+
 /// What each call adds: one in twenty may be made twice. Higher: a shorter tail when more answers are late; more work for an
 /// origin that has too much already.
 const PER_CALL: u64 = 50;
 
+/// What each second adds: a node that makes few calls is no burden if it makes them all twice.
+const PER_SECOND: u64 = 20 * MILLI;
+
 /// How many may come at once. Higher: the same.
-const MOST: u64 = 10 * MILLI;
+const MOST: u64 = 20 * MILLI;
 
 /// How many more calls may be made twice.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hedges(u64);
+pub(super) struct Hedges {
+    left: u64,
+    since_us: u64,
+}
 
 impl Default for Hedges {
     fn default() -> Self {
-        Self(MOST)
+        Self { left: MOST, since_us: 0 }
     }
 }
 
 impl Hedges {
     /// Takes in that a call was made.
     pub(super) fn earn(&mut self) {
-        self.0 = (self.0 + PER_CALL).min(MOST);
+        self.left = (self.left + PER_CALL).min(MOST);
+    }
+
+    /// Takes in what time it is.
+    pub(super) fn pass(&mut self, now_us: u64) {
+        let earned = now_us.saturating_sub(self.since_us).min(US_PER_SECOND) * PER_SECOND / US_PER_SECOND;
+        // What is too little to count is counted the next time.
+        if earned > 0 {
+            *self = Self { left: (self.left + earned).min(MOST), since_us: now_us };
+        }
     }
 
     /// Whether one may be made twice, which is counted.
     pub(super) fn spend(&mut self) -> bool {
-        let left = self.0.checked_sub(MILLI);
-        self.0 = left.unwrap_or(self.0);
+        let left = self.left.checked_sub(MILLI);
+        self.left = left.unwrap_or(self.left);
         left.is_some()
     }
 }
@@ -40,13 +57,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_call_in_twenty_may_be_made_twice() {
+    fn one_call_in_twenty_may_be_made_twice_and_twenty_in_each_second() {
         let mut hedges = Hedges::default();
-        let hedged = (0..1_000).filter(|_| {
+        let twice = (0..1_000).filter(|_| {
             hedges.earn();
             hedges.spend()
         });
-        // Ten at once, and one in twenty of the 999 that came after the first.
-        assert_eq!(hedged.count(), 10 + 999 / 20);
+        // Twenty at once, and one in twenty of the 999 that came after the first.
+        assert_eq!(twice.count(), 20 + 999 / 20);
+        for second in 1..=3 {
+            hedges.pass(second * US_PER_SECOND);
+            let left: Vec<bool> = (0..30).map(|_| hedges.spend()).collect();
+            assert!((20..=21).contains(&left.iter().filter(|may| **may).count()), "{left:?}");
+        }
     }
 }

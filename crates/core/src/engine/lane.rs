@@ -229,8 +229,10 @@ impl Lane {
         if now_us >= under_way.retry_at_us {
             under_way.retry_us = (under_way.retry_us * 2).min(cx.settings.retry_us_max);
             under_way.retry_at_us = now_us + under_way.retry_us;
-            // The first time it may just be slow, like all others.
-            if !hedge && !std::mem::replace(&mut under_way.retried, true) && !cx.hedges.spend() {
+            // While nothing that was sent later is answered, it may just be slow, like all others.
+            let is_slow = cx.answered_sent_us <= under_way.sent_us;
+            let is_first = !std::mem::replace(&mut under_way.retried, true);
+            if is_slow && is_first && !hedge && !cx.hedges.spend() {
                 under_way.retry_at_us = now_us + cx.settings.retry_us_max;
                 return;
             }
@@ -355,6 +357,7 @@ impl Lane {
     ) {
         let Some(under_way) = self.under_way.take_if(|call| call.fits(sequence, reply)) else { return };
         (self.acknowledged, self.answered_us, self.stirred) = (sequence, cx.now_us(), true);
+        cx.answered_sent_us = cx.answered_sent_us.max(under_way.sent_us);
         for (digest, told) in under_way.meters.iter().zip(&reply.told) {
             if let Some(tracked) = self.meters.get_mut(digest) {
                 tracked.hear(cx, under_way.sent_us, told, reply.lost);

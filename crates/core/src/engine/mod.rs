@@ -45,7 +45,8 @@ pub struct Settings {
     pub strict_us: u64,
     /// How long a request waits for the origin. Longer: fewer decisions without it; longer answers when it is slow.
     pub deadline_us: u64,
-    /// After how long a call that someone waits for is sent a second time, for the tail; one in twenty at most.
+    /// After how long a call that someone waits for is sent a second time, for the tail; one in twenty, and twenty
+    /// in a second, at most.
     pub hedge_us: u64,
     /// After how long a call without an answer is sent again; doubled each time up to `retry_us_max`.
     pub retry_us: u64,
@@ -197,6 +198,8 @@ pub struct Engine {
     lanes: BTreeMap<u16, Lane>,
     tracked: usize,
     last_reply_us: u64,
+    /// When the last of the calls was sent that have been answered.
+    answered_sent_us: u64,
     closing: bool,
     pace: Pace,
     hedges: Hedges,
@@ -214,6 +217,7 @@ impl Engine {
             lanes: BTreeMap::new(),
             tracked: 0,
             last_reply_us: 0,
+            answered_sent_us: 0,
             closing: false,
             pace: Pace::default(),
             hedges: Hedges::default(),
@@ -254,6 +258,7 @@ impl Engine {
 
     /// Does what time asks for, and says when to come again at the latest.
     pub fn poll(&mut self, now: Now, table: &Table, effects: &mut Vec<Effect>) -> Option<u64> {
+        self.hedges.pass(now.mono_us());
         self.pace.measure(now.mono_us(), self.stats.updates + CALL_WORTH * self.stats.calls, &self.settings);
         let mut cx = Context {
             node: self.node,
@@ -265,6 +270,7 @@ impl Engine {
             stats: &mut self.stats,
             closing: self.closing,
             calls_left: 0,
+            answered_sent_us: self.answered_sent_us,
         };
         let late_us = |lane: &Lane| lane.late_us(cx.settings).filter(|late_us| *late_us > now.mono_us());
         let in_time: Vec<u64> = self.lanes.values().filter_map(late_us).collect();
@@ -311,8 +317,10 @@ impl Engine {
             stats: &mut self.stats,
             closing: self.closing,
             calls_left: 0,
+            answered_sent_us: self.answered_sent_us,
         };
         lane.on_reply(&mut cx, sequence, reply, effects);
+        self.answered_sent_us = cx.answered_sent_us;
     }
 
     /// Takes in that a call failed.
@@ -359,6 +367,8 @@ struct Context<'c> {
     closing: bool,
     /// How many more calls may be made now.
     calls_left: usize,
+    /// When the last of the calls was sent that have been answered.
+    answered_sent_us: u64,
 }
 
 impl Context<'_> {

@@ -551,7 +551,11 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
         }
     }
     assert!(reports.len() < 7, "{reports:?}");
-    assert_eq!(reports.last().map(|(_, want)| *want), Some(16), "as much as is asked for while it lasts, and a little more");
+    assert_eq!(
+        reports.last().map(|(_, want)| *want),
+        Some(16),
+        "as much as is asked for while it lasts, and a little more"
+    );
     assert_eq!(bench.tickets, 2, "later requests wait for nobody");
 }
 
