@@ -118,7 +118,7 @@ impl RedisConfig {
             servers,
             certificates: Certificates::default(),
             connect_time_max: Duration::from_secs(1),
-            call_time_max: Duration::from_millis(500),
+            call_time_max: Duration::from_millis(300),
             calls_max: 1_024,
             backoff_min: Duration::from_millis(20),
             backoff_max: Duration::from_millis(500),

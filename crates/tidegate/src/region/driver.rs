@@ -168,7 +168,7 @@ impl Driver {
                     self.runtime.spawn(Arc::clone(self).call(partition, call, hedge));
                 }
                 Effect::Answer { ticket, resolution } => {
-                    if resolution == Resolution::Unanswered {
+                    if resolution == Resolution::Unanswered && self.is_stalled() {
                         self.note_answers(false);
                     }
                     let waiter = self.state().waiters.remove(&ticket);
@@ -177,6 +177,11 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Whether the origin answers nobody: one call that is late does not mean that.
+    fn is_stalled(&self) -> bool {
+        self.state().engine.is_stalled(self.limiter.now())
     }
 
     fn note_answers(&self, answers: bool) {
