@@ -1,6 +1,8 @@
 //! A TCP proxy that stands between a client and its server, and does to their traffic what networks do.
 
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -35,6 +37,7 @@ pub struct Proxy {
     address: SocketAddr,
     traffic: watch::Sender<Traffic>,
     server: watch::Sender<SocketAddr>,
+    lost: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -46,8 +49,10 @@ impl Proxy {
         let (traffic, watched) = watch::channel(Traffic::Pass);
         let (server, leads_to) = watch::channel(server);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        std::thread::spawn(move || runtime.block_on(accept(listener, leads_to, watched)));
-        Self { address, traffic, server }
+        let lost = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&lost);
+        std::thread::spawn(move || runtime.block_on(accept(listener, leads_to, watched, counted)));
+        Self { address, traffic, server, lost }
     }
 
     /// Where it listens.
@@ -58,6 +63,11 @@ impl Proxy {
     /// The address of a store behind it.
     pub fn url(&self) -> String {
         format!("redis://{}/", self.address)
+    }
+
+    /// How often something that a server said was kept from its client.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// What becomes of what is said from now on.
@@ -76,13 +86,14 @@ async fn accept(
     listener: StdListener,
     server: watch::Receiver<SocketAddr>,
     traffic: watch::Receiver<Traffic>,
+    lost: Arc<AtomicU64>,
 ) {
     let listener = TcpListener::from_std(listener).expect("bound");
     let accepting = async {
         for number in 0.. {
             let Ok((client, _)) = listener.accept().await else { return };
             let server = *server.borrow();
-            tokio::spawn(carry(number, client, server, traffic.clone()));
+            tokio::spawn(carry(number, client, server, traffic.clone(), Arc::clone(&lost)));
         }
     };
     let mut watched = traffic.clone();
@@ -93,13 +104,19 @@ async fn accept(
     }
 }
 
-async fn carry(number: usize, client: TcpStream, server: SocketAddr, traffic: watch::Receiver<Traffic>) {
+async fn carry(
+    number: usize,
+    client: TcpStream,
+    server: SocketAddr,
+    traffic: watch::Receiver<Traffic>,
+    lost: Arc<AtomicU64>,
+) {
     let Ok(server) = TcpStream::connect(server).await else { return };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     tokio::select! {
         () = questions(from_client, to_server, traffic.clone()) => {}
-        () = answers(number, from_server, to_client, traffic) => {}
+        () = answers(number, from_server, to_client, traffic, &lost) => {}
     }
 }
 
@@ -118,6 +135,7 @@ async fn answers(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     mut traffic: watch::Receiver<Traffic>,
+    lost: &AtomicU64,
 ) {
     let mut bytes = vec![0; 65_536];
     let mut answered = 0_u32;
@@ -132,10 +150,19 @@ async fn answers(
             Traffic::DelayOneIn(many, time) if answered.is_multiple_of(many) => {
                 tokio::time::sleep(time).await;
             }
-            Traffic::DropAnswers => continue,
-            Traffic::DropAnswersOn(which) if which == number => continue,
+            Traffic::DropAnswers => {
+                lost.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            Traffic::DropAnswersOn(which) if which == number => {
+                lost.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
             Traffic::Pass | Traffic::DelayOneIn(..) | Traffic::DropAnswersOn(_) | Traffic::HalfOpen => {}
-            Traffic::CutAnswers => return,
+            Traffic::CutAnswers => {
+                lost.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
         }
         if to.write_all(&bytes[..count]).await.is_err() {
             return;

@@ -124,7 +124,11 @@ fn throttle(mut stream: TcpStream, key: &str, times: usize) -> usize {
     passes.filter(|passes| *passes).count()
 }
 
-type Entry = (i64, i64, i64, Vec<String>, String, String);
+type Entry = (i64, i64, i64, Vec<Vec<u8>>, String, String);
+
+/// Where numbers are that a call begins with.
+const SEQUENCE: usize = 0;
+const ASKS: usize = 4;
 
 /// The calls with a question in them, by lane and number: those that were sent twice count once.
 fn calls_that_ask(redis: &Redis) -> BTreeSet<String> {
@@ -132,12 +136,14 @@ fn calls_that_ask(redis: &Redis) -> BTreeSet<String> {
     let calls = log
         .iter()
         .map(|(_, _, _, command, ..)| command)
-        .filter(|command| matches!(command[0].to_ascii_uppercase().as_str(), "EVALSHA" | "EVAL"));
+        .filter(|command| matches!(command[0].to_ascii_uppercase().as_slice(), b"EVALSHA" | b"EVAL"));
+    let text = |word: &[u8]| String::from_utf8(word.to_vec()).expect("text");
     let asked = calls.filter_map(|command| {
-        let keys: usize = command[2].parse().expect("a number of keys");
-        let first = command.get(3 + keys).expect("a call");
-        let [node, sequence, .., asks] = first.split(' ').collect::<Vec<_>>()[..] else { panic!("{first}") };
-        (asks != "0").then(|| format!("{} {node} {sequence}", command[3]))
+        let keys: usize = text(&command[2]).parse().expect("a number of keys");
+        let [node, numbers] = &command[3 + keys..] else { panic!("{command:?}") };
+        let number = |place: usize| f64::from_le_bytes(numbers.as_chunks().0[place]);
+        let asks = number(ASKS) > 0.0;
+        asks.then(|| format!("{} {} {}", text(&command[3]), text(node), number(SEQUENCE)))
     });
     asked.collect()
 }

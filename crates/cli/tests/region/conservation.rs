@@ -124,11 +124,12 @@ fn nothing_is_charged_twice_when_answers_are_lost_after_they_were_given() {
     let proxy = Proxy::start(redis.address());
     survives(&mut redis, &proxy.url(), |redis, load| {
         for traffic in [Traffic::CutAnswers, Traffic::DropAnswers].repeat(if is_long() { 50 } else { 5 }) {
+            // A call goes through, so its connection is there to be lost.
             let before = commands(redis, "evalsha");
+            wait_until("a call", TIME_MAX, || commands(redis, "evalsha") > before);
+            let before = proxy.lost();
             proxy.set(traffic);
-            wait_until("something to be done that nobody hears of", TIME_MAX, || {
-                commands(redis, "evalsha") > before
-            });
+            wait_until("something to be done that nobody hears of", TIME_MAX, || proxy.lost() > before);
             wait_for_local(load);
             proxy.set(Traffic::Pass);
             load.wait_for("regional", 10);

@@ -7,6 +7,8 @@ use tidegate_testkit::{Redis, ask};
 /// Where numbers are in what the script keeps of a meter: see `OriginMeter::numbers`.
 const CHARGED: usize = 7;
 const REFUNDED: usize = 8;
+/// The same in what it keeps of a holder.
+const AMOUNT: usize = 0;
 
 /// What is known of meters, added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,25 +27,28 @@ impl Held {
         let mut held = Self::default();
         for server in servers {
             for key in keys(server, &format!("tg:{{*}}:m:*:{rule}*")) {
-                held.add(&ask::<BTreeMap<String, String>>(server, &["HGETALL", &key]));
+                held.add(&ask::<BTreeMap<Vec<u8>, Vec<u8>>>(server, &["HGETALL", &key]));
             }
         }
         held
     }
 
-    fn add(&mut self, fields: &BTreeMap<String, String>) {
+    fn add(&mut self, fields: &BTreeMap<Vec<u8>, Vec<u8>>) {
         // It may have ended since it was found.
-        let Some(numbers) = fields.get("m") else { return };
-        let number =
-            |place: usize| numbers.split(' ').nth(place).and_then(|number| number.parse::<u64>().ok());
-        let (charged, refunded) = number(CHARGED).zip(number(REFUNDED)).expect("numbers");
+        let Some(meter) = fields.get(&b"m"[..]) else { return };
         self.meters += 1;
-        self.charged += charged - refunded;
-        for (node, holding) in fields.iter().filter(|(name, _)| !matches!(name.as_str(), "m" | "t")) {
-            let amount = holding.split(' ').next().and_then(|amount| amount.parse::<u64>().ok());
-            *self.holders.entry(node.clone()).or_default() += amount.expect("a number");
+        self.charged += number(meter, CHARGED) - number(meter, REFUNDED);
+        for (node, holding) in fields.iter().filter(|(name, _)| !matches!(&name[..], b"m" | b"t")) {
+            let node = String::from_utf8(node.clone()).expect("hexadecimal digits");
+            *self.holders.entry(node).or_default() += number(holding, AMOUNT);
         }
     }
+}
+
+/// A number that the script keeps, by its place.
+fn number(kept: &[u8], place: usize) -> u64 {
+    let (numbers, _) = kept.as_chunks();
+    f64::from_le_bytes(numbers[place]) as u64
 }
 
 /// The keys of all meters of a server.

@@ -15,8 +15,8 @@ use tidegate_core::origin::{
 use tidegate_core::{Limit, PERIOD_US_MAX};
 use tidegate_testkit::Redis;
 
-use super::SOURCE;
-use super::wire::{self, Answered, Script};
+use super::script::{SOURCE, Script};
+use super::wire::{self, Answered, Numbers, Words};
 
 /// How many calls an ordinary run makes.
 const CALLS: usize = 20_000;
@@ -25,6 +25,8 @@ const PARTITION: u16 = 77;
 /// November 2026, µs.
 const START_US: u64 = 1_794_000_000_000_000;
 const SECOND: u64 = 1_000_000;
+/// Numbers that the script keeps of a meter.
+const METER_NUMBERS: usize = 16;
 /// What who is denied for what others hold is told to wait.
 const RECALL_RETRY_US: u64 = 200_000;
 
@@ -52,7 +54,7 @@ fn a_script_that_differs_is_noticed() {
     assert_eq!(unnoticed.collect::<Vec<_>>(), Vec::<&(&str, &str)>::new());
 }
 
-const MUTANTS: [(&str, &str); 47] = [
+const MUTANTS: [(&str, &str); 50] = [
     ("DEBT_MAX = 1125899906842624", "DEBT_MAX = 1125899906842623"),
     ("TOTAL_MAX = 4503599627370496", "TOTAL_MAX = 4503599627370495"),
     ("NEVER_US = 4503599627370496", "NEVER_US = 4503599627370495"),
@@ -63,6 +65,9 @@ const MUTANTS: [(&str, &str); 47] = [
     ("RECALL_US = 300000", "RECALL_US = 400000"),
     ("RECALL_RETRY_US = 200000", "RECALL_RETRY_US = 200001"),
     ("NUMBER = '%.0f'", "NUMBER = '%.14g'"),
+    ("min(meter.first_us, until_us)", "meter.first_us"),
+    ("min(meter.first_us, latest_us)", "meter.first_us"),
+    ("or at > 2 * LAPSES_PER_CALL then", "then"),
     ("floor((a + b - 1) / b)", "floor(a / b)"),
     ("rest = less(holding.amount, meter[own])", "rest = 0"),
     ("meter[other] = less(meter[other], rest)", ""),
@@ -105,11 +110,11 @@ const MUTANTS: [(&str, &str); 47] = [
     ("acknowledged > answered or", ""),
     // The first cost for all meters: in what passes, in what is charged, and in how long it is denied.
     (
-        "passes(meters[numbers[at] + 1], numbers[at + 1], count)",
-        "passes(meters[numbers[at] + 1], numbers[3], count)",
+        "passes(meters[place + 1], cost, count)",
+        "passes(meters[place + 1], select(2, read(CHARGE, numbers, first_byte)), count)",
     ),
-    ("admit(meter, passed * cost)", "admit(meter, passed * numbers[3])"),
-    ("denial_us(meter, cost)", "denial_us(meter, numbers[3])"),
+    ("admit(meter, passed * cost)", "admit(meter, passed * select(2, read(CHARGE, numbers, first_byte)))"),
+    ("denial_us(meter, cost)", "denial_us(meter, select(2, read(CHARGE, numbers, first_byte)))"),
 ];
 
 /// Applies random histories to both, and says where they first differ.
@@ -119,7 +124,9 @@ fn first_difference(
     calls: usize,
     seed: u64,
 ) -> Option<String> {
-    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(connection).expect("loads");
+    let script = Script::new(source);
+    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(&script.text).query(connection).expect("loads");
+    assert_eq!(hash, script.hash);
     (0..calls.div_ceil(CALLS_PER_HISTORY) as u64).find_map(|history| {
         let mut world = World::new(Chance(seed << 32 | history));
         let steps: Vec<Step> = (0..CALLS_PER_HISTORY).map(|_| world.step()).collect();
@@ -130,7 +137,7 @@ fn first_difference(
 }
 
 /// An error that shows both where they differ.
-fn same<T: PartialEq + std::fmt::Debug>(
+fn same<T: PartialEq + std::fmt::Debug + ?Sized>(
     got: &T,
     expected: &T,
     what: impl Fn() -> String,
@@ -167,19 +174,20 @@ fn compare_answers(connection: &mut redis::Connection, hash: &str, steps: &[Step
     let mut pipe = redis::pipe();
     pipe.cmd("FLUSHALL").ignore();
     for step in steps {
-        let script = Script::of(PARTITION, &step.call, true);
-        let command = pipe.cmd("EVALSHA").arg(hash).arg(script.keys.len()).arg(script.keys);
+        let words = Words::of(PARTITION, &step.call, true);
+        let command = pipe.cmd("EVALSHA").arg(hash).arg(words.keys.len()).arg(words.keys);
         let store = step.call.store;
         let place = format!("{} {} {} {}", step.now_us, store.lineage, store.boot, store.parent);
-        command.arg(script.arguments).arg(place);
+        let [node, numbers] = words.arguments;
+        command.arg(node).arg(numbers).arg(place);
     }
-    let answers: Vec<String> = pipe.query(connection).map_err(|error| error.to_string())?;
+    let answers: Vec<Vec<u8>> = pipe.query(connection).map_err(|error| error.to_string())?;
     for (number, (step, answer)) in steps.iter().zip(&answers).enumerate() {
         let expected = match &step.expected {
             Ok(reply) => Answered::Reply(reply.clone()),
             Err(error) => Answered::Refused(*error),
         };
-        let what = || format!("call {number} at {}: {:?}: {answer}", step.now_us, step.call);
+        let what = || format!("call {number} at {}: {:?}: {answer:?}", step.now_us, step.call);
         same(&wire::read(&step.call, answer), &Some(expected), what)?;
     }
     Ok(())
@@ -200,8 +208,10 @@ fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(
 }
 
 fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &OriginMeter) -> Result<(), String> {
-    let found: HashMap<String, String> = query(connection, "HGETALL", &wire::meter_key(PARTITION, 'm', name));
-    let mut expected = HashMap::from([("t".to_owned(), wire::terms_text(meter.terms()))]);
+    let found: HashMap<Vec<u8>, Vec<u8>> =
+        query(connection, "HGETALL", &wire::meter_key(PARTITION, 'm', name));
+    let mut expected =
+        HashMap::from([(b"t".to_vec(), wire::numbers_bytes(wire::terms_numbers(meter.terms())))]);
     let ends: Vec<(String, u64)> = redis::cmd("ZRANGE")
         .arg(wire::meter_key(PARTITION, 'e', name))
         .arg(&["0", "-1", "WITHSCORES"])
@@ -209,18 +219,21 @@ fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &Origin
         .expect("ends");
     let mut expected_ends = Vec::new();
     for (node, holding) in meter.holders() {
-        let node = format!("{:016x}", node.0);
+        let node = wire::node_name(node);
         expected_ends.push((node.clone(), holding.until_us));
-        expected.insert(node, format!("{} {} {}", holding.amount, holding.until_us, holding.cell));
+        expected
+            .insert(node.into_bytes(), wire::numbers_bytes([holding.amount, holding.until_us, holding.cell]));
     }
     expected_ends.sort_by_key(|(node, until_us)| (*until_us, node.clone()));
-    let mut kept = numbers(&found["m"]);
+    let first_us = expected_ends.first().map_or(u64::MAX, |(_, until_us)| *until_us);
+    let kept = numbers(&found[&b"m"[..]]);
     let (ends_us, expires_us) = (kept[11], meter.expires_us());
     same(&(ends_us >= expires_us), &true, || format!("kept until {ends_us} of {expires_us}"))?;
-    kept.truncate(11);
+    same(&(kept[13] <= first_us), &true, || format!("looked at again at {} for {first_us}", kept[13]))?;
     let holders = expected_ends.len() as u64;
-    same(&kept, &meter.numbers().into_iter().chain([holders]).collect(), || "numbers".to_owned())?;
-    expected.insert("m".to_owned(), found["m"].clone());
+    let counted: Vec<u64> = meter.numbers().into_iter().chain([holders]).collect();
+    same(&kept[..11], &counted[..], || "numbers".to_owned())?;
+    expected.insert(b"m".to_vec(), found[&b"m"[..]].clone());
     same(&found, &expected, || "fields".to_owned())?;
     same(&ends, &expected_ends, || "ends".to_owned())
 }
@@ -229,8 +242,10 @@ fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, command: 
     redis::cmd(command).arg(key).query(connection).expect("an answer")
 }
 
-fn numbers(text: &str) -> Vec<u64> {
-    text.split(' ').filter_map(|number| number.parse().ok()).collect()
+/// The numbers of a meter, which end with a name.
+fn numbers(kept: &[u8]) -> Vec<u64> {
+    let mut numbers = Numbers::of(&kept[..METER_NUMBERS * 8]).expect("whole numbers of eight bytes");
+    (0..METER_NUMBERS).map(|_| numbers.whole().expect("a whole number")).collect()
 }
 
 /// What happens to one partition.

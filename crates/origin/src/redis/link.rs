@@ -95,7 +95,7 @@ impl Connected {
         self.answers.load(Ordering::Relaxed)
     }
 
-    pub(super) async fn ask(&mut self, command: &Cmd) -> RedisResult<String> {
+    pub(super) async fn ask(&mut self, command: &Cmd) -> RedisResult<Vec<u8>> {
         let answer = match &mut self.connection {
             Connection::Single(connection) => command.query_async(connection).await,
             Connection::Cluster(connection) => command.query_async(connection).await,

@@ -5,8 +5,8 @@
 //! that a restart or a promotion is noticed whatever way a call took.
 //!
 //! A store must not evict (`maxmemory-policy noeviction`): a meter that is gone is one that allows everything. Its user needs
-//! the keys `tg:*` and the commands `EVAL`, `EVALSHA`, `INFO`, `CLUSTER MYID`, `TIME`, `GET`, `SET`, `PEXPIRE`, `HGET`, `HMGET`,
-//! `HSET`, `HDEL`, `ZADD`, `ZREM`, `ZRANGEBYSCORE` and `ZREVRANGEBYSCORE`; the client of a cluster also `CLUSTER SLOTS`.
+//! the keys `tg:*` and the commands `EVAL`, `EVALSHA`, `INFO`, `CLUSTER MYID`, `TIME`, `MGET`, `SET`, `PEXPIRE`, `HGET`, `HMGET`,
+//! `HSET`, `HDEL`, `ZADD`, `ZREM`, `ZRANGE` and `ZREVRANGEBYSCORE`; the client of a cluster also `CLUSTER SLOTS`.
 //!
 //! A store that was promoted counts as one that may have lost writes, also when it was handed over in good order, since
 //! nobody can tell. So does one whose replicas were all gone for an hour, when Redis begins its history anew. Two
@@ -19,10 +19,10 @@ mod config;
 #[cfg(test)]
 mod equality;
 mod link;
+mod script;
 mod wire;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
-use sha1_smol::Sha1;
 use tidegate_core::origin::{Call, Reply};
 use tokio::sync::Semaphore;
 
@@ -31,10 +31,8 @@ pub use config::{Certificates, RedisConfig, Servers};
 use crate::{Answer, Origin, OriginError, PARTITIONS};
 use config::Source;
 use link::{Connected, Link};
-use wire::{Answered, Script};
-
-/// What the store runs.
-const SOURCE: &str = include_str!("transition.lua");
+use script::{SOURCE, Script};
+use wire::{Answered, Words};
 
 /// Errors of a store that come before the script has written anything, beside those that the client knows by kind.
 const BEFORE_ANYTHING: [&str; 7] =
@@ -43,8 +41,7 @@ const BEFORE_ANYTHING: [&str; 7] =
 /// An origin on Redis.
 pub struct RedisOrigin {
     config: RedisConfig,
-    /// The hash that the store knows the script by.
-    hash: String,
+    script: Script,
     main: Link,
     /// For calls that are late on the other one: a connection answers in order, so one that is stuck holds up all after it.
     spare: Link,
@@ -62,7 +59,7 @@ impl RedisOrigin {
         };
         let (main, spare) = (link(config.seed)?, link(config.seed.wrapping_add(1))?);
         let under_way = Semaphore::new(config.calls_max);
-        Ok(Self { hash: Sha1::from(SOURCE).digest().to_string(), main, spare, under_way, config })
+        Ok(Self { script: Script::new(SOURCE), main, spare, under_way, config })
     }
 
     async fn perform(&self, link: &Link, partition: u16, call: &Call) -> Result<Reply, OriginError> {
@@ -103,14 +100,14 @@ impl RedisOrigin {
         partition: u16,
         call: &Call,
     ) -> Result<Reply, OriginError> {
-        let script = Script::of(partition, call, self.config.is_cluster());
+        let words = Words::of(partition, call, self.config.is_cluster());
         let answers = connected.answers();
-        let mut answer = connected.ask(&command("EVALSHA", &self.hash, &script)).await;
+        let mut answer = connected.ask(&command("EVALSHA", &self.script.hash, &words)).await;
         if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
-            answer = connected.ask(&command("EVAL", SOURCE, &script)).await;
+            answer = connected.ask(&command("EVAL", &self.script.text, &words)).await;
         }
         match answer {
-            Ok(text) => match wire::read(call, &text) {
+            Ok(said) => match wire::read(call, &said) {
                 Some(Answered::Reply(reply)) => Ok(reply),
                 Some(Answered::Refused(error)) => Err(error.into()),
                 None => Err(OriginError::Unknown("the answer makes no sense".to_owned())),
@@ -153,9 +150,9 @@ fn first_of<'a>(first: &'a Link, second: &'a Link) -> &'a Link {
     if !first.is_connected() && second.is_connected() { second } else { first }
 }
 
-fn command(name: &str, script: &str, of: &Script) -> redis::Cmd {
+fn command(name: &str, script: &str, of: &Words) -> redis::Cmd {
     let mut command = redis::cmd(name);
-    command.arg(script).arg(of.keys.len()).arg(&of.keys).arg(&of.arguments);
+    command.arg(script).arg(of.keys.len()).arg(&of.keys).arg(&of.arguments[0]).arg(&of.arguments[1]);
     command
 }
 

@@ -1,10 +1,12 @@
 -- The transition of `tidegate_core::origin::Partition::apply`, step by step: a test holds the two against each other on
 -- random histories. Everything is read and decided before anything is written, so that a call is applied whole or not at
--- all. Every number is whole and below 2^53, where a double is exact, and is written with '%.0f': `..` would round it.
+-- all. Every number is whole and below 2^53, where a double is exact. Numbers travel and are kept as doubles of eight bytes,
+-- low byte first: to read and write them as text took most of a call's time.
 --
 -- KEYS  the store's own, the lane's, and for each meter its own and that of its holders by the end of their grants
--- ARGV  'node sequence acknowledged clustered meters asks'; a line for each meter; a line for each ask: how many, then the
---       place of each of their meters and what they cost there
+-- ARGV  the node; then the numbers of the call: its sequence, the last that was acknowledged, whether the store is a
+--       cluster, how many meters and asks there are; of each meter what the limit is and what is said; of each ask how
+--       many wait, how many meters they have, and the place of each of them with what it costs there
 
 local DEBT_MAX = 1125899906842624
 local TOTAL_MAX = 4503599627370496
@@ -23,27 +25,26 @@ local INDEX_EXTRA_US = 1000000
 local IDENTITY_US = 500000
 
 local GCRA = 0
+-- A key's expiry and a score are told to the store as text; `..` would round them.
 local NUMBER = '%.0f'
-local TOLD = '%.0f %.0f %.0f %.0f %.0f %.0f %.0f'
-local DECIDED = '%.0f %.0f %.0f'
-local TERMS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
-local UPDATE = '^(%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
-local HOLDING = '^(%d+) (%d+) (%d+)$'
-local METER_READ = '^' .. string.rep('(%d+) ', 15) .. '(%S+)$'
-local METER_WRITE = string.rep('%.0f ', 15) .. '%s'
+local HEADER = '<ddddd'
+local TERMS = '<dddddddd'
+local UPDATE = '<c64ddddddd'
+local ASK, CHARGE = '<dd', '<dd'
+local HOLDING = '<ddd'
+local METER = '<ddddddddddddddddc16'
+local STORE, STORE_BYTES = '<ddd', 24
+local LANE, LANE_BYTES = '<dd', 16
+local REPLY, TOLD, DECIDED = '<dd', '<ddddddd', '<ddd'
+local OUTDATED = -1
+local NOBODY = '----------------'
 
-local format, match, floor = string.format, string.match, math.floor
+local format, match, sub = string.format, string.match, string.sub
+local floor, min, max = math.floor, math.min, math.max
+local pack, read = struct.pack, struct.unpack
+local call = redis.call
 local unpack = table.unpack or unpack
 
-local n = tonumber
-local function min(a, b)
-  if a < b then return a end
-  return b
-end
-local function max(a, b)
-  if a > b then return a end
-  return b
-end
 local function div(a, b) return floor(a / b) end
 local function div_up(a, b) return floor((a + b - 1) / b) end
 local function less(a, b)
@@ -51,9 +52,8 @@ local function less(a, b)
   return 0
 end
 
-local node, sequence, acknowledged, clustered, updates, asks =
-  match(ARGV[1], '^(%x+) (%d+) (%d+) (%d) (%d+) (%d+)$')
-sequence, acknowledged, updates, asks = n(sequence), n(acknowledged), n(updates), n(asks)
+local node, numbers = ARGV[1], ARGV[2]
+local sequence, acknowledged, clustered, updates, asks, at_byte = read(HEADER, numbers)
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -63,10 +63,11 @@ local now = time[1] * 1000000 + time[2]
 local parsed = {}
 
 local function parse_terms(text)
-  local kind, amount, period, tick, burst, capacity, counted, version = match(text, TERMS)
-  local terms = { kind = n(kind), amount = n(amount), period = n(period), tick = n(tick), burst = n(burst) }
-  terms.capacity, terms.counted, terms.version = n(capacity), n(counted) == 1, n(version)
-  terms.units_max, terms.full = div(DEBT_MAX, terms.period), terms.capacity * terms.period
+  local kind, amount, period, tick, burst, capacity, counted, version = read(TERMS, text)
+  local terms = {
+    kind = kind, amount = amount, period = period, tick = tick, burst = burst, capacity = capacity,
+    counted = counted == 1, version = version, units_max = div(DEBT_MAX, period), full = capacity * period,
+  }
   parsed[text] = terms
   return terms
 end
@@ -94,33 +95,45 @@ end
 
 -- One meter
 
+local function read_holding(text)
+  local amount, until_us, cell = read(HOLDING, text)
+  return { amount = amount, until_us = until_us, cell = cell }
+end
+
+-- All fields are named where the table is made: one that grows is laid out anew again and again.
+local function new_meter(place, terms)
+  local meter = {
+    key = KEYS[place], ends = KEYS[place + 1], gone = false, shortened = false, is_new = true, is_held = false,
+    had_own = false, own = false, wanted = false, level = 0, at = 0, cell = 0, current = 0, previous = 0, held = 0,
+    held_before = 0, charged = 0, refunded = 0, loss = 0, others = 0, ends_us = 0, latest_us = 0, first_us = NEVER_US,
+    terms = '', kind = 0, amount = 0, period = 0, tick = 0, burst = 0, capacity = 0, counted = false, version = 0,
+    units_max = 0, full = 0,
+  }
+  set_terms(meter, terms)
+  meter.at = div(now, meter.tick)
+  meter.cell = div(meter.at, meter.period)
+  return meter
+end
+
 local function load_meter(place, terms)
-  local meter = { key = KEYS[place], ends = KEYS[place + 1], gone = {}, shortened = {} }
-  local found = redis.call('HMGET', meter.key, 't', 'm', node)
-  if not found[2] then
-    set_terms(meter, terms)
-    meter.is_new = true
-    meter.level, meter.at = 0, div(now, meter.tick)
-    meter.cell, meter.current, meter.previous = div(meter.at, meter.period), 0, 0
-    meter.held, meter.held_before, meter.charged, meter.refunded, meter.loss = 0, 0, 0, 0, 0
-    meter.others, meter.ends_us, meter.latest_us = 0, 0, 0
-    return meter
-  end
+  local found = call('HMGET', KEYS[place], 't', 'm', node)
+  if not found[2] then return new_meter(place, terms) end
+  local level, at, cell, current, previous, held, held_before, charged, refunded, loss, others, ends_us, latest_us,
+    first_us, units, until_us, whose = read(METER, found[2])
+  local meter = {
+    key = KEYS[place], ends = KEYS[place + 1], gone = false, shortened = false, is_new = false, is_held = others > 0,
+    had_own = false, own = false, wanted = false, level = level, at = at, cell = cell, current = current,
+    previous = previous, held = held, held_before = held_before, charged = charged, refunded = refunded, loss = loss,
+    others = others, ends_us = ends_us, latest_us = latest_us, first_us = first_us,
+    terms = '', kind = 0, amount = 0, period = 0, tick = 0, burst = 0, capacity = 0, counted = false, version = 0,
+    units_max = 0, full = 0,
+  }
   set_terms(meter, found[1])
-  local level, at, cell, current, previous, held, held_before, charged, refunded, loss, holders, ends_us,
-    latest_us, units, until_us, whose = match(found[2], METER_READ)
-  meter.level, meter.at, meter.cell = n(level), n(at), n(cell)
-  meter.current, meter.previous = n(current), n(previous)
-  meter.held, meter.held_before = n(held), n(held_before)
-  meter.charged, meter.refunded, meter.loss = n(charged), n(refunded), n(loss)
-  meter.others, meter.ends_us, meter.latest_us = n(holders), n(ends_us), n(latest_us)
-  meter.is_held = meter.others > 0
-  if whose ~= '-' then meter.wanted = { node = whose, units = n(units), until_us = n(until_us) } end
+  if until_us > 0 then meter.wanted = { node = whose, units = units, until_us = until_us } end
   if found[3] then
-    local amount, ends, of = match(found[3], HOLDING)
-    meter.own = { amount = n(amount), until_us = n(ends), cell = n(of) }
+    meter.own = read_holding(found[3])
     meter.had_own = true
-    meter.others = meter.others - 1
+    meter.others = others - 1
   end
   return meter
 end
@@ -142,7 +155,7 @@ end
 
 local function release(meter)
   local holding = meter.own
-  meter.own = nil
+  meter.own = false
   if holding then free(meter, holding) end
   return holding
 end
@@ -194,7 +207,7 @@ local function recount(meter, kind)
 end
 
 local function adopt(meter, terms)
-  if terms == meter.terms or n(match(terms, '%d+$')) < meter.version then return false end
+  if terms == meter.terms or (parsed[terms] or parse_terms(terms)).version < meter.version then return false end
   local kind, period, tick = meter.kind, meter.period, meter.tick
   set_terms(meter, terms)
   meter.is_new = true
@@ -250,16 +263,28 @@ local function write_off(meter, holding)
   if meter.counted then charge(meter, holding.amount, holding.cell) end
 end
 
+local function note_gone(meter, other)
+  meter.gone = meter.gone or {}
+  meter.gone[#meter.gone + 1] = other
+end
+
+-- No grant ends before `first_us`, so until then there is nothing to look for. The first eight are looked at, and what is
+-- after them says when to look again.
 local function lapse_others(meter)
-  if meter.others == 0 then return end
-  local over = redis.call('ZRANGEBYSCORE', meter.ends, '-inf', format(NUMBER, now), 'LIMIT', 0, LAPSES_PER_CALL)
-  for _, other in ipairs(over) do
+  if meter.others == 0 or now < meter.first_us then return end
+  local first = call('ZRANGE', meter.ends, 0, LAPSES_PER_CALL, 'WITHSCORES')
+  meter.first_us = NEVER_US
+  for at = 1, #first, 2 do
+    local other, until_us = first[at], first[at + 1] + 0
+    if until_us > now or at > 2 * LAPSES_PER_CALL then
+      meter.first_us = until_us
+      return
+    end
     if other ~= node then
-      meter.gone[#meter.gone + 1] = other
-      local text = redis.call('HGET', meter.key, other)
+      note_gone(meter, other)
+      local text = call('HGET', meter.key, other)
       if text then
-        local amount, until_us, cell = match(text, HOLDING)
-        local holding = { amount = n(amount), until_us = n(until_us), cell = n(cell) }
+        local holding = read_holding(text)
         meter.others = meter.others - 1
         free(meter, holding)
         write_off(meter, holding)
@@ -273,14 +298,16 @@ local function shorten_others(meter)
   local latest_us = now + HELD_US_MAX
   if meter.others == 0 or meter.latest_us <= latest_us then return end
   local text = format(NUMBER, latest_us)
-  local ahead = redis.call('ZREVRANGEBYSCORE', meter.ends, '+inf', '(' .. text, 'LIMIT', 0, LAPSES_PER_CALL)
+  local ahead = call('ZREVRANGEBYSCORE', meter.ends, '+inf', '(' .. text, 'LIMIT', 0, LAPSES_PER_CALL)
+  meter.shortened = {}
   for _, other in ipairs(ahead) do
-    local holding = other ~= node and redis.call('HGET', meter.key, other)
+    local holding = other ~= node and call('HGET', meter.key, other)
     if holding then
-      local amount, cell = match(holding, '^(%d+) %d+ (%d+)$')
-      meter.shortened[#meter.shortened + 1] = { node = other, holding = amount .. ' ' .. text .. ' ' .. cell, ends = text }
+      local amount, _, cell = read(HOLDING, holding)
+      meter.shortened[#meter.shortened + 1] = { node = other, holding = pack(HOLDING, amount, latest_us, cell), ends = text }
     end
   end
+  meter.first_us = min(meter.first_us, latest_us)
   if #ahead < LAPSES_PER_CALL then meter.latest_us = latest_us end
 end
 
@@ -313,12 +340,12 @@ local function settle(meter, update, loss, lost)
   update.lapsed = settle_own(meter, update, loss)
   if not (lost and meter.counted) then refund(meter, update) end
   local wanted = meter.wanted
-  if wanted and (wanted.until_us <= now or wanted.until_us > now + RECALL_US) then meter.wanted = nil end
+  if wanted and (wanted.until_us <= now or wanted.until_us > now + RECALL_US) then meter.wanted = false end
 end
 
 local function elapsed(meter) return meter.at - meter.cell * meter.period end
 
-local function wanted_by_others(meter) return meter.wanted ~= nil and meter.wanted.node ~= node end
+local function wanted_by_others(meter) return meter.wanted and meter.wanted.node ~= node end
 
 local function standing(meter)
   local wanted = wanted_by_others(meter) and meter.wanted.units or 0
@@ -345,7 +372,7 @@ end
 
 local function admit(meter, units)
   charge(meter, units, meter.cell)
-  if units > 0 and meter.wanted and meter.wanted.node == node then meter.wanted = nil end
+  if units > 0 and meter.wanted and meter.wanted.node == node then meter.wanted = false end
 end
 
 local function ticks_until_faded(meter, need)
@@ -387,7 +414,7 @@ end
 
 -- A grant ends with its cell, and is held until the node has said what it spent of it.
 local function told_over(meter, holding)
-  return format(TOLD, holding.amount, 0, div(room(meter), meter.period), 0, holding.cell, holders(meter), 0)
+  return pack(TOLD, holding.amount, 0, div(room(meter), meter.period), 0, holding.cell, holders(meter), 0)
 end
 
 local function grant(meter, update)
@@ -402,9 +429,9 @@ local function grant(meter, update)
   local until_us = now + life + div(life, 16) + LAPSE_MARGIN_US
   local amount, cell = kept + extra, grant_cell(meter)
   hold(meter, { amount = amount, until_us = until_us, cell = cell })
-  meter.latest_us = max(meter.latest_us, until_us)
+  meter.latest_us, meter.first_us = max(meter.latest_us, until_us), min(meter.first_us, until_us)
   local flags = (amount < want and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
-  return format(TOLD, amount, life, units - extra, wait_us(meter, 1), cell, sharers, flags)
+  return pack(TOLD, amount, life, units - extra, wait_us(meter, 1), cell, sharers, flags)
 end
 
 local function kept_us(meter)
@@ -419,38 +446,40 @@ local function milliseconds(us) return format(NUMBER, div_up(us, 1000)) end
 
 -- A key is kept a little longer than it has to be, so that not every call has to say for how long.
 local function save_meter(meter, us)
-  local wanted = meter.wanted or { node = '-', units = 0, until_us = 0 }
-  local count = holders(meter)
+  local wanted, count, own = meter.wanted, holders(meter), meter.own
   local expires = now + us > meter.ends_us
   if expires then meter.ends_us = now + us + div(us, 8) end
-  local text = format(METER_WRITE, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
-    meter.held_before, meter.charged, meter.refunded, meter.loss, count, meter.ends_us, meter.latest_us, wanted.units,
-    wanted.until_us, wanted.node)
-  local fields = { 'm', text }
-  if meter.is_new then fields[3], fields[4] = 't', meter.terms end
-  local own = meter.own
+  local kept = pack(METER, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
+    meter.held_before, meter.charged, meter.refunded, meter.loss, count, meter.ends_us, meter.latest_us, meter.first_us,
+    wanted and wanted.units or 0, wanted and wanted.until_us or 0, wanted and wanted.node or NOBODY)
+  local holding = own and pack(HOLDING, own.amount, own.until_us, own.cell)
+  if meter.is_new and own then
+    call('HSET', meter.key, 'm', kept, node, holding, 't', meter.terms)
+  elseif meter.is_new then
+    call('HSET', meter.key, 'm', kept, 't', meter.terms)
+  elseif own then
+    call('HSET', meter.key, 'm', kept, node, holding)
+  else
+    call('HSET', meter.key, 'm', kept)
+  end
   if own then
-    local until_us = format(NUMBER, own.until_us)
-    fields[#fields + 1] = node
-    fields[#fields + 1] = format('%.0f %s %.0f', own.amount, until_us, own.cell)
-    redis.call('ZADD', meter.ends, until_us, node)
+    call('ZADD', meter.ends, format(NUMBER, own.until_us), node)
   elseif meter.had_own then
-    meter.gone[#meter.gone + 1] = node
+    note_gone(meter, node)
   end
-  redis.call('HSET', meter.key, unpack(fields))
-  if #meter.gone > 0 then
-    redis.call('HDEL', meter.key, unpack(meter.gone))
-    redis.call('ZREM', meter.ends, unpack(meter.gone))
+  if meter.gone then
+    call('HDEL', meter.key, unpack(meter.gone))
+    call('ZREM', meter.ends, unpack(meter.gone))
   end
-  for _, other in ipairs(meter.shortened) do
-    redis.call('HSET', meter.key, other.node, other.holding)
-    redis.call('ZADD', meter.ends, other.ends, other.node)
+  for _, other in ipairs(meter.shortened or {}) do
+    call('HSET', meter.key, other.node, other.holding)
+    call('ZADD', meter.ends, other.ends, other.node)
   end
-  if expires then redis.call('PEXPIRE', meter.key, milliseconds(meter.ends_us - now)) end
+  if expires then call('PEXPIRE', meter.key, milliseconds(meter.ends_us - now)) end
   -- The index is made anew with the first holder, and outlives what it is an index of: a grant that is not in it would
   -- never lapse.
   if count > 0 and (expires or not meter.is_held) then
-    redis.call('PEXPIRE', meter.ends, milliseconds(meter.ends_us - now + INDEX_EXTRA_US))
+    call('PEXPIRE', meter.ends, milliseconds(meter.ends_us - now + INDEX_EXTRA_US))
   end
 end
 
@@ -460,7 +489,7 @@ end
 -- the same: then only what nodes remember tells that writes were lost.
 local function who_answers()
   local place = '-'
-  if clustered == '1' then
+  if clustered == 1 then
     local id = redis.pcall('CLUSTER', 'MYID')
     if type(id) == 'string' then place = id end
   end
@@ -469,11 +498,13 @@ local function who_answers()
   return place, match(info, 'master_replid:(%x+)') or '-', match(info, 'master_replid2:(%x+)') or '-'
 end
 
-local function load_store()
-  local text = redis.call('GET', KEYS[1])
-  if not text then return { place = '', life = '', loss = 0, checked = 0, until_us = 0 } end
-  local place, life, loss, checked, until_us = match(text, '^(%S+) (%S+) (%d+) (%d+) (%d+)$')
-  return { place = place, life = life, loss = n(loss), checked = n(checked), until_us = n(until_us), known = true }
+local function load_store(text)
+  if not text then return { place = '', life = '', loss = 0, checked = 0, until_us = 0, known = false, changed = false } end
+  local loss, checked, until_us = read(STORE, text)
+  local place, life = match(sub(text, STORE_BYTES + 1), '^(%S+) (%S+)$')
+  return {
+    place = place, life = life, loss = loss, checked = checked, until_us = until_us, known = true, changed = false,
+  }
 end
 
 local function took_over(store)
@@ -489,23 +520,21 @@ local function save_store(store, us)
   us = max(us, LANE_RETENTION_US)
   if not store.changed and now + us <= store.until_us then return end
   store.until_us = max(store.until_us, now + us + div(us, 8))
-  local text =
-    format('%s %s %.0f %.0f %.0f', store.place, store.life, store.loss, store.checked, store.until_us)
-  redis.call('SET', KEYS[1], text, 'PX', milliseconds(min(store.until_us - now, 2 * DEBT_US_MAX)))
+  local text = pack(STORE, store.loss, store.checked, store.until_us) .. store.place .. ' ' .. store.life
+  call('SET', KEYS[1], text, 'PX', milliseconds(min(store.until_us - now, 2 * DEBT_US_MAX)))
 end
 
 -- The call
 
 local answered, told = 0, 0
-local lane = redis.call('GET', KEYS[2])
-if lane then
-  local last, loss, reply = match(lane, '^(%d+) (%d+) (.*)$')
-  answered, told = n(last), n(loss)
-  if sequence == answered then return reply end
-  if sequence < answered then return 'outdated ' .. last end
+local before = call('MGET', KEYS[1], KEYS[2])
+if before[2] then
+  answered, told = read(LANE, before[2])
+  if sequence == answered then return sub(before[2], LANE_BYTES + 1) end
+  if sequence < answered then return pack(REPLY, OUTDATED, answered) end
 end
 
-local store = load_store()
+local store = load_store(before[1])
 local taken_over = took_over(store)
 local noticed = acknowledged > answered or taken_over
 if noticed then store.loss, store.changed = now, true end
@@ -513,36 +542,44 @@ local lost = noticed or (acknowledged > 0 and store.loss ~= told)
 
 local meters, said = {}, {}
 for i = 1, updates do
-  local terms, used, back, back_of, keep, want, life, cell = match(ARGV[1 + i], UPDATE)
-  local update = { terms = terms, used = n(used), refund = n(back), refund_of = n(back_of), keep = n(keep) }
-  update.want, update.life, update.cell = n(want), n(life), n(cell)
+  local terms, used, back, back_of, keep, want, life, cell, next_byte = read(UPDATE, numbers, at_byte)
+  at_byte = next_byte
+  local update = {
+    terms = terms, used = used, refund = back, refund_of = back_of, keep = keep, want = want, life = life, cell = cell,
+    lapsed = false,
+  }
   meters[i], said[i] = load_meter(1 + 2 * i, terms), update
   settle(meters[i], update, store.loss, lost)
 end
 
+local reply = { pack(REPLY, now, lost and 1 or 0) }
 local decided = {}
 for i = 1, asks do
-  local numbers = {}
-  for number in string.gmatch(ARGV[1 + updates + i], '%d+') do numbers[#numbers + 1] = n(number) end
-  local count = numbers[1]
+  local count, many, first_byte = read(ASK, numbers, at_byte)
   local passed, denied_by, retry = count, 0, 0
-  for at = 2, #numbers, 2 do passed = min(passed, passes(meters[numbers[at] + 1], numbers[at + 1], count)) end
-  for at = 2, #numbers, 2 do
-    local meter, cost = meters[numbers[at] + 1], numbers[at + 1]
+  at_byte = first_byte
+  for _ = 1, many do
+    local place, cost, next_byte = read(CHARGE, numbers, at_byte)
+    passed, at_byte = min(passed, passes(meters[place + 1], cost, count)), next_byte
+  end
+  at_byte = first_byte
+  for _ = 1, many do
+    local place, cost, next_byte = read(CHARGE, numbers, at_byte)
+    local meter = meters[place + 1]
+    at_byte = next_byte
     admit(meter, passed * cost)
     if passed ~= count then
       local wait = denial_us(meter, cost)
-      if wait > retry then denied_by, retry = numbers[at], wait end
+      if wait > retry then denied_by, retry = place, wait end
     end
   end
-  decided[i] = format(DECIDED, passed, denied_by, retry)
+  decided[i] = pack(DECIDED, passed, denied_by, retry)
 end
 
-local reply = { format(NUMBER, now), lost and '1' or '0' }
 local longest = 0
 for i = 1, updates do reply[#reply + 1] = grant(meters[i], said[i]) end
 for i = 1, asks do reply[#reply + 1] = decided[i] end
-reply = table.concat(reply, ' ')
+reply = table.concat(reply)
 
 for i = 1, updates do
   local us = kept_us(meters[i])
@@ -550,5 +587,5 @@ for i = 1, updates do
   save_meter(meters[i], us)
 end
 save_store(store, longest)
-redis.call('SET', KEYS[2], format('%.0f %.0f %s', sequence, store.loss, reply), 'PX', milliseconds(LANE_RETENTION_US))
+call('SET', KEYS[2], pack(LANE, sequence, store.loss) .. reply, 'PX', milliseconds(LANE_RETENTION_US))
 return reply

@@ -3,37 +3,45 @@
 //! Every key of a partition has the partition in braces, which is all that a cluster places it by: a call is in one slot.
 //! A meter's own name is the rest of its key, whatever bytes it has, so no two meters share one.
 
-use std::fmt::Write as _;
-
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{
-    Ask, Call, CallError, Charge, DEBT_MAX, Decided, Lapse, NEVER_US, Reply, Terms, Told, Update,
+    Ask, Call, CallError, Charge, DEBT_MAX, Decided, Lapse, NEVER_US, NodeId, Reply, Terms, Told, Update,
 };
 
 /// What the keys begin with.
 const PREFIX: &str = "tg:";
 
+/// The bytes of a number.
+const NUMBER_BYTES: usize = 8;
+
+/// Numbers of a call, of each of its meters, and of each of its asks beside their charges.
+const CALL_NUMBERS: usize = 5;
+const UPDATE_NUMBERS: usize = 15;
+const ASK_NUMBERS: usize = 2;
+
 /// A call, ready to be sent.
-pub(super) struct Script {
+pub(super) struct Words {
     pub(super) keys: Vec<Vec<u8>>,
-    pub(super) arguments: Vec<String>,
+    pub(super) arguments: [Vec<u8>; 2],
 }
 
-impl Script {
+impl Words {
     pub(super) fn of(partition: u16, call: &Call, clustered: bool) -> Self {
+        let node = node_name(call.node);
         let mut keys = Vec::with_capacity(2 + 2 * call.updates.len());
         keys.push(format!("{PREFIX}{{{partition}}}:s").into_bytes());
-        keys.push(format!("{PREFIX}{{{partition}}}:n:{:016x}", call.node.0).into_bytes());
+        keys.push(format!("{PREFIX}{{{partition}}}:n:{node}").into_bytes());
         for update in &call.updates {
             keys.push(meter_key(partition, 'm', &update.key));
             keys.push(meter_key(partition, 'e', &update.key));
         }
-        let mut arguments = Vec::with_capacity(1 + call.updates.len() + call.asks.len());
-        arguments.push(header(call, clustered));
-        arguments.extend(call.updates.iter().map(update_line));
-        arguments.extend(call.asks.iter().map(ask_line));
-        Self { keys, arguments }
+        Self { keys, arguments: [node.into_bytes(), numbers_of(call, clustered)] }
     }
+}
+
+/// A node as the script calls it.
+pub(super) fn node_name(node: NodeId) -> String {
+    format!("{:016x}", node.0)
 }
 
 pub(super) fn meter_key(partition: u16, kind: char, name: &[u8]) -> Vec<u8> {
@@ -42,39 +50,60 @@ pub(super) fn meter_key(partition: u16, kind: char, name: &[u8]) -> Vec<u8> {
     key
 }
 
-fn header(call: &Call, clustered: bool) -> String {
-    let (sequence, acknowledged, clustered) = (call.sequence, call.acknowledged, u8::from(clustered));
-    let (updates, asks) = (call.updates.len(), call.asks.len());
-    format!("{:016x} {sequence} {acknowledged} {clustered} {updates} {asks}", call.node.0)
+fn numbers_of(call: &Call, clustered: bool) -> Vec<u8> {
+    let charges: usize = call.asks.iter().map(|ask| ask.charges.len()).sum();
+    let numbers =
+        CALL_NUMBERS + UPDATE_NUMBERS * call.updates.len() + ASK_NUMBERS * call.asks.len() + 2 * charges;
+    let mut bytes = Vec::with_capacity(NUMBER_BYTES * numbers);
+    let (updates, asks) = (call.updates.len() as u64, call.asks.len() as u64);
+    push(&mut bytes, [call.sequence, call.acknowledged, u64::from(clustered), updates, asks]);
+    for update in &call.updates {
+        push(&mut bytes, terms_numbers(&update.terms));
+        push(&mut bytes, said(update));
+    }
+    for ask in &call.asks {
+        push(&mut bytes, [u64::from(ask.count), ask.charges.len() as u64]);
+        for Charge { meter, cost } in &ask.charges {
+            push(&mut bytes, [u64::from(*meter), (*cost).min(DEBT_MAX)]);
+        }
+    }
+    bytes
 }
 
-pub(super) fn terms_text(terms: &Terms) -> String {
+/// The script counts in doubles. Nothing that is written here is above 2^53.
+#[expect(clippy::cast_precision_loss, reason = "whole numbers up to 2^53 are exact")]
+fn push<const N: usize>(bytes: &mut Vec<u8>, numbers: [u64; N]) {
+    for number in numbers {
+        bytes.extend_from_slice(&(number as f64).to_le_bytes());
+    }
+}
+
+/// Numbers as the script keeps them.
+#[cfg(test)]
+pub(super) fn numbers_bytes<const N: usize>(numbers: [u64; N]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push(&mut bytes, numbers);
+    bytes
+}
+
+pub(super) fn terms_numbers(terms: &Terms) -> [u64; 8] {
     let kind = match terms.algorithm() {
         Algorithm::Gcra => 0,
         Algorithm::SlidingWindow => 1,
     };
-    let counted = u8::from(terms.lapse() == Lapse::Counted);
+    let counted = u64::from(terms.lapse() == Lapse::Counted);
     let (amount, period, tick_us) = (terms.amount(), terms.period(), terms.tick_us());
-    let (burst, capacity, version) = (terms.burst(), terms.capacity(), terms.version());
-    format!("{kind} {amount} {period} {tick_us} {burst} {capacity} {counted} {version}")
+    let (burst, capacity, version) = (terms.burst(), terms.capacity(), u64::from(terms.version()));
+    [kind, amount, period, tick_us, burst, capacity, counted, version]
 }
 
 /// What is more than a meter ever holds is as good as the most: the script's numbers end at 2^53.
-fn update_line(update: &Update) -> String {
+fn said(update: &Update) -> [u64; 7] {
     let [used, refund, keep, want, life_us] =
         [update.used, update.refund, update.keep, update.want, update.life_us]
             .map(|units| units.min(DEBT_MAX));
     let (cell, refund_of_us) = (update.cell.min(NEVER_US), update.refund_of_us.min(NEVER_US));
-    format!("{} {used} {refund} {refund_of_us} {keep} {want} {life_us} {cell}", terms_text(&update.terms))
-}
-
-fn ask_line(ask: &Ask) -> String {
-    let mut line = ask.count.to_string();
-    for Charge { meter, cost } in &ask.charges {
-        // Writing to a string cannot fail.
-        let _ = write!(line, " {meter} {}", cost.min(&DEBT_MAX));
-    }
-    line
+    [used, refund, refund_of_us, keep, want, life_us, cell]
 }
 
 /// What the script answered.
@@ -85,20 +114,60 @@ pub(super) enum Answered {
 }
 
 /// Reads the script's answer to `call`; `None` for one that makes no sense.
-pub(super) fn read(call: &Call, text: &str) -> Option<Answered> {
-    if let Some(sequence) = text.strip_prefix("outdated ") {
-        return Some(Answered::Refused(CallError::Outdated { sequence: sequence.parse().ok()? }));
+pub(super) fn read(call: &Call, answer: &[u8]) -> Option<Answered> {
+    let mut numbers = Numbers::of(answer)?;
+    let first = numbers.next()?;
+    if first == OUTDATED {
+        let sequence = numbers.whole()?;
+        return numbers.is_over().then_some(Answered::Refused(CallError::Outdated { sequence }));
     }
-    let mut numbers = text.split(' ').map(|number| number.parse::<u64>().ok());
-    let mut next = || numbers.next().flatten();
-    let now_us = next()?;
-    let lost = next()? == 1;
-    let told = call.updates.iter().map(|update| read_told(update, &mut next)).collect::<Option<_>>()?;
-    let asks = call.asks.iter().map(|ask| read_decided(ask, &mut next)).collect::<Option<_>>()?;
-    numbers.next().is_none().then_some(Answered::Reply(Reply { told, asks, now_us, lost }))
+    let now_us = whole(first)?;
+    let lost = numbers.whole()? == 1;
+    let told = call.updates.iter().map(|update| read_told(update, &mut numbers)).collect::<Option<_>>()?;
+    let asks = call.asks.iter().map(|ask| read_decided(ask, &mut numbers)).collect::<Option<_>>()?;
+    numbers.is_over().then_some(Answered::Reply(Reply { told, asks, now_us, lost }))
 }
 
-fn read_told(update: &Update, next: &mut impl FnMut() -> Option<u64>) -> Option<Told> {
+/// What the script says first when a later call of the lane was applied.
+const OUTDATED: f64 = -1.0;
+
+/// Numbers as the script writes them.
+pub(super) struct Numbers<'a>(std::slice::Iter<'a, [u8; NUMBER_BYTES]>);
+
+impl<'a> Numbers<'a> {
+    /// Nothing, where there is part of a number.
+    pub(super) fn of(bytes: &'a [u8]) -> Option<Self> {
+        let (numbers, rest) = bytes.as_chunks();
+        rest.is_empty().then_some(Self(numbers.iter()))
+    }
+
+    fn next(&mut self) -> Option<f64> {
+        self.0.next().map(|bytes| f64::from_le_bytes(*bytes))
+    }
+
+    /// The next, if it is a whole number.
+    pub(super) fn whole(&mut self) -> Option<u64> {
+        self.next().and_then(whole)
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.len() == 0
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "whole and in range: looked at before"
+)]
+fn whole(number: f64) -> Option<u64> {
+    /// Up to here every whole number is a double.
+    const MOST: f64 = 9_007_199_254_740_992.0;
+    ((0.0..=MOST).contains(&number) && number.fract() == 0.0).then_some(number as u64)
+}
+
+fn read_told(update: &Update, numbers: &mut Numbers<'_>) -> Option<Told> {
+    let mut next = || numbers.whole();
     let (grant, life_us, room, wait_us, cell) = (next()?, next()?, next()?, next()?, next()?);
     let (holders, flags) = (u32::try_from(next()?).ok()?, next()?);
     let (dry, lapsed, recall) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
@@ -107,7 +176,8 @@ fn read_told(update: &Update, next: &mut impl FnMut() -> Option<u64>) -> Option<
     sane.then_some(Told { grant, life_us, room, wait_us, cell, holders, dry, lapsed, recall })
 }
 
-fn read_decided(ask: &Ask, next: &mut impl FnMut() -> Option<u64>) -> Option<Decided> {
+fn read_decided(ask: &Ask, numbers: &mut Numbers<'_>) -> Option<Decided> {
+    let mut next = || numbers.whole();
     let (passed, denied_by, retry_us) = (u32::try_from(next()?).ok()?, u16::try_from(next()?).ok()?, next()?);
     let sane =
         passed <= ask.count && (denied_by == 0 || ask.charges.iter().any(|charge| charge.meter == denied_by));
@@ -118,7 +188,7 @@ fn read_decided(ask: &Ask, next: &mut impl FnMut() -> Option<u64>) -> Option<Dec
 mod tests {
     use super::*;
     use tidegate_core::Limit;
-    use tidegate_core::origin::{NodeId, StoreId};
+    use tidegate_core::origin::StoreId;
 
     fn call() -> Call {
         let limit = Limit::gcra(10, std::time::Duration::from_secs(1)).expect("in range");
@@ -140,46 +210,66 @@ mod tests {
         Call { node, sequence: 9, acknowledged: 8, store, updates: vec![update], asks }
     }
 
+    fn doubles(bytes: &[u8]) -> Vec<f64> {
+        bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
+    }
+
+    fn bytes(numbers: &[f64]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
     #[test]
     fn a_call_is_in_one_slot_and_its_names_are_kept_as_they_are() {
-        let script = Script::of(5, &call(), true);
-        let keys: Vec<_> = script.keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
+        let words = Words::of(5, &call(), true);
+        let keys: Vec<_> = words.keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
         let expected =
             ["tg:{5}:s", "tg:{5}:n:00000000000000ff", "tg:{5}:m:a key \0{b}", "tg:{5}:e:a key \0{b}"];
         assert_eq!(keys, expected);
-        let expected = [
-            "00000000000000ff 9 8 1 1 1",
-            "0 10 1000000 1 10 10 1 7 1 2 9 3 4 5 4503599627370496",
-            "3 0 1125899906842624",
-        ];
-        assert_eq!(script.arguments, expected);
+        let [node, numbers] = words.arguments;
+        assert_eq!(node, b"00000000000000ff");
+        let said = [9.0, 8.0, 1.0, 1.0, 1.0];
+        let terms = [0.0, 10.0, 1e6, 1.0, 10.0, 10.0, 1.0, 7.0];
+        let update = [1.0, 2.0, 9.0, 3.0, 4.0, 5.0, 4_503_599_627_370_496.0];
+        let ask = [3.0, 1.0, 0.0, 1_125_899_906_842_624.0];
+        assert_eq!(doubles(&numbers), [&said[..], &terms, &update, &ask].concat());
     }
 
     #[test]
     fn an_answer_that_makes_no_sense_is_not_used() {
-        let good = "100 1 4 5 6 7 8 1 5 3 0 0";
-        let Some(Answered::Reply(reply)) = read(&call(), good) else { panic!("{good}") };
+        let good = [100.0, 1.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.0, 5.0, 3.0, 0.0, 0.0];
+        let Some(Answered::Reply(reply)) = read(&call(), &bytes(&good)) else { panic!("{good:?}") };
         assert_eq!((reply.now_us, reply.lost, reply.asks[0].passed), (100, true, 3));
         let told = reply.told[0];
         assert_eq!((told.grant, told.cell, told.dry, told.lapsed, told.recall), (4, 8, true, false, true));
+        let with = |place: usize, number: f64| {
+            let mut numbers = good;
+            numbers[place] = number;
+            bytes(&numbers)
+        };
         let bad = [
-            "",
-            "100 1",
-            "100 1 4 5 6 7 8 1 5 3 0",
-            "100 1 4 5 6 7 8 1 5 3 0 0 0",
-            "100 1 4 5 6 7 8 1 5 3 0 x",
-            "100 1 4 5 6 7 8 1 5 3 0 -1",
-            "100 1 5 5 6 7 8 1 5 3 0 0",
-            "100 1 4 5 6 7 8 1 9 3 0 0",
-            "100 1 4 5 6 7 8 1 5 4 0 0",
-            "100 1 4 5 6 7 8 1 5 3 1 0",
-            "outdated",
-            "outdated x",
+            Vec::new(),
+            bytes(&good[..2]),
+            bytes(&good[..11]),
+            bytes(&[&good[..], &[0.0]].concat()),
+            bytes(&good)[1..].to_vec(),
+            b"outdated".to_vec(),
+            with(0, -2.0),
+            with(11, -1.0),
+            with(11, 0.5),
+            with(11, f64::NAN),
+            with(11, f64::INFINITY),
+            with(2, 5.0),
+            with(8, 9.0),
+            with(9, 4.0),
+            with(10, 1.0),
+            bytes(&[-1.0]),
+            bytes(&[-1.0, -1.0]),
+            bytes(&[-1.0, 12.0, 0.0]),
         ];
-        for text in bad {
-            assert_eq!(read(&call(), text), None, "{text:?}");
+        for answer in bad {
+            assert_eq!(read(&call(), &answer), None, "{answer:?}");
         }
         let outdated = Answered::Refused(CallError::Outdated { sequence: 12 });
-        assert_eq!(read(&call(), "outdated 12"), Some(outdated));
+        assert_eq!(read(&call(), &bytes(&[-1.0, 12.0])), Some(outdated));
     }
 }
