@@ -231,8 +231,8 @@ async fn a_replica_that_was_promoted_counts_what_it_may_not_have_heard() {
 async fn tls_and_a_user_with_a_password_are_spoken() {
     let server = TlsRedis::start();
     // What the documentation says that it needs, and nothing else.
-    let user = "SETUSER tide on >pass ~tg:* -@all +eval +evalsha +info +cluster|myid +time +get +set +pexpire +hget +hmget \
-                +hset +hdel +zadd +zrem +zrangebyscore +zrevrangebyscore";
+    let user = "SETUSER tide on >pass ~tg:* -@all +eval +evalsha +info +cluster|myid +time +mget +set +pexpire +hget +hmget \
+                +hset +hdel +zadd +zrem +zrange +zrevrangebyscore";
     let user: Vec<&str> = user.split_whitespace().collect();
     redis::cmd("ACL").arg(&user).exec(&mut server.redis.connection()).expect("a user");
     let opened = |user: &str, roots| {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::tracked::Tracked;
 use super::{
-    Charge, Context, Effect, Failure, MeterRef, Request, Resolution, STORE_UNKNOWN, Settings, Ticket,
+    Charge, Context, Effect, Failure, Known, MeterRef, Request, Resolution, STORE_UNKNOWN, Settings, Ticket,
 };
 use crate::digest::Digest;
 use crate::origin::{self, Ask, Call, LANE_RETENTION_US, NEVER_US, Reply, UPDATES_PER_CALL_MAX};
@@ -127,17 +127,12 @@ impl Lane {
         Some(tracked)
     }
 
-    pub(super) fn holders(&self, digest: Digest) -> Option<u32> {
-        self.meters.get(&digest).map(Tracked::holders).filter(|holders| *holders > 0)
+    pub(super) fn known(&self, now: Now, digest: Digest) -> Option<Known> {
+        self.meters.get(&digest)?.known(now.mono_us())
     }
 
     pub(super) fn is_idle(&self) -> bool {
         self.under_way.is_none() && self.waiting.is_empty() && self.meters.is_empty()
-    }
-
-    /// Whether the origin may soon forget this lane: then the lane begins anew.
-    pub(super) fn is_forgettable(&self, now: Now) -> bool {
-        self.is_idle() && now.mono_us() > self.answered_us + LANE_RETENTION_US / 2
     }
 
     /// When the call under way was sent, if its answer is overdue.

@@ -161,6 +161,15 @@ pub enum Resolution {
     Unanswered,
 }
 
+/// What is known of a meter without asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// How many nodes were last heard to hold a part of it, this one included.
+    pub holders: u32,
+    /// What is left of it at the origin, with what has drained since it was heard of, if nobody used any.
+    pub left: u64,
+}
+
 /// How a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -272,27 +281,20 @@ impl Engine {
             calls_left: 0,
             answered_sent_us: self.answered_sent_us,
         };
-        let late_us = |lane: &Lane| lane.late_us(cx.settings).filter(|late_us| *late_us > now.mono_us());
-        let in_time: Vec<u64> = self.lanes.values().filter_map(late_us).collect();
-        cx.calls_left = self.settings.calls_max.max(1).saturating_sub(in_time.len());
-        let awake = self.lanes.iter().filter(|(_, lane)| lane.is_awake(now, self.closing));
-        // Whoever waits comes first; then those that came last the time before.
-        let turn = self.turn;
-        let mut order: Vec<(bool, u16)> =
-            awake.map(|(at, lane)| (!lane.is_waited_for(), at.wrapping_sub(turn))).collect();
-        order.sort_unstable();
+        let mut look = Look::at(&self.lanes, &cx, self.turn);
+        cx.calls_left = self.settings.calls_max.max(1).saturating_sub(look.calls);
         let mut crowded = false;
-        for (_, at) in order {
-            let partition = at.wrapping_add(turn);
+        for (_, at) in look.awake {
+            let partition = at.wrapping_add(look.turn);
             let Some(lane) = self.lanes.get_mut(&partition) else { continue };
             self.tracked -= lane.poll(&mut cx, partition, effects);
+            look.wake_us = look.wake_us.into_iter().chain(lane.wake_us()).min();
             if !crowded && lane.is_held_up() {
                 (crowded, self.turn) = (true, partition);
             }
         }
-        self.lanes.retain(|_, lane| !lane.is_forgettable(now));
-        let room_us = if crowded { in_time.into_iter().min() } else { None };
-        self.lanes.values().filter_map(Lane::wake_us).chain(room_us).min()
+        let room_us = if crowded { look.late_us } else { None };
+        look.wake_us.into_iter().chain(room_us).min()
     }
 
     /// Takes in the answer to a call.
@@ -340,16 +342,47 @@ impl Engine {
         self.lanes.values().all(Lane::is_idle)
     }
 
-    /// The number of nodes that were last heard to hold a part of a meter, this one included; nothing if it was not asked
-    /// about of late.
-    pub fn holders(&self, partition: u16, digest: Digest) -> Option<u32> {
-        self.lanes.get(&partition)?.holders(digest)
+    /// What the origin last said of a meter; nothing if it was not asked about of late.
+    pub fn known(&self, now: Now, partition: u16, digest: Digest) -> Option<Known> {
+        self.lanes.get(&partition)?.known(now, digest)
     }
 
     /// Whether the origin is not answering anyone: a call is overdue and nothing was heard since it was sent.
     pub fn is_stalled(&self, now: Now) -> bool {
         let overdue_us = self.lanes.values().filter_map(|lane| lane.overdue_since(now, &self.settings)).min();
         overdue_us.is_some_and(|sent_us| self.last_reply_us < sent_us)
+    }
+}
+
+/// All lanes at a glance, looked at once: there are hundreds, and this is done for every answer.
+struct Look {
+    turn: u16,
+    /// Those that have something to do, in the order in which they do it, by how far they are from the turn.
+    awake: Vec<(bool, u16)>,
+    /// When the first of the others has something to do.
+    wake_us: Option<u64>,
+    /// How many calls are under way that are not late, and when the first of them will be.
+    calls: usize,
+    late_us: Option<u64>,
+}
+
+impl Look {
+    fn at(lanes: &BTreeMap<u16, Lane>, cx: &Context<'_>, turn: u16) -> Self {
+        let mut look = Self { turn, awake: Vec::new(), wake_us: None, calls: 0, late_us: None };
+        for (partition, lane) in lanes {
+            if let Some(late_us) = lane.late_us(cx.settings).filter(|late_us| *late_us > cx.now_us()) {
+                look.calls += 1;
+                look.late_us = look.late_us.into_iter().chain([late_us]).min();
+            }
+            if lane.is_awake(cx.now, cx.closing) {
+                look.awake.push((!lane.is_waited_for(), partition.wrapping_sub(turn)));
+            } else {
+                look.wake_us = look.wake_us.into_iter().chain(lane.wake_us()).min();
+            }
+        }
+        // Whoever waits comes first; then those that came last the time before.
+        look.awake.sort_unstable();
+        look
     }
 }
 

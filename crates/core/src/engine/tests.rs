@@ -459,10 +459,47 @@ fn who_comes_while_the_flush_is_under_way_does_not_wait_for_it() {
     let call = bench.only_call();
     let dry = Told { life_us: 0, wait_us: 50 * MS, dry: true, ..told(0, 0) };
     bench.tell(&call, vec![dry], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
-    bench.now_us += 101 * MS;
-    assert!(matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))));
-    bench.now_us += 3 * MS;
-    assert_eq!(bench.spend(1).retry(), Some(crate::Retry::Ask), "the flush is late: it is asked for");
+    for _ in 0..2 {
+        bench.now_us += 101 * MS;
+        assert!(matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))));
+    }
+    bench.now_us += 2 * MS;
+    assert_eq!(bench.spend(1).retry(), Some(crate::Retry::Ask), "two flushes are late: it is asked for");
+}
+
+/// Ten units a second: one of eight holders gets one every 800 ms.
+#[test]
+fn a_key_that_many_share_is_not_asked_for_before_its_turn() {
+    for (holders, calls) in [(1, 1), (8, 0)] {
+        let mut bench = Bench::new();
+        bench.ask(1);
+        bench.poll();
+        let call = bench.only_call();
+        let dry = Told { life_us: 0, wait_us: 50 * MS, dry: true, holders, ..told(0, 0) };
+        bench.tell(&call, vec![dry], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
+        bench.now_us += 60 * MS;
+        assert!(!bench.spend(1).is_allowed());
+        bench.poll_after(40 * MS);
+        assert_eq!(bench.calls().len(), calls, "{holders} holders, after an interval");
+        bench.poll_after(100 * MS);
+        assert_eq!(bench.calls().len(), 1, "{holders} holders, after another: asked for, or again");
+    }
+}
+
+#[test]
+fn what_was_left_is_known_and_grows_as_it_drains() {
+    let mut bench = Bench::new();
+    let digest = bench.meter(10, 1).digest;
+    bench.ask(1);
+    assert_eq!(bench.engine.known(bench.now(), 0, digest), None, "nobody said anything yet");
+    bench.poll();
+    let call = bench.only_call();
+    let left = Told { holders: 4, ..told(2, 3) };
+    bench.tell(&call, vec![left], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    for (later_us, left) in [(0, 3), (500 * MS, 8), (60_000 * MS, 10)] {
+        bench.now_us += later_us;
+        assert_eq!(bench.engine.known(bench.now(), 0, digest), Some(Known { holders: 4, left }));
+    }
 }
 
 /// Many keys that are all asked for ten times a second, and an origin that answers a millisecond later.

@@ -1,7 +1,7 @@
 //! What a node keeps track of about one meter, beside what lies in its slot.
 
 use super::demand::Demand;
-use super::{Context, MeterRef};
+use super::{Context, Known, MeterRef};
 use crate::origin::{Lapse, Told, Update};
 use crate::table::Ask;
 use crate::{Taken, Word};
@@ -48,7 +48,12 @@ pub(super) struct Tracked {
     refills_us: u64,
     /// What it may hold beyond what it needs soon, in units; 0 unless there was plenty.
     spare: u64,
+    /// What the origin last said: how much was left there, and how many hold parts of it.
+    room: u64,
     holders: u32,
+    heard_us: u64,
+    /// The most holders that were heard of late: who has just spent all is none.
+    sharers: u32,
     /// Whether it is part of the call under way.
     under_way: bool,
     /// Whether what it holds is called back, or can not be held here.
@@ -71,7 +76,10 @@ impl Tracked {
             strict_until_us: 0,
             refills_us: 0,
             spare: 0,
+            room: 0,
             holders: 0,
+            heard_us: 0,
+            sharers: 0,
             under_way: false,
             recalled: false,
         }
@@ -110,8 +118,15 @@ impl Tracked {
         (self.ends_us > 0).then_some(self.ends_us + cx.flush_us_min)
     }
 
-    pub(super) fn holders(&self) -> u32 {
-        self.holders
+    /// What is known of it by what the origin last said, if it ever did.
+    pub(super) fn known(&self, now_us: u64) -> Option<Known> {
+        let terms = &self.meter.terms;
+        let ticks = now_us.saturating_sub(self.heard_us) / terms.tick_us();
+        let drained = ticks.saturating_mul(terms.amount()) / terms.period();
+        // What is tolerated is for counts that are late, such as these: it is not handed out again.
+        let tolerated = terms.capacity().saturating_sub(terms.burst());
+        let left = self.room.saturating_add(drained).min(terms.capacity()).saturating_sub(tolerated);
+        (self.heard_us > 0).then_some(Known { holders: self.holders, left })
     }
 
     /// The question that finds its slot.
@@ -215,12 +230,18 @@ impl Tracked {
         if lost && self.meter.terms.lapse() == Lapse::Counted {
             self.refund = 0;
         }
-        self.holders = told.holders;
         let now_us = cx.now_us();
+        (self.room, self.holders, self.heard_us) = (told.room, told.holders, now_us);
+        // One is forgotten with each word.
+        self.sharers = told.holders.max(self.sharers.saturating_sub(1));
         let counted = told.lapsed && self.meter.terms.lapse() == Lapse::Counted;
         self.cell = told.cell;
         // Others may give something back before anything drains.
         self.refills_us = now_us + told.wait_us.min(cx.settings.life_us);
+        if told.dry {
+            let next_us = sent_us + self.asks_every_us(cx);
+            self.refills_us = self.refills_us.max(next_us.saturating_sub(cx.settings.hedge_us));
+        }
         self.spare = self.spare_of(told);
         let deny_us = self.deny_us(cx, sent_us, told);
         let word =
@@ -243,19 +264,37 @@ impl Tracked {
         if plenty { free / PLENTY_SHARE / u64::from(told.holders.max(1)) } else { 0 }
     }
 
+    /// How long it takes until one more unit may pass.
+    fn unit_us(&self) -> u64 {
+        let terms = &self.meter.terms;
+        terms.period() * terms.tick_us() / terms.amount().max(1)
+    }
+
+    /// How often it is reported. However rarely that is, nothing may drain unused.
+    fn flush_us(&self, cx: &Context<'_>) -> u64 {
+        let drained_us = (self.meter.terms.capacity() / 2).saturating_mul(self.unit_us());
+        cx.settings.flush_us.min(drained_us.max(cx.flush_us_min))
+    }
+
+    /// How often it is asked for while there is nothing left: what drains comes to each of its holders in turn, and is not
+    /// lost while it lies there. Twice in that time, so that a turn that is missed does not cost another.
+    fn asks_every_us(&self, cx: &Context<'_>) -> u64 {
+        let flush_us = self.flush_us(cx);
+        let turn_us = self.unit_us().saturating_mul(u64::from(self.sharers.max(1)));
+        // A burst that is soon drained does not wait for whoever comes late.
+        let burst_us = self.meter.terms.capacity().saturating_mul(self.unit_us());
+        (turn_us / 2).min(burst_us / 8).clamp(flush_us, cx.settings.life_us.max(flush_us))
+    }
+
     /// Until how long after `sent_us` there is no point in asking again, once what was granted is spent.
     fn deny_us(&self, cx: &Context<'_>, sent_us: u64, told: &Told) -> u64 {
         let Context { settings, .. } = cx;
         let under_way_us = cx.now_us().saturating_sub(sent_us);
-        let terms = &self.meter.terms;
-        let unit_us = terms.period() * terms.tick_us() / terms.amount().max(1);
-        // However rarely is reported, nothing may drain unused.
-        let drained_us = (terms.capacity() / 2).saturating_mul(unit_us);
-        let flush_us = settings.flush_us.min(drained_us.max(cx.flush_us_min));
         // Whether at least one unit drains between two flushes.
-        let fast = unit_us <= flush_us && terms.amount() > 0;
-        // The next flush asks again anyway: who comes while it is under way had better not wait for it.
-        let asked_again_us = flush_us + settings.hedge_us;
+        let fast = self.unit_us() <= self.flush_us(cx) && self.meter.terms.amount() > 0;
+        // A flush asks again anyway, for who was turned away: who comes while it is under way had better not wait for it, nor
+        // who comes after a flush for which nobody had been turned away yet.
+        let asked_again_us = self.asks_every_us(cx) + self.flush_us(cx) + settings.hedge_us;
         if told.grant == 0 && (told.dry || told.wait_us > 0) {
             let (least_us, most_us) =
                 if fast { (asked_again_us, settings.life_us.max(asked_again_us)) } else { (0, u64::MAX) };

@@ -112,10 +112,12 @@ impl Driver {
         }
     }
 
-    /// How many processes share a meter, as far as this one knows.
-    pub(super) fn holders(&self, partition: u16, digest: Digest) -> u32 {
+    /// How many processes share a meter, as far as this one knows, and what was left of it, if the origin ever said.
+    pub(super) fn known(&self, partition: u16, digest: Digest) -> (u32, Option<u64>) {
         let state = self.state();
-        state.engine.holders(partition, digest).unwrap_or(1).max(state.holders)
+        let known = state.engine.known(self.limiter.now(), partition, digest);
+        let holders = known.map_or(1, |known| known.holders).max(state.holders);
+        (holders, known.map(|known| known.left))
     }
 
     pub(super) fn answers(&self) -> watch::Receiver<bool> {

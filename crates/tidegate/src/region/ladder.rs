@@ -90,8 +90,14 @@ impl Region {
         if kept.policy.without_origin() == Rung::Open {
             return kept.open.clone();
         }
-        let nodes = self.driver.holders(question.partition(), question.ask.digest);
-        gate.part_in(kept.alone, nodes)
+        let (nodes, left) = self.driver.known(question.partition(), question.ask.digest);
+        let part = gate.part_in(kept.alone, nodes);
+        if let Some(left) = left {
+            // What all have used already is not there for each of them to use again.
+            let spent = u64::from(part.limit().burst()).saturating_sub(left / u64::from(nodes));
+            self.limiter.raise(part.key(question.key()).cost(spent));
+        }
+        part
     }
 }
 
