@@ -14,8 +14,9 @@ const SECURITY_OVER: &str = "security: how far any limit was passed";
 fn tidegate() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below the target folder");
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // With the features that it has among its siblings: it is there already if all of them are tested.
-    build.args(["build", "--quiet", "--workspace", "--bin", "tidegate", "--target-dir"]).arg(target);
+    // With the features that all tests are built with: it is there already where those were.
+    let package = ["build", "--quiet", "--workspace", "--all-features", "--bin", "tidegate"];
+    build.args(package).arg("--target-dir").arg(target);
     let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
     assert!(status.success(), "tidegate is not built");
     target.join("debug/tidegate")

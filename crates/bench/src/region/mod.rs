@@ -30,7 +30,7 @@ use crate::servers;
 
 /// Of the rate at which the machine answers when it does nothing else, what is offered: requests that come at random then
 /// find it ready. More: servers have no time to decide, and say so instead.
-const LOAD_OF_CAPACITY: f64 = 0.4;
+const LOAD_OF_CAPACITY: f64 = 0.15;
 
 /// How long is looked what the machine can do.
 const CAPACITY_TIME: Duration = Duration::from_secs(3);
@@ -39,7 +39,9 @@ const CAPACITY_TIME: Duration = Duration::from_secs(3);
 const ROW_SECONDS: u64 = 20;
 const QUICK_SECONDS: u64 = 3;
 
-/// How long a round over warm keys takes.
+/// Turns of both fleets over warm keys, since the machine is not the same from one minute to the next.
+const WARM_ROUNDS: usize = 3;
+/// How long each of them takes.
 const WARM_TIME: Duration = Duration::from_secs(5);
 
 #[derive(clap::Args)]
@@ -103,8 +105,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         run_cases(args, &program, &mut found)?;
     }
     if args.only != Some(Part::Cases) {
-        let time = if args.quick { Duration::from_secs(1) } else { WARM_TIME };
-        let (warm, fleet) = warm::run(&program, time)?;
+        let (rounds, time) = if args.quick { (1, Duration::from_secs(1)) } else { (WARM_ROUNDS, WARM_TIME) };
+        let (warm, fleet) = warm::run(&program, rounds, time)?;
         found.bars.extend(bars::of_warm(&warm));
         found.look_at_store(&fleet);
         found.warm = Some(warm);

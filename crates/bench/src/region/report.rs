@@ -84,6 +84,12 @@ pub(super) fn print_warm(warm: &Warm) {
         warm.per_second_apart,
         warm.throughput * 100.0
     );
+    println!(
+        "  of one server, with all keys below their limits: {:.3} us with an origin, {:.3} us without: {:.1} % of the throughput",
+        warm.below_cpu_us_per_request,
+        warm.below_cpu_us_per_request_apart,
+        warm.below_throughput * 100.0
+    );
 }
 
 pub(super) fn print_bars(bars: &[Bar]) {

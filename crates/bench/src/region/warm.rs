@@ -19,11 +19,9 @@ const KEYS: u32 = 10_000;
 /// Connections to each server, and commands that are under way on each of them.
 const CONNECTIONS: usize = 4;
 const PIPELINE: usize = 64;
-/// Turns of both fleets, since the machine is not the same from one minute to the next.
-const ROUNDS: usize = 3;
 /// Keys are warm when at most this part of the requests waits; how long a look at that takes, and how many looks it may take.
 /// Grants last a few seconds, so keys are cold again after the other fleet's turn.
-const WARM_WAITED: f64 = 0.02;
+const WARM_WAITED: f64 = 0.004;
 const WARM_UP_TIME: Duration = Duration::from_secs(1);
 const WARM_UP_ROUNDS_MAX: usize = 10;
 /// How long an answer may take.
@@ -51,6 +49,20 @@ pub(super) struct Warm {
     pub(super) per_second_apart: f64,
     /// What is left of the throughput of servers without an origin, by CPU time.
     pub(super) throughput: f64,
+    /// The same of one server where every key is below its limit, so that memory decides: with an origin, without, and what
+    /// is left.
+    pub(super) below_cpu_us_per_request: f64,
+    pub(super) below_cpu_us_per_request_apart: f64,
+    pub(super) below_throughput: f64,
+}
+
+/// Which limits the keys have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limits {
+    /// Every other key has one that it is always at, and the others one that they never reach.
+    HalfReached,
+    /// None is ever reached.
+    Below,
 }
 
 /// What came of a load, and what it took.
@@ -83,26 +95,42 @@ impl Found {
 }
 
 /// Runs it; gives the fleet too, whose store is looked at in the end.
-pub(super) fn run(program: &Path, time: Duration) -> Result<(Warm, Fleet)> {
+pub(super) fn run(program: &Path, rounds: usize, time: Duration) -> Result<(Warm, Fleet)> {
     let (joined, apart) = (Fleet::start(program, NODES)?, Fleet::start_apart(program, NODES)?);
     eprintln!(
-        "warm: {KEYS} keys on {NODES} servers, with an origin and without, {ROUNDS} rounds of {time:?} each"
+        "warm: {KEYS} keys on {NODES} servers, with an origin and without, {rounds} rounds of {time:?} each"
     );
+    let half = beside(&joined, &apart, Limits::HalfReached, (rounds, time))?;
+    drop(apart);
+    // One server has the machine to itself, as servers have where they are used: several of them on its cores would show how
+    // well it runs them beside a store, and not what a decision costs.
+    let (one, one_apart) = (Fleet::start(program, 1)?, Fleet::start_apart(program, 1)?);
+    let below = beside(&one, &one_apart, Limits::Below, (rounds, time))?;
+    Ok((describe(half, below), joined))
+}
+
+/// What servers take with an origin, and without, in turn.
+fn beside(
+    joined: &Fleet,
+    apart: &Fleet,
+    limits: Limits,
+    (rounds, time): (usize, Duration),
+) -> Result<(Found, Found)> {
     let (mut with, mut without) = (Found::default(), Found::default());
-    for _ in 0..ROUNDS {
-        warm_up(&joined)?;
-        with = with.plus(ask_for(&joined, time)?);
-        warm_up(&apart)?;
-        without = without.plus(ask_for(&apart, time)?);
+    for _ in 0..rounds {
+        warm_up(joined, limits)?;
+        with = with.plus(ask_for(joined, limits, time)?);
+        warm_up(apart, limits)?;
+        without = without.plus(ask_for(apart, limits, time)?);
     }
     ensure!(with.requests() > 0.0 && without.requests() > 0.0, "nothing was decided");
-    Ok((describe(&with, &without), joined))
+    Ok((with, without))
 }
 
 /// Asks until keys are warm, or for as many rounds as that may take.
-fn warm_up(fleet: &Fleet) -> Result<()> {
+fn warm_up(fleet: &Fleet, limits: Limits) -> Result<()> {
     for _ in 0..WARM_UP_ROUNDS_MAX {
-        let Found { asked, counts, .. } = ask_for(fleet, WARM_UP_TIME)?;
+        let Found { asked, counts, .. } = ask_for(fleet, limits, WARM_UP_TIME)?;
         if counts.waited as f64 <= asked as f64 * WARM_WAITED {
             return Ok(());
         }
@@ -111,7 +139,7 @@ fn warm_up(fleet: &Fleet) -> Result<()> {
     Ok(())
 }
 
-fn describe(with: &Found, without: &Found) -> Warm {
+fn describe((with, without): (Found, Found), (below, below_apart): (Found, Found)) -> Warm {
     let Counts { shed, waited, calls, updates, scripts, .. } = with.counts;
     let each = |count: u64| count as f64 / with.requests();
     Warm {
@@ -129,11 +157,14 @@ fn describe(with: &Found, without: &Found) -> Warm {
         cpu_us_per_request_apart: without.cpu_us(),
         per_second_apart: without.requests() / without.seconds,
         throughput: without.cpu_us() / with.cpu_us(),
+        below_cpu_us_per_request: below.cpu_us(),
+        below_cpu_us_per_request_apart: below_apart.cpu_us(),
+        below_throughput: below_apart.cpu_us() / below.cpu_us(),
     }
 }
 
 /// As many requests as are answered in that time.
-fn ask_for(fleet: &Fleet, time: Duration) -> Result<Found> {
+fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<Found> {
     let servers = fleet.addresses("resp");
     let before = fleet.counts()?;
     let started = machine::now();
@@ -141,7 +172,7 @@ fn ask_for(fleet: &Fleet, time: Duration) -> Result<Found> {
     let (asked, denied) = thread::scope(|scope| {
         let client = |number: usize| {
             let server = servers[number % servers.len()];
-            scope.spawn(move || ask(server, ends, number as u64))
+            scope.spawn(move || ask(server, limits, ends, number as u64))
         };
         let clients: Vec<_> = (0..CONNECTIONS * servers.len()).map(client).collect();
         let (mut asked, mut denied) = (0, 0);
@@ -157,7 +188,7 @@ fn ask_for(fleet: &Fleet, time: Duration) -> Result<Found> {
 }
 
 /// One connection: how many were asked, and how many of them denied.
-fn ask(server: SocketAddr, ends: Instant, seed: u64) -> Result<(u64, u64)> {
+fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<(u64, u64)> {
     let mut chance = SmallRng::seed_from_u64(seed);
     let mut stream = TcpStream::connect(server)?;
     stream.set_nodelay(true)?;
@@ -165,7 +196,7 @@ fn ask(server: SocketAddr, ends: Instant, seed: u64) -> Result<(u64, u64)> {
     let mut answers = BufReader::new(stream.try_clone()?);
     let (mut asked, mut denied) = (0, 0);
     while machine::now() < ends {
-        let batch: String = (0..PIPELINE).map(|_| command(chance.random_range(0..KEYS))).collect();
+        let batch: String = (0..PIPELINE).map(|_| command(limits, chance.random_range(0..KEYS))).collect();
         stream.write_all(batch.as_bytes())?;
         for _ in 0..PIPELINE {
             asked += 1;
@@ -175,11 +206,16 @@ fn ask(server: SocketAddr, ends: Instant, seed: u64) -> Result<(u64, u64)> {
     Ok((asked, denied))
 }
 
-/// Every other key has a limit that it is always at, and the others one that they never reach.
-fn command(key: u32) -> String {
-    let per_minute = if key.is_multiple_of(2) { 10 } else { 1_000_000 };
-    let words =
-        ["CL.THROTTLE", &format!("key:{key}"), &(per_minute - 1).to_string(), &per_minute.to_string(), "60"];
+fn command(limits: Limits, key: u32) -> String {
+    let is_reached = limits == Limits::HalfReached && key.is_multiple_of(2);
+    let per_minute = if is_reached { 10 } else { 1_000_000 };
+    let words = [
+        "CL.THROTTLE",
+        &format!("{limits:?}:{key}"),
+        &(per_minute - 1).to_string(),
+        &per_minute.to_string(),
+        "60",
+    ];
     let parts = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
     std::iter::once(format!("*{}\r\n", words.len())).chain(parts).collect()
 }
@@ -214,8 +250,11 @@ mod tests {
 
     #[test]
     fn half_of_the_keys_have_a_limit_that_is_reached() {
-        let low = (0..KEYS).filter(|key| command(*key).contains("\r\n$2\r\n10\r\n$2\r\n60\r\n")).count();
-        assert_eq!(low, KEYS as usize / 2);
+        let low = |limits: Limits| {
+            let is_low = |key: &u32| command(limits, *key).contains("\r\n$2\r\n10\r\n$2\r\n60\r\n");
+            (0..KEYS).filter(is_low).count()
+        };
+        assert_eq!((low(Limits::HalfReached), low(Limits::Below)), (KEYS as usize / 2, 0));
     }
 
     #[test]
@@ -229,7 +268,8 @@ mod tests {
         };
         let with = Found { asked: 120, denied: 50, seconds: 2.0, counts };
         let without = Found { counts: Counts { cpu: Duration::from_micros(180), ..counts }, ..with };
-        let warm = describe(&with, &without);
+        let warm = describe((with, without), (without, with));
+        assert!((warm.below_throughput - 1.0 / 0.9).abs() < 1e-9);
         assert!(
             (warm.scripts_per_request - 0.02).abs() < 1e-9 && (warm.updates_per_request - 0.4).abs() < 1e-9
         );

@@ -1,14 +1,14 @@
 //! A lane: what a node has to say to one partition, one call at a time.
 //!
-//! A call goes out as soon as someone waits, or when the flush interval is over and there is something to report: a fifth of a
-//! grant, or where there is plenty one that runs low; a grant that is about to end; or someone who was turned away, once
-//! there may be something to get for them.
+//! A call goes out as soon as someone waits, or when the flush interval is over and there is something urgent to report: a
+//! fifth of a grant, or where there is plenty one that runs low; a grant that is about to end; or someone who was turned
+//! away, once there may be something to get for them. Grants of which half of the time is over come along.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::tracked::Tracked;
+use super::tracked::{News, Tracked};
 use super::{
     Charge, Context, Effect, Failure, Known, MeterRef, Request, Resolution, STORE_UNKNOWN, Settings, Ticket,
 };
@@ -302,9 +302,14 @@ impl Lane {
         let first = self.due_from.map_or(Bound::Unbounded, Bound::Included);
         let passed_by = self.due_from.into_iter().flat_map(|first| self.meters.range(..first));
         let in_turn = self.meters.range((first, Bound::Unbounded)).chain(passed_by);
-        let due =
-            in_turn.filter(|(digest, tracked)| !draft.places.contains_key(digest) && tracked.is_due(cx));
-        let due: Vec<Digest> = due.map(|(digest, _)| *digest).take(room + 1).collect();
+        let others = in_turn.filter(|(digest, _)| !draft.places.contains_key(digest));
+        let news = others.map(|(digest, tracked)| (*digest, tracked.news(cx)));
+        let news: Vec<(Digest, News)> = news.filter(|(_, news)| *news > News::None).take(room + 1).collect();
+        // A call that is made anyway, or would be full, says all there is.
+        let is_urgent = news.iter().any(|(_, news)| *news == News::Urgent);
+        let is_called_for = is_urgent || !draft.meters.is_empty() || news.len() > room;
+        let due: Vec<Digest> =
+            if is_called_for { news.into_iter().map(|(digest, _)| digest).collect() } else { Vec::new() };
         for digest in due.iter().take(room) {
             if let Some(tracked) = self.meters.get_mut(digest) {
                 let update = tracked.update(cx, true);

@@ -581,19 +581,44 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
         }
         bench.poll();
         if let Some((call, _)) = bench.calls().pop() {
-            let Update { used, want, .. } = call.updates[0];
+            let Update { used, want, life_us, .. } = call.updates[0];
             let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
-            bench.tell(&call, vec![told(want, 100 - want)], decided);
+            bench.tell(&call, vec![Told { life_us, ..told(want, 100 - want) }], decided);
             reports.push((used, want));
         }
     }
     assert!(reports.len() < 7, "{reports:?}");
-    assert_eq!(
-        reports.last().map(|(_, want)| *want),
-        Some(16),
-        "as much as is asked for while it lasts, and a little more"
+    let last = reports.last().map(|(_, want)| *want);
+    assert!(
+        matches!(last, Some(15 | 16)),
+        "as much as is asked for while it lasts, and a little more: {last:?}"
     );
     assert_eq!(bench.tickets, 2, "later requests wait for nobody");
+}
+
+/// Of two keys one is asked for a little later than the other: what is said of the first says the same of the second.
+#[test]
+fn grants_that_end_soon_come_along_with_those_that_end_sooner() {
+    let mut bench = Bench::new();
+    let meters = [b"one", b"two"].map(|key| bench.meter_of(key, 100));
+    let (mut calls, mut updates) = (0, 0);
+    for turn in 0..200 {
+        bench.now_us += 20 * MS;
+        let meter = &meters[turn / 5 % 2];
+        let ask = Ask { limit: &meter.limit, space: &bench.space, digest: meter.digest, cost: 1 };
+        if bench.table.check(bench.now(), &ask).verdict.retry() == Some(crate::Retry::Ask) {
+            bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+        }
+        bench.poll();
+        for (call, _) in bench.calls() {
+            let told =
+                call.updates.iter().map(|update| Told { life_us: update.life_us, ..told(update.want, 60) });
+            bench.tell(&call, told.collect(), Decided { passed: 1, denied_by: 0, retry_us: 0 });
+            // Those of the first second begin it.
+            (calls, updates) = if turn < 50 { (0, 0) } else { (calls + 1, updates + call.updates.len()) };
+        }
+    }
+    assert!(calls > 0 && updates == 2 * calls, "{updates} in {calls}");
 }
 
 #[test]

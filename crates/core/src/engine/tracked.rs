@@ -16,12 +16,36 @@ const REPORT_SHARE: u64 = 5;
 /// that are asked for now and then; what is left looks smaller at the origin, by that much for each node.
 const REPORT_LEAST: u64 = 16;
 
+/// The same as a part of all there ever is: one in 64.
+const REPORT_PART: u64 = 64;
+
+/// Where there is plenty, how many lives a grant has. Higher: fewer reports of keys far below their limits; what a dead node
+/// held is longer missed, of what nobody needs.
+const PLENTY_LIVES: u64 = 4;
+
 /// Where there is plenty, for how many flush intervals what is left of a grant had better last.
 const INTERVALS_LEFT: u64 = 2;
 
 /// There is plenty while others use at most this part of all there ever is, and this node holds at most as much of the rest:
 /// one half.
 const PLENTY_SHARE: u64 = 2;
+
+/// What there is to say about a meter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum News {
+    /// Nothing.
+    None,
+    /// Something that may come along with what is urgent: calls cost more than what is in them.
+    Some,
+    /// Something that had better not wait.
+    Urgent,
+}
+
+impl News {
+    fn urgent_if(is_urgent: bool) -> Self {
+        if is_urgent { Self::Urgent } else { Self::None }
+    }
+}
 
 /// What a node keeps track of.
 #[derive(Debug)]
@@ -40,8 +64,9 @@ pub(super) struct Tracked {
     used_us: u64,
     /// The cell of its grant.
     cell: u64,
-    /// When its grant ends; 0 if it has none.
+    /// When its grant ends, 0 if it has none, and how long it lasts in all.
     ends_us: u64,
+    granted_us: u64,
     /// Until when it counts as denied of late.
     strict_until_us: u64,
     /// From when on there may be something to get again.
@@ -73,6 +98,7 @@ impl Tracked {
             used_us: now_us,
             cell: 0,
             ends_us: 0,
+            granted_us: 0,
             strict_until_us: 0,
             refills_us: 0,
             spare: 0,
@@ -139,39 +165,61 @@ impl Tracked {
         cx.table.held(cx.now, &self.ask())
     }
 
-    /// Whether there is something to say about it that had better not wait: see the module of the lane for when.
-    pub(super) fn is_due(&self, cx: &Context<'_>) -> bool {
+    /// What there is to say about it: see the module of the lane for when.
+    pub(super) fn news(&self, cx: &Context<'_>) -> News {
         if self.under_way {
-            return false;
+            return News::None;
         }
         let held = self.look(cx);
         let unreported = held.used + self.owed + self.refund;
         if cx.closing {
-            return unreported > 0 || self.ends_us > 0;
+            return if unreported > 0 || self.ends_us > 0 { News::Urgent } else { News::None };
         }
-        let much = unreported > 0 && self.is_much(cx, &held, unreported);
         let wanted = held.missed && held.keep == 0 && cx.now_us() + cx.settings.hedge_us >= self.refills_us;
-        // Also when nothing of it is left to spend: until it is given back, the origin counts it as used.
-        let ending = self.ends_us > 0 && cx.now_us() + self.life_us(cx) * 2 / 5 > self.ends_us;
-        much || wanted || ending || (self.recalled && held.keep + unreported > 0)
+        let called_back = self.recalled && held.keep + unreported > 0;
+        if wanted || called_back {
+            return News::Urgent;
+        }
+        self.of_spent(cx, &held, unreported).max(self.of_end(cx))
     }
 
-    /// Whether what was spent had better be reported.
-    fn is_much(&self, cx: &Context<'_>, held: &Taken, unreported: u64) -> bool {
+    /// What there is to say as its grant ends. Also when nothing of it is left to spend: until it is given back, the origin
+    /// counts it as used.
+    fn of_end(&self, cx: &Context<'_>) -> News {
+        if self.ends_us == 0 {
+            return News::None;
+        }
+        let left_us = self.ends_us.saturating_sub(cx.now_us());
+        // Before the flush after the next one, which would come too late.
+        if left_us <= (self.granted_us / 5).max(cx.settings.flush_us) {
+            News::Urgent
+        } else if left_us <= self.granted_us * 3 / 5 {
+            News::Some
+        } else {
+            News::None
+        }
+    }
+
+    /// What there is to say of what was spent.
+    fn of_spent(&self, cx: &Context<'_>, held: &Taken, unreported: u64) -> News {
+        if unreported == 0 {
+            return News::None;
+        }
         let is_share = unreported * REPORT_SHARE >= held.used + held.keep;
         if self.owed + self.refund > 0 && is_share {
-            return true;
+            return News::Urgent;
         }
         if self.is_strict(cx.now_us()) {
             // What is reported late is still held when it could drain. A small part of what may pass at once is not missed.
             let all = self.meter.terms.capacity() / u64::from(self.holders.max(1));
-            return unreported * REPORT_SHARE > all;
+            return News::urgent_if(unreported * REPORT_SHARE > all);
         }
         if self.spare > 0 {
             let is_low = held.keep < self.demand.within(INTERVALS_LEFT * cx.settings.flush_us);
-            return is_low || (is_share && unreported >= REPORT_LEAST);
+            let least = REPORT_LEAST.max(self.meter.terms.capacity() / REPORT_PART);
+            return News::urgent_if(is_low || (is_share && unreported >= least));
         }
-        is_share
+        News::urgent_if(is_share)
     }
 
     /// Whether nothing would be lost if it was forgotten.
@@ -187,7 +235,12 @@ impl Tracked {
     }
 
     fn life_us(&self, cx: &Context<'_>) -> u64 {
-        if self.is_strict(cx.now_us()) { cx.settings.strict_life_us } else { cx.settings.life_us }
+        match (self.is_strict(cx.now_us()), self.spare) {
+            (true, _) => cx.settings.strict_life_us,
+            (false, 0) => cx.settings.life_us,
+            // Not longer than a burst takes to drain: what lies here unused for that long could have been used.
+            (false, 1..) => self.burst_us().clamp(cx.settings.life_us, PLENTY_LIVES * cx.settings.life_us),
+        }
     }
 
     /// What is said about it in a call. From here on it is under way.
@@ -247,7 +300,8 @@ impl Tracked {
         let word =
             Word { sent_us, grant: told.grant, life_us: told.life_us, deny_us, room: told.room, counted };
         let is_held = cx.table.hear(cx.now, &self.ask(), &word);
-        self.ends_us = if told.grant > 0 { sent_us + told.life_us } else { 0 };
+        (self.ends_us, self.granted_us) =
+            if told.grant > 0 { (sent_us + told.life_us, told.life_us) } else { (0, 0) };
         // What there is no room for here goes back at once.
         self.recalled |= told.recall || (!is_held && told.grant > 0);
         if told.dry && told.grant == 0 {
@@ -270,10 +324,14 @@ impl Tracked {
         terms.period() * terms.tick_us() / terms.amount().max(1)
     }
 
+    /// How long it takes until all that may ever be used at once has drained.
+    fn burst_us(&self) -> u64 {
+        self.meter.terms.capacity().saturating_mul(self.unit_us())
+    }
+
     /// How often it is reported. However rarely that is, nothing may drain unused.
     fn flush_us(&self, cx: &Context<'_>) -> u64 {
-        let drained_us = (self.meter.terms.capacity() / 2).saturating_mul(self.unit_us());
-        cx.settings.flush_us.min(drained_us.max(cx.flush_us_min))
+        cx.settings.flush_us.min((self.burst_us() / 2).max(cx.flush_us_min))
     }
 
     /// How often it is asked for while there is nothing left: what drains comes to each of its holders in turn, and is not
@@ -282,8 +340,7 @@ impl Tracked {
         let flush_us = self.flush_us(cx);
         let turn_us = self.unit_us().saturating_mul(u64::from(self.sharers.max(1)));
         // A burst that is soon drained does not wait for whoever comes late.
-        let burst_us = self.meter.terms.capacity().saturating_mul(self.unit_us());
-        (turn_us / 2).min(burst_us / 8).clamp(flush_us, cx.settings.life_us.max(flush_us))
+        (turn_us / 2).min(self.burst_us() / 8).clamp(flush_us, cx.settings.life_us.max(flush_us))
     }
 
     /// Until how long after `sent_us` there is no point in asking again, once what was granted is spent.
