@@ -143,8 +143,9 @@ pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Resu
     }
     for row in of(Kind::Template) {
         let place = Place::Named("templates", &row.name);
-        if let Some(value) = compiler.problems.named_body(&place, row) {
-            compiler.template(&place, value);
+        match compiler.problems.named_body(&place, row) {
+            None => drop(compiler.templates.insert(row.name.clone(), None)),
+            Some(value) => compiler.template(&place, value),
         }
     }
     for row in of(Kind::Rule) {
@@ -235,7 +236,7 @@ impl Compiler {
     }
 
     pub(crate) fn template(&mut self, place: &Place<'_>, row: Value) {
-        let name = named(&row);
+        let name = named(place, &row);
         let (name, fields) = match Template::read(row) {
             Ok(Template { name, fields }) => (Some(name), Some(fields)),
             Err(found) => {
@@ -251,7 +252,7 @@ impl Compiler {
     }
 
     pub(crate) fn rule(&mut self, place: &Place<'_>, row: Value) {
-        let name = named(&row);
+        let name = named(place, &row);
         match self.read_rule(row) {
             Ok(Some(stated)) => self.rules.push(stated),
             // Its template says what is wrong.
@@ -302,8 +303,11 @@ impl Compiler {
 }
 
 /// The name of a row that may be wrong in other ways.
-fn named(row: &Value) -> Option<String> {
-    row.get("name")?.as_str().map(str::to_owned)
+fn named(place: &Place<'_>, row: &Value) -> Option<String> {
+    match place {
+        Place::Named(_, name) => Some((*name).to_owned()),
+        Place::Row(..) => row.get("name")?.as_str().map(str::to_owned),
+    }
 }
 
 /// Reads every field before it gives up, so that all problems of a rule are told at once.
