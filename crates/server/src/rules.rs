@@ -295,3 +295,109 @@ pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use futures_util::FutureExt as _;
+    use tidegate::ManualClock;
+    use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+
+    use super::*;
+    use crate::config::Config;
+
+    const STARTED_MS: u64 = 1_800_000_000_000;
+
+    fn server() -> (Arc<ManualClock>, Shared) {
+        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+        let given: HashMap<String, String> =
+            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let clock = Arc::new(ManualClock::new());
+        clock.set(1, STARTED_MS * 1_000);
+        let mut config = Config::read(&given, None).expect("good");
+        let shared = Shared::on_clock(&mut config, Arc::clone(&clock)).expect("fits");
+        (clock, shared)
+    }
+
+    fn gated(shared: &Shared, text: &str) -> GatedRules {
+        GatedRules::new(RuleSet::parse(text).expect("good rules"), shared).expect("fits")
+    }
+
+    /// How many requests of `user` pass, one after the other.
+    fn passed(rules: &GatedRules, shared: &Shared, user: &str) -> usize {
+        let request = Dimensions::new([("user", user)]).expect("good dimensions");
+        let passes = || {
+            let case = rules.case(shared, 0, &request);
+            let ruling = case.decide(shared, Surface::Check, 1).now_or_never().expect("no origin");
+            ruling.expect("decided").decision.is_allowed()
+        };
+        // Nothing here lets more pass.
+        (0..100).take_while(|_| passes()).count()
+    }
+
+    fn rule(lines: &str) -> String {
+        format!("[[rules]]\nname='a'\nkey=['user']\nlimit=2\nperiod='1m'\n{lines}\n")
+    }
+
+    #[test]
+    fn an_override_is_another_limit_on_the_same_meters() {
+        let (clock, shared) = server();
+        let over = "[[overrides]]\nname='o'\nrule='a'\nkey=['al*']\nlimit=6\n";
+        for algorithm in ["gcra", "sliding_window"] {
+            let plain = rule(&format!("algorithm='{algorithm}'"));
+            let (before, after) = (gated(&shared, &plain), gated(&shared, &format!("{plain}{over}")));
+            assert_eq!(passed(&before, &shared, "bob"), 2);
+            assert_eq!(passed(&after, &shared, "bob"), 0, "what bob spent is still spent");
+            assert_eq!(passed(&after, &shared, "alice"), 6, "{algorithm}");
+            assert_eq!(passed(&before, &shared, "alice"), 0, "{algorithm}: alice spent more than all of it");
+            clock.advance(Duration::from_mins(2));
+        }
+    }
+
+    #[test]
+    fn windows_of_another_period_begin_anew() {
+        let (_clock, shared) = server();
+        let over = "[[overrides]]\nname='o'\nrule='a'\nkey=['alice']\nlimit=6\nperiod='1h'\n";
+        let rules = gated(&shared, &format!("{}{over}", rule("algorithm='sliding_window'")));
+        assert_eq!([passed(&rules, &shared, "alice"), passed(&rules, &shared, "bob")], [6, 2]);
+    }
+
+    #[test]
+    fn an_override_that_ends_leaves_the_rule() {
+        let (clock, shared) = server();
+        let over = format!(
+            "[[overrides]]\nname='o'\nrule='a'\nkey=['alice']\nlimit=0\nexpires={}\n",
+            STARTED_MS + 5
+        );
+        let rules = gated(&shared, &format!("{}{over}", rule("")));
+        assert_eq!(passed(&rules, &shared, "alice"), 0);
+        clock.advance(Duration::from_millis(5));
+        assert_eq!(passed(&rules, &shared, "alice"), 2);
+    }
+
+    #[test]
+    fn an_emergency_goes_before_rules_until_it_ends() {
+        let (clock, shared) = server();
+        let body = r#"{"key":["user"],"limit":2,"period":"1m"}"#.to_owned();
+        let rows = vec![Row { kind: Kind::Rule, name: "a".to_owned(), body, version: 1 }];
+        let emergency = |id: &str, body: &str, ms: u64| EmergencyRow {
+            id: id.to_owned(),
+            body: body.to_owned(),
+            expires_ms: STARTED_MS + ms,
+        };
+        let emergencies = vec![
+            emergency("stop", r#"{"action":"block","when":{"user":"mallory"}}"#, 5),
+            emergency("free", r#"{"action":"allow","rule":"a","key":["vip-*"]}"#, 5),
+        ];
+        let book = Book { revision: 1, emergency_revision: 1, rows, emergencies };
+        let set = RuleSet::compile(&book, None, STARTED_MS).expect("a good book");
+        let rules = GatedRules::new(set, &shared).expect("fits");
+        let each = || ["mallory", "vip-1", "bob"].map(|user| passed(&rules, &shared, user));
+        assert_eq!(each(), [0, 100, 2]);
+        clock.advance(Duration::from_millis(5));
+        assert_eq!(each(), [2, 0, 0], "what passed meanwhile was counted");
+    }
+}
