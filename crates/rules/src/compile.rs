@@ -507,12 +507,9 @@ impl Ordered {
 
     /// The set, if nothing is wrong with it.
     pub(crate) fn finish(mut self, version: String) -> Result<RuleSet, Problems> {
-        let exceptions = self.exceptions.finish().unwrap_or_else(|misfits| {
-            misfits
-                .iter()
-                .for_each(|(name, misfit)| self.problems.add(format_args!("overrides[{name:?}]{misfit}")));
-            exception::Exceptions::default()
-        });
+        let problems = &mut self.problems;
+        let exceptions =
+            self.exceptions.finish(|name, misfit| problems.add(format_args!("overrides[{name:?}]{misfit}")));
         let rules: Box<[Rule]> = self.rules.into_iter().map(|(rule, _)| rule).collect();
         let emergencies = Emergencies::new(self.emergencies);
         refuse_headers(&mut self.problems, &rules, &emergencies);

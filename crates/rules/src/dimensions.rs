@@ -113,6 +113,11 @@ impl<'a> Dimensions<'a> {
         self.address.as_ref().is_some_and(|address| is_within(address, network))
     }
 
+    /// All names and values.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.pairs.iter().map(|(name, value)| (&**name, &**value))
+    }
+
     /// The value of a dimension, if the request has it.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.pairs.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)

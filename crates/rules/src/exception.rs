@@ -2,16 +2,14 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
-use hashbrown::HashTable;
 use tidegate_core::{Algorithm, Limit};
 
-use crate::index::{Literals, small};
+use crate::index::{Hashed, Literals, small};
 use crate::pattern::Pattern;
-use crate::rule::{KEY_PARTS_MAX, Mode};
+use crate::rule::Mode;
 
 /// The most overrides of a set. Higher: more memory, some 100 bytes each, and a slower start.
 pub const RULE_OVERRIDES_MAX: usize = 2_000_000;
@@ -67,34 +65,46 @@ pub(crate) enum Misfit {
 
 /// The number of no tenant: of overrides that are for every one.
 const EVERYONE: u32 = u32::MAX;
-/// When nothing ends.
-const NEVER: u64 = u64::MAX;
+/// In the place of an end that never comes.
+const NEVER: u32 = u32::MAX;
 
 /// One override, as small as it can be told.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    expires_ms: u64,
     /// Where its name begins, and behind that its key, if that is exact.
     text: u32,
     rule: u32,
     tenant: u32,
     effect: u32,
+    /// Where it is told when it ends; [`NEVER`] if it does not.
+    end: u32,
     name_bytes: u8,
     parts: u8,
+}
+
+/// What kinds of overrides a rule has: most have none, and need not be looked up.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kinds {
+    exact: bool,
+    exact_of_tenant: bool,
+    wild: bool,
 }
 
 /// All overrides of a set.
 #[derive(Debug, Default)]
 pub(crate) struct Exceptions {
-    entries: Vec<Entry>,
+    exact: Hashed<Entry>,
+    /// By rule.
+    wild: HashMap<u32, Wildcards>,
+    wildcards: usize,
+    /// By rule, as far as any have overrides.
+    kinds: Vec<Kinds>,
     text: Vec<u8>,
     /// Limits and modes that differ.
     effects: Vec<(Limit, Option<Mode>)>,
+    ends_ms: Vec<u64>,
     tenants: HashMap<Arc<str>, u32>,
-    exact: HashTable<u32>,
     hasher: RandomState,
-    /// By rule.
-    wild: HashMap<u32, Wildcards>,
 }
 
 /// The overrides with a `*` of one rule.
@@ -109,8 +119,7 @@ struct Wildcards {
 
 #[derive(Debug)]
 struct Wildcard {
-    /// Of its entry.
-    number: u32,
+    entry: Entry,
     priority: i32,
     key: Box<[Pattern]>,
 }
@@ -119,19 +128,21 @@ struct Wildcard {
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     built: Exceptions,
-    effects: HashMap<(Algorithm, u32, u32, u64, Option<Mode>), u32>,
+    exact: Vec<(u64, Entry)>,
     wild: HashMap<u32, Vec<Wildcard>>,
-    wildcards: usize,
-    /// Overrides by their names.
-    names: HashTable<u32>,
+    effects: HashMap<(Algorithm, u32, u32, u64, Option<Mode>), u32>,
+    /// By the hash of its name.
+    named: Vec<(u64, Entry)>,
 }
+
+/// Two overrides of which the second cannot be, or one too many.
+type Clash = (Entry, fn(String) -> Misfit, Entry);
 
 impl Builder {
     /// Room for about so many.
     pub(crate) fn with_capacity(overrides: usize) -> Self {
-        let (exact, names) = (HashTable::with_capacity(overrides), HashTable::with_capacity(overrides));
-        let built = Exceptions { entries: Vec::with_capacity(overrides), exact, ..Exceptions::default() };
-        Self { built, names, ..Self::default() }
+        let (exact, named) = (Vec::with_capacity(overrides), Vec::with_capacity(overrides));
+        Self { exact, named, ..Self::default() }
     }
 
     /// Takes another override, if there is room for it.
@@ -140,42 +151,60 @@ impl Builder {
         if self.built.text.len() + draft.name.len() + key_bytes > TEXT_BYTES_MAX {
             return Err(Misfit::Text);
         }
-        let entry = Entry {
-            expires_ms: draft.expires_ms.unwrap_or(NEVER),
+        let is_wild = draft.key.iter().any(Pattern::is_wild);
+        if is_wild {
+            self.has_room_for_wildcard(draft.rule)?;
+        }
+        let entry = self.entry(&draft);
+        self.built.text.extend_from_slice(draft.name.as_bytes());
+        self.named.push((self.built.hasher.hash_one(&*draft.name), entry));
+        let kinds = self.built.kinds_of(draft.rule);
+        if is_wild {
+            kinds.wild = true;
+            self.built.wildcards += 1;
+            let wildcard = Wildcard { entry, priority: draft.priority, key: draft.key.into() };
+            self.wild.entry(draft.rule).or_default().push(wildcard);
+            return Ok(());
+        }
+        if entry.tenant == EVERYONE {
+            kinds.exact = true
+        } else {
+            kinds.exact_of_tenant = true
+        }
+        for part in &draft.key {
+            let bytes = u16::try_from(part.as_str().len()).unwrap_or(u16::MAX);
+            self.built.text.extend_from_slice(&bytes.to_le_bytes());
+            self.built.text.extend_from_slice(part.as_str().as_bytes());
+        }
+        let hash = self.built.hash(entry.rule, entry.tenant, self.built.parts(&entry));
+        self.exact.push((hash, entry));
+        Ok(())
+    }
+
+    fn entry(&mut self, draft: &Draft) -> Entry {
+        let end = draft.expires_ms.map(|end_ms| {
+            self.built.ends_ms.push(end_ms);
+            small(self.built.ends_ms.len() - 1)
+        });
+        Entry {
             text: small(self.built.text.len()),
             rule: draft.rule,
             tenant: draft.tenant.as_ref().map_or(EVERYONE, |tenant| self.built.number(tenant)),
             effect: self.effect(draft.limit, draft.mode),
+            end: end.unwrap_or(NEVER),
             // Names are shorter than this, and keys have fewer parts.
             name_bytes: u8::try_from(draft.name.len()).unwrap_or(u8::MAX),
             parts: u8::try_from(draft.key.len()).unwrap_or(u8::MAX),
-        };
-        let hash = self.built.hash_of_name(&draft.name);
-        if self.names.find(hash, |known| self.built.name(*known) == draft.name).is_some() {
-            return Err(Misfit::Name(draft.name));
         }
-        let number = if draft.key.iter().any(Pattern::is_wild) {
-            self.add_wild(entry, draft)?
-        } else {
-            self.built.add_exact(entry, &draft.name, &draft.key)?
-        };
-        let built = &self.built;
-        self.names.insert_unique(hash, number, |known| built.hash_of_name(built.name(*known)));
-        Ok(())
     }
 
-    fn add_wild(&mut self, entry: Entry, draft: Draft) -> Result<u32, Misfit> {
-        if self.wildcards == WILDCARDS_MAX {
-            return Err(Misfit::Wildcards);
+    fn has_room_for_wildcard(&self, rule: u32) -> Result<(), Misfit> {
+        let of_rule = self.wild.get(&rule).map_or(0, Vec::len);
+        match (self.built.wildcards < WILDCARDS_MAX, of_rule < WILDCARDS_PER_RULE_MAX) {
+            (true, true) => Ok(()),
+            (false, _) => Err(Misfit::Wildcards),
+            (true, false) => Err(Misfit::WildcardsOfRule),
         }
-        let of_rule = self.wild.entry(draft.rule).or_default();
-        if of_rule.len() == WILDCARDS_PER_RULE_MAX {
-            return Err(Misfit::WildcardsOfRule);
-        }
-        self.wildcards += 1;
-        let number = self.built.push(entry, &draft.name);
-        of_rule.push(Wildcard { number, priority: draft.priority, key: draft.key.into() });
-        Ok(number)
     }
 
     fn effect(&mut self, limit: Limit, mode: Option<Mode>) -> u32 {
@@ -186,20 +215,42 @@ impl Builder {
         })
     }
 
-    /// All of them, or what is wrong with wildcards, each told by its name.
-    pub(crate) fn finish(mut self) -> Result<Exceptions, Vec<(String, Misfit)>> {
-        let mut misfits = Vec::new();
-        for (rule, wildcards) in std::mem::take(&mut self.wild) {
-            match self.built.rank(wildcards) {
-                Ok(ranked) => drop(self.built.wild.insert(rule, ranked)),
-                Err(misfit) => misfits.push(misfit),
-            }
+    /// All of them. Those that cannot stand beside others are told by name, in the order in which they were given.
+    pub(crate) fn finish(mut self, mut tell: impl FnMut(&str, Misfit)) -> Exceptions {
+        let built = &self.built;
+        let place = |entry: &Entry| entry.text;
+        self.named.sort_unstable_by_key(|(hash, entry)| (*hash, place(entry)));
+        let twice = repeated(&self.named, |a, b| built.name(a) == built.name(b));
+        let mut clashes: Vec<Clash> = twice.map(|(a, b)| (b, Misfit::Name as fn(_) -> _, a)).collect();
+        drop(self.named);
+        self.exact.sort_unstable_by_key(|(hash, entry)| (*hash, place(entry)));
+        let same = |a: &Entry, b: &Entry| {
+            (a.rule, a.tenant) == (b.rule, b.tenant) && built.parts(a).eq(built.parts(b))
+        };
+        clashes.extend(repeated(&self.exact, same).map(|(a, b)| (b, Misfit::Identical as fn(_) -> _, a)));
+        let ranked = self.wild.into_iter().map(|(rule, wildcards)| {
+            let ranked = built.rank(wildcards);
+            clashes.extend(built.clashes(&ranked));
+            (rule, ranked)
+        });
+        let wild = ranked.collect();
+        clashes.sort_unstable_by_key(|(entry, ..)| place(entry));
+        for (entry, misfit, other) in &clashes {
+            tell(built.name(entry), misfit(built.name(other).to_owned()));
         }
-        misfits.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        self.built.entries.shrink_to_fit();
+        let exact = Hashed::of_ordered(self.exact);
         self.built.text.shrink_to_fit();
-        if misfits.is_empty() { Ok(self.built) } else { Err(misfits) }
+        Exceptions { exact, wild, ..self.built }
     }
+}
+
+/// Neighbours of the same hash that are the same. There may be as many as there are overrides.
+fn repeated(
+    ordered: &[(u64, Entry)],
+    same: impl Fn(&Entry, &Entry) -> bool,
+) -> impl Iterator<Item = (Entry, Entry)> {
+    let pairs = ordered.iter().zip(ordered.iter().skip(1));
+    pairs.filter(move |(a, b)| a.0 == b.0 && same(&a.1, &b.1)).map(|(a, b)| (a.1, b.1))
 }
 
 /// Bytes in front of each part of a key: without them (`a-b`, `c`) would be (`a`, `b-c`).
@@ -210,46 +261,44 @@ const _: () =
 impl Exceptions {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+        self.exact.len() + self.wildcards
     }
 
     /// The override that applies to a key of a rule: the exact one of the tenant, the exact one for every tenant, or the first
     /// wildcard in order that matches.
     pub(crate) fn find(&self, rule: u32, tenant: &str, key: &[&str], now_ms: u64) -> Option<Found<'_>> {
+        let kinds = *self.kinds.get(rule as usize)?;
         let tenant = if self.tenants.is_empty() { None } else { self.tenants.get(tenant).copied() };
-        let lives = |number: &u32| now_ms < self.entry(*number).expires_ms;
-        let own = tenant.and_then(|tenant| self.exact(rule, tenant, key)).filter(lives);
-        let exact = own.or_else(|| self.exact(rule, EVERYONE, key).filter(lives));
-        let number = exact.or_else(|| self.wildcard(rule, tenant, key, now_ms))?;
-        let (limit, mode) = self.effects[self.entry(number).effect as usize];
-        Some(Found { name: self.name(number), limit, mode })
+        let own = tenant.filter(|_| kinds.exact_of_tenant);
+        let own = own.and_then(|tenant| self.exact(rule, tenant, key, now_ms));
+        let exact = || kinds.exact.then(|| self.exact(rule, EVERYONE, key, now_ms)).flatten();
+        let wild = || kinds.wild.then(|| self.wildcard(rule, tenant, key, now_ms)).flatten();
+        let entry = own.or_else(exact).or_else(wild)?;
+        let (limit, mode) = self.effects[entry.effect as usize];
+        Some(Found { name: self.name(entry), limit, mode })
     }
 
-    fn wildcard(&self, rule: u32, tenant: Option<u32>, key: &[&str], now_ms: u64) -> Option<u32> {
-        let wildcards = self.wild.get(&rule)?;
-        let applies = |wildcard: &Wildcard| {
-            let entry = self.entry(wildcard.number);
-            now_ms < entry.expires_ms
-                && (entry.tenant == EVERYONE || Some(entry.tenant) == tenant)
-                && wildcard.key.iter().zip(key).all(|(pattern, value)| pattern.matches(value))
-        };
-        wildcards.first(key, applies).map(|wildcard| wildcard.number)
-    }
-
-    fn exact(&self, rule: u32, tenant: u32, key: &[&str]) -> Option<u32> {
-        if self.exact.is_empty() {
-            return None;
-        }
+    fn exact(&self, rule: u32, tenant: u32, key: &[&str], now_ms: u64) -> Option<&Entry> {
         let parts = || key.iter().map(|part| part.as_bytes());
-        let is_it = |number: &u32| {
-            let entry = self.entry(*number);
-            (entry.rule, entry.tenant) == (rule, tenant) && self.parts(entry).eq(parts())
-        };
-        self.exact.find(self.hash_of_key(rule, tenant, parts()), is_it).copied()
+        let mut found = self.exact.find(self.hash(rule, tenant, parts()));
+        found.find(|entry| {
+            (entry.rule, entry.tenant) == (rule, tenant)
+                && self.parts(entry).eq(parts())
+                && self.lives(entry, now_ms)
+        })
     }
 
-    fn entry(&self, number: u32) -> &Entry {
-        &self.entries[number as usize]
+    fn wildcard(&self, rule: u32, tenant: Option<u32>, key: &[&str], now_ms: u64) -> Option<&Entry> {
+        let applies = |Wildcard { entry, key: patterns, .. }: &Wildcard| {
+            (entry.tenant == EVERYONE || Some(entry.tenant) == tenant)
+                && patterns.iter().zip(key).all(|(pattern, value)| pattern.matches(value))
+                && self.lives(entry, now_ms)
+        };
+        self.wild.get(&rule)?.first(key, applies).map(|wildcard| &wildcard.entry)
+    }
+
+    fn lives(&self, entry: &Entry, now_ms: u64) -> bool {
+        self.ends_ms.get(entry.end as usize).is_none_or(|end_ms| now_ms < *end_ms)
     }
 
     fn number(&mut self, tenant: &Arc<str>) -> u32 {
@@ -257,48 +306,20 @@ impl Exceptions {
         *self.tenants.entry(Arc::clone(tenant)).or_insert(next)
     }
 
-    fn push(&mut self, entry: Entry, name: &str) -> u32 {
-        self.entries.push(entry);
-        self.text.extend_from_slice(name.as_bytes());
-        small(self.entries.len() - 1)
+    fn kinds_of(&mut self, rule: u32) -> &mut Kinds {
+        let at = rule as usize;
+        self.kinds.resize(self.kinds.len().max(at + 1), Kinds::default());
+        &mut self.kinds[at]
     }
 
-    fn add_exact(&mut self, entry: Entry, name: &str, key: &[Pattern]) -> Result<u32, Misfit> {
-        let parts: ArrayVec<&str, KEY_PARTS_MAX> =
-            key.iter().take(KEY_PARTS_MAX).map(Pattern::as_str).collect();
-        if let Some(known) = self.exact(entry.rule, entry.tenant, &parts) {
-            return Err(Misfit::Identical(self.name(known).to_owned()));
-        }
-        let number = self.push(entry, name);
-        for part in &parts {
-            let bytes = u16::try_from(part.len()).unwrap_or(u16::MAX);
-            self.text.extend_from_slice(&bytes.to_le_bytes());
-            self.text.extend_from_slice(part.as_bytes());
-        }
-        let mut exact = std::mem::take(&mut self.exact);
-        exact.insert_unique(self.hash(number), number, |number| self.hash(*number));
-        self.exact = exact;
-        Ok(number)
-    }
-
-    fn hash(&self, number: u32) -> u64 {
-        let entry = self.entry(number);
-        self.hash_of_key(entry.rule, entry.tenant, self.parts(entry))
-    }
-
-    fn hash_of_key<'k>(&self, rule: u32, tenant: u32, key: impl Iterator<Item = &'k [u8]>) -> u64 {
+    fn hash<'k>(&self, rule: u32, tenant: u32, key: impl Iterator<Item = &'k [u8]>) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u64(u64::from(rule) << 32 | u64::from(tenant));
         key.for_each(|part| part.hash(&mut hasher));
         hasher.finish()
     }
 
-    fn hash_of_name(&self, name: &str) -> u64 {
-        self.hasher.hash_one(name)
-    }
-
-    fn name(&self, number: u32) -> &str {
-        let entry = self.entry(number);
+    fn name(&self, entry: &Entry) -> &str {
         let start = entry.text as usize;
         let name = self.text.get(start..start + usize::from(entry.name_bytes)).unwrap_or_default();
         std::str::from_utf8(name).unwrap_or_default()
@@ -317,24 +338,28 @@ impl Exceptions {
     }
 
     /// Puts the wildcards of one rule in order: by priority, then by how much they spell out, then by name.
-    fn rank(&self, mut wildcards: Vec<Wildcard>) -> Result<Wildcards, (String, Misfit)> {
-        let name = |wildcard: &Wildcard| self.name(wildcard.number);
+    fn rank(&self, mut wildcards: Vec<Wildcard>) -> Wildcards {
         wildcards.sort_by(|a, b| {
             let rank = |of: &Wildcard| (Reverse(of.priority), Reverse(literal_bytes(&of.key)));
-            rank(a).cmp(&rank(b)).then_with(|| name(a).cmp(name(b)))
+            rank(a).cmp(&rank(b)).then_with(|| self.name(&a.entry).cmp(self.name(&b.entry)))
         });
+        Wildcards::new(wildcards)
+    }
+
+    /// Wildcards of one rule that are the same, and the first that is one too many.
+    fn clashes(&self, wildcards: &Wildcards) -> Vec<Clash> {
         let mut seen = HashMap::new();
-        for wildcard in &wildcards {
-            let known = seen.insert((self.entry(wildcard.number).tenant, &wildcard.key), wildcard);
-            if let Some(known) = known {
-                return Err((name(wildcard).to_owned(), Misfit::Identical(name(known).to_owned())));
+        let mut clashes: Vec<Clash> = Vec::new();
+        for Wildcard { entry, key, .. } in &wildcards.ranked {
+            if let Some(known) = seen.insert((entry.tenant, key), *entry) {
+                clashes.push((*entry, Misfit::Identical, known));
             }
         }
-        let ranked = Wildcards::new(wildcards);
-        match ranked.loose.get(LOOSE_WILDCARDS_PER_RULE_MAX) {
-            None => Ok(ranked),
-            Some(at) => Err((name(&ranked.ranked[*at as usize]).to_owned(), Misfit::LooseOfRule)),
+        if let Some(at) = wildcards.loose.get(LOOSE_WILDCARDS_PER_RULE_MAX) {
+            let entry = wildcards.ranked[*at as usize].entry;
+            clashes.push((entry, |_| Misfit::LooseOfRule, entry));
         }
+        clashes
     }
 }
 

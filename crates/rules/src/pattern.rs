@@ -42,11 +42,6 @@ impl Pattern {
         self.text.bytes().filter(|byte| *byte != b'*').count()
     }
 
-    /// The pattern as it was written, to be kept.
-    pub(crate) fn text(&self) -> Arc<str> {
-        Arc::clone(&self.text)
-    }
-
     /// The pattern as it was written.
     pub fn as_str(&self) -> &str {
         &self.text

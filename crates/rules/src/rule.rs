@@ -83,6 +83,11 @@ impl Rule {
         self.key.iter().take(KEY_PARTS_MAX).map(|name| request.get(name)).collect()
     }
 
+    /// Whether the rule is for requests of `tenant`.
+    pub fn is_for(&self, tenant: &str) -> bool {
+        self.tenant.as_deref().is_none_or(|only| only == tenant)
+    }
+
     /// The dimensions that the rule looks at, some of them perhaps twice.
     pub fn dimensions_used(&self) -> impl Iterator<Item = &str> {
         self.when.iter().map(|condition| &*condition.dimension).chain(self.key.iter().map(|name| &**name))

@@ -72,13 +72,6 @@ pub struct Terms<'s> {
     pub emergency: Option<&'s str>,
 }
 
-impl Terms<'_> {
-    /// Whether the rule itself said so.
-    pub fn are_the_rules_own(&self) -> bool {
-        self.exception.is_none() && self.emergency.is_none()
-    }
-}
-
 impl Default for RuleSet {
     fn default() -> Self {
         Self::new(Parts { version: version_of(""), ..Parts::default() })
@@ -116,7 +109,7 @@ impl RuleSet {
         self.parts.index.candidates(tenant, request).into_iter().filter_map(move |number| {
             let position = number as usize;
             let rule = &self.parts.rules[position];
-            let key = rule.key_of(request)?;
+            let key = if rule.is_for(tenant) { rule.key_of(request)? } else { return None };
             let terms = self.terms(number, tenant, &key, request, now_ms);
             Some(Match { position, rule, key, terms })
         })

@@ -98,7 +98,7 @@ pub fn rules_file(bytes: &[u8]) {
 }
 
 /// Lines of a book: what a row is (`t`, `r`, `o` or `e`), its name to the first blank, and its body. Refused in words, or a set
-/// in which every rule that applies says who decided.
+/// in which rules apply in order, each once.
 pub fn book(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut book = Book { revision: 1, emergency_revision: 1, ..Book::default() };
@@ -127,9 +127,9 @@ fn each_request(set: &RuleSet) {
         let request = Dimensions::new(known_by).expect("good dimensions");
         let positions: Vec<usize> = set.matching("t", &request, 1).map(|found| found.position).collect();
         assert!(positions.is_sorted_by(|a, b| a < b), "each once, in order");
-        // When everything has ended, what is said is said by rules.
+        // Emergencies end, all of them.
         let mut later = set.matching("t", &request, u64::MAX);
-        assert!(later.all(|found| found.terms.are_the_rules_own() && found.terms.limit == found.rule.limit));
+        assert!(later.all(|found| found.terms.emergency.is_none()));
     }
 }
 

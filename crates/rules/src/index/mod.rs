@@ -1,20 +1,20 @@
 //! Which rules may apply to a request, found by what it is known by instead of by looking at all of them.
 
+mod hashed;
 mod literals;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub(crate) use hashed::Hashed;
 pub(crate) use literals::Literals;
 
 use crate::dimensions::Dimensions;
 use crate::pattern::Pattern;
 use crate::rule::{Condition, Rule};
-
-/// A tenant with so many rules of its own has them looked at one by one: that is as fast as an index, and smaller.
-const UNINDEXED_MAX: usize = 4;
 
 /// Rules that may apply to a request, by their positions.
 pub(crate) type Candidates = SmallVec<[u32; 32]>;
@@ -22,31 +22,32 @@ pub(crate) type Candidates = SmallVec<[u32; 32]>;
 /// The rules of a set by whose requests they are for, and by what those have to be known by.
 #[derive(Debug, Default)]
 pub(crate) struct RuleIndex {
-    everyone: Group,
-    own: HashMap<Arc<str>, Group>,
+    everyone: Box<[u32]>,
+    own: HashMap<Arc<str>, Box<[u32]>>,
+    /// Rules that are found by a whole value, of all tenants.
+    exact: Hashed<u32>,
+    hasher: RandomState,
+    /// The dimensions of those values, for everyone and for tenants, in order.
+    everyone_by: Box<[Arc<str>]>,
+    own_by: Box<[Arc<str>]>,
+    /// Rules that are not found by a whole value; most tenants have none of their own.
+    others: Others,
+    own_others: HashMap<Arc<str>, Others>,
 }
 
-/// Rules for the same requests, as far as tenants go.
+/// Rules for the same requests, as far as tenants go, that are not found by a whole value.
 #[derive(Debug, Default)]
-struct Group {
-    /// All of them, in order.
-    positions: Box<[u32]>,
-    /// How most of them are found; nothing if all are looked at.
-    facets: Option<Box<Facets>>,
-}
-
-#[derive(Debug)]
-struct Facets {
-    by_dimension: Box<[Facet]>,
+struct Others {
+    /// In the order of their dimensions.
+    facets: Box<[Facet]>,
     /// Rules that no condition finds.
-    others: Box<[u32]>,
+    scanned: Box<[u32]>,
 }
 
-/// Rules that are found by the value of one dimension.
+/// Rules that are found by what the value of one dimension begins or ends with.
 #[derive(Debug)]
 struct Facet {
     dimension: Arc<str>,
-    exact: HashMap<Arc<str>, Box<[u32]>>,
     beginnings: Literals,
     ends: Literals,
 }
@@ -54,9 +55,20 @@ struct Facet {
 /// What a value must be, begin with or end with for a pattern to match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Anchor<'p> {
-    Exact(&'p Pattern),
+    Exact(&'p str),
     Beginning(&'p str),
     End(&'p str),
+}
+
+/// By dimension and anchor, how many rules of a tenant could be found by it.
+type Crowds<'r> = HashMap<(&'r str, Anchor<'r>), usize>;
+
+/// What is found by a whole value, as it is gathered.
+#[derive(Default)]
+struct Exact {
+    items: Vec<(u64, u32)>,
+    everyone_by: BTreeSet<Arc<str>>,
+    own_by: BTreeSet<Arc<str>>,
 }
 
 impl RuleIndex {
@@ -70,15 +82,45 @@ impl RuleIndex {
                 Some(tenant) => own.entry(Arc::clone(tenant)).or_default().push(small(at)),
             }
         }
-        let own = own.into_iter().map(|(tenant, positions)| (tenant, Group::new(rules, positions)));
-        Self { own: own.collect(), everyone: Group::new(rules, everyone) }
+        let hasher = RandomState::default();
+        let mut exact = Exact::default();
+        let others = Others::new(rules, &everyone, &hasher, &mut exact);
+        let mut own_others = HashMap::new();
+        for (tenant, positions) in &own {
+            let others = Others::new(rules, positions, &hasher, &mut exact);
+            if !others.is_empty() {
+                own_others.insert(Arc::clone(tenant), others);
+            }
+        }
+        exact.items.sort_unstable();
+        Self {
+            everyone: everyone.into(),
+            own: own.into_iter().map(|(tenant, positions)| (tenant, positions.into())).collect(),
+            exact: Hashed::of_ordered(exact.items),
+            hasher,
+            everyone_by: exact.everyone_by.into_iter().collect(),
+            own_by: exact.own_by.into_iter().collect(),
+            others,
+            own_others,
+        }
     }
 
-    /// The rules that may apply to a request, in order, each once.
+    /// The rules that may apply to a request, in order, each once. Some of them may be another tenant's.
     pub(crate) fn candidates(&self, tenant: &str, request: &Dimensions<'_>) -> Candidates {
         let mut found = Candidates::new();
-        for group in self.groups(tenant) {
-            group.collect(request, &mut found);
+        for (dimension, value) in request.pairs() {
+            if is_among(&self.everyone_by, dimension) {
+                found.extend(self.exact.find(hash(&self.hasher, None, dimension, value)).copied());
+            }
+            if is_among(&self.own_by, dimension) {
+                found.extend(self.exact.find(hash(&self.hasher, Some(tenant), dimension, value)).copied());
+            }
+        }
+        self.others.collect(request, &mut found);
+        if !self.own_others.is_empty()
+            && let Some(others) = self.own_others.get(tenant)
+        {
+            others.collect(request, &mut found);
         }
         found.sort_unstable();
         found.dedup();
@@ -87,45 +129,28 @@ impl RuleIndex {
 
     /// Every rule that is for requests of `tenant`: those for everyone, then its own, each in order.
     pub(crate) fn positions(&self, tenant: &str) -> impl Iterator<Item = usize> {
-        self.groups(tenant).flat_map(|group| &group.positions).map(|at| *at as usize)
+        let own = self.own.get(tenant).map(|own| &**own).unwrap_or_default();
+        self.everyone.iter().chain(own).map(|at| *at as usize)
     }
 
     /// The most rules of which a request looks at each, and whose they are.
     pub(crate) fn most_scanned(&self) -> (Option<&str>, usize) {
-        let own = self.own.iter().map(|(tenant, group)| (Some(&**tenant), group.scanned()));
-        own.chain([(None, self.everyone.scanned())]).max_by_key(|(_, scanned)| *scanned).unwrap_or_default()
-    }
-
-    fn groups(&self, tenant: &str) -> impl Iterator<Item = &Group> {
-        // Most sets have no tenants.
-        let own = if self.own.is_empty() { None } else { self.own.get(tenant) };
-        std::iter::once(&self.everyone).chain(own)
+        let own = self.own_others.iter().map(|(tenant, others)| (Some(&**tenant), others.scanned.len()));
+        own.chain([(None, self.others.scanned.len())]).max_by_key(|(_, scanned)| *scanned).unwrap_or_default()
     }
 }
 
-impl Group {
-    fn new(rules: &[Rule], positions: Vec<u32>) -> Self {
-        let facets = (positions.len() > UNINDEXED_MAX).then(|| Box::new(Facets::new(rules, &positions)));
-        Self { positions: positions.into(), facets }
-    }
-
-    fn collect(&self, request: &Dimensions<'_>, found: &mut Candidates) {
-        match &self.facets {
-            None => found.extend_from_slice(&self.positions),
-            Some(facets) => facets.collect(request, found),
-        }
-    }
-
-    fn scanned(&self) -> usize {
-        self.facets.as_ref().map_or(self.positions.len(), |facets| facets.others.len())
-    }
+fn is_among(dimensions: &[Arc<str>], dimension: &str) -> bool {
+    dimensions.binary_search_by(|known| (**known).cmp(dimension)).is_ok()
 }
 
-/// By dimension and anchor, how many rules of a group could be found by it.
-type Crowds<'r> = HashMap<(&'r str, Anchor<'r>), usize>;
+fn hash(hasher: &RandomState, tenant: Option<&str>, dimension: &str, value: &str) -> u64 {
+    hasher.hash_one((tenant, dimension, value))
+}
 
-impl Facets {
-    fn new(rules: &[Rule], positions: &[u32]) -> Self {
+impl Others {
+    /// What is left of rules when those that are found by a whole value are taken out.
+    fn new(rules: &[Rule], positions: &[u32], hasher: &RandomState, exact: &mut Exact) -> Self {
         let of = |at: &u32| (*at, &rules[*at as usize]);
         let mut crowds = Crowds::new();
         for (_, rule) in positions.iter().map(of) {
@@ -135,56 +160,57 @@ impl Facets {
                 }
             }
         }
-        let mut drafts: BTreeMap<&Arc<str>, Vec<(Anchor<'_>, u32)>> = BTreeMap::new();
-        let mut others = Vec::new();
+        let mut facets: BTreeMap<&Arc<str>, (Vec<_>, Vec<_>)> = BTreeMap::new();
+        let mut scanned = Vec::new();
         for (at, rule) in positions.iter().map(of) {
-            match most_selective(rule, &crowds) {
-                None => others.push(at),
-                Some((condition, anchors)) => {
-                    let draft = drafts.entry(&condition.dimension).or_default();
-                    draft.extend(anchors.into_iter().map(|anchor| (anchor, at)));
+            let Some((condition, anchors)) = most_selective(rule, &crowds) else {
+                scanned.push(at);
+                continue;
+            };
+            for anchor in anchors {
+                match anchor {
+                    Anchor::Exact(value) => exact.add(rule, condition, hasher, value, at),
+                    Anchor::Beginning(text) => {
+                        facets.entry(&condition.dimension).or_default().0.push((text, at))
+                    }
+                    Anchor::End(text) => facets.entry(&condition.dimension).or_default().1.push((text, at)),
                 }
             }
         }
-        let facets = drafts.into_iter().map(|(dimension, anchors)| Facet::new(dimension, anchors));
-        Self { by_dimension: facets.collect(), others: others.into() }
+        let facets = facets.into_iter().map(|(dimension, (beginnings, ends))| Facet {
+            dimension: Arc::clone(dimension),
+            beginnings: Literals::beginnings(beginnings),
+            ends: Literals::ends(ends),
+        });
+        Self { facets: facets.collect(), scanned: scanned.into() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.facets.is_empty() && self.scanned.is_empty()
     }
 
     fn collect(&self, request: &Dimensions<'_>, found: &mut Candidates) {
-        found.extend_from_slice(&self.others);
-        for facet in &self.by_dimension {
-            if let Some(value) = request.get(&facet.dimension) {
-                facet.collect(value, found);
+        found.extend_from_slice(&self.scanned);
+        if self.facets.is_empty() {
+            return;
+        }
+        for (dimension, value) in request.pairs() {
+            let at = self.facets.binary_search_by(|facet| (*facet.dimension).cmp(dimension));
+            if let Some(facet) = at.ok().map(|at| &self.facets[at]) {
+                facet.beginnings.each_beginning(value, |at| found.push(at));
+                facet.ends.each_end(value, |at| found.push(at));
             }
         }
     }
 }
 
-impl Facet {
-    fn new(dimension: &Arc<str>, anchors: Vec<(Anchor<'_>, u32)>) -> Self {
-        let mut exact: HashMap<Arc<str>, Vec<u32>> = HashMap::new();
-        let (mut beginnings, mut ends) = (Vec::new(), Vec::new());
-        for (anchor, at) in anchors {
-            match anchor {
-                Anchor::Exact(pattern) => exact.entry(pattern.text()).or_default().push(at),
-                Anchor::Beginning(text) => beginnings.push((text, at)),
-                Anchor::End(text) => ends.push((text, at)),
-            }
+impl Exact {
+    fn add(&mut self, rule: &Rule, condition: &Condition, hasher: &RandomState, value: &str, at: u32) {
+        let by = if rule.tenant.is_none() { &mut self.everyone_by } else { &mut self.own_by };
+        if !by.contains(&condition.dimension) {
+            by.insert(Arc::clone(&condition.dimension));
         }
-        Self {
-            dimension: Arc::clone(dimension),
-            exact: exact.into_iter().map(|(value, positions)| (value, positions.into())).collect(),
-            beginnings: Literals::beginnings(beginnings),
-            ends: Literals::ends(ends),
-        }
-    }
-
-    fn collect(&self, value: &str, found: &mut Candidates) {
-        if let Some(positions) = self.exact.get(value) {
-            found.extend_from_slice(positions);
-        }
-        self.beginnings.each_beginning(value, |at| found.push(at));
-        self.ends.each_end(value, |at| found.push(at));
+        self.items.push((hash(hasher, rule.tenant.as_deref(), &condition.dimension, value), at));
     }
 }
 
@@ -210,7 +236,7 @@ fn most_selective<'r>(rule: &'r Rule, crowds: &Crowds<'r>) -> Option<(&'r Condit
 
 fn anchor(pattern: &Pattern) -> Option<Anchor<'_>> {
     if !pattern.is_wild() {
-        return Some(Anchor::Exact(pattern));
+        return Some(Anchor::Exact(pattern.as_str()));
     }
     let (beginning, end) = (pattern.beginning(), pattern.end());
     let anchor = if beginning.len() >= end.len() { Anchor::Beginning(beginning) } else { Anchor::End(end) };
@@ -219,10 +245,8 @@ fn anchor(pattern: &Pattern) -> Option<Anchor<'_>> {
 
 impl Anchor<'_> {
     fn bytes(&self) -> usize {
-        match self {
-            Self::Exact(pattern) => pattern.as_str().len(),
-            Self::Beginning(text) | Self::End(text) => text.len(),
-        }
+        let (Self::Exact(text) | Self::Beginning(text) | Self::End(text)) = self;
+        text.len()
     }
 }
 
