@@ -16,6 +16,7 @@ mod measure;
 mod memory;
 mod pieces;
 mod region;
+mod rules;
 mod scrape;
 mod servers;
 mod stream;
@@ -46,6 +47,8 @@ enum Command {
     Servers(servers::Args),
     /// Servers around one store: what they admit together, and what it costs.
     Region(region::Args),
+    /// A set of a million rules and overrides: time to compile, memory, time of a match.
+    Rules(rules::Args),
     /// One contender in one case; `local` starts itself anew with this for each of them.
     #[command(hide = true)]
     Trial(trial::Args),
@@ -58,6 +61,7 @@ fn main() -> Result<()> {
         Command::Memory(args) => memory::run(&args),
         Command::Servers(args) => servers::run(&args),
         Command::Region(args) => region::run(&args),
+        Command::Rules(args) => rules::run(&args),
         Command::Trial(args) => trial::run(&args),
     }
 }

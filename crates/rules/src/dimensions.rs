@@ -103,11 +103,7 @@ impl<'a> Dimensions<'a> {
     /// Adds a client's address as [`ADDRESS`]. It is counted by the network that one client commonly has to itself:
     /// IPv4 by the address, IPv6 by its /64, such as `2001:db8:1:2::/64`. Networks of rules are compared with all of it.
     pub fn add_address(&mut self, address: IpAddr) -> Result<(), DimensionsError> {
-        let counted = match shared_prefix(canonical(address)) {
-            IpNet::V4(network) => network.addr().to_string(),
-            IpNet::V6(network) => network.to_string(),
-        };
-        self.add(Cow::Borrowed(ADDRESS), Cow::Owned(counted))?;
+        self.add(Cow::Borrowed(ADDRESS), Cow::Owned(counted_as(address)))?;
         self.address = Some(IpNet::from(canonical(address)));
         Ok(())
     }
@@ -117,9 +113,22 @@ impl<'a> Dimensions<'a> {
         self.address.as_ref().is_some_and(|address| is_within(address, network))
     }
 
+    /// All names and values.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.pairs.iter().map(|(name, value)| (&**name, &**value))
+    }
+
     /// The value of a dimension, if the request has it.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.pairs.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
+    }
+}
+
+/// What a client of this address is counted as.
+pub(crate) fn counted_as(address: IpAddr) -> String {
+    match shared_prefix(canonical(address)) {
+        IpNet::V4(network) => network.addr().to_string(),
+        IpNet::V6(network) => network.to_string(),
     }
 }
 

@@ -1,81 +1,43 @@
-//! The rules file: TOML, parsed once into rules that need no second look.
+//! The rules file: TOML, parsed once into a set that needs no second look.
 
-use std::collections::HashSet;
-use std::fmt;
-use std::time::Duration;
-
-use tidegate_core::{Algorithm, Class, Limit, LimitError};
 use toml::{Table, Value};
 
-use crate::dimensions::{ADDRESS, DIMENSIONS_MAX, HEADER_PREFIX, is_name};
-use crate::network::parse_network;
-use crate::pattern::Pattern;
-use crate::period::parse_period;
-use crate::rule::{Condition, KEY_PARTS_MAX, Mode, Rule};
-use crate::set::RULES_MAX;
+use crate::compile::{Compiler, Place, Ties};
+use crate::fields::kind_of;
+use crate::problems::Problems;
+use crate::set::RuleSet;
 
 /// The largest rules file.
 pub const FILE_BYTES_MAX: usize = 16 << 20;
 
-/// The longest name of a rule: it is told in headers.
-const RULE_NAME_BYTES_MAX: usize = 128;
-/// The most conditions of a rule.
-const CONDITIONS_MAX: usize = 8;
-/// The most header fields that the rules of a set look at.
-const HEADERS_MAX: usize = 16;
-const _: () = assert!(HEADERS_MAX < DIMENSIONS_MAX, "there are other dimensions too");
-/// The most patterns of one condition.
-const PATTERNS_MAX: usize = 64;
-
-/// Everything that is wrong with a file, so that it can be mended in one go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problems(pub Vec<String>);
-
-impl fmt::Display for Problems {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("\n"))
-    }
+/// The rows of a file, and what its requests are placed by.
+struct Rows {
+    templates: Vec<Value>,
+    rules: Vec<Value>,
+    overrides: Vec<Value>,
+    placement: Option<Value>,
 }
 
-impl std::error::Error for Problems {}
-
-/// What a rule may say, in the order in which problems are told.
-const FIELDS: &[&str] = &[
-    "name",
-    "tenant",
-    "version",
-    "class",
-    "paid",
-    "tolerance",
-    "mode",
-    "algorithm",
-    "key",
-    "limit",
-    "period",
-    "burst",
-    "when",
-];
-
-/// The largest limit and burst.
-const AMOUNT_MAX: u64 = u32::MAX as u64;
-
-/// The rules of a file, or all that is wrong with it.
-pub(crate) fn parse_rules(text: &str) -> Result<(Vec<Rule>, Option<String>), Problems> {
-    let (rows, placement) = rows_of(text).map_err(|problem| Problems(vec![problem]))?;
-    let mut problems = Vec::new();
-    let placement = placement.and_then(|value| {
-        read_dimension(value).map_err(|problem| problems.push(format!("placement: {problem}"))).ok()
-    });
-    let mut rules = Vec::with_capacity(rows.len());
-    for (at, row) in rows.into_iter().enumerate() {
-        match parse_row(row) {
-            Ok(rule) => rules.push(rule),
-            Err(found) => problems.extend(found.into_iter().map(|problem| format!("rules[{at}]{problem}"))),
-        }
+/// The set of a file, or all that is wrong with it.
+pub(crate) fn parse(text: &str, version: String) -> Result<RuleSet, Problems> {
+    let rows = rows_of(text)?;
+    let mut compiler = Compiler::default();
+    compiler.has_room_for(rows.templates.len(), rows.rules.len(), rows.overrides.len())?;
+    if let Some(placement) = rows.placement {
+        compiler.placement(placement);
     }
-    problems.extend(repeated_names(&rules));
-    problems.extend(too_many_headers(&rules));
-    if problems.is_empty() { Ok((rules, placement)) } else { Err(Problems(problems)) }
+    for (at, row) in rows.templates.into_iter().enumerate() {
+        compiler.template(&Place::Row("templates", at), row);
+    }
+    for (at, row) in rows.rules.into_iter().enumerate() {
+        compiler.rule(&Place::Row("rules", at), row);
+    }
+    let mut compiler = compiler.ordered(Ties::AsGiven, rows.overrides.len());
+    for (at, row) in rows.overrides.into_iter().enumerate() {
+        // Whether it has expired by then is looked at when it is asked for.
+        compiler.exception(&Place::Row("overrides", at), row, 0);
+    }
+    compiler.finish(version)
 }
 
 /// What is wrong with a text that is not TOML, and where, in one line.
@@ -88,284 +50,45 @@ pub fn syntax_problem(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}, column {column}: {message}")
 }
 
-/// The rows of a file, and what its requests are placed by.
-fn rows_of(text: &str) -> Result<(Vec<Value>, Option<Value>), String> {
+fn rows_of(text: &str) -> Result<Rows, String> {
     if text.len() > FILE_BYTES_MAX {
         return Err(format!("{} bytes is outside 0 to {FILE_BYTES_MAX}", text.len()));
     }
     let mut file: Table = text.parse().map_err(|error| syntax_problem(text, &error))?;
-    let (rules, placement) = (file.remove("rules"), file.remove("placement"));
+    let rules = file.remove("rules");
+    let (templates, overrides) = (file.remove("templates"), file.remove("overrides"));
+    let placement = file.remove("placement");
     if let Some(unknown) = file.keys().next() {
-        return Err(format!("{unknown}: not known; a rules file has [[rules]] and placement"));
+        return Err(format!(
+            "{unknown}: not known; a rules file has [[rules]], [[templates]], [[overrides]] and placement"
+        ));
     }
-    let rows = match rules {
-        // An empty file is more often one that is being written than one that was meant.
-        None => return Err("rules: missing; a file that means none says `rules = []`".to_owned()),
-        Some(Value::Array(rows)) => rows,
-        Some(other) => return Err(format!("rules: {} is not a list of rules", kind_of(&other))),
-    };
-    if rows.len() > RULES_MAX {
-        return Err(format!("rules: {} is outside 0 to {RULES_MAX}", rows.len()));
-    }
-    Ok((rows, placement))
-}
-
-fn repeated_names(rules: &[Rule]) -> Vec<String> {
-    let mut seen = HashSet::new();
-    let repeated = rules.iter().filter(|rule| !seen.insert(rule.name.as_str()));
-    repeated.map(|rule| format!("rules: {:?} is given twice", rule.name)).collect()
-}
-
-/// A request has room for so many of its header fields beside what else it is known by.
-fn too_many_headers(rules: &[Rule]) -> Option<String> {
-    let used = rules.iter().flat_map(Rule::dimensions_used).filter(|name| name.starts_with(HEADER_PREFIX));
-    let count = used.collect::<HashSet<_>>().len();
-    (count > HEADERS_MAX).then(|| {
-        format!("rules: {count} different {HEADER_PREFIX}* dimensions is outside 0 to {HEADERS_MAX}")
+    // An empty file is more often one that is being written than one that was meant.
+    let rules = rules.ok_or("rules: missing; a file that means none says `rules = []`")?;
+    Ok(Rows {
+        templates: templates.map_or(Ok(Vec::new()), |given| list("templates", given))?,
+        rules: list("rules", rules)?,
+        overrides: overrides.map_or(Ok(Vec::new()), |given| list("overrides", given))?,
+        placement,
     })
 }
 
-fn parse_row(row: Value) -> Result<Rule, Vec<String>> {
-    let Value::Table(table) = row else {
-        return Err(vec![format!(": a rule is a table, not {}", kind_of(&row))]);
-    };
-    let mut fields = Fields { table, problems: Vec::new() };
-    let rule = parse_fields(&mut fields);
-    fields.refuse_unknown();
-    match rule {
-        Some(rule) if fields.problems.is_empty() => Ok(rule),
-        _ => Err(fields.problems),
+fn list(what: &str, given: Value) -> Result<Vec<Value>, String> {
+    match given {
+        Value::Array(rows) => Ok(rows),
+        other => Err(format!("{what}: {} is not a list of {what}", kind_of(&other))),
     }
-}
-
-/// Reads every field before it gives up, so that all problems of a rule are told at once.
-fn parse_fields(fields: &mut Fields) -> Option<Rule> {
-    let name = fields.required("name", read_name);
-    let tenant = fields.optional("tenant", read_text);
-    let version = fields.optional("version", |value| read_number(&value, 0, i64::MAX.unsigned_abs()));
-    let class = fields.optional("class", |value| read_choice(value, &CLASSES));
-    let paid = fields.paid(class);
-    let tolerance = fields.optional("tolerance", |value| read_number(&value, 0, 100));
-    let mode = fields.optional("mode", |value| read_choice(value, &MODES));
-    let algorithm = fields.optional("algorithm", |value| read_choice(value, &ALGORITHMS));
-    let key = fields.required("key", read_key);
-    let amount = fields.required("limit", |value| read_number(&value, 0, AMOUNT_MAX));
-    let period = fields.required("period", read_period);
-    let burst = fields.optional("burst", |value| read_number(&value, 1, AMOUNT_MAX));
-    let when = fields.conditions();
-    let limit = fields.limit(algorithm.unwrap_or(Algorithm::Gcra), amount?, period?, burst);
-    Some(Rule {
-        name: name?,
-        tenant,
-        version: version.unwrap_or(FIRST_VERSION),
-        class: class.unwrap_or_default(),
-        paid: paid.unwrap_or_default(),
-        tolerance_ppm: tolerance.and_then(|percent| u32::try_from(percent * PPM_PER_PERCENT).ok()),
-        mode: mode.unwrap_or_default(),
-        limit: limit?,
-        key: key?,
-        when,
-    })
-}
-
-/// The fields of one rule, taken one by one.
-struct Fields {
-    table: Table,
-    /// Each begins with what is wrong: `.limit: …`.
-    problems: Vec<String>,
-}
-
-impl Fields {
-    fn optional<T>(&mut self, field: &str, read: impl FnOnce(Value) -> Result<T, String>) -> Option<T> {
-        let read = read(self.table.remove(field)?);
-        read.map_err(|problem| self.problems.push(format!(".{field}: {problem}"))).ok()
-    }
-
-    fn required<T>(&mut self, field: &str, read: impl FnOnce(Value) -> Result<T, String>) -> Option<T> {
-        if !self.table.contains_key(field) {
-            self.problems.push(format!(".{field}: missing"));
-        }
-        self.optional(field, read)
-    }
-
-    /// Whether who is limited pays, which only the class for money asks.
-    fn paid(&mut self, class: Option<Class>) -> Option<bool> {
-        let paid = self.optional("paid", |value| {
-            value.as_bool().ok_or_else(|| format!("true or false is expected, not {}", kind_of(&value)))
-        })?;
-        if paid && class != Some(Class::Cost) {
-            self.problems.push(".paid: only a rule of class \"cost\" can say so".to_owned());
-        }
-        Some(paid)
-    }
-
-    fn limit(
-        &mut self,
-        algorithm: Algorithm,
-        amount: u64,
-        period: Duration,
-        burst: Option<u64>,
-    ) -> Option<Limit> {
-        let limit = match algorithm {
-            Algorithm::Gcra => Limit::gcra(amount, period),
-            Algorithm::SlidingWindow => Limit::sliding_window(amount, period),
-        };
-        let limit = match burst {
-            None => limit,
-            Some(burst) => limit.and_then(|limit| limit.with_burst(burst)),
-        };
-        // What the core calls an amount is called the limit here.
-        let problem = |error: LimitError| format!(".{}", error.to_string().replacen("amount:", "limit:", 1));
-        limit.map_err(|error| self.problems.push(problem(error))).ok()
-    }
-
-    fn conditions(&mut self) -> Vec<Condition> {
-        let Some(when) = self.optional("when", read_table) else { return Vec::new() };
-        let mut problems = Vec::new();
-        let conditions = parse_conditions(&when, &mut problems);
-        self.problems.extend(problems.into_iter().map(|problem| format!(".{problem}")));
-        conditions
-    }
-
-    fn refuse_unknown(&mut self) {
-        let known = FIELDS.join(", ");
-        let unknown = self.table.keys().map(|field| format!(".{field}: not known; a rule has {known}"));
-        self.problems.extend(unknown);
-    }
-}
-
-/// Millionths in a hundredth.
-const PPM_PER_PERCENT: u64 = 10_000;
-
-/// The version of a rule that states none.
-const FIRST_VERSION: u64 = 1;
-
-const CLASSES: [(&str, Class); 3] = [
-    (Class::Comfort.as_str(), Class::Comfort),
-    (Class::Cost.as_str(), Class::Cost),
-    (Class::Security.as_str(), Class::Security),
-];
-const MODES: [(&str, Mode); 2] =
-    [(Mode::Enforce.as_str(), Mode::Enforce), (Mode::Shadow.as_str(), Mode::Shadow)];
-const ALGORITHMS: [(&str, Algorithm); 2] =
-    [("gcra", Algorithm::Gcra), ("sliding_window", Algorithm::SlidingWindow)];
-
-fn kind_of(value: &Value) -> &'static str {
-    match value {
-        Value::String(_) => "text",
-        Value::Integer(_) => "an integer",
-        Value::Float(_) => "a float",
-        Value::Boolean(_) => "a boolean",
-        Value::Datetime(_) => "a date",
-        Value::Array(_) => "a list",
-        Value::Table(_) => "a table",
-    }
-}
-
-fn read_text(value: Value) -> Result<String, String> {
-    match value {
-        Value::String(text) => Ok(text),
-        other => Err(format!("text is expected, not {}", kind_of(&other))),
-    }
-}
-
-fn read_table(value: Value) -> Result<Table, String> {
-    match value {
-        Value::Table(table) => Ok(table),
-        other => Err(format!("a table of dimensions is expected, not {}", kind_of(&other))),
-    }
-}
-
-fn read_number(value: &Value, least: u64, most: u64) -> Result<u64, String> {
-    let &Value::Integer(number) = value else {
-        return Err(format!("a whole number from {least} to {most} is expected, not {}", kind_of(value)));
-    };
-    let inside = u64::try_from(number).ok().filter(|number| (least..=most).contains(number));
-    inside.ok_or_else(|| format!("{number} is outside {least} to {most}"))
-}
-
-fn read_choice<T: Copy>(value: Value, choices: &[(&str, T)]) -> Result<T, String> {
-    let text = read_text(value)?;
-    let chosen = choices.iter().find(|(name, _)| *name == text);
-    chosen.map(|(_, choice)| *choice).ok_or_else(|| {
-        let names: Vec<_> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
-        format!("{text:?} is none of {}", names.join(", "))
-    })
-}
-
-fn read_name(value: Value) -> Result<String, String> {
-    let name = read_text(value)?;
-    if (1..=RULE_NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control) {
-        return Ok(name);
-    }
-    Err(format!("{name:?} is not 1 to {RULE_NAME_BYTES_MAX} printable bytes"))
-}
-
-fn read_key(value: Value) -> Result<Vec<String>, String> {
-    let Value::Array(names) = value else {
-        return Err(format!("a list of dimensions is expected, not {}", kind_of(&value)));
-    };
-    if names.len() > KEY_PARTS_MAX {
-        return Err(format!("{} dimensions is outside 0 to {KEY_PARTS_MAX}", names.len()));
-    }
-    names.into_iter().map(read_dimension).collect()
-}
-
-fn read_dimension(value: Value) -> Result<String, String> {
-    let name = read_text(value)?;
-    if is_name(&name) { Ok(name) } else { Err(format!("{name:?} cannot name a dimension")) }
-}
-
-/// A period that some limit can have: told here, so that no other mistake in the rule hides it.
-fn read_period(value: Value) -> Result<Duration, String> {
-    let period = parse_period(&read_text(value)?)?;
-    let problem = |error: LimitError| error.to_string().replacen("period: ", "", 1);
-    Limit::sliding_window(1, period).map(|_| period).map_err(problem)
-}
-
-fn parse_conditions(when: &Table, problems: &mut Vec<String>) -> Vec<Condition> {
-    if when.len() > CONDITIONS_MAX {
-        problems.push(format!("when: {} dimensions is outside 0 to {CONDITIONS_MAX}", when.len()));
-    }
-    let mut conditions = Vec::new();
-    for (dimension, value) in when {
-        match parse_condition(dimension, value) {
-            Ok(condition) => conditions.push(condition),
-            Err(problem) => problems.push(format!("when.{dimension}: {problem}")),
-        }
-    }
-    conditions
-}
-
-fn parse_condition(dimension: &str, value: &Value) -> Result<Condition, String> {
-    if !is_name(dimension) {
-        return Err("cannot name a dimension".to_owned());
-    }
-    let patterns = match value {
-        Value::Array(values) => values.as_slice(),
-        one => std::slice::from_ref(one),
-    };
-    if !(1..=PATTERNS_MAX).contains(&patterns.len()) {
-        return Err(format!("{} patterns is outside 1 to {PATTERNS_MAX}", patterns.len()));
-    }
-    let mut condition =
-        Condition { dimension: dimension.to_owned(), any_of: Vec::new(), networks: Vec::new() };
-    for value in patterns {
-        let pattern = Pattern::new(value.as_str().ok_or("a pattern is text")?);
-        // Addresses have many spellings: only a pattern with a star is compared as text.
-        if dimension == ADDRESS && !pattern.is_wild() {
-            condition.networks.push(parse_network(pattern.as_str())?);
-        } else {
-            condition.any_of.push(pattern);
-        }
-    }
-    Ok(condition)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dimensions, RuleSet};
+    use crate::{Class, Dimensions, Mode};
+
+    /// The names of the rules that apply to a request of no tenant.
+    fn applying(set: &RuleSet, request: &Dimensions<'_>) -> Vec<String> {
+        set.matching("", request, 0).map(|found| found.rule.name.to_string()).collect()
+    }
 
     fn problems(text: &str) -> Vec<String> {
         RuleSet::parse(text).expect_err("has problems").0
@@ -398,12 +121,12 @@ mod tests {
         let [first, second] = set.rules() else { panic!("two rules") };
         assert_eq!((first.version, first.class, first.mode), (1, Class::Comfort, Mode::Enforce));
         assert_eq!((second.version, second.class, second.mode), (7, Class::Security, Mode::Shadow));
-        assert!(first.is_for("acme") && first.is_for("other"));
-        assert!(second.is_for("acme") && !second.is_for("other"));
         let login = Dimensions::new([("ip", "::1"), ("user", "a"), ("path", "/login")]).expect("fine");
-        assert_eq!(set.matching(&login).count(), 2);
+        assert_eq!(set.matching("acme", &login, 0).count(), 2);
+        assert_eq!(applying(&set, &login), ["per_user"]);
         let other = Dimensions::new([("ip", "::1"), ("user", "a"), ("path", "/")]).expect("fine");
-        assert_eq!(set.matching(&other).map(|rule| &rule.name).collect::<Vec<_>>(), ["per_user"]);
+        assert_eq!(set.matching("acme", &other, 0).count(), 1);
+        assert_eq!([set.rules_for("acme").count(), set.rules_for("other").count()], [2, 1]);
     }
 
     #[test]
@@ -481,7 +204,7 @@ mod tests {
             "rules[0].when.method: 0 patterns is outside 1 to 64",
             "rules[0].when.path: a pattern is text",
             "rules[1].period: \"1 fortnight\" is not a number and a unit of us, ms, s, m, h or d, such as \"1m\"",
-            "rules[2].brust: not known; a rule has name, tenant, version, class, paid, tolerance, mode, algorithm, key, limit, period, \
+            "rules[2].brust: not known; a rule has name, tenant, version, priority, template, class, paid, tolerance, mode, algorithm, key, limit, period, \
              burst, when",
         ];
         assert_eq!(found, expected);
@@ -567,7 +290,7 @@ mod tests {
     fn conditions_on_the_address_are_networks() {
         let rule = rule_with("when = { ip = ['10.0.0.0/8', '2001:db8::/32', '192.0.2.7', '198.51.100.*'] }");
         let set = RuleSet::parse(&rule).expect("good");
-        let applies = |ip: &str| set.matching(&Dimensions::new([("ip", ip)]).expect("fine")).count() == 1;
+        let applies = |ip: &str| applying(&set, &Dimensions::new([("ip", ip)]).expect("fine")).len() == 1;
         for ip in
             ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8::1", "2001:db8:0:1::/64", "192.0.2.7", "198.51.100.9"]
         {
@@ -578,7 +301,7 @@ mod tests {
         {
             assert!(!applies(ip), "{ip}");
         }
-        assert_eq!(set.matching(&Dimensions::default()).count(), 0);
+        assert_eq!(applying(&set, &Dimensions::default()).len(), 0);
     }
 
     #[test]
@@ -587,7 +310,7 @@ mod tests {
         for (address, applies) in [("2001:db8:1:2::6", 1), ("2001:db8:1:2::7", 0)] {
             let mut request = Dimensions::default();
             request.add_address(address.parse().expect("an address")).expect("the first");
-            assert_eq!(set.matching(&request).count(), applies, "{address}");
+            assert_eq!(applying(&set, &request).len(), applies, "{address}");
         }
     }
 

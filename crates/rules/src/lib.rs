@@ -12,26 +12,41 @@
 //!     period = "1m"
 //! "#)?;
 //! let request = Dimensions::new([("method", "POST"), ("path", "/v1/orders"), ("user", "alice")])?;
-//! let applies: Vec<_> = rules.matching(&request).map(|rule| rule.name.as_str()).collect();
+//! let applies: Vec<_> = rules.matching("", &request, 0).map(|found| &*found.rule.name).collect();
 //! assert_eq!(applies, ["writes_per_user"]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod book;
+mod compile;
 mod dimensions;
+mod emergency;
+mod exception;
+mod fields;
 mod file;
+mod index;
+mod interner;
 mod network;
 pub mod overrides;
 pub mod pattern;
 mod period;
+mod problems;
 mod rule;
 mod set;
+mod template;
 
 pub use dimensions::{
     ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, HEADER_PREFIX, NAME_BYTES_MAX, VALUE_BYTES_MAX,
 };
-pub use file::{FILE_BYTES_MAX, Problems, syntax_problem};
+pub use emergency::EMERGENCIES_MAX;
+pub use exception::{
+    LOOSE_WILDCARDS_PER_RULE_MAX, RULE_OVERRIDES_MAX, WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
+};
+pub use file::{FILE_BYTES_MAX, syntax_problem};
 pub use network::{canonical, parse_network};
 pub use period::parse_period;
-pub use rule::{KEY_PARTS_MAX, Mode, Rule};
-pub use set::{RULES_MAX, RuleSet};
+pub use problems::{PROBLEMS_MAX, Problems};
+pub use rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
+pub use set::{Match, RULES_MAX, RuleSet, SCANNED_RULES_MAX, Terms};
+pub use template::TEMPLATES_MAX;
 pub use tidegate_core::Class;

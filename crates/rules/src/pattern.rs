@@ -1,15 +1,17 @@
 //! Patterns: text in which `*` stands for anything, also nothing.
 
-/// Text to compare with, compiled once.
-#[derive(Clone, Debug, PartialEq, Eq)]
+use std::sync::Arc;
+
+/// Text to compare with, compiled once. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
-    text: String,
+    text: Arc<str>,
     wild: bool,
 }
 
 impl Pattern {
     /// The pattern written as `text`.
-    pub fn new(text: impl Into<String>) -> Self {
+    pub fn new(text: impl Into<Arc<str>>) -> Self {
         let text = text.into();
         Self { wild: text.contains('*'), text }
     }
@@ -17,12 +19,27 @@ impl Pattern {
     /// Whether `value` is what the pattern describes.
     #[inline]
     pub fn matches(&self, value: &str) -> bool {
-        if self.wild { matches_wild(&self.text, value) } else { self.text == value }
+        if self.wild { matches_wild(&self.text, value) } else { *self.text == *value }
     }
 
     /// Whether the pattern has a `*`.
     pub fn is_wild(&self) -> bool {
         self.wild
+    }
+
+    /// What every value begins with that the pattern describes: all of it, if it has no `*`.
+    pub(crate) fn beginning(&self) -> &str {
+        self.text.split('*').next().unwrap_or_default()
+    }
+
+    /// What every value ends with that the pattern describes.
+    pub(crate) fn end(&self) -> &str {
+        self.text.rsplit('*').next().unwrap_or_default()
+    }
+
+    /// How much the pattern spells out, in bytes.
+    pub(crate) fn literal_bytes(&self) -> usize {
+        self.text.bytes().filter(|byte| *byte != b'*').count()
     }
 
     /// The pattern as it was written.

@@ -1,5 +1,7 @@
 //! A rule: a limit, and the requests it applies to.
 
+use std::sync::Arc;
+
 use arrayvec::ArrayVec;
 use ipnet::IpNet;
 use tidegate_core::{Class, Limit};
@@ -8,7 +10,7 @@ use crate::dimensions::Dimensions;
 use crate::pattern::Pattern;
 
 /// Whether a rule's denials stop anyone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// They do.
     #[default]
@@ -30,15 +32,20 @@ impl Mode {
 /// The most dimensions of a key.
 pub const KEY_PARTS_MAX: usize = 8;
 
-/// A limit, and the requests it applies to.
+/// The values of a request that a rule counts it under, one for each part of the rule's key.
+pub type Key<'d> = ArrayVec<&'d str, KEY_PARTS_MAX>;
+
+/// A limit, and the requests it applies to. What many rules say alike is kept once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Unique within its set.
-    pub name: String,
+    pub name: Box<str>,
     /// Whose requests: every tenant's, each counted apart, or only this one's.
-    pub tenant: Option<String>,
+    pub tenant: Option<Arc<str>>,
     /// Raised by whoever changes the rule; told with every decision.
     pub version: u64,
+    /// Rules of higher priority come first.
+    pub priority: i32,
     /// What happens when something is gone.
     pub class: Class,
     /// Whether those it limits pay: then a rule of class [`Class::Cost`] fails open.
@@ -50,53 +57,45 @@ pub struct Rule {
     /// What may pass.
     pub limit: Limit,
     /// The dimensions whose values together are counted. A request without one of them is not counted.
-    pub key: Vec<String>,
+    pub key: Arc<[Arc<str>]>,
     /// Dimensions that must match.
-    pub when: Vec<Condition>,
+    pub when: Arc<[Condition]>,
 }
 
 /// One dimension and the patterns and networks of which one must match.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Condition {
     /// The dimension.
-    pub dimension: String,
+    pub dimension: Arc<str>,
     /// Any of these will do.
-    pub any_of: Vec<Pattern>,
+    pub any_of: Box<[Pattern]>,
     /// Or an address in any of these; only for the dimension that holds one.
-    pub networks: Vec<IpNet>,
+    pub networks: Box<[IpNet]>,
 }
 
 impl Rule {
-    /// Whether the rule applies to a request with these dimensions.
-    pub fn applies(&self, request: &Dimensions<'_>) -> bool {
-        self.key_of(request).is_some()
-    }
-
-    /// The parts of the key that a request is counted under, if the rule applies to it.
-    pub fn key_of<'d>(&self, request: &'d Dimensions<'_>) -> Option<ArrayVec<&'d [u8], KEY_PARTS_MAX>> {
+    /// What a request is counted under, if the rule applies to it.
+    pub fn key_of<'d>(&self, request: &'d Dimensions<'_>) -> Option<Key<'d>> {
         if !self.when.iter().all(|condition| condition.holds(request)) {
             return None;
         }
-        // A rule file with more parts than fit is refused.
-        self.key.iter().take(KEY_PARTS_MAX).map(|name| request.get(name).map(str::as_bytes)).collect()
-    }
-
-    /// The dimensions that the rule looks at, some of them perhaps twice.
-    pub fn dimensions_used(&self) -> impl Iterator<Item = &str> {
-        self.when
-            .iter()
-            .map(|condition| condition.dimension.as_str())
-            .chain(self.key.iter().map(String::as_str))
+        // A rule with more parts than fit is refused.
+        self.key.iter().take(KEY_PARTS_MAX).map(|name| request.get(name)).collect()
     }
 
     /// Whether the rule is for requests of `tenant`.
     pub fn is_for(&self, tenant: &str) -> bool {
         self.tenant.as_deref().is_none_or(|only| only == tenant)
     }
+
+    /// The dimensions that the rule looks at, some of them perhaps twice.
+    pub fn dimensions_used(&self) -> impl Iterator<Item = &str> {
+        self.when.iter().map(|condition| &*condition.dimension).chain(self.key.iter().map(|name| &**name))
+    }
 }
 
 impl Condition {
-    fn holds(&self, request: &Dimensions<'_>) -> bool {
+    pub(crate) fn holds(&self, request: &Dimensions<'_>) -> bool {
         let value = request.get(&self.dimension);
         value.is_some_and(|value| self.any_of.iter().any(|pattern| pattern.matches(value)))
             || self.networks.iter().any(|network| request.is_within(network))

@@ -4,70 +4,199 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
+use tidegate_core::Limit;
 
+use crate::book::Book;
+use crate::compile;
 use crate::dimensions::Dimensions;
-use crate::file::{Problems, parse_rules};
-use crate::rule::Rule;
+use crate::emergency::Emergencies;
+use crate::exception::Exceptions;
+use crate::file;
+use crate::index::RuleIndex;
+use crate::problems::Problems;
+use crate::rule::{Key, Mode, Rule};
 
-/// The most rules of a set. Every request looks at each of them, so more would be slow.
-pub const RULES_MAX: usize = 10_000;
+/// The most rules of a set. Higher: more memory, some 300 bytes each, and a slower start.
+pub const RULES_MAX: usize = 1_000_000;
 
-/// Hexadecimal digits of a set's version: enough to tell sets apart, few enough to read out.
+/// The most rules for every tenant, and of one tenant's own, that have no value, beginning or end of a value in `when` to be
+/// found by: a request looks at each of them, so more would be slow.
+pub const SCANNED_RULES_MAX: usize = 10_000;
+
+/// Hexadecimal digits of a file's version: enough to tell sets apart, few enough to read out.
 const VERSION_DIGITS: usize = 12;
 
-/// An immutable set of rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An immutable set of rules, with the overrides and emergencies that go before them.
+#[derive(Debug)]
 pub struct RuleSet {
-    rules: Vec<Rule>,
-    version: String,
-    placement: Option<String>,
+    parts: Parts,
+    revision: u64,
+}
+
+/// What a set is made of.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    /// In the order in which they apply.
+    pub(crate) rules: Box<[Rule]>,
+    pub(crate) index: RuleIndex,
+    pub(crate) exceptions: Exceptions,
+    pub(crate) emergencies: Emergencies,
+    pub(crate) version: String,
+    pub(crate) placement: Option<String>,
+}
+
+/// A rule that applies to a request.
+#[derive(Clone, Debug)]
+pub struct Match<'s, 'd> {
+    /// The rule's place in [`RuleSet::rules`].
+    pub position: usize,
+    /// The rule.
+    pub rule: &'s Rule,
+    /// What the request is counted under.
+    pub key: Key<'d>,
+    /// What holds for this key.
+    pub terms: Terms<'s>,
+}
+
+/// What a rule comes to for one key, and who said so. The meters stay the rule's: what was spent under one limit counts
+/// under another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms<'s> {
+    /// What may pass, by the rule's algorithm.
+    pub limit: Limit,
+    /// Whether a denial stops anyone.
+    pub mode: Mode,
+    /// The override that said so, by name.
+    pub exception: Option<&'s str>,
+    /// The emergency that said so, by id.
+    pub emergency: Option<&'s str>,
 }
 
 impl Default for RuleSet {
     fn default() -> Self {
-        Self { rules: Vec::new(), version: version_of(""), placement: None }
+        Self::new(Parts { version: version_of(""), ..Parts::default() })
     }
 }
 
 impl RuleSet {
-    /// Reads a set from the text of a rules file. It is taken whole or not at all, with every problem named.
-    pub fn parse(text: &str) -> Result<Self, Problems> {
-        let (rules, placement) = parse_rules(text)?;
-        Ok(Self { rules, version: version_of(text), placement })
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self { parts, revision: 0 }
     }
 
-    /// The rules that apply to a request, in the order of the file.
-    pub fn matching<'r>(&'r self, request: &'r Dimensions<'_>) -> impl Iterator<Item = &'r Rule> {
-        self.rules.iter().filter(|rule| rule.applies(request))
+    pub(crate) fn of_revision(self, revision: u64) -> Self {
+        Self { revision, ..self }
+    }
+
+    /// Reads a set from the text of a rules file. It is taken whole or not at all, with every problem named.
+    pub fn parse(text: &str) -> Result<Self, Problems> {
+        file::parse(text, version_of(text))
+    }
+
+    /// Compiles what a store holds, without what ended before `now_ms` (milliseconds since the Unix epoch). `placement` is what a
+    /// rules file says by that name. It is taken whole or not at all, with every problem named.
+    pub fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Result<Self, Problems> {
+        compile::compile(book, placement, now_ms)
+    }
+
+    /// The rules that apply to a request of `tenant`, in order: of higher priority first, then as in the file, or by name if
+    /// they come from a store.
+    pub fn matching<'s, 'd>(
+        &'s self,
+        tenant: &str,
+        request: &'d Dimensions<'_>,
+        now_ms: u64,
+    ) -> impl Iterator<Item = Match<'s, 'd>> {
+        self.parts.index.candidates(tenant, request).into_iter().filter_map(move |number| {
+            let position = number as usize;
+            let rule = &self.parts.rules[position];
+            let key = if rule.is_for(tenant) { rule.key_of(request)? } else { return None };
+            let terms = self.terms(number, tenant, &key, request, now_ms);
+            Some(Match { position, rule, key, terms })
+        })
+    }
+
+    /// What holds for a key of a rule: what an emergency says, or an override, or the rule.
+    fn terms(
+        &self,
+        number: u32,
+        tenant: &str,
+        key: &[&str],
+        request: &Dimensions<'_>,
+        now_ms: u64,
+    ) -> Terms<'_> {
+        let Parts { rules, exceptions, emergencies, .. } = &self.parts;
+        let rule = &rules[number as usize];
+        let own = Terms { limit: rule.limit, mode: rule.mode, exception: None, emergency: None };
+        let emergency = emergencies.find(number, tenant, key, request, now_ms);
+        if let Some((emergency, limit)) =
+            emergency.and_then(|found| found.limit(rule).map(|limit| (found, limit)))
+        {
+            return Terms { limit, mode: emergency.mode(), emergency: Some(&emergency.id), ..own };
+        }
+        let usual = match exceptions.find(number, tenant, key, now_ms) {
+            None => own,
+            Some(found) => Terms {
+                limit: found.limit,
+                mode: found.mode.unwrap_or(rule.mode),
+                exception: Some(found.name),
+                emergency: None,
+            },
+        };
+        match emergency {
+            None => usual,
+            // It only says that nobody is stopped.
+            Some(emergency) => Terms { mode: emergency.mode(), emergency: Some(&emergency.id), ..usual },
+        }
+    }
+
+    /// The rules that are for requests of `tenant`, with their places: those for everyone, then its own, each in order.
+    pub fn rules_for(&self, tenant: &str) -> impl Iterator<Item = (usize, &Rule)> {
+        self.parts.index.positions(tenant).map(|position| (position, &self.parts.rules[position]))
     }
 
     /// The dimensions that the rules for `tenant` look at: a request needs no others.
     pub fn dimensions_used(&self, tenant: &str) -> BTreeSet<&str> {
-        let rules = self.rules.iter().filter(|rule| rule.is_for(tenant));
-        let used: BTreeSet<&str> = rules.flat_map(Rule::dimensions_used).collect();
+        let used: BTreeSet<&str> =
+            self.rules_for(tenant).flat_map(|(_, rule)| rule.dimensions_used()).collect();
         // Where nothing is counted, nothing has to be found.
-        if used.is_empty() { used } else { used.into_iter().chain(self.placement()).collect() }
+        if used.is_empty() {
+            return used;
+        }
+        used.into_iter()
+            .chain(self.placement())
+            .chain(self.parts.emergencies.dimensions_used(tenant))
+            .collect()
     }
 
     /// The dimension that says where in a region a request's meters are kept; all those of a tenant are kept together where
     /// nothing is said.
     pub fn placement(&self) -> Option<&str> {
-        self.placement.as_deref()
+        self.parts.placement.as_deref()
     }
 
     /// Whether requests of different placements share meters of a rule.
     pub fn crosses(&self, rule: &Rule) -> bool {
-        self.placement.as_ref().is_some_and(|dimension| !rule.key.contains(dimension))
+        self.placement().is_some_and(|dimension| rule.key.iter().all(|part| **part != *dimension))
     }
 
-    /// All rules, in the order of the file.
+    /// All rules, in the order in which they apply.
     pub fn rules(&self) -> &[Rule] {
-        &self.rules
+        &self.parts.rules
     }
 
-    /// What tells this set from others: the beginning of a digest of its text.
+    /// How many overrides there are.
+    pub fn overrides(&self) -> usize {
+        self.parts.exceptions.len()
+    }
+
+    /// What tells this set from others: the beginning of a digest of its text, or the revisions of a store.
     pub fn version(&self) -> &str {
-        &self.version
+        &self.parts.version
+    }
+
+    /// The revision of the store that the set was compiled from; 0 for a file.
+    pub fn revision(&self) -> u64 {
+        self.revision
     }
 }
 

@@ -13,7 +13,8 @@ use ::http::{HeaderMap, HeaderValue, Request};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use ipnet::IpNet;
-use tidegate_rules::RuleSet;
+use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::{Dimensions, PROBLEMS_MAX, RuleSet};
 
 use crate::address;
 use crate::config::Config;
@@ -96,6 +97,42 @@ pub fn rules_file(bytes: &[u8]) {
     }
 }
 
+/// Lines of a book: what a row is (`t`, `r`, `o` or `e`), its name to the first blank, and its body. Refused in words, or a set
+/// in which rules apply in order, each once.
+pub fn book(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let mut book = Book { revision: 1, emergency_revision: 1, ..Book::default() };
+    for line in text.lines() {
+        let mut chars = line.chars();
+        let kind = chars.next();
+        let (name, body) = chars.as_str().split_once(' ').unwrap_or_default();
+        let (name, body) = (name.to_owned(), body.to_owned());
+        let mut row = |kind| book.rows.push(Row { kind, name: name.clone(), body: body.clone(), version: 1 });
+        match kind {
+            Some('t') => row(Kind::Template),
+            Some('r') => row(Kind::Rule),
+            Some('o') => row(Kind::Override),
+            _ => book.emergencies.push(EmergencyRow { id: name, body, expires_ms: 2 }),
+        }
+    }
+    match RuleSet::compile(&book, None, 0) {
+        Ok(set) => each_request(&set),
+        Err(problems) => assert!((1..=PROBLEMS_MAX + 1).contains(&problems.0.len())),
+    }
+}
+
+fn each_request(set: &RuleSet) {
+    for (user, path) in [("a", "/a"), ("ab", "/"), ("", "b")] {
+        let known_by = [("user", user), ("path", path), ("ip", "10.0.0.1")];
+        let request = Dimensions::new(known_by).expect("good dimensions");
+        let positions: Vec<usize> = set.matching("t", &request, 1).map(|found| found.position).collect();
+        assert!(positions.is_sorted_by(|a, b| a < b), "each once, in order");
+        // Emergencies end, all of them.
+        let mut later = set.matching("t", &request, u64::MAX);
+        assert!(later.all(|found| found.terms.emergency.is_none()));
+    }
+}
+
 /// Where the HTTP listener reads a body, each in its own way.
 const PATHS: [&str; 8] = [
     "/v1/check",
@@ -163,6 +200,12 @@ mod tests {
         let limit = br#"{"namespace":"n","identifier":"a","limit":1,"duration":1000}"#;
         let statuses = http_body(limit);
         assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 1, "{statuses:?}");
+    }
+
+    #[test]
+    fn a_book_is_refused_or_matched() {
+        book(b"rr {\"key\":[\"user\"],\"limit\":1,\"period\":\"1s\"}\noo {\"rule\":\"r\",\"key\":[\"a\"],\"limit\":2,\"expires\":9}");
+        book(b"rr {}\noo [\nee {\"action\":\"block\"}");
     }
 
     proptest! {

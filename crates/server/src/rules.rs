@@ -1,11 +1,16 @@
 //! Rules at work: which apply to a request, and what they decide together.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::io::Read as _;
 use std::path::Path;
 
+use arrayvec::ArrayVec;
 use tidegate::region::{Policy, Question};
-use tidegate::{Decision, Gate, Outcome as LimitOutcome};
-use tidegate_rules::{Class, Dimensions, FILE_BYTES_MAX, Mode, Rule, RuleSet};
+use tidegate::{Algorithm, Decision, Gate, Limit, Outcome as LimitOutcome, UnknownName};
+use tidegate_rules::{
+    Class, Dimensions, FILE_BYTES_MAX, KEY_PARTS_MAX, Key, Match, Mode, Rule, RuleSet, Terms,
+};
 
 use crate::auth::TenantIndex;
 use crate::deciding::{Decided, Decider, question};
@@ -20,17 +25,40 @@ const GATES_MAX: usize = 1_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct GatedRules {
     set: RuleSet,
-    /// By tenant, then by rule; nothing where a rule is not for the tenant.
-    gates: Vec<Vec<Option<Gate>>>,
+    /// By tenant: the gates of the rules that are for it, by the rule's position, in order.
+    gates: Vec<Box<[(usize, Gate)]>>,
     /// By tenant: the dimensions that its rules look at.
     used: Vec<Vec<String>>,
+}
+
+/// A request, with the rules that apply to it.
+#[derive(Debug)]
+pub(crate) struct Case<'r, 'd> {
+    rules: &'r GatedRules,
+    applying: Vec<Applying<'r, 'd>>,
+    /// Where the meters of the request are kept together.
+    together: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Applying<'r, 'd> {
+    applied: Applied<'r>,
+    key: Key<'d>,
+    gate: Cow<'r, Gate>,
+}
+
+/// A rule, and what it comes to for a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Applied<'r> {
+    pub(crate) rule: &'r Rule,
+    pub(crate) terms: Terms<'r>,
 }
 
 /// One rule's word on a request.
 #[derive(Debug)]
 pub(crate) struct Ruled<'r> {
     /// The rule.
-    pub(crate) rule: &'r Rule,
+    pub(crate) applied: Applied<'r>,
     /// What its limit says.
     pub(crate) outcome: LimitOutcome<'r>,
 }
@@ -41,7 +69,7 @@ pub(crate) struct Ruling<'r> {
     /// Under the rules that are enforced: all charged, or none.
     pub(crate) decision: Decision<'r>,
     /// Those rules, in the order of the decision's outcomes.
-    pub(crate) enforced: Vec<&'r Rule>,
+    pub(crate) enforced: Vec<Applied<'r>>,
     /// Rules in shadow mode.
     pub(crate) shadows: Vec<Ruled<'r>>,
     /// The set's version.
@@ -68,35 +96,30 @@ pub(crate) enum Undecided {
 impl GatedRules {
     /// Makes the gates of a set.
     pub(crate) fn new(set: RuleSet, shared: &Shared) -> Result<Self, String> {
-        let count = |tenant: &Tenant| set.rules().iter().filter(|rule| rule.is_for(&tenant.name)).count();
+        let count = |tenant: &Tenant| set.rules_for(&tenant.name).count();
         let gates: usize = shared.tenants.iter().map(count).sum();
         if gates > GATES_MAX {
             return Err(format!(
                 "rules: {gates}, counted once for each tenant they are for, is outside 0 to {GATES_MAX}"
             ));
         }
-        let unknown = |rule: &&Rule| {
-            rule.tenant.as_ref().is_some_and(|name| shared.tenants.iter().all(|t| t.name != *name))
-        };
+        let tenants: HashSet<&str> = shared.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+        let unknown = |rule: &&Rule| rule.tenant.as_ref().is_some_and(|name| !tenants.contains(&**name));
         if let Some(rule) = set.rules().iter().find(unknown) {
             return Err(format!(
                 "rules: {:?} is for a tenant that is not configured: {:?}",
                 rule.name, rule.tenant
             ));
         }
-        let gate = |tenant: &Tenant, rule: &Rule| {
-            let name = format!("rule:{}", rule.name);
-            rule.is_for(&tenant.name)
-                .then(|| shared.decider.gate(&tenant.name, &name, rule.limit, policy(rule)))
-                .transpose()
+        let of_tenant = |tenant: &Tenant| {
+            let gates = set
+                .rules_for(&tenant.name)
+                .map(|(position, rule)| Ok((position, gate(&shared.decider, tenant, rule, rule.limit)?)));
+            let mut gates = gates.collect::<Result<Box<[_]>, _>>()?;
+            gates.sort_unstable_by_key(|(position, _)| *position);
+            Ok(gates)
         };
-        let of_tenant = |tenant| {
-            set.rules()
-                .iter()
-                .map(|rule| Ok(gate(tenant, rule)?.map(|g| g.with_name(rule.name.as_str()))))
-                .collect()
-        };
-        let gates: Result<_, tidegate::UnknownName> = shared.tenants.iter().map(of_tenant).collect();
+        let gates: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
         let used =
             |tenant: &Tenant| set.dimensions_used(&tenant.name).into_iter().map(str::to_owned).collect();
         let used = shared.tenants.iter().map(used).collect();
@@ -123,34 +146,44 @@ impl GatedRules {
         &self.set
     }
 
-    /// Decides a request under all rules that apply to it.
-    pub(crate) async fn decide<'r>(
+    /// Finds the rules that apply to a request.
+    pub(crate) fn case<'r, 'd>(
         &'r self,
         shared: &Shared,
-        surface: Surface,
         tenant: TenantIndex,
-        request: &Dimensions<'_>,
-        cost: u64,
-    ) -> Result<Ruling<'r>, Undecided> {
-        let decider = &shared.decider;
+        request: &'d Dimensions<'_>,
+    ) -> Case<'r, 'd> {
         let name = &shared.tenant(tenant).name;
-        let together = self.together(decider, name, request);
-        let (enforced, shadows) = self.questions(tenant, request, &together);
-        let class = enforced.iter().map(|(rule, _)| rule.class).max().unwrap_or_default();
-        if load::sheds(class) {
-            shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
-            return Err(Undecided::Shed { class });
+        let now_ms = shared.decider.limiter.wall_us() / 1_000;
+        let applying = self.set.matching(name, request, now_ms).filter_map(|found| {
+            let gate = self.gate(shared, tenant, &found)?;
+            let Match { rule, key, terms, .. } = found;
+            Some(Applying { applied: Applied { rule, terms }, key, gate })
+        });
+        let together = self.together(&shared.decider, name, request);
+        Case { rules: self, applying: applying.collect(), together }
+    }
+
+    /// The gate of what a rule comes to: the rule's own, or one of the same meters under another limit.
+    fn gate<'r>(
+        &'r self,
+        shared: &Shared,
+        tenant: TenantIndex,
+        found: &Match<'r, '_>,
+    ) -> Option<Cow<'r, Gate>> {
+        let gates = self.gates.get(tenant)?;
+        let at = gates.binary_search_by_key(&found.position, |(position, _)| *position).ok()?;
+        let own = &gates[at].1;
+        let (limit, usual) = (found.terms.limit, &found.rule.limit);
+        if limit == *usual {
+            return Some(Cow::Borrowed(own));
         }
-        let (enforced, questions): (Vec<&Rule>, Vec<Question<'r, '_>>) =
-            enforced.into_iter().map(|(rule, question)| (rule, question.cost(cost))).unzip();
-        let too_many = |_| Undecided::TooManyRules { rules: questions.len() };
-        let Decided { decision, rung } = decider.check_all(&questions).await.map_err(too_many)?;
-        // What is denied is not charged, in shadow neither.
-        let charged = if decision.is_allowed() { cost } else { 0 };
-        let shadows = in_shadow(decider, shadows, charged).await;
-        let ruling = Ruling { decision, enforced, shadows, version: self.set.version(), rung };
-        shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
-        Ok(ruling)
+        if limit.algorithm() == Algorithm::Gcra || limit.period_us() == usual.period_us() {
+            return Some(Cow::Owned(own.with_limit(limit)));
+        }
+        // Windows of another period have meters of their own. The tenant is there: it has a gate.
+        let other = gate(&shared.decider, shared.tenant(tenant), found.rule, limit);
+        Some(other.map_or(Cow::Borrowed(own), Cow::Owned))
     }
 
     /// Where the meters of a request are kept together: by what the rules are placed by, or all those of a tenant.
@@ -158,38 +191,68 @@ impl GatedRules {
         let placed_by = self.set.placement().and_then(|dimension| request.get(dimension));
         decider.placement(&[tenant.as_bytes(), placed_by.unwrap_or_default().as_bytes()])
     }
+}
+
+/// The gate of a rule, or of another limit for some of its keys: a name stands for the same meters, whatever the limit.
+fn gate(decider: &Decider, tenant: &Tenant, rule: &Rule, limit: Limit) -> Result<Gate, UnknownName> {
+    let gate = decider.gate(&tenant.name, &format!("rule:{}", rule.name), limit, policy(rule))?;
+    Ok(gate.with_name(&*rule.name))
+}
+
+impl Case<'_, '_> {
+    /// Decides the request under all rules that apply to it.
+    pub(crate) async fn decide(
+        &self,
+        shared: &Shared,
+        surface: Surface,
+        cost: u64,
+    ) -> Result<Ruling<'_>, Undecided> {
+        let decider = &shared.decider;
+        let (enforced, shadows) = self.questions();
+        let class = enforced.iter().map(|(applied, _)| applied.rule.class).max().unwrap_or_default();
+        if load::sheds(class) {
+            shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
+            return Err(Undecided::Shed { class });
+        }
+        let (enforced, questions): (Vec<Applied<'_>>, Vec<Question<'_, '_>>) =
+            enforced.into_iter().map(|(applied, question)| (applied, question.cost(cost))).unzip();
+        let too_many = |_| Undecided::TooManyRules { rules: questions.len() };
+        let Decided { decision, rung } = decider.check_all(&questions).await.map_err(too_many)?;
+        // What is denied is not charged, in shadow neither.
+        let charged = if decision.is_allowed() { cost } else { 0 };
+        let shadows = in_shadow(decider, shadows, charged).await;
+        let version = self.rules.set.version();
+        let ruling = Ruling { decision, enforced, shadows, version, rung };
+        shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
+        Ok(ruling)
+    }
 
     /// The rules that apply, those that are enforced and those in shadow, with the questions to ask.
-    fn questions<'r, 'k>(
-        &'r self,
-        tenant: TenantIndex,
-        request: &Dimensions<'_>,
-        together: &'k [u8],
-    ) -> (Asked<'r, 'k>, Asked<'r, 'k>) {
-        let gates = self.gates.get(tenant).map(Vec::as_slice).unwrap_or_default();
-        let applying = self.set.rules().iter().zip(gates).filter_map(|(rule, gate)| {
-            let gate = gate.as_ref()?;
-            let parts = rule.key_of(request)?;
+    fn questions(&self) -> (Asked<'_, '_>, Asked<'_, '_>) {
+        let questions = self.applying.iter().map(|applying| {
+            let Applying { applied, key, gate } = applying;
+            let parts: ArrayVec<&[u8], KEY_PARTS_MAX> = key.iter().map(|part| part.as_bytes()).collect();
             // A rule without a key counts all its requests together.
             let parts = if parts.is_empty() { &[&b""[..]][..] } else { &parts };
             // A limit that crosses placements is kept in one of its own.
             let question = question(gate, parts);
-            Some((rule, if self.set.crosses(rule) { question } else { question.placed_by(together) }))
+            let crosses = self.rules.set.crosses(applied.rule);
+            (*applied, if crosses { question } else { question.placed_by(&self.together) })
         });
-        applying.partition(|(rule, _)| rule.mode == Mode::Enforce)
+        questions.partition(|(applied, _)| applied.terms.mode == Mode::Enforce)
     }
 }
 
-type Asked<'r, 'k> = Vec<(&'r Rule, Question<'r, 'k>)>;
+type Asked<'r, 'k> = Vec<(Applied<'r>, Question<'r, 'k>)>;
 
 /// What rules in shadow mode say. Each is asked for itself: none of them holds up another.
 async fn in_shadow<'r>(decider: &Decider, shadows: Asked<'r, '_>, cost: u64) -> Vec<Ruled<'r>> {
     let mut ruled = Vec::with_capacity(shadows.len());
-    for (rule, question) in shadows {
+    for (applied, question) in shadows {
         let said = decider.check_all(&[question.cost(cost)]).await;
         // One limit is never too many.
         let outcome = said.ok().and_then(|said| said.decision.outcomes().first().copied());
-        ruled.extend(outcome.map(|outcome| Ruled { rule, outcome }));
+        ruled.extend(outcome.map(|outcome| Ruled { applied, outcome }));
     }
     ruled
 }
@@ -231,4 +294,110 @@ pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
         return Err(format!("{}: more than {most} bytes", path.display()));
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use futures_util::FutureExt as _;
+    use tidegate::ManualClock;
+    use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+
+    use super::*;
+    use crate::config::Config;
+
+    const STARTED_MS: u64 = 1_800_000_000_000;
+
+    fn server() -> (Arc<ManualClock>, Shared) {
+        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+        let given: HashMap<String, String> =
+            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let clock = Arc::new(ManualClock::new());
+        clock.set(1, STARTED_MS * 1_000);
+        let mut config = Config::read(&given, None).expect("good");
+        let shared = Shared::on_clock(&mut config, Arc::clone(&clock)).expect("fits");
+        (clock, shared)
+    }
+
+    fn gated(shared: &Shared, text: &str) -> GatedRules {
+        GatedRules::new(RuleSet::parse(text).expect("good rules"), shared).expect("fits")
+    }
+
+    /// How many requests of `user` pass, one after the other.
+    fn passed(rules: &GatedRules, shared: &Shared, user: &str) -> usize {
+        let request = Dimensions::new([("user", user)]).expect("good dimensions");
+        let passes = || {
+            let case = rules.case(shared, 0, &request);
+            let ruling = case.decide(shared, Surface::Check, 1).now_or_never().expect("no origin");
+            ruling.expect("decided").decision.is_allowed()
+        };
+        // Nothing here lets more pass.
+        (0..100).take_while(|_| passes()).count()
+    }
+
+    fn rule(lines: &str) -> String {
+        format!("[[rules]]\nname='a'\nkey=['user']\nlimit=2\nperiod='1m'\n{lines}\n")
+    }
+
+    #[test]
+    fn an_override_is_another_limit_on_the_same_meters() {
+        let (clock, shared) = server();
+        let over = "[[overrides]]\nname='o'\nrule='a'\nkey=['al*']\nlimit=6\n";
+        for algorithm in ["gcra", "sliding_window"] {
+            let plain = rule(&format!("algorithm='{algorithm}'"));
+            let (before, after) = (gated(&shared, &plain), gated(&shared, &format!("{plain}{over}")));
+            assert_eq!(passed(&before, &shared, "bob"), 2);
+            assert_eq!(passed(&after, &shared, "bob"), 0, "what bob spent is still spent");
+            assert_eq!(passed(&after, &shared, "alice"), 6, "{algorithm}");
+            assert_eq!(passed(&before, &shared, "alice"), 0, "{algorithm}: alice spent more than all of it");
+            clock.advance(Duration::from_mins(2));
+        }
+    }
+
+    #[test]
+    fn windows_of_another_period_begin_anew() {
+        let (_clock, shared) = server();
+        let over = "[[overrides]]\nname='o'\nrule='a'\nkey=['alice']\nlimit=6\nperiod='1h'\n";
+        let rules = gated(&shared, &format!("{}{over}", rule("algorithm='sliding_window'")));
+        assert_eq!([passed(&rules, &shared, "alice"), passed(&rules, &shared, "bob")], [6, 2]);
+    }
+
+    #[test]
+    fn an_override_that_ends_leaves_the_rule() {
+        let (clock, shared) = server();
+        let over = format!(
+            "[[overrides]]\nname='o'\nrule='a'\nkey=['alice']\nlimit=0\nexpires={}\n",
+            STARTED_MS + 5
+        );
+        let rules = gated(&shared, &format!("{}{over}", rule("")));
+        assert_eq!(passed(&rules, &shared, "alice"), 0);
+        clock.advance(Duration::from_millis(5));
+        assert_eq!(passed(&rules, &shared, "alice"), 2);
+    }
+
+    #[test]
+    fn an_emergency_goes_before_rules_until_it_ends() {
+        let (clock, shared) = server();
+        let body = r#"{"key":["user"],"limit":2,"period":"1m"}"#.to_owned();
+        let rows = vec![Row { kind: Kind::Rule, name: "a".to_owned(), body, version: 1 }];
+        let emergency = |id: &str, body: &str, ms: u64| EmergencyRow {
+            id: id.to_owned(),
+            body: body.to_owned(),
+            expires_ms: STARTED_MS + ms,
+        };
+        let emergencies = vec![
+            emergency("stop", r#"{"action":"block","when":{"user":"mallory"}}"#, 5),
+            emergency("free", r#"{"action":"allow","rule":"a","key":["vip-*"]}"#, 5),
+        ];
+        let book = Book { revision: 1, emergency_revision: 1, rows, emergencies };
+        let set = RuleSet::compile(&book, None, STARTED_MS).expect("a good book");
+        let rules = GatedRules::new(set, &shared).expect("fits");
+        let each = || ["mallory", "vip-1", "bob"].map(|user| passed(&rules, &shared, user));
+        assert_eq!(each(), [0, 100, 2]);
+        clock.advance(Duration::from_millis(5));
+        assert_eq!(each(), [2, 0, 0], "what passed meanwhile was counted");
+    }
 }

@@ -35,8 +35,6 @@ impl Override {
     /// What places it among the wildcards of its namespace: the more text a pattern spells out, the sooner it is
     /// asked; among equals, the order of the text decides.
     fn rank(&self) -> (std::cmp::Reverse<usize>, &str) {
-        let text = self.identifier.as_str();
-        let spelled_out = text.bytes().filter(|byte| *byte != b'*').count();
-        (std::cmp::Reverse(spelled_out), text)
+        (std::cmp::Reverse(self.identifier.literal_bytes()), self.identifier.as_str())
     }
 }

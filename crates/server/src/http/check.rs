@@ -9,7 +9,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
 use tidegate::{Outcome, Retry};
-use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule};
+use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError};
 use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
@@ -17,7 +17,7 @@ use super::object::Object;
 use super::{Answer, Asked, Problem, json, read_json, text};
 use crate::auth::Role;
 use crate::metrics::{Rung, Surface};
-use crate::rules::{Ruled, Ruling, Undecided};
+use crate::rules::{Applied, Ruled, Ruling, Undecided};
 
 /// Names and values, as they come.
 type Pairs<'b> = Vec<(Cow<'b, str>, Cow<'b, str>)>;
@@ -66,6 +66,12 @@ struct RuleAnswer<'r> {
     version: u64,
     class: &'static str,
     mode: &'static str,
+    /// The override that the limit is from; not there if it is the rule's.
+    #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
+    exception: Option<&'r str>,
+    /// The emergency that goes before the rule; not there if none does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    emergency: Option<&'r str>,
     allowed: bool,
     limit: u32,
     remaining: u32,
@@ -109,7 +115,8 @@ async fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
     }
     let dimensions = known_by(request.dimensions).map_err(|error| Problem::bad_request(error.to_string()))?;
     let rules = asked.shared.rules.load();
-    match rules.decide(asked.shared, Surface::Check, principal.tenant, &dimensions, request.cost).await {
+    let case = rules.case(asked.shared, principal.tenant, &dimensions);
+    match case.decide(asked.shared, Surface::Check, request.cost).await {
         Ok(ruling) => Ok(told(asked, &ruling, request.deny_status)),
         Err(Undecided::Shed { class: Class::Comfort }) => Ok(shed(rules.set().version())),
         Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
@@ -223,8 +230,8 @@ fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {
         .enforced
         .iter()
         .zip(ruling.decision.outcomes())
-        .map(|(rule, outcome)| rule_answer(rule, outcome));
-    let shadows = ruling.shadows.iter().map(|Ruled { rule, outcome }| rule_answer(rule, outcome));
+        .map(|(applied, outcome)| rule_answer(*applied, outcome));
+    let shadows = ruling.shadows.iter().map(|Ruled { applied, outcome }| rule_answer(*applied, outcome));
     CheckAnswer {
         decision: if ruling.decision.is_allowed() { "allow" } else { "deny" },
         denied_by: ruling.decision.denied_by().map(|outcome| outcome.gate().name()),
@@ -234,16 +241,18 @@ fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {
     }
 }
 
-fn rule_answer<'r>(rule: &'r Rule, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
+fn rule_answer<'r>(Applied { rule, terms }: Applied<'r>, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
     let verdict = outcome.verdict();
     let retry = verdict.retry();
     RuleAnswer {
         rule: &rule.name,
         version: rule.version,
         class: rule.class.as_str(),
-        mode: rule.mode.as_str(),
+        mode: terms.mode.as_str(),
+        exception: terms.exception,
+        emergency: terms.emergency,
         allowed: outcome.is_allowed(),
-        limit: rule.limit.amount(),
+        limit: terms.limit.amount(),
         remaining: outcome.remaining(),
         reset_after_ms: verdict.reset_after_us().div_ceil(1_000),
         retry_after_ms: retry.and_then(Retry::after_us).map(|us| us.div_ceil(1_000)),

@@ -90,7 +90,8 @@ async fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
     let deny_status = deny_status(asked.parts.uri.query())?;
     let rules = asked.shared.rules.load();
     let request = describe(asked, rules.dimensions_used(principal.tenant))?;
-    match rules.decide(asked.shared, Surface::ForwardAuth, principal.tenant, &request, 1).await {
+    let case = rules.case(asked.shared, principal.tenant, &request);
+    match case.decide(asked.shared, Surface::ForwardAuth, 1).await {
         Ok(ruling) => Ok(told(asked, &ruling, deny_status)),
         Err(Undecided::Shed { class: Class::Comfort }) => Ok(Response::default()),
         Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),

@@ -1,0 +1,232 @@
+//! A set of a million rows: how long it takes to compile, what it takes to keep, and how long a match takes.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rand::rngs::Xoshiro256PlusPlus as Random;
+use rand::{RngExt as _, SeedableRng as _};
+use serde::Serialize;
+use tidegate_rules::book::{Book, Kind, Row};
+use tidegate_rules::{Dimensions, DimensionsError, RuleSet};
+
+use crate::machine;
+
+/// What compiling may take.
+const LOAD_BAR: Duration = Duration::from_secs(10);
+/// What a match may take, in CPU nanoseconds.
+const MATCH_BAR_NS: f64 = 1_000.0;
+
+/// Rules of the first set, each for a path of its own.
+const RULES: usize = 10_000;
+/// Overrides with a `*` in the first set, each for keys of another beginning.
+const WILDCARDS: usize = 5_000;
+/// Rules that have them: as many each as a rule may have.
+const RULES_WITH_WILDCARDS: usize = 5;
+/// Tenants of the second set.
+const TENANTS: usize = 100_000;
+/// Rules of each tenant's own in the second set.
+const RULES_PER_TENANT: usize = 10;
+/// Requests that are made at once: few enough to stay in the cache.
+const BATCH: usize = 64;
+/// Batches of each kind of request.
+const BATCHES: usize = 4_000;
+const SEED: u64 = 7;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Rules and overrides of each set, together.
+    #[arg(long, default_value_t = 1_000_000)]
+    rows: usize,
+    /// Print one JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    set: &'static str,
+    rows: usize,
+    /// Wall time from rows to a set.
+    load_s: f64,
+    load: &'static str,
+    /// Growth of resident memory while compiling, what the allocator keeps for later among it.
+    bytes_per_row: f64,
+    matches: Vec<Measured>,
+}
+
+#[derive(Serialize)]
+struct Measured {
+    request: &'static str,
+    /// CPU time of one match.
+    cpu_ns: f64,
+    held: &'static str,
+}
+
+/// A request of a kind, and what has to come of it.
+struct Asked {
+    tenant: String,
+    path: String,
+    user: String,
+}
+
+impl Asked {
+    fn dimensions(&self) -> Result<Dimensions<'_>, DimensionsError> {
+        let Self { path, user, .. } = self;
+        Dimensions::new([("method", "GET"), ("path", path.as_str()), ("user", user.as_str())])
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    ensure!(args.rows > RULES + WILDCARDS, "rows: {} is not above {}", args.rows, RULES + WILDCARDS);
+    let reports = [overridden(args.rows)?, tenants(args.rows)?];
+    if args.json {
+        println!("{}", serde_json::to_string(&reports)?);
+        return Ok(());
+    }
+    for Report { set, rows, load_s, load, bytes_per_row, matches } in reports {
+        println!("{set}: {rows} rows");
+        println!("  load  {load_s:>8.2} s   of {:>6.0} {load}", LOAD_BAR.as_secs_f64());
+        println!("  keep  {bytes_per_row:>8.1} bytes/row");
+        for Measured { request, cpu_ns, held } in matches {
+            println!("  match {cpu_ns:>8.0} ns  of {MATCH_BAR_NS:>6.0} {held:<7} {request}");
+        }
+    }
+    Ok(())
+}
+
+/// Rules for everyone, with overrides for most of their keys.
+fn overridden(rows: usize) -> Result<Report> {
+    let exact = rows - RULES - WILDCARDS;
+    let rules = (0..RULES).map(|at| row(Kind::Rule, format!("rule-{at}"), rule(None, &path(at))));
+    let wildcards = (0..WILDCARDS).map(|at| {
+        let rule = at % RULES_WITH_WILDCARDS;
+        row(Kind::Override, format!("wild-{at}"), over(rule, &format!("partner-{at}-*"), at))
+    });
+    let overrides =
+        (0..exact).map(|at| row(Kind::Override, format!("exact-{at}"), over(at % RULES, &user(at), at)));
+    let (set, report) = load("overridden", rules.chain(wildcards).chain(overrides).collect())?;
+    let asked = |path: String, user: String| Asked { tenant: String::new(), path, user };
+    let own = |random: &mut Random| {
+        let at = random.random_range(0..exact);
+        asked(path(at % RULES), user(at))
+    };
+    let wild = |random: &mut Random| {
+        let at = random.random_range(0..WILDCARDS);
+        asked(path(at % RULES_WITH_WILDCARDS), format!("partner-{at}-{}", random.random_range(0..1_000)))
+    };
+    let none = |random: &mut Random| {
+        asked(path(random.random_range(0..RULES)), format!("stranger-{}", random.random::<u32>()))
+    };
+    let no_rule = |random: &mut Random| asked(format!("/other/{}", random.random::<u32>()), user(1));
+    let is_wild = |name: Option<&str>| name.is_some_and(|name| name.starts_with("wild-"));
+    let is_exact = |name: Option<&str>| name.is_some_and(|name| name.starts_with("exact-"));
+    Ok(Report {
+        matches: vec![
+            measure("one rule, an exact override", &set, own, |told| told.len() == 1 && is_exact(told[0]))?,
+            measure("one rule, a wildcard of 1,000", &set, wild, |told| told.len() == 1 && is_wild(told[0]))?,
+            measure("one rule, no override", &set, none, |told| told == [None])?,
+            measure("no rule", &set, no_rule, |told| told.first().is_none())?,
+        ],
+        ..report
+    })
+}
+
+/// Tenants with rules of their own, and nothing else.
+fn tenants(rows: usize) -> Result<Report> {
+    let count = (rows / RULES_PER_TENANT).min(TENANTS);
+    let own = (0..count * RULES_PER_TENANT).map(|at| {
+        let (tenant, at) = (at / RULES_PER_TENANT, at % RULES_PER_TENANT);
+        row(Kind::Rule, format!("tenant-{tenant}-{at}"), rule(Some(tenant), &path(at)))
+    });
+    let (set, report) = load("tenants", own.collect())?;
+    let asked = |tenant: usize, random: &mut Random| Asked {
+        tenant: format!("tenant-{tenant}"),
+        path: path(random.random_range(0..RULES_PER_TENANT)),
+        user: user(random.random_range(0..1_000)),
+    };
+    let own = |random: &mut Random| asked(random.random_range(0..count), random);
+    let stranger = |random: &mut Random| asked(count + random.random_range(0..count), random);
+    Ok(Report {
+        matches: vec![
+            measure("one rule of the tenant's own", &set, own, |told| told == [None])?,
+            measure("a tenant without rules", &set, stranger, |told| told.first().is_none())?,
+        ],
+        ..report
+    })
+}
+
+fn path(at: usize) -> String {
+    format!("/v1/service-{at}")
+}
+
+fn user(at: usize) -> String {
+    format!("customer-{at}")
+}
+
+fn row(kind: Kind, name: String, body: String) -> Row {
+    Row { kind, name, body, version: 1 }
+}
+
+fn rule(tenant: Option<usize>, path: &str) -> String {
+    let tenant = tenant.map_or_else(String::new, |tenant| format!(r#""tenant":"tenant-{tenant}","#));
+    format!(
+        r#"{{{tenant}"when":{{"path":"{path}","method":["GET","POST"]}},"key":["user"],"limit":100,"period":"1m"}}"#
+    )
+}
+
+/// An override; a few hundred limits differ.
+fn over(rule: usize, key: &str, at: usize) -> String {
+    format!(r#"{{"rule":"rule-{rule}","key":["{key}"],"limit":{}}}"#, 200 + at % 300)
+}
+
+fn load(set: &'static str, rows: Vec<Row>) -> Result<(RuleSet, Report)> {
+    eprintln!("rules: compiling {set}");
+    let book = Book { revision: 1, emergency_revision: 0, rows, emergencies: Vec::new() };
+    let (rows, before, started) = (book.rows.len(), machine::resident_bytes()?, machine::now());
+    let compiled = RuleSet::compile(&book, None, 0)?;
+    let took = machine::now() - started;
+    let grown = machine::resident_bytes()?.saturating_sub(before);
+    let report = Report {
+        set,
+        rows,
+        load_s: took.as_secs_f64(),
+        load: held(took <= LOAD_BAR),
+        bytes_per_row: grown as f64 / rows as f64,
+        matches: Vec::new(),
+    };
+    Ok((compiled, report))
+}
+
+/// Times matches, a few requests at a time: those were just made, as a server has just read them, while the rows that they are
+/// about have to come from memory.
+fn measure(
+    request: &'static str,
+    set: &RuleSet,
+    draw: impl Fn(&mut Random) -> Asked,
+    is_right: impl Fn(&[Option<&str>]) -> bool,
+) -> Result<Measured> {
+    let mut random = Random::seed_from_u64(SEED);
+    let mut cpu = Duration::ZERO;
+    for _ in 0..BATCHES {
+        let asked: Vec<Asked> = (0..BATCH).map(|_| draw(&mut random)).collect();
+        let requests = asked.iter().map(|asked| Ok((asked.tenant.as_str(), asked.dimensions()?)));
+        let requests = requests.collect::<Result<Vec<_>>>()?;
+        let started = machine::thread_cpu();
+        for (tenant, dimensions) in &requests {
+            set.matching(tenant, dimensions, 0).for_each(|found| drop(black_box(found)));
+        }
+        cpu += machine::thread_cpu().saturating_sub(started);
+        for (tenant, dimensions) in &requests {
+            let told: Vec<_> =
+                set.matching(tenant, dimensions, 0).map(|found| found.terms.exception).collect();
+            ensure!(is_right(&told), "{request}: {dimensions:?} found {told:?}");
+        }
+    }
+    let cpu_ns = cpu.as_nanos() as f64 / (BATCHES * BATCH) as f64;
+    Ok(Measured { request, cpu_ns, held: held(cpu_ns <= MATCH_BAR_NS) })
+}
+
+fn held(is_held: bool) -> &'static str {
+    if is_held { "held" } else { "MISSED" }
+}

@@ -1,0 +1,593 @@
+//! How rows become a set: read one by one, checked against each other, and refused whole if anything is wrong.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use tidegate_core::{Algorithm, Limit};
+use toml::{Table, Value};
+
+use crate::book::{Book, EmergencyRow, Kind, Row};
+use crate::dimensions::{DIMENSIONS_MAX, HEADER_PREFIX};
+use crate::emergency::{Action, EMERGENCIES_MAX, Emergencies, Emergency, Limits};
+use crate::exception::{
+    self, Draft, LOOSE_WILDCARDS_PER_RULE_MAX, Misfit, RULE_OVERRIDES_MAX, TEXT_BYTES_MAX, WILDCARDS_MAX,
+    WILDCARDS_PER_RULE_MAX,
+};
+use crate::fields::{
+    Fields, as_counted, kind_of, read_choice, read_dimension, read_instant, read_key, read_name, read_number,
+    read_patterns, read_period, read_text,
+};
+use crate::index::{RuleIndex, small};
+use crate::interner::Interner;
+use crate::pattern::Pattern;
+use crate::problems::{Findings, Problems};
+use crate::rule::Rule;
+use crate::set::{Parts, RULES_MAX, RuleSet, SCANNED_RULES_MAX};
+use crate::template::{TEMPLATES_MAX, Template};
+
+/// The most header fields that the rules of a set look at.
+const HEADERS_MAX: usize = 16;
+const _: () = assert!(HEADERS_MAX < DIMENSIONS_MAX, "there are other dimensions too");
+
+/// The version of a rule that states none.
+const FIRST_VERSION: u64 = 1;
+
+/// What a rule may say, in the order in which problems are told.
+const RULE_FIELDS: &[&str] = &[
+    "name",
+    "tenant",
+    "version",
+    "priority",
+    "template",
+    "class",
+    "paid",
+    "tolerance",
+    "mode",
+    "algorithm",
+    "key",
+    "limit",
+    "period",
+    "burst",
+    "when",
+];
+/// What an override may say.
+const OVERRIDE_FIELDS: &[&str] =
+    &["name", "rule", "tenant", "priority", "key", "limit", "period", "burst", "mode", "expires"];
+/// What an emergency may say.
+const EMERGENCY_FIELDS: &[&str] = &[
+    "rule",
+    "tenant",
+    "key",
+    "when",
+    "action",
+    "limit",
+    "period",
+    "burst",
+    "reason",
+    "by",
+    "created_ms",
+    "expires_ms",
+];
+
+/// How long a blocked rule's period is said to be. Nothing passes however long it is.
+const BLOCKED_PERIOD: std::time::Duration = std::time::Duration::from_mins(1);
+
+/// Where a row stands, as problems tell it.
+pub(crate) enum Place<'r> {
+    /// In a list of a file.
+    Row(&'static str, usize),
+    /// In a book.
+    Named(&'static str, &'r str),
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Row(list, at) => write!(f, "{list}[{at}]"),
+            Self::Named(list, name) => write!(f, "{list}[{name:?}]"),
+        }
+    }
+}
+
+/// What comes first of rules with the same priority.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ties {
+    /// What was given first.
+    AsGiven,
+    /// The order of names: a store has no other.
+    ByName,
+}
+
+/// A rule, and the burst that it states.
+type Stated = (Rule, Option<u64>);
+
+/// Takes templates, then rules.
+#[derive(Debug, Default)]
+pub(crate) struct Compiler {
+    problems: Findings,
+    texts: Interner,
+    placement: Option<String>,
+    /// Nothing for those that have problems of their own.
+    templates: HashMap<String, Option<Table>>,
+    rules: Vec<Stated>,
+    /// Names of rules that have problems.
+    faulty: HashSet<String>,
+}
+
+/// Takes overrides and emergencies, of rules that are known.
+#[derive(Debug)]
+pub(crate) struct Ordered {
+    problems: Findings,
+    texts: Interner,
+    placement: Option<String>,
+    rules: Vec<Stated>,
+    faulty: HashSet<String>,
+    positions: HashMap<Box<str>, u32>,
+    exceptions: exception::Builder,
+    emergencies: Vec<Emergency>,
+}
+
+/// Compiles what a store holds.
+pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Result<RuleSet, Problems> {
+    let mut compiler = Compiler::default();
+    let of = |kind: Kind| book.rows.iter().filter(move |row| row.kind == kind);
+    let overrides = of(Kind::Override).count();
+    compiler.has_room_for(of(Kind::Template).count(), of(Kind::Rule).count(), overrides)?;
+    if book.emergencies.len() > EMERGENCIES_MAX {
+        let count = book.emergencies.len();
+        return Err(format!("emergencies: {count} is outside 0 to {EMERGENCIES_MAX}").into());
+    }
+    if let Some(placement) = placement {
+        compiler.placement(Value::from(placement));
+    }
+    for row in of(Kind::Template) {
+        let place = Place::Named("templates", &row.name);
+        match compiler.problems.named_body(&place, row) {
+            None => drop(compiler.templates.insert(row.name.clone(), None)),
+            Some(value) => compiler.template(&place, value),
+        }
+    }
+    for row in of(Kind::Rule) {
+        let place = Place::Named("rules", &row.name);
+        match compiler.problems.named_body(&place, row) {
+            None => drop(compiler.faulty.insert(row.name.clone())),
+            Some(mut value) => {
+                // The store counts versions, whatever was written into the row.
+                if let Value::Table(table) = &mut value {
+                    table.insert("version".to_owned(), Value::from(row.version));
+                }
+                compiler.rule(&place, value);
+            }
+        }
+    }
+    let mut compiler = compiler.ordered(Ties::ByName, overrides);
+    for row in of(Kind::Override) {
+        let place = Place::Named("overrides", &row.name);
+        if let Some(value) = compiler.problems.named_body(&place, row) {
+            compiler.exception(&place, value, now_ms);
+        }
+    }
+    for row in &book.emergencies {
+        compiler.emergency(row, now_ms);
+    }
+    let set = compiler.finish(format!("r{}e{}", book.revision, book.emergency_revision))?;
+    Ok(set.of_revision(book.revision))
+}
+
+impl Findings {
+    /// Notes the problems of one row.
+    fn of_row(&mut self, place: &Place<'_>, found: Vec<String>) {
+        found.into_iter().for_each(|problem| self.add(format_args!("{place}{problem}")));
+    }
+
+    /// The body of a row, with the row's name in it.
+    fn named_body(&mut self, place: &Place<'_>, row: &Row) -> Option<Value> {
+        let mut value = self.body(place, &row.body)?;
+        if let Value::Table(table) = &mut value {
+            match table.get("name") {
+                None => drop(table.insert("name".to_owned(), Value::from(row.name.as_str()))),
+                Some(Value::String(name)) if *name == row.name => {}
+                Some(_) => self.add(format_args!("{place}.name: not the name of the row")),
+            }
+        }
+        Some(value)
+    }
+
+    fn body(&mut self, place: &Place<'_>, body: &str) -> Option<Value> {
+        let read = serde_json::from_str(body);
+        // Read again for its place: that is slow, and only needed for those that are wrong.
+        read.map_err(|error| self.add(format_args!("{place}{}", unreadable(body, &error)))).ok()
+    }
+}
+
+/// What is wrong with a body that cannot be read, and in which field.
+fn unreadable(body: &str, error: &serde_json::Error) -> String {
+    let mut again = serde_json::Deserializer::from_str(body);
+    let located = serde_path_to_error::deserialize::<_, Value>(&mut again).err();
+    let path = located.map(|error| error.path().to_string()).filter(|path| path != "." && path != "?");
+    path.map_or_else(|| format!(": {error}"), |path| format!(".{path}: {error}"))
+}
+
+impl Compiler {
+    /// Whether so many rows may be there at all: of too many not one is read.
+    pub(crate) fn has_room_for(
+        &self,
+        templates: usize,
+        rules: usize,
+        overrides: usize,
+    ) -> Result<(), Problems> {
+        let bounds = [
+            ("templates", templates, TEMPLATES_MAX),
+            ("rules", rules, RULES_MAX),
+            ("overrides", overrides, RULE_OVERRIDES_MAX),
+        ];
+        let over = bounds.iter().find(|(_, count, most)| count > most);
+        over.map_or(Ok(()), |(list, count, most)| {
+            Err(format!("{list}: {count} is outside 0 to {most}").into())
+        })
+    }
+
+    pub(crate) fn placement(&mut self, value: Value) {
+        match read_dimension(value) {
+            Ok(dimension) => self.placement = Some(dimension),
+            Err(problem) => self.problems.add(format_args!("placement: {problem}")),
+        }
+    }
+
+    pub(crate) fn template(&mut self, place: &Place<'_>, row: Value) {
+        let name = named(place, &row);
+        let (name, fields) = match Template::read(row) {
+            Ok(Template { name, fields }) => (Some(name), Some(fields)),
+            Err(found) => {
+                self.problems.of_row(place, found);
+                (name, None)
+            }
+        };
+        let Some(name) = name else { return };
+        if self.templates.contains_key(&name) {
+            self.problems.add(format_args!("templates: {name:?} is given twice"));
+        }
+        self.templates.insert(name, fields);
+    }
+
+    pub(crate) fn rule(&mut self, place: &Place<'_>, row: Value) {
+        let name = named(place, &row);
+        match self.read_rule(row) {
+            Ok(Some(stated)) => self.rules.push(stated),
+            // Its template says what is wrong.
+            Ok(None) => self.faulty.extend(name),
+            Err(found) => {
+                self.faulty.extend(name);
+                self.problems.of_row(place, found);
+            }
+        }
+    }
+
+    fn read_rule(&mut self, row: Value) -> Result<Option<Stated>, Vec<String>> {
+        let Value::Table(table) = row else {
+            return Err(vec![format!(": a rule is a table, not {}", kind_of(&row))]);
+        };
+        let mut fields = Fields::new(table);
+        let template = fields.optional("template", read_name);
+        match template.as_ref().map(|name| (name, self.templates.get(name))) {
+            None => {}
+            Some((name, None)) => fields.problem("template", format_args!("there is none called {name:?}")),
+            Some((_, Some(None))) => return Ok(None),
+            Some((_, Some(Some(template)))) => fields.fill_from(template),
+        }
+        let rule = parse_rule(&mut fields, &mut self.texts);
+        fields.refuse_unknown("a rule", RULE_FIELDS);
+        if fields.problems.is_empty() { Ok(rule) } else { Err(fields.problems) }
+    }
+
+    /// Puts the rules in the order in which they apply, and makes room for what is said about them.
+    pub(crate) fn ordered(mut self, ties: Ties, overrides: usize) -> Ordered {
+        self.rules.sort_by(|(a, _), (b, _)| {
+            let by_name = || match ties {
+                Ties::AsGiven => std::cmp::Ordering::Equal,
+                Ties::ByName => a.name.cmp(&b.name),
+            };
+            b.priority.cmp(&a.priority).then_with(by_name)
+        });
+        let mut positions = HashMap::with_capacity(self.rules.len());
+        for (at, (rule, _)) in self.rules.iter().enumerate() {
+            if positions.insert(rule.name.clone(), small(at)).is_some() {
+                self.problems.add(format_args!("rules: {:?} is given twice", rule.name));
+            }
+        }
+        let Self { problems, texts, placement, rules, faulty, .. } = self;
+        let exceptions = exception::Builder::with_capacity(overrides);
+        Ordered { problems, texts, placement, rules, faulty, positions, exceptions, emergencies: Vec::new() }
+    }
+}
+
+/// The name of a row that may be wrong in other ways.
+fn named(place: &Place<'_>, row: &Value) -> Option<String> {
+    match place {
+        Place::Named(_, name) => Some((*name).to_owned()),
+        Place::Row(..) => row.get("name")?.as_str().map(str::to_owned),
+    }
+}
+
+/// Reads every field before it gives up, so that all problems of a rule are told at once.
+fn parse_rule(fields: &mut Fields, texts: &mut Interner) -> Option<Stated> {
+    let name = fields.required("name", read_name);
+    let tenant = fields.optional("tenant", read_text);
+    let version = fields.optional("version", |value| read_number(&value, 0, i64::MAX.unsigned_abs()));
+    let priority = fields.priority();
+    let class = fields.class();
+    let paid = fields.paid(class);
+    let tolerance_ppm = fields.tolerance_ppm();
+    let mode = fields.mode();
+    let algorithm = fields.algorithm();
+    let key = fields.required("key", |value| read_key(value, texts));
+    let amount = fields.amount();
+    let period = fields.required("period", read_period);
+    let burst = fields.burst();
+    let when = fields.conditions(texts);
+    let limit = fields.limit(algorithm.unwrap_or(Algorithm::Gcra), amount?, period?, burst);
+    let rule = Rule {
+        name: name?.into(),
+        tenant: tenant.map(|tenant| texts.text(&tenant)),
+        version: version.unwrap_or(FIRST_VERSION),
+        priority,
+        class: class.unwrap_or_default(),
+        paid: paid.unwrap_or_default(),
+        tolerance_ppm,
+        mode: mode.unwrap_or_default(),
+        limit: limit?,
+        key: texts.key(key?),
+        when: texts.conditions(when),
+    };
+    Some((rule, burst))
+}
+
+/// What is known of a rule by its name.
+enum Named {
+    Unknown,
+    /// It has problems of its own.
+    Faulty,
+    At(u32),
+}
+
+impl Ordered {
+    /// Takes an override, unless it ended before `now_ms`.
+    pub(crate) fn exception(&mut self, place: &Place<'_>, row: Value, now_ms: u64) {
+        let draft = match self.read_exception(row) {
+            Ok(Some(draft)) => draft,
+            Ok(None) => return,
+            Err(found) => return self.problems.of_row(place, found),
+        };
+        if draft.expires_ms.is_some_and(|expires_ms| expires_ms <= now_ms) {
+            return;
+        }
+        if let Err(misfit) = self.exceptions.add(draft) {
+            self.problems.add(format_args!("{place}{misfit}"));
+        }
+    }
+
+    /// Nothing if its rule has problems, which say enough.
+    fn read_exception(&mut self, row: Value) -> Result<Option<Draft>, Vec<String>> {
+        let Value::Table(table) = row else {
+            return Err(vec![format!(": an override is a table, not {}", kind_of(&row))]);
+        };
+        let mut fields = Fields::new(table);
+        let draft = self.parse_exception(&mut fields);
+        fields.refuse_unknown("an override", OVERRIDE_FIELDS);
+        if fields.problems.is_empty() { Ok(draft) } else { Err(fields.problems) }
+    }
+
+    fn parse_exception(&mut self, fields: &mut Fields) -> Option<Draft> {
+        let name = fields.required("name", read_name);
+        let rule = fields.required("rule", read_name);
+        let tenant = fields.optional("tenant", read_text);
+        let priority = fields.priority();
+        let key = fields.required("key", read_patterns);
+        let amount = fields.amount();
+        let period = fields.optional("period", read_period);
+        let burst = fields.burst();
+        let mode = fields.mode();
+        let expires_ms = fields.optional("expires", read_instant);
+        let at = self.rule_at(fields, &rule?)?;
+        let key = self.key_of(fields, at, key?)?;
+        let tenant = self.tenant_of(fields, Some(at), tenant);
+        let (rule, rule_burst) = &self.rules[at as usize];
+        let amount = amount?;
+        // Whoever is to have less than a rule's burst does not get all of it at once.
+        let burst = burst.or(rule_burst.map(|burst| burst.min(amount.max(1))));
+        let limit =
+            fields.limit(rule.limit.algorithm(), amount, period.unwrap_or(rule.limit.period()), burst)?;
+        Some(Draft { name: name?, rule: at, tenant, key, limit, mode, priority, expires_ms })
+    }
+
+    fn named(&self, name: &str) -> Named {
+        match self.positions.get(name) {
+            Some(at) => Named::At(*at),
+            None if self.faulty.contains(name) => Named::Faulty,
+            None => Named::Unknown,
+        }
+    }
+
+    fn rule_at(&self, fields: &mut Fields, name: &str) -> Option<u32> {
+        match self.named(name) {
+            Named::At(at) => Some(at),
+            Named::Faulty => None,
+            Named::Unknown => {
+                fields.problem("rule", format_args!("there is none called {name:?}"));
+                None
+            }
+        }
+    }
+
+    /// A key with one value or pattern for each part of the rule's.
+    fn key_of(&self, fields: &mut Fields, at: u32, key: Vec<Pattern>) -> Option<Vec<Pattern>> {
+        let (rule, _) = &self.rules[at as usize];
+        if key.len() == rule.key.len() {
+            return Some(rule.key.iter().zip(key).map(|(part, of)| as_counted(part, of)).collect());
+        }
+        let (given, wanted, name) = (key.len(), rule.key.len(), &rule.name);
+        fields.problem("key", format_args!("{given} parts, but the key of rule {name:?} has {wanted}"));
+        None
+    }
+
+    /// Whose requests: those of one tenant, which the rule has to be for.
+    fn tenant_of(
+        &mut self,
+        fields: &mut Fields,
+        at: Option<u32>,
+        tenant: Option<String>,
+    ) -> Option<Arc<str>> {
+        let tenant = tenant?;
+        let only = at.and_then(|at| self.rules[at as usize].0.tenant.as_ref());
+        if let Some(only) = only.filter(|only| ***only != *tenant) {
+            fields.problem("tenant", format_args!("{tenant:?}, but the rule is only for {only:?}"));
+        }
+        Some(self.texts.text(&tenant))
+    }
+
+    /// Takes an emergency, unless it ended before `now_ms`.
+    fn emergency(&mut self, row: &EmergencyRow, now_ms: u64) {
+        let place = Place::Named("emergencies", &row.id);
+        let Some(body) = self.problems.body(&place, &row.body) else { return };
+        let Value::Table(table) = body else {
+            return self
+                .problems
+                .add(format_args!("{place}: an emergency is an object, not {}", kind_of(&body)));
+        };
+        let mut fields = Fields::new(table);
+        let emergency = self.parse_emergency(&mut fields, row);
+        fields.refuse_unknown("an emergency", EMERGENCY_FIELDS);
+        if self.emergencies.iter().any(|known| *known.id == *row.id) {
+            fields.problem("id", "given twice");
+        }
+        self.problems.of_row(&place, fields.problems);
+        self.emergencies.extend(emergency.filter(|emergency| now_ms < emergency.expires_ms));
+    }
+
+    fn parse_emergency(&mut self, fields: &mut Fields, row: &EmergencyRow) -> Option<Emergency> {
+        if let Err(problem) = read_name(Value::from(row.id.as_str())) {
+            fields.problem("id", problem);
+        }
+        let rule = fields.optional("rule", read_name);
+        let tenant = fields.optional("tenant", read_text);
+        let key = fields.optional("key", read_patterns);
+        let when = fields.conditions(&mut self.texts);
+        let action = parse_action(fields);
+        // For whoever reads them: they change nothing.
+        fields.optional("reason", read_text);
+        fields.optional("by", read_text);
+        fields.optional("created_ms", read_instant);
+        fields.optional("expires_ms", read_instant);
+        let rule = match rule {
+            None => None,
+            Some(name) => Some(self.rule_at(fields, &name)?),
+        };
+        let key = match (rule, key) {
+            (_, None) => Vec::new(),
+            (Some(at), Some(key)) => self.key_of(fields, at, key)?,
+            (None, Some(_)) => {
+                fields.problem(
+                    "key",
+                    "the keys of all rules have no parts in common; name a rule, or say `when`",
+                );
+                return None;
+            }
+        };
+        Some(Emergency {
+            id: row.id.as_str().into(),
+            rule,
+            tenant: self.tenant_of(fields, rule, tenant),
+            key: key.into(),
+            when: self.texts.conditions(when),
+            action: action?,
+            expires_ms: row.expires_ms,
+        })
+    }
+
+    /// The set, if nothing is wrong with it.
+    pub(crate) fn finish(mut self, version: String) -> Result<RuleSet, Problems> {
+        let problems = &mut self.problems;
+        let exceptions =
+            self.exceptions.finish(|name, misfit| problems.add(format_args!("overrides[{name:?}]{misfit}")));
+        let rules: Box<[Rule]> = self.rules.into_iter().map(|(rule, _)| rule).collect();
+        let emergencies = Emergencies::new(self.emergencies);
+        refuse_headers(&mut self.problems, &rules, &emergencies);
+        let index = RuleIndex::new(&rules);
+        refuse_scans(&mut self.problems, &index);
+        self.problems.into_result()?;
+        let placement = self.placement;
+        Ok(RuleSet::new(Parts { rules, index, exceptions, emergencies, version, placement }))
+    }
+}
+
+fn parse_action(fields: &mut Fields) -> Option<Action> {
+    const BLOCK: &str = "block";
+    const ALLOW: &str = "allow";
+    const LIMIT: &str = "limit";
+    let choices = [BLOCK, ALLOW, LIMIT].map(|name| (name, name));
+    match fields.required("action", |value| read_choice(value, &choices))? {
+        LIMIT => {
+            let amount = fields.amount();
+            let period = fields.required("period", read_period);
+            let burst = fields.burst();
+            let (amount, period) = (amount?, period?);
+            let gcra = fields.limit(Algorithm::Gcra, amount, period, burst)?;
+            let sliding_window = fields.limit(Algorithm::SlidingWindow, amount, period, None)?;
+            Some(Action::Limit(Limits { gcra, sliding_window }))
+        }
+        BLOCK => {
+            let (gcra, window) = (Limit::gcra(0, BLOCKED_PERIOD), Limit::sliding_window(0, BLOCKED_PERIOD));
+            Some(Action::Block(Limits { gcra: gcra.ok()?, sliding_window: window.ok()? }))
+        }
+        _ => Some(Action::Allow),
+    }
+}
+
+/// A request has room for so many of its header fields beside what else it is known by.
+fn refuse_headers(problems: &mut Findings, rules: &[Rule], emergencies: &Emergencies) {
+    let of_rules = rules.iter().flat_map(Rule::dimensions_used);
+    let of_emergencies = emergencies.iter().flat_map(|emergency| &*emergency.when);
+    let used = of_rules.chain(of_emergencies.map(|condition| &*condition.dimension));
+    let count = used.filter(|name| name.starts_with(HEADER_PREFIX)).collect::<HashSet<_>>().len();
+    if count > HEADERS_MAX {
+        problems.add(format_args!(
+            "rules: {count} different {HEADER_PREFIX}* dimensions is outside 0 to {HEADERS_MAX}"
+        ));
+    }
+}
+
+/// Rules that no condition finds are looked at one by one.
+fn refuse_scans(problems: &mut Findings, index: &RuleIndex) {
+    let (tenant, scanned) = index.most_scanned();
+    if scanned > SCANNED_RULES_MAX {
+        let whose = tenant.map_or_else(|| "every tenant".to_owned(), |tenant| format!("tenant {tenant:?}"));
+        problems.add(format_args!(
+            "rules: {scanned} for {whose} that have no value, beginning or end of a value in `when` to be found by \
+             is outside 0 to {SCANNED_RULES_MAX}"
+        ));
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => write!(f, ".name: {name:?} is given twice"),
+            Self::Identical(name) => {
+                write!(f, ".key: override {name:?} is for the same rule, tenant and key")
+            }
+            Self::Wildcards => write!(f, ".key: more than {WILDCARDS_MAX} overrides have a `*`"),
+            Self::WildcardsOfRule => {
+                write!(f, ".key: more than {WILDCARDS_PER_RULE_MAX} overrides of this rule have a `*`")
+            }
+            Self::LooseOfRule => write!(
+                f,
+                ".key: more than {LOOSE_WILDCARDS_PER_RULE_MAX} overrides of this rule neither begin nor end with \
+                 anything but `*`"
+            ),
+            Self::Text => {
+                write!(f, ".name: the names and keys of all overrides have more than {TEXT_BYTES_MAX} bytes")
+            }
+        }
+    }
+}

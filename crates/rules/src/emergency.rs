@@ -1,0 +1,129 @@
+//! Emergencies: what goes before all rules and overrides, for a while.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use tidegate_core::{Algorithm, Limit};
+
+use crate::dimensions::Dimensions;
+use crate::exception::literal_bytes;
+use crate::pattern::Pattern;
+use crate::rule::{Condition, Mode, Rule};
+
+/// The most emergencies at once. Each is looked at for each rule that applies to a request.
+pub const EMERGENCIES_MAX: usize = 256;
+
+/// An emergency as it was read and checked.
+#[derive(Debug)]
+pub(crate) struct Emergency {
+    pub(crate) id: Box<str>,
+    /// The position of its rule; nothing if it is about all.
+    pub(crate) rule: Option<u32>,
+    pub(crate) tenant: Option<Arc<str>>,
+    /// One for each part of the rule's key; empty if it is about every key.
+    pub(crate) key: Box<[Pattern]>,
+    pub(crate) when: Arc<[Condition]>,
+    pub(crate) action: Action,
+    pub(crate) expires_ms: u64,
+}
+
+/// What an emergency does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    /// Nothing passes.
+    Block(Limits),
+    /// Everything passes, and is counted as before.
+    Allow,
+    /// So much passes.
+    Limit(Limits),
+}
+
+/// One limit, for rules of either algorithm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) gcra: Limit,
+    pub(crate) sliding_window: Limit,
+}
+
+impl Limits {
+    fn of(&self, algorithm: Algorithm) -> Limit {
+        match algorithm {
+            Algorithm::Gcra => self.gcra,
+            Algorithm::SlidingWindow => self.sliding_window,
+        }
+    }
+}
+
+impl Emergency {
+    /// The limit that takes the place of a rule's, if another one does.
+    pub(crate) fn limit(&self, rule: &Rule) -> Option<Limit> {
+        match &self.action {
+            Action::Allow => None,
+            Action::Block(limits) | Action::Limit(limits) => Some(limits.of(rule.limit.algorithm())),
+        }
+    }
+
+    /// Whether what is denied is stopped.
+    pub(crate) fn mode(&self) -> Mode {
+        match self.action {
+            Action::Allow => Mode::Shadow,
+            Action::Block(_) | Action::Limit(_) => Mode::Enforce,
+        }
+    }
+
+    fn applies(&self, rule: u32, tenant: &str, key: &[&str], request: &Dimensions<'_>, now_ms: u64) -> bool {
+        now_ms < self.expires_ms
+            && self.rule.is_none_or(|only| only == rule)
+            && self.tenant.as_deref().is_none_or(|only| only == tenant)
+            && self.key.iter().zip(key).all(|(pattern, value)| pattern.matches(value))
+            && self.when.iter().all(|condition| condition.holds(request))
+    }
+}
+
+/// All emergencies, in the order in which they apply: those that block, then those about one rule, then those that spell out
+/// most, then by id.
+#[derive(Debug, Default)]
+pub(crate) struct Emergencies(Box<[Emergency]>);
+
+impl Emergencies {
+    pub(crate) fn new(mut all: Vec<Emergency>) -> Self {
+        all.sort_by(|a, b| rank(a).cmp(&rank(b)));
+        Self(all.into())
+    }
+
+    /// The emergency that decides what a rule does with a request.
+    pub(crate) fn find(
+        &self,
+        rule: u32,
+        tenant: &str,
+        key: &[&str],
+        request: &Dimensions<'_>,
+        now_ms: u64,
+    ) -> Option<&Emergency> {
+        self.0.iter().find(|emergency| emergency.applies(rule, tenant, key, request, now_ms))
+    }
+
+    /// The dimensions that emergencies look at for requests of `tenant`.
+    pub(crate) fn dimensions_used(&self, tenant: &str) -> impl Iterator<Item = &str> {
+        let about =
+            move |emergency: &&Emergency| emergency.tenant.as_deref().is_none_or(|only| only == tenant);
+        self.0
+            .iter()
+            .filter(about)
+            .flat_map(|emergency| &*emergency.when)
+            .map(|condition| &*condition.dimension)
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Emergency> {
+        self.0.iter()
+    }
+}
+
+/// What places an emergency among others.
+fn rank(emergency: &Emergency) -> impl Ord + use<'_> {
+    let blocks = matches!(emergency.action, Action::Block(_));
+    let patterns = emergency.when.iter().flat_map(|condition| &condition.any_of);
+    let spelled_out = literal_bytes(&emergency.key) + patterns.map(Pattern::literal_bytes).sum::<usize>();
+    (Reverse(blocks), Reverse(emergency.rule.is_some()), Reverse(spelled_out), &emergency.id)
+}

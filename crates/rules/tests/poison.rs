@@ -1,0 +1,342 @@
+//! A set with anything wrong in it is refused whole, and every reason names the row and the field.
+
+use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::{
+    EMERGENCIES_MAX, LOOSE_WILDCARDS_PER_RULE_MAX, PROBLEMS_MAX, RuleSet, SCANNED_RULES_MAX, TEMPLATES_MAX,
+    WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
+};
+
+/// A rule for a path and a user.
+const GOOD: &str = r#"{"key":["path","user"],"limit":10,"period":"1m","burst":5}"#;
+
+fn row(kind: Kind, name: &str, body: &str) -> Row {
+    Row { kind, name: name.to_owned(), body: body.to_owned(), version: 1 }
+}
+
+fn rule(name: &str, body: &str) -> Row {
+    row(Kind::Rule, name, body)
+}
+
+fn over(name: &str, body: &str) -> Row {
+    row(Kind::Override, name, body)
+}
+
+/// What is wrong with rows beside a good rule.
+fn problems(rows: Vec<Row>) -> Vec<String> {
+    let rows = [rule("good", GOOD)].into_iter().chain(rows).collect();
+    refused(&Book { rows, ..Book::default() })
+}
+
+fn refused(book: &Book) -> Vec<String> {
+    RuleSet::compile(book, None, 0).expect_err("has problems").0
+}
+
+/// What is wrong with a rule of these fields beside those that it needs.
+fn of_rule(fields: &str) -> Vec<String> {
+    problems(vec![rule("bad", &format!(r#"{{"key":["user"],"limit":10,"period":"1m",{fields}}}"#))])
+}
+
+/// What is wrong with an override of these fields.
+fn of_override(fields: &str) -> Vec<String> {
+    problems(vec![over("bad", &format!("{{{fields}}}"))])
+}
+
+/// What is wrong with an emergency of these fields.
+fn of_emergency(fields: &str) -> Vec<String> {
+    refused(&book_of_emergencies(1, &format!("{{{fields}}}")))
+}
+
+fn book_of_emergencies(count: usize, body: &str) -> Book {
+    let emergency = |at| EmergencyRow { id: format!("e{at}"), body: body.to_owned(), expires_ms: 9 };
+    let emergencies = (0..count).map(emergency).collect();
+    Book { rows: vec![rule("good", GOOD)], emergencies, ..Book::default() }
+}
+
+#[test]
+fn a_good_book_is_taken() {
+    let rows = vec![
+        row(Kind::Template, "pro", r#"{"limit":100,"period":"1h"}"#),
+        rule("good", GOOD),
+        rule("tier", r#"{"name":"tier","template":"pro","key":["user"]}"#),
+        over("one", r#"{"rule":"good","key":["/a","alice"],"limit":7}"#),
+    ];
+    let book = Book { revision: 42, emergency_revision: 3, rows, emergencies: Vec::new() };
+    let set = RuleSet::compile(&book, Some("user"), 0).expect("nothing is wrong");
+    assert_eq!((set.revision(), set.version(), set.placement()), (42, "r42e3", Some("user")));
+    assert_eq!((set.rules().len(), set.overrides()), (2, 1));
+}
+
+#[test]
+fn a_body_that_cannot_be_read_is_told() {
+    let cases = [
+        ("", "rules[\"bad\"]: EOF while parsing"),
+        ("[]", "rules[\"bad\"]: a rule is a table, not a list"),
+        ("{\"limit\":null}", "rules[\"bad\"].limit: invalid type: null"),
+        ("{\"limit\":18446744073709551615}", "rules[\"bad\"].limit: "),
+        ("{\"limit\":1,\"limit\":2}", "rules[\"bad\"]: duplicate key: `limit`"),
+        ("{\"name\":\"other\"}", "rules[\"bad\"].name: not the name of the row"),
+    ];
+    for (body, problem) in cases {
+        let found = problems(vec![rule("bad", body)]);
+        assert!(found[0].starts_with(problem), "{body}: {found:?}");
+    }
+}
+
+#[test]
+fn a_wrong_rule_is_told_by_name_and_field() {
+    let cases = [
+        (r#""limit":-1"#, "duplicate key"),
+        (r#""priority":1000001"#, "rules[\"bad\"].priority: 1000001 is outside -1000000 to 1000000"),
+        (
+            r#""priority":"high""#,
+            "rules[\"bad\"].priority: a whole number from -1000000 to 1000000 is expected, not text",
+        ),
+        (r#""template":"none""#, "rules[\"bad\"].template: there is none called \"none\""),
+        (r#""burst":0"#, "rules[\"bad\"].burst: 0 is outside 1 to 4294967295"),
+        (r#""limits":5"#, "rules[\"bad\"].limits: not known; a rule has name, tenant"),
+        (r#""when":{"path":[]}"#, "rules[\"bad\"].when.path: 0 patterns is outside 1 to 64"),
+    ];
+    for (fields, problem) in cases {
+        let found = of_rule(fields);
+        assert!(found.len() == 1 && found[0].contains(problem), "{fields}: {found:?}");
+    }
+    let blank = problems(vec![rule("", GOOD)]);
+    assert_eq!(blank, ["rules[\"\"].name: \"\" is not 1 to 128 printable bytes"]);
+    let empty = problems(vec![rule("bad", "{}")]);
+    let missing = ["key", "limit", "period"].map(|field| format!("rules[\"bad\"].{field}: missing"));
+    assert_eq!(empty, missing);
+    assert_eq!(problems(vec![rule("good", GOOD)]), ["rules: \"good\" is given twice"]);
+}
+
+#[test]
+fn a_wrong_template_is_told_once_and_not_by_every_rule_of_it() {
+    let of_template = |body: &str| {
+        let tier = r#"{"template":"pro","key":["user"],"limit":1,"period":"1s"}"#;
+        problems(vec![row(Kind::Template, "pro", body), rule("a", tier), rule("b", tier)])
+    };
+    let cases = [
+        (r#"{"limit":-1}"#, "templates[\"pro\"].limit: -1 is outside 0 to 4294967295"),
+        (r#"{"period":"soon"}"#, "templates[\"pro\"].period: \"soon\" is not a number and a unit"),
+        (r#"{"paid":"yes"}"#, "templates[\"pro\"].paid: true or false is expected, not text"),
+        (r#"{"template":"free"}"#, "templates[\"pro\"].template: not known; a template has name, class"),
+        (r#"{"key":["user"]}"#, "templates[\"pro\"].key: not known; a template has name, class"),
+        ("7", "templates[\"pro\"]: a template is a table, not an integer"),
+    ];
+    for (body, problem) in cases {
+        let found = of_template(body);
+        assert!(found.len() == 1 && found[0].starts_with(problem), "{body}: {found:?}");
+    }
+    let twice = problems(vec![row(Kind::Template, "pro", "{}"), row(Kind::Template, "pro", "{}")]);
+    assert_eq!(twice, ["templates: \"pro\" is given twice"]);
+    let both = of_template(r#"{"algorithm":"sliding_window","burst":3}"#);
+    let told = "burst: a sliding window has none, its amount is all it ever holds";
+    assert_eq!(both, ["a", "b"].map(|name| format!("rules[{name:?}].{told}")));
+}
+
+#[test]
+fn a_wrong_override_is_told_by_name_and_field() {
+    let right = r#""rule":"good","key":["/a","alice"]"#;
+    let cases = [
+        (r#""rule":"gone","key":["a"],"limit":1"#.to_owned(), ".rule: there is none called \"gone\""),
+        (r#""key":["a"],"limit":1"#.to_owned(), ".rule: missing"),
+        (r#""rule":"good","limit":1"#.to_owned(), ".key: missing"),
+        (
+            r#""rule":"good","key":["a"],"limit":1"#.to_owned(),
+            ".key: 1 parts, but the key of rule \"good\" has 2",
+        ),
+        (
+            r#""rule":"good","key":["a","b","c"],"limit":1"#.to_owned(),
+            ".key: 3 parts, but the key of rule \"good\" has 2",
+        ),
+        (
+            r#""rule":"good","key":["","b"],"limit":1"#.to_owned(),
+            ".key: a part of 0 bytes is outside 1 to 1024",
+        ),
+        (
+            r#""rule":"good","key":"a","limit":1"#.to_owned(),
+            ".key: a list of values and patterns is expected, not text",
+        ),
+        (right.to_owned(), ".limit: missing"),
+        (format!(r#"{right},"limit":-5"#), ".limit: -5 is outside 0 to 4294967295"),
+        (
+            format!(r#"{right},"limit":5e9"#),
+            ".limit: a whole number from 0 to 4294967295 is expected, not a float",
+        ),
+        (format!(r#"{right},"limit":1,"period":"367d""#), ".period: 31708800s is not a whole number"),
+        (
+            format!(r#"{right},"limit":1,"period":"366d","burst":4000000000"#),
+            ".burst: 4000000000 would take more than",
+        ),
+        (format!(r#"{right},"limit":1,"mode":"off""#), ".mode: \"off\" is none of \"enforce\", \"shadow\""),
+        (format!(r#"{right},"limit":1,"expires":0"#), ".expires: 0 is outside 1 to 253402300799999"),
+        (
+            format!(r#"{right},"limit":1,"expires":253402300800000"#),
+            ".expires: 253402300800000 is outside 1 to",
+        ),
+        (format!(r#"{right},"limit":1,"when":{{}}"#), ".when: not known; an override has name, rule"),
+    ];
+    for (fields, problem) in cases {
+        let found = of_override(&fields);
+        let told = found.len() == 1 && found[0].starts_with(&format!("overrides[\"bad\"]{problem}"));
+        assert!(told, "{fields}: {found:?}");
+    }
+}
+
+#[test]
+fn an_override_of_a_rule_that_is_refused_is_not_told_as_well() {
+    let found = problems(vec![
+        rule("bad", r#"{"key":["user"],"limit":-1,"period":"1m"}"#),
+        over("of it", r#"{"rule":"bad","key":["alice"],"limit":1}"#),
+    ]);
+    assert_eq!(found, ["rules[\"bad\"].limit: -1 is outside 0 to 4294967295"]);
+}
+
+#[test]
+fn overrides_that_cannot_stand_beside_each_other_are_told() {
+    let one = r#"{"rule":"good","key":["/a","alice"],"limit":1}"#;
+    let wild = r#"{"rule":"good","key":["/a","a*"],"limit":1}"#;
+    let for_tenant = r#"{"rule":"good","tenant":"acme","key":["/a","alice"],"limit":1}"#;
+    let fine =
+        Book { rows: vec![rule("good", GOOD), over("a", one), over("b", for_tenant)], ..Book::default() };
+    assert!(RuleSet::compile(&fine, None, 0).is_ok());
+    let same =
+        |name: &str| format!("overrides[\"b\"].key: override {name:?} is for the same rule, tenant and key");
+    assert_eq!(problems(vec![over("a", one), over("b", one)]), [same("a")]);
+    assert_eq!(problems(vec![over("a", wild), over("b", wild)]), [same("a")]);
+    let other = one.replace("/a", "/b");
+    assert_eq!(
+        problems(vec![over("a", one), over("a", &other)]),
+        ["overrides[\"a\"].name: \"a\" is given twice"]
+    );
+    let own = rule("own", r#"{"tenant":"acme","key":["user"],"limit":1,"period":"1s"}"#);
+    let of_other = over("a", r#"{"rule":"own","tenant":"zeta","key":["alice"],"limit":1}"#);
+    let found = problems(vec![own, of_other]);
+    assert_eq!(found, ["overrides[\"a\"].tenant: \"zeta\", but the rule is only for \"acme\""]);
+}
+
+#[test]
+fn what_is_written_twice_and_has_ended_is_no_problem() {
+    let rows = vec![
+        rule("good", GOOD),
+        over("a", r#"{"rule":"good","key":["/a","alice"],"limit":1,"expires":5}"#),
+        over("b", r#"{"rule":"good","key":["/a","alice"],"limit":2}"#),
+    ];
+    let book = Book { rows, ..Book::default() };
+    assert!(RuleSet::compile(&book, None, 4).is_err());
+    assert_eq!(RuleSet::compile(&book, None, 5).map(|set| set.overrides()), Ok(1));
+}
+
+fn wildcards(count: usize, rules: usize, key: impl Fn(usize) -> String) -> Vec<Row> {
+    let body = |at: usize| format!(r#"{{"rule":"r{}","key":["{}"],"limit":1}}"#, at % rules, key(at));
+    let rule_row = |at: usize| rule(&format!("r{at}"), r#"{"key":["user"],"limit":1,"period":"1s"}"#);
+    (0..rules).map(rule_row).chain((0..count).map(|at| over(&format!("o{at}"), &body(at)))).collect()
+}
+
+#[test]
+fn there_is_a_most_of_wildcards() {
+    let most = |rows| refused(&Book { rows, ..Book::default() });
+    let of_rule = most(wildcards(WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("{at}-*")));
+    assert_eq!(of_rule, ["overrides[\"o1000\"].key: more than 1000 overrides of this rule have a `*`"]);
+    let loose = most(wildcards(LOOSE_WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("*{at:03}*")));
+    assert_eq!(
+        loose,
+        [
+            "overrides[\"o9\"].key: more than 64 overrides of this rule neither begin nor end with anything but `*`"
+        ]
+    );
+    let rules = WILDCARDS_MAX / WILDCARDS_PER_RULE_MAX + 1;
+    let all = most(wildcards(WILDCARDS_MAX + 1, rules, |at| format!("{at}-*")));
+    assert_eq!(all, ["overrides[\"o100000\"].key: more than 100000 overrides have a `*`"]);
+}
+
+#[test]
+fn there_is_a_most_of_rows() {
+    let templates = (0..=TEMPLATES_MAX).map(|at| row(Kind::Template, &at.to_string(), "{}")).collect();
+    assert_eq!(problems(templates), ["templates: 1001 is outside 0 to 1000"]);
+    let scanned = |tenant: &str| {
+        let body = format!(r#"{{{tenant}"key":["user"],"limit":1,"period":"1s"}}"#);
+        let rows = (0..=SCANNED_RULES_MAX).map(|at| rule(&at.to_string(), &body)).collect();
+        refused(&Book { rows, ..Book::default() })
+    };
+    let told =
+        "that have no value, beginning or end of a value in `when` to be found by is outside 0 to 10000";
+    assert_eq!(scanned(""), [format!("rules: 10001 for every tenant {told}")]);
+    assert_eq!(scanned(r#""tenant":"acme","#), [format!("rules: 10001 for tenant \"acme\" {told}")]);
+    let emergencies = refused(&book_of_emergencies(EMERGENCIES_MAX + 1, "{}"));
+    assert_eq!(emergencies, ["emergencies: 257 is outside 0 to 256"]);
+}
+
+#[test]
+fn a_wrong_emergency_is_told_by_id_and_field() {
+    let cases = [
+        ("", ".action: missing"),
+        (r#""action":"panic""#, ".action: \"panic\" is none of \"block\", \"allow\", \"limit\""),
+        (r#""action":"limit","period":"1s""#, ".limit: missing"),
+        (r#""action":"limit","limit":1"#, ".period: missing"),
+        (r#""action":"block","rule":"gone""#, ".rule: there is none called \"gone\""),
+        (
+            r#""action":"block","rule":"good","key":["a"]"#,
+            ".key: 1 parts, but the key of rule \"good\" has 2",
+        ),
+        (r#""action":"block","key":["a"]"#, ".key: the keys of all rules have no parts in common"),
+        (
+            r#""action":"block","when":{"ip":"home"}"#,
+            ".when.ip: \"home\" is neither an address nor a network",
+        ),
+        (r#""action":"block","untill":3"#, ".untill: not known; an emergency has rule, tenant"),
+        (r#""action":"block","by":7"#, ".by: text is expected, not an integer"),
+    ];
+    for (fields, problem) in cases {
+        let found = of_emergency(fields);
+        let told = found.len() == 1 && found[0].starts_with(&format!("emergencies[\"e0\"]{problem}"));
+        assert!(told, "{fields}: {found:?}");
+    }
+    let block = r#"{"action":"block"}"#;
+    let mut twice = book_of_emergencies(2, block);
+    twice.emergencies[1].id = "e0".to_owned();
+    assert_eq!(refused(&twice), ["emergencies[\"e0\"].id: given twice"]);
+    twice.emergencies[1].id = String::new();
+    assert_eq!(refused(&twice), ["emergencies[\"\"].id: \"\" is not 1 to 128 printable bytes"]);
+}
+
+#[test]
+fn a_thousand_problems_are_told_in_a_hundred_lines() {
+    let found = problems((0..1_000).map(|at| rule(&at.to_string(), "{}")).collect());
+    assert_eq!(found.len(), PROBLEMS_MAX + 1);
+    assert_eq!(found.last().map(String::as_str), Some("and 2900 more"));
+}
+
+#[test]
+fn a_file_tells_rows_by_their_place() {
+    let text = r#"
+        [[templates]]
+        name = "pro"
+        limit = -1
+
+        [[rules]]
+        name = "a"
+        key = ["user"]
+        limit = 1
+        period = "1s"
+
+        [[overrides]]
+        name = "fine"
+        rule = "a"
+        key = ["alice"]
+        limit = 1
+
+        [[overrides]]
+        name = "bad"
+        rule = "a"
+        key = []
+        limit = 1
+    "#;
+    let found = RuleSet::parse(text).expect_err("has problems").0;
+    let expected = [
+        "templates[0].limit: -1 is outside 0 to 4294967295",
+        "overrides[1].key: 0 parts, but the key of rule \"a\" has 1",
+    ];
+    assert_eq!(found, expected);
+    let lists = RuleSet::parse("rules = []\noverrides = 3").expect_err("no list").0;
+    assert_eq!(lists, ["overrides: an integer is not a list of overrides"]);
+}

@@ -1,0 +1,182 @@
+//! What a rule comes to for a key: by itself, with its template, under overrides, and in an emergency.
+
+use std::time::Duration;
+
+use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::{Class, Dimensions, Mode, RuleSet};
+
+const FILE: &str = r#"
+    [[templates]]
+    name = "pro"
+    class = "cost"
+    limit = 100
+    period = "1h"
+    burst = 20
+
+    [[rules]]
+    name = "last"
+    priority = -1
+    key = []
+    limit = 1
+    period = "1s"
+
+    [[rules]]
+    name = "calls"
+    template = "pro"
+    key = ["user"]
+    period = "1m"
+
+    [[rules]]
+    name = "addresses"
+    key = ["ip"]
+    limit = 5
+    period = "1s"
+    algorithm = "sliding_window"
+
+    [[rules]]
+    name = "first"
+    priority = 3
+    key = []
+    limit = 1
+    period = "1s"
+
+    [[overrides]]
+    name = "alice"
+    rule = "calls"
+    key = ["alice"]
+    limit = 1000
+    period = "1d"
+    mode = "shadow"
+
+    [[overrides]]
+    name = "few"
+    rule = "calls"
+    key = ["b*"]
+    limit = 3
+
+    [[overrides]]
+    name = "bob, while it lasts"
+    rule = "calls"
+    key = ["bob"]
+    limit = 7
+    burst = 9
+    expires = 50
+
+    [[overrides]]
+    name = "home"
+    rule = "addresses"
+    key = ["2001:db8:1:2::7"]
+    limit = 50
+"#;
+
+/// The limit, burst, period and mode of one rule for a request, and the override that says so.
+fn terms<'s>(
+    set: &'s RuleSet,
+    rule: &str,
+    request: &Dimensions<'_>,
+    now_ms: u64,
+) -> (u32, u32, Duration, Mode, Option<&'s str>) {
+    let found = set.matching("", request, now_ms).find(|found| *found.rule.name == *rule);
+    let terms = found.expect("it applies").terms;
+    (terms.limit.amount(), terms.limit.burst(), terms.limit.period(), terms.mode, terms.exception)
+}
+
+fn user(name: &str) -> Dimensions<'_> {
+    Dimensions::new([("user", name)]).expect("good dimensions")
+}
+
+#[test]
+fn a_rule_takes_from_its_template_what_it_does_not_say() {
+    let set = RuleSet::parse(FILE).expect("a good file");
+    let calls = set.rules().iter().find(|rule| &*rule.name == "calls").expect("it is there");
+    assert_eq!((calls.class, calls.limit.amount(), calls.limit.burst()), (Class::Cost, 100, 20));
+    assert_eq!(calls.limit.period(), Duration::from_mins(1));
+}
+
+#[test]
+fn rules_of_a_file_come_by_priority_and_then_as_they_were_written() {
+    let set = RuleSet::parse(FILE).expect("a good file");
+    let request = Dimensions::new([("user", "a"), ("ip", "10.0.0.1")]).expect("good dimensions");
+    let names: Vec<_> = set.matching("", &request, 0).map(|found| &*found.rule.name).collect();
+    assert_eq!(names, ["first", "calls", "addresses", "last"]);
+}
+
+#[test]
+fn an_override_says_what_it_says_and_leaves_the_rest_to_the_rule() {
+    let set = RuleSet::parse(FILE).expect("a good file");
+    let (minute, day) = (Duration::from_mins(1), Duration::from_hours(24));
+    let of = |name: &str, now_ms| terms(&set, "calls", &user(name), now_ms);
+    assert_eq!(of("alice", 0), (1_000, 20, day, Mode::Shadow, Some("alice")));
+    // Of a burst of 20 it gets no more than it has.
+    assert_eq!(of("bert", 0), (3, 3, minute, Mode::Enforce, Some("few")));
+    assert_eq!(of("bob", 49), (7, 9, minute, Mode::Enforce, Some("bob, while it lasts")));
+    assert_eq!(of("bob", 50), (3, 3, minute, Mode::Enforce, Some("few")));
+    assert_eq!(of("zoe", 0), (100, 20, minute, Mode::Enforce, None));
+}
+
+#[test]
+fn an_override_of_an_address_is_for_all_that_counts_as_it() {
+    let set = RuleSet::parse(FILE).expect("a good file");
+    for (address, limit) in [("2001:db8:1:2::9", 50), ("2001:db8:1:3::9", 5)] {
+        let mut request = Dimensions::default();
+        request.add_address(address.parse().expect("an address")).expect("the first");
+        assert_eq!(terms(&set, "addresses", &request, 0).0, limit, "{address}");
+    }
+}
+
+fn emergencies(given: &[(&str, &str)]) -> RuleSet {
+    let rule = |name: &str, rest: &str| Row {
+        kind: Kind::Rule,
+        name: name.to_owned(),
+        body: format!(r#"{{"key":["user"],"limit":10,"period":"1m"{rest}}}"#),
+        version: 5,
+    };
+    let rows = vec![rule("calls", ""), rule("windows", r#","algorithm":"sliding_window","mode":"shadow""#)];
+    let row =
+        |(id, body): &(&str, &str)| EmergencyRow { id: (*id).into(), body: (*body).into(), expires_ms: 60 };
+    let book = Book { rows, emergencies: given.iter().map(row).collect(), ..Book::default() };
+    RuleSet::compile(&book, None, 0).expect("a good book")
+}
+
+/// By rule: the limit, the mode, and the emergency that says so.
+fn in_force<'s>(set: &'s RuleSet, name: &str, now_ms: u64) -> Vec<(u32, Mode, Option<&'s str>)> {
+    let request = user(name);
+    let told = set.matching("", &request, now_ms).map(|found| {
+        assert_eq!(found.terms.limit.algorithm(), found.rule.limit.algorithm());
+        assert_eq!(found.rule.version, 5);
+        (found.terms.limit.amount(), found.terms.mode, found.terms.emergency)
+    });
+    told.collect()
+}
+
+#[test]
+fn an_emergency_goes_before_everything_until_it_ends() {
+    let usual = [(10, Mode::Enforce, None), (10, Mode::Shadow, None)];
+    let all = emergencies(&[("e", r#"{"action":"block","reason":"attack","by":"ops","created_ms":1}"#)]);
+    assert_eq!(in_force(&all, "a", 59), [(0, Mode::Enforce, Some("e")); 2]);
+    assert_eq!(in_force(&all, "a", 60), usual);
+    let slow = emergencies(&[("e", r#"{"action":"limit","limit":2,"period":"1s","when":{"user":"m*"}}"#)]);
+    assert_eq!(in_force(&slow, "mallory", 0), [(2, Mode::Enforce, Some("e")); 2]);
+    assert_eq!(in_force(&slow, "alice", 0), usual);
+    let free = emergencies(&[("e", r#"{"action":"allow","rule":"calls","key":["alice"]}"#)]);
+    assert_eq!(in_force(&free, "alice", 0), [(10, Mode::Shadow, Some("e")), (10, Mode::Shadow, None)]);
+    assert_eq!(in_force(&free, "bob", 0), usual);
+}
+
+#[test]
+fn of_several_emergencies_a_block_comes_first_and_then_what_says_most() {
+    let set = emergencies(&[
+        ("slow", r#"{"action":"limit","limit":2,"period":"1s"}"#),
+        ("free", r#"{"action":"allow","when":{"user":"al*"}}"#),
+        ("stop", r#"{"action":"block","when":{"user":"*x"}}"#),
+    ]);
+    let ids = |name| in_force(&set, name, 0).first().and_then(|told| told.2);
+    assert_eq!([ids("bob"), ids("alice"), ids("alex")], [Some("slow"), Some("free"), Some("stop")]);
+}
+
+#[test]
+fn a_set_looks_at_what_its_emergencies_look_at() {
+    let set = emergencies(&[("e", r#"{"action":"block","tenant":"acme","when":{"header.x-key":"a"}}"#)]);
+    assert!(set.dimensions_used("acme").contains("header.x-key"));
+    assert!(!set.dimensions_used("").contains("header.x-key"));
+}
