@@ -17,6 +17,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod audit;
+pub mod book;
+pub mod change;
 mod dimensions;
 mod file;
 mod network;
@@ -25,6 +28,7 @@ pub mod pattern;
 mod period;
 mod rule;
 mod set;
+pub mod store;
 
 pub use dimensions::{
     ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, HEADER_PREFIX, NAME_BYTES_MAX, VALUE_BYTES_MAX,
