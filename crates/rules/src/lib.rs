@@ -28,6 +28,7 @@ pub mod pattern;
 mod period;
 mod rule;
 mod set;
+pub mod snapshot;
 pub mod store;
 
 pub use dimensions::{
