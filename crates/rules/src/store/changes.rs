@@ -206,7 +206,7 @@ impl Writing<'_> {
         write_rows(&mut self.transaction, &operations, &rows, self.heads.revision).await?;
         self.mark_applied(id, &restore_operations(&operations, rows)).await?;
         for undone in &change.undoes {
-            self.set_state(*undone, State::RolledBack).await?;
+            self.mark_undone(*undone).await?;
         }
         let detail = json!({
             "change": id,
@@ -227,6 +227,13 @@ impl Writing<'_> {
         let values = [Value::Number(id), state, Value::Number(self.heads.revision), Value::Text(&restores)];
         self.transaction.execute(mark, &values).await?;
         Ok(())
+    }
+
+    async fn mark_undone(&mut self, id: u64) -> Result<(), StoreError> {
+        match self.change(id).await?.state {
+            State::Applied => self.set_state(id, State::RolledBack).await,
+            state => Err(StoreError::State(id, state)),
+        }
     }
 
     async fn set_state(&mut self, id: u64, state: State) -> Result<(), StoreError> {

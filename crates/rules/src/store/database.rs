@@ -18,6 +18,10 @@ use super::address::{Address, Place};
 /// busy or restarts; a store that is gone is told later.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// How long one statement takes at most, with all that it finds. Longer: larger books from slower stores; one that hangs
+/// is told later.
+const STATEMENT_TIME_MAX: Duration = Duration::from_mins(1);
+
 /// Connections of one process, besides the one that listens. More: more calls at once, of which the store does the
 /// changes one by one all the same.
 const CONNECTIONS_MAX: u32 = 4;
@@ -215,21 +219,24 @@ impl Transaction {
         values: &[Value<'_>],
         mut take: impl FnMut(Cells<'_>) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(transaction) => {
-                let mut rows = bound!(Sqlite, sql, values).fetch(&mut **transaction);
-                while let Some(row) = rows.try_next().await? {
-                    take(Cells::Sqlite(&row))?;
+        let done = async {
+            match self {
+                Self::Sqlite(transaction) => {
+                    let mut rows = bound!(Sqlite, sql, values).fetch(&mut **transaction);
+                    while let Some(row) = rows.try_next().await? {
+                        take(Cells::Sqlite(&row))?;
+                    }
+                }
+                Self::Postgres(transaction) => {
+                    let mut rows = bound!(Postgres, sql, values).fetch(&mut **transaction);
+                    while let Some(row) = rows.try_next().await? {
+                        take(Cells::Postgres(&row))?;
+                    }
                 }
             }
-            Self::Postgres(transaction) => {
-                let mut rows = bound!(Postgres, sql, values).fetch(&mut **transaction);
-                while let Some(row) = rows.try_next().await? {
-                    take(Cells::Postgres(&row))?;
-                }
-            }
-        }
-        Ok(())
+            Ok(())
+        };
+        in_time(done).await
     }
 
     /// All that a statement finds.
@@ -259,19 +266,30 @@ impl Transaction {
     }
 
     /// Tells those who listen, if it is committed.
-    pub(super) async fn notify(&mut self, channel: &str, message: &str) -> Result<(), Error> {
+    pub(super) async fn notify(&mut self, channel: &str, message: &str) -> Result<(), StoreError> {
         if matches!(self, Self::Postgres(_)) {
             self.execute("SELECT pg_notify($1, $2)", &[Value::Text(channel), Value::Text(message)]).await?;
         }
         Ok(())
     }
 
-    pub(super) async fn commit(self) -> Result<(), Error> {
-        match self {
-            Self::Sqlite(transaction) => transaction.commit().await,
-            Self::Postgres(transaction) => transaction.commit().await,
-        }
+    pub(super) async fn commit(self) -> Result<(), StoreError> {
+        let done = async {
+            match self {
+                Self::Sqlite(transaction) => Ok(transaction.commit().await?),
+                Self::Postgres(transaction) => Ok(transaction.commit().await?),
+            }
+        };
+        in_time(done).await
     }
+}
+
+async fn in_time<T>(doing: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    let Ok(done) = tokio::time::timeout(STATEMENT_TIME_MAX, doing).await else {
+        let seconds = STATEMENT_TIME_MAX.as_secs();
+        return Err(StoreError::Unreachable(format!("it did not answer within {seconds} s")));
+    };
+    done
 }
 
 impl Cells<'_> {

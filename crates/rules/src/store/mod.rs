@@ -206,7 +206,11 @@ impl From<serde_json::Error> for StoreError {
 impl Store {
     /// Opens a store, and makes or upgrades its tables if need be.
     pub async fn open(address: &Address) -> Result<Self, StoreError> {
-        let database = Database::open(address).await?;
+        let database = Database::open(address).await.map_err(|error| match error {
+            StoreError::Unreachable(why) => StoreError::Unreachable(format!("{address}: {why}")),
+            StoreError::Database(error) => StoreError::Unreachable(format!("{address}: {error}")),
+            other => other,
+        })?;
         Ok(Self {
             address: address.clone(),
             database,

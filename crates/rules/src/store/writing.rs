@@ -1,12 +1,10 @@
 //! A change of the store under way: the heads are locked until it is committed, and nothing of it is seen before.
 
-use sqlx::Error;
-
 use super::database::{Cells, Transaction, Value};
 use super::watch::{CHANNEL, Head};
 use super::{Act, Heads, Store, StoreError};
 use crate::audit::{Checkpoint, Entry};
-use crate::change::check_name;
+use crate::change::{Invalid, check_name};
 
 /// Locks the row on either database, and says what it holds.
 const LOCK: &str = "UPDATE tidegate_heads SET id = id RETURNING \
@@ -29,6 +27,10 @@ impl Store {
     /// Begins a change, once all others have ended.
     pub(super) async fn begin<'a>(&self, act: Act<'a>) -> Result<Writing<'a>, StoreError> {
         check_name("by", act.by)?;
+        // The audit seals the very number that the database keeps.
+        if i64::try_from(act.now_ms).is_err() {
+            return Err(Invalid(format!("now_ms: {} is outside 0 to {}", act.now_ms, i64::MAX)).into());
+        }
         let mut transaction = self.database.write().await?;
         let read = |cells: &Cells<'_>| {
             let audit_end = Checkpoint { count: cells.number(4)?, hash: cells.owned(5)? };
@@ -81,7 +83,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    async fn finish(mut self) -> Result<Transaction, Error> {
+    async fn finish(mut self) -> Result<Transaction, StoreError> {
         let values = [
             Value::Number(self.heads.revision),
             Value::Number(self.heads.emergency_revision),

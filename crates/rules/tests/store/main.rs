@@ -2,9 +2,10 @@
 
 mod suite;
 
-use suite::{Ground, apply, by, put, wait_for_heads};
+use sqlx::Connection as _;
+use suite::{Ground, apply, by, proposal, put, wait_for_heads};
 use tidegate_rules::store::{Address, CHANNEL, Heads, Signal, Store, StoreError};
-use tidegate_testkit::{Postgres, START_TIME_MAX};
+use tidegate_testkit::{Postgres, Proxy, START_TIME_MAX, Traffic};
 
 /// Every case of the suite: each a test of its own on `SQLite`, and all in turn on one `PostgreSQL`, which takes a
 /// second to make.
@@ -62,7 +63,6 @@ async fn ground(postgres: &Postgres, database: &str) -> Ground {
 }
 
 async fn sql(postgres: &Postgres, statement: &str) {
-    use sqlx::Connection as _;
     let mut connection = sqlx::PgConnection::connect(&postgres.url("postgres")).await.expect("a connection");
     sqlx::raw_sql(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.expect("done");
 }
@@ -78,6 +78,19 @@ async fn memory_is_a_store_for_as_long_as_it_is_open() {
     apply(&store, vec![put("a", 1)]).await;
     assert_eq!(store.clone().heads().await.expect("heads"), revision(1));
     assert_eq!(ground.store().await.heads().await.expect("another"), Heads::default());
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_store_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = folder.path().join("notes.txt");
+    std::fs::write(&other, "no database at all, and long enough to be seen as something else")
+        .expect("written");
+    for file in [other, folder.path().join("no/such/folder/rules.db")] {
+        let address: Address = format!("sqlite:{}", file.display()).parse().expect("an address");
+        let error = Store::open(&address).await.expect_err("no store").to_string();
+        assert!(error.starts_with(&format!("rules: the store cannot be reached: {address}: ")), "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,6 +131,66 @@ async fn a_listener_that_is_cut_off_hears_of_what_it_missed() {
     }
 }
 
+/// A database that is reached through a proxy.
+async fn behind_a_proxy(postgres: &Postgres) -> (Proxy, Ground) {
+    let url = ground(postgres, "rules").await.url;
+    let proxy = Proxy::start(([127, 0, 0, 1], postgres.port()).into());
+    let url = url.replace(&postgres.port().to_string(), &proxy.address().port().to_string());
+    (proxy, Ground { url })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_hangs_is_told_and_works_again() {
+    let postgres = Postgres::start();
+    let (proxy, ground) = behind_a_proxy(&postgres).await;
+    let store = ground.store().await;
+    let mut watch = store.watch(1);
+    wait_for_heads(&mut watch, &store, revision(0)).await;
+    proxy.set(Traffic::HalfOpen);
+    let error = store.heads().await.expect_err("silent").to_string();
+    assert_eq!(error, "rules: the store cannot be reached: it does not answer, tried for 5 s");
+    let lost = async { while !matches!(watch.next().await, Signal::Lost(_)) {} };
+    tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is told");
+    proxy.set(Traffic::Pass);
+    wait_for_heads(&mut watch, &store, revision(0)).await;
+    apply(&store, vec![put("a", 1)]).await;
+    wait_for_heads(&mut watch, &store, revision(1)).await;
+}
+
+/// Holds every commit up until a lock is free.
+const COMMITS_WAIT: &str = "CREATE FUNCTION hold() RETURNS trigger AS \
+     'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END' LANGUAGE plpgsql; \
+     CREATE CONSTRAINT TRIGGER hold AFTER INSERT ON tidegate_audit DEFERRABLE INITIALLY DEFERRED \
+     FOR EACH ROW EXECUTE FUNCTION hold()";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_is_made_again_after_a_lost_answer_happens_once() {
+    let postgres = Postgres::start();
+    let (proxy, ground) = behind_a_proxy(&postgres).await;
+    let store = ground.store().await;
+    let mut holder = sqlx::PgConnection::connect(&postgres.url("rules")).await.expect("a connection");
+    sqlx::raw_sql(COMMITS_WAIT).execute(&mut holder).await.expect("held up");
+    sqlx::raw_sql("SELECT pg_advisory_lock(1)").execute(&mut holder).await.expect("locked");
+    let wanted = proposal(0, vec![put("a", 1)]);
+    let first = {
+        let (store, wanted) = (store.clone(), wanted.clone());
+        tokio::spawn(async move { store.apply_new(&wanted, false, by("ada")).await })
+    };
+    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    while sqlx::query_scalar::<_, i64>(waits).fetch_one(&mut holder).await.expect("a number") == 0 {
+        assert!(!first.is_finished(), "its commit is held up");
+    }
+    proxy.set(Traffic::CutAnswers);
+    sqlx::raw_sql("SELECT pg_advisory_unlock(1)").execute(&mut holder).await.expect("unlocked");
+    let outcome = first.await.expect("no panic");
+    assert!(matches!(outcome, Err(StoreError::Unreachable(_))), "{outcome:?}");
+    proxy.set(Traffic::Pass);
+    let again = store.apply_new(&wanted, false, by("ada")).await;
+    assert!(matches!(again, Err(StoreError::Conflict(_))), "it was committed: {again:?}");
+    assert_eq!(store.heads().await.expect("heads"), revision(1));
+    assert_eq!(store.verify_audit(None).await.expect("holds").count, 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_says_which_head_moved() {
     let postgres = Postgres::start();
@@ -144,6 +217,7 @@ async fn a_store_is_shown_without_its_password() {
     for text in [address.to_string(), format!("{address:?}"), error.to_string(), format!("{error:?}")] {
         assert!(!text.contains("secret"), "{text}");
     }
+    assert!(error.to_string().contains("postgres://ada@127.0.0.1:1/rules: "), "{error}");
     let memory = Ground { url: "sqlite::memory:".to_owned() }.store().await;
     assert_eq!(memory.address().to_string(), "sqlite::memory:");
     assert!(format!("{memory:?}").contains("sqlite::memory:"), "{memory:?}");

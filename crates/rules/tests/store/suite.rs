@@ -55,7 +55,7 @@ fn rule(name: &str, limit: u32, version: u32) -> Row {
     Row { kind: Kind::Rule, name: name.to_owned(), body: body(limit), version }
 }
 
-fn proposal(base_revision: u64, operations: Vec<Operation>) -> Proposal {
+pub(crate) fn proposal(base_revision: u64, operations: Vec<Operation>) -> Proposal {
     let reason = "a test".to_owned();
     Proposal { base_revision, reason, operations, effect: None, needs: Needs::Nothing, undoes: vec![] }
 }
@@ -278,9 +278,16 @@ pub(crate) async fn a_rollback_can_be_proposed_like_any_change(ground: &Ground) 
     let undoing = Proposal { needs: Needs::Approver, ..undoing };
     let change = store.propose(&undoing, by("ada")).await.expect("kept");
     assert_eq!(store.change(bad.id).await.expect("kept").state, State::Applied, "not yet");
+    let other = Proposal { operations: vec![put("b", 1)], needs: Needs::Nothing, ..undoing };
+    let other = store.propose(&other, by("ada")).await.expect("kept");
     store.approve(change.id, by("bob")).await.expect("approved");
     store.apply(change.id, false, by("ada")).await.expect("applies");
     assert_eq!(store.change(bad.id).await.expect("kept").state, State::RolledBack);
+    assert_eq!(
+        refused(store.apply(other.id, false, by("ada")).await),
+        "change 1 is rolled_back",
+        "only once"
+    );
     assert_eq!(rows(&store).await, []);
 }
 
@@ -312,6 +319,8 @@ pub(crate) async fn emergencies_have_a_way_of_their_own(ground: &Ground) {
     }
     let broken = EmergencyRow { body: "[]".to_owned(), ..emergency("c", hour) };
     assert_eq!(refused(store.put_emergency(&broken, by("ada")).await), "body: must be a JSON object");
+    let never = Act { by: "ada", now_ms: u64::MAX };
+    assert!(matches!(store.end_emergency("a", never).await, Err(StoreError::Invalid(_))));
     let later = |ms| Act { by: "ada", now_ms: NOW_MS + ms };
     assert_eq!(store.remove_expired_emergencies(later(9)).await.expect("none"), 0);
     assert_eq!(store.renew_emergency("b", NOW_MS + 20, later(5)).await.expect("renewed"), 3);
@@ -386,18 +395,13 @@ pub(crate) async fn writers_at_once_are_applied_one_after_the_other(ground: &Gro
         });
     }
     let reader = ground.store().await;
-    loop {
+    while !tasks.is_empty() {
         let book = reader.load().await.expect("loads");
         let own = book.rows.iter().filter(|row| row.name.starts_with('w')).count() as u64;
         assert_eq!(own, book.revision, "a book is of one moment");
-        if own == u64::from(2 * EACH) {
-            break;
+        while let Some(done) = tasks.try_join_next() {
+            done.expect("no panic");
         }
-        assert!(!tasks.is_empty() || own == u64::from(2 * EACH));
-        tokio::task::yield_now().await;
-    }
-    while let Some(done) = tasks.join_next().await {
-        done.expect("no panic");
     }
     let shared = rows(&reader).await.into_iter().find(|row| row.name == "shared").expect("there");
     assert_eq!(shared.version, 2 * EACH);
