@@ -1,5 +1,7 @@
 //! The store of rules, on `SQLite` and on a real `PostgreSQL` that is killed and started again.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+
 mod suite;
 
 use sqlx::Connection as _;
@@ -40,6 +42,8 @@ on_both! {
     a_change_happens_whole_or_not_at_all,
     the_largest_change_goes_through,
     what_needs_an_approver_waits_for_somebody_else,
+    the_tables_refuse_an_approval_of_ones_own,
+    a_store_that_somebody_holds_is_busy_and_can_be_read,
     what_needs_a_confirmation_is_not_applied_without,
     what_is_rejected_never_applies,
     a_rollback_restores_what_was_there,

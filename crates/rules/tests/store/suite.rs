@@ -20,15 +20,31 @@ impl Ground {
         Store::open(&self.url.parse().expect("an address")).await.expect("opens")
     }
 
-    /// Does something behind the store's back.
-    async fn tamper(&self, sql: &str) {
-        let sql = AssertSqlSafe(sql.to_owned());
+    /// A connection behind the store's back.
+    async fn raw(&self) -> Raw {
         if self.url.starts_with("postgres:") {
-            let mut connection = PgConnection::connect(&self.url).await.expect("a connection");
-            sqlx::raw_sql(sql).execute(&mut connection).await.expect("done");
+            Raw::Postgres(PgConnection::connect(&self.url).await.expect("a connection"))
         } else {
-            let mut connection = SqliteConnection::connect(&self.url).await.expect("a connection");
-            sqlx::raw_sql(sql).execute(&mut connection).await.expect("done");
+            Raw::Sqlite(SqliteConnection::connect(&self.url).await.expect("a connection"))
+        }
+    }
+
+    async fn tamper(&self, sql: &str) {
+        self.raw().await.run(sql).await.expect("done");
+    }
+}
+
+enum Raw {
+    Sqlite(SqliteConnection),
+    Postgres(PgConnection),
+}
+
+impl Raw {
+    async fn run(&mut self, sql: &str) -> Result<(), sqlx::Error> {
+        let sql = AssertSqlSafe(sql.to_owned());
+        match self {
+            Self::Sqlite(connection) => sqlx::raw_sql(sql).execute(connection).await.map(|_| ()),
+            Self::Postgres(connection) => sqlx::raw_sql(sql).execute(connection).await.map(|_| ()),
         }
     }
 }
@@ -187,6 +203,32 @@ pub(crate) async fn what_needs_an_approver_waits_for_somebody_else(ground: &Grou
     assert_eq!(refused(store.apply(1, false, by("ada")).await), "change 1 is applied");
     assert_eq!(rows(&store).await, [rule("a", 1, 1)]);
     assert_eq!(refused(store.approve(9, by("bob")).await), "there is no change 9");
+}
+
+pub(crate) async fn the_tables_refuse_an_approval_of_ones_own(ground: &Ground) {
+    let store = ground.store().await;
+    let waiting = store.propose(&needing(Needs::Approver, vec![put("a", 1)]), by("ada")).await.expect("kept");
+    let mut raw = ground.raw().await;
+    let own = "UPDATE tidegate_changes SET state = 'proposed', approver = author, approved_ms = 1";
+    let without = "UPDATE tidegate_changes SET state = 'applied', revision = 1, restores = '[]'";
+    for sql in [own, without] {
+        let error = raw.run(sql).await.expect_err("refused").to_string();
+        assert!(error.to_lowercase().contains("check constraint"), "{error}");
+    }
+    assert_eq!(store.change(waiting.id).await.expect("kept"), waiting);
+}
+
+pub(crate) async fn a_store_that_somebody_holds_is_busy_and_can_be_read(ground: &Ground) {
+    let store = ground.store().await;
+    let mut holder = ground.raw().await;
+    holder.run("BEGIN").await.expect("begun");
+    holder.run("UPDATE tidegate_heads SET revision = 7").await.expect("locked");
+    let wanted = proposal(0, vec![put("a", 1)]);
+    let outcome = store.apply_new(&wanted, false, by("ada")).await;
+    assert!(matches!(outcome, Err(StoreError::Busy)), "{outcome:?}");
+    assert_eq!(store.load().await.expect("loads"), Book::default());
+    holder.run("ROLLBACK").await.expect("let go");
+    store.apply_new(&wanted, false, by("ada")).await.expect("applies");
 }
 
 pub(crate) async fn what_needs_a_confirmation_is_not_applied_without(ground: &Ground) {
@@ -512,7 +554,10 @@ pub(crate) async fn an_export_of_the_audit_holds_elsewhere(ground: &Ground) {
         let page = store.audit(after, 4).await.expect("a page");
         let Some(last) = page.last() else { break };
         after = last.sequence;
-        page.iter().for_each(|entry| text = format!("{text}{}\n", entry.to_line().expect("a line")));
+        for entry in page {
+            text.push_str(&entry.to_line().expect("a line"));
+            text.push('\n');
+        }
     }
     let kept = store.checkpoint().await.expect("a checkpoint").to_string().parse().expect("its line");
     assert_eq!(verify_lines(text.as_bytes(), Some(&kept)).expect("holds"), kept);
