@@ -1,6 +1,6 @@
 //! Changes: kept when proposed, applied whole, undone by restoring what was there.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use serde_json::json;
@@ -17,9 +17,6 @@ use crate::change::{Change, Needs, Operation, Proposal, State, check_text, kind_
 /// How many changes one look at the history gives at most. Higher: more memory.
 pub const HISTORY_MAX: u64 = 100;
 
-/// How many changes one rollback undoes at most. Higher: more memory; further back in one step.
-const UNDONE_MAX: u64 = 1_000;
-
 /// How many rows one statement is about. More: fewer statements, each longer; each row has up to five values, of
 /// which `SQLite` takes 32,766.
 const ROWS_AT_ONCE: usize = 500;
@@ -30,23 +27,14 @@ const CHANGE: &str = "SELECT id, state, needs, base_revision, author, reason, cr
 const HISTORY: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, effect, \
      undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id < $1 ORDER BY id DESC LIMIT $2";
 
-/// What is undone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rollback {
-    /// One change. Rows that another one changed since are conflicts.
-    Change(u64),
-    /// All changes after a revision.
-    ToRevision(u64),
-}
-
 /// A row as it is, before a change.
-struct Current {
-    body: Option<String>,
+pub(super) struct Current {
+    pub(super) body: Option<String>,
     version: u64,
     revision: u64,
 }
 
-type Rows = HashMap<(Kind, String), Current>;
+pub(super) type Rows = HashMap<(Kind, String), Current>;
 
 impl Store {
     /// Keeps a change that is not to be applied yet. If it needs an approver, it waits for one.
@@ -110,25 +98,6 @@ impl Store {
         self.commit_change(writing, id).await
     }
 
-    /// Undoes what was applied, by a change that restores what was there before, at once.
-    pub async fn rollback(&self, what: Rollback, reason: &str, act: Act<'_>) -> Result<Change, StoreError> {
-        let mut writing = self.begin(act).await?;
-        let current = writing.heads.revision;
-        let proposal = restoring(&mut writing.transaction, current, what, reason).await?;
-        proposal.check()?;
-        let id = writing.keep(&proposal).await?;
-        writing.apply(id, false).await?;
-        self.commit_change(writing, id).await
-    }
-
-    /// The change that would undo something, to be looked at, or proposed with what it needs.
-    pub async fn restoring(&self, what: Rollback, reason: &str) -> Result<Proposal, StoreError> {
-        let mut reading = self.database.read().await?;
-        let select = "SELECT revision FROM tidegate_heads";
-        let revision = reading.one(select, &[], |cells| cells.number(0)).await?;
-        restoring(&mut reading, revision.unwrap_or(0), what, reason).await
-    }
-
     /// A change.
     pub async fn change(&self, id: u64) -> Result<Change, StoreError> {
         change(&mut self.database.read().await?, id).await
@@ -145,7 +114,11 @@ impl Store {
         self.database.read().await?.all(HISTORY, &values, read_change).await
     }
 
-    async fn commit_change(&self, mut writing: Writing<'_>, id: u64) -> Result<Change, StoreError> {
+    pub(super) async fn commit_change(
+        &self,
+        mut writing: Writing<'_>,
+        id: u64,
+    ) -> Result<Change, StoreError> {
         let change = writing.change(id).await?;
         self.commit(writing).await?;
         Ok(change)
@@ -158,7 +131,7 @@ impl Writing<'_> {
     }
 
     /// Keeps a proposal, and gives its id.
-    async fn keep(&mut self, proposal: &Proposal) -> Result<u64, StoreError> {
+    pub(super) async fn keep(&mut self, proposal: &Proposal) -> Result<u64, StoreError> {
         let Proposal { base_revision, needs, .. } = *proposal;
         if base_revision > self.heads.revision {
             return Err(StoreError::Ahead { base_revision, revision: self.heads.revision });
@@ -196,7 +169,7 @@ impl Writing<'_> {
         Ok(id)
     }
 
-    async fn apply(&mut self, id: u64, confirmed: bool) -> Result<(), StoreError> {
+    pub(super) async fn apply(&mut self, id: u64, confirmed: bool) -> Result<(), StoreError> {
         let change = self.change(id).await?;
         check_ready(&change, confirmed)?;
         let operations = operations(&mut self.transaction, id).await?;
@@ -297,7 +270,10 @@ fn restore_operations(operations: &[Operation], mut rows: Rows) -> Vec<Operation
 }
 
 /// The rows that operations are about, also those that were deleted.
-async fn current_rows(transaction: &mut Transaction, operations: &[Operation]) -> Result<Rows, StoreError> {
+pub(super) async fn current_rows(
+    transaction: &mut Transaction,
+    operations: &[Operation],
+) -> Result<Rows, StoreError> {
     let mut rows = Rows::with_capacity(operations.len());
     for some in operations.chunks(ROWS_AT_ONCE) {
         let sql = format!(
@@ -370,74 +346,7 @@ fn places(rows: usize, columns: usize) -> String {
     text
 }
 
-/// The change that undoes something, as of the current revision.
-async fn restoring(
-    transaction: &mut Transaction,
-    revision: u64,
-    what: Rollback,
-    reason: &str,
-) -> Result<Proposal, StoreError> {
-    let (base_revision, undone) = match what {
-        Rollback::Change(id) => {
-            let change = change(transaction, id).await?;
-            let (State::Applied, Some(applied)) = (change.state, change.revision) else {
-                return Err(StoreError::State(id, change.state));
-            };
-            (applied, applied..=applied)
-        }
-        Rollback::ToRevision(to) if to > revision => {
-            return Err(StoreError::Ahead { base_revision: to, revision });
-        }
-        Rollback::ToRevision(to) => (revision, to + 1..=revision),
-    };
-    let (bodies, undoes) = bodies_before(transaction, *undone.start(), *undone.end()).await?;
-    let wanted: Vec<Operation> =
-        bodies.into_iter().map(|((kind, name), body)| Operation::leaving(kind, name, body)).collect();
-    let rows = current_rows(transaction, &wanted).await?;
-    let differs = |operation: &Operation| {
-        let (kind, name) = operation.row();
-        let current = rows.get(&(kind, name.to_owned())).and_then(|current| current.body.as_deref());
-        current != operation.body()
-    };
-    let operations: Vec<Operation> = wanted.into_iter().filter(differs).collect();
-    if operations.is_empty() {
-        return Err(StoreError::NothingToRestore);
-    }
-    let (reason, needs) = (reason.to_owned(), Needs::Nothing);
-    Ok(Proposal { base_revision, reason, operations, effect: None, needs, undoes })
-}
-
-type Bodies = BTreeMap<(Kind, String), Option<String>>;
-
-/// What rows held before a range of revisions, and the changes of that range that apply.
-async fn bodies_before(
-    transaction: &mut Transaction,
-    first: u64,
-    last: u64,
-) -> Result<(Bodies, Vec<u64>), StoreError> {
-    if last.saturating_sub(first) >= UNDONE_MAX {
-        let message = format!("revision: more than {UNDONE_MAX} changes lie between: go back in steps");
-        return Err(crate::change::Invalid(message).into());
-    }
-    let select =
-        "SELECT id, state, restores FROM tidegate_changes WHERE revision BETWEEN $1 AND $2 ORDER BY revision";
-    let (mut bodies, mut undoes) = (Bodies::new(), Vec::new());
-    let take = |cells: Cells<'_>| {
-        if cells.text(1)? == State::Applied.word() {
-            undoes.push(cells.number(0)?);
-        }
-        for operation in serde_json::from_str::<Vec<Operation>>(cells.text(2)?)? {
-            let (kind, name) = operation.row();
-            // The earliest change knows what was there before all of them.
-            bodies.entry((kind, name.to_owned())).or_insert_with(|| operation.body().map(str::to_owned));
-        }
-        Ok(())
-    };
-    transaction.each(select, &[Value::Number(first), Value::Number(last)], take).await?;
-    Ok((bodies, undoes))
-}
-
-async fn change(transaction: &mut Transaction, id: u64) -> Result<Change, StoreError> {
+pub(super) async fn change(transaction: &mut Transaction, id: u64) -> Result<Change, StoreError> {
     let found = transaction.one(CHANGE, &[Value::Number(id)], read_change).await?;
     found.ok_or_else(|| no_change(id))
 }

@@ -8,6 +8,7 @@ mod changes;
 mod credentials;
 mod database;
 mod emergencies;
+mod rollback;
 mod rows;
 mod trail;
 mod watch;
@@ -17,9 +18,10 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use address::{Address, NoAddress};
-pub use changes::{HISTORY_MAX, Rollback};
+pub use changes::HISTORY_MAX;
 pub use credentials::Credential;
 pub use emergencies::EMERGENCY_MS_MAX;
+pub use rollback::Rollback;
 pub use trail::AUDIT_PAGE_MAX;
 pub use watch::{CHANNEL, Signal, Watch};
 
