@@ -9,7 +9,7 @@ use crate::metadata::{Graph, Member};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("tidegate-core", &[]),
     ("tidegate-origin", &["tidegate-core", "tidegate-testkit"]),
-    ("tidegate-rules", &["tidegate-core"]),
+    ("tidegate-rules", &["tidegate-core", "tidegate-testkit"]),
     ("tidegate", &["tidegate-core", "tidegate-origin", "tidegate-testkit"]),
     ("tidegate-server", &["tidegate", "tidegate-rules", "tidegate-core", "tidegate-testkit"]),
     ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-testkit"]),

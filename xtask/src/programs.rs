@@ -23,6 +23,7 @@ const PACKAGED: &[Packaged] = &[
     packaged("redis-server", "redis-server"),
     packaged("redis-cli", "redis-tools"),
     packaged("redis-benchmark", "redis-tools"),
+    packaged("postgres", "postgresql"),
     packaged("nginx", "nginx"),
     packaged("python3", "python3"),
     packaged("node", "nodejs"),
@@ -34,6 +35,9 @@ const VENV_PACKAGE: &str = "python3-venv";
 
 /// Where servers are that ordinary users have no business with.
 const SYSTEM_PROGRAMS: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
+
+/// Where Debian keeps the releases of `PostgreSQL`.
+const POSTGRES_RELEASES: &str = "/usr/lib/postgresql";
 
 const PYTHON_PACKAGES: &str = include_str!("../tools/python.txt");
 const NODE_PACKAGES: &str = include_str!("../tools/package.json");
@@ -72,8 +76,15 @@ fn missing_packages() -> Vec<&'static str> {
 
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(SYSTEM_PROGRAMS.map(PathBuf::from));
+    let folders =
+        std::env::split_paths(&path).chain(SYSTEM_PROGRAMS.map(PathBuf::from)).chain(postgres_folders());
     folders.map(|folder| folder.join(program)).find(|program| program.is_file())
+}
+
+/// Debian keeps the programs of each release of `PostgreSQL` in a folder that is on no PATH.
+fn postgres_folders() -> Vec<PathBuf> {
+    let releases = std::fs::read_dir(POSTGRES_RELEASES).into_iter().flatten().flatten();
+    releases.map(|release| release.path().join("bin")).collect()
 }
 
 fn install_packages(packages: &[&str]) -> Result<(), Failure> {

@@ -17,7 +17,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod audit;
 pub mod book;
+pub mod change;
 mod compile;
 mod dimensions;
 mod emergency;
@@ -33,6 +35,8 @@ mod period;
 mod problems;
 mod rule;
 mod set;
+pub mod snapshot;
+pub mod store;
 mod template;
 
 pub use dimensions::{

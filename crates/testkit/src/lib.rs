@@ -10,12 +10,14 @@
     reason = "a test fails by panicking, and so does what it is made of"
 )]
 
+mod postgres;
 mod process;
 mod proxy;
 mod redis;
 mod server;
 mod wait;
 
+pub use postgres::Postgres;
 pub use process::{Process, Signal};
 pub use proxy::{Proxy, Traffic};
 pub use redis::{APPEND_ONLY, Cluster, Redis, SNAPSHOTS, TlsRedis, ask};

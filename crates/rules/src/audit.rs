@@ -1,0 +1,463 @@
+//! The audit: who did what and when, as a chain in which every entry seals the one before it.
+//!
+//! An entry's hash covers its fields and the hash of its predecessor, so whoever changes, removes, inserts or moves one
+//! has to rewrite all that follow, and the end of the chain is known in two more places: in the store's heads, and in a
+//! [`Checkpoint`] that an operator keeps elsewhere.
+
+use std::fmt;
+use std::io::BufRead;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// Hashed first, so that no other use of the hash can be mistaken for an entry.
+const DOMAIN: &[u8] = b"tidegate audit 1";
+
+/// What the first entry has as its predecessor's hash.
+pub const BEGINNING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+/// What a checkpoint's line begins with.
+const CHECKPOINT_WORD: &str = "tidegate-audit";
+
+/// One entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// From 1, without a gap.
+    pub sequence: u64,
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// Who did it.
+    pub actor: String,
+    /// What was done, such as `change.apply`.
+    pub action: String,
+    /// A JSON object about it, as text: byte for byte what was hashed.
+    pub detail: String,
+    /// The hash of the entry before it.
+    pub previous: String,
+    /// The hash of all of the above.
+    pub hash: String,
+}
+
+impl Entry {
+    /// The entry that follows the end of a chain.
+    pub(crate) fn following(end: &Checkpoint, at_ms: u64, actor: &str, action: &str, detail: String) -> Self {
+        let mut entry = Self {
+            sequence: end.count + 1,
+            at_ms,
+            actor: actor.to_owned(),
+            action: action.to_owned(),
+            detail,
+            previous: end.hash.clone(),
+            hash: String::new(),
+        };
+        entry.hash = entry.computed_hash();
+        entry
+    }
+
+    /// What its hash must be. Every field goes in with its length, so no two entries have the same bytes.
+    fn computed_hash(&self) -> String {
+        let mut hasher = Sha256::new();
+        let (sequence, at_ms) = (self.sequence.to_be_bytes(), self.at_ms.to_be_bytes());
+        let texts = [&self.actor, &self.action, &self.detail, &self.previous].map(String::as_bytes);
+        for field in [DOMAIN, &sequence, &at_ms].into_iter().chain(texts) {
+            hasher.update((field.len() as u64).to_be_bytes());
+            hasher.update(field);
+        }
+        hexadecimal(&hasher.finalize())
+    }
+
+    /// One line of an export, without its end.
+    pub fn to_line(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(self)
+    }
+}
+
+/// The lower-case hexadecimal form of bytes.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect()
+}
+
+/// The end of a chain: how many entries there are, and the hash of the last. One kept elsewhere shows later whether the
+/// chain still begins with those entries, also to whoever does not trust the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// How many entries there are.
+    pub count: u64,
+    /// The hash of the last one.
+    pub hash: String,
+}
+
+impl Default for Checkpoint {
+    fn default() -> Self {
+        Self { count: 0, hash: BEGINNING.to_owned() }
+    }
+}
+
+impl fmt::Display for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{CHECKPOINT_WORD} {} {}", self.count, self.hash)
+    }
+}
+
+/// A line that is no checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoCheckpoint;
+
+impl fmt::Display for NoCheckpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "checkpoint: must be `{CHECKPOINT_WORD} COUNT HASH`, the hash of 64 hexadecimal digits")
+    }
+}
+
+impl std::error::Error for NoCheckpoint {}
+
+impl FromStr for Checkpoint {
+    type Err = NoCheckpoint;
+
+    fn from_str(line: &str) -> Result<Self, NoCheckpoint> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [CHECKPOINT_WORD, count, hash] = words[..] else { return Err(NoCheckpoint) };
+        let count = count.parse().map_err(|_| NoCheckpoint)?;
+        if !is_hash(hash) || (count == 0) != (hash == BEGINNING) {
+            return Err(NoCheckpoint);
+        }
+        Ok(Self { count, hash: hash.to_owned() })
+    }
+}
+
+/// Whether a text is a SHA-256 as it is written here.
+pub(crate) fn is_hash(text: &str) -> bool {
+    text.len() == BEGINNING.len() && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Where a chain is broken. Each names the entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Break {
+    /// An entry is not where it belongs: the one that belongs there was removed, moved, or something was put before it.
+    OutOfPlace {
+        /// Which entry belongs there.
+        expected: u64,
+        /// Which one is there.
+        found: u64,
+    },
+    /// An entry is not what was sealed.
+    Changed {
+        /// Which.
+        sequence: u64,
+    },
+    /// An entry is sealed in itself, but does not follow the one before it: one of the two was replaced.
+    Unlinked {
+        /// Which.
+        sequence: u64,
+    },
+    /// The chain ends before its known end.
+    CutOff {
+        /// The first entry that is missing.
+        missing: u64,
+        /// How many there must be.
+        count: u64,
+    },
+    /// There are entries after the known end of the chain.
+    Appended {
+        /// The first of them.
+        sequence: u64,
+    },
+    /// The chain holds together, but is not the one of the checkpoint: it was rewritten at this entry or before.
+    Rewritten {
+        /// The entry of the checkpoint.
+        sequence: u64,
+    },
+}
+
+impl fmt::Display for Break {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfPlace { expected, found } => {
+                write!(f, "audit: entry {expected} is missing: entry {found} is in its place")
+            }
+            Self::Changed { sequence } => write!(f, "audit: entry {sequence} was changed"),
+            Self::Unlinked { sequence } => {
+                write!(
+                    f,
+                    "audit: entry {sequence} does not follow the one before it: one of them was replaced"
+                )
+            }
+            Self::CutOff { missing, count } => {
+                write!(
+                    f,
+                    "audit: entry {missing} is missing: there were {count} entries, and the last are cut off"
+                )
+            }
+            Self::Appended { sequence } => {
+                write!(f, "audit: entry {sequence} comes after the end: it was not written by a server")
+            }
+            Self::Rewritten { sequence } => {
+                write!(
+                    f,
+                    "audit: entry {sequence} is not that of the checkpoint: the audit was rewritten there or before"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Break {}
+
+/// Follows a chain entry by entry, from its beginning.
+#[derive(Clone, Debug, Default)]
+pub struct Verifier {
+    end: Checkpoint,
+    checkpoint: Option<Checkpoint>,
+}
+
+impl Verifier {
+    /// One that also looks whether the chain goes through a checkpoint that was kept elsewhere.
+    pub fn new(checkpoint: Option<Checkpoint>) -> Self {
+        Self { end: Checkpoint::default(), checkpoint }
+    }
+
+    /// Takes the next entry.
+    pub fn take(&mut self, entry: &Entry) -> Result<(), Break> {
+        let expected = self.end.count + 1;
+        if entry.sequence != expected {
+            return Err(Break::OutOfPlace { expected, found: entry.sequence });
+        }
+        if entry.hash != entry.computed_hash() {
+            return Err(Break::Changed { sequence: expected });
+        }
+        if entry.previous != self.end.hash {
+            return Err(Break::Unlinked { sequence: expected });
+        }
+        self.end = Checkpoint { count: expected, hash: entry.hash.clone() };
+        let kept = self.checkpoint.as_ref().filter(|checkpoint| checkpoint.count == expected);
+        if kept.is_some_and(|checkpoint| checkpoint.hash != self.end.hash) {
+            return Err(Break::Rewritten { sequence: expected });
+        }
+        Ok(())
+    }
+
+    /// Says that there are no more, and gives the end of the chain.
+    pub fn finish(self) -> Result<Checkpoint, Break> {
+        let count = self.checkpoint.map_or(0, |checkpoint| checkpoint.count);
+        if self.end.count < count {
+            return Err(Break::CutOff { missing: self.end.count + 1, count });
+        }
+        Ok(self.end)
+    }
+
+    /// The same, of a chain whose end is known: it must end exactly there.
+    pub(crate) fn finish_at(self, head: &Checkpoint) -> Result<Checkpoint, Break> {
+        let end = self.finish()?;
+        if end.count < head.count {
+            return Err(Break::CutOff { missing: end.count + 1, count: head.count });
+        }
+        if end.count > head.count {
+            return Err(Break::Appended { sequence: head.count + 1 });
+        }
+        if end.hash != head.hash {
+            return Err(Break::Rewritten { sequence: end.count });
+        }
+        Ok(end)
+    }
+}
+
+/// Follows a chain from its beginning, through a checkpoint if one was kept, and gives its end.
+pub fn verify<'a>(
+    entries: impl IntoIterator<Item = &'a Entry>,
+    checkpoint: Option<&Checkpoint>,
+) -> Result<Checkpoint, Break> {
+    let mut verifier = Verifier::new(checkpoint.cloned());
+    for entry in entries {
+        verifier.take(entry)?;
+    }
+    verifier.finish()
+}
+
+/// Why an export does not hold.
+#[derive(Debug)]
+pub enum ExportError {
+    /// It cannot be read.
+    Read(std::io::Error),
+    /// A line is no entry.
+    Line(u64, serde_json::Error),
+    /// The chain is broken.
+    Broken(Break),
+}
+
+impl fmt::Display for ExportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(error) => write!(f, "audit: {error}"),
+            Self::Line(line, error) => write!(f, "audit: line {line} is no entry: {error}"),
+            Self::Broken(found) => found.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ExportError {}
+
+/// Follows an exported chain, one entry on each line, without the store that it is from.
+pub fn verify_lines(lines: impl BufRead, checkpoint: Option<&Checkpoint>) -> Result<Checkpoint, ExportError> {
+    let mut verifier = Verifier::new(checkpoint.cloned());
+    for (number, line) in (1..).zip(lines.lines()) {
+        let line = line.map_err(ExportError::Read)?;
+        let entry: Entry = serde_json::from_str(&line).map_err(|error| ExportError::Line(number, error))?;
+        verifier.take(&entry).map_err(ExportError::Broken)?;
+    }
+    verifier.finish().map_err(ExportError::Broken)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn chain(length: u64) -> Vec<Entry> {
+        let mut end = Checkpoint::default();
+        let entry = |number| {
+            let detail = format!(r#"{{"change":{number}}}"#);
+            let entry = Entry::following(&end, 1_000 + number, "ada", "change.apply", detail);
+            end = Checkpoint { count: entry.sequence, hash: entry.hash.clone() };
+            entry
+        };
+        (1..=length).map(entry).collect()
+    }
+
+    fn end_of(entries: &[Entry]) -> Checkpoint {
+        verify(entries, None).expect("whole")
+    }
+
+    #[test]
+    fn the_hash_of_an_entry_never_changes() {
+        // Computed by another program: what is sealed today must hold in later versions.
+        let entry = Entry::following(
+            &Checkpoint::default(),
+            1_700_000_000_000,
+            "ada",
+            "change.apply",
+            "{}".to_owned(),
+        );
+        assert_eq!(entry.hash, "f2d7f7d9a541f0e9e403903f04aafa1f9df546bce40f3212ed81f757c373a432");
+    }
+
+    #[test]
+    fn a_chain_holds_and_its_end_is_told_in_a_line() {
+        let entries = chain(5);
+        let end = end_of(&entries);
+        assert_eq!(end.count, 5);
+        assert_eq!(end.to_string().parse(), Ok(end.clone()));
+        assert_eq!(verify(&entries, Some(&end)), Ok(end.clone()));
+        let longer = chain(8);
+        assert_eq!(verify(&longer, Some(&end)).map(|end| end.count), Ok(8));
+        assert_eq!(verify(&[], None), Ok(Checkpoint::default()));
+        assert_eq!(Checkpoint::default().to_string().parse(), Ok(Checkpoint::default()));
+    }
+
+    #[test]
+    fn what_is_removed_is_missed() {
+        let end = end_of(&chain(5));
+        for missing in 1..=4_u64 {
+            let mut entries = chain(5);
+            entries.retain(|entry| entry.sequence != missing);
+            let found = Break::OutOfPlace { expected: missing, found: missing + 1 };
+            assert_eq!(verify(&entries, None), Err(found));
+        }
+        assert_eq!(verify(&chain(3), Some(&end)), Err(Break::CutOff { missing: 4, count: 5 }));
+        assert_eq!(verify(&[], Some(&end)), Err(Break::CutOff { missing: 1, count: 5 }));
+    }
+
+    #[test]
+    fn what_is_moved_inserted_or_renumbered_is_found() {
+        let mut entries = chain(5);
+        entries.swap(1, 3);
+        assert_eq!(verify(&entries, None), Err(Break::OutOfPlace { expected: 2, found: 4 }));
+        let mut entries = chain(5);
+        entries.insert(2, entries[0].clone());
+        assert_eq!(verify(&entries, None), Err(Break::OutOfPlace { expected: 3, found: 1 }));
+        let mut entries = chain(5);
+        entries.remove(1);
+        for (number, entry) in (1..).zip(&mut entries) {
+            entry.sequence = number;
+        }
+        assert_eq!(verify(&entries, None), Err(Break::Changed { sequence: 2 }));
+    }
+
+    #[test]
+    fn an_entry_that_was_sealed_anew_is_found_by_its_neighbour_or_the_checkpoint() {
+        let end = end_of(&chain(5));
+        let mut entries = chain(5);
+        entries[1].actor = "eve".to_owned();
+        entries[1].hash = entries[1].computed_hash();
+        assert_eq!(verify(&entries, None), Err(Break::Unlinked { sequence: 3 }));
+        for at in 2..5 {
+            entries[at].previous = entries[at - 1].hash.clone();
+            entries[at].hash = entries[at].computed_hash();
+        }
+        assert!(verify(&entries, None).is_ok(), "only a checkpoint knows better");
+        assert_eq!(verify(&entries, Some(&end)), Err(Break::Rewritten { sequence: 5 }));
+    }
+
+    #[test]
+    fn an_export_is_verified_without_its_store() {
+        let entries = chain(4);
+        let lines: Vec<String> = entries.iter().map(|entry| entry.to_line().expect("a line")).collect();
+        let text = lines.join("\n") + "\n";
+        let end = end_of(&entries);
+        assert_eq!(verify_lines(text.as_bytes(), Some(&end)).expect("holds"), end);
+        let forged = text.replacen("ada", "eve", 1);
+        let error = verify_lines(forged.as_bytes(), None).expect_err("forged");
+        assert_eq!(error.to_string(), "audit: entry 1 was changed");
+        let error = verify_lines(format!("{}\n{{}}", lines[0]).as_bytes(), None).expect_err("no entry");
+        assert!(error.to_string().starts_with("audit: line 2 is no entry: missing field"), "{error}");
+    }
+
+    #[test]
+    fn a_line_that_is_no_checkpoint_is_refused() {
+        let hash = "ab".repeat(32);
+        for line in ["", "tidegate-audit", "tidegate-audit 1", &format!("tidegate-audit x {hash}"), &hash] {
+            assert_eq!(line.parse::<Checkpoint>(), Err(NoCheckpoint), "{line}");
+        }
+        for line in [format!("tidegate-audit 0 {hash}"), format!("tidegate-audit 1 {BEGINNING}")] {
+            assert_eq!(line.parse::<Checkpoint>(), Err(NoCheckpoint), "{line}");
+        }
+    }
+
+    proptest! {
+        /// Any bit of any field, in any entry.
+        #[test]
+        fn a_flipped_bit_anywhere_is_found(at in 0_usize..6, field in 0_usize..7, byte in 0_usize..64, bit in 0_u32..7) {
+            let mut entries = chain(6);
+            let entry = &mut entries[at];
+            let text = match field {
+                0 => { entry.sequence ^= 1 << bit; None }
+                1 => { entry.at_ms ^= 1 << bit; None }
+                2 => Some(&mut entry.actor),
+                3 => Some(&mut entry.action),
+                4 => Some(&mut entry.detail),
+                5 => Some(&mut entry.previous),
+                _ => Some(&mut entry.hash),
+            };
+            if let Some(text) = text {
+                let mut bytes = text.clone().into_bytes();
+                let place = byte % bytes.len();
+                bytes[place] ^= 1 << bit;
+                *text = String::from_utf8(bytes).expect("seven bits");
+            }
+            let sequence = u64::try_from(at).expect("small") + 1;
+            let found = verify(&entries, None).expect_err("flipped");
+            let named = match found {
+                Break::OutOfPlace { expected, .. } => expected,
+                Break::Changed { sequence } => sequence,
+                other => panic!("{other}"),
+            };
+            prop_assert_eq!(named, sequence);
+        }
+    }
+}

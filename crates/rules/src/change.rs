@@ -1,0 +1,348 @@
+//! Changes of rules: what is put and deleted as one, who wants it and why, and what it takes before it applies.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+
+use crate::book::Kind;
+
+/// How many operations one change has at most. Higher: larger imports in one step, during which nothing else changes.
+pub const OPERATIONS_MAX: usize = 10_000;
+
+/// How many bytes the names and bodies of one change have at most. Higher: more memory in whoever reads or applies it.
+pub const CHANGE_BYTES_MAX: usize = 16 << 20;
+
+/// How many bytes one body has at most. Higher: fewer rows in one change.
+pub const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// How many bytes a name has at most: of a row, an emergency, a credential, a person.
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// How many bytes a reason, or the expected effect of a change, has at most.
+pub const TEXT_BYTES_MAX: usize = 64 << 10;
+
+/// A part of a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Operation {
+    /// A row is made, or gets another body.
+    Put {
+        /// What the row is.
+        #[serde(with = "kind")]
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// Its new body, a JSON object.
+        body: String,
+    },
+    /// A row is no more.
+    Delete {
+        /// What the row is.
+        #[serde(with = "kind")]
+        kind: Kind,
+        /// Its name.
+        name: String,
+    },
+}
+
+impl Operation {
+    /// The row that it is about.
+    pub fn row(&self) -> (Kind, &str) {
+        match self {
+            Self::Put { kind, name, .. } | Self::Delete { kind, name } => (*kind, name),
+        }
+    }
+
+    /// What the row holds afterwards.
+    pub fn body(&self) -> Option<&str> {
+        match self {
+            Self::Put { body, .. } => Some(body),
+            Self::Delete { .. } => None,
+        }
+    }
+
+    /// The operation after which a row holds this.
+    pub(crate) fn leaving(kind: Kind, name: String, body: Option<String>) -> Self {
+        match body {
+            Some(body) => Self::Put { kind, name, body },
+            None => Self::Delete { kind, name },
+        }
+    }
+}
+
+/// What a kind of rows is called where it is kept.
+pub(crate) fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Template => "template",
+        Kind::Rule => "rule",
+        Kind::Override => "override",
+    }
+}
+
+/// The kind with a name.
+pub(crate) fn kind_of(name: &str) -> Option<Kind> {
+    [Kind::Template, Kind::Rule, Kind::Override].into_iter().find(|kind| kind_name(*kind) == name)
+}
+
+mod kind {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use super::{Kind, kind_name, kind_of};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    pub(super) fn serialize<S: Serializer>(kind: &Kind, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(kind_name(*kind))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Kind, D::Error> {
+        let name = std::borrow::Cow::<'de, str>::deserialize(from)?;
+        kind_of(&name).ok_or_else(|| D::Error::unknown_variant(&name, &["template", "rule", "override"]))
+    }
+}
+
+macro_rules! words {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$doc])* $variant,)* }
+
+        impl $name {
+            /// The word for it, where it is kept and shown.
+            pub fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+
+            pub(crate) fn of_word(word: &str) -> Option<Self> {
+                match word { $($word => Some(Self::$variant),)* _ => None }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.word())
+            }
+        }
+    };
+}
+
+words! {
+    /// What a change takes before it may be applied, as whoever proposed it found out.
+    Needs {
+        /// It may be applied.
+        Nothing = "nothing",
+        /// Whoever applies it says that its effect is meant.
+        Confirmation = "confirmation",
+        /// Somebody other than its author approves it.
+        Approver = "approver",
+    }
+}
+
+words! {
+    /// Where a change is.
+    State {
+        /// It can be applied, with what it needs.
+        Proposed = "proposed",
+        /// It waits for somebody other than its author.
+        Waiting = "waiting",
+        /// It applies.
+        Applied = "applied",
+        /// It will never apply.
+        Rejected = "rejected",
+        /// It applied, and was undone by a later one.
+        RolledBack = "rolled_back",
+    }
+}
+
+/// A change that somebody wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proposal {
+    /// The revision that its author looked at. Rows that changed since are conflicts.
+    pub base_revision: u64,
+    /// Why.
+    pub reason: String,
+    /// What, as a whole; no row twice.
+    pub operations: Vec<Operation>,
+    /// What it is expected to do, as JSON.
+    pub effect: Option<String>,
+    /// What it takes.
+    pub needs: Needs,
+    /// The changes that it undoes.
+    pub undoes: Vec<u64>,
+}
+
+/// A change as the store has it. Its operations are asked for apart: they may be many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// From 1, in the order in which they were proposed.
+    pub id: u64,
+    /// Where it is.
+    pub state: State,
+    /// What it takes, or took.
+    pub needs: Needs,
+    /// The revision that its author looked at.
+    pub base_revision: u64,
+    /// Who wants it.
+    pub author: String,
+    /// Why.
+    pub reason: String,
+    /// When it was proposed, in milliseconds since the Unix epoch.
+    pub created_ms: u64,
+    /// How many operations it has.
+    pub operation_count: u64,
+    /// What it was expected to do, as JSON.
+    pub effect: Option<String>,
+    /// The changes that it undoes.
+    pub undoes: Vec<u64>,
+    /// Who approved it and when, in milliseconds since the Unix epoch.
+    pub approval: Option<(String, u64)>,
+    /// Its revision, once applied.
+    pub revision: Option<u64>,
+}
+
+/// Something that cannot be kept, and why: names the field and what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid(pub(crate) String);
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+impl Proposal {
+    /// Whether it can be kept at all. What its rows mean is not looked at here.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        check_text("reason", &self.reason)?;
+        if let Some(effect) = &self.effect {
+            check_text("effect", effect)?;
+            serde_json::from_str::<IgnoredAny>(effect)
+                .map_err(|error| Invalid(format!("effect: {error}")))?;
+        }
+        let count = self.operations.len();
+        if !(1..=OPERATIONS_MAX).contains(&count) {
+            return Err(Invalid(format!("operations: {count} are outside 1 to {OPERATIONS_MAX}")));
+        }
+        let mut rows = HashSet::with_capacity(count);
+        for (at, operation) in self.operations.iter().enumerate() {
+            let named = |problem: Invalid| Invalid(format!("operations[{at}].{problem}"));
+            operation.check().map_err(named)?;
+            if !rows.insert(operation.row()) {
+                return Err(named(Invalid("name: this row is in an operation before".to_owned())));
+            }
+        }
+        check_bytes("operations", self.operations.iter().map(Operation::bytes).sum(), CHANGE_BYTES_MAX)
+    }
+}
+
+impl Operation {
+    fn bytes(&self) -> usize {
+        self.row().1.len() + self.body().map_or(0, str::len)
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        check_name("name", self.row().1)?;
+        self.body().map_or(Ok(()), check_body)
+    }
+}
+
+pub(crate) fn check_body(body: &str) -> Result<(), Invalid> {
+    check_bytes("body", body.len(), BODY_BYTES_MAX)?;
+    match serde_json::from_str::<IgnoredAny>(body) {
+        Ok(_) if body.trim_ascii_start().starts_with('{') => Ok(()),
+        Ok(_) => Err(Invalid("body: must be a JSON object".to_owned())),
+        Err(error) => Err(Invalid(format!("body: must be a JSON object: {error}"))),
+    }
+}
+
+/// Names are shown to people and kept by databases, not all of which take every character.
+pub(crate) fn check_name(field: &str, name: &str) -> Result<(), Invalid> {
+    let allowed = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+    if allowed {
+        return Ok(());
+    }
+    Err(Invalid(format!("{field}: must have 1 to {NAME_BYTES_MAX} bytes, none of them a control character")))
+}
+
+pub(crate) fn check_text(field: &str, text: &str) -> Result<(), Invalid> {
+    check_bytes(field, text.len(), TEXT_BYTES_MAX)?;
+    if text.contains('\0') {
+        Err(Invalid(format!("{field}: must not have a zero character")))
+    } else {
+        Ok(())
+    }
+}
+
+fn check_bytes(field: &str, bytes: usize, bytes_max: usize) -> Result<(), Invalid> {
+    if bytes <= bytes_max {
+        return Ok(());
+    }
+    Err(Invalid(format!("{field}: {bytes} bytes are outside 0 to {bytes_max}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(name: &str, body: &str) -> Operation {
+        Operation::Put { kind: Kind::Rule, name: name.to_owned(), body: body.to_owned() }
+    }
+
+    fn of(operations: Vec<Operation>) -> Proposal {
+        let reason = "because".to_owned();
+        Proposal { base_revision: 0, reason, operations, effect: None, needs: Needs::Nothing, undoes: vec![] }
+    }
+
+    fn problem(proposal: &Proposal) -> String {
+        proposal.check().expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn operations_are_read_as_they_were_written() {
+        let delete = Operation::Delete { kind: Kind::Template, name: "é\"".to_owned() };
+        let operations = vec![put("a", r#"{"limit": 1}"#), delete];
+        let text = serde_json::to_string(&operations).expect("text");
+        assert_eq!(
+            text,
+            r#"[{"do":"put","kind":"rule","name":"a","body":"{\"limit\": 1}"},{"do":"delete","kind":"template","name":"é\""}]"#
+        );
+        assert_eq!(serde_json::from_str::<Vec<Operation>>(&text).expect("read"), operations);
+        assert!(serde_json::from_str::<Vec<Operation>>(&text.replace("rule", "role")).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused_with_its_place() {
+        assert_eq!(of(vec![put("a", "{}")]).check(), Ok(()));
+        assert_eq!(problem(&of(vec![])), "operations: 0 are outside 1 to 10000");
+        assert_eq!(
+            problem(&of(vec![put("a", "{}"); OPERATIONS_MAX + 1])),
+            "operations: 10001 are outside 1 to 10000"
+        );
+        let twice = of(vec![put("a", "{}"), put("a", "{}")]);
+        assert_eq!(problem(&twice), "operations[1].name: this row is in an operation before");
+        for name in ["", "a\0", "a\nb", &"a".repeat(NAME_BYTES_MAX + 1)] {
+            let message = "operations[0].name: must have 1 to 256 bytes, none of them a control character";
+            assert_eq!(problem(&of(vec![put(name, "{}")])), message);
+        }
+        for body in ["", "[]", "{", "{} x"] {
+            let message = problem(&of(vec![put("a", body)]));
+            assert!(message.starts_with("operations[0].body: must be a JSON object"), "{message}");
+        }
+        let large = format!("{{\"a\":\"{}\"}}", "x".repeat(BODY_BYTES_MAX));
+        assert_eq!(
+            problem(&of(vec![put("a", &large)])),
+            "operations[0].body: 65544 bytes are outside 0 to 65536"
+        );
+        let large = format!("{{\"a\":\"{}\"}}", "x".repeat(BODY_BYTES_MAX - 100));
+        let many = of((0..300).map(|number| put(&number.to_string(), &large)).collect());
+        assert!(problem(&many).ends_with("bytes are outside 0 to 16777216"), "{}", problem(&many));
+        let unsure = Proposal { effect: Some("{".to_owned()), ..of(vec![put("a", "{}")]) };
+        assert!(problem(&unsure).starts_with("effect: "), "{}", problem(&unsure));
+        let long = Proposal { reason: "x".repeat(TEXT_BYTES_MAX + 1), ..of(vec![put("a", "{}")]) };
+        assert_eq!(problem(&long), "reason: 65537 bytes are outside 0 to 65536");
+    }
+}

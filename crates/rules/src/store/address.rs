@@ -1,0 +1,108 @@
+//! Where a store is: a file, this process's memory, or a `PostgreSQL` server.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use sqlx::postgres::PgConnectOptions;
+
+/// Where a store is. Shown without its password.
+#[derive(Clone)]
+pub struct Address(pub(super) Place);
+
+#[derive(Clone)]
+pub(super) enum Place {
+    Memory,
+    File(PathBuf),
+    Postgres(Box<PgConnectOptions>),
+}
+
+/// A text that is no address of a store. It does not repeat the text, which may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoAddress(String);
+
+impl fmt::Display for NoAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "must be `sqlite:FILE`, `sqlite::memory:` or `postgres://USER:PASSWORD@HOST:PORT/DATABASE`{}",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for NoAddress {}
+
+impl FromStr for Address {
+    type Err = NoAddress;
+
+    fn from_str(text: &str) -> Result<Self, NoAddress> {
+        if let Some(file) = text.strip_prefix("sqlite:") {
+            return match file {
+                "" => Err(NoAddress(": the file has no name".to_owned())),
+                file if file.contains('?') => Err(NoAddress(": a file has no parameters".to_owned())),
+                ":memory:" => Ok(Self(Place::Memory)),
+                file => Ok(Self(Place::File(file.strip_prefix("//").unwrap_or(file).into()))),
+            };
+        }
+        if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
+            return Err(NoAddress(String::new()));
+        }
+        // What is wrong with it would repeat parts of it.
+        let options = text.parse().map_err(|_| NoAddress(": this is no PostgreSQL address".to_owned()))?;
+        Ok(Self(Place::Postgres(Box::new(options))))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Place::Memory => f.write_str("sqlite::memory:"),
+            Place::File(file) => write!(f, "sqlite:{}", file.display()),
+            Place::Postgres(options) => {
+                let (user, host, port) = (options.get_username(), options.get_host(), options.get_port());
+                write!(f, "postgres://{user}@{host}:{port}/{}", options.get_database().unwrap_or(user))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_shown_without_its_password() {
+        let address: Address =
+            "postgres://ada:se%63ret@db.example:5433/rules?sslmode=require".parse().expect("one");
+        assert_eq!(address.to_string(), "postgres://ada@db.example:5433/rules");
+        assert_eq!(format!("{address:?}"), "postgres://ada@db.example:5433/rules");
+        for text in ["sqlite:/var/lib/tidegate/rules.db", "sqlite:rules.db", "sqlite::memory:"] {
+            assert_eq!(text.parse::<Address>().expect("one").to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_not_repeated() {
+        for text in [
+            "",
+            "rules.toml",
+            "sqlite:",
+            "sqlite:a.db?mode=rwc",
+            "mysql://a:secret@b/c",
+            "postgres://a:secret@b:x/c",
+        ] {
+            let problem = text.parse::<Address>().expect_err(text).to_string();
+            assert!(
+                problem.starts_with("must be `sqlite:FILE`, ") && !problem.contains("secret"),
+                "{problem}"
+            );
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Changes: kept when proposed, applied whole, undone by restoring what was there.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use sqlx::AssertSqlSafe;
+
+use super::database::{Cells, Transaction, Value};
+use super::writing::Writing;
+use super::{Act, Conflict, Store, StoreError};
+use crate::audit::hexadecimal;
+use crate::book::Kind;
+use crate::change::{Change, Needs, Operation, Proposal, State, check_text, kind_name, kind_of};
+
+/// How many changes one look at the history gives at most. Higher: more memory.
+pub const HISTORY_MAX: u64 = 100;
+
+/// How many rows one statement is about. More: fewer statements, each longer; each row has up to five values, of
+/// which `SQLite` takes 32,766.
+const ROWS_AT_ONCE: usize = 500;
+
+const CHANGE: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, effect, \
+     undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id = $1";
+
+const HISTORY: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, effect, \
+     undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id < $1 ORDER BY id DESC LIMIT $2";
+
+/// A row as it is, before a change.
+pub(super) struct Current {
+    pub(super) body: Option<String>,
+    version: u64,
+    revision: u64,
+}
+
+pub(super) type Rows = HashMap<(Kind, String), Current>;
+
+impl Store {
+    /// Keeps a change that is not to be applied yet. If it needs an approver, it waits for one.
+    pub async fn propose(&self, proposal: &Proposal, act: Act<'_>) -> Result<Change, StoreError> {
+        proposal.check()?;
+        let mut writing = self.begin(act).await?;
+        let id = writing.keep(proposal).await?;
+        self.commit_change(writing, id).await
+    }
+
+    /// Applies a change that was proposed, all of it or nothing.
+    pub async fn apply(&self, id: u64, confirmed: bool, act: Act<'_>) -> Result<Change, StoreError> {
+        let mut writing = self.begin(act).await?;
+        writing.apply(id, confirmed).await?;
+        self.commit_change(writing, id).await
+    }
+
+    /// Proposes and applies a change in one step, all of it or nothing.
+    pub async fn apply_new(
+        &self,
+        proposal: &Proposal,
+        confirmed: bool,
+        act: Act<'_>,
+    ) -> Result<Change, StoreError> {
+        proposal.check()?;
+        let mut writing = self.begin(act).await?;
+        let id = writing.keep(proposal).await?;
+        writing.apply(id, confirmed).await?;
+        self.commit_change(writing, id).await
+    }
+
+    /// Approves a change that waits for somebody other than its author. It is not applied by this.
+    pub async fn approve(&self, id: u64, act: Act<'_>) -> Result<Change, StoreError> {
+        let mut writing = self.begin(act).await?;
+        let change = writing.change(id).await?;
+        if change.state != State::Waiting {
+            return Err(StoreError::State(id, change.state));
+        }
+        if change.author == act.by {
+            return Err(StoreError::OwnApproval(id));
+        }
+        let approve = "UPDATE tidegate_changes SET state = $2, approver = $3, approved_ms = $4 WHERE id = $1";
+        let state = Value::Text(State::Proposed.word());
+        let values = [Value::Number(id), state, Value::Text(act.by), Value::Number(act.now_ms)];
+        writing.transaction.execute(approve, &values).await?;
+        let digest = writing.operations_digest(id).await?;
+        writing.note("change.approve", &json!({ "change": id, "operations_sha256": digest })).await?;
+        self.commit_change(writing, id).await
+    }
+
+    /// Ends a change that was not applied. Its author may do that too.
+    pub async fn reject(&self, id: u64, reason: &str, act: Act<'_>) -> Result<Change, StoreError> {
+        check_text("reason", reason)?;
+        let mut writing = self.begin(act).await?;
+        let state = writing.change(id).await?.state;
+        if !matches!(state, State::Proposed | State::Waiting) {
+            return Err(StoreError::State(id, state));
+        }
+        writing.set_state(id, State::Rejected).await?;
+        writing.note("change.reject", &json!({ "change": id, "reason": reason })).await?;
+        self.commit_change(writing, id).await
+    }
+
+    /// A change.
+    pub async fn change(&self, id: u64) -> Result<Change, StoreError> {
+        change(&mut self.database.read().await?, id).await
+    }
+
+    /// What a change does.
+    pub async fn operations(&self, id: u64) -> Result<Vec<Operation>, StoreError> {
+        operations(&mut self.database.read().await?, id).await
+    }
+
+    /// The latest changes, or those before one, the latest first, and no more than [`HISTORY_MAX`] of them.
+    pub async fn history(&self, limit: u64, before: Option<u64>) -> Result<Vec<Change>, StoreError> {
+        let values = [Value::Number(before.unwrap_or(u64::MAX)), Value::Number(limit.min(HISTORY_MAX))];
+        self.database.read().await?.all(HISTORY, &values, read_change).await
+    }
+
+    pub(super) async fn commit_change(
+        &self,
+        mut writing: Writing<'_>,
+        id: u64,
+    ) -> Result<Change, StoreError> {
+        let change = writing.change(id).await?;
+        self.commit(writing).await?;
+        Ok(change)
+    }
+}
+
+impl Writing<'_> {
+    async fn change(&mut self, id: u64) -> Result<Change, StoreError> {
+        change(&mut self.transaction, id).await
+    }
+
+    /// Keeps a proposal, and gives its id.
+    pub(super) async fn keep(&mut self, proposal: &Proposal) -> Result<u64, StoreError> {
+        let Proposal { base_revision, needs, .. } = *proposal;
+        if base_revision > self.heads.revision {
+            return Err(StoreError::Ahead { base_revision, revision: self.heads.revision });
+        }
+        self.change_count += 1;
+        let id = self.change_count;
+        let state = if needs == Needs::Approver { State::Waiting } else { State::Proposed };
+        let operations = serde_json::to_string(&proposal.operations)?;
+        let undoes = serde_json::to_string(&proposal.undoes)?;
+        let insert = "INSERT INTO tidegate_changes (id, state, needs, base_revision, author, reason, created_ms, \
+             operation_count, operations, effect, undoes) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+        let values = [
+            Value::Number(id),
+            Value::Text(state.word()),
+            Value::Text(needs.word()),
+            Value::Number(base_revision),
+            Value::Text(self.act.by),
+            Value::Text(&proposal.reason),
+            Value::Number(self.act.now_ms),
+            Value::Number(proposal.operations.len() as u64),
+            Value::Text(&operations),
+            Value::OptionalText(proposal.effect.as_deref()),
+            Value::Text(&undoes),
+        ];
+        self.transaction.execute(insert, &values).await?;
+        let detail = json!({
+            "change": id,
+            "base_revision": base_revision,
+            "reason": proposal.reason,
+            "needs": needs.word(),
+            "operations_sha256": hexadecimal(&Sha256::digest(&operations)),
+            "undoes": proposal.undoes,
+        });
+        self.note("change.propose", &detail).await?;
+        Ok(id)
+    }
+
+    pub(super) async fn apply(&mut self, id: u64, confirmed: bool) -> Result<(), StoreError> {
+        let change = self.change(id).await?;
+        check_ready(&change, confirmed)?;
+        let operations = operations(&mut self.transaction, id).await?;
+        let rows = current_rows(&mut self.transaction, &operations).await?;
+        check_conflicts(&operations, &rows, change.base_revision)?;
+        self.heads.revision += 1;
+        write_rows(&mut self.transaction, &operations, &rows, self.heads.revision).await?;
+        self.mark_applied(id, &restore_operations(&operations, rows)).await?;
+        for undone in &change.undoes {
+            self.mark_undone(*undone).await?;
+        }
+        let detail = json!({
+            "change": id,
+            "revision": self.heads.revision,
+            "author": change.author,
+            "approver": change.approval.map(|(by, _)| by),
+            "confirmed": confirmed,
+            "operations_sha256": self.operations_digest(id).await?,
+        });
+        self.note("change.apply", &detail).await
+    }
+
+    /// Notes what would restore the rows. Deletions of rows that never were are left out when it comes to that.
+    async fn mark_applied(&mut self, id: u64, restores: &[Operation]) -> Result<(), StoreError> {
+        let restores = serde_json::to_string(restores)?;
+        let mark = "UPDATE tidegate_changes SET state = $2, revision = $3, restores = $4 WHERE id = $1";
+        let state = Value::Text(State::Applied.word());
+        let values = [Value::Number(id), state, Value::Number(self.heads.revision), Value::Text(&restores)];
+        self.transaction.execute(mark, &values).await?;
+        Ok(())
+    }
+
+    async fn mark_undone(&mut self, id: u64) -> Result<(), StoreError> {
+        match self.change(id).await?.state {
+            State::Applied => self.set_state(id, State::RolledBack).await,
+            state => Err(StoreError::State(id, state)),
+        }
+    }
+
+    async fn set_state(&mut self, id: u64, state: State) -> Result<(), StoreError> {
+        let set = "UPDATE tidegate_changes SET state = $2 WHERE id = $1";
+        self.transaction.execute(set, &[Value::Number(id), Value::Text(state.word())]).await?;
+        Ok(())
+    }
+
+    /// Ties the audit to what a change does, whose text is kept apart.
+    async fn operations_digest(&mut self, id: u64) -> Result<String, StoreError> {
+        let text = operations_text(&mut self.transaction, id).await?;
+        Ok(hexadecimal(&Sha256::digest(text)))
+    }
+}
+
+fn check_ready(change: &Change, confirmed: bool) -> Result<(), StoreError> {
+    match change.state {
+        State::Proposed => {}
+        State::Waiting => return Err(StoreError::Needs(change.id, Needs::Approver)),
+        state => return Err(StoreError::State(change.id, state)),
+    }
+    let approved = change.approval.as_ref().is_some_and(|(by, _)| *by != change.author);
+    let ready = match change.needs {
+        Needs::Nothing => true,
+        Needs::Confirmation => confirmed,
+        Needs::Approver => approved,
+    };
+    if ready { Ok(()) } else { Err(StoreError::Needs(change.id, change.needs)) }
+}
+
+fn check_conflicts(operations: &[Operation], rows: &Rows, base_revision: u64) -> Result<(), StoreError> {
+    let row_of = |operation: &Operation| {
+        let (kind, name) = operation.row();
+        (kind, name.to_owned())
+    };
+    let conflicts: Vec<Conflict> = operations
+        .iter()
+        .map(row_of)
+        .filter_map(|row| Some((rows.get(&row)?.revision, row)))
+        .filter(|(revision, _)| *revision > base_revision)
+        .map(|(revision, (kind, name))| Conflict { kind, name, revision })
+        .collect();
+    if !conflicts.is_empty() {
+        return Err(StoreError::Conflict(conflicts));
+    }
+    let is_there = |row: &(Kind, String)| rows.get(row).is_some_and(|current| current.body.is_some());
+    let deleted = operations.iter().filter(|operation| operation.body().is_none());
+    let missing: Vec<_> = deleted.map(row_of).filter(|row| !is_there(row)).collect();
+    if missing.is_empty() { Ok(()) } else { Err(StoreError::Missing(missing)) }
+}
+
+/// What restores the rows that a change is about to change.
+fn restore_operations(operations: &[Operation], mut rows: Rows) -> Vec<Operation> {
+    let restore = |operation: &Operation| {
+        let (kind, name) = operation.row();
+        let name = name.to_owned();
+        let before = rows.remove(&(kind, name.clone())).and_then(|current| current.body);
+        Operation::leaving(kind, name, before)
+    };
+    operations.iter().map(restore).collect()
+}
+
+/// The rows that operations are about, also those that were deleted.
+pub(super) async fn current_rows(
+    transaction: &mut Transaction,
+    operations: &[Operation],
+) -> Result<Rows, StoreError> {
+    let mut rows = Rows::with_capacity(operations.len());
+    for some in operations.chunks(ROWS_AT_ONCE) {
+        let sql = format!(
+            "SELECT kind, name, body, version, revision FROM tidegate_rows WHERE (kind, name) IN (VALUES {})",
+            places(some.len(), 2)
+        );
+        let values: Vec<Value<'_>> = some
+            .iter()
+            .map(Operation::row)
+            .flat_map(|(kind, name)| [Value::Text(kind_name(kind)), Value::Text(name)])
+            .collect();
+        let take = |cells: Cells<'_>| {
+            let kind = cells.text(0)?;
+            let kind =
+                kind_of(kind).ok_or_else(|| StoreError::Foreign(format!("a row that is a {kind:?}")))?;
+            let current = Current {
+                body: cells.optional_text(2)?,
+                version: cells.number(3)?,
+                revision: cells.number(4)?,
+            };
+            rows.insert((kind, cells.owned(1)?), current);
+            Ok(())
+        };
+        transaction.each(AssertSqlSafe(sql), &values, take).await?;
+    }
+    Ok(rows)
+}
+
+async fn write_rows(
+    transaction: &mut Transaction,
+    operations: &[Operation],
+    rows: &Rows,
+    revision: u64,
+) -> Result<(), StoreError> {
+    for some in operations.chunks(ROWS_AT_ONCE) {
+        let sql = format!(
+            "INSERT INTO tidegate_rows (kind, name, body, version, revision) VALUES {} ON CONFLICT (kind, name) \
+             DO UPDATE SET body = excluded.body, version = excluded.version, revision = excluded.revision",
+            places(some.len(), 5)
+        );
+        let mut values = Vec::with_capacity(some.len() * 5);
+        for operation in some {
+            let (kind, name) = operation.row();
+            let version = rows.get(&(kind, name.to_owned())).map_or(0, |current| current.version) + 1;
+            values.extend([
+                Value::Text(kind_name(kind)),
+                Value::Text(name),
+                Value::OptionalText(operation.body()),
+                Value::Number(version),
+                Value::Number(revision),
+            ]);
+        }
+        transaction.execute(AssertSqlSafe(sql), &values).await?;
+    }
+    Ok(())
+}
+
+/// `($1, $2), ($3, $4)`: the places of the values of some rows.
+fn places(rows: usize, columns: usize) -> String {
+    let mut text = String::with_capacity(rows * columns * 7);
+    for row in 0..rows {
+        text.push_str(if row == 0 { "(" } else { ", (" });
+        for column in 0..columns {
+            let separator = if column == 0 { "" } else { ", " };
+            // Writing to a text cannot fail.
+            let _ = write!(text, "{separator}${}", row * columns + column + 1);
+        }
+        text.push(')');
+    }
+    text
+}
+
+pub(super) async fn change(transaction: &mut Transaction, id: u64) -> Result<Change, StoreError> {
+    let found = transaction.one(CHANGE, &[Value::Number(id)], read_change).await?;
+    found.ok_or_else(|| no_change(id))
+}
+
+async fn operations(transaction: &mut Transaction, id: u64) -> Result<Vec<Operation>, StoreError> {
+    Ok(serde_json::from_str(&operations_text(transaction, id).await?)?)
+}
+
+async fn operations_text(transaction: &mut Transaction, id: u64) -> Result<String, StoreError> {
+    let select = "SELECT operations FROM tidegate_changes WHERE id = $1";
+    let found = transaction.one(select, &[Value::Number(id)], |cells| cells.owned(0)).await?;
+    found.ok_or_else(|| no_change(id))
+}
+
+fn no_change(id: u64) -> StoreError {
+    StoreError::NotThere(format!("change {id}"))
+}
+
+fn read_change(cells: &Cells<'_>) -> Result<Change, StoreError> {
+    let (id, state, needs) = (cells.number(0)?, cells.text(1)?, cells.text(2)?);
+    let (Some(state), Some(needs)) = (State::of_word(state), Needs::of_word(needs)) else {
+        return Err(StoreError::Foreign(format!("change {id} that is {state:?} and needs {needs:?}")));
+    };
+    Ok(Change {
+        id,
+        state,
+        needs,
+        base_revision: cells.number(3)?,
+        author: cells.owned(4)?,
+        reason: cells.owned(5)?,
+        created_ms: cells.number(6)?,
+        operation_count: cells.number(7)?,
+        effect: cells.optional_text(8)?,
+        undoes: serde_json::from_str(cells.text(9)?)?,
+        approval: cells.optional_text(10)?.zip(cells.optional_number(11)?),
+        revision: cells.optional_number(12)?,
+    })
+}

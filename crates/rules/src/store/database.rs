@@ -1,0 +1,349 @@
+//! `SQLite` and `PostgreSQL` behind one face: the same statements, with `$1` for the first value, on either.
+
+use std::fmt;
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+};
+use sqlx::{ConnectOptions as _, Connection as _, Error, Postgres, Row as _, SqlSafeStr, Sqlite};
+
+use super::StoreError;
+use super::address::{Address, Place};
+
+/// How long a call waits for a connection, and for others to end their changes. Longer: patience with a store that is
+/// busy or restarts; a store that is gone is told later.
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How long one statement takes at most, with all that it finds. Longer: larger books from slower stores; one that hangs
+/// is told later.
+const STATEMENT_TIME_MAX: Duration = Duration::from_mins(1);
+
+/// Connections of one process, besides the one that listens. More: more calls at once, of which the store does the
+/// changes one by one all the same.
+const CONNECTIONS_MAX: u32 = 4;
+
+/// How long a transaction of a process that hangs may keep others from changing anything.
+const IDLE_TRANSACTION_MAX: &str = "30s";
+
+/// How many rows `SQLite`'s thread reads ahead. More: fewer handovers between threads, more memory.
+const ROWS_AHEAD: usize = 1_024;
+
+/// Where the database notes which migrations it has had. Its own, so that several products may share a database.
+const MIGRATIONS_TABLE: &str = "tidegate_migrations";
+
+/// What changes in the schema, in order. Released ones never change.
+const MIGRATIONS: &[(i64, &str, &str)] =
+    &[(1, "rules", include_str!("../../migrations/control/0001_rules.sql"))];
+
+/// A value that goes into a statement.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Value<'a> {
+    Number(u64),
+    OptionalNumber(Option<u64>),
+    Text(&'a str),
+    OptionalText(Option<&'a str>),
+}
+
+/// A row that a statement found.
+pub(super) enum Cells<'r> {
+    Sqlite(&'r SqliteRow),
+    Postgres(&'r PgRow),
+}
+
+#[derive(Clone)]
+pub(super) enum Database {
+    Sqlite(SqlitePool),
+    Postgres(PgPool),
+}
+
+/// Several statements that happen whole or not at all. Not at all, unless it is committed.
+pub(super) enum Transaction {
+    Sqlite(sqlx::Transaction<'static, Sqlite>),
+    Postgres(sqlx::Transaction<'static, Postgres>),
+}
+
+macro_rules! bound {
+    ($database:ty, $sql:expr, $values:expr) => {{
+        let mut query = sqlx::query::<$database>($sql);
+        for value in $values {
+            query = match *value {
+                Value::Number(number) => query.bind(signed(number)),
+                Value::OptionalNumber(number) => query.bind(number.map(signed)),
+                Value::Text(text) => query.bind(text),
+                Value::OptionalText(text) => query.bind(text),
+            };
+        }
+        query
+    }};
+}
+
+impl Database {
+    pub(super) async fn open(address: &Address) -> Result<Self, StoreError> {
+        let database = match &address.0 {
+            Place::Memory => Self::Sqlite(memory().await?),
+            Place::File(file) => Self::Sqlite(file_pool(SqliteConnectOptions::new().filename(file)).await?),
+            Place::Postgres(options) => Self::Postgres(postgres_pool(options, CONNECTIONS_MAX)),
+        };
+        database.migrate().await?;
+        Ok(database)
+    }
+
+    async fn migrate(&self) -> Result<(), StoreError> {
+        let migrator = migrator();
+        let done = match self {
+            Self::Sqlite(pool) => migrator.run(pool).await,
+            Self::Postgres(pool) => migrator.run(pool).await,
+        };
+        match done {
+            Err(sqlx::migrate::MigrateError::Execute(error)) => Err(self.explain(error).await),
+            done => done.map_err(StoreError::Schema),
+        }
+    }
+
+    /// Begins to read: all that is read is of one moment.
+    pub(super) async fn read(&self) -> Result<Transaction, StoreError> {
+        let begun = match self {
+            Self::Sqlite(pool) => pool.begin().await.map(Transaction::Sqlite),
+            Self::Postgres(pool) => {
+                let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
+                pool.begin_with(begin).await.map(Transaction::Postgres)
+            }
+        };
+        self.explained(begun).await
+    }
+
+    /// Begins to write. The first statement must lock the heads.
+    pub(super) async fn write(&self) -> Result<Transaction, StoreError> {
+        let begun = match self {
+            // A lock that is only taken at the first write would be refused if somebody wrote in between.
+            Self::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Transaction::Sqlite),
+            Self::Postgres(pool) => {
+                pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await.map(Transaction::Postgres)
+            }
+        };
+        self.explained(begun).await
+    }
+
+    async fn explained<T>(&self, outcome: Result<T, Error>) -> Result<T, StoreError> {
+        match outcome {
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.explain(error).await),
+        }
+    }
+
+    /// A pool only says that it got no connection: this asks once more for the reason.
+    pub(super) async fn explain(&self, error: Error) -> StoreError {
+        let (Error::PoolTimedOut, Self::Postgres(pool)) = (&error, self) else { return error.into() };
+        let options = pool.connect_options();
+        let reason = match tokio::time::timeout(WAIT_MAX, PgConnection::connect_with(&options)).await {
+            Ok(Err(reason)) => reason.to_string(),
+            Ok(Ok(_)) => "all connections are in use".to_owned(),
+            Err(_) => "it does not answer".to_owned(),
+        };
+        StoreError::Unreachable(format!("{reason}, tried for {} s", WAIT_MAX.as_secs()))
+    }
+
+    pub(super) async fn close(&self) {
+        match self {
+            Self::Sqlite(pool) => pool.close().await,
+            Self::Postgres(pool) => pool.close().await,
+        }
+    }
+}
+
+/// Connections are made when they are needed.
+pub(super) fn postgres_pool(options: &PgConnectOptions, connections_max: u32) -> PgPool {
+    let lock_timeout = format!("{}s", WAIT_MAX.as_secs());
+    let options = options
+        .clone()
+        .options([
+            ("lock_timeout", lock_timeout.as_str()),
+            ("idle_in_transaction_session_timeout", IDLE_TRANSACTION_MAX),
+        ])
+        .disable_statement_logging();
+    PgPoolOptions::new().max_connections(connections_max).acquire_timeout(WAIT_MAX).connect_lazy_with(options)
+}
+
+async fn file_pool(options: SqliteConnectOptions) -> Result<SqlitePool, Error> {
+    let options = options
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        // Whoever was told that something is kept finds it there after a power cut, too.
+        .synchronous(SqliteSynchronous::Full);
+    let pool = SqlitePoolOptions::new().max_connections(CONNECTIONS_MAX).acquire_timeout(WAIT_MAX);
+    pool.connect_with(sqlite_options(options)).await
+}
+
+/// Each connection to memory has a memory of its own: there is one, for ever.
+async fn memory() -> Result<SqlitePool, Error> {
+    let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(WAIT_MAX);
+    let pool = pool.idle_timeout(None).max_lifetime(None);
+    pool.connect_with(sqlite_options(SqliteConnectOptions::new().in_memory(true))).await
+}
+
+fn sqlite_options(options: SqliteConnectOptions) -> SqliteConnectOptions {
+    options.busy_timeout(WAIT_MAX).row_buffer_size(ROWS_AHEAD).disable_statement_logging()
+}
+
+fn migrator() -> Migrator {
+    let migration = |(version, description, sql): &(i64, &'static str, &'static str)| {
+        Migration::new(*version, (*description).into(), MigrationType::Simple, (*sql).into_sql_str(), false)
+    };
+    let mut migrator = Migrator::with_migrations(MIGRATIONS.iter().map(migration).collect());
+    migrator.dangerous_set_table_name(MIGRATIONS_TABLE);
+    migrator
+}
+
+impl Transaction {
+    /// Runs a statement, and says how many rows it changed.
+    pub(super) async fn execute(&mut self, sql: impl SqlSafeStr, values: &[Value<'_>]) -> Result<u64, Error> {
+        match self {
+            Self::Sqlite(transaction) => {
+                bound!(Sqlite, sql, values).execute(&mut **transaction).await.map(|done| done.rows_affected())
+            }
+            Self::Postgres(transaction) => bound!(Postgres, sql, values)
+                .execute(&mut **transaction)
+                .await
+                .map(|done| done.rows_affected()),
+        }
+    }
+
+    /// Reads what a statement finds, row by row as they arrive.
+    pub(super) async fn each(
+        &mut self,
+        sql: impl SqlSafeStr,
+        values: &[Value<'_>],
+        mut take: impl FnMut(Cells<'_>) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let done = async {
+            match self {
+                Self::Sqlite(transaction) => {
+                    let mut rows = bound!(Sqlite, sql, values).fetch(&mut **transaction);
+                    while let Some(row) = rows.try_next().await? {
+                        take(Cells::Sqlite(&row))?;
+                    }
+                }
+                Self::Postgres(transaction) => {
+                    let mut rows = bound!(Postgres, sql, values).fetch(&mut **transaction);
+                    while let Some(row) = rows.try_next().await? {
+                        take(Cells::Postgres(&row))?;
+                    }
+                }
+            }
+            Ok(())
+        };
+        in_time(done).await
+    }
+
+    /// All that a statement finds.
+    pub(super) async fn all<T>(
+        &mut self,
+        sql: impl SqlSafeStr,
+        values: &[Value<'_>],
+        read: impl Fn(&Cells<'_>) -> Result<T, StoreError>,
+    ) -> Result<Vec<T>, StoreError> {
+        let mut found = Vec::new();
+        let take = |cells: Cells<'_>| {
+            found.push(read(&cells)?);
+            Ok(())
+        };
+        self.each(sql, values, take).await?;
+        Ok(found)
+    }
+
+    /// What a statement finds that finds one row at most.
+    pub(super) async fn one<T>(
+        &mut self,
+        sql: impl SqlSafeStr,
+        values: &[Value<'_>],
+        read: impl Fn(&Cells<'_>) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        Ok(self.all(sql, values, read).await?.pop())
+    }
+
+    /// Tells those who listen, if it is committed.
+    pub(super) async fn notify(&mut self, channel: &str, message: &str) -> Result<(), StoreError> {
+        if matches!(self, Self::Postgres(_)) {
+            self.execute("SELECT pg_notify($1, $2)", &[Value::Text(channel), Value::Text(message)]).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn commit(self) -> Result<(), StoreError> {
+        let done = async {
+            match self {
+                Self::Sqlite(transaction) => Ok(transaction.commit().await?),
+                Self::Postgres(transaction) => Ok(transaction.commit().await?),
+            }
+        };
+        in_time(done).await
+    }
+}
+
+async fn in_time<T>(doing: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    let Ok(done) = tokio::time::timeout(STATEMENT_TIME_MAX, doing).await else {
+        let seconds = STATEMENT_TIME_MAX.as_secs();
+        return Err(StoreError::Unreachable(format!("it did not answer within {seconds} s")));
+    };
+    done
+}
+
+impl Cells<'_> {
+    pub(super) fn number(&self, column: usize) -> Result<u64, StoreError> {
+        let number: i64 = match self {
+            Self::Sqlite(row) => row.try_get(column)?,
+            Self::Postgres(row) => row.try_get(column)?,
+        };
+        unsigned(number)
+    }
+
+    pub(super) fn optional_number(&self, column: usize) -> Result<Option<u64>, StoreError> {
+        let number: Option<i64> = match self {
+            Self::Sqlite(row) => row.try_get(column)?,
+            Self::Postgres(row) => row.try_get(column)?,
+        };
+        number.map(unsigned).transpose()
+    }
+
+    pub(super) fn text(&self, column: usize) -> Result<&str, StoreError> {
+        let text = match self {
+            Self::Sqlite(row) => row.try_get(column)?,
+            Self::Postgres(row) => row.try_get(column)?,
+        };
+        Ok(text)
+    }
+
+    pub(super) fn owned(&self, column: usize) -> Result<String, StoreError> {
+        self.text(column).map(str::to_owned)
+    }
+
+    pub(super) fn optional_text(&self, column: usize) -> Result<Option<String>, StoreError> {
+        let text: Option<&str> = match self {
+            Self::Sqlite(row) => row.try_get(column)?,
+            Self::Postgres(row) => row.try_get(column)?,
+        };
+        Ok(text.map(str::to_owned))
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sqlite(_) => "Sqlite",
+            Self::Postgres(_) => "Postgres",
+        })
+    }
+}
+
+/// Both databases' integers have a sign. What is kept is far below the largest.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn unsigned(value: i64) -> Result<u64, StoreError> {
+    u64::try_from(value).map_err(|_| StoreError::Foreign(format!("the number {value}")))
+}

@@ -1,0 +1,232 @@
+//! The store of rules: what they are, how they came to be, and who did it. `SQLite` or `PostgreSQL`, one schema.
+//!
+//! Every change locks the heads first, so changes happen one after the other, each whole, with its entries in the
+//! audit and its raised revision in the same transaction. Reads never wait for them.
+
+mod address;
+mod changes;
+mod credentials;
+mod database;
+mod emergencies;
+mod rollback;
+mod rows;
+mod trail;
+mod watch;
+mod writing;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use address::{Address, NoAddress};
+pub use changes::HISTORY_MAX;
+pub use credentials::Credential;
+pub use emergencies::EMERGENCY_MS_MAX;
+pub use rollback::Rollback;
+pub use trail::AUDIT_PAGE_MAX;
+pub use watch::{CHANNEL, Signal, Watch};
+
+use crate::audit::Break;
+use crate::book::Kind;
+use crate::change::{Invalid, Needs, State, kind_name};
+use database::Database;
+
+/// The store of rules. Copies of it share its connections.
+#[derive(Clone, Debug)]
+pub struct Store {
+    address: Address,
+    database: Database,
+    /// Tells the watchers of this process that something was committed.
+    committed: Arc<tokio::sync::watch::Sender<()>>,
+}
+
+/// Who does something, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Act<'a> {
+    /// Who, as the audit will say.
+    pub by: &'a str,
+    /// When, in milliseconds since the Unix epoch.
+    pub now_ms: u64,
+}
+
+/// How far a store is. Each number is raised by every change of what it stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heads {
+    /// Of templates, rules and overrides.
+    pub revision: u64,
+    /// Of emergencies.
+    pub emergency_revision: u64,
+    /// Of credentials.
+    pub credential_revision: u64,
+}
+
+/// A row that changed after the revision that a change was made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// What the row is.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// The revision that changed it last.
+    pub revision: u64,
+}
+
+/// Why the store did not do what it was asked. Nothing of it was done, except that after a lost connection nobody knows.
+#[derive(Debug)]
+pub enum StoreError {
+    /// There is no way to it.
+    Unreachable(String),
+    /// Others were changing it all the while.
+    Busy,
+    /// It was made by a later version, or its schema was changed by hand.
+    Schema(sqlx::migrate::MigrateError),
+    /// It holds something that this version does not write.
+    Foreign(String),
+    /// The audit does not hold.
+    Audit(Break),
+    /// The database failed.
+    Database(sqlx::Error),
+    /// It was asked for something that cannot be.
+    Invalid(Invalid),
+    /// There is no such thing.
+    NotThere(String),
+    /// Rows changed in the meantime.
+    Conflict(Vec<Conflict>),
+    /// Rows that are to be deleted do not exist.
+    Missing(Vec<(Kind, String)>),
+    /// The change was made for a revision that is yet to come.
+    Ahead {
+        /// For which it was made.
+        base_revision: u64,
+        /// The latest.
+        revision: u64,
+    },
+    /// The change lacks what it needs.
+    Needs(u64, Needs),
+    /// Its author cannot be its approver.
+    OwnApproval(u64),
+    /// The change is in a state in which this cannot be done.
+    State(u64, State),
+    /// What was to be restored is already so.
+    NothingToRestore,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(why) => write!(f, "rules: the store cannot be reached: {why}"),
+            Self::Busy => f.write_str("rules: the store is busy with other changes: try again"),
+            Self::Schema(error) => write!(f, "rules: the store's schema: {error}"),
+            Self::Foreign(what) => {
+                write!(f, "rules: the store holds {what}, which this version does not write")
+            }
+            Self::Audit(found) => found.fmt(f),
+            Self::Database(error) => write!(f, "rules: the store failed: {error}"),
+            Self::Invalid(problem) => problem.fmt(f),
+            Self::NotThere(what) => write!(f, "there is no {what}"),
+            Self::Conflict(rows) => {
+                let row = |row: &Conflict| {
+                    format!("{} {:?} (revision {})", kind_name(row.kind), row.name, row.revision)
+                };
+                write!(f, "conflict: changed in the meantime: {}", listed(rows, row))
+            }
+            Self::Missing(rows) => {
+                let row = |row: &(Kind, String)| format!("{} {:?}", kind_name(row.0), row.1);
+                write!(f, "cannot delete what does not exist: {}", listed(rows, row))
+            }
+            Self::Ahead { base_revision, revision } => {
+                write!(f, "base_revision: {base_revision} is outside 0 to {revision}, the latest revision")
+            }
+            Self::Needs(id, Needs::Approver) => {
+                write!(f, "change {id} needs the approval of somebody other than its author")
+            }
+            Self::Needs(id, needs) => write!(f, "change {id} needs a {needs}"),
+            Self::OwnApproval(id) => write!(f, "change {id} cannot be approved by its author"),
+            Self::State(id, state) => write!(f, "change {id} is {state}"),
+            Self::NothingToRestore => f.write_str("nothing to roll back: all is as it was"),
+        }
+    }
+}
+
+/// How many rows an error names. More: longer messages.
+const NAMED_MAX: usize = 10;
+
+fn listed<T>(rows: &[T], name: impl Fn(&T) -> String) -> String {
+    let mut names: Vec<String> = rows.iter().take(NAMED_MAX).map(name).collect();
+    if rows.len() > NAMED_MAX {
+        names.push(format!("and {} more", rows.len() - NAMED_MAX));
+    }
+    names.join(", ")
+}
+
+impl std::error::Error for StoreError {}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
+        match (error, code.as_deref()) {
+            (_, Some(code)) if is_busy(code) => Self::Busy,
+            (error, Some(code)) if is_unreachable(code) => Self::Unreachable(error.to_string()),
+            (sqlx::Error::Io(error), _) => Self::Unreachable(error.to_string()),
+            (sqlx::Error::PoolTimedOut, _) => Self::Busy,
+            (error, _) => Self::Database(error),
+        }
+    }
+}
+
+/// `PostgreSQL`'s states have five characters; `SQLite`'s codes are smaller numbers.
+const STATE_CHARACTERS: usize = 5;
+
+/// Whether somebody else is changing what was to be changed.
+fn is_busy(code: &str) -> bool {
+    /// Of `SQLite`, the low byte: the file is locked.
+    const SQLITE_BUSY: u32 = 5;
+    /// Of `PostgreSQL`: a lock was not to be had in time.
+    const LOCK_NOT_AVAILABLE: &str = "55P03";
+    if code.len() < STATE_CHARACTERS {
+        return code.parse::<u32>().is_ok_and(|code| code & 0xff == SQLITE_BUSY);
+    }
+    code == LOCK_NOT_AVAILABLE
+}
+
+/// Whether a `PostgreSQL` server lost or refuses connections: it starts, stops, or crashed.
+fn is_unreachable(code: &str) -> bool {
+    code.len() == STATE_CHARACTERS && (code.starts_with("08") || code.starts_with("57P"))
+}
+
+impl From<Invalid> for StoreError {
+    fn from(problem: Invalid) -> Self {
+        Self::Invalid(problem)
+    }
+}
+
+impl From<serde_json::Error> for StoreError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Foreign(format!("text that is no JSON ({error})"))
+    }
+}
+
+impl Store {
+    /// Opens a store, and makes or upgrades its tables if need be.
+    pub async fn open(address: &Address) -> Result<Self, StoreError> {
+        let database = Database::open(address).await.map_err(|error| match error {
+            StoreError::Unreachable(why) => StoreError::Unreachable(format!("{address}: {why}")),
+            StoreError::Database(error) => StoreError::Unreachable(format!("{address}: {error}")),
+            other => other,
+        })?;
+        Ok(Self {
+            address: address.clone(),
+            database,
+            committed: Arc::new(tokio::sync::watch::Sender::new(())),
+        })
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Lets go of all connections. A store that is not closed loses nothing.
+    pub async fn close(&self) {
+        self.database.close().await;
+    }
+}

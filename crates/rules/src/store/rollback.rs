@@ -1,0 +1,109 @@
+//! Rollbacks: changes that restore what rows held before others.
+
+use std::collections::BTreeMap;
+
+use super::changes::{change, current_rows};
+use super::database::{Cells, Transaction, Value};
+use super::{Act, Store, StoreError};
+use crate::book::Kind;
+use crate::change::{Change, Invalid, Needs, Operation, Proposal, State};
+
+/// How many changes one rollback undoes at most. Higher: more memory; further back in one step.
+const UNDONE_MAX: u64 = 1_000;
+
+/// What is undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rollback {
+    /// One change. Rows that another one changed since are conflicts.
+    Change(u64),
+    /// All changes after a revision.
+    ToRevision(u64),
+}
+
+impl Store {
+    /// Undoes what was applied, by a change that restores what was there before, at once.
+    pub async fn rollback(&self, what: Rollback, reason: &str, act: Act<'_>) -> Result<Change, StoreError> {
+        let mut writing = self.begin(act).await?;
+        let current = writing.heads.revision;
+        let proposal = restoring(&mut writing.transaction, current, what, reason).await?;
+        proposal.check()?;
+        let id = writing.keep(&proposal).await?;
+        writing.apply(id, false).await?;
+        self.commit_change(writing, id).await
+    }
+
+    /// The change that would undo something, to be looked at, or proposed with what it needs.
+    pub async fn restoring(&self, what: Rollback, reason: &str) -> Result<Proposal, StoreError> {
+        let mut reading = self.database.read().await?;
+        let select = "SELECT revision FROM tidegate_heads";
+        let revision = reading.one(select, &[], |cells| cells.number(0)).await?;
+        restoring(&mut reading, revision.unwrap_or(0), what, reason).await
+    }
+}
+
+/// The change that undoes something, as of the current revision.
+async fn restoring(
+    transaction: &mut Transaction,
+    revision: u64,
+    what: Rollback,
+    reason: &str,
+) -> Result<Proposal, StoreError> {
+    let (base_revision, undone) = match what {
+        Rollback::Change(id) => {
+            let change = change(transaction, id).await?;
+            let (State::Applied, Some(applied)) = (change.state, change.revision) else {
+                return Err(StoreError::State(id, change.state));
+            };
+            (applied, applied..=applied)
+        }
+        Rollback::ToRevision(to) if to > revision => {
+            return Err(StoreError::Ahead { base_revision: to, revision });
+        }
+        Rollback::ToRevision(to) => (revision, to + 1..=revision),
+    };
+    let (bodies, undoes) = bodies_before(transaction, *undone.start(), *undone.end()).await?;
+    let wanted: Vec<Operation> =
+        bodies.into_iter().map(|((kind, name), body)| Operation::leaving(kind, name, body)).collect();
+    let rows = current_rows(transaction, &wanted).await?;
+    let differs = |operation: &Operation| {
+        let (kind, name) = operation.row();
+        let current = rows.get(&(kind, name.to_owned())).and_then(|current| current.body.as_deref());
+        current != operation.body()
+    };
+    let operations: Vec<Operation> = wanted.into_iter().filter(differs).collect();
+    if operations.is_empty() {
+        return Err(StoreError::NothingToRestore);
+    }
+    let (reason, needs) = (reason.to_owned(), Needs::Nothing);
+    Ok(Proposal { base_revision, reason, operations, effect: None, needs, undoes })
+}
+
+type Bodies = BTreeMap<(Kind, String), Option<String>>;
+
+/// What rows held before a range of revisions, and the changes of that range that apply.
+async fn bodies_before(
+    transaction: &mut Transaction,
+    first: u64,
+    last: u64,
+) -> Result<(Bodies, Vec<u64>), StoreError> {
+    if last.saturating_sub(first) >= UNDONE_MAX {
+        let message = format!("revision: more than {UNDONE_MAX} changes lie between: go back in steps");
+        return Err(Invalid(message).into());
+    }
+    let select =
+        "SELECT id, state, restores FROM tidegate_changes WHERE revision BETWEEN $1 AND $2 ORDER BY revision";
+    let (mut bodies, mut undoes) = (Bodies::new(), Vec::new());
+    let take = |cells: Cells<'_>| {
+        if cells.text(1)? == State::Applied.word() {
+            undoes.push(cells.number(0)?);
+        }
+        for operation in serde_json::from_str::<Vec<Operation>>(cells.text(2)?)? {
+            let (kind, name) = operation.row();
+            // The earliest change knows what was there before all of them.
+            bodies.entry((kind, name.to_owned())).or_insert_with(|| operation.body().map(str::to_owned));
+        }
+        Ok(())
+    };
+    transaction.each(select, &[Value::Number(first), Value::Number(last)], take).await?;
+    Ok((bodies, undoes))
+}

@@ -1,0 +1,228 @@
+//! The store of rules, on `SQLite` and on a real `PostgreSQL` that is killed and started again.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+
+mod suite;
+
+use sqlx::Connection as _;
+use suite::{Ground, apply, by, proposal, put, wait_for_heads};
+use tidegate_rules::store::{Address, CHANNEL, Heads, Signal, Store, StoreError};
+use tidegate_testkit::{Postgres, Proxy, START_TIME_MAX, Traffic};
+
+/// Every case of the suite: each a test of its own on `SQLite`, and all in turn on one `PostgreSQL`, which takes a
+/// second to make.
+macro_rules! on_both {
+    ($($case:ident,)*) => {
+        mod sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    let folder = tempfile::tempdir().expect("a folder");
+                    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
+                    super::suite::$case(&super::Ground { url }).await;
+                }
+            )*
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn postgres_does_all_that_sqlite_does() {
+            let postgres = Postgres::start();
+            $(
+                println!("{}", stringify!($case));
+                suite::$case(&ground(&postgres, stringify!($case)).await).await;
+            )*
+        }
+    };
+}
+
+on_both! {
+    what_is_put_is_loaded_by_another,
+    versions_are_raised_row_by_row_and_never_used_again,
+    a_row_that_changed_in_the_meantime_is_a_conflict,
+    a_change_happens_whole_or_not_at_all,
+    the_largest_change_goes_through,
+    what_needs_an_approver_waits_for_somebody_else,
+    the_tables_refuse_an_approval_of_ones_own,
+    a_store_that_somebody_holds_is_busy_and_can_be_read,
+    what_needs_a_confirmation_is_not_applied_without,
+    what_is_rejected_never_applies,
+    a_rollback_restores_what_was_there,
+    a_rollback_of_one_change_minds_later_ones,
+    a_rollback_to_a_revision_undoes_all_after_it,
+    a_rollback_can_be_proposed_like_any_change,
+    history_is_told_page_by_page,
+    emergencies_have_a_way_of_their_own,
+    credentials_are_known_by_their_hash_only,
+    writers_at_once_are_applied_one_after_the_other,
+    those_who_watch_are_told,
+    tampering_with_the_tables_is_found,
+    an_export_of_the_audit_holds_elsewhere,
+    a_schema_of_a_later_version_is_refused,
+}
+
+async fn ground(postgres: &Postgres, database: &str) -> Ground {
+    // Names of databases are cut at 63 bytes, which none here has.
+    sql(postgres, &format!("CREATE DATABASE {database}")).await;
+    Ground { url: postgres.url(database) }
+}
+
+async fn sql(postgres: &Postgres, statement: &str) {
+    let mut connection = sqlx::PgConnection::connect(&postgres.url("postgres")).await.expect("a connection");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.expect("done");
+}
+
+fn revision(revision: u64) -> Heads {
+    Heads { revision, ..Heads::default() }
+}
+
+#[tokio::test]
+async fn memory_is_a_store_for_as_long_as_it_is_open() {
+    let ground = Ground { url: "sqlite::memory:".to_owned() };
+    let store = ground.store().await;
+    apply(&store, vec![put("a", 1)]).await;
+    assert_eq!(store.clone().heads().await.expect("heads"), revision(1));
+    assert_eq!(ground.store().await.heads().await.expect("another"), Heads::default());
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_store_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = folder.path().join("notes.txt");
+    std::fs::write(&other, "no database at all, and long enough to be seen as something else")
+        .expect("written");
+    for file in [other, folder.path().join("no/such/folder/rules.db")] {
+        let address: Address = format!("sqlite:{}", file.display()).parse().expect("an address");
+        let error = Store::open(&address).await.expect_err("no store").to_string();
+        assert!(error.starts_with(&format!("rules: the store cannot be reached: {address}: ")), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_postgres_is_told_clearly_and_works_again_when_it_is_back() {
+    let mut postgres = Postgres::start();
+    let ground = ground(&postgres, "rules").await;
+    let store = ground.store().await;
+    let mut watch = store.watch(1);
+    apply(&store, vec![put("a", 1)]).await;
+    wait_for_heads(&mut watch, &store, revision(1)).await;
+    postgres.kill();
+    let error = store.load().await.expect_err("killed");
+    assert!(matches!(error, StoreError::Unreachable(_)), "{error:?}");
+    assert!(error.to_string().starts_with("rules: the store cannot be reached: "), "{error}");
+    let lost = async { while !matches!(watch.next().await, Signal::Lost(_)) {} };
+    tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is told");
+    let error = Store::open(&ground.url.parse().expect("an address")).await.expect_err("killed").to_string();
+    assert!(error.contains("refused") && !error.contains("secret"), "{error}");
+    postgres.restart();
+    wait_for_heads(&mut watch, &store, revision(1)).await;
+    apply(&store, vec![put("a", 2)]).await;
+    wait_for_heads(&mut watch, &store, revision(2)).await;
+    store.verify_audit(None).await.expect("nothing was lost");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listener_that_is_cut_off_hears_of_what_it_missed() {
+    let postgres = Postgres::start();
+    let ground = ground(&postgres, "rules").await;
+    let (store, writer) = (ground.store().await, ground.store().await);
+    let mut watch = store.watch(1);
+    wait_for_heads(&mut watch, &store, revision(0)).await;
+    for number in 1..=3 {
+        let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
+        sql(&postgres, cut).await;
+        apply(&writer, vec![put("a", number)]).await;
+        wait_for_heads(&mut watch, &store, revision(u64::from(number))).await;
+    }
+}
+
+/// A database that is reached through a proxy.
+async fn behind_a_proxy(postgres: &Postgres) -> (Proxy, Ground) {
+    let url = ground(postgres, "rules").await.url;
+    let proxy = Proxy::start(([127, 0, 0, 1], postgres.port()).into());
+    let url = url.replace(&postgres.port().to_string(), &proxy.address().port().to_string());
+    (proxy, Ground { url })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_hangs_is_told_and_works_again() {
+    let postgres = Postgres::start();
+    let (proxy, ground) = behind_a_proxy(&postgres).await;
+    let store = ground.store().await;
+    let mut watch = store.watch(1);
+    wait_for_heads(&mut watch, &store, revision(0)).await;
+    proxy.set(Traffic::HalfOpen);
+    let error = store.heads().await.expect_err("silent").to_string();
+    assert_eq!(error, "rules: the store cannot be reached: it does not answer, tried for 5 s");
+    let lost = async { while !matches!(watch.next().await, Signal::Lost(_)) {} };
+    tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is told");
+    proxy.set(Traffic::Pass);
+    wait_for_heads(&mut watch, &store, revision(0)).await;
+    apply(&store, vec![put("a", 1)]).await;
+    wait_for_heads(&mut watch, &store, revision(1)).await;
+}
+
+/// Holds every commit up until a lock is free.
+const COMMITS_WAIT: &str = "CREATE FUNCTION hold() RETURNS trigger AS \
+     'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END' LANGUAGE plpgsql; \
+     CREATE CONSTRAINT TRIGGER hold AFTER INSERT ON tidegate_audit DEFERRABLE INITIALLY DEFERRED \
+     FOR EACH ROW EXECUTE FUNCTION hold()";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_is_made_again_after_a_lost_answer_happens_once() {
+    let postgres = Postgres::start();
+    let (proxy, ground) = behind_a_proxy(&postgres).await;
+    let store = ground.store().await;
+    let mut holder = sqlx::PgConnection::connect(&postgres.url("rules")).await.expect("a connection");
+    sqlx::raw_sql(COMMITS_WAIT).execute(&mut holder).await.expect("held up");
+    sqlx::raw_sql("SELECT pg_advisory_lock(1)").execute(&mut holder).await.expect("locked");
+    let wanted = proposal(0, vec![put("a", 1)]);
+    let first = {
+        let (store, wanted) = (store.clone(), wanted.clone());
+        tokio::spawn(async move { store.apply_new(&wanted, false, by("ada")).await })
+    };
+    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    while sqlx::query_scalar::<_, i64>(waits).fetch_one(&mut holder).await.expect("a number") == 0 {
+        assert!(!first.is_finished(), "its commit is held up");
+    }
+    proxy.set(Traffic::CutAnswers);
+    sqlx::raw_sql("SELECT pg_advisory_unlock(1)").execute(&mut holder).await.expect("unlocked");
+    let outcome = first.await.expect("no panic");
+    assert!(matches!(outcome, Err(StoreError::Unreachable(_))), "{outcome:?}");
+    proxy.set(Traffic::Pass);
+    let again = store.apply_new(&wanted, false, by("ada")).await;
+    assert!(matches!(again, Err(StoreError::Conflict(_))), "it was committed: {again:?}");
+    assert_eq!(store.heads().await.expect("heads"), revision(1));
+    assert_eq!(store.verify_audit(None).await.expect("holds").count, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_says_which_head_moved() {
+    let postgres = Postgres::start();
+    let ground = ground(&postgres, "rules").await;
+    let mut listener = sqlx::postgres::PgListener::connect(&ground.url).await.expect("listens");
+    listener.listen(CHANNEL).await.expect("listens");
+    let store = ground.store().await;
+    apply(&store, vec![put("a", 1)]).await;
+    // Not applied, so not told.
+    let failed = store.rollback(tidegate_rules::store::Rollback::Change(9), "", by("ada")).await;
+    assert!(failed.is_err());
+    apply(&store, vec![put("a", 2)]).await;
+    for wanted in ["revision 1", "revision 2"] {
+        let heard =
+            tokio::time::timeout(START_TIME_MAX, listener.recv()).await.expect("in time").expect("heard");
+        assert_eq!(heard.payload(), wanted);
+    }
+}
+
+#[tokio::test]
+async fn a_store_is_shown_without_its_password() {
+    let address: Address = "postgres://ada:secret@127.0.0.1:1/rules".parse().expect("an address");
+    let error = Store::open(&address).await.expect_err("nobody there");
+    for text in [address.to_string(), format!("{address:?}"), error.to_string(), format!("{error:?}")] {
+        assert!(!text.contains("secret"), "{text}");
+    }
+    assert!(error.to_string().contains("postgres://ada@127.0.0.1:1/rules: "), "{error}");
+    let memory = Ground { url: "sqlite::memory:".to_owned() }.store().await;
+    assert_eq!(memory.address().to_string(), "sqlite::memory:");
+    assert!(format!("{memory:?}").contains("sqlite::memory:"), "{memory:?}");
+}

@@ -1,0 +1,582 @@
+//! What every store of rules must do, whatever it is made of.
+
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection};
+use tidegate_rules::audit::{Break, verify_lines};
+use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::change::{Change, Needs, OPERATIONS_MAX, Operation, Proposal, State};
+use tidegate_rules::store::{
+    Act, Credential, EMERGENCY_MS_MAX, Heads, Rollback, Signal, Store, StoreError, Watch,
+};
+use tidegate_testkit::START_TIME_MAX;
+
+/// An empty database that a case has to itself.
+pub(crate) struct Ground {
+    pub(crate) url: String,
+}
+
+impl Ground {
+    /// Each has connections of its own, as another process would.
+    pub(crate) async fn store(&self) -> Store {
+        Store::open(&self.url.parse().expect("an address")).await.expect("opens")
+    }
+
+    /// A connection behind the store's back.
+    async fn raw(&self) -> Raw {
+        if self.url.starts_with("postgres:") {
+            Raw::Postgres(PgConnection::connect(&self.url).await.expect("a connection"))
+        } else {
+            Raw::Sqlite(SqliteConnection::connect(&self.url).await.expect("a connection"))
+        }
+    }
+
+    async fn tamper(&self, sql: &str) {
+        self.raw().await.run(sql).await.expect("done");
+    }
+}
+
+enum Raw {
+    Sqlite(SqliteConnection),
+    Postgres(PgConnection),
+}
+
+impl Raw {
+    async fn run(&mut self, sql: &str) -> Result<(), sqlx::Error> {
+        let sql = AssertSqlSafe(sql.to_owned());
+        match self {
+            Self::Sqlite(connection) => sqlx::raw_sql(sql).execute(connection).await.map(|_| ()),
+            Self::Postgres(connection) => sqlx::raw_sql(sql).execute(connection).await.map(|_| ()),
+        }
+    }
+}
+
+const NOW_MS: u64 = 1_700_000_000_000;
+
+pub(crate) fn by(name: &str) -> Act<'_> {
+    Act { by: name, now_ms: NOW_MS }
+}
+
+pub(crate) fn put(name: &str, limit: u32) -> Operation {
+    Operation::Put { kind: Kind::Rule, name: name.to_owned(), body: body(limit) }
+}
+
+fn delete(name: &str) -> Operation {
+    Operation::Delete { kind: Kind::Rule, name: name.to_owned() }
+}
+
+fn body(limit: u32) -> String {
+    format!(r#"{{"limit": {limit}, "period": "1m"}}"#)
+}
+
+fn rule(name: &str, limit: u32, version: u32) -> Row {
+    Row { kind: Kind::Rule, name: name.to_owned(), body: body(limit), version }
+}
+
+pub(crate) fn proposal(base_revision: u64, operations: Vec<Operation>) -> Proposal {
+    let reason = "a test".to_owned();
+    Proposal { base_revision, reason, operations, effect: None, needs: Needs::Nothing, undoes: vec![] }
+}
+
+fn needing(needs: Needs, operations: Vec<Operation>) -> Proposal {
+    Proposal { needs, ..proposal(0, operations) }
+}
+
+/// Applies operations to the latest revision.
+pub(crate) async fn apply(store: &Store, operations: Vec<Operation>) -> Change {
+    let base_revision = store.heads().await.expect("heads").revision;
+    store.apply_new(&proposal(base_revision, operations), false, by("ada")).await.expect("applies")
+}
+
+async fn rows(store: &Store) -> Vec<Row> {
+    store.load().await.expect("loads").rows
+}
+
+async fn audit_count(store: &Store) -> u64 {
+    store.verify_audit(None).await.expect("the audit holds").count
+}
+
+fn refused<T: std::fmt::Debug>(outcome: Result<T, StoreError>) -> String {
+    outcome.expect_err("refused").to_string()
+}
+
+pub(crate) async fn what_is_put_is_loaded_by_another(ground: &Ground) {
+    let (store, other) = (ground.store().await, ground.store().await);
+    assert_eq!(other.load().await.expect("loads"), Book::default());
+    let names = ["per_user", "ünï \"'%", "Zeta", "a"];
+    let kinds = [Kind::Override, Kind::Template, Kind::Rule];
+    let operation = |(kind, name): (Kind, &str)| {
+        let body = r#"{"é": "\u0000'%s", "limit": 1}"#.to_owned();
+        Operation::Put { kind, name: name.to_owned(), body }
+    };
+    let all = kinds.iter().flat_map(|kind| names.map(|name| (*kind, name)));
+    let change = apply(&store, all.map(operation).collect()).await;
+    assert_eq!((change.revision, change.state, change.operation_count), (Some(1), State::Applied, 12));
+    let emergency = EmergencyRow { id: "e".to_owned(), body: "{}".to_owned(), expires_ms: NOW_MS + 1 };
+    store.put_emergency(&emergency, by("ada")).await.expect("put");
+    let book = other.load().await.expect("loads");
+    assert_eq!((book.revision, book.emergency_revision), (1, 1));
+    assert_eq!(book.emergencies, [emergency]);
+    let found: Vec<_> = book.rows.iter().map(|row| (row.kind, row.name.as_str(), row.version)).collect();
+    let mut wanted: Vec<_> = kinds.iter().flat_map(|kind| names.map(|name| (*kind, name, 1))).collect();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+    assert!(book.rows.iter().all(|row| row.body == r#"{"é": "\u0000'%s", "limit": 1}"#));
+    assert_eq!(other.operations(change.id).await.expect("kept").len(), 12);
+}
+
+pub(crate) async fn versions_are_raised_row_by_row_and_never_used_again(ground: &Ground) {
+    let store = ground.store().await;
+    apply(&store, vec![put("a", 1), put("b", 1)]).await;
+    apply(&store, vec![put("b", 2)]).await;
+    assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 2, 2)]);
+    apply(&store, vec![delete("b")]).await;
+    assert_eq!(rows(&store).await, [rule("a", 1, 1)]);
+    let change = apply(&store, vec![put("b", 3)]).await;
+    assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 3, 4)]);
+    assert_eq!(change.revision, Some(4));
+}
+
+pub(crate) async fn a_row_that_changed_in_the_meantime_is_a_conflict(ground: &Ground) {
+    let store = ground.store().await;
+    apply(&store, vec![put("a", 1), put("b", 1), put("c", 1)]).await;
+    apply(&store, vec![put("a", 2), delete("b"), put("d", 1)]).await;
+    for operations in [vec![put("a", 3)], vec![put("b", 3)], vec![delete("b")], vec![put("d", 3)]] {
+        let name = operations[0].row().1.to_owned();
+        let outcome = store.apply_new(&proposal(1, operations), false, by("ada")).await;
+        let Err(StoreError::Conflict(rows)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(rows.len(), 1);
+        assert_eq!((rows[0].name.as_str(), rows[0].revision), (name.as_str(), 2));
+    }
+    let both =
+        store.apply_new(&proposal(1, vec![put("c", 3), put("d", 3), put("a", 3)]), false, by("ada")).await;
+    let message = "conflict: changed in the meantime: rule \"d\" (revision 2), rule \"a\" (revision 2)";
+    assert_eq!(refused(both), message);
+    store.apply_new(&proposal(1, vec![put("c", 3)]), false, by("ada")).await.expect("nobody else touched it");
+    let early = store.apply_new(&proposal(4, vec![put("c", 3)]), false, by("ada")).await;
+    assert_eq!(refused(early), "base_revision: 4 is outside 0 to 3, the latest revision");
+}
+
+pub(crate) async fn a_change_happens_whole_or_not_at_all(ground: &Ground) {
+    let store = ground.store().await;
+    apply(&store, vec![put("a", 1)]).await;
+    let (before, audited) = (store.load().await.expect("loads"), audit_count(&store).await);
+    let half = proposal(1, vec![put("a", 2), put("b", 2), delete("none"), delete("nobody")]);
+    let message = "cannot delete what does not exist: rule \"none\", rule \"nobody\"";
+    assert_eq!(refused(store.apply_new(&half, false, by("ada")).await), message);
+    let kept = store.propose(&half, by("ada")).await.expect("may be kept");
+    assert_eq!(refused(store.apply(kept.id, false, by("ada")).await), message);
+    let twice = proposal(1, vec![put("a", 2), put("a", 3)]);
+    assert!(matches!(store.propose(&twice, by("ada")).await, Err(StoreError::Invalid(_))));
+    assert!(matches!(store.propose(&half, by("")).await, Err(StoreError::Invalid(_))));
+    assert_eq!(store.load().await.expect("loads"), before);
+    assert_eq!(audit_count(&store).await, audited + 1, "the proposal alone");
+    assert_eq!(store.history(10, None).await.expect("history").len(), 2);
+}
+
+pub(crate) async fn the_largest_change_goes_through(ground: &Ground) {
+    let store = ground.store().await;
+    let all = |limit| (0..OPERATIONS_MAX).map(|number| put(&format!("r{number:05}"), limit)).collect();
+    apply(&store, all(1)).await;
+    apply(&store, all(2)).await;
+    let rows = rows(&store).await;
+    assert_eq!(rows.len(), OPERATIONS_MAX);
+    assert!(rows.iter().all(|row| row.version == 2 && row.body == body(2)));
+    store.rollback(Rollback::ToRevision(0), "too much", by("ada")).await.expect("all of it");
+    assert_eq!(self::rows(&store).await, []);
+}
+
+pub(crate) async fn what_needs_an_approver_waits_for_somebody_else(ground: &Ground) {
+    let store = ground.store().await;
+    let wanted = needing(Needs::Approver, vec![put("a", 1)]);
+    let at_once = store.apply_new(&wanted, true, by("ada")).await;
+    let message = "change 1 needs the approval of somebody other than its author";
+    assert_eq!(refused(at_once), message);
+    let change = store.propose(&wanted, by("ada")).await.expect("kept");
+    assert_eq!((change.id, change.state, change.approval), (1, State::Waiting, None));
+    assert_eq!(refused(store.apply(1, true, by("bob")).await), message);
+    assert_eq!(refused(store.approve(1, by("ada")).await), "change 1 cannot be approved by its author");
+    assert_eq!(store.heads().await.expect("heads"), Heads::default());
+    let approved = store.approve(1, by("bob")).await.expect("approved");
+    assert_eq!((approved.state, approved.approval), (State::Proposed, Some(("bob".to_owned(), NOW_MS))));
+    assert_eq!(refused(store.approve(1, by("eve")).await), "change 1 is proposed");
+    let applied = store.apply(1, false, by("ada")).await.expect("applies");
+    assert_eq!((applied.state, applied.revision), (State::Applied, Some(1)));
+    assert_eq!(refused(store.apply(1, false, by("ada")).await), "change 1 is applied");
+    assert_eq!(rows(&store).await, [rule("a", 1, 1)]);
+    assert_eq!(refused(store.approve(9, by("bob")).await), "there is no change 9");
+}
+
+pub(crate) async fn the_tables_refuse_an_approval_of_ones_own(ground: &Ground) {
+    let store = ground.store().await;
+    let waiting = store.propose(&needing(Needs::Approver, vec![put("a", 1)]), by("ada")).await.expect("kept");
+    let mut raw = ground.raw().await;
+    let own = "UPDATE tidegate_changes SET state = 'proposed', approver = author, approved_ms = 1";
+    let without = "UPDATE tidegate_changes SET state = 'applied', revision = 1, restores = '[]'";
+    for sql in [own, without] {
+        let error = raw.run(sql).await.expect_err("refused").to_string();
+        assert!(error.to_lowercase().contains("check constraint"), "{error}");
+    }
+    assert_eq!(store.change(waiting.id).await.expect("kept"), waiting);
+}
+
+pub(crate) async fn a_store_that_somebody_holds_is_busy_and_can_be_read(ground: &Ground) {
+    let store = ground.store().await;
+    let mut holder = ground.raw().await;
+    holder.run("BEGIN").await.expect("begun");
+    holder.run("UPDATE tidegate_heads SET revision = 7").await.expect("locked");
+    let wanted = proposal(0, vec![put("a", 1)]);
+    let outcome = store.apply_new(&wanted, false, by("ada")).await;
+    assert!(matches!(outcome, Err(StoreError::Busy)), "{outcome:?}");
+    assert_eq!(store.load().await.expect("loads"), Book::default());
+    holder.run("ROLLBACK").await.expect("let go");
+    store.apply_new(&wanted, false, by("ada")).await.expect("applies");
+}
+
+pub(crate) async fn what_needs_a_confirmation_is_not_applied_without(ground: &Ground) {
+    let store = ground.store().await;
+    let effect = Some(r#"{"denied": 0.07}"#.to_owned());
+    let wanted = Proposal { effect: effect.clone(), ..needing(Needs::Confirmation, vec![put("a", 1)]) };
+    assert_eq!(refused(store.apply_new(&wanted, false, by("ada")).await), "change 1 needs a confirmation");
+    let change = store.propose(&wanted, by("ada")).await.expect("kept");
+    assert_eq!(refused(store.apply(change.id, false, by("ada")).await), "change 1 needs a confirmation");
+    let applied = store.apply(change.id, true, by("ada")).await.expect("confirmed");
+    assert_eq!((applied.state, applied.effect), (State::Applied, effect));
+    let details: Vec<String> =
+        store.audit(0, 10).await.expect("audit").into_iter().map(|entry| entry.detail).collect();
+    assert!(details[1].contains(r#""confirmed":true"#), "{details:?}");
+}
+
+pub(crate) async fn what_is_rejected_never_applies(ground: &Ground) {
+    let store = ground.store().await;
+    for needs in [Needs::Nothing, Needs::Approver] {
+        let change = store.propose(&needing(needs, vec![put("a", 1)]), by("ada")).await.expect("kept");
+        let rejected = store.reject(change.id, "no", by("ada")).await.expect("rejected");
+        assert_eq!(rejected.state, State::Rejected);
+        let message = format!("change {} is rejected", change.id);
+        assert_eq!(refused(store.apply(change.id, true, by("bob")).await), message);
+        assert_eq!(refused(store.approve(change.id, by("bob")).await), message);
+        assert_eq!(refused(store.reject(change.id, "no", by("bob")).await), message);
+    }
+    let applied = apply(&store, vec![put("a", 1)]).await;
+    assert_eq!(refused(store.reject(applied.id, "late", by("bob")).await), "change 3 is applied");
+}
+
+pub(crate) async fn a_rollback_restores_what_was_there(ground: &Ground) {
+    let store = ground.store().await;
+    apply(&store, vec![put("a", 1), put("b", 1)]).await;
+    let bad = apply(&store, vec![put("a", 2), delete("b"), put("c", 2)]).await;
+    let change =
+        store.rollback(Rollback::Change(bad.id), "denies too much", by("guard")).await.expect("undone");
+    assert_eq!(
+        (change.revision, change.state, change.undoes.as_slice()),
+        (Some(3), State::Applied, &[2][..])
+    );
+    assert_eq!((change.author.as_str(), change.reason.as_str()), ("guard", "denies too much"));
+    assert_eq!(rows(&store).await, [rule("a", 1, 3), rule("b", 1, 3)]);
+    assert_eq!(store.change(bad.id).await.expect("kept").state, State::RolledBack);
+    let again = store.rollback(Rollback::Change(bad.id), "", by("guard")).await;
+    assert_eq!(refused(again), "change 2 is rolled_back");
+    // A rollback is a change like any other.
+    store.rollback(Rollback::Change(change.id), "it was right", by("ada")).await.expect("redone");
+    assert_eq!(rows(&store).await, [rule("a", 2, 4), rule("c", 2, 3)]);
+}
+
+pub(crate) async fn a_rollback_of_one_change_minds_later_ones(ground: &Ground) {
+    let store = ground.store().await;
+    let first = apply(&store, vec![put("a", 1), put("b", 1)]).await;
+    apply(&store, vec![put("b", 2)]).await;
+    let outcome = store.rollback(Rollback::Change(first.id), "", by("ada")).await;
+    assert_eq!(refused(outcome), "conflict: changed in the meantime: rule \"b\" (revision 2)");
+    assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 2, 2)]);
+}
+
+pub(crate) async fn a_rollback_to_a_revision_undoes_all_after_it(ground: &Ground) {
+    let store = ground.store().await;
+    apply(&store, vec![put("a", 1), put("b", 1)]).await;
+    let wanted: Vec<_> = rows(&store).await.into_iter().map(|row| (row.name, row.body)).collect();
+    apply(&store, vec![put("a", 2), put("c", 2)]).await;
+    apply(&store, vec![put("a", 3), delete("b"), delete("c")]).await;
+    let waiting = store.propose(&needing(Needs::Approver, vec![put("z", 1)]), by("ada")).await.expect("kept");
+    let proposed = store.restoring(Rollback::ToRevision(1), "back").await.expect("known");
+    assert_eq!(proposed.operations, [put("a", 1), put("b", 1)], "c is gone already");
+    let change = store.rollback(Rollback::ToRevision(1), "back", by("ada")).await.expect("undone");
+    assert_eq!(change.undoes, [2, 3]);
+    let found: Vec<_> = rows(&store).await.into_iter().map(|row| (row.name, row.body)).collect();
+    assert_eq!(found, wanted);
+    for (id, state) in [(1, State::Applied), (2, State::RolledBack), (3, State::RolledBack)] {
+        assert_eq!(store.change(id).await.expect("kept").state, state);
+    }
+    assert_eq!(store.change(waiting.id).await.expect("kept").state, State::Waiting);
+    let nothing = "nothing to roll back: all is as it was";
+    assert_eq!(refused(store.rollback(Rollback::ToRevision(1), "", by("ada")).await), nothing);
+    assert_eq!(refused(store.rollback(Rollback::ToRevision(4), "", by("ada")).await), nothing);
+    let ahead = store.rollback(Rollback::ToRevision(5), "", by("ada")).await;
+    assert_eq!(refused(ahead), "base_revision: 5 is outside 0 to 4, the latest revision");
+}
+
+pub(crate) async fn a_rollback_can_be_proposed_like_any_change(ground: &Ground) {
+    let store = ground.store().await;
+    let bad = apply(&store, vec![put("a", 1)]).await;
+    let undoing = store.restoring(Rollback::Change(bad.id), "careful").await.expect("known");
+    let undoing = Proposal { needs: Needs::Approver, ..undoing };
+    let change = store.propose(&undoing, by("ada")).await.expect("kept");
+    assert_eq!(store.change(bad.id).await.expect("kept").state, State::Applied, "not yet");
+    let other = Proposal { operations: vec![put("b", 1)], needs: Needs::Nothing, ..undoing };
+    let other = store.propose(&other, by("ada")).await.expect("kept");
+    store.approve(change.id, by("bob")).await.expect("approved");
+    store.apply(change.id, false, by("ada")).await.expect("applies");
+    assert_eq!(store.change(bad.id).await.expect("kept").state, State::RolledBack);
+    assert_eq!(
+        refused(store.apply(other.id, false, by("ada")).await),
+        "change 1 is rolled_back",
+        "only once"
+    );
+    assert_eq!(rows(&store).await, []);
+}
+
+pub(crate) async fn history_is_told_page_by_page(ground: &Ground) {
+    let store = ground.store().await;
+    for number in 0..5 {
+        apply(&store, vec![put("a", number + 1)]).await;
+    }
+    let ids = |changes: Vec<Change>| changes.into_iter().map(|change| change.id).collect::<Vec<_>>();
+    assert_eq!(ids(store.history(2, None).await.expect("history")), [5, 4]);
+    assert_eq!(ids(store.history(2, Some(4)).await.expect("history")), [3, 2]);
+    assert_eq!(ids(store.history(u64::MAX, Some(2)).await.expect("history")), [1]);
+    assert_eq!(ids(store.history(2, Some(1)).await.expect("history")), [0_u64; 0]);
+}
+
+pub(crate) async fn emergencies_have_a_way_of_their_own(ground: &Ground) {
+    let store = ground.store().await;
+    let emergency = |id: &str, expires_ms| EmergencyRow {
+        id: id.to_owned(),
+        body: r#"{"action": "block"}"#.to_owned(),
+        expires_ms,
+    };
+    let hour = NOW_MS + EMERGENCY_MS_MAX;
+    assert_eq!(store.put_emergency(&emergency("a", hour), by("ada")).await.expect("put"), 1);
+    assert_eq!(store.put_emergency(&emergency("b", NOW_MS + 10), by("ada")).await.expect("put"), 2);
+    for outside in [NOW_MS, hour + 1, u64::MAX] {
+        let message = refused(store.put_emergency(&emergency("c", outside), by("ada")).await);
+        assert!(message.starts_with(&format!("expires_ms: {outside} is outside ")), "{message}");
+    }
+    let broken = EmergencyRow { body: "[]".to_owned(), ..emergency("c", hour) };
+    assert_eq!(refused(store.put_emergency(&broken, by("ada")).await), "body: must be a JSON object");
+    let never = Act { by: "ada", now_ms: u64::MAX };
+    assert!(matches!(store.end_emergency("a", never).await, Err(StoreError::Invalid(_))));
+    let later = |ms| Act { by: "ada", now_ms: NOW_MS + ms };
+    assert_eq!(store.remove_expired_emergencies(later(9)).await.expect("none"), 0);
+    assert_eq!(store.renew_emergency("b", NOW_MS + 20, later(5)).await.expect("renewed"), 3);
+    let kept = vec![emergency("a", hour), emergency("b", NOW_MS + 20)];
+    assert_eq!(store.emergencies().await.expect("read"), (3, kept));
+    assert_eq!(
+        refused(store.renew_emergency("b", NOW_MS + 50, later(20)).await),
+        "there is no emergency \"b\""
+    );
+    assert_eq!(store.remove_expired_emergencies(later(20)).await.expect("removed"), 1);
+    assert_eq!(store.emergencies().await.expect("read"), (4, vec![emergency("a", hour)]));
+    assert_eq!(store.end_emergency("a", later(30)).await.expect("ended"), 5);
+    assert_eq!(refused(store.end_emergency("a", later(30)).await), "there is no emergency \"a\"");
+    let heads = Heads { revision: 0, emergency_revision: 5, credential_revision: 0 };
+    assert_eq!(store.heads().await.expect("heads"), heads);
+    let actions: Vec<String> =
+        store.audit(0, 10).await.expect("audit").into_iter().map(|entry| entry.action).collect();
+    let wanted = ["put", "put", "renew", "expire", "end"].map(|action| format!("emergency.{action}"));
+    assert_eq!(actions, wanted);
+}
+
+pub(crate) async fn credentials_are_known_by_their_hash_only(ground: &Ground) {
+    let store = ground.store().await;
+    let credential = |digit: &str, name: &str| Credential {
+        hash: digit.repeat(64),
+        name: name.to_owned(),
+        tenant: "acme".to_owned(),
+        role: "admin".to_owned(),
+        created_ms: NOW_MS,
+        expires_ms: (digit == "a").then_some(NOW_MS + 5),
+    };
+    let (ci, ops) = (credential("a", "ci"), credential("b", "ops"));
+    for new in [&ops, &ci] {
+        store.put_credential(new, by("ada")).await.expect("kept");
+    }
+    assert_eq!(store.credentials().await.expect("read"), [ci.clone(), ops.clone()]);
+    let token = Credential { hash: "tg_a-token-and-no-hash".to_owned(), ..ci.clone() };
+    let message = refused(store.put_credential(&token, by("ada")).await);
+    assert_eq!(message, "hash: must be a SHA-256 of 64 lower-case hexadecimal digits");
+    let renamed = Credential { name: "zz".to_owned(), ..ci };
+    store.put_credential(&renamed, by("ada")).await.expect("replaced");
+    store.revoke_credential(&ops.hash, by("ada")).await.expect("revoked");
+    assert_eq!(
+        refused(store.revoke_credential(&ops.hash, by("ada")).await),
+        "there is no credential with this hash"
+    );
+    assert_eq!(store.credentials().await.expect("read"), [renamed]);
+    assert_eq!(store.heads().await.expect("heads").credential_revision, 4);
+    assert_eq!(audit_count(&store).await, 4);
+}
+
+/// Two processes' worth of connections write at once, and one reads all the while.
+pub(crate) async fn writers_at_once_are_applied_one_after_the_other(ground: &Ground) {
+    const EACH: u32 = 12;
+    let stores = [ground.store().await, ground.store().await];
+    let mut tasks = tokio::task::JoinSet::new();
+    for (writer, store) in stores.iter().cloned().enumerate() {
+        tasks.spawn(async move {
+            for number in 0..EACH {
+                // Each change has a row of its own, and all have one together.
+                let own = put(&format!("w{writer}-{number:02}"), 1);
+                loop {
+                    let base = store.heads().await.expect("heads").revision;
+                    let wanted = proposal(base, vec![own.clone(), put("shared", number + 1)]);
+                    match store.apply_new(&wanted, false, by("ada")).await {
+                        Ok(_) => break,
+                        Err(StoreError::Conflict(rows)) => assert_eq!(rows[0].name, "shared"),
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+        });
+    }
+    let reader = ground.store().await;
+    while !tasks.is_empty() {
+        let book = reader.load().await.expect("loads");
+        let own = book.rows.iter().filter(|row| row.name.starts_with('w')).count() as u64;
+        assert_eq!(own, book.revision, "a book is of one moment");
+        while let Some(done) = tasks.try_join_next() {
+            done.expect("no panic");
+        }
+    }
+    let shared = rows(&reader).await.into_iter().find(|row| row.name == "shared").expect("there");
+    assert_eq!(shared.version, 2 * EACH);
+    assert_eq!(audit_count(&reader).await, u64::from(2 * 2 * EACH));
+}
+
+async fn next(watch: &mut Watch) -> Signal {
+    tokio::time::timeout(START_TIME_MAX, watch.next()).await.expect("a signal in time")
+}
+
+/// Waits until a watcher was told of something after which the heads are these.
+pub(crate) async fn wait_for_heads(watch: &mut Watch, store: &Store, wanted: Heads) {
+    loop {
+        let signal = next(watch).await;
+        if signal == Signal::MayHaveChanged && store.heads().await.is_ok_and(|heads| heads == wanted) {
+            return;
+        }
+    }
+}
+
+pub(crate) async fn those_who_watch_are_told(ground: &Ground) {
+    let (here, there) = (ground.store().await, ground.store().await);
+    let (mut same, mut other) = (here.watch(1), there.watch(2));
+    let mut wanted = Heads::default();
+    for watch in [&mut same, &mut other] {
+        assert_eq!(next(watch).await, Signal::MayHaveChanged, "once, to begin with");
+    }
+    apply(&here, vec![put("a", 1)]).await;
+    wanted.revision = 1;
+    wait_for_heads(&mut same, &here, wanted).await;
+    wait_for_heads(&mut other, &there, wanted).await;
+    let emergency = EmergencyRow { id: "e".to_owned(), body: "{}".to_owned(), expires_ms: NOW_MS + 1 };
+    here.put_emergency(&emergency, by("ada")).await.expect("put");
+    wanted.emergency_revision = 1;
+    wait_for_heads(&mut same, &here, wanted).await;
+    wait_for_heads(&mut other, &there, wanted).await;
+}
+
+/// Something of everything, so that every kind of entry is in the audit.
+async fn eventful(ground: &Ground) -> Store {
+    let store = ground.store().await;
+    let change = apply(&store, vec![put("a", 1)]).await;
+    store.rollback(Rollback::Change(change.id), "", by("bob")).await.expect("undone");
+    let waiting = store.propose(&needing(Needs::Approver, vec![put("b", 1)]), by("ada")).await.expect("kept");
+    store.approve(waiting.id, by("bob")).await.expect("approved");
+    store.apply(waiting.id, false, by("ada")).await.expect("applies");
+    let rejected = store.propose(&needing(Needs::Nothing, vec![put("c", 1)]), by("ada")).await.expect("kept");
+    store.reject(rejected.id, "no", by("bob")).await.expect("rejected");
+    assert_eq!(audit_count(&store).await, 9);
+    store
+}
+
+fn found(outcome: Result<tidegate_rules::audit::Checkpoint, StoreError>) -> Break {
+    match outcome {
+        Err(StoreError::Audit(found)) => found,
+        other => panic!("not found: {other:?}"),
+    }
+}
+
+pub(crate) async fn tampering_with_the_tables_is_found(ground: &Ground) {
+    let store = eventful(ground).await;
+    let kept = store.checkpoint().await.expect("a checkpoint");
+    ground.tamper("CREATE TABLE saved AS SELECT * FROM tidegate_audit").await;
+    let changed = |sequence| Break::Changed { sequence };
+    let cases = [
+        ("UPDATE tidegate_audit SET actor = 'Ada' WHERE sequence = 4", changed(4)),
+        ("UPDATE tidegate_audit SET at_ms = at_ms + 1 WHERE sequence = 9", changed(9)),
+        ("UPDATE tidegate_audit SET detail = '{}' WHERE sequence = 1", changed(1)),
+        ("DELETE FROM tidegate_audit WHERE sequence = 5", Break::OutOfPlace { expected: 5, found: 6 }),
+        ("DELETE FROM tidegate_audit WHERE sequence = 1", Break::OutOfPlace { expected: 1, found: 2 }),
+        ("DELETE FROM tidegate_audit WHERE sequence >= 8", Break::CutOff { missing: 8, count: 9 }),
+        ("DELETE FROM tidegate_audit", Break::CutOff { missing: 1, count: 9 }),
+        (
+            "UPDATE tidegate_audit SET sequence = 100 WHERE sequence = 3; \
+             UPDATE tidegate_audit SET sequence = 3 WHERE sequence = 6; \
+             UPDATE tidegate_audit SET sequence = 6 WHERE sequence = 100",
+            changed(3),
+        ),
+        (
+            "INSERT INTO tidegate_audit SELECT 10, at_ms, actor, action, detail, previous, hash \
+             FROM tidegate_audit WHERE sequence = 9",
+            changed(10),
+        ),
+    ];
+    for (sql, wanted) in cases {
+        ground.tamper(sql).await;
+        assert_eq!(found(store.verify_audit(None).await), wanted, "{sql}");
+        ground.tamper("DELETE FROM tidegate_audit; INSERT INTO tidegate_audit SELECT * FROM saved").await;
+        assert_eq!(store.verify_audit(Some(&kept)).await.expect("restored"), kept);
+    }
+    // Whoever also moves the known end is found by what was kept elsewhere.
+    ground
+        .tamper(
+            "DELETE FROM tidegate_audit WHERE sequence = 9; UPDATE tidegate_heads SET audit_count = 8, \
+             audit_hash = (SELECT hash FROM tidegate_audit WHERE sequence = 8)",
+        )
+        .await;
+    assert_eq!(audit_count(&store).await, 8);
+    assert_eq!(found(store.verify_audit(Some(&kept)).await), Break::CutOff { missing: 9, count: 9 });
+    apply(&store, vec![put("z", 1)]).await;
+    assert_eq!(found(store.verify_audit(Some(&kept)).await), Break::Rewritten { sequence: 9 });
+}
+
+pub(crate) async fn an_export_of_the_audit_holds_elsewhere(ground: &Ground) {
+    let store = eventful(ground).await;
+    let (mut text, mut after) = (String::new(), 0);
+    loop {
+        let page = store.audit(after, 4).await.expect("a page");
+        let Some(last) = page.last() else { break };
+        after = last.sequence;
+        for entry in page {
+            text.push_str(&entry.to_line().expect("a line"));
+            text.push('\n');
+        }
+    }
+    let kept = store.checkpoint().await.expect("a checkpoint").to_string().parse().expect("its line");
+    assert_eq!(verify_lines(text.as_bytes(), Some(&kept)).expect("holds"), kept);
+    let cut = text.lines().take(8).collect::<Vec<_>>().join("\n");
+    assert!(verify_lines(cut.as_bytes(), Some(&kept)).is_err());
+}
+
+pub(crate) async fn a_schema_of_a_later_version_is_refused(ground: &Ground) {
+    drop(ground.store().await);
+    ground
+        .tamper(
+            "INSERT INTO tidegate_migrations (version, description, success, checksum, execution_time) \
+             SELECT 999, description, success, checksum, execution_time FROM tidegate_migrations",
+        )
+        .await;
+    let outcome = Store::open(&ground.url.parse().expect("an address")).await;
+    let message = refused(outcome);
+    assert!(
+        message.starts_with("rules: the store's schema: migration 999 was previously applied"),
+        "{message}"
+    );
+}
