@@ -1,7 +1,7 @@
 //! One decision, as it is written down: borrowed while it is written, bytes while it is kept, owned when it is told.
 
 use arrayvec::ArrayString;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// The longest key that is kept. Longer ones are cut: higher tells them apart, and takes more room for each record.
 pub const KEY_BYTES_MAX: usize = 256;
@@ -202,6 +202,7 @@ pub struct Record {
     /// How many decisions of its kind the record stands for, as a share: 1 for denials.
     pub sample_rate: f64,
     /// What the request was known by, as far as rules look at it.
+    #[serde(serialize_with = "as_object")]
     pub dimensions: Vec<(String, String)>,
     /// Whether some of them were left out, because they are too long.
     pub dimensions_cut: bool,
@@ -356,6 +357,10 @@ impl<'b> Written<'b> {
             dimensions_cut: self.dimensions_cut,
         }
     }
+}
+
+fn as_object<S: Serializer>(dimensions: &[(String, String)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(dimensions.iter().map(|(name, value)| (name, value)))
 }
 
 /// All records in `bytes`.

@@ -5,10 +5,12 @@ use std::path::Path;
 
 use tidegate::region::{Policy, Question};
 use tidegate::{Decision, Gate, Outcome as LimitOutcome};
+use tidegate_record::Key;
 use tidegate_rules::{Class, Dimensions, FILE_BYTES_MAX, Mode, Rule, RuleSet};
 
 use crate::auth::TenantIndex;
 use crate::deciding::{Decided, Decider, question};
+use crate::journal::{Note, decisive};
 use crate::load;
 use crate::metrics::{Outcome, Rung, Surface};
 use crate::shared::{Shared, Tenant};
@@ -48,6 +50,14 @@ pub(crate) struct Ruling<'r> {
     pub(crate) version: &'r str,
     /// What the decision rests on: the least that any of its limits does.
     pub(crate) rung: Rung,
+}
+
+/// What is asked, for the decision log.
+struct Asked<'a, 'd> {
+    surface: Surface,
+    tenant: TenantIndex,
+    request: &'a Dimensions<'d>,
+    cost: u64,
 }
 
 /// Why rules did not decide.
@@ -139,6 +149,8 @@ impl GatedRules {
         let class = enforced.iter().map(|(rule, _)| rule.class).max().unwrap_or_default();
         if load::sheds(class) {
             shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
+            let asked = Asked { surface, tenant, request, cost };
+            self.take_down(shared, &asked, shed_outcome(class), Rung::Shed, None);
             return Err(Undecided::Shed { class });
         }
         let (enforced, questions): (Vec<&Rule>, Vec<Question<'r, '_>>) =
@@ -150,7 +162,41 @@ impl GatedRules {
         let shadows = in_shadow(decider, shadows, charged).await;
         let ruling = Ruling { decision, enforced, shadows, version: self.set.version(), rung };
         shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
+        let asked = Asked { surface, tenant, request, cost };
+        self.take_down(shared, &asked, ruling.outcome(), rung, Some(&ruling));
         Ok(ruling)
+    }
+
+    /// Takes a decision down, if that is due: under the rule that decided it, if any did.
+    fn take_down(
+        &self,
+        shared: &Shared,
+        asked: &Asked<'_, '_>,
+        outcome: Outcome,
+        rung: Rung,
+        ruling: Option<&Ruling<'_>>,
+    ) {
+        let Some(recorder) = shared.recorder_for(outcome) else { return };
+        let (rule, said) = ruling.and_then(Ruling::decided_by).unzip();
+        let mut key = Key::default();
+        for name in rule.iter().flat_map(|rule| &rule.key) {
+            key.add(name, asked.request.get(name).unwrap_or_default());
+        }
+        let note = Note {
+            tenant: asked.tenant,
+            surface: asked.surface,
+            key,
+            cost: asked.cost,
+            outcome,
+            said,
+            rung,
+            rule_version: rule.map_or(0, |rule| rule.version),
+            set_version: self.set.version(),
+            replaced_by: "",
+        };
+        let known_by = self.dimensions_used(asked.tenant).iter();
+        let known_by = known_by.filter_map(|name| Some((name.as_str(), asked.request.get(name)?)));
+        shared.take_down(recorder, &note, known_by);
     }
 
     /// Where the meters of a request are kept together: by what the rules are placed by, or all those of a tenant.
@@ -165,7 +211,7 @@ impl GatedRules {
         tenant: TenantIndex,
         request: &Dimensions<'_>,
         together: &'k [u8],
-    ) -> (Asked<'r, 'k>, Asked<'r, 'k>) {
+    ) -> (Questions<'r, 'k>, Questions<'r, 'k>) {
         let gates = self.gates.get(tenant).map(Vec::as_slice).unwrap_or_default();
         let applying = self.set.rules().iter().zip(gates).filter_map(|(rule, gate)| {
             let gate = gate.as_ref()?;
@@ -180,10 +226,10 @@ impl GatedRules {
     }
 }
 
-type Asked<'r, 'k> = Vec<(&'r Rule, Question<'r, 'k>)>;
+type Questions<'r, 'k> = Vec<(&'r Rule, Question<'r, 'k>)>;
 
 /// What rules in shadow mode say. Each is asked for itself: none of them holds up another.
-async fn in_shadow<'r>(decider: &Decider, shadows: Asked<'r, '_>, cost: u64) -> Vec<Ruled<'r>> {
+async fn in_shadow<'r>(decider: &Decider, shadows: Questions<'r, '_>, cost: u64) -> Vec<Ruled<'r>> {
     let mut ruled = Vec::with_capacity(shadows.len());
     for (rule, question) in shadows {
         let said = decider.check_all(&[question.cost(cost)]).await;
@@ -203,7 +249,18 @@ fn policy(rule: &Rule) -> Policy {
     Policy { class: *class, paid: *paid, tolerance_ppm, version }
 }
 
-impl Ruling<'_> {
+impl<'r> Ruling<'r> {
+    /// The rule that decided, and what its limit said: the one that denied, or would have; of those that let the request
+    /// pass, the one with the least left.
+    fn decided_by(&self) -> Option<(&'r Rule, LimitOutcome<'r>)> {
+        if self.outcome() == Outcome::ShadowDenied {
+            let at = decisive(self.shadows.iter().map(|shadow| &shadow.outcome))?;
+            return self.shadows.get(at).map(|shadow| (shadow.rule, shadow.outcome));
+        }
+        let at = decisive(self.decision.outcomes())?;
+        self.enforced.get(at).copied().zip(self.decision.outcomes().get(at).copied())
+    }
+
     /// What is counted.
     pub(crate) fn outcome(&self) -> Outcome {
         let would_deny = self.shadows.iter().any(|shadow| !shadow.outcome.is_allowed());
