@@ -15,6 +15,7 @@ mod machine;
 mod measure;
 mod memory;
 mod pieces;
+mod record;
 mod region;
 mod scrape;
 mod servers;
@@ -46,6 +47,8 @@ enum Command {
     Servers(servers::Args),
     /// Servers around one store: what they admit together, and what it costs.
     Region(region::Args),
+    /// What the decision log costs, and how many denials a second it takes.
+    Record(record::Args),
     /// One contender in one case; `local` starts itself anew with this for each of them.
     #[command(hide = true)]
     Trial(trial::Args),
@@ -58,6 +61,7 @@ fn main() -> Result<()> {
         Command::Memory(args) => memory::run(&args),
         Command::Servers(args) => servers::run(&args),
         Command::Region(args) => region::run(&args),
+        Command::Record(args) => record::run(&args),
         Command::Trial(args) => trial::run(&args),
     }
 }

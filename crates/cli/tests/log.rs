@@ -235,7 +235,7 @@ fn a_tenant_sees_its_own_decisions_only() {
 fn a_server_without_a_log_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().join("data").to_string_lossy().into_owned();
-    for arguments in [&["--data-dir", "none"][..], &["--data-dir", &data, "--log", "off"]] {
+    for arguments in [&["--data-dir", "none"][..], &["--data-dir", &data, "--decision-log", "off"]] {
         let server = serve(arguments);
         let output = why(&server, &["--key", "user:42"]);
         assert_eq!(output.status.code(), Some(1));

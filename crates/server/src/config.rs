@@ -371,16 +371,16 @@ impl<'g> Reader<'g> {
     }
 
     fn log(&mut self, has_folder: bool) -> Option<LogConfig> {
-        let is_on = match self.text("log").as_deref() {
+        let is_on = match self.text("decision_log").as_deref() {
             None => has_folder,
             Some("on") if has_folder => true,
             Some("off") => false,
             Some("on") => {
-                self.problem("log", "\"on\" needs a folder: data_dir is \"none\"");
+                self.problem("decision_log", "\"on\" needs a folder: data_dir is \"none\"");
                 false
             }
             Some(other) => {
-                self.problem("log", format!("{other:?} is neither \"on\" nor \"off\""));
+                self.problem("decision_log", format!("{other:?} is neither \"on\" nor \"off\""));
                 false
             }
         };
@@ -640,7 +640,7 @@ mod tests {
             resp_listen = true
             trusted_proxies = 'everyone'
             data_dir = 'none'
-            log = 'on'
+            decision_log = 'on'
             log_sample = 2
             log_retention = '1s'
             log_bytes_max = 'much'
@@ -657,7 +657,7 @@ mod tests {
             ("reset_header", "neither"),
             ("tls_cert", "missing: "),
             ("colour", "not a setting"),
-            ("log", "\"on\" needs a folder"),
+            ("decision_log", "\"on\" needs a folder"),
             ("log_sample", "\"2\" is not a share from 0 to 1"),
             ("log_retention", "1s is outside 60s to 31536000s"),
             ("log_bytes_max", "\"much\" is not a size from 1MB"),
@@ -679,8 +679,8 @@ mod tests {
             LogConfig { sample_rate: 0.001, retention: Duration::from_hours(7 * 24), bytes_max: 1 << 30 };
         assert_eq!(log(&[("data_dir", "/tmp/x")]), Some(logged));
         assert_eq!(log(&[("data_dir", "none")]), None);
-        assert_eq!(log(&[("data_dir", "/tmp/x"), ("log", "off")]), None);
-        let given = [("data_dir", "/tmp/x"), ("log", "on"), ("log_sample", "0.5")];
+        assert_eq!(log(&[("data_dir", "/tmp/x"), ("decision_log", "off")]), None);
+        let given = [("data_dir", "/tmp/x"), ("decision_log", "on"), ("log_sample", "0.5")];
         assert_eq!(log(&given), Some(LogConfig { sample_rate: 0.5, ..logged }));
     }
 

@@ -64,7 +64,7 @@ pub const SETTINGS: &[Setting] = &[
          user's state folder]",
     ),
     setting(
-        "log",
+        "decision_log",
         "WORD",
         "",
         "Whether decisions are logged: \"on\" or \"off\" [default: on where there is a data_dir]",

@@ -145,7 +145,7 @@ fn tenant(asked: &Asked<'_>, given: &Given<'_>) -> Result<String, Problem> {
 }
 
 fn journal<'a>(asked: &'a Asked<'_>) -> Result<&'a Journal, Problem> {
-    let off = "the decision log is off: it needs a data_dir, and not `log = \"off\"`";
+    let off = "the decision log is off: it needs a data_dir, and not `decision_log = \"off\"`";
     asked.shared.journal.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, off))
 }
 
