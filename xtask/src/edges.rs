@@ -11,11 +11,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tidegate-origin", &["tidegate-core", "tidegate-testkit"]),
     ("tidegate-rules", &["tidegate-core", "tidegate-testkit"]),
     ("tidegate", &["tidegate-core", "tidegate-origin", "tidegate-testkit"]),
-    ("tidegate-server", &["tidegate", "tidegate-rules", "tidegate-core", "tidegate-testkit"]),
+    ("tidegate-record", &[]),
+    (
+        "tidegate-server",
+        &["tidegate", "tidegate-record", "tidegate-rules", "tidegate-core", "tidegate-testkit"],
+    ),
     ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-testkit"]),
     ("tidegate-sim", &["tidegate-core", "tidegate-oracle"]),
     ("tidegate-oracle", &["tidegate-core"]),
-    ("tidegate-bench", &["tidegate", "tidegate-core", "tidegate-oracle", "tidegate-testkit"]),
+    (
+        "tidegate-bench",
+        &["tidegate", "tidegate-core", "tidegate-oracle", "tidegate-record", "tidegate-testkit"],
+    ),
     ("tidegate-testkit", &[]),
     ("xtask", &[]),
 ];

@@ -19,6 +19,18 @@ pub(crate) fn thread_cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// CPU time that all threads of this process have used so far.
+pub(crate) fn process_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Leaves the core to others until then; not at all if that has passed.
+#[expect(clippy::disallowed_methods, reason = "keeps the pace of a load, and waits for no condition")]
+pub(crate) fn sleep_until(then: Instant) {
+    thread::sleep(then.saturating_duration_since(now()));
+}
+
 /// Resident memory of this process.
 pub(crate) fn resident_bytes() -> Result<u64> {
     let statm = fs::read_to_string("/proc/self/statm").context("/proc/self/statm")?;

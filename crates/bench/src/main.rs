@@ -15,6 +15,7 @@ mod machine;
 mod measure;
 mod memory;
 mod pieces;
+mod record;
 mod region;
 mod rules;
 mod scrape;
@@ -49,6 +50,8 @@ enum Command {
     Region(region::Args),
     /// A set of a million rules and overrides: time to compile, memory, time of a match.
     Rules(rules::Args),
+    /// What the decision log costs, and how many denials a second it takes.
+    Record(record::Args),
     /// One contender in one case; `local` starts itself anew with this for each of them.
     #[command(hide = true)]
     Trial(trial::Args),
@@ -62,6 +65,7 @@ fn main() -> Result<()> {
         Command::Servers(args) => servers::run(&args),
         Command::Region(args) => region::run(&args),
         Command::Rules(args) => rules::run(&args),
+        Command::Record(args) => record::run(&args),
         Command::Trial(args) => trial::run(&args),
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::Value;
-use ureq::Agent;
-use ureq::http::Uri;
+use ureq::http::{Response, Uri};
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body, RequestBuilder};
 
 use crate::{Failure, environment};
 
@@ -94,11 +94,26 @@ impl Client {
     /// Posts JSON, and waits for the answer.
     pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Answer, Failure> {
         let url = format!("{}{path}", self.server);
-        let mut request = self.agent.post(&url);
-        if let Some(token) = &self.token {
-            request = request.header("authorization", format!("Bearer {token}"));
+        let sent = self.with_token(self.agent.post(&url)).send_json(body);
+        self.read(&url, sent)
+    }
+
+    /// Gets what a path and its parameters name, and waits for it.
+    pub(crate) fn get(&self, path: &str, query: &[(&str, &str)]) -> Result<Answer, Failure> {
+        let url = format!("{}{path}", self.server);
+        let sent = self.with_token(self.agent.get(&url).query_pairs(query.iter().copied())).call();
+        self.read(&url, sent)
+    }
+
+    fn with_token<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match &self.token {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
         }
-        let mut response = request.send_json(body).map_err(|error| self.not_answered(&error))?;
+    }
+
+    fn read(&self, url: &str, sent: Result<Response<Body>, ureq::Error>) -> Result<Answer, Failure> {
+        let mut response = sent.map_err(|error| self.not_answered(&error))?;
         let status = response.status().as_u16();
         let text = response
             .body_mut()

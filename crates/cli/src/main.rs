@@ -5,11 +5,13 @@ mod check;
 mod client;
 mod completions;
 mod environment;
+mod heavy;
 mod man;
 mod rules;
 mod serve;
 mod sim;
 mod token;
+mod why;
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -68,6 +70,8 @@ struct Subcommand {
 const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand { command: serve::command, run: serve::run },
     Subcommand { command: check::command, run: check::run },
+    Subcommand { command: why::command, run: why::run },
+    Subcommand { command: heavy::command, run: heavy::run },
     Subcommand { command: rules::command, run: rules::run },
     Subcommand { command: token::command, run: token::run },
     Subcommand { command: bench::command, run: bench::run },

@@ -22,9 +22,11 @@ use support::raw::{request, send};
 use support::{serve, tidegate as command};
 use tidegate_testkit::{Process, START_TIME_MAX, Server, Signal, free_port, wait_until};
 
-const COMMANDS: [&[&str]; 10] = [
+const COMMANDS: [&[&str]; 12] = [
     &["serve"],
     &["check"],
+    &["why"],
+    &["heavy"],
     &["rules"],
     &["rules", "validate"],
     &["token"],

@@ -1,5 +1,7 @@
 //! The admin listener: health, readiness, metrics, and questions from the command line.
 
+mod log;
+
 use std::io;
 use std::net::SocketAddr;
 
@@ -32,6 +34,8 @@ async fn route(asked: &Asked<'_>) -> Answer {
         "/readyz" => only(asked, &Method::GET, async |asked: &Asked<'_>| ready(asked)).await,
         "/metrics" => only(asked, &Method::GET, async |asked: &Asked<'_>| metrics(asked)).await,
         "/v1/check" => route_check(asked).await,
+        "/v1/why" => only(asked, &Method::GET, log::why).await,
+        "/v1/heavy" => only(asked, &Method::GET, async |asked: &Asked<'_>| log::heavy(asked)).await,
         _ => not_found(asked),
     }
 }

@@ -19,10 +19,10 @@ use crate::origin::{OriginConfig, OriginTls, RegionConfig};
 use crate::rules::read_text;
 use crate::settings::SETTINGS;
 
-/// The least memory a table may have: room for some ten thousand keys.
-const MEMORY_BYTES_MIN: usize = 1 << 20;
-/// The most memory a table may have: 16 TiB, more than any machine has.
-const MEMORY_BYTES_MAX: usize = 1 << 44;
+/// The least size of a setting. Of a table: room for some ten thousand keys.
+const SIZE_BYTES_MIN: usize = 1 << 20;
+/// The largest: 16 TiB. Of a table: more than any machine has.
+const SIZE_BYTES_MAX: usize = 1 << 44;
 /// What is tried while the size that was meant is not known, to find what else is wrong.
 pub(crate) const MEMORY_BYTES_STAND_IN: usize = 64 << 20;
 /// The largest file: room for the most tokens, with names of ordinary length.
@@ -60,6 +60,8 @@ pub struct Config {
     pub gcra_namespaces: Vec<Pattern>,
     /// The folder of the embedded store; nothing keeps it in memory.
     pub data_dir: Option<PathBuf>,
+    /// What is logged of decisions; nothing where they are not.
+    pub log: Option<LogConfig>,
     /// The region it is a part of.
     pub region: RegionConfig,
     /// Memory of the table.
@@ -84,6 +86,17 @@ pub struct Config {
     pub tenants: Vec<TenantConfig>,
     /// Who may ask.
     pub credentials: Credentials,
+}
+
+/// What is logged of decisions, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogConfig {
+    /// The share of what passes that is logged; denials always are.
+    pub sample_rate: f64,
+    /// How long it is kept.
+    pub retention: Duration,
+    /// How many bytes of it are kept.
+    pub bytes_max: u64,
 }
 
 /// Where the certificate and its key are.
@@ -159,6 +172,7 @@ impl Config {
     fn from_reader(reader: &mut Reader<'_>) -> Self {
         let tenants = reader.tenants();
         let credentials = reader.credentials(&tenants);
+        let data_dir = reader.data_dir();
         let config = Self {
             http: reader.listen("http_listen", &credentials),
             grpc: reader.listen("grpc_listen", &credentials),
@@ -167,9 +181,10 @@ impl Config {
             rules: reader.path("rules"),
             envoy_descriptors: reader.path("envoy_descriptors"),
             gcra_namespaces: reader.patterns("gcra_namespaces"),
-            data_dir: reader.data_dir(),
+            log: reader.log(data_dir.is_some()),
+            data_dir,
             region: reader.region(),
-            memory_bytes: reader.memory(),
+            memory_bytes: reader.size("memory"),
             workers: reader.workers(),
             connections_max: reader.number("connections_max", 1, 1_000_000),
             idle_timeout: reader.time("idle_timeout", Duration::from_secs(1), Duration::from_hours(24)),
@@ -355,11 +370,42 @@ impl<'g> Reader<'g> {
         RegionConfig { name, origin, tls: OriginTls { ca: self.path("origin_ca"), identity } }
     }
 
-    fn memory(&mut self) -> usize {
-        let text = self.text("memory").unwrap_or_default();
-        let bytes = parse_size(&text).filter(|bytes| (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(bytes));
+    fn log(&mut self, has_folder: bool) -> Option<LogConfig> {
+        let is_on = match self.text("decision_log").as_deref() {
+            None => has_folder,
+            Some("on") if has_folder => true,
+            Some("off") => false,
+            Some("on") => {
+                self.problem("decision_log", "\"on\" needs a folder: data_dir is \"none\"");
+                false
+            }
+            Some(other) => {
+                self.problem("decision_log", format!("{other:?} is neither \"on\" nor \"off\""));
+                false
+            }
+        };
+        let log = LogConfig {
+            sample_rate: self.share("log_sample"),
+            retention: self.time("log_retention", Duration::from_mins(1), Duration::from_hours(365 * 24)),
+            bytes_max: self.size("log_bytes_max") as u64,
+        };
+        is_on.then_some(log)
+    }
+
+    fn share(&mut self, key: &str) -> f64 {
+        let text = self.text(key).unwrap_or_default();
+        let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+        share.unwrap_or_else(|| {
+            self.problem(key, format!("{text:?} is not a share from 0 to 1, such as \"0.001\""));
+            0.0
+        })
+    }
+
+    fn size(&mut self, key: &str) -> usize {
+        let text = self.text(key).unwrap_or_default();
+        let bytes = parse_size(&text).filter(|bytes| (SIZE_BYTES_MIN..=SIZE_BYTES_MAX).contains(bytes));
         bytes.unwrap_or_else(|| {
-            self.problem("memory", format!("{text:?} is not a size from 1MB to 16TB, such as \"256MB\""));
+            self.problem(key, format!("{text:?} is not a size from 1MB to 16TB, such as \"256MB\""));
             MEMORY_BYTES_STAND_IN
         })
     }
@@ -593,6 +639,11 @@ mod tests {
             colour = 'blue'
             resp_listen = true
             trusted_proxies = 'everyone'
+            data_dir = 'none'
+            decision_log = 'on'
+            log_sample = 2
+            log_retention = '1s'
+            log_bytes_max = 'much'
             tenants = [{ name = 'a', weight = 0 }, { name = '' }, { nmae = 'b' }]
             tokens = [{ name = 't', hash = 'secret', tenant = 'nobody' }]
         ";
@@ -606,6 +657,10 @@ mod tests {
             ("reset_header", "neither"),
             ("tls_cert", "missing: "),
             ("colour", "not a setting"),
+            ("decision_log", "\"on\" needs a folder"),
+            ("log_sample", "\"2\" is not a share from 0 to 1"),
+            ("log_retention", "1s is outside 60s to 31536000s"),
+            ("log_bytes_max", "\"much\" is not a size from 1MB"),
             ("trusted_proxies", "\"everyone\" is neither an address nor a network"),
             ("tenants[0]", "weight: 0 is outside 1 to 1000000"),
             ("tenants[1]", "name: \"\" is not"),
@@ -615,6 +670,18 @@ mod tests {
             let found = problems.iter().any(|problem| problem.starts_with(key) && problem.contains(words));
             assert!(found, "{key}: {words}: {problems:#?}");
         }
+    }
+
+    #[test]
+    fn decisions_are_logged_where_there_is_a_folder() {
+        let log = |given: &[(&str, &str)]| read(given, "").expect("good").log;
+        let logged =
+            LogConfig { sample_rate: 0.001, retention: Duration::from_hours(7 * 24), bytes_max: 1 << 30 };
+        assert_eq!(log(&[("data_dir", "/tmp/x")]), Some(logged));
+        assert_eq!(log(&[("data_dir", "none")]), None);
+        assert_eq!(log(&[("data_dir", "/tmp/x"), ("decision_log", "off")]), None);
+        let given = [("data_dir", "/tmp/x"), ("decision_log", "on"), ("log_sample", "0.5")];
+        assert_eq!(log(&given), Some(LogConfig { sample_rate: 0.5, ..logged }));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod fuzzing;
 mod grpc;
 mod guard;
 mod http;
+mod journal;
 mod listen;
 mod load;
 mod metrics;
@@ -77,6 +78,7 @@ impl Server {
         let Prepared { mut config, mut shared, tls, watched, data_dir } = prepared;
         if let Some(folder) = &data_dir {
             shared.keep_overrides_in(folder)?;
+            shared.keep_log_in(folder, &config)?;
         }
         let sockets = open(&config)?;
         let serving = sockets.iter().filter(|(listener, _)| *listener != Listener::Admin).count();

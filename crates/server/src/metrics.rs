@@ -4,8 +4,8 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
@@ -16,6 +16,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use tidegate::region::{self, EngineStats, Region};
 use tidegate::{Limiter, ShareStats, Source};
+use tidegate_record::{Kind, Recorder};
 use tidegate_rules::Class;
 
 /// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher: more series.
@@ -181,6 +182,8 @@ pub(crate) struct Metrics {
     refused: [AtomicU64; LISTENERS],
     timed_out: AtomicU64,
     reloads: [[AtomicU64; 2]; RELOADS],
+    /// What counts the records of the decision log, once there is one.
+    recorder: OnceLock<Arc<Recorder>>,
 }
 
 thread_local! {
@@ -193,6 +196,12 @@ pub(crate) fn this_is_worker(index: usize) {
     WORKER.set(index);
 }
 
+/// Which worker this thread is.
+#[inline]
+pub(crate) fn this_worker() -> usize {
+    WORKER.get()
+}
+
 impl Metrics {
     /// Counters at zero.
     pub(crate) fn new(workers: usize) -> Self {
@@ -202,6 +211,7 @@ impl Metrics {
             refused: Default::default(),
             timed_out: AtomicU64::new(0),
             reloads: Default::default(),
+            recorder: OnceLock::new(),
         }
     }
 
@@ -240,6 +250,12 @@ impl Metrics {
 
     pub(crate) fn reloaded(&self, what: Reloaded, taken: bool) {
         add(&self.reloads[what as usize][usize::from(taken)], 1);
+    }
+
+    /// Tells of the records of a decision log from now on.
+    pub(crate) fn counts_records_of(&self, recorder: Arc<Recorder>) {
+        // There is one log for as long as a server runs.
+        let _ = self.recorder.set(recorder);
     }
 
     #[inline]
@@ -305,6 +321,9 @@ impl Collector for Scrape {
         self.encode_latency(&mut encoder)?;
         self.encode_connections(&mut encoder)?;
         self.encode_reloads(&mut encoder)?;
+        if let Some(recorder) = self.metrics.recorder.get() {
+            encode_log(recorder, &mut encoder)?;
+        }
         if let Some(region) = &self.region {
             encode_region(region, &mut encoder)?;
         }
@@ -436,6 +455,22 @@ impl Scrape {
         }
         shares
     }
+}
+
+/// What became of the records of the decision log.
+fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let counts = recorder.counts();
+    let about = "Decisions written to the log";
+    let mut written = encoder.encode_descriptor("log_records", about, None, MetricType::Counter)?;
+    for kind in Kind::ALL {
+        ConstCounter::new(counts.written(kind)).encode(written.encode_family(&[("kind", kind.as_str())])?)?;
+    }
+    let about = "Decisions that belong into the log and are lost";
+    let mut dropped = encoder.encode_descriptor("log_dropped", about, None, MetricType::Counter)?;
+    for kind in Kind::ALL {
+        ConstCounter::new(counts.dropped(kind)).encode(dropped.encode_family(&[("kind", kind.as_str())])?)?;
+    }
+    Ok(())
 }
 
 /// What a process says to its origin, and how that answers.

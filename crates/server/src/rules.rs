@@ -14,6 +14,7 @@ use tidegate_rules::{
 
 use crate::auth::TenantIndex;
 use crate::deciding::{Decided, Decider, question};
+use crate::journal::{Note, decisive};
 use crate::load;
 use crate::metrics::{Outcome, Rung, Surface};
 use crate::shared::{Shared, Tenant};
@@ -35,6 +36,8 @@ pub(crate) struct GatedRules {
 #[derive(Debug)]
 pub(crate) struct Case<'r, 'd> {
     rules: &'r GatedRules,
+    tenant: TenantIndex,
+    request: &'d Dimensions<'d>,
     applying: Vec<Applying<'r, 'd>>,
     /// Where the meters of the request are kept together.
     together: Vec<u8>,
@@ -151,7 +154,7 @@ impl GatedRules {
         &'r self,
         shared: &Shared,
         tenant: TenantIndex,
-        request: &'d Dimensions<'_>,
+        request: &'d Dimensions<'d>,
     ) -> Case<'r, 'd> {
         let name = &shared.tenant(tenant).name;
         let now_ms = shared.decider.limiter.wall_us() / 1_000;
@@ -161,7 +164,7 @@ impl GatedRules {
             Some(Applying { applied: Applied { rule, terms }, key, gate })
         });
         let together = self.together(&shared.decider, name, request);
-        Case { rules: self, applying: applying.collect(), together }
+        Case { rules: self, tenant, request, applying: applying.collect(), together }
     }
 
     /// The gate of what a rule comes to: the rule's own, or one of the same meters under another limit.
@@ -212,6 +215,7 @@ impl Case<'_, '_> {
         let class = enforced.iter().map(|(applied, _)| applied.rule.class).max().unwrap_or_default();
         if load::sheds(class) {
             shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
+            self.take_down(shared, (surface, cost), shed_outcome(class), Rung::Shed, None);
             return Err(Undecided::Shed { class });
         }
         let (enforced, questions): (Vec<Applied<'_>>, Vec<Question<'_, '_>>) =
@@ -224,7 +228,41 @@ impl Case<'_, '_> {
         let version = self.rules.set.version();
         let ruling = Ruling { decision, enforced, shadows, version, rung };
         shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
+        self.take_down(shared, (surface, cost), ruling.outcome(), rung, Some(&ruling));
         Ok(ruling)
+    }
+
+    /// Takes a decision down, if that is due: under the rule that decided it, if any did.
+    fn take_down(
+        &self,
+        shared: &Shared,
+        (surface, cost): (Surface, u64),
+        outcome: Outcome,
+        rung: Rung,
+        ruling: Option<&Ruling<'_>>,
+    ) {
+        let Some(recorder) = shared.recorder_for(outcome) else { return };
+        let (applied, said) = ruling.and_then(Ruling::decided_by).unzip();
+        let mut key = tidegate_record::Key::default();
+        for name in applied.iter().flat_map(|applied| applied.rule.key.iter()) {
+            key.add(name, self.request.get(name).unwrap_or_default());
+        }
+        let replaced_by = applied.and_then(|applied| applied.terms.emergency.or(applied.terms.exception));
+        let note = Note {
+            tenant: self.tenant,
+            surface,
+            key,
+            cost,
+            outcome,
+            said,
+            rung,
+            rule_version: applied.map_or(0, |applied| applied.rule.version),
+            set_version: self.rules.set.version(),
+            replaced_by: replaced_by.unwrap_or_default(),
+        };
+        let known_by = self.rules.dimensions_used(self.tenant).iter();
+        let known_by = known_by.filter_map(|name| Some((name.as_str(), self.request.get(name)?)));
+        shared.take_down(recorder, &note, known_by);
     }
 
     /// The rules that apply, those that are enforced and those in shadow, with the questions to ask.
@@ -266,7 +304,18 @@ fn policy(rule: &Rule) -> Policy {
     Policy { class: *class, paid: *paid, tolerance_ppm, version }
 }
 
-impl Ruling<'_> {
+impl<'r> Ruling<'r> {
+    /// The rule that decided, and what its limit said: the one that denied, or would have; of those that let the request
+    /// pass, the one with the least left.
+    fn decided_by(&self) -> Option<(Applied<'r>, LimitOutcome<'r>)> {
+        if self.outcome() == Outcome::ShadowDenied {
+            let at = decisive(self.shadows.iter().map(|shadow| &shadow.outcome))?;
+            return self.shadows.get(at).map(|shadow| (shadow.applied, shadow.outcome));
+        }
+        let at = decisive(self.decision.outcomes())?;
+        self.enforced.get(at).copied().zip(self.decision.outcomes().get(at).copied())
+    }
+
     /// What is counted.
     pub(crate) fn outcome(&self) -> Outcome {
         let would_deny = self.shadows.iter().any(|shadow| !shadow.outcome.is_allowed());

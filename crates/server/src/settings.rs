@@ -60,7 +60,28 @@ pub const SETTINGS: &[Setting] = &[
         "data_dir",
         "DIR",
         "",
-        "Where overrides are kept; \"none\" keeps them in memory only [default: the user's state folder]",
+        "Where overrides and the decision log are kept; \"none\" keeps overrides in memory only, and no log [default: the \
+         user's state folder]",
+    ),
+    setting(
+        "decision_log",
+        "WORD",
+        "",
+        "Whether decisions are logged: \"on\" or \"off\" [default: on where there is a data_dir]",
+    ),
+    setting(
+        "log_sample",
+        "SHARE",
+        "0.001",
+        "The share of decisions that pass which is logged, 0 to 1; denials always are. Higher: steady use is seen of smaller \
+         limits, and back-tests see more; more CPU time and more bytes",
+    ),
+    setting("log_retention", "TIME", "7d", "How long logged decisions are kept, 1m to 365d"),
+    setting(
+        "log_bytes_max",
+        "SIZE",
+        "1GB",
+        "How many bytes of them are kept, 1MB to 16TB: the oldest go first. Higher: a flood of denials pushes out less",
     ),
     setting(
         "origin",

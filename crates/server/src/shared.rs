@@ -18,6 +18,7 @@ use crate::config::{Config, DEFAULT_TENANT};
 use crate::deciding::Decider;
 use crate::envoy::Descriptors;
 use crate::guard::Patience;
+use crate::journal::{Journal, Who};
 use crate::metrics::{self, Metrics, Scrape};
 use crate::overrides::Overrides;
 use crate::rules::GatedRules;
@@ -39,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) overrides: Overrides,
     /// Namespaces of the direct form that count by GCRA.
     pub(crate) gcra_namespaces: Vec<Pattern>,
+    /// Where decisions are taken down, if they are.
+    pub(crate) journal: Option<Journal>,
     /// What is counted.
     pub(crate) metrics: Arc<Metrics>,
     /// Whose word on the client's address counts.
@@ -128,6 +131,7 @@ impl Shared {
             descriptors: ArcSwap::default(),
             overrides,
             gcra_namespaces: std::mem::take(&mut config.gcra_namespaces),
+            journal: None,
             metrics,
             trusted_proxies: std::mem::take(&mut config.trusted_proxies),
             reset: config.reset,
@@ -141,6 +145,19 @@ impl Shared {
     pub(crate) fn keep_overrides_in(&mut self, folder: &Path) -> Result<(), StartError> {
         let names: Vec<String> = self.tenants.iter().map(|tenant| tenant.name.clone()).collect();
         self.overrides = Overrides::open(Some(folder), &names)?;
+        Ok(())
+    }
+
+    /// Keeps the decision log in `folder` from now on, unless it is off.
+    pub(crate) fn keep_log_in(&mut self, folder: &Path, config: &Config) -> Result<(), StartError> {
+        let Some(log) = &config.log else { return Ok(()) };
+        // A server that counts for itself is in no region, whatever the setting's default is called.
+        let region = self.decider.region.as_ref().map_or_else(String::new, |_| config.region.name.clone());
+        let who = Who { threads: config.workers, region };
+        let journal =
+            Journal::open(folder, log, who, self).map_err(|error| StartError::File(error.to_string()))?;
+        self.metrics.counts_records_of(Arc::clone(journal.recorder()));
+        self.journal = Some(journal);
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use envoy_types::pb::google::protobuf::Duration;
 use tidegate::headers::headers;
 use tidegate::region::Question;
 use tidegate::{Decision, Gate, LIMITS_PER_CHECK_MAX, Outcome as LimitOutcome, Retry};
+use tidegate_record::Key;
 use tidegate_rules::Class;
 
 use super::Descriptors;
@@ -23,6 +24,7 @@ use super::tree::{
 };
 use crate::auth::TenantIndex;
 use crate::deciding::{Decided, Decider, question};
+use crate::journal::{Note, decisive};
 use crate::load;
 use crate::metrics::{Outcome, Rung, Surface};
 use crate::rules::shed_outcome;
@@ -72,7 +74,48 @@ pub(crate) async fn decide(
     let plans = plans(&descriptors, tenant, request, &overrides, &placement)?;
     let ruling = rule(shared, &plans).await?;
     shared.metrics.decided(Surface::Envoy, CLASS, ruling.outcome(&plans), ruling.rung, 1);
+    take_down(shared, tenant, request, &plans, &ruling);
     Ok(respond(&plans, ruling))
+}
+
+/// Takes a decision down, if that is due: under the limit that decided it, if any did.
+fn take_down(
+    shared: &Shared,
+    tenant: TenantIndex,
+    request: &RateLimitRequest,
+    plans: &[Plan<'_>],
+    ruling: &Ruling<'_>,
+) {
+    let outcome = ruling.outcome(plans);
+    let Some(recorder) = shared.recorder_for(outcome) else { return };
+    let is_shadow = outcome == Outcome::ShadowDenied;
+    let asked =
+        request.descriptors.iter().zip(plans).zip(&ruling.outcomes).filter_map(|((asked, plan), said)| {
+            let (Plan::Limited(limited), Some(said)) = (plan, said) else { return None };
+            let decides = limited.part != Part::Refund && (limited.part == Part::Shadow) == is_shadow;
+            decides.then_some((asked, limited, *said))
+        });
+    let asked: Vec<_> = asked.collect();
+    let decided = decisive(asked.iter().map(|(_, _, said)| said)).and_then(|at| asked.get(at));
+    let entries = || {
+        let entries = decided.into_iter().flat_map(|(descriptor, ..)| &descriptor.entries);
+        entries.map(|entry| (entry.key.as_str(), entry.value.as_str()))
+    };
+    let mut key = Key::default();
+    entries().for_each(|(name, value)| key.add(name, value));
+    let note = Note {
+        tenant,
+        surface: Surface::Envoy,
+        key,
+        cost: decided.map_or(0, |(_, limited, _)| limited.hits),
+        outcome,
+        said: decided.map(|(_, _, said)| *said),
+        rung: ruling.rung,
+        rule_version: 0,
+        set_version: "",
+        replaced_by: "",
+    };
+    shared.take_down(recorder, &note, [("domain", request.domain.as_str())].into_iter().chain(entries()));
 }
 
 fn check(request: &RateLimitRequest) -> Result<(), Refusal> {

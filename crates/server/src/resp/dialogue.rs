@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use tidegate::{Ask, Retry};
+use tidegate::{Ask, Outcome, Retry};
 use tidegate_rules::Class;
 
 use super::command::{Flow, dispatch};
+use super::note::{Decided, outcome as counted};
 use super::reply::Reply;
 use super::request::{Parser, Trust};
 use super::session::Session;
@@ -46,11 +47,31 @@ pub(super) enum Next {
 pub(super) struct Dialogue {
     parser: Parser,
     session: Session,
+    again: Again,
+}
+
+/// Finds requests of a batch again, for the few of which more has to be known than what was decided.
+#[derive(Debug, Default)]
+struct Again {
+    /// Where the requests of the batch begin.
+    starts: Vec<usize>,
+    /// Of its own: the other may be in the middle of a request.
+    parser: Parser,
+}
+
+impl Again {
+    /// What was asked about, and for how much.
+    fn find<'i>(&'i mut self, input: &'i [u8], at: usize, gates: &Gates) -> Option<(&'i [u8], u64)> {
+        let start = *self.starts.get(at)?;
+        let request = self.parser.parse(input.get(start..)?, Trust::Known).ok()??;
+        let (key, question) = throttle::question(&request, gates)?;
+        Some((key, question.cost_asked()))
+    }
 }
 
 impl Dialogue {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { parser: Parser::default(), session: Session::new(shared) }
+        Self { parser: Parser::default(), session: Session::new(shared), again: Again::default() }
     }
 
     /// Answers the requests at the beginning of `input` into `out`; how many bytes they were, and what is next. What
@@ -103,7 +124,8 @@ impl Dialogue {
     /// Decides the questions at the beginning of `input`, up to the first request that is something else; how many
     /// bytes they were.
     fn decide_batch(&mut self, input: &[u8], out: &mut Vec<u8>) -> usize {
-        let Session { shared, principal: Some(_), gates, tally, protocol, waiting, .. } = &mut self.session
+        let Session { shared, principal: Some(principal), gates, tally, protocol, waiting, .. } =
+            &mut self.session
         else {
             return 0;
         };
@@ -112,9 +134,12 @@ impl Dialogue {
         }
         let mut reply = Reply::new(out, *protocol);
         let keys = shared.decider.region.is_some().then(Keys::default);
-        let mut batch =
-            Batch { parser: &mut self.parser, input, used: 0, room: DECISIONS_PER_BATCH_MAX, gates, keys };
+        self.again.starts.clear();
+        let starts = shared.journal.is_some().then_some(&mut self.again.starts);
+        let room = DECISIONS_PER_BATCH_MAX;
+        let mut batch = Batch { parser: &mut self.parser, input, used: 0, room, gates, keys, starts };
         let mut asked = Vec::new();
+        let mut noted: Vec<(usize, Outcome<'_>)> = Vec::new();
         shared.decider.limiter.check_each(&mut batch, |at, outcome| {
             if outcome.verdict().retry() == Some(Retry::Ask) {
                 asked.push((at, reply.len(), outcome.gate()));
@@ -122,12 +147,23 @@ impl Dialogue {
             }
             tally.count(outcome.is_allowed(), shared.decider.rung_of(&outcome));
             throttle::tell(&mut reply, &outcome);
+            if shared.recorder_for(counted(outcome.is_allowed())).is_some() {
+                noted.push((at, outcome));
+            }
         });
         for (at, place, gate) in asked {
             let Some((key, cost)) = batch.keys.as_ref().and_then(|keys| keys.get(at)) else { continue };
-            waiting.push(Waiting::new(place, gate, key, cost));
+            waiting.push(Waiting::new(place, principal.tenant, gate, key, cost));
         }
-        batch.used
+        let used = batch.used;
+        for (at, said) in noted {
+            let Some(journal) = &shared.journal else { break };
+            let Some((key, cost)) = self.again.find(input, at, gates) else { continue };
+            let (is_allowed, rung) = (said.is_allowed(), shared.decider.rung_of(&said));
+            let decided = Decided { tenant: principal.tenant, key, cost, is_allowed, said, rung };
+            decided.take_down(shared, journal.recorder());
+        }
+        used
     }
 }
 
@@ -140,6 +176,8 @@ struct Batch<'b, 'g> {
     gates: &'g Gates,
     /// What was asked about, where an origin may have to be told.
     keys: Option<Keys>,
+    /// Where the requests begin, where some of them are to be found again.
+    starts: Option<&'b mut Vec<usize>>,
 }
 
 /// What was asked about, one key after the other, and for how much.
@@ -176,6 +214,9 @@ impl<'g> Iterator for Batch<'_, 'g> {
         let (key, question) = throttle::question(&request, self.gates)?;
         if let Some(keys) = &mut self.keys {
             keys.push(key, question.cost_asked());
+        }
+        if let Some(starts) = &mut self.starts {
+            starts.push(self.used);
         }
         self.used += request.used;
         Some(question)

@@ -9,6 +9,7 @@ mod command;
 mod connection;
 mod dialogue;
 mod info;
+mod note;
 mod reply;
 mod request;
 mod session;

@@ -6,6 +6,7 @@ use tidegate::{Ask, Gate, Limit, Outcome, Retry, Verdict};
 use tidegate_rules::Class;
 
 use super::command::Flow;
+use super::note::Decided;
 use super::reply::Reply;
 use super::request::Request;
 use super::session::Session;
@@ -181,11 +182,14 @@ fn decide(session: &mut Session, throttle: &Throttle<'_>, reply: &mut Reply<'_>)
     let without_room = (limit < 1).then_some(WithoutRoom { limit, quantity });
     let outcome = decider.limiter.check(gate.key(key).cost(cost));
     if outcome.verdict().retry() == Some(Retry::Ask) {
-        session.waiting.push(Waiting::new(reply.len(), gate, key, cost).without_room(without_room));
+        let waiting = Waiting::new(reply.len(), principal.tenant, gate, key, cost);
+        session.waiting.push(waiting.without_room(without_room));
         return Ok(());
     }
     let is_allowed = answer_with(reply, &outcome, without_room);
-    session.tally.count(is_allowed, decider.rung_of(&outcome));
+    let rung = decider.rung_of(&outcome);
+    session.tally.count(is_allowed, rung);
+    Decided { tenant: principal.tenant, key, cost, is_allowed, said: outcome, rung }.note(&session.shared);
     Ok(())
 }
 

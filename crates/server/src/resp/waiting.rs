@@ -6,9 +6,11 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tidegate::Gate;
 
+use super::note::Decided;
 use super::reply::{Protocol, Reply};
 use super::session::Tally;
 use super::throttle::{WithoutRoom, answer_with};
+use crate::auth::TenantIndex;
 use crate::metrics::{Rung, Stopwatch, Surface};
 use crate::shared::Shared;
 
@@ -20,6 +22,7 @@ pub(super) type Later = Pin<Box<dyn Future<Output = Vec<u8>>>>;
 pub(super) struct Waiting {
     /// Where its answer belongs among those that are known.
     place: usize,
+    tenant: TenantIndex,
     gate: Gate,
     key: Box<[u8]>,
     cost: u64,
@@ -27,8 +30,8 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn new(place: usize, gate: &Gate, key: &[u8], cost: u64) -> Self {
-        Self { place, gate: gate.clone(), key: key.into(), cost, without_room: None }
+    pub(super) fn new(place: usize, tenant: TenantIndex, gate: &Gate, key: &[u8], cost: u64) -> Self {
+        Self { place, tenant, gate: gate.clone(), key: key.into(), cost, without_room: None }
     }
 
     pub(super) fn without_room(self, without_room: Option<WithoutRoom>) -> Self {
@@ -43,6 +46,8 @@ impl Waiting {
         match shared.decider.check(question).await {
             Ok((outcome, rung)) => {
                 let is_allowed = answer_with(&mut reply, &outcome, self.without_room);
+                let Self { tenant, key, cost, .. } = self;
+                Decided { tenant: *tenant, key, cost: *cost, is_allowed, said: outcome, rung }.note(shared);
                 (answer, is_allowed, rung)
             }
             Err(error) => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tidegate::region::Question;
 use tidegate::{Gate, Limit, LimitError, Outcome, Retry};
+use tidegate_record::Key;
 use tidegate_rules::Class;
 use tidegate_rules::overrides::Override;
 use utoipa::ToSchema;
@@ -15,6 +16,7 @@ use super::fields::{Given, Problems};
 use crate::auth::TenantIndex;
 use crate::deciding::question;
 use crate::http::{Asked, Problem};
+use crate::journal::{Note, decisive};
 use crate::load;
 use crate::metrics::{self, Rung, Surface};
 use crate::rules::shed_outcome;
@@ -197,10 +199,34 @@ pub(super) fn sheds(asked: &Asked<'_>) -> bool {
     sheds
 }
 
-/// Counts a decision.
-pub(super) fn count(asked: &Asked<'_>, is_allowed: bool, rung: Rung) {
+/// Counts a decision of limits that said so, and takes it down if that is due.
+pub(super) fn count(
+    asked: &Asked<'_>,
+    tenant: TenantIndex,
+    gated: &[Gated<'_, '_>],
+    said: &[Outcome<'_>],
+    rung: Rung,
+) {
+    let is_allowed = said.iter().all(Outcome::is_allowed);
     let outcome = if is_allowed { metrics::Outcome::Allowed } else { metrics::Outcome::Denied };
     asked.shared.metrics.decided(Surface::Direct, CLASS, outcome, rung, 1);
+    let Some(recorder) = asked.shared.recorder_for(outcome) else { return };
+    let Some((gated, said)) = decisive(said).and_then(|at| gated.get(at).zip(said.get(at))) else { return };
+    let Wanted { namespace, identifier, cost, .. } = gated.wanted;
+    let note = Note {
+        tenant,
+        surface: Surface::Direct,
+        key: Key::of(identifier),
+        cost: *cost,
+        outcome,
+        said: Some(*said),
+        rung,
+        rule_version: 0,
+        set_version: "",
+        replaced_by: gated.applied.as_ref().map_or("", |applied| applied.id.as_str()),
+    };
+    let known_by = [("namespace", &**namespace), ("identifier", &**identifier)];
+    asked.shared.take_down(recorder, &note, known_by);
 }
 
 #[cfg(test)]

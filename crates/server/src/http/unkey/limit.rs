@@ -57,7 +57,7 @@ pub(in crate::http) async fn answer(asked: &Asked<'_>, principal: Principal) -> 
     let placement = gated.placement(asked, principal.tenant);
     let decided = asked.shared.decider.check(gated.question(&placement)).await;
     let (outcome, rung) = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
-    count(asked, outcome.is_allowed(), rung);
+    count(asked, principal.tenant, std::slice::from_ref(&gated), &[outcome], rung);
     let mut answer = answered(LimitData::from(gated.decided(&outcome, wall_us)));
     set_outcome_headers(answer.headers_mut(), &outcome, wall_us, asked.shared.reset);
     asked.tell_rung(&mut answer, rung);

@@ -77,7 +77,7 @@ pub(in crate::http) async fn answer(asked: &Asked<'_>, principal: Principal) -> 
         gated.iter().zip(&placements).map(|(gated, placement)| gated.question(placement)).collect();
     let decided = asked.shared.decider.check_all(&questions).await;
     let Decided { decision, rung } = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
-    count(asked, decision.is_allowed(), rung);
+    count(asked, principal.tenant, &gated, decision.outcomes(), rung);
     let limits = gated
         .iter()
         .zip(decision.outcomes())

@@ -1,0 +1,86 @@
+//! `tidegate heavy`: asks a running server who has been near a limit for a while.
+
+use std::process::ExitCode;
+
+use clap::{Arg, ArgMatches, Command};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Deserialize;
+
+use crate::client::{self, Client};
+use crate::why::{LimitWord, or_dash, query, tenant_arg};
+use crate::{Done, Failure};
+
+pub(crate) fn command() -> Command {
+    Command::new("heavy")
+        .about("Asks a running server who has been near a limit for a while")
+        .long_about(
+            "Asks a running server which keys were near a limit in at least half of the last minutes. In a minute a key is \
+             near a limit if one of its logged requests found more than 80 % of the burst spent, or if its samples, of \
+             which there have to be 16, say that it used more than 80 % of what the limit lets pass in a minute.",
+        )
+        .arg(
+            Arg::new("minutes")
+                .long("minutes")
+                .value_name("N")
+                .default_value("10")
+                .help("How many of the last minutes to look at, 2 to 60"),
+        )
+        .arg(tenant_arg())
+        .args(client::args())
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let client = Client::new(matches)?;
+    let answer = client.get("/v1/heavy", &query(matches, &["minutes", "tenant"]))?.decided(&[200])?;
+    if matches.get_flag("json") {
+        println!("{}", answer.body);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let word = Word::deserialize(&answer.body)
+        .map_err(|error| Failure::failed(format!("the server's answer is not one of its log: {error}")))?;
+    if word.keys.is_empty() {
+        println!("nobody was near a limit in half of the last {} minutes", word.minutes);
+    } else {
+        println!("{}", table(&word));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The parts of an answer that are shown.
+#[derive(Deserialize)]
+struct Word {
+    minutes: u64,
+    keys: Vec<KeyWord>,
+}
+
+#[derive(Deserialize)]
+struct KeyWord {
+    key: String,
+    rule: String,
+    limit: LimitWord,
+    minutes_near: u64,
+    level_percent_max: u64,
+    use_percent_max: Option<u64>,
+    denied: u64,
+}
+
+fn table(word: &Word) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["key", "rule", "limit", "minutes", "level %", "use %", "denied"]);
+    for key in &word.keys {
+        table.add_row([
+            or_dash(&key.key).to_owned(),
+            or_dash(&key.rule).to_owned(),
+            key.limit.to_string(),
+            format!("{} of {}", key.minutes_near, word.minutes),
+            key.level_percent_max.to_string(),
+            key.use_percent_max.map_or_else(|| "-".to_owned(), |percent| percent.to_string()),
+            key.denied.to_string(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

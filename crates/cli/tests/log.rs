@@ -1,0 +1,245 @@
+//! The decision log of a real server: every surface's denials are explained, to whom they concern, also after a restart.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+#![allow(unreachable_pub, reason = "what test programs share is public in each of them")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Output;
+
+use serde_json::Value;
+use support::raw::{Reply, request, send};
+use support::{serve, tidegate, token_entry, write};
+use tidegate_testkit::{START_TIME_MAX, Server, wait_until};
+
+const RULES: &str = "
+    [[rules]]
+    name = 'per_user'
+    version = 7
+    key = ['user']
+    limit = 2
+    period = '1h'
+
+    [[rules]]
+    name = 'maybe'
+    mode = 'shadow'
+    key = ['ip']
+    limit = 1
+    period = '1h'
+";
+
+fn ask(server: &Server, path: &str, body: &str) -> Reply {
+    send(server.address("http"), &request("POST", path, &[], Some(body)))
+}
+
+fn check(server: &Server, user: &str) -> Reply {
+    ask(
+        server,
+        "/v1/check",
+        &format!(r#"{{"dimensions":{{"user":"{user}","ip":"192.0.2.{}"}}}}"#, user.len()),
+    )
+}
+
+fn why(server: &Server, more: &[&str]) -> Output {
+    let url = server.url("admin", "");
+    tidegate(&[&["why", "--server", &url], more].concat()).output().expect("it runs")
+}
+
+/// The records about a key, once there are so many.
+fn records(server: &Server, key: &str, count: usize) -> Vec<Value> {
+    let mut found = Vec::new();
+    wait_until(&format!("{count} records of {key}"), START_TIME_MAX, || {
+        let output = why(server, &["--key", key, "--json"]);
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        answer["records"].as_array().expect("records").clone_into(&mut found);
+        assert_eq!(output.status.code(), Some(if found.is_empty() { 2 } else { 0 }));
+        found.len() == count
+    });
+    found
+}
+
+/// What a Redis client is answered.
+fn redis(server: &Server, commands: &str, answers: usize) -> String {
+    let mut stream = TcpStream::connect(server.address("resp")).expect("connects");
+    stream.write_all(commands.as_bytes()).expect("sends");
+    let (mut text, mut bytes) = (String::new(), [0; 1024]);
+    while text.matches('*').count() < answers || !text.ends_with("\r\n") {
+        let n = stream.read(&mut bytes).expect("answers");
+        text.push_str(std::str::from_utf8(&bytes[..n]).expect("text"));
+    }
+    text
+}
+
+#[test]
+fn denials_of_every_surface_are_explained() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = write(folder.path(), "rules.toml", RULES);
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let server = serve(&["--rules", &rules, "--data-dir", &data, "--log-sample", "0", "--workers", "1"]);
+
+    for _ in 0..3 {
+        assert_eq!(check(&server, "42").status, 200);
+    }
+    let found = records(&server, "user:42", 2);
+    let denied = &found[0];
+    assert_eq!((&denied["verdict"], &denied["surface"]), (&"denied".into(), &"check".into()));
+    assert_eq!((&denied["rule"], &denied["rule_version"]), (&"per_user".into(), &7.into()));
+    assert_eq!((&denied["level"], &denied["remaining"], &denied["cost"]), (&2.into(), &0.into(), &1.into()));
+    assert_eq!(denied["limit"], serde_json::json!({ "amount": 2, "burst": 2, "period_ms": 3_600_000 }));
+    assert!(denied["retry_ms"].as_u64().is_some_and(|ms| (1..=1_800_000).contains(&ms)), "{denied}");
+    assert_eq!((&denied["rung"], &denied["region"]), (&"local".into(), &"".into()));
+    assert_eq!(denied["dimensions"], serde_json::json!({ "user": "42", "ip": "192.0.2.2" }));
+    assert!(denied["set_version"].as_str().is_some_and(|version| !version.is_empty()));
+    // The first passed and was not drawn, the second passed though a shadow rule minded, the third was denied.
+    let verdicts: Vec<_> = found.iter().map(|record| record["verdict"].as_str().expect("text")).collect();
+    assert_eq!(verdicts, ["denied", "shadow_denied"]);
+    assert_eq!((&found[1]["rule"], &found[1]["key"]), (&"maybe".into(), &"ip:192.0.2.2".into()));
+
+    for _ in 0..2 {
+        let body = r#"{"namespace":"mail","identifier":"bob","limit":1,"duration":60000}"#;
+        assert_eq!(ask(&server, "/v2/ratelimit.limit", body).status, 200);
+    }
+    let found = records(&server, "bob", 1);
+    assert_eq!((&found[0]["surface"], &found[0]["rule"]), (&"direct".into(), &"mail".into()));
+
+    // The first goes the long way, since its limit is not known yet; the others are decided in one go.
+    redis(&server, &"CL.THROTTLE carol 0 1 60\r\n".repeat(3), 3);
+    assert_eq!(records(&server, "carol", 2)[0]["surface"], "resp");
+
+    let entries =
+        r#"[{"entries":[{"key":"plan","value":"free"}],"limit":{"requests_per_unit":1,"unit":"HOUR"}}]"#;
+    for _ in 0..2 {
+        ask(&server, "/json", &format!(r#"{{"domain":"shop","descriptors":{entries}}}"#));
+    }
+    let found = records(&server, "plan:free", 1);
+    assert_eq!((&found[0]["surface"], &found[0]["rule"]), (&"envoy".into(), &"shop.plan".into()));
+
+    let metrics = || send(server.address("admin"), &request("GET", "/metrics", &[], None)).body;
+    wait_until("all denials to be counted", START_TIME_MAX, || {
+        metrics().contains("tidegate_log_records_total{kind=\"denial\"} 5\n")
+    });
+    assert!(metrics().contains("tidegate_log_dropped_total{kind=\"denial\"} 0\n"), "{}", metrics());
+}
+
+#[test]
+fn a_denial_is_explained_in_words_and_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = write(folder.path(), "rules.toml", RULES);
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let arguments = ["--rules", &rules, "--data-dir", &data, "--log-sample", "1"];
+    let mut server = serve(&arguments);
+    for _ in 0..3 {
+        check(&server, "42");
+    }
+    // What was decided last is kept too.
+    assert_eq!(server.process.terminate(), Some(0));
+    let server = serve(&arguments);
+    records(&server, "user:42", 3);
+    let output = why(&server, &["--key", "user:42"]);
+    let text = String::from_utf8(output.stdout).expect("text");
+    for words in [
+        "user:42 denied at 2",
+        "by per_user (version 7",
+        "2 per 3600s, 2 spent, 0 left",
+        "Decided from: local",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let nothing = why(&server, &["--key", "user:7", "--at", "2026-01-01T00:00:00Z"]);
+    assert_eq!(nothing.status.code(), Some(2));
+    for (flag, value, words) in [
+        ("--at", "yesterday", "at: \"yesterday\" is neither RFC 3339"),
+        ("--window", "2h", "window: 7200s is outside"),
+        ("--records", "0", "records: \"0\" is not a number from 1 to 100"),
+        ("--tenant", "nobody", "tenant: there is none named \"nobody\""),
+    ] {
+        let output = why(&server, &["--key", "user:42", flag, value]);
+        assert_eq!(output.status.code(), Some(64), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(words), "{output:?}");
+    }
+}
+
+#[test]
+fn who_is_near_a_limit_is_listed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = write(folder.path(), "rules.toml", RULES);
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let server = serve(&["--rules", &rules, "--data-dir", &data]);
+    for _ in 0..5 {
+        check(&server, "42");
+    }
+    check(&server, "calm");
+    let url = server.url("admin", "");
+    let heavy = |more: &[&str]| {
+        let output = tidegate(&[&["heavy", "--server", &url], more].concat()).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    // One of two minutes is half of them.
+    let keys = || {
+        let answer: Value = serde_json::from_str(&heavy(&["--minutes", "2", "--json"])).expect("JSON");
+        answer["keys"].as_array().expect("keys").clone()
+    };
+    let is_meant = |key: &Value| (&key["key"], &key["denied"]) == (&"user:42".into(), &3.into());
+    wait_until("the key to be listed with all its denials", START_TIME_MAX, || keys().iter().any(is_meant));
+    let keys = keys();
+    let found = keys.iter().find(|key| is_meant(key)).expect("listed");
+    assert_eq!((&found["rule"], &found["level_percent_max"]), (&"per_user".into(), &100.into()));
+    assert!(heavy(&["--minutes", "2"]).contains("user:42"));
+    assert!(keys.iter().all(|key| key["key"] != "user:calm"), "{keys:?}");
+    assert!(heavy(&["--minutes", "60"]).starts_with("nobody was near a limit"), "it is not sustained");
+}
+
+#[test]
+fn a_tenant_sees_its_own_decisions_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = write(folder.path(), "rules.toml", RULES);
+    let config = [
+        "tenants = [{ name = 'acme' }, { name = 'other' }]\n",
+        &token_entry("asks", "acme", "client"),
+        &token_entry("looks", "acme", "viewer"),
+        &token_entry("spies", "other", "viewer"),
+        &token_entry("runs", "", "viewer"),
+    ]
+    .concat();
+    let config = write(folder.path(), "tidegate.toml", &config);
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let server = serve(&["--config", &config, "--rules", &rules, "--data-dir", &data]);
+    let bearer = |token: &str| format!("Bearer {token}");
+    for _ in 0..3 {
+        let asks = bearer("asks");
+        let body = r#"{"dimensions":{"user":"42"}}"#;
+        let asked = request("POST", "/v1/check", &[("authorization", &asks)], Some(body));
+        assert_eq!(send(server.address("http"), &asked).status, 200);
+    }
+    let count = |token: &str, path: &str| {
+        let token = bearer(token);
+        let reply = send(server.address("admin"), &request("GET", path, &[("authorization", &token)], None));
+        let body: Value = serde_json::from_str(&reply.body).expect("JSON");
+        (reply.status, body["records"].as_array().map_or(0, Vec::len))
+    };
+    let path = "/v1/why?key=user%3A42";
+    wait_until("its own to be found", START_TIME_MAX, || count("looks", path) == (200, 1));
+    assert_eq!(count("asks", path), (403, 0), "a client may not look");
+    assert_eq!(count("spies", path), (200, 0));
+    assert_eq!(count("spies", "/v1/why?key=user%3A42&tenant=acme"), (403, 0));
+    assert_eq!(count("spies", "/v1/heavy?tenant=acme"), (403, 0));
+    assert_eq!(count("looks", "/v1/why?key=user%3A42&tenant=acme"), (200, 1));
+    assert_eq!(count("runs", path), (200, 0));
+    assert_eq!(count("runs", "/v1/why?key=user%3A42&tenant=acme"), (200, 1));
+}
+
+#[test]
+fn a_server_without_a_log_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    for arguments in [&["--data-dir", "none"][..], &["--data-dir", &data, "--decision-log", "off"]] {
+        let server = serve(arguments);
+        let output = why(&server, &["--key", "user:42"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("the decision log is off"), "{output:?}");
+    }
+    assert!(!folder.path().join("data/decisions.db").exists());
+}

@@ -1,0 +1,178 @@
+//! Questions about what was decided.
+
+use std::path::Path;
+
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::{Connection, Row};
+
+use crate::block::{has_term, is_about, term, unpack};
+use crate::entry::{Key, Record, Verdict, Written, records};
+use crate::store::{LogError, open_to_read, signed, unsigned};
+
+/// The most records of one answer.
+pub const RECORDS_MAX: usize = 100;
+
+/// The log, for whoever asks. It may be asked while it is written.
+#[derive(Debug)]
+pub struct Archive {
+    connection: SqliteConnection,
+}
+
+/// A question: what was decided about a key, and why.
+#[derive(Clone, Debug)]
+pub struct Why<'q> {
+    /// Whose.
+    pub tenant: &'q str,
+    /// The key that was counted, or any of the request's dimensions, such as `user:42`.
+    pub key: &'q str,
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// How far before and after that.
+    pub window_ms: u64,
+    /// How many records to tell, up to [`RECORDS_MAX`].
+    pub records: usize,
+}
+
+/// Where a block is, in time.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    id: i64,
+    from_ms: u64,
+    to_ms: u64,
+}
+
+impl Place {
+    fn distance_ms(&self, at_ms: u64) -> u64 {
+        self.from_ms.saturating_sub(at_ms).max(at_ms.saturating_sub(self.to_ms))
+    }
+}
+
+/// A block, unpacked.
+struct Unpacked {
+    raw: Vec<u8>,
+    region: String,
+    node: String,
+    sample_rate: f64,
+}
+
+impl Unpacked {
+    fn read(id: i64, row: &SqliteRow) -> Result<Self, LogError> {
+        Ok(Self {
+            raw: unpack(row.try_get("body")?).ok_or(LogError::Block(id))?,
+            region: row.try_get("region")?,
+            node: row.try_get("node")?,
+            sample_rate: row.try_get("sample_rate")?,
+        })
+    }
+
+    fn record(&self, written: Written<'_>) -> Record {
+        written.to_record(&self.region, &self.node, self.sample_rate)
+    }
+}
+
+impl Archive {
+    /// Opens the log in `folder`.
+    pub async fn open(folder: &Path) -> Result<Self, LogError> {
+        Ok(Self { connection: open_to_read(folder).await? })
+    }
+
+    /// The records about a key around a moment: denials first, then what shadow rules would have denied, then what
+    /// passed; of each, the nearest first.
+    pub async fn why(&mut self, why: &Why<'_>) -> Result<Vec<Record>, LogError> {
+        let most = why.records.clamp(1, RECORDS_MAX);
+        let key = Key::of(why.key);
+        let (from_ms, to_ms) =
+            (why.at_ms.saturating_sub(why.window_ms), why.at_ms.saturating_add(why.window_ms));
+        let rank = |record: &Record| (record.verdict, record.at_ms.abs_diff(why.at_ms));
+        let mut places = self.places(from_ms, to_ms).await?;
+        places.sort_by_key(|place| place.distance_ms(why.at_ms));
+        let mut found: Vec<Record> = Vec::new();
+        for place in places {
+            // What is further away than the last of enough denials changes nothing.
+            let nearest = (Verdict::Denied, place.distance_ms(why.at_ms));
+            if found.len() == most && found.last().is_some_and(|last| rank(last) <= nearest) {
+                break;
+            }
+            let Some(block) = self.block_with(place.id, term(why.tenant, key.as_str())).await? else {
+                continue;
+            };
+            let about = records(&block.raw).filter(|written| {
+                (from_ms..=to_ms).contains(&written.entry.at_ms)
+                    && is_about(written, why.tenant, key.as_str())
+            });
+            for written in about {
+                let this = (written.entry.verdict, written.entry.at_ms.abs_diff(why.at_ms));
+                let at = found.partition_point(|known| rank(known) <= this);
+                if at < most {
+                    found.truncate(most - 1);
+                    found.insert(at, block.record(written));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives all records from one moment to another, those of all tenants, in the order of their times, until `each`
+    /// says that it has enough by giving `false`.
+    pub async fn replay(
+        &mut self,
+        from_ms: u64,
+        to_ms: u64,
+        mut each: impl FnMut(Record) -> bool,
+    ) -> Result<(), LogError> {
+        let mut places = self.places(from_ms, to_ms).await?;
+        places.sort_by_key(|place| place.from_ms);
+        // Blocks of several threads and a restart overlap a little: a record waits until no earlier one can come.
+        let mut waiting: Vec<Record> = Vec::new();
+        for (at, place) in places.iter().enumerate() {
+            let Some(block) = self.block(place.id).await? else { continue };
+            let within =
+                records(&block.raw).filter(|written| (from_ms..=to_ms).contains(&written.entry.at_ms));
+            waiting.extend(within.map(|written| block.record(written)));
+            waiting.sort_by_key(|record| record.at_ms);
+            let settled = match places.get(at + 1) {
+                Some(next) => waiting.partition_point(|record| record.at_ms < next.from_ms),
+                None => waiting.len(),
+            };
+            if !waiting.drain(..settled).all(&mut each) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the blocks are that may have a record between two moments.
+    async fn places(&mut self, from_ms: u64, to_ms: u64) -> Result<Vec<Place>, LogError> {
+        let query = sqlx::query("SELECT id, from_ms, to_ms FROM blocks WHERE to_ms >= ?1 AND from_ms <= ?2");
+        let rows = query.bind(signed(from_ms)).bind(signed(to_ms)).fetch_all(&mut self.connection).await?;
+        let place = |row: &SqliteRow| {
+            Ok(Place {
+                id: row.try_get("id")?,
+                from_ms: unsigned(row.try_get("from_ms")?),
+                to_ms: unsigned(row.try_get("to_ms")?),
+            })
+        };
+        rows.iter().map(place).collect()
+    }
+
+    /// The block, if it is still there and has `term`.
+    async fn block_with(&mut self, id: i64, term: u32) -> Result<Option<Unpacked>, LogError> {
+        let terms = sqlx::query("SELECT terms FROM blocks WHERE id = ?1").bind(id);
+        match terms.fetch_optional(&mut self.connection).await? {
+            Some(row) if has_term(row.try_get("terms")?, term) => self.block(id).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// The block, if it is still there.
+    async fn block(&mut self, id: i64) -> Result<Option<Unpacked>, LogError> {
+        let block = sqlx::query("SELECT region, node, sample_rate, body FROM blocks WHERE id = ?1").bind(id);
+        let row = block.fetch_optional(&mut self.connection).await?;
+        row.map(|row| Unpacked::read(id, &row)).transpose()
+    }
+
+    /// Lets go of the file.
+    pub async fn close(self) -> Result<(), LogError> {
+        Ok(self.connection.close().await?)
+    }
+}

@@ -1,0 +1,309 @@
+//! Who has been near a limit for a while: a summary of each minute, of bounded size, made from what the log takes in.
+//!
+//! In a minute a key *was near* a limit if a record of it found more than [`NEAR_PERCENT`] of the limit's burst spent, or
+//! if its samples say that it used more than that share of what the limit lets pass in a minute. Levels alone would not
+//! do: under GCRA, whoever steadily uses nine tenths of the rate has an empty bucket.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use crate::block::term;
+use crate::entry::{Entry, Terms, Verdict};
+
+/// How much of a limit is near it.
+const NEAR_PERCENT: u64 = 80;
+
+/// The fewest samples of a minute that say something about a rate: with sixteen, it is known to a quarter.
+const SAMPLES_MIN: u64 = 16;
+
+/// The most minutes that are remembered, and that can be asked for.
+pub const MINUTES_MAX: u64 = 60;
+
+/// The fewest that can be asked for: below, nothing is sustained.
+pub const MINUTES_MIN: u64 = 2;
+
+/// The most keys of a minute; when they are reached, the rarer half is forgotten. Higher: more customers at once that
+/// are near a limit and rarely seen; some 300 bytes each, for each minute.
+const KEYS_MAX: usize = 2_048;
+
+const MINUTE_MS: u64 = 60_000;
+
+/// A key that has been near a limit for a while.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Heavy {
+    /// Whose.
+    pub tenant: String,
+    /// What is limited.
+    pub key: String,
+    /// The rule whose limit it is.
+    pub rule: String,
+    /// The limit.
+    pub limit: Terms,
+    /// In how many of the minutes it was near the limit.
+    pub minutes_near: u64,
+    /// The most that any of its requests found spent, in percent of the burst.
+    pub level_percent_max: u64,
+    /// The most it used in one minute, in percent of what the limit lets pass; nothing if its samples are too few to say.
+    pub use_percent_max: Option<u64>,
+    /// How many of its requests were denied.
+    pub denied: u64,
+}
+
+/// What was seen of a key in a minute.
+#[derive(Clone, Debug)]
+struct Seen {
+    tenant: Box<str>,
+    key: Box<str>,
+    rule: Box<str>,
+    limit: Terms,
+    /// What it weighs against others when room is made.
+    weight: u64,
+    level_percent_max: u64,
+    samples: u64,
+    sampled_cost: u64,
+    denied: u64,
+}
+
+/// The minutes that are remembered.
+#[derive(Debug, Default)]
+pub(crate) struct Minutes {
+    known: BTreeMap<u64, HashMap<u64, Seen>>,
+}
+
+impl Minutes {
+    /// Takes a record in.
+    pub(crate) fn see(&mut self, entry: &Entry<'_>) {
+        let minute = entry.at_ms / MINUTE_MS;
+        let newest = self.known.last_key_value().map_or(minute, |(newest, _)| *newest);
+        // A record from long ago, or from a clock that is far ahead, says nothing about now.
+        if minute + MINUTES_MAX <= newest || entry.limit.burst == 0 {
+            return;
+        }
+        self.known.entry(minute).or_default().note(entry);
+        while self.known.len() as u64 > MINUTES_MAX {
+            self.known.pop_first();
+        }
+    }
+
+    /// Who of a tenant was near a limit in at least half of the last `minutes`, that of `now_ms` among them; those that
+    /// were most often come first.
+    pub(crate) fn heavy(&self, tenant: &str, minutes: u64, now_ms: u64, sample_rate: f64) -> Vec<Heavy> {
+        let minutes = minutes.clamp(MINUTES_MIN, MINUTES_MAX);
+        let newest = now_ms / MINUTE_MS;
+        let mut found: HashMap<u64, Heavy> = HashMap::new();
+        for (_, seen) in self.known.range((newest + 1).saturating_sub(minutes)..=newest) {
+            for (id, seen) in seen.iter().filter(|(_, seen)| &*seen.tenant == tenant) {
+                found.entry(*id).or_insert_with(|| seen.heavy()).add(seen, sample_rate);
+            }
+        }
+        let mut found: Vec<_> =
+            found.into_values().filter(|heavy| heavy.minutes_near >= minutes.div_ceil(2)).collect();
+        found.sort_by(|a, b| (b.minutes_near, b.denied, &a.key).cmp(&(a.minutes_near, a.denied, &b.key)));
+        found
+    }
+}
+
+trait Summary {
+    fn note(&mut self, entry: &Entry<'_>);
+    fn make_room(&mut self);
+}
+
+impl Summary for HashMap<u64, Seen> {
+    fn note(&mut self, entry: &Entry<'_>) {
+        let id = id(entry);
+        if let Some(seen) = self.get_mut(&id) {
+            return seen.note(entry);
+        }
+        if self.len() >= KEYS_MAX {
+            self.make_room();
+        }
+        let mut seen = Seen::new(entry);
+        seen.note(entry);
+        self.insert(id, seen);
+    }
+
+    /// Takes the median weight off all, and forgets those that have none left: whoever is seen more often than one in
+    /// [`KEYS_MAX`] / 2 records stays, however many strangers come by.
+    fn make_room(&mut self) {
+        let mut weights: Vec<u64> = self.values().map(|seen| seen.weight).collect();
+        let middle = weights.len() / 2;
+        let (_, median, _) = weights.select_nth_unstable(middle);
+        let median = *median;
+        self.retain(|_, seen| {
+            seen.weight = seen.weight.saturating_sub(median);
+            seen.weight > 0
+        });
+    }
+}
+
+impl Seen {
+    fn new(entry: &Entry<'_>) -> Self {
+        Self {
+            tenant: entry.tenant.into(),
+            key: entry.key.into(),
+            rule: entry.rule.into(),
+            limit: entry.limit,
+            weight: 0,
+            level_percent_max: 0,
+            samples: 0,
+            sampled_cost: 0,
+            denied: 0,
+        }
+    }
+
+    fn note(&mut self, entry: &Entry<'_>) {
+        self.limit = entry.limit;
+        self.weight += 1;
+        self.level_percent_max = self.level_percent_max.max(found_percent(entry));
+        match entry.verdict {
+            Verdict::Denied => self.denied += 1,
+            Verdict::Allowed => {
+                self.samples += 1;
+                self.sampled_cost = self.sampled_cost.saturating_add(entry.cost);
+            }
+            Verdict::ShadowDenied => {}
+        }
+    }
+
+    fn heavy(&self) -> Heavy {
+        Heavy {
+            tenant: self.tenant.to_string(),
+            key: self.key.to_string(),
+            rule: self.rule.to_string(),
+            limit: self.limit,
+            minutes_near: 0,
+            level_percent_max: 0,
+            use_percent_max: None,
+            denied: 0,
+        }
+    }
+
+    /// What it used in the minute, in percent of what the limit lets pass in one.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "an estimate, of what is not negative"
+    )]
+    fn use_percent(&self, sample_rate: f64) -> Option<u64> {
+        if self.samples < SAMPLES_MIN || self.limit.amount == 0 {
+            return None;
+        }
+        let used = self.sampled_cost as f64 / sample_rate;
+        let minutes = self.limit.period_ms.max(1) as f64 / MINUTE_MS as f64;
+        Some((100.0 * used * minutes / f64::from(self.limit.amount)) as u64)
+    }
+}
+
+impl Heavy {
+    fn add(&mut self, seen: &Seen, sample_rate: f64) {
+        let used = seen.use_percent(sample_rate);
+        let is_near = seen.level_percent_max > NEAR_PERCENT || used.is_some_and(|used| used > NEAR_PERCENT);
+        self.minutes_near += u64::from(is_near);
+        self.level_percent_max = self.level_percent_max.max(seen.level_percent_max);
+        self.use_percent_max = self.use_percent_max.max(used);
+        self.denied += seen.denied;
+        self.limit = seen.limit;
+    }
+}
+
+/// What a request found spent, before it was charged itself: a limit that lets one pass at a time is not used up by one.
+fn found_percent(entry: &Entry<'_>) -> u64 {
+    let own = if entry.verdict == Verdict::Denied { 0 } else { entry.cost };
+    100 * u64::from(entry.level()).saturating_sub(own) / u64::from(entry.limit.burst)
+}
+
+/// A key under a rule, of a tenant. Should two ever share a number, they are listed as one.
+fn id(entry: &Entry<'_>) -> u64 {
+    (u64::from(term(entry.tenant, entry.key)) << 32) | u64::from(term(entry.rule, entry.key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::tests::denied;
+
+    const MINUTE: u64 = MINUTE_MS;
+
+    fn keys(minutes: &Minutes, last: u64, now_ms: u64) -> Vec<String> {
+        minutes.heavy("t", last, now_ms, 0.001).into_iter().map(|heavy| heavy.key).collect()
+    }
+
+    fn allowed(key: &str, at_ms: u64, remaining: u32) -> Entry<'_> {
+        Entry { verdict: Verdict::Allowed, remaining, ..denied(key, at_ms) }
+    }
+
+    #[test]
+    fn who_is_near_a_limit_in_half_of_the_minutes_is_heavy() {
+        let mut minutes = Minutes::default();
+        for minute in 0..10 {
+            minutes.see(&allowed("calm", minute * MINUTE, 50));
+            // It found exactly 80 of 100 spent.
+            minutes.see(&allowed("edge", minute * MINUTE, 19));
+            if minute % 2 == 0 {
+                minutes.see(&allowed("half", minute * MINUTE, 18));
+            }
+            if minute >= 6 {
+                minutes.see(&denied("late", minute * MINUTE));
+            }
+        }
+        let now = 9 * MINUTE + 1;
+        assert_eq!(keys(&minutes, 10, now), ["half"]);
+        assert_eq!(keys(&minutes, 4, now), ["late", "half"]);
+        assert!(keys(&minutes, 10, 30 * MINUTE).is_empty(), "it was long ago");
+        assert!(minutes.heavy("another", 4, now, 0.001).is_empty());
+    }
+
+    #[test]
+    fn a_limit_of_one_at_a_time_is_not_used_up_by_one() {
+        let mut minutes = Minutes::default();
+        let limit = Terms { amount: 10, burst: 1, period_ms: 1_000 };
+        for minute in 0..4 {
+            minutes.see(&Entry { limit, ..allowed("one", minute * MINUTE, 0) });
+            minutes.see(&Entry { limit, ..denied("more", minute * MINUTE) });
+        }
+        assert_eq!(keys(&minutes, 4, 4 * MINUTE - 1), ["more"]);
+    }
+
+    #[test]
+    fn steady_use_is_seen_where_the_bucket_is_empty() {
+        let mut minutes = Minutes::default();
+        let limit = Terms { amount: 20_000, burst: 20_000, period_ms: 60_000 };
+        for at in 0..4 * 19 {
+            // 19 samples a minute, of a thousand each: 19,000 of 20,000.
+            minutes.see(&Entry { limit, ..allowed("steady", at * MINUTE / 19, 19_990) });
+            if at % 2 == 0 {
+                minutes.see(&Entry { limit, ..allowed("seldom", at * MINUTE / 19, 19_990) });
+            }
+        }
+        let heavy = minutes.heavy("t", 4, 4 * MINUTE - 1, 0.001);
+        assert_eq!(heavy.len(), 1, "{heavy:?}");
+        assert_eq!((heavy[0].key.as_str(), heavy[0].minutes_near), ("steady", 4));
+        assert!(heavy[0].use_percent_max.is_some_and(|used| (90..=100).contains(&used)), "{heavy:?}");
+    }
+
+    #[test]
+    fn strangers_take_bounded_room_and_hide_nobody() {
+        let mut minutes = Minutes::default();
+        for at in 0..200_000_u64 {
+            minutes.see(&denied(&format!("stranger:{at}"), at % 2 * MINUTE));
+            if at % 100 < 2 {
+                minutes.see(&denied("offender", at % 2 * MINUTE));
+            }
+        }
+        assert!(minutes.known.values().all(|seen| seen.len() <= KEYS_MAX));
+        assert_eq!(keys(&minutes, 2, MINUTE).iter().filter(|key| *key == "offender").count(), 1);
+    }
+
+    #[test]
+    fn no_more_minutes_are_remembered_than_can_be_asked_for() {
+        let mut minutes = Minutes::default();
+        for minute in 0..10 * MINUTES_MAX {
+            minutes.see(&denied("a", minute * MINUTE));
+        }
+        minutes.see(&denied("old", 0));
+        assert_eq!(minutes.known.len() as u64, MINUTES_MAX);
+        assert_eq!(keys(&minutes, MINUTES_MAX, 10 * MINUTES_MAX * MINUTE - 1), ["a"]);
+    }
+}

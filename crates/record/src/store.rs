@@ -1,0 +1,216 @@
+//! Where blocks are kept: `SQLite`, in a file of its own. A row for each record would cost 14 µs of a core where keys
+//! differ, and no more than 70,000 a second could be kept; a row for hundreds of them keeps as many as are ever decided.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{ConnectOptions, Connection, Row, SqlSafeStr};
+
+use crate::block::Block;
+
+/// The name of the file in the data folder.
+const FILE_NAME: &str = "decisions.db";
+
+/// How long a reader and the writer wait for each other, which they hardly ever do.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Blocks are long: large pages keep them in few pieces.
+const PAGE_BYTES: u32 = 16 << 10;
+
+/// What a row takes besides its block.
+const ROW_BYTES: u64 = 256;
+
+/// Blocks that are forgotten in one go, when there are too many bytes.
+const FORGET_AT_ONCE: i64 = 16;
+
+/// What changes in the schema, in order. Released ones never change.
+const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "blocks", include_str!("../migrations/0001_blocks.sql"))];
+
+/// Why the log cannot be kept, or read.
+#[derive(Debug)]
+pub enum LogError {
+    /// The folder cannot be made.
+    Folder(PathBuf, std::io::Error),
+    /// The file cannot be opened, or is none of ours.
+    Unusable(PathBuf, sqlx::Error),
+    /// It was made by a later version, or its schema was changed by hand.
+    Schema(sqlx::migrate::MigrateError),
+    /// The database failed.
+    Database(sqlx::Error),
+    /// A block that this version cannot have written.
+    Block(i64),
+    /// The system gave no thread.
+    Thread(std::io::Error),
+}
+
+impl fmt::Display for LogError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Folder(folder, error) => write!(f, "data_dir: {}: {error}", folder.display()),
+            Self::Unusable(file, error) => write!(f, "data_dir: {}: {error}", file.display()),
+            Self::Schema(error) => write!(f, "data_dir: {FILE_NAME}: {error}"),
+            Self::Database(error) => write!(f, "decision log: {error}"),
+            Self::Block(id) => write!(f, "decision log: the block {id} is damaged"),
+            Self::Thread(error) => write!(f, "the thread of the decision log: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for LogError {}
+
+impl From<sqlx::Error> for LogError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Retention {
+    pub(crate) time: Duration,
+    pub(crate) bytes_max: u64,
+}
+
+/// Who writes, which is the same for all records of a block.
+#[derive(Clone, Debug)]
+pub(crate) struct Writer {
+    pub(crate) region: String,
+    pub(crate) node: String,
+    pub(crate) sample_rate: f64,
+}
+
+/// The store, for the one who writes.
+#[derive(Debug)]
+pub(crate) struct Store {
+    connection: SqliteConnection,
+    writer: Writer,
+    next_id: i64,
+    bytes: u64,
+    /// The block that is written again with more in it, and how many bytes it has now.
+    open: (i64, u64),
+}
+
+impl Store {
+    /// Opens the store in `folder`, which is made if need be.
+    pub(crate) async fn open(folder: &Path, writer: Writer) -> Result<Self, LogError> {
+        std::fs::create_dir_all(folder).map_err(|error| LogError::Folder(folder.to_owned(), error))?;
+        let options = options(folder)
+            .create_if_missing(true)
+            .page_size(PAGE_BYTES)
+            .journal_mode(SqliteJournalMode::Wal)
+            // A power cut may take the last moments with it; a crash of the server takes nothing that was written.
+            .synchronous(SqliteSynchronous::Normal);
+        let mut connection = connect(folder, options).await?;
+        migrator().run(&mut connection).await.map_err(LogError::Schema)?;
+        let sums = sqlx::query("SELECT coalesce(max(id), 0), coalesce(sum(bytes), 0) FROM blocks");
+        let row = sums.fetch_one(&mut connection).await?;
+        let (last_id, bytes): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        Ok(Self { connection, writer, next_id: last_id + 1, bytes: unsigned(bytes), open: (0, 0) })
+    }
+
+    /// Writes blocks, all or none. The first takes the place of the one that was left open; the last is left open.
+    pub(crate) async fn write(&mut self, blocks: &mut [Block], first_is_open: bool) -> Result<(), LogError> {
+        let (mut next_id, mut bytes, mut open) = (self.next_id, self.bytes, self.open);
+        let mut transaction = self.connection.begin().await?;
+        for (at, block) in blocks.iter_mut().enumerate() {
+            let (terms, body) = (block.packed_terms(), block.packed_records());
+            let size = (terms.len() + body.len()) as u64 + ROW_BYTES;
+            if at == 0 && first_is_open {
+                bytes = bytes.saturating_sub(open.1);
+            } else {
+                open.0 = next_id;
+                next_id += 1;
+            }
+            open.1 = size;
+            bytes += size;
+            sqlx::query("INSERT OR REPLACE INTO blocks VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)")
+                .bind(open.0)
+                .bind(signed(block.from_ms))
+                .bind(signed(block.to_ms))
+                .bind(signed(block.records()))
+                .bind(signed(size))
+                .bind(self.writer.region.as_str())
+                .bind(self.writer.node.as_str())
+                .bind(self.writer.sample_rate)
+                .bind(terms)
+                .bind(body)
+                .execute(&mut *transaction)
+                .await?;
+        }
+        transaction.commit().await?;
+        (self.next_id, self.bytes, self.open) = (next_id, bytes, open);
+        Ok(())
+    }
+
+    /// Forgets the oldest blocks while there are too many bytes, but for the last one.
+    pub(crate) async fn forget_bytes(&mut self, retention: Retention) -> Result<(), LogError> {
+        while self.bytes > retention.bytes_max {
+            let oldest = sqlx::query(
+                "DELETE FROM blocks WHERE id IN (SELECT id FROM blocks WHERE id < ?1 ORDER BY id LIMIT ?2) RETURNING bytes",
+            );
+            if self.forget(oldest.bind(self.open.0).bind(FORGET_AT_ONCE)).await? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets blocks that are too old.
+    pub(crate) async fn forget_time(&mut self, retention: Retention, now_ms: u64) -> Result<(), LogError> {
+        let kept_ms = u64::try_from(retention.time.as_millis()).unwrap_or(u64::MAX);
+        let old = sqlx::query("DELETE FROM blocks WHERE to_ms < ?1 AND id <> ?2 RETURNING bytes");
+        self.forget(old.bind(signed(now_ms.saturating_sub(kept_ms))).bind(self.open.0)).await?;
+        Ok(())
+    }
+
+    /// How many rows a query deleted, whose bytes it returns.
+    async fn forget(
+        &mut self,
+        query: sqlx::query::Query<'_, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>,
+    ) -> Result<usize, LogError> {
+        let rows = query.fetch_all(&mut self.connection).await?;
+        for row in &rows {
+            self.bytes = self.bytes.saturating_sub(unsigned(row.try_get(0)?));
+        }
+        Ok(rows.len())
+    }
+
+    pub(crate) async fn close(self) -> Result<(), LogError> {
+        Ok(self.connection.close().await?)
+    }
+}
+
+/// Opens the store in `folder` to read, beside whoever writes.
+pub(crate) async fn open_to_read(folder: &Path) -> Result<SqliteConnection, LogError> {
+    connect(folder, options(folder).read_only(true)).await
+}
+
+fn options(folder: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(folder.join(FILE_NAME))
+        .busy_timeout(BUSY_TIMEOUT)
+        .disable_statement_logging()
+}
+
+async fn connect(folder: &Path, options: SqliteConnectOptions) -> Result<SqliteConnection, LogError> {
+    options.connect().await.map_err(|error| LogError::Unusable(folder.join(FILE_NAME), error))
+}
+
+fn migrator() -> Migrator {
+    let migration = |(version, description, sql): &(i64, &'static str, &'static str)| {
+        Migration::new(*version, (*description).into(), MigrationType::Simple, (*sql).into_sql_str(), false)
+    };
+    Migrator::with_migrations(MIGRATIONS.iter().map(migration).collect())
+}
+
+/// `SQLite`'s integers have a sign. Moments and sizes are far below the largest; what is not is as good as it.
+pub(crate) fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+pub(crate) fn unsigned(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or_default()
+}

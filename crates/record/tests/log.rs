@@ -1,0 +1,203 @@
+//! What is written is found again: a moment later, a day later, and by the next process.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use sqlx::ConnectOptions;
+use sqlx::sqlite::SqliteConnectOptions;
+use tidegate_record::{Archive, Entry, Kind, Log, Record, Settings, Terms, Verdict, Why};
+
+/// 2026-11-16 14:32:17 UTC.
+const NOW_MS: u64 = 1_794_839_537_000;
+const DAY_MS: u64 = 86_400_000;
+
+/// With long paths, twice what the buffers hold.
+const WRITTEN: u64 = 120_000;
+
+fn settings() -> Settings {
+    Settings {
+        threads: 2,
+        sample_rate: 0.5,
+        retention: Duration::from_hours(7 * 24),
+        bytes_max: 1 << 30,
+        region: "eu".to_owned(),
+        node: "n1".to_owned(),
+        seed: 1,
+    }
+}
+
+fn open(folder: &Path, settings: Settings) -> Log {
+    Log::open(folder, settings, || NOW_MS).expect("opens")
+}
+
+fn denied(key: &str, at_ms: u64) -> Entry<'_> {
+    Entry {
+        at_ms,
+        tenant: "acme",
+        surface: "check",
+        key,
+        cost: 2,
+        verdict: Verdict::Denied,
+        rule: "per_user",
+        rule_version: 3,
+        set_version: "5f2a",
+        replaced_by: "launch",
+        limit: Terms { amount: 100, burst: 120, period_ms: 60_000 },
+        remaining: 1,
+        retry_ms: Some(600),
+        rung: "regional",
+    }
+}
+
+async fn why(folder: &Path, key: &str, at_ms: u64) -> Vec<Record> {
+    let mut archive = Archive::open(folder).await.expect("opens");
+    let why = Why { tenant: "acme", key, at_ms, window_ms: 60_000, records: 10 };
+    archive.why(&why).await.expect("answers")
+}
+
+async fn replayed(folder: &Path, from_ms: u64, to_ms: u64) -> Vec<Record> {
+    let mut archive = Archive::open(folder).await.expect("opens");
+    let mut all = Vec::new();
+    let each = |record| {
+        all.push(record);
+        true
+    };
+    archive.replay(from_ms, to_ms, each).await.expect("answers");
+    all
+}
+
+#[tokio::test]
+async fn a_denial_is_explained_a_moment_and_a_day_later() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for at_ms in [NOW_MS - DAY_MS, NOW_MS - 1_000] {
+        let log = open(folder.path(), settings());
+        log.recorder().write(1, &denied("user:42", at_ms), [("user", "42"), ("path", "/v1/orders")]);
+        log.recorder().write(0, &denied("user:7", at_ms), [("user", "7")]);
+        drop(log);
+    }
+    for at_ms in [NOW_MS - DAY_MS, NOW_MS] {
+        let records = why(folder.path(), "user:42", at_ms).await;
+        let [record] = records.as_slice() else { panic!("{records:?}") };
+        assert_eq!((record.remaining, record.level, record.limit.burst), (1, 119, 120));
+        assert_eq!((record.rule.as_str(), record.rule_version), ("per_user", 3));
+        assert_eq!((record.replaced_by.as_str(), record.set_version.as_str()), ("launch", "5f2a"));
+        assert_eq!(
+            (record.region.as_str(), record.node.as_str(), record.rung.as_str()),
+            ("eu", "n1", "regional")
+        );
+        assert_eq!((record.retry_ms, record.cost), (Some(600), 2));
+        assert_eq!(record.dimensions[1], ("path".to_owned(), "/v1/orders".to_owned()));
+        assert!((record.sample_rate - 1.0).abs() < f64::EPSILON, "every denial is there");
+        assert!(record.at_ms.abs_diff(at_ms) <= 1_000);
+    }
+    assert_eq!(why(folder.path(), "path:/v1/orders", NOW_MS).await.len(), 1);
+    assert!(why(folder.path(), "user:42", NOW_MS - DAY_MS / 2).await.is_empty());
+    let mut archive = Archive::open(folder.path()).await.expect("opens");
+    let another = Why { tenant: "other", key: "user:42", at_ms: NOW_MS, window_ms: DAY_MS, records: 10 };
+    assert!(archive.why(&another).await.expect("answers").is_empty(), "another tenant's");
+}
+
+#[tokio::test]
+async fn the_nearest_denials_come_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = open(folder.path(), settings());
+    for second in 0..50 {
+        log.recorder().write(0, &denied("user:1", NOW_MS + 1_000 * second), []);
+    }
+    let passed = Entry { verdict: Verdict::Allowed, ..denied("user:1", NOW_MS + 20_400) };
+    log.recorder().write(0, &passed, []);
+    log.recorder().write(0, &Entry { key: "user:2", ..passed }, []);
+    drop(log);
+    let records = why(folder.path(), "user:1", NOW_MS + 20_300).await;
+    let seconds: Vec<_> = records.iter().map(|record| (record.at_ms - NOW_MS) / 1_000).collect();
+    assert_eq!(seconds, [20, 21, 19, 22, 18, 23, 17, 24, 16, 25]);
+    let records = why(folder.path(), "user:2", NOW_MS + 20_300).await;
+    assert_eq!(records[0].verdict, Verdict::Allowed);
+    assert!((records[0].sample_rate - 0.5).abs() < f64::EPSILON, "it stands for two");
+}
+
+#[tokio::test]
+async fn everything_is_replayed_in_the_order_of_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for part in 0..3 {
+        let log = open(folder.path(), settings());
+        for at in 0..2_000 {
+            log.recorder().write(at % 2, &denied("user:1", NOW_MS + 3 * at as u64 + part), []);
+        }
+    }
+    let all = replayed(folder.path(), NOW_MS + 3, NOW_MS + 5_999).await;
+    let times: Vec<_> = all.iter().map(|record| record.at_ms - NOW_MS).collect();
+    assert_eq!(times, (3..=5_999).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn what_is_counted_is_what_is_there() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = open(folder.path(), settings());
+    let recorder = std::sync::Arc::clone(log.recorder());
+    // Far more than the buffers hold, as fast as it goes.
+    let path = "/x".repeat(400);
+    std::thread::scope(|scope| {
+        for thread in 0..2_u64 {
+            let (recorder, path) = (&recorder, &path);
+            scope.spawn(move || {
+                for at in 0..WRITTEN / 2 {
+                    let verdict = if at % 10 == 0 { Verdict::Allowed } else { Verdict::Denied };
+                    recorder.write(
+                        usize::try_from(thread).expect("small"),
+                        &Entry { verdict, ..denied("user:1", NOW_MS + at) },
+                        [("path", path.as_str())],
+                    );
+                }
+            });
+        }
+    });
+    drop(log);
+    let counts = recorder.counts();
+    let mut kept = [0; 2];
+    for record in replayed(folder.path(), 0, u64::MAX).await {
+        kept[usize::from(record.verdict == Verdict::Denied)] += 1;
+    }
+    assert_eq!((counts.written(Kind::Sample), counts.written(Kind::Denial)), (kept[0], kept[1]));
+    assert_eq!(kept[1] + counts.dropped(Kind::Denial), WRITTEN / 10 * 9);
+    assert_eq!(kept[0] + counts.dropped(Kind::Sample), WRITTEN / 10);
+}
+
+#[tokio::test]
+async fn what_the_store_does_not_take_is_counted_as_lost() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = open(folder.path(), settings());
+    let recorder = std::sync::Arc::clone(log.recorder());
+    let file = SqliteConnectOptions::new().filename(folder.path().join("decisions.db"));
+    let mut another = file.connect().await.expect("opens");
+    sqlx::query("DROP TABLE blocks").execute(&mut another).await.expect("drops");
+    recorder.write(0, &denied("user:1", NOW_MS), []);
+    recorder.write(1, &denied("user:1", NOW_MS), []);
+    drop(log);
+    assert_eq!((recorder.counts().written(Kind::Denial), recorder.counts().dropped(Kind::Denial)), (0, 2));
+}
+
+#[tokio::test]
+async fn what_is_too_old_or_too_much_is_forgotten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for days in [9, 8, 6] {
+        let log = open(folder.path(), settings());
+        log.recorder().write(0, &denied("user:1", NOW_MS - days * DAY_MS), []);
+    }
+    // The next one to open it looks at once.
+    drop(open(folder.path(), settings()));
+    let kept = replayed(folder.path(), 0, u64::MAX).await;
+    assert_eq!(kept.iter().map(|record| (NOW_MS - record.at_ms) / DAY_MS).collect::<Vec<_>>(), [6]);
+
+    let small = Settings { bytes_max: 100_000, ..settings() };
+    for batch in 0..20 {
+        let log = open(folder.path(), small.clone());
+        for at in 0..1_000 {
+            log.recorder().write(0, &denied(&format!("user:{at}"), NOW_MS + 1_000 * batch + at), []);
+        }
+    }
+    let kept = replayed(folder.path(), 0, u64::MAX).await;
+    assert!((1_000..15_000).contains(&kept.len()), "{}", kept.len());
+    assert_eq!(kept.last().map(|record| record.at_ms), Some(NOW_MS + 19_999), "the newest stay");
+}

@@ -1,0 +1,160 @@
+//! What was decided, and who is near a limit: the decision log, asked.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::time::Duration;
+
+use ::http::StatusCode;
+use serde::Serialize;
+use tidegate_record::{Heavy, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, Record, moment, timestamp};
+use tidegate_rules::parse_period;
+
+use super::OPERATING_TENANT;
+use crate::auth::Role;
+use crate::http::{Answer, Asked, Problem, json};
+use crate::journal::{Journal, NotAnswered, Question};
+
+/// How far around a moment is looked where nothing else is said.
+const WINDOW: Duration = Duration::from_mins(1);
+/// How far at most. Longer: more blocks to look through, for a key that is in none of them.
+const WINDOW_MAX: Duration = Duration::from_hours(1);
+/// How many records are told where nothing else is said.
+const RECORDS: usize = 10;
+/// How many minutes are looked at where nothing else is said.
+const MINUTES: u64 = 10;
+
+/// What follows the question mark: each name once, and none that nobody asked for.
+struct Given<'q>(HashMap<Cow<'q, str>, Cow<'q, str>>);
+
+impl<'q> Given<'q> {
+    fn read(asked: &'q Asked<'_>, known: &[&str]) -> Result<Self, Problem> {
+        let query = asked.parts.uri.query().unwrap_or_default();
+        let mut given = HashMap::new();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            if !known.contains(&&*name) {
+                let known = known.join(", ");
+                return Err(Problem::bad_request(format!("{name}: not a parameter; there are {known}")));
+            }
+            if let Some(_before) = given.insert(name.clone(), value) {
+                return Err(Problem::bad_request(format!("{name}: given twice")));
+            }
+        }
+        Ok(Self(given))
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(|value| &**value)
+    }
+
+    fn number(&self, name: &str, default: u64, least: u64, most: u64) -> Result<u64, Problem> {
+        let Some(text) = self.text(name) else { return Ok(default) };
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| {
+            Problem::bad_request(format!("{name}: {text:?} is not a number from {least} to {most}"))
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct WhyAnswer<'w> {
+    tenant: &'w str,
+    key: &'w str,
+    at: String,
+    window_ms: u64,
+    records: Vec<Told>,
+}
+
+#[derive(Serialize)]
+struct Told {
+    at: String,
+    #[serde(flatten)]
+    record: Record,
+}
+
+/// `GET /v1/why?key=user:42&at=14:32:17`
+pub(super) async fn why(asked: &Asked<'_>) -> Answer {
+    answer_why(asked).await.unwrap_or_else(Answer::from)
+}
+
+async fn answer_why(asked: &Asked<'_>) -> Result<Answer, Problem> {
+    let given = Given::read(asked, &["key", "at", "window", "records", "tenant"])?;
+    let tenant = tenant(asked, &given)?;
+    let journal = journal(asked)?;
+    let Some(key) = given.text("key").filter(|key| !key.is_empty()) else {
+        return Err(Problem::bad_request("key: missing: what was denied, such as user:42"));
+    };
+    let now_ms = asked.shared.decider.limiter.wall_us() / 1_000;
+    let at_ms = moment(given.text("at").unwrap_or("now"), now_ms)
+        .map_err(|problem| Problem::bad_request(format!("at: {problem}")))?;
+    let window_ms = window(given.text("window"))?;
+    let records = given.number("records", RECORDS as u64, 1, RECORDS_MAX as u64)?;
+    let question = Question {
+        tenant: tenant.clone(),
+        key: key.to_owned(),
+        at_ms,
+        window_ms,
+        records: usize::try_from(records).unwrap_or(RECORDS),
+    };
+    let found = journal.why(question).await.map_err(not_answered)?;
+    let records = found.into_iter().map(|record| Told { at: timestamp(record.at_ms), record }).collect();
+    let answer = WhyAnswer { tenant: &tenant, key, at: timestamp(at_ms), window_ms, records };
+    Ok(json(StatusCode::OK, &answer))
+}
+
+fn window(text: Option<&str>) -> Result<u64, Problem> {
+    let wrong = |problem| Problem::bad_request(format!("window: {problem}"));
+    let window = text.map_or(Ok(WINDOW), parse_period).map_err(wrong)?;
+    if window > WINDOW_MAX {
+        return Err(wrong(format!("{window:?} is outside 1µs to {WINDOW_MAX:?}")));
+    }
+    Ok(u64::try_from(window.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[derive(Serialize)]
+struct HeavyAnswer<'w> {
+    tenant: &'w str,
+    minutes: u64,
+    keys: Vec<Heavy>,
+}
+
+/// `GET /v1/heavy?minutes=10`
+pub(super) fn heavy(asked: &Asked<'_>) -> Answer {
+    answer_heavy(asked).unwrap_or_else(Answer::from)
+}
+
+fn answer_heavy(asked: &Asked<'_>) -> Result<Answer, Problem> {
+    let given = Given::read(asked, &["minutes", "tenant"])?;
+    let tenant = tenant(asked, &given)?;
+    let journal = journal(asked)?;
+    let minutes = given.number("minutes", MINUTES, MINUTES_MIN, MINUTES_MAX)?;
+    let now_ms = asked.shared.decider.limiter.wall_us() / 1_000;
+    let keys = journal.heavy(&tenant, minutes, now_ms);
+    Ok(json(StatusCode::OK, &HeavyAnswer { tenant: &tenant, minutes, keys }))
+}
+
+/// Whose decisions are asked about: one's own, or any tenant's for whoever runs the server.
+fn tenant(asked: &Asked<'_>, given: &Given<'_>) -> Result<String, Problem> {
+    let principal = asked.principal(Role::Viewer)?;
+    let own = &asked.shared.tenant(principal.tenant).name;
+    match given.text("tenant") {
+        None => Ok(own.clone()),
+        Some(other) if other != own && principal.tenant != OPERATING_TENANT => Err(Problem::for_operators()),
+        Some(known) if asked.shared.tenants.iter().any(|tenant| tenant.name == known) => Ok(known.to_owned()),
+        Some(unknown) => Err(Problem::bad_request(format!("tenant: there is none named {unknown:?}"))),
+    }
+}
+
+fn journal<'a>(asked: &'a Asked<'_>) -> Result<&'a Journal, Problem> {
+    let off = "the decision log is off: it needs a data_dir, and not `decision_log = \"off\"`";
+    asked.shared.journal.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, off))
+}
+
+fn not_answered(why: NotAnswered) -> Problem {
+    match why {
+        NotAnswered::Busy => Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "decision log: as many questions as may be are being looked up",
+        ),
+        NotAnswered::Log(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}

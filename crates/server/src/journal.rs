@@ -1,0 +1,220 @@
+//! The decision log at work: what is taken down of a decision, and who may look it up.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tidegate::{Outcome as LimitOutcome, Retry};
+use tidegate_record::{
+    Archive, Entry, Heavy, Key, Log, LogError, Record, Recorder, Settings, Terms, Verdict, Why,
+};
+use tokio::runtime::Builder;
+use tokio::sync::Semaphore;
+
+use crate::auth::TenantIndex;
+use crate::config::LogConfig;
+use crate::metrics::{self, Outcome, Rung, Surface};
+use crate::shared::Shared;
+
+/// Questions that are looked up at the same time. Higher: more people at once; more of the machine that is not there for
+/// decisions.
+const QUESTIONS_MAX: usize = 2;
+
+/// The log of this server.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    log: Log,
+    recorder: Arc<Recorder>,
+    questions: Arc<Semaphore>,
+}
+
+/// Why a question was not answered.
+#[derive(Debug)]
+pub(crate) enum NotAnswered {
+    /// As many as may are being looked up.
+    Busy,
+    /// The store failed.
+    Log(LogError),
+}
+
+/// What is taken down, but for the request's dimensions.
+#[derive(Debug)]
+pub(crate) struct Note<'n> {
+    pub(crate) tenant: TenantIndex,
+    pub(crate) surface: Surface,
+    pub(crate) key: Key,
+    pub(crate) cost: u64,
+    pub(crate) outcome: Outcome,
+    /// What the limit said that decided; nothing where none was asked.
+    pub(crate) said: Option<LimitOutcome<'n>>,
+    pub(crate) rung: Rung,
+    pub(crate) rule_version: u64,
+    pub(crate) set_version: &'n str,
+    pub(crate) replaced_by: &'n str,
+}
+
+impl Journal {
+    /// Opens the log in `folder`.
+    pub(crate) fn open(
+        folder: &Path,
+        config: &LogConfig,
+        who: Who,
+        shared: &Shared,
+    ) -> Result<Self, LogError> {
+        let limiter = Arc::clone(&shared.decider.limiter);
+        let settings = Settings {
+            threads: who.threads,
+            sample_rate: config.sample_rate,
+            retention: config.retention,
+            bytes_max: config.bytes_max,
+            region: who.region,
+            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            seed: limiter.wall_us(),
+        };
+        let log = Log::open(folder, settings, move || limiter.wall_us() / 1_000)?;
+        let recorder = Arc::clone(log.recorder());
+        Ok(Self { log, recorder, questions: Arc::new(Semaphore::new(QUESTIONS_MAX)) })
+    }
+
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// Who of a tenant was near a limit.
+    pub(crate) fn heavy(&self, tenant: &str, minutes: u64, now_ms: u64) -> Vec<Heavy> {
+        self.log.heavy(tenant, minutes, now_ms)
+    }
+
+    /// What was decided about a key. It is looked up on a thread of its own: those of the workers decide meanwhile.
+    pub(crate) async fn why(&self, question: Question) -> Result<Vec<Record>, NotAnswered> {
+        let permit = Arc::clone(&self.questions).try_acquire_owned().map_err(|_| NotAnswered::Busy)?;
+        let folder = self.log.folder().to_owned();
+        let looked_up = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
+            runtime.block_on(question.look_up(&folder))
+        });
+        let ended = |error| LogError::Thread(std::io::Error::other(error));
+        looked_up.await.map_err(ended).flatten().map_err(NotAnswered::Log)
+    }
+}
+
+/// Who keeps the log.
+#[derive(Debug)]
+pub(crate) struct Who {
+    pub(crate) threads: usize,
+    pub(crate) region: String,
+}
+
+/// What is asked of the log.
+#[derive(Debug)]
+pub(crate) struct Question {
+    pub(crate) tenant: String,
+    pub(crate) key: String,
+    pub(crate) at_ms: u64,
+    pub(crate) window_ms: u64,
+    pub(crate) records: usize,
+}
+
+impl Question {
+    async fn look_up(&self, folder: &Path) -> Result<Vec<Record>, LogError> {
+        let Self { tenant, key, at_ms, window_ms, records } = self;
+        let mut archive = Archive::open(folder).await?;
+        let why = Why { tenant, key, at_ms: *at_ms, window_ms: *window_ms, records: *records };
+        let found = archive.why(&why).await?;
+        archive.close().await?;
+        Ok(found)
+    }
+}
+
+impl Shared {
+    /// Where a decision is to be taken down, if it is. To be asked once for each decision.
+    #[inline]
+    pub(crate) fn recorder_for(&self, outcome: Outcome) -> Option<&Recorder> {
+        let recorder = &*self.journal.as_ref()?.recorder;
+        recorder.wants(metrics::this_worker(), verdict(outcome)).then_some(recorder)
+    }
+
+    /// Takes a decision down, with what the request was known by.
+    pub(crate) fn take_down<'d>(
+        &self,
+        recorder: &Recorder,
+        note: &Note<'_>,
+        dimensions: impl IntoIterator<Item = (&'d str, &'d str)>,
+    ) {
+        let limit = note.said.as_ref().map(|said| said.gate().limit());
+        let entry = Entry {
+            at_ms: self.decider.limiter.wall_us() / 1_000,
+            tenant: &self.tenant(note.tenant).name,
+            surface: note.surface.as_str(),
+            key: note.key.as_str(),
+            cost: note.cost,
+            verdict: verdict(note.outcome),
+            rule: note.said.as_ref().map_or("", |said| said.gate().name()),
+            rule_version: note.rule_version,
+            set_version: note.set_version,
+            replaced_by: note.replaced_by,
+            limit: limit.map_or_else(Terms::default, |limit| Terms {
+                amount: limit.amount(),
+                burst: limit.burst(),
+                period_ms: limit.period_us().div_ceil(1_000),
+            }),
+            remaining: note.said.as_ref().map_or(0, LimitOutcome::remaining),
+            retry_ms: note.said.as_ref().and_then(retry_us).map(|us| us.div_ceil(1_000)),
+            rung: note.rung.as_str(),
+        };
+        recorder.write(metrics::this_worker(), &entry, dimensions);
+    }
+}
+
+fn verdict(outcome: Outcome) -> Verdict {
+    match outcome {
+        Outcome::Allowed => Verdict::Allowed,
+        Outcome::Denied => Verdict::Denied,
+        Outcome::ShadowDenied => Verdict::ShadowDenied,
+    }
+}
+
+fn retry_us(said: &LimitOutcome<'_>) -> Option<u64> {
+    said.verdict().retry().and_then(Retry::after_us)
+}
+
+/// Which of several limits decided: of those that deny, the one that does longest; if none does, the one with the least
+/// left.
+pub(crate) fn decisive<'o, 'g: 'o>(said: impl IntoIterator<Item = &'o LimitOutcome<'g>>) -> Option<usize> {
+    let rank = |(_, said): &(usize, &LimitOutcome<'_>)| {
+        let burst = u64::from(said.gate().limit().burst()).max(1);
+        if said.is_allowed() {
+            (1, (u64::from(said.remaining()) << 32) / burst)
+        } else {
+            (0, u64::MAX - retry_us(said).unwrap_or(u64::MAX))
+        }
+    };
+    said.into_iter().enumerate().min_by_key(rank).map(|(at, _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tidegate::{Limit, Limiter, ManualClock};
+
+    #[test]
+    fn the_longest_denial_decides_or_else_the_limit_with_the_least_left() {
+        let mut builder = Limiter::builder().clock(ManualClock::new());
+        for (name, amount, period_s) in
+            [("short", 1, 1), ("long", 1, 60), ("wide", 100, 60), ("blocked", 0, 1)]
+        {
+            builder =
+                builder.limit(name, Limit::gcra(amount, Duration::from_secs(period_s)).expect("in range"));
+        }
+        let limiter = builder.build().expect("a limiter");
+        let gates = ["short", "long", "wide", "blocked"].map(|name| limiter.gate(name).expect("a gate"));
+        let [short, long, wide, blocked] = &gates;
+        let first = [short, long, wide].map(|gate| limiter.check(gate.key("a")));
+        assert_eq!(decisive(&[first[2], first[0]]), Some(1));
+        let second = [short, long, wide].map(|gate| limiter.check(gate.key("a")));
+        assert_eq!(decisive(&second), Some(1));
+        assert_eq!(decisive(&[second[1], limiter.check(blocked.key("a")), second[0]]), Some(1));
+        assert_eq!(decisive(&[]), None);
+    }
+}
