@@ -127,7 +127,7 @@ fn summarise(by_thread: &[Vec<Slice>], threads: usize) -> Measurement {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

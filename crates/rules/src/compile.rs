@@ -133,7 +133,7 @@ pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Resu
     let mut compiler = Compiler::default();
     let of = |kind: Kind| book.rows.iter().filter(move |row| row.kind == kind);
     let overrides = of(Kind::Override).count();
-    compiler.has_room_for(of(Kind::Template).count(), of(Kind::Rule).count(), overrides)?;
+    has_room_for(of(Kind::Template).count(), of(Kind::Rule).count(), overrides)?;
     if book.emergencies.len() > EMERGENCIES_MAX {
         let count = book.emergencies.len();
         return Err(format!("emergencies: {count} is outside 0 to {EMERGENCIES_MAX}").into());
@@ -178,7 +178,9 @@ pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Resu
 impl Findings {
     /// Notes the problems of one row.
     fn of_row(&mut self, place: &Place<'_>, found: Vec<String>) {
-        found.into_iter().for_each(|problem| self.add(format_args!("{place}{problem}")));
+        for problem in found {
+            self.add(format_args!("{place}{problem}"));
+        }
     }
 
     /// The body of a row, with the row's name in it.
@@ -209,25 +211,18 @@ fn unreadable(body: &str, error: &serde_json::Error) -> String {
     path.map_or_else(|| format!(": {error}"), |path| format!(".{path}: {error}"))
 }
 
-impl Compiler {
-    /// Whether so many rows may be there at all: of too many not one is read.
-    pub(crate) fn has_room_for(
-        &self,
-        templates: usize,
-        rules: usize,
-        overrides: usize,
-    ) -> Result<(), Problems> {
-        let bounds = [
-            ("templates", templates, TEMPLATES_MAX),
-            ("rules", rules, RULES_MAX),
-            ("overrides", overrides, RULE_OVERRIDES_MAX),
-        ];
-        let over = bounds.iter().find(|(_, count, most)| count > most);
-        over.map_or(Ok(()), |(list, count, most)| {
-            Err(format!("{list}: {count} is outside 0 to {most}").into())
-        })
-    }
+/// Whether so many rows may be there at all: of too many not one is read.
+pub(crate) fn has_room_for(templates: usize, rules: usize, overrides: usize) -> Result<(), Problems> {
+    let bounds = [
+        ("templates", templates, TEMPLATES_MAX),
+        ("rules", rules, RULES_MAX),
+        ("overrides", overrides, RULE_OVERRIDES_MAX),
+    ];
+    let over = bounds.iter().find(|(_, count, most)| count > most);
+    over.map_or(Ok(()), |(list, count, most)| Err(format!("{list}: {count} is outside 0 to {most}").into()))
+}
 
+impl Compiler {
     pub(crate) fn placement(&mut self, value: Value) {
         match read_dimension(value) {
             Ok(dimension) => self.placement = Some(dimension),
@@ -388,7 +383,7 @@ impl Ordered {
         let period = fields.optional("period", read_period);
         let burst = fields.burst();
         let mode = fields.mode();
-        let expires_ms = fields.optional("expires", read_instant);
+        let expires_ms = fields.optional("expires", |value| read_instant(&value));
         let at = self.rule_at(fields, &rule?)?;
         let key = self.key_of(fields, at, key?)?;
         let tenant = self.tenant_of(fields, Some(at), tenant);
@@ -477,8 +472,8 @@ impl Ordered {
         // For whoever reads them: they change nothing.
         fields.optional("reason", read_text);
         fields.optional("by", read_text);
-        fields.optional("created_ms", read_instant);
-        fields.optional("expires_ms", read_instant);
+        fields.optional("created_ms", |value| read_instant(&value));
+        fields.optional("expires_ms", |value| read_instant(&value));
         let rule = match rule {
             None => None,
             Some(name) => Some(self.rule_at(fields, &name)?),

@@ -167,9 +167,9 @@ impl Builder {
             return Ok(());
         }
         if entry.tenant == EVERYONE {
-            kinds.exact = true
+            kinds.exact = true;
         } else {
-            kinds.exact_of_tenant = true
+            kinds.exact_of_tenant = true;
         }
         for part in &draft.key {
             let bytes = u16::try_from(part.as_str().len()).unwrap_or(u16::MAX);
@@ -230,7 +230,7 @@ impl Builder {
         clashes.extend(repeated(&self.exact, same).map(|(a, b)| (b, Misfit::Identical as fn(_) -> _, a)));
         let ranked = self.wild.into_iter().map(|(rule, wildcards)| {
             let ranked = built.rank(wildcards);
-            clashes.extend(built.clashes(&ranked));
+            clashes.extend(ranked.clashes());
             (rule, ranked)
         });
         let wild = ranked.collect();
@@ -345,22 +345,6 @@ impl Exceptions {
         });
         Wildcards::new(wildcards)
     }
-
-    /// Wildcards of one rule that are the same, and the first that is one too many.
-    fn clashes(&self, wildcards: &Wildcards) -> Vec<Clash> {
-        let mut seen = HashMap::new();
-        let mut clashes: Vec<Clash> = Vec::new();
-        for Wildcard { entry, key, .. } in &wildcards.ranked {
-            if let Some(known) = seen.insert((entry.tenant, key), *entry) {
-                clashes.push((*entry, Misfit::Identical, known));
-            }
-        }
-        if let Some(at) = wildcards.loose.get(LOOSE_WILDCARDS_PER_RULE_MAX) {
-            let entry = wildcards.ranked[*at as usize].entry;
-            clashes.push((entry, |_| Misfit::LooseOfRule, entry));
-        }
-        clashes
-    }
 }
 
 /// How much the patterns of a key spell out, in bytes.
@@ -383,6 +367,22 @@ impl Wildcards {
         let literals = |(beginnings, ends)| (Literals::beginnings(beginnings), Literals::ends(ends));
         let by_part = texts.into_iter().map(literals).collect();
         Self { by_part, loose: loose.into(), ranked: ranked.into() }
+    }
+
+    /// Those that are the same, and the first that is one too many.
+    fn clashes(&self) -> Vec<Clash> {
+        let mut seen = HashMap::new();
+        let mut clashes: Vec<Clash> = Vec::new();
+        for Wildcard { entry, key, .. } in &self.ranked {
+            if let Some(known) = seen.insert((entry.tenant, key), *entry) {
+                clashes.push((*entry, Misfit::Identical, known));
+            }
+        }
+        if let Some(at) = self.loose.get(LOOSE_WILDCARDS_PER_RULE_MAX) {
+            let entry = self.ranked[*at as usize].entry;
+            clashes.push((entry, |_| Misfit::LooseOfRule, entry));
+        }
+        clashes
     }
 
     /// The first in order that applies.

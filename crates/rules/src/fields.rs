@@ -112,7 +112,7 @@ impl Fields {
 
     /// Whether who is limited pays, which only the class for money asks.
     pub(crate) fn paid(&mut self, class: Option<Class>) -> Option<bool> {
-        let paid = self.optional("paid", read_flag)?;
+        let paid = self.optional("paid", |value| read_flag(&value))?;
         if paid && class != Some(Class::Cost) {
             self.problems.push(".paid: only a rule of class \"cost\" can say so".to_owned());
         }
@@ -200,13 +200,13 @@ pub(crate) fn read_number(value: &Value, least: u64, most: u64) -> Result<u64, S
     inside.ok_or_else(|| format!("{number} is outside {least} to {most}"))
 }
 
-pub(crate) fn read_flag(value: Value) -> Result<bool, String> {
-    value.as_bool().ok_or_else(|| format!("true or false is expected, not {}", kind_of(&value)))
+pub(crate) fn read_flag(value: &Value) -> Result<bool, String> {
+    value.as_bool().ok_or_else(|| format!("true or false is expected, not {}", kind_of(value)))
 }
 
 /// An instant, in milliseconds since the Unix epoch.
-pub(crate) fn read_instant(value: Value) -> Result<u64, String> {
-    read_number(&value, 1, INSTANT_MS_MAX)
+pub(crate) fn read_instant(value: &Value) -> Result<u64, String> {
+    read_number(value, 1, INSTANT_MS_MAX)
 }
 
 fn read_priority(value: &Value) -> Result<i32, String> {

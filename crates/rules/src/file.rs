@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use crate::compile::{Compiler, Place, Ties};
+use crate::compile::{Compiler, Place, Ties, has_room_for};
 use crate::fields::kind_of;
 use crate::problems::Problems;
 use crate::set::RuleSet;
@@ -22,7 +22,7 @@ struct Rows {
 pub(crate) fn parse(text: &str, version: String) -> Result<RuleSet, Problems> {
     let rows = rows_of(text)?;
     let mut compiler = Compiler::default();
-    compiler.has_room_for(rows.templates.len(), rows.rules.len(), rows.overrides.len())?;
+    has_room_for(rows.templates.len(), rows.rules.len(), rows.overrides.len())?;
     if let Some(placement) = rows.placement {
         compiler.placement(placement);
     }

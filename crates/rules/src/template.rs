@@ -28,7 +28,7 @@ impl Template {
         let mut fields = Fields::new(table.clone());
         let name = fields.required("name", read_name);
         fields.class();
-        fields.optional("paid", read_flag);
+        fields.optional("paid", |value| read_flag(&value));
         fields.tolerance_ppm();
         fields.mode();
         fields.algorithm();

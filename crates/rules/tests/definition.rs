@@ -1,5 +1,7 @@
 //! What applies to a request, found by the index, is what the definition says: looking at every row, one by one.
 
+#![allow(clippy::expect_used, reason = "helpers of tests may panic as tests may")]
+
 use std::fmt::Write as _;
 
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! A set with anything wrong in it is refused whole, and every reason names the row and the field.
 
+#![allow(clippy::expect_used, reason = "helpers of tests may panic as tests may")]
+
 use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
 use tidegate_rules::{
     EMERGENCIES_MAX, LOOSE_WILDCARDS_PER_RULE_MAX, PROBLEMS_MAX, RuleSet, SCANNED_RULES_MAX, TEMPLATES_MAX,

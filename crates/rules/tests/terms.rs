@@ -1,5 +1,7 @@
 //! What a rule comes to for a key: by itself, with its template, under overrides, and in an emergency.
 
+#![allow(clippy::expect_used, reason = "helpers of tests may panic as tests may")]
+
 use std::time::Duration;
 
 use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};

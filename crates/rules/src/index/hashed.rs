@@ -35,14 +35,9 @@ impl<T> Hashed<T> {
 
     /// The items that may be the one with this hash.
     pub(crate) fn find(&self, hash: u64) -> impl Iterator<Item = &T> {
-        let buckets = self.starts.len().saturating_sub(1);
-        let items = match buckets {
-            0 => &[][..],
-            _ => {
-                let bucket = bucket(hash, buckets);
-                &self.items[self.starts[bucket] as usize..self.starts[bucket + 1] as usize]
-            }
-        };
+        let bucket = bucket(hash, self.starts.len().saturating_sub(1));
+        let range = self.starts.get(bucket).zip(self.starts.get(bucket + 1));
+        let items = range.map(|(start, end)| &self.items[*start as usize..*end as usize]).unwrap_or_default();
         items.iter().filter(move |(of, _)| *of == tag(hash)).map(|(_, item)| item)
     }
 

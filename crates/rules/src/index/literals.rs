@@ -62,8 +62,9 @@ impl Literals {
         let mut next = self.texts.partition_point(|text| **text <= *value).checked_sub(1);
         while let Some(at) = next {
             if value.starts_with(&self.texts[at]) {
-                let numbers = &self.numbers[self.starts[at] as usize..self.starts[at + 1] as usize];
-                numbers.iter().for_each(|number| tell(*number));
+                for number in &self.numbers[self.starts[at] as usize..self.starts[at + 1] as usize] {
+                    tell(*number);
+                }
             }
             next = self.parents[at].map(|parent| parent as usize);
         }
@@ -72,15 +73,15 @@ impl Literals {
 
 fn parents(texts: &[Box<[u8]>]) -> Vec<Option<u32>> {
     let mut open: Vec<usize> = Vec::new();
-    let parent_of = |(at, text): (usize, &Box<[u8]>)| {
+    let mut parents = Vec::with_capacity(texts.len());
+    for (at, text) in texts.iter().enumerate() {
         while open.last().is_some_and(|last| !text.starts_with(&texts[*last])) {
             open.pop();
         }
-        let parent = open.last().map(|last| small(*last));
+        parents.push(open.last().map(|last| small(*last)));
         open.push(at);
-        parent
-    };
-    texts.iter().enumerate().map(parent_of).collect()
+    }
+    parents
 }
 
 #[cfg(test)]

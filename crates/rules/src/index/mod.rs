@@ -171,7 +171,7 @@ impl Others {
                 match anchor {
                     Anchor::Exact(value) => exact.add(rule, condition, hasher, value, at),
                     Anchor::Beginning(text) => {
-                        facets.entry(&condition.dimension).or_default().0.push((text, at))
+                        facets.entry(&condition.dimension).or_default().0.push((text, at));
                     }
                     Anchor::End(text) => facets.entry(&condition.dimension).or_default().1.push((text, at)),
                 }
@@ -229,7 +229,7 @@ fn most_selective<'r>(rule: &'r Rule, crowds: &Crowds<'r>) -> Option<(&'r Condit
     anchored(rule).min_by_key(|(condition, anchors)| {
         let crowd = |anchor| crowds.get(&(&*condition.dimension, anchor)).copied().unwrap_or_default();
         let sharing: usize = anchors.iter().map(|anchor| crowd(*anchor)).sum();
-        let spelled_out = anchors.iter().map(|anchor| anchor.bytes()).min().unwrap_or_default();
+        let spelled_out = anchors.iter().map(Anchor::bytes).min().unwrap_or_default();
         (sharing, std::cmp::Reverse(spelled_out))
     })
 }
