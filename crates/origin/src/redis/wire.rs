@@ -93,7 +93,7 @@ pub(super) fn terms_numbers(terms: &Terms) -> [u64; 8] {
     };
     let counted = u64::from(terms.lapse() == Lapse::Counted);
     let (amount, period, tick_us) = (terms.amount(), terms.period(), terms.tick_us());
-    let (burst, capacity, version) = (terms.burst(), terms.capacity(), u64::from(terms.version()));
+    let (burst, capacity, version) = (terms.burst(), terms.capacity(), terms.version());
     [kind, amount, period, tick_us, burst, capacity, counted, version]
 }
 
