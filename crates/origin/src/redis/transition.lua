@@ -429,7 +429,7 @@ local function grant(meter, update)
   local until_us = now + life + div(life, 16) + LAPSE_MARGIN_US
   local amount, cell = kept + extra, grant_cell(meter)
   hold(meter, { amount = amount, until_us = until_us, cell = cell })
-  meter.latest_us, meter.first_us = max(meter.latest_us, until_us), min(meter.first_us, until_us)
+  meter.latest_us = max(meter.latest_us, until_us)
   local flags = (amount < want and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
   return pack(TOLD, amount, life, units - extra, wait_us(meter, 1), cell, sharers, flags)
 end
@@ -447,6 +447,7 @@ local function milliseconds(us) return format(NUMBER, div_up(us, 1000)) end
 -- A key is kept a little longer than it has to be, so that not every call has to say for how long.
 local function save_meter(meter, us)
   local wanted, count, own = meter.wanted, holders(meter), meter.own
+  if own then meter.first_us = min(meter.first_us, own.until_us) end
   local expires = now + us > meter.ends_us
   if expires then meter.ends_us = now + us + div(us, 8) end
   local kept = pack(METER, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
