@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use tidegate::{Gate, Limit, Limiter, Secret, SystemClock};
+use tidegate::{Clock, Gate, Limit, Limiter, Secret, SystemClock};
 use tidegate_record::{Entry, Kind, Log, Recorder, Settings, Terms, Verdict};
 
 use crate::machine;
@@ -142,7 +142,8 @@ fn denials(args: &Args, load: &Load, rate: u64) -> Result<Rate> {
 
 /// What is asked: keys that pass, and keys that do not.
 struct Load {
-    limiter: Arc<Limiter>,
+    clock: Arc<SystemClock>,
+    limiter: Limiter,
     passes: Gate,
     denies: Gate,
     keys: Vec<String>,
@@ -167,11 +168,12 @@ impl Ran {
 
 impl Load {
     fn new() -> Result<Self> {
+        let clock = Arc::new(SystemClock::new());
         let limiter = Limiter::builder()
             .memory_bytes(256 << 20)
             .limit("passes", Limit::gcra(1_000_000, Duration::from_secs(1))?)
             .limit("denies", Limit::gcra(1, Duration::from_hours(24))?)
-            .clock(SystemClock::new())
+            .clock(Arc::clone(&clock))
             .secret(Secret::from_bytes([3; 16]))
             .build()?;
         let (passes, denies) = (limiter.gate("passes")?, limiter.gate("denies")?);
@@ -179,7 +181,7 @@ impl Load {
         for key in &keys {
             limiter.charge(denies.key(key));
         }
-        Ok(Self { limiter: Arc::new(limiter), passes, denies, keys })
+        Ok(Self { clock, limiter, passes, denies, keys })
     }
 
     /// A run with a log; all of it is written when this returns.
@@ -199,8 +201,8 @@ impl Load {
             node: "node-1".to_owned(),
             seed: 1,
         };
-        let limiter = Arc::clone(&self.limiter);
-        let log = Log::open(folder, settings, move || limiter.wall_us() / 1_000)?;
+        let clock = Arc::clone(&self.clock);
+        let log = Log::open(folder, settings, move || clock.now().wall_us() / 1_000)?;
         let recorder = Arc::clone(log.recorder());
         let before = machine::process_cpu();
         let mut ran = self.run(args.seconds, per_second, denied_percent, Some(&recorder));
@@ -237,7 +239,7 @@ impl Load {
         if recorder.wants(0, verdict) {
             let limit = gate.limit();
             let entry = Entry {
-                at_ms: self.limiter.wall_us() / 1_000,
+                at_ms: self.clock.now().wall_us() / 1_000,
                 tenant: "acme",
                 surface: "check",
                 key,
