@@ -4,7 +4,7 @@ use std::hash::Hasher;
 
 use siphasher::sip::SipHasher13;
 
-use crate::entry::{Key, Kind, Written, records};
+use crate::entry::{KEY_BYTES_MAX, Kind, Written, cut, records};
 
 /// When a block has so many bytes, the next one begins. Higher: fewer rows, better compressed; more to unpack for one
 /// record.
@@ -74,32 +74,43 @@ impl Block {
 /// decided.
 fn terms(written: &Written<'_>) -> impl Iterator<Item = u32> {
     let tenant = written.entry.tenant;
-    let dimensions = written.dimensions().map(|(name, value)| dimension(name, value));
-    std::iter::once(Key::of(written.entry.key)).chain(dimensions).map(move |key| term(tenant, key.as_str()))
+    let dimensions = written.dimensions().map(move |(name, value)| term_of(tenant, &dimension(name, value)));
+    std::iter::once(term(tenant, written.entry.key)).chain(dimensions)
 }
 
-fn dimension(name: &str, value: &str) -> Key {
-    let mut key = Key::default();
-    key.add(name, value);
-    key
+/// A dimension as a [`Key`](crate::Key) has it, in pieces, so that nothing is copied: cut where that would be.
+fn dimension<'d>(name: &'d str, value: &'d str) -> [&'d str; 3] {
+    let name = cut(name, KEY_BYTES_MAX);
+    let colon = cut(":", KEY_BYTES_MAX - name.len());
+    [name, colon, cut(value, KEY_BYTES_MAX - name.len() - colon.len())]
 }
 
 /// The hash of what is looked for. Two things with the same cost a look into a block that has neither.
 pub(crate) fn term(tenant: &str, key: &str) -> u32 {
+    term_of(tenant, &[key])
+}
+
+/// The same of a text in pieces.
+fn term_of(tenant: &str, pieces: &[&str]) -> u32 {
     let mut hasher = SipHasher13::new();
     hasher.write(tenant.as_bytes());
     // No text has this byte.
     hasher.write_u8(0xff);
-    hasher.write(key.as_bytes());
+    for piece in pieces {
+        hasher.write(piece.as_bytes());
+    }
     let [a, b, c, d, ..] = hasher.finish().to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }
 
 /// Whether a record is about `key`: the one that was counted, or one of its dimensions.
 pub(crate) fn is_about(written: &Written<'_>, tenant: &str, key: &str) -> bool {
+    let is_dimension = |name, value| {
+        let [name, colon, value] = dimension(name, value);
+        key.strip_prefix(name).and_then(|rest| rest.strip_prefix(colon)) == Some(value)
+    };
     written.entry.tenant == tenant
-        && (written.entry.key == key
-            || written.dimensions().any(|(name, value)| dimension(name, value).as_str() == key))
+        && (written.entry.key == key || written.dimensions().any(|(name, value)| is_dimension(name, value)))
 }
 
 /// Whether one of the hashes that [`Block::packed_terms`] gave is `term`.
@@ -149,6 +160,22 @@ mod tests {
         let about = |key| records(&raw).filter(|written| is_about(written, "t", key)).count();
         assert_eq!((about("k1"), about("user:k1"), about("path:/x"), about("k")), (2, 2, 4, 0));
         assert_eq!((block.from_ms, block.to_ms, block.records()), (1_000, 1_003, 4));
+    }
+
+    #[test]
+    fn long_dimensions_are_found_by_what_a_key_keeps_of_them() {
+        for (name, value) in
+            [("user", "é".repeat(400)), (&"n".repeat(255), "v".repeat(9)), (&"n".repeat(300), "v".to_owned())]
+        {
+            let mut key = crate::Key::default();
+            key.add(name, &value);
+            assert_eq!(dimension(name, &value).concat(), key.as_str());
+            let mut bytes = Vec::new();
+            denied("k", 1).encode([(name, value.as_str())].into_iter(), &mut bytes);
+            let (written, _) = Written::decode(&bytes).expect("a record");
+            assert!(is_about(&written, "t", key.as_str()));
+            assert!(terms(&written).any(|known| known == term("t", key.as_str())));
+        }
     }
 
     #[test]

@@ -9,6 +9,8 @@
 mod archive;
 mod block;
 mod entry;
+#[cfg(feature = "parquet")]
+mod export;
 mod heavy;
 mod log;
 mod moment;
@@ -19,6 +21,8 @@ pub use archive::{Archive, RECORDS_MAX, Why};
 pub use entry::{
     DIMENSIONS_BYTES_MAX, Entry, KEY_BYTES_MAX, Key, Kind, NAME_BYTES_MAX, Record, Terms, Verdict,
 };
+#[cfg(feature = "parquet")]
+pub use export::ExportError;
 pub use heavy::{Heavy, MINUTES_MAX, MINUTES_MIN};
 pub use log::{Log, Settings};
 pub use moment::{moment, timestamp};

@@ -134,7 +134,8 @@ impl Keeping {
     fn open(self, folder: &Path, writer: Writer) -> Result<Keeper, LogError> {
         let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
         let store = runtime.block_on(Store::open(folder, writer))?;
-        Ok(Keeper { keeping: self, runtime, store, looked_ms: 0, open: None, spare: Vec::new() })
+        let spare = self.recorder.spare();
+        Ok(Keeper { keeping: self, runtime, store, looked_ms: 0, open: None, spare })
     }
 }
 

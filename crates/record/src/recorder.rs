@@ -82,7 +82,10 @@ impl Recorder {
         let shard = |_| {
             let mut draws = seeds.fork();
             let countdown = AtomicU64::new(gap(&mut draws, ln_passed_over));
-            Shard { countdown, buffer: Mutex::new(Buffer { bytes: Vec::new(), draws }) }
+            // All of it at once: memory that nobody writes to is not taken, and a buffer that grew would be copied while
+            // somebody waits for a decision.
+            let bytes = Vec::with_capacity(shard_bytes_max);
+            Shard { countdown, buffer: Mutex::new(Buffer { bytes, draws }) }
         };
         Self {
             shards: (0..threads).map(shard).collect(),
@@ -141,6 +144,11 @@ impl Recorder {
             Kind::Denial => self.shard_bytes_max,
             Kind::Shadow | Kind::Sample => self.shard_bytes_max / 4 * QUARTERS_FOR_SAMPLES,
         }
+    }
+
+    /// A buffer as large as each of the others, for [`Recorder::drain`].
+    pub(crate) fn spare(&self) -> Vec<u8> {
+        Vec::with_capacity(self.shard_bytes_max)
     }
 
     /// What became of all records until now, but for those that are on their way.

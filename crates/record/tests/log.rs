@@ -131,6 +131,42 @@ async fn everything_is_replayed_in_the_order_of_time() {
     assert_eq!(times, (3..=5_999).collect::<Vec<_>>());
 }
 
+#[cfg(feature = "parquet")]
+#[tokio::test]
+async fn what_is_exported_is_what_is_there() {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = open(folder.path(), settings());
+    for at in 0..60_000 {
+        let retry_ms = (at % 2 == 0).then_some(at);
+        let dimensions = [("user", "4\"2"), ("path", "/x")];
+        log.recorder().write(0, &Entry { retry_ms, ..denied("user:42", NOW_MS + at) }, dimensions);
+    }
+    log.recorder().write(0, &Entry { tenant: "other", ..denied("user:7", NOW_MS) }, []);
+    drop(log);
+    let mut archive = Archive::open(folder.path()).await.expect("opens");
+    let mut file = Vec::new();
+    let count = archive.export("acme", NOW_MS, NOW_MS + 70_000, 55_000, &mut file).await.expect("exports");
+    assert_eq!(count, 55_000);
+    let reader = SerializedFileReader::new(bytes::Bytes::from(file)).expect("Parquet");
+    let rows: Vec<_> = reader.get_row_iter(None).expect("rows").map(|row| row.expect("a row")).collect();
+    assert_eq!(rows.len(), 55_000);
+    let row = rows[54_321].to_string();
+    for part in [
+        "tenant: \"acme\"",
+        "key: \"user:42\"",
+        "verdict: \"denied\"",
+        "rule_version: 3",
+        "level: 119",
+        "retry_ms: null",
+    ] {
+        assert!(row.contains(part), "{part}: {row}");
+    }
+    assert!(rows[54_320].to_string().contains("retry_ms: 54320"), "{}", rows[54_320]);
+    assert!(row.contains(r#"{"path":"/x","user":"4\"2"}"#), "{row}");
+}
+
 #[tokio::test]
 async fn what_is_counted_is_what_is_there() {
     let folder = tempfile::tempdir().expect("a folder");

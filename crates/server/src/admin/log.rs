@@ -10,7 +10,7 @@ use tidegate_record::{Heavy, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, Record, mome
 use tidegate_rules::parse_period;
 
 use super::OPERATING_TENANT;
-use crate::auth::Role;
+use crate::auth::{Principal, Role};
 use crate::http::{Answer, Asked, Problem, json};
 use crate::journal::{Journal, NotAnswered, Question};
 
@@ -77,8 +77,9 @@ pub(super) async fn why(asked: &Asked<'_>) -> Answer {
 }
 
 async fn answer_why(asked: &Asked<'_>) -> Result<Answer, Problem> {
+    let principal = asked.principal(Role::Viewer)?;
     let given = Given::read(asked, &["key", "at", "window", "records", "tenant"])?;
-    let tenant = tenant(asked, &given)?;
+    let tenant = tenant(asked, principal, &given)?;
     let journal = journal(asked)?;
     let Some(key) = given.text("key").filter(|key| !key.is_empty()) else {
         return Err(Problem::bad_request("key: missing: what was denied, such as user:42"));
@@ -123,8 +124,9 @@ pub(super) fn heavy(asked: &Asked<'_>) -> Answer {
 }
 
 fn answer_heavy(asked: &Asked<'_>) -> Result<Answer, Problem> {
+    let principal = asked.principal(Role::Viewer)?;
     let given = Given::read(asked, &["minutes", "tenant"])?;
-    let tenant = tenant(asked, &given)?;
+    let tenant = tenant(asked, principal, &given)?;
     let journal = journal(asked)?;
     let minutes = given.number("minutes", MINUTES, MINUTES_MIN, MINUTES_MAX)?;
     let now_ms = asked.shared.decider.limiter.wall_us() / 1_000;
@@ -133,8 +135,7 @@ fn answer_heavy(asked: &Asked<'_>) -> Result<Answer, Problem> {
 }
 
 /// Whose decisions are asked about: one's own, or any tenant's for whoever runs the server.
-fn tenant(asked: &Asked<'_>, given: &Given<'_>) -> Result<String, Problem> {
-    let principal = asked.principal(Role::Viewer)?;
+fn tenant(asked: &Asked<'_>, principal: Principal, given: &Given<'_>) -> Result<String, Problem> {
     let own = &asked.shared.tenant(principal.tenant).name;
     match given.text("tenant") {
         None => Ok(own.clone()),
