@@ -21,7 +21,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tidegate-oracle", &["tidegate-core"]),
     (
         "tidegate-bench",
-        &["tidegate", "tidegate-core", "tidegate-oracle", "tidegate-record", "tidegate-testkit"],
+        &[
+            "tidegate",
+            "tidegate-core",
+            "tidegate-oracle",
+            "tidegate-record",
+            "tidegate-rules",
+            "tidegate-testkit",
+        ],
     ),
     ("tidegate-testkit", &[]),
     ("xtask", &[]),
