@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 const SECURITY_OVER: &str = "security: how far any limit was passed";
+const STALLED_PASSED: &str = "store stands still: security answers without it that passed";
 
 /// The program of this checkout, in the profile that tests are built in.
 fn tidegate() -> PathBuf {
@@ -37,6 +38,13 @@ fn is_held(told: &Value, what: &str) -> Option<bool> {
     bars.iter().find(|bar| bar["what"] == what).map(|bar| bar["held"] == true)
 }
 
+/// What must hold of a store that stands still for a while, however slow the machine is.
+fn assert_stalled(stall: &Value) {
+    let counts = ["security_without", "requests_before", "requests_after"];
+    assert!(counts.iter().all(|count| stall[count].as_u64() > Some(0)), "{stall}");
+    assert_eq!(stall["security_passed"], 0, "{stall}");
+}
+
 #[test]
 fn a_region_of_real_servers_never_passes_a_security_limit_and_leaves_nothing_in_its_store() {
     let (output, told) = run(&["--quick", "--seconds", "1", "--rate", "300"]);
@@ -48,11 +56,24 @@ fn a_region_of_real_servers_never_passes_a_security_limit_and_leaves_nothing_in_
     }
     assert!(rows.iter().any(|row| row["admitted"].as_u64() > Some(0)), "{rows:?}");
     assert!(told["warm"]["requests"].as_u64() > Some(1_000), "{}", told["warm"]);
+    assert_stalled(&told["stall"]);
+    for asked in ["once", "again"] {
+        assert_eq!(told["hedge"][asked]["requests"], 500, "{}", told["hedge"]);
+    }
     assert_eq!(is_held(&told, SECURITY_OVER), Some(true), "{}", told["bars"]);
+    assert_eq!(is_held(&told, STALLED_PASSED), Some(true), "{}", told["bars"]);
     assert_eq!(is_held(&told, "keys in Redis that would stay for ever"), Some(true), "{}", told["bars"]);
-    // Shares and waits depend on the machine; what they come to is for whoever reads them.
+    // Shares, waits and times depend on the machine; what they come to is for whoever reads them.
     let all_held = told["bars"].as_array().expect("bars").iter().all(|bar| bar["held"] == true);
     assert_eq!(output.status.code(), Some(i32::from(!all_held)), "{}", told["bars"]);
+}
+
+#[test]
+fn one_part_is_run_alone() {
+    let (_, told) = run(&["--quick", "--only", "hedge"]);
+    assert!(told["hedge"].is_object() && told["stall"].is_null() && told["warm"].is_null(), "{told}");
+    assert_eq!(told["cases"].as_array().map(Vec::len), Some(0), "{told}");
+    assert_eq!(told["bars"].as_array().map(Vec::len), Some(1), "no bar is held by what was not run: {told}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::case::{Class, Costs};
 use super::row::Row;
+use super::stall::Stall;
 use super::warm::Warm;
 
 /// How many requests of security rules a whole run makes at least.
@@ -17,6 +18,12 @@ const OFTEN_PER_SECOND: f64 = 10.0;
 const SCRIPTS_MAX: f64 = 0.02;
 /// What is left of a server's throughput when it has an origin.
 const THROUGHPUT_MIN: f64 = 0.80;
+
+/// How long decisions of comfort rules take while the store stands still: those of 99 %, and of 99.9 %.
+const STALLED_P99_US_MAX: u64 = 5_000;
+const STALLED_P999_US_MAX: u64 = 25_000;
+/// How long after the store goes on until every answer is regional.
+const REGIONAL_AGAIN_MS_MAX: f64 = 1_000.0;
 
 /// Something that must hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -108,6 +115,47 @@ pub(super) fn of_warm(warm: &Warm) -> Vec<Bar> {
     ]
 }
 
+/// What a store shows that stands still.
+pub(super) fn of_stall(stall: &Stall) -> Vec<Bar> {
+    let time = |what, us: u64, us_max: u64| Bar {
+        what,
+        asked: format!("at most {us_max} us"),
+        found: format!("{us} us"),
+        held: us <= us_max,
+    };
+    let none = |what, count: u64, of: u64| Bar {
+        what,
+        asked: "0".to_owned(),
+        found: format!("{count} of {of}"),
+        held: count == 0 && of > 0,
+    };
+    let tail = stall.comfort_meanwhile;
+    vec![
+        time("store stands still: comfort decisions, p99", tail.p99_us, STALLED_P99_US_MAX),
+        time("store stands still: comfort decisions, p99.9", tail.p999_us, STALLED_P999_US_MAX),
+        none(
+            "store stands still: security answers without it that passed",
+            stall.security_passed,
+            stall.security_without,
+        ),
+        none("store stands still: answers of status 5xx", stall.in_trouble, stall.requests),
+        regional_again(stall),
+    ]
+}
+
+fn regional_again(stall: &Stall) -> Bar {
+    let found = match stall.regional_again_ms {
+        Some(ms) => format!("{ms:.0} ms"),
+        None => "not while it was looked at".to_owned(),
+    };
+    Bar {
+        what: "store goes on: until every answer is regional again",
+        asked: format!("at most {REGIONAL_AGAIN_MS_MAX} ms"),
+        found,
+        held: stall.regional_again_ms.is_some_and(|ms| ms <= REGIONAL_AGAIN_MS_MAX),
+    }
+}
+
 /// What the stores hold in the end.
 pub(super) fn of_keys(without_end: &[String], keys: usize) -> Bar {
     let first = without_end.first().map(|key| format!(", such as {key}")).unwrap_or_default();
@@ -131,6 +179,7 @@ fn percent(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::tail::Tail;
 
     fn row(class: Class) -> Row {
         Row {
@@ -186,6 +235,44 @@ mod tests {
         let few = [row(Class::Security)];
         assert!(of_cases(&few, true).iter().any(|bar| !bar.held));
         assert!(of_cases(&few, false).iter().all(|bar| bar.held));
+    }
+
+    fn missed_in_stall(change: impl FnOnce(&mut Stall)) -> Vec<&'static str> {
+        let tail = Tail { requests: 1_000, p99_us: 5_000, p999_us: 25_000 };
+        let mut stall = Stall {
+            seconds: 30.0,
+            requests: 3_000,
+            comfort_before: tail,
+            comfort_meanwhile: tail,
+            security_without: 100,
+            security_passed: 0,
+            in_trouble: 0,
+            requests_before: 100,
+            odd_before: 0,
+            requests_after: 1_000,
+            odd_after: 10,
+            last_odd_ms: 1_000.0,
+            regional_again_ms: Some(1_000.0),
+        };
+        change(&mut stall);
+        of_stall(&stall).iter().filter(|bar| !bar.held).map(|bar| bar.what).collect()
+    }
+
+    #[test]
+    fn each_bar_of_a_stall_is_missed_by_what_it_is_about() {
+        assert_eq!(missed_in_stall(|_| {}), <[&str; 0]>::default());
+        let p99 = missed_in_stall(|stall| stall.comfort_meanwhile.p99_us = 5_001);
+        assert_eq!(p99, ["store stands still: comfort decisions, p99"]);
+        let p999 = missed_in_stall(|stall| stall.comfort_meanwhile.p999_us = 25_001);
+        assert_eq!(p999, ["store stands still: comfort decisions, p99.9"]);
+        let passed = ["store stands still: security answers without it that passed"];
+        assert_eq!(missed_in_stall(|stall| stall.security_passed = 1), passed);
+        assert_eq!(missed_in_stall(|stall| stall.security_without = 0), passed, "nothing was shown");
+        let trouble = missed_in_stall(|stall| stall.in_trouble = 1);
+        assert_eq!(trouble, ["store stands still: answers of status 5xx"]);
+        let again = ["store goes on: until every answer is regional again"];
+        assert_eq!(missed_in_stall(|stall| stall.regional_again_ms = Some(1_000.1)), again);
+        assert_eq!(missed_in_stall(|stall| stall.regional_again_ms = None), again);
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::machine;
 /// How long an answer may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
+const DECIDED: u16 = 200;
+
 /// The status of a server that had no time to decide, for rules that refuse then.
 const TOO_BUSY: u16 = 503;
 
@@ -66,8 +68,21 @@ impl Basis {
 pub(super) struct Answer {
     pub(super) allowed: bool,
     pub(super) basis: Basis,
+    pub(super) status: u16,
     pub(super) sent_us: u64,
     pub(super) answered_us: u64,
+}
+
+impl Answer {
+    /// Whether the server could not answer as it should, or says so.
+    pub(super) fn is_of_trouble(&self) -> bool {
+        self.status >= 500
+    }
+
+    /// Whether it is one that servers may give, however much they have to do.
+    pub(super) fn is_in_order(&self) -> bool {
+        matches!(self.status, DECIDED | TOO_BUSY)
+    }
 }
 
 #[derive(Deserialize)]
@@ -98,7 +113,7 @@ impl Connection {
         Ok(Self { stream, timeline, bytes: Vec::new() })
     }
 
-    /// Asks about a key under a rule.
+    /// Asks about a key under a rule. A server in trouble, status 5xx, has let nothing pass; whoever asks judges that.
     pub(super) fn check(&mut self, rule: &str, key: &str, cost: u64) -> Result<Answer> {
         let body = format!(r#"{{"dimensions":{{"rule":"{rule}","key":"{key}"}},"cost":{cost}}}"#);
         let length = body.len();
@@ -110,10 +125,11 @@ impl Connection {
         let Told { status, body } = self.read_answer()?;
         // What is answered within a microsecond is over when it ends.
         let answered_us = self.timeline.now_us() + 1;
-        if status == TOO_BUSY {
-            return Ok(Answer { allowed: false, basis: Basis::Nothing, sent_us, answered_us });
+        let refused = Answer { allowed: false, basis: Basis::Nothing, status, sent_us, answered_us };
+        if refused.is_of_trouble() {
+            return Ok(refused);
         }
-        ensure!(status == 200, "the answer is {}", self.bytes.escape_ascii());
+        ensure!(status == DECIDED, "the answer is {}", self.bytes.escape_ascii());
         let told: Decided<'_> = serde_json::from_slice(&self.bytes[body])
             .with_context(|| format!("this is no decision: {}", self.bytes.escape_ascii()))?;
         let allowed = match told.decision {
@@ -121,7 +137,7 @@ impl Connection {
             "deny" => false,
             other => bail!("the decision is {other:?}"),
         };
-        Ok(Answer { allowed, basis: Basis::of(told.source), sent_us, answered_us })
+        Ok(Answer { allowed, basis: Basis::of(told.source), ..refused })
     }
 
     /// Reads one answer, whole.
@@ -171,6 +187,15 @@ mod tests {
         assert!(told(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
         assert!(told(b"SMTP\r\ncontent-length: 0\r\n\r\n").is_err());
         assert!(told(&vec![b'x'; HEAD_BYTES_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn a_busy_server_is_in_trouble_and_in_order_and_a_broken_one_is_not() {
+        let of = |status| {
+            let answer = Answer { allowed: false, basis: Basis::Nothing, status, sent_us: 1, answered_us: 2 };
+            (answer.is_of_trouble(), answer.is_in_order())
+        };
+        assert_eq!([200, 503, 500].map(of), [(false, true), (true, true), (true, false)]);
     }
 
     #[test]

@@ -80,13 +80,6 @@ impl Fleet {
         })?;
         Ok(all)
     }
-
-    /// The keys of the store that would stay for ever, and how many there are in all.
-    pub(super) fn keys_without_end(&self) -> (Vec<String>, usize) {
-        let keys = self.redis.as_ref().map(Redis::keys).unwrap_or_default();
-        let stay = keys.iter().filter(|(_, life)| *life < 0);
-        (stay.map(|(key, _)| key.escape_ascii().to_string()).collect(), keys.len())
-    }
 }
 
 /// What servers and their store counted.

@@ -184,7 +184,7 @@ impl Load<'_> {
     }
 }
 
-fn wait_until(due: Instant) {
+pub(super) fn wait_until(due: Instant) {
     loop {
         let left = due.saturating_duration_since(machine::now());
         if left.is_zero() {
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn what_was_let_pass_undecided_is_neither_for_nor_against_the_limit() {
-        let answer = Answer { allowed: true, basis: Basis::Nothing, sent_us: 1, answered_us: 2 };
+        let answer = Answer { allowed: true, basis: Basis::Nothing, status: 200, sent_us: 1, answered_us: 2 };
         let made = |allowed, basis| Made { key: 0, cost: 3, answer: Answer { allowed, basis, ..answer } };
         assert!(!made(true, Basis::Nothing).is_judged() && made(true, Basis::Nothing).passed().is_none());
         assert!(made(false, Basis::Nothing).is_judged());

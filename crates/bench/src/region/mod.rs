@@ -8,10 +8,13 @@ mod case;
 mod client;
 mod exact;
 mod fleet;
+mod hedge;
 mod load;
 mod over;
 mod report;
 mod row;
+mod stall;
+mod tail;
 mod warm;
 
 use std::path::{Path, PathBuf};
@@ -19,12 +22,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
+use tidegate_testkit::Redis;
 
 use self::bars::Bar;
 use self::case::{Case, Class};
 use self::client::Timeline;
 use self::fleet::Fleet;
+use self::hedge::Hedge;
 use self::row::{Row, Settings};
+use self::stall::{Plan, Stall};
 use self::warm::Warm;
 use crate::servers;
 
@@ -44,6 +50,10 @@ const WARM_ROUNDS: usize = 3;
 /// How long each of them takes.
 const WARM_TIME: Duration = Duration::from_secs(5);
 
+/// How many cold keys are asked for, once each, and how many of `--quick`.
+const COLD_KEYS: u64 = 20_000;
+const QUICK_COLD_KEYS: u64 = 500;
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Servers of the region.
@@ -61,7 +71,7 @@ pub(crate) struct Args {
     /// Leave the servers without a store, each counting for itself: the cases must then be missed.
     #[arg(long)]
     apart: bool,
-    /// Leave out the cases, or the warm keys.
+    /// Run one part, and leave out the others.
     #[arg(long, value_name = "PART")]
     only: Option<Part>,
     /// Run this build of tidegate, instead of the one of this checkout.
@@ -74,8 +84,14 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
+    /// What servers admit together, case by case.
     Cases,
+    /// What a region costs where keys are asked for all the time.
     Warm,
+    /// A store that stands still for a while.
+    Stall,
+    /// A second question where the first is answered late.
+    Hedge,
 }
 
 /// All that a run found, as `--json` prints it.
@@ -83,6 +99,8 @@ enum Part {
 struct Findings {
     cases: Vec<Row>,
     warm: Option<Warm>,
+    stall: Option<Stall>,
+    hedge: Option<Hedge>,
     bars: Vec<Bar>,
     #[serde(skip)]
     keys: usize,
@@ -91,25 +109,30 @@ struct Findings {
 }
 
 impl Findings {
-    fn look_at_store(&mut self, fleet: &Fleet) {
-        let (without_end, keys) = fleet.keys_without_end();
-        self.keys_without_end.extend(without_end);
-        self.keys += keys;
+    /// Looks for keys that would stay for ever.
+    fn look_at_store(&mut self, redis: &Redis) {
+        let keys = redis.keys();
+        let stay = keys.iter().filter(|(_, life)| *life < 0);
+        self.keys_without_end.extend(stay.map(|(key, _)| key.escape_ascii().to_string()));
+        self.keys += keys.len();
     }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let program = servers::tidegate(args.tidegate.as_deref())?;
     let mut found = Findings::default();
-    if args.only != Some(Part::Warm) {
+    let is_wanted = |part| args.only.is_none_or(|only| only == part);
+    if is_wanted(Part::Cases) {
         run_cases(args, &program, &mut found)?;
     }
-    if args.only != Some(Part::Cases) {
-        let (rounds, time) = if args.quick { (1, Duration::from_secs(1)) } else { (WARM_ROUNDS, WARM_TIME) };
-        let (warm, fleet) = warm::run(&program, rounds, time)?;
-        found.bars.extend(bars::of_warm(&warm));
-        found.look_at_store(&fleet);
-        found.warm = Some(warm);
+    if is_wanted(Part::Warm) {
+        run_warm(args, &program, &mut found)?;
+    }
+    if is_wanted(Part::Stall) {
+        run_stall(args, &program, &mut found)?;
+    }
+    if is_wanted(Part::Hedge) {
+        run_hedge(args, &mut found)?;
     }
     found.bars.push(bars::of_keys(&found.keys_without_end, found.keys));
     tell(args, &found)?;
@@ -141,7 +164,34 @@ fn run_cases(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
         found.cases.push(row);
     }
     found.bars.extend(bars::of_cases(&found.cases, !args.quick));
-    found.look_at_store(&fleet);
+    fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
+    Ok(())
+}
+
+fn run_warm(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
+    let (rounds, time) = if args.quick { (1, Duration::from_secs(1)) } else { (WARM_ROUNDS, WARM_TIME) };
+    let (warm, fleet) = warm::run(program, rounds, time)?;
+    found.bars.extend(bars::of_warm(&warm));
+    fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
+    found.warm = Some(warm);
+    Ok(())
+}
+
+fn run_stall(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
+    let mut plan = if args.quick { Plan::QUICK } else { Plan::WHOLE };
+    plan.per_second = args.rate.map_or(plan.per_second, |rate| rate as f64);
+    let (stall, fleet) = stall::run(program, &plan)?;
+    found.bars.extend(bars::of_stall(&stall));
+    fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
+    found.stall = Some(stall);
+    Ok(())
+}
+
+fn run_hedge(args: &Args, found: &mut Findings) -> Result<()> {
+    let keys = if args.quick { QUICK_COLD_KEYS } else { COLD_KEYS };
+    let (hedge, redis) = hedge::run(keys)?;
+    found.look_at_store(&redis);
+    found.hedge = Some(hedge);
     Ok(())
 }
 
@@ -162,6 +212,8 @@ fn tell(args: &Args, found: &Findings) -> Result<()> {
         report::print_rows(&found.cases);
     }
     found.warm.iter().for_each(report::print_warm);
+    found.stall.iter().for_each(report::print_stall);
+    found.hedge.iter().for_each(report::print_hedge);
     report::print_bars(&found.bars);
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! The tables that people read.
 
 use super::bars::Bar;
+use super::hedge::Hedge;
 use super::row::Row;
+use super::stall::Stall;
+use super::tail::Tail;
 use super::warm::Warm;
 
 pub(super) fn print_rows(rows: &[Row]) {
@@ -90,6 +93,34 @@ pub(super) fn print_warm(warm: &Warm) {
         warm.below_cpu_us_per_request_apart,
         warm.below_throughput * 100.0
     );
+}
+
+pub(super) fn print_stall(stall: &Stall) {
+    println!(
+        "\nstall: one server whose store stands still for {:.1} s, {} requests, one in eight of security rules",
+        stall.seconds, stall.requests
+    );
+    print_tail("comfort before", &stall.comfort_before);
+    print_tail("comfort meanwhile", &stall.comfort_meanwhile);
+    println!("  security without the store: {} of {} passed", stall.security_passed, stall.security_without);
+    println!("  not regional in the second before: {} of {}", stall.odd_before, stall.requests_before);
+    println!(
+        "  not regional after it goes on: {} of {}, the last of them after {:.0} ms",
+        stall.odd_after, stall.requests_after, stall.last_odd_ms
+    );
+}
+
+pub(super) fn print_hedge(hedge: &Hedge) {
+    println!(
+        "\nhedge: cold requests, one answer of the store in {} is {} ms late",
+        hedge.late_in, hedge.late_ms
+    );
+    print_tail("asked once", &hedge.once);
+    print_tail(&format!("asked again after {} ms", hedge.again_after_ms), &hedge.again);
+}
+
+fn print_tail(what: &str, tail: &Tail) {
+    println!("  {what}: p99 {} us, p99.9 {} us, of {}", tail.p99_us, tail.p999_us, tail.requests);
 }
 
 pub(super) fn print_bars(bars: &[Bar]) {

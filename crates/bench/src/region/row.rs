@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use tidegate::Limit;
 
@@ -66,6 +66,8 @@ pub(super) fn run(fleet: &Fleet, case: Case, settings: &Settings, number: u32) -
     let before = fleet.counts()?;
     let made = load.run(&keys)?;
     let counts = fleet.counts()?.since(before);
+    let odd = made.iter().find(|one| !one.answer.is_in_order());
+    ensure!(odd.is_none(), "an answer is {odd:?}");
     let judged = judge(&case.rule.limit()?, &case.rule.tolerated()?, &keys, &made);
     Ok(describe(&load, &made, judged, counts))
 }
@@ -148,7 +150,13 @@ mod tests {
         Made {
             key,
             cost: 1,
-            answer: Answer { allowed, basis: Basis::Region, sent_us, answered_us: sent_us + 100 },
+            answer: Answer {
+                allowed,
+                basis: Basis::Region,
+                status: 200,
+                sent_us,
+                answered_us: sent_us + 100,
+            },
         }
     }
 

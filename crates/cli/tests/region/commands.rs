@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_testkit::{Redis, START_TIME_MAX, Server, ask, wait_until};
 
-use crate::field::{FOR_EVER, Field, TIME_MAX, lasts, metric};
+use crate::field::{FOR_EVER, Field, TIME_MAX, metric};
 use crate::meters::{assert_all_end, commands};
 
 /// How long nothing must have happened for nothing more to come: a few times what a server waits before it reports.
@@ -25,12 +25,21 @@ fn scripts(redis: &Redis) -> u64 {
     commands(redis, "evalsha") + commands(redis, "eval")
 }
 
-/// Waits until nothing is said to the origin any more.
+/// What a Redis says the time is.
+fn time(redis: &Redis) -> Duration {
+    let (seconds, micros): (u64, u64) = ask(redis, &["TIME"]);
+    Duration::from_secs(seconds) + Duration::from_micros(micros)
+}
+
+/// Waits until nothing is said to the origin any more, by its own clock.
 fn wait_for_quiet(redis: &Redis) {
+    let (mut run, mut since) = (scripts(redis), time(redis));
     wait_until("quiet", TIME_MAX, || {
-        let before = scripts(redis);
-        lasts(QUIET);
-        scripts(redis) == before
+        let now = scripts(redis);
+        if now != run {
+            (run, since) = (now, time(redis));
+        }
+        time(redis).saturating_sub(since) >= QUIET
     });
 }
 

@@ -22,7 +22,7 @@ pub fn is_long() -> bool {
     std::env::var_os("TIDEGATE_REGION_LONG").is_some()
 }
 
-/// Lets a fault last for so long. Nothing is concluded from the time that passes.
+/// Lets a fault last for so long, in the long form of a test. Nothing is concluded from the time that passes.
 #[expect(clippy::disallowed_methods, reason = "a fault has a length, and there is no condition to wait for")]
 pub fn lasts(time: Duration) {
     std::thread::sleep(time);

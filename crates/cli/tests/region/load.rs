@@ -93,6 +93,14 @@ impl Load {
         }
     }
 
+    /// The same of one kind of request.
+    pub fn wait_for_kind(&self, kind: &str, source: &str, times: u64) {
+        let enough = self.so_far().answers_by(kind, source) + times;
+        wait_until(&format!("{kind} to be {source}"), TIME_MAX, || {
+            self.shared.tally().answers_by(kind, source) >= enough
+        });
+    }
+
     /// Ends it. What clients were told in all.
     pub fn stop(self) -> Tally {
         self.shared.stop.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! Regions of real servers, a real Redis, and what goes wrong between them.
 //!
 //! An ordinary run takes a minute or two. With `TIDEGATE_REGION_LONG` set, faults last longer and come more often; with
-//! `TIDEGATE_REGION_REWRITE`, the table in `docs/failures.md` is written instead of compared. What prints figures is run on
-//! request: see `figures.rs`.
+//! `TIDEGATE_REGION_REWRITE`, the table in `docs/failures.md` is written instead of compared. How long things take is measured
+//! by `tidegate-bench region`.
 
 #![allow(unreachable_pub, reason = "modules of a test program")]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -15,7 +15,6 @@ mod commands;
 mod conservation;
 mod crossing;
 mod field;
-mod figures;
 mod load;
 mod matrix;
 mod meters;

@@ -5,19 +5,16 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidegate_testkit::{APPEND_ONLY, Proxy, Redis, Signal, Traffic, ask};
+use tidegate_testkit::{APPEND_ONLY, Proxy, Redis, Signal, Traffic, ask, wait_until};
 
-use crate::field::{Answer, Client, FOR_EVER, Field, lasts};
+use crate::field::{Answer, Client, FOR_EVER, Field, TIME_MAX};
+use crate::meters::is_recognised;
 
 /// How many keys are asked for in each cell. Every one is asked for once: nobody holds a part of it.
 const KEYS: usize = 20;
 
 /// Far beyond what anyone waits for.
 const SLOW: Duration = Duration::from_millis(100);
-
-/// How long a fault lasts, at least: a store is asked who it is twice in a second, and one that was restarted within less is
-/// found out later.
-const LENGTH: Duration = Duration::from_secs(1);
 
 /// The table is between these.
 const BEGIN: &str = "<!-- begin: what the test saw -->\n";
@@ -137,8 +134,12 @@ fn watch(fault: Fault) -> Row {
         in_words(&(0..KEYS).map(|_| asker.next(dimension)).collect::<Vec<_>>())
     });
     let meanwhile = meanwhile.collect();
-    lasts(LENGTH);
     fault.end(&mut redis, &proxy);
+    // A store is asked who it is twice in a second, and one that was restarted within less is found out later.
+    wait_until("the store to be known for what it is", TIME_MAX, || {
+        asker.next_by("comfort", true);
+        is_recognised(&redis)
+    });
     // A machine that has much else to do may be late now and then, as the store was: what is wanted is what the region says.
     let after = KINDS.iter().map(|(_, dimension, _)| {
         in_words(&(0..KEYS).map(|_| asker.next_by(dimension, true)).collect::<Vec<_>>())

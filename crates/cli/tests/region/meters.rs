@@ -46,6 +46,11 @@ impl Held {
 }
 
 /// A number that the script keeps, by its place.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the script keeps whole numbers from 0 up to 2^53"
+)]
 fn number(kept: &[u8], place: usize) -> u64 {
     let (numbers, _) = kept.as_chunks();
     f64::from_le_bytes(numbers[place]) as u64
@@ -61,6 +66,15 @@ pub fn commands(server: &Redis, name: &str) -> u64 {
     let stats: String = ask(server, &["INFO", "commandstats"]);
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
     line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+/// Whether what is kept on a server tells which life of the server this is.
+pub fn is_recognised(server: &Redis) -> bool {
+    let about: String = ask(server, &["INFO", "replication"]);
+    let life = about.lines().find_map(|line| line.strip_prefix("master_replid:")).expect("a life");
+    let stores = keys(server, "tg:{*}:s");
+    let knows = |key: &String| ask::<Vec<u8>>(server, &["GET", key]).ends_with(life.as_bytes());
+    !stores.is_empty() && stores.iter().all(knows)
 }
 
 /// Asserts that everything that a server holds ends by itself.

@@ -1,0 +1,256 @@
+//! A store that stands still under load, as one does whose machine swaps or whose snapshot takes too long: how long decisions
+//! take meanwhile, whether any passes that must not, and how soon the region decides again.
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+use tidegate::Algorithm;
+use tidegate_testkit::Signal;
+
+use super::case::{Case, Class, Costs, Offer, Rule};
+use super::client::{Answer, Basis, Timeline};
+use super::fleet::Fleet;
+use super::load::{Load, Made, wait_until};
+use super::tail::Tail;
+use crate::machine;
+
+/// Keys of each class, and a limit that none of them reaches.
+const KEYS: u32 = 1_000;
+const PER_MINUTE: u32 = 100_000;
+
+/// Of so many requests one is of a security rule.
+const SECURITY_ONE_IN: f64 = 8.0;
+
+/// How long before the store stands still is looked at what is late by itself.
+const SECOND_US: u64 = 1_000_000;
+
+/// How long each phase lasts, and how much is asked throughout.
+pub(super) struct Plan {
+    /// Connections are made and keys get warm.
+    before: Duration,
+    stalled: Duration,
+    after: Duration,
+    pub(super) per_second: f64,
+}
+
+impl Plan {
+    pub(super) const WHOLE: Self = Self {
+        before: Duration::from_secs(4),
+        stalled: Duration::from_secs(30),
+        after: Duration::from_secs(8),
+        per_second: 2_000.0,
+    };
+
+    pub(super) const QUICK: Self = Self {
+        before: Duration::from_secs(1),
+        stalled: Duration::from_secs(3),
+        after: Duration::from_secs(2),
+        per_second: 300.0,
+    };
+
+    fn time(&self) -> Duration {
+        self.before + self.stalled + self.after
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Stall {
+    /// How long the store stood still.
+    pub(super) seconds: f64,
+    pub(super) requests: u64,
+    pub(super) comfort_before: Tail,
+    pub(super) comfort_meanwhile: Tail,
+    /// Answers to requests of security rules that the store had no part in, and those of them that passed.
+    pub(super) security_without: u64,
+    pub(super) security_passed: u64,
+    /// Of status 5xx.
+    pub(super) in_trouble: u64,
+    /// Of all requests in the second before, those that were not decided by the region: what the machine is late for by
+    /// itself.
+    pub(super) requests_before: u64,
+    pub(super) odd_before: u64,
+    /// The same from when the store goes on, and when the last of them was answered.
+    pub(super) requests_after: u64,
+    pub(super) odd_after: u64,
+    pub(super) last_odd_ms: f64,
+    /// How long it took until every answer was regional; nothing, if none was after the last that was not.
+    pub(super) regional_again_ms: Option<f64>,
+}
+
+/// When the store stood still.
+#[derive(Clone, Copy, Debug)]
+struct Stood {
+    from_us: u64,
+    until_us: u64,
+}
+
+/// Runs it; gives the fleet too, whose store is looked at in the end.
+pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, Fleet)> {
+    let fleet = Fleet::start(program, 1)?;
+    eprintln!("stall: a store that stands still for {:?}, {} requests/s", plan.stalled, plan.per_second);
+    let timeline = Timeline::new();
+    let of_security = plan.per_second / SECURITY_ONE_IN;
+    let (comfort, security, stood) = thread::scope(|scope| {
+        let comfort =
+            scope.spawn(|| ask(&fleet, timeline, Class::Comfort, plan.per_second - of_security, plan.time()));
+        let security = scope.spawn(|| ask(&fleet, timeline, Class::Security, of_security, plan.time()));
+        let stood = stand_still(&fleet, timeline, plan);
+        let answers = |asking: thread::ScopedJoinHandle<'_, Result<Vec<Answer>>>| {
+            asking.join().map_err(|_| anyhow!("a client panicked"))?
+        };
+        Ok::<_, anyhow::Error>((answers(comfort)?, answers(security)?, stood?))
+    })?;
+    Ok((judge(stood, &comfort, &security)?, fleet))
+}
+
+fn ask(
+    fleet: &Fleet,
+    timeline: Timeline,
+    class: Class,
+    per_second: f64,
+    time: Duration,
+) -> Result<Vec<Answer>> {
+    let rule = Rule { class, algorithm: Algorithm::Gcra, amount: PER_MINUTE };
+    let load = Load {
+        case: Case { rule, costs: Costs::One, offer: Offer::Half },
+        servers: &fleet.addresses("http"),
+        timeline,
+        keys: KEYS,
+        per_second,
+        time,
+        run: 1,
+    };
+    let made = load.run(&load.prepare()?)?;
+    Ok(made.into_iter().map(|Made { answer, .. }| answer).collect())
+}
+
+fn stand_still(fleet: &Fleet, timeline: Timeline, plan: &Plan) -> Result<Stood> {
+    let redis = fleet.redis.as_ref().context("a fleet with a store")?;
+    let started = machine::now();
+    wait_until(started + plan.before);
+    let from_us = timeline.now_us();
+    redis.signal(Signal::STOP);
+    wait_until(started + plan.before + plan.stalled);
+    let until_us = timeline.now_us();
+    redis.signal(Signal::CONT);
+    Ok(Stood { from_us, until_us })
+}
+
+fn judge(stood: Stood, comfort: &[Answer], security: &[Answer]) -> Result<Stall> {
+    let Stood { from_us, until_us } = stood;
+    let all = || comfort.iter().chain(security);
+    let tail = |is_meant: &dyn Fn(&Answer) -> bool| {
+        Tail::of(comfort.iter().filter(|one| is_meant(one)).map(|one| one.answered_us - one.sent_us))
+    };
+    let odd = |answers: &[&Answer]| answers.iter().filter(|one| !is_regional(one)).count() as u64;
+    let last_second = from_us.saturating_sub(SECOND_US)..from_us;
+    let before: Vec<&Answer> = all().filter(|one| last_second.contains(&one.sent_us)).collect();
+    let after: Vec<&Answer> = all().filter(|one| one.sent_us >= until_us).collect();
+    let without = security.iter().filter(|one| !is_regional(one));
+    Ok(Stall {
+        seconds: (until_us - from_us) as f64 / 1e6,
+        requests: all().count() as u64,
+        comfort_before: tail(&|one| one.sent_us < from_us).context("before the store stands still")?,
+        comfort_meanwhile: tail(&|one| (from_us..until_us).contains(&one.sent_us))
+            .context("while the store stands still")?,
+        security_without: without.clone().count() as u64,
+        security_passed: without.filter(|one| one.allowed).count() as u64,
+        in_trouble: all().filter(|one| one.is_of_trouble()).count() as u64,
+        requests_before: before.len() as u64,
+        odd_before: odd(&before),
+        requests_after: after.len() as u64,
+        odd_after: odd(&after),
+        last_odd_ms: last_odd_us(until_us, &after) as f64 / 1e3,
+        regional_again_ms: regional_again_us(until_us, &after).map(|us| us as f64 / 1e3),
+    })
+}
+
+fn is_regional(answer: &Answer) -> bool {
+    answer.basis == Basis::Region
+}
+
+/// How long after `from_us` the last of these was answered that was not regional.
+fn last_odd_us(from_us: u64, answers: &[&Answer]) -> u64 {
+    let odd = answers.iter().filter(|one| !is_regional(one));
+    odd.map(|one| one.answered_us - from_us).max().unwrap_or(0)
+}
+
+/// The same, if anything was asked after that, which then was regional.
+fn regional_again_us(from_us: u64, answers: &[&Answer]) -> Option<u64> {
+    let last_us = last_odd_us(from_us, answers);
+    answers.iter().any(|one| one.sent_us >= from_us + last_us).then_some(last_us)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STOOD: Stood = Stood { from_us: 10_000_000, until_us: 20_000_000 };
+
+    fn answer(at_ms: u64, took_us: u64, basis: Basis) -> Answer {
+        let sent_us = at_ms * 1_000;
+        Answer { allowed: true, basis, status: 200, sent_us, answered_us: sent_us + took_us }
+    }
+
+    fn refusal(at_ms: u64) -> Answer {
+        Answer { allowed: false, ..answer(at_ms, 20, Basis::Nothing) }
+    }
+
+    fn good() -> (Vec<Answer>, Vec<Answer>) {
+        let comfort = vec![
+            answer(9_500, 400, Basis::Region),
+            answer(10_000, 900, Basis::Region),
+            answer(15_000, 700, Basis::Alone),
+            answer(20_100, 50_000, Basis::Alone),
+            answer(20_200, 500, Basis::Region),
+        ];
+        (
+            comfort,
+            vec![answer(9_999, 300, Basis::Region), refusal(12_000), answer(21_000, 300, Basis::Region)],
+        )
+    }
+
+    #[test]
+    fn each_phase_is_judged_by_what_was_sent_in_it() {
+        let (comfort, security) = good();
+        let stall = judge(STOOD, &comfort, &security).unwrap();
+        assert_eq!(stall.comfort_before, Tail { requests: 1, p99_us: 400, p999_us: 400 });
+        assert_eq!(stall.comfort_meanwhile, Tail { requests: 2, p99_us: 900, p999_us: 900 });
+        assert_eq!((stall.requests, stall.in_trouble), (8, 0));
+        assert_eq!((stall.security_without, stall.security_passed), (1, 0));
+        assert_eq!((stall.requests_before, stall.odd_before), (2, 0));
+        assert_eq!((stall.requests_after, stall.odd_after), (3, 1));
+        assert_eq!(stall.regional_again_ms, Some(150.0));
+        assert!((stall.seconds - 10.0).abs() < 1e-9 && (stall.last_odd_ms - 150.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_passes_without_the_store_and_what_is_an_error_is_counted_whenever_it_was() {
+        let (mut comfort, mut security) = good();
+        security.push(answer(15_000, 300, Basis::Alone));
+        security.push(answer(21_500, 300, Basis::Nothing));
+        comfort.push(Answer { status: 500, ..refusal(9_000) });
+        comfort.push(Answer { status: 503, ..refusal(20_050) });
+        let stall = judge(STOOD, &comfort, &security).unwrap();
+        assert_eq!((stall.security_without, stall.security_passed, stall.in_trouble), (3, 2, 2));
+    }
+
+    #[test]
+    fn a_region_that_does_not_come_back_or_that_nobody_asks_is_not_regional_again() {
+        let (odd, fine) = (answer(20_900, 30_000, Basis::Nothing), answer(20_950, 300, Basis::Region));
+        assert_eq!(regional_again_us(20_000_000, &[&odd, &fine, &odd]), Some(930_000));
+        let early = answer(20_910, 300, Basis::Region);
+        assert_eq!(regional_again_us(20_000_000, &[&early, &odd]), None);
+        assert_eq!(regional_again_us(20_000_000, &[&fine]), Some(0));
+        assert_eq!(regional_again_us(20_000_000, &[]), None);
+    }
+
+    #[test]
+    fn a_stall_in_which_nothing_was_asked_is_no_finding() {
+        let (comfort, security) = good();
+        assert!(judge(STOOD, &comfort[..1], &security).is_err());
+    }
+}

@@ -1,0 +1,51 @@
+//! How long the slowest of many requests took.
+
+use anyhow::{Result, ensure};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// Digits of a time that are kept.
+const DIGITS: u8 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Tail {
+    pub(super) requests: u64,
+    pub(super) p99_us: u64,
+    pub(super) p999_us: u64,
+}
+
+impl Tail {
+    /// Of requests that took so long each. Of none nothing can be said.
+    pub(super) fn of(took_us: impl IntoIterator<Item = u64>) -> Result<Self> {
+        let mut times = Histogram::<u64>::new(DIGITS)?;
+        for us in took_us {
+            times.record(us)?;
+        }
+        ensure!(!times.is_empty(), "nothing was asked whose time could be told");
+        Ok(Self {
+            requests: times.len(),
+            p99_us: times.value_at_quantile(0.99),
+            p999_us: times.value_at_quantile(0.999),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_is_what_one_in_a_hundred_and_one_in_a_thousand_take_longer_than() {
+        let tail = Tail::of((1..=1_000).rev()).unwrap();
+        assert_eq!(tail, Tail { requests: 1_000, p99_us: 990, p999_us: 999 });
+        let alike = Tail::of([7; 50]).unwrap();
+        assert_eq!((alike.p99_us, alike.p999_us), (7, 7));
+        let slow = Tail::of([1; 980].into_iter().chain([90_000_000; 20])).unwrap();
+        assert!(slow.p99_us.abs_diff(90_000_000) < 90_000, "{slow:?}");
+    }
+
+    #[test]
+    fn of_nothing_nothing_is_told() {
+        assert!(Tail::of([]).is_err());
+    }
+}
