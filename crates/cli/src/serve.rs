@@ -96,7 +96,7 @@ fn prepare(matches: &ArgMatches, mut problems: Vec<String>) -> Result<Prepared, 
 }
 
 async fn serve(prepared: Prepared) -> Done {
-    let server = Server::start(prepared).map_err(not_started)?;
+    let server = Server::start(prepared).await.map_err(not_started)?;
     warn_of_clear_text(&server);
     let mut signals = Signals::new().map_err(Failure::failed)?;
     let addresses: Vec<String> = server

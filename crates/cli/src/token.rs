@@ -13,8 +13,6 @@ use crate::{Done, Failure};
 /// The longest name of a tenant or a token, as the configuration has it.
 const NAME_BYTES_MAX: usize = 128;
 
-const ROLES: [Role; 4] = [Role::Client, Role::Viewer, Role::Operator, Role::Admin];
-
 pub(crate) fn command() -> Command {
     Command::new("token")
         .about("Makes tokens")
@@ -41,7 +39,7 @@ fn new_command() -> Command {
                 .long("role")
                 .value_name("ROLE")
                 .default_value(Role::Client.as_str())
-                .value_parser(PossibleValuesParser::new(ROLES.map(Role::as_str)))
+                .value_parser(PossibleValuesParser::new(Role::ALL.map(Role::as_str)))
                 .help("What it allows; each role may do what the ones before it may"),
         )
         .arg(

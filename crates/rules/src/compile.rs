@@ -23,7 +23,7 @@ use crate::interner::Interner;
 use crate::pattern::Pattern;
 use crate::problems::{Findings, Problems};
 use crate::rule::Rule;
-use crate::set::{Parts, RULES_MAX, RuleSet, SCANNED_RULES_MAX};
+use crate::set::{Parts, RULES_MAX, RuleSet, SCANNED_RULES_MAX, version_of_revisions};
 use crate::template::{TEMPLATES_MAX, Template};
 
 /// The most header fields that the rules of a set look at.
@@ -134,10 +134,7 @@ pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Resu
     let of = |kind: Kind| book.rows.iter().filter(move |row| row.kind == kind);
     let overrides = of(Kind::Override).count();
     has_room_for(of(Kind::Template).count(), of(Kind::Rule).count(), overrides)?;
-    if book.emergencies.len() > EMERGENCIES_MAX {
-        let count = book.emergencies.len();
-        return Err(format!("emergencies: {count} is outside 0 to {EMERGENCIES_MAX}").into());
-    }
+    refuse_too_many(&book.emergencies)?;
     if let Some(placement) = placement {
         compiler.placement(Value::from(placement));
     }
@@ -171,8 +168,49 @@ pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Resu
     for row in &book.emergencies {
         compiler.emergency(row, now_ms);
     }
-    let set = compiler.finish(format!("r{}e{}", book.revision, book.emergency_revision))?;
+    let set = compiler.finish(version_of_revisions(book.revision, book.emergency_revision))?;
     Ok(set.of_revision(book.revision))
+}
+
+/// Reads emergencies for a set that is compiled already.
+pub(crate) fn emergencies(
+    set: &RuleSet,
+    rows: &[EmergencyRow],
+    now_ms: u64,
+) -> Result<Emergencies, Problems> {
+    refuse_too_many(rows)?;
+    // Only the rules that they name are looked at, by places of their own.
+    let named: HashSet<String> = rows.iter().filter_map(|row| rule_named_by(&row.body)).collect();
+    let all = set.rules().iter().enumerate();
+    let (places, rules): (Vec<u32>, Vec<Stated>) = all
+        .filter(|(_, rule)| named.contains(&*rule.name))
+        .map(|(at, rule)| (small(at), (rule.clone(), None)))
+        .unzip();
+    let mut compiler = Compiler { rules, ..Compiler::default() }.ordered(Ties::AsGiven, 0);
+    for row in rows {
+        compiler.emergency(row, now_ms);
+    }
+    let Ordered { mut problems, mut emergencies, .. } = compiler;
+    for emergency in &mut emergencies {
+        emergency.rule = emergency.rule.and_then(|at| places.get(at as usize).copied());
+    }
+    let emergencies = Emergencies::new(emergencies);
+    refuse_headers(&mut problems, set.rules(), &emergencies);
+    problems.into_result()?;
+    Ok(emergencies)
+}
+
+/// The rule that an emergency is about, if it can be read.
+fn rule_named_by(body: &str) -> Option<String> {
+    let Value::Table(mut table) = serde_json::from_str(body).ok()? else { return None };
+    table.remove("rule").and_then(|name| name.as_str().map(str::to_owned))
+}
+
+fn refuse_too_many(rows: &[EmergencyRow]) -> Result<(), Problems> {
+    if rows.len() > EMERGENCIES_MAX {
+        return Err(format!("emergencies: {} is outside 0 to {EMERGENCIES_MAX}", rows.len()).into());
+    }
+    Ok(())
 }
 
 impl Findings {
@@ -512,7 +550,7 @@ impl Ordered {
         refuse_scans(&mut self.problems, &index);
         self.problems.into_result()?;
         let placement = self.placement;
-        Ok(RuleSet::new(Parts { rules, index, exceptions, emergencies, version, placement }))
+        Ok(RuleSet::new(Parts { rules, index, exceptions, placement }, emergencies, version))
     }
 }
 

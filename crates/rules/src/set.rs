@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use tidegate_core::Limit;
 
-use crate::book::Book;
+use crate::book::{Book, EmergencyRow};
 use crate::compile;
 use crate::dimensions::Dimensions;
 use crate::emergency::Emergencies;
@@ -29,19 +30,20 @@ const VERSION_DIGITS: usize = 12;
 /// An immutable set of rules, with the overrides and emergencies that go before them.
 #[derive(Debug)]
 pub struct RuleSet {
-    parts: Parts,
+    /// Shared by sets that only differ in their emergencies.
+    parts: Arc<Parts>,
+    emergencies: Emergencies,
+    version: String,
     revision: u64,
 }
 
-/// What a set is made of.
+/// What a set is made of, but for emergencies.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     /// In the order in which they apply.
     pub(crate) rules: Box<[Rule]>,
     pub(crate) index: RuleIndex,
     pub(crate) exceptions: Exceptions,
-    pub(crate) emergencies: Emergencies,
-    pub(crate) version: String,
     pub(crate) placement: Option<String>,
 }
 
@@ -74,13 +76,13 @@ pub struct Terms<'s> {
 
 impl Default for RuleSet {
     fn default() -> Self {
-        Self::new(Parts { version: version_of(""), ..Parts::default() })
+        Self::new(Parts::default(), Emergencies::default(), version_of(""))
     }
 }
 
 impl RuleSet {
-    pub(crate) fn new(parts: Parts) -> Self {
-        Self { parts, revision: 0 }
+    pub(crate) fn new(parts: Parts, emergencies: Emergencies, version: String) -> Self {
+        Self { parts: Arc::new(parts), emergencies, version, revision: 0 }
     }
 
     pub(crate) fn of_revision(self, revision: u64) -> Self {
@@ -96,6 +98,19 @@ impl RuleSet {
     /// rules file says by that name. It is taken whole or not at all, with every problem named.
     pub fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Result<Self, Problems> {
         compile::compile(book, placement, now_ms)
+    }
+
+    /// The same set under other emergencies, without reading its rules again: a set of a million is there in the time that
+    /// it takes to go through their names.
+    pub fn with_emergencies(
+        &self,
+        emergency_revision: u64,
+        rows: &[EmergencyRow],
+        now_ms: u64,
+    ) -> Result<Self, Problems> {
+        let emergencies = compile::emergencies(self, rows, now_ms)?;
+        let (parts, revision) = (Arc::clone(&self.parts), self.revision);
+        Ok(Self { parts, emergencies, version: version_of_revisions(revision, emergency_revision), revision })
     }
 
     /// The rules that apply to a request of `tenant`, in order: of higher priority first, then as in the file, or by name if
@@ -124,10 +139,10 @@ impl RuleSet {
         request: &Dimensions<'_>,
         now_ms: u64,
     ) -> Terms<'_> {
-        let Parts { rules, exceptions, emergencies, .. } = &self.parts;
+        let Parts { rules, exceptions, .. } = &*self.parts;
         let rule = &rules[number as usize];
         let own = Terms { limit: rule.limit, mode: rule.mode, exception: None, emergency: None };
-        let emergency = emergencies.find(number, tenant, key, request, now_ms);
+        let emergency = self.emergencies.find(number, tenant, key, request, now_ms);
         if let Some((emergency, limit)) =
             emergency.and_then(|found| found.limit(rule).map(|limit| (found, limit)))
         {
@@ -156,16 +171,25 @@ impl RuleSet {
 
     /// The dimensions that the rules for `tenant` look at: a request needs no others.
     pub fn dimensions_used(&self, tenant: &str) -> BTreeSet<&str> {
-        let used: BTreeSet<&str> =
-            self.rules_for(tenant).flat_map(|(_, rule)| rule.dimensions_used()).collect();
+        let used = self.rule_dimensions(tenant);
         // Where nothing is counted, nothing has to be found.
         if used.is_empty() {
-            return used;
+            used
+        } else {
+            used.into_iter().chain(self.emergency_dimensions(tenant)).collect()
         }
-        used.into_iter()
-            .chain(self.placement())
-            .chain(self.parts.emergencies.dimensions_used(tenant))
-            .collect()
+    }
+
+    /// The same, but for those that only emergencies look at.
+    pub fn rule_dimensions(&self, tenant: &str) -> BTreeSet<&str> {
+        let used: BTreeSet<&str> =
+            self.rules_for(tenant).flat_map(|(_, rule)| rule.dimensions_used()).collect();
+        if used.is_empty() { used } else { used.into_iter().chain(self.placement()).collect() }
+    }
+
+    /// The dimensions that only emergencies may look at for requests of `tenant`.
+    pub fn emergency_dimensions(&self, tenant: &str) -> impl Iterator<Item = &str> {
+        self.emergencies.dimensions_used(tenant)
     }
 
     /// The dimension that says where in a region a request's meters are kept; all those of a tenant are kept together where
@@ -191,13 +215,18 @@ impl RuleSet {
 
     /// What tells this set from others: the beginning of a digest of its text, or the revisions of a store.
     pub fn version(&self) -> &str {
-        &self.parts.version
+        &self.version
     }
 
     /// The revision of the store that the set was compiled from; 0 for a file.
     pub fn revision(&self) -> u64 {
         self.revision
     }
+}
+
+/// What tells one state of a store from others.
+pub(crate) fn version_of_revisions(revision: u64, emergency_revision: u64) -> String {
+    format!("r{revision}e{emergency_revision}")
 }
 
 fn version_of(text: &str) -> String {

@@ -85,6 +85,8 @@ impl std::error::Error for Damaged {}
 pub struct LastGood {
     /// The latest book that can be used.
     pub book: Option<Book>,
+    /// The file it is in.
+    pub file: Option<PathBuf>,
     /// The snapshots after it, which cannot.
     pub skipped: Vec<Damaged>,
 }
@@ -117,7 +119,7 @@ pub fn load_last_good(folder: &Path) -> std::io::Result<LastGood> {
     for (_, file) in files {
         match std::fs::read(&file).map_err(Damage::Read).and_then(|bytes| read(&bytes)) {
             Ok(book) => {
-                found.book = Some(book);
+                (found.book, found.file) = (Some(book), Some(file));
                 break;
             }
             Err(why) => found.skipped.push(Damaged { file, why }),

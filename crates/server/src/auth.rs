@@ -17,19 +17,30 @@ pub enum Role {
     Client,
     /// Look at rules, overrides and metrics.
     Viewer,
-    /// Change overrides.
+    /// Change overrides, and propose changes of rules.
     Operator,
+    /// Approve what others propose.
+    Approver,
     /// Everything.
     Admin,
 }
 
 impl Role {
+    /// All roles, from the least to the most.
+    pub const ALL: [Self; 5] = [Self::Client, Self::Viewer, Self::Operator, Self::Approver, Self::Admin];
+
+    /// The role of a name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.as_str() == name)
+    }
+
     /// The role as it is written.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Client => "client",
             Self::Viewer => "viewer",
             Self::Operator => "operator",
+            Self::Approver => "approver",
             Self::Admin => "admin",
         }
     }
@@ -100,20 +111,39 @@ fn hex_digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// All tokens that open the server. Without any it is open, and listens on loopback only.
-#[derive(Debug, Default)]
+/// All tokens that open the server. Without any in its configuration it is open, and listens on loopback only.
+#[derive(Clone, Debug, Default)]
 pub struct Credentials {
-    known: HashMap<u64, Vec<(TokenHash, Principal)>>,
+    known: HashMap<u64, Vec<Known>>,
+}
+
+/// A token that opens the server.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    hash: TokenHash,
+    principal: Principal,
+    /// When it ends, in milliseconds since the Unix epoch, if it does.
+    expires_ms: Option<u64>,
 }
 
 impl Credentials {
     /// Adds a token.
     pub fn add(&mut self, hash: TokenHash, tenant: TenantIndex, role: Role) -> Result<(), &'static str> {
+        self.add_until(hash, Principal { tenant, role }, None)
+    }
+
+    /// Adds a token that may end.
+    pub(crate) fn add_until(
+        &mut self,
+        hash: TokenHash,
+        principal: Principal,
+        expires_ms: Option<u64>,
+    ) -> Result<(), &'static str> {
         let bucket = self.known.entry(hash.bucket()).or_default();
-        if bucket.iter().any(|(known, _)| bool::from(known.0.ct_eq(&hash.0))) {
+        if bucket.iter().any(|known| bool::from(known.hash.0.ct_eq(&hash.0))) {
             return Err("given twice");
         }
-        bucket.push((hash, Principal { tenant, role }));
+        bucket.push(Known { hash, principal, expires_ms });
         Ok(())
     }
 
@@ -124,18 +154,21 @@ impl Credentials {
 
     /// Who holds `token`; on an open server, whoever asks. How long it takes tells nothing of the tokens there are:
     /// what is looked up is a hash, and its last bytes are compared in constant time.
-    pub fn principal(&self, token: Option<&[u8]>) -> Option<Principal> {
+    /// `now_ms` is only asked for by tokens that end.
+    pub fn principal(&self, token: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Principal> {
         if self.is_open() {
             return Some(Principal::LOCAL);
         }
         let hash = TokenHash::of(token?);
         let bucket = self.known.get(&hash.bucket())?;
-        bucket.iter().find(|(known, _)| bool::from(known.0.ct_eq(&hash.0))).map(|(_, principal)| *principal)
+        let known = bucket.iter().find(|known| bool::from(known.hash.0.ct_eq(&hash.0)))?;
+        let lasts = known.expires_ms.is_none_or(|expires_ms| now_ms() < expires_ms);
+        lasts.then_some(known.principal)
     }
 
     /// The principal of an `Authorization` value: `Bearer` and the token.
-    pub fn of_authorization(&self, value: Option<&[u8]>) -> Option<Principal> {
-        self.principal(value.and_then(bearer))
+    pub fn of_authorization(&self, value: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Principal> {
+        self.principal(value.and_then(bearer), now_ms)
     }
 }
 
@@ -160,7 +193,7 @@ mod tests {
     #[test]
     fn a_token_names_its_tenant_and_role() {
         let mut credentials = Credentials::default();
-        assert_eq!(credentials.principal(None), Some(Principal::LOCAL));
+        assert_eq!(credentials.principal(None, || 0), Some(Principal::LOCAL));
         let token = new_token().expect("random bytes");
         let hash: TokenHash =
             TokenHash::of(token.as_bytes()).to_string().parse().expect("reads what it writes");
@@ -169,15 +202,27 @@ mod tests {
 
         let header = format!("bearer {token}");
         let viewer = Principal { tenant: 3, role: Role::Viewer };
-        assert_eq!(credentials.of_authorization(Some(header.as_bytes())), Some(viewer));
+        assert_eq!(credentials.of_authorization(Some(header.as_bytes()), || 0), Some(viewer));
         for wrong in [None, Some(&b"Bearer "[..]), Some(b"Basic abc"), Some(b"Bearer tg_00"), Some(b"")] {
-            assert_eq!(credentials.of_authorization(wrong), None);
+            assert_eq!(credentials.of_authorization(wrong, || 0), None);
         }
     }
 
     #[test]
+    fn a_token_may_end() {
+        let mut credentials = Credentials::default();
+        let viewer = Principal { tenant: 0, role: Role::Viewer };
+        credentials.add_until(TokenHash::of(b"a"), viewer, Some(10)).expect("new");
+        assert_eq!(credentials.principal(Some(b"a"), || 9), Some(viewer));
+        assert_eq!(credentials.principal(Some(b"a"), || 10), None);
+        assert!(!credentials.is_open(), "it is not as if there never was one");
+    }
+
+    #[test]
     fn roles_include_the_ones_before() {
-        assert!(Role::Client < Role::Viewer && Role::Viewer < Role::Operator && Role::Operator < Role::Admin);
+        assert!(Role::ALL.is_sorted_by(|a, b| a < b));
+        assert!(Role::ALL.into_iter().all(|role| Role::of_name(role.as_str()) == Some(role)));
+        assert_eq!(Role::of_name("owner"), None);
     }
 
     #[test]

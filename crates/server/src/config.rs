@@ -10,7 +10,8 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use tidegate::headers::ResetStyle;
 use tidegate_rules::pattern::Pattern;
-use tidegate_rules::{parse_network, parse_period, syntax_problem};
+use tidegate_rules::store::Address;
+use tidegate_rules::{RuleSet, parse_network, parse_period, syntax_problem};
 use toml::{Table, Value};
 
 use crate::auth::{Credentials, Role, TokenHash};
@@ -52,8 +53,8 @@ pub struct Config {
     pub resp: Option<SocketAddr>,
     /// Where operators ask.
     pub admin: Option<SocketAddr>,
-    /// The file with the rules.
-    pub rules: Option<PathBuf>,
+    /// Where the rules are.
+    pub rules: Option<RulesConfig>,
     /// The file or folder with Envoy's descriptors.
     pub envoy_descriptors: Option<PathBuf>,
     /// Namespaces of the direct form that count by GCRA.
@@ -86,6 +87,28 @@ pub struct Config {
     pub tenants: Vec<TenantConfig>,
     /// Who may ask.
     pub credentials: Credentials,
+}
+
+/// Where rules are.
+#[derive(Clone, Debug)]
+pub enum RulesConfig {
+    /// In a file.
+    File(PathBuf),
+    /// In a store.
+    Store(StoreConfig),
+}
+
+/// A store of rules, and how it is followed.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    /// Where it is. Shown without its password.
+    pub address: Address,
+    /// What a rules file says by this name.
+    pub placement: Option<String>,
+    /// The folder of the snapshots; nothing where none are written.
+    pub snapshots: Option<PathBuf>,
+    /// How often the heads are compared, whatever the store says.
+    pub reconcile: Duration,
 }
 
 /// What is logged of decisions, and for how long.
@@ -178,7 +201,7 @@ impl Config {
             grpc: reader.listen("grpc_listen", &credentials),
             resp: reader.listen("resp_listen", &credentials),
             admin: reader.listen("admin_listen", &credentials),
-            rules: reader.path("rules"),
+            rules: reader.rules(data_dir.as_deref()),
             envoy_descriptors: reader.path("envoy_descriptors"),
             gcra_namespaces: reader.patterns("gcra_namespaces"),
             log: reader.log(data_dir.is_some()),
@@ -370,6 +393,45 @@ impl<'g> Reader<'g> {
         RegionConfig { name, origin, tls: OriginTls { ca: self.path("origin_ca"), identity } }
     }
 
+    /// A file, or a store with what only a store has.
+    fn rules(&mut self, data_dir: Option<&Path>) -> Option<RulesConfig> {
+        let placement = self.text("rules_placement");
+        let snapshots = self.text("rules_snapshots");
+        let least = Duration::from_millis(100);
+        let reconcile = self.time("rules_reconcile", least, Duration::from_hours(24));
+        let text = self.text("rules");
+        let is_store = |text: &str| {
+            ["sqlite:", "postgres:", "postgresql:"].iter().any(|scheme| text.starts_with(scheme))
+        };
+        let Some(text) = text.as_ref().filter(|text| is_store(text)) else {
+            for (key, given) in [("rules_placement", &placement), ("rules_snapshots", &snapshots)] {
+                if given.is_some() {
+                    self.problem(
+                        key,
+                        "only for rules in a store: rules is neither sqlite:FILE nor postgres://...",
+                    );
+                }
+            }
+            return text.map(PathBuf::from).map(RulesConfig::File);
+        };
+        let address = match text.parse() {
+            Ok(address) => address,
+            Err(problem) => {
+                self.problem("rules", format!("{problem}, or the path of a file"));
+                return None;
+            }
+        };
+        if let Some(Err(problem)) = placement.as_deref().map(check_placement) {
+            self.problem("rules_placement", problem);
+        }
+        let snapshots = match snapshots.as_deref() {
+            Some("none") => None,
+            Some(folder) => Some(PathBuf::from(folder)),
+            None => data_dir.map(|folder| folder.join("rules")),
+        };
+        Some(RulesConfig::Store(StoreConfig { address, placement, snapshots, reconcile }))
+    }
+
     fn log(&mut self, has_folder: bool) -> Option<LogConfig> {
         let is_on = match self.text("decision_log").as_deref() {
             None => has_folder,
@@ -559,6 +621,12 @@ fn add_token(credentials: &mut Credentials, row: Value, tenants: &[TenantConfig]
     credentials.add(hash, tenant, row.role).map_err(|problem| format!("hash: {problem}"))
 }
 
+/// Whether a dimension is one that rules can be placed by, as a set of no rules tells.
+fn check_placement(dimension: &str) -> Result<(), String> {
+    let empty = tidegate_rules::book::Book::default();
+    RuleSet::compile(&empty, Some(dimension), 0).map(drop).map_err(|problems| problems.to_string())
+}
+
 fn is_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control)
 }
@@ -644,6 +712,8 @@ mod tests {
             log_sample = 2
             log_retention = '1s'
             log_bytes_max = 'much'
+            rules = 'postgres://ada:secret@db:x/rules'
+            rules_reconcile = '1ms'
             tenants = [{ name = 'a', weight = 0 }, { name = '' }, { nmae = 'b' }]
             tokens = [{ name = 't', hash = 'secret', tenant = 'nobody' }]
         ";
@@ -661,6 +731,8 @@ mod tests {
             ("log_sample", "\"2\" is not a share from 0 to 1"),
             ("log_retention", "1s is outside 60s to 31536000s"),
             ("log_bytes_max", "\"much\" is not a size from 1MB"),
+            ("rules", "must be `sqlite:FILE`, "),
+            ("rules_reconcile", "1ms is outside 100ms to 86400s"),
             ("trusted_proxies", "\"everyone\" is neither an address nor a network"),
             ("tenants[0]", "weight: 0 is outside 1 to 1000000"),
             ("tenants[1]", "name: \"\" is not"),
@@ -669,6 +741,38 @@ mod tests {
         ] {
             let found = problems.iter().any(|problem| problem.starts_with(key) && problem.contains(words));
             assert!(found, "{key}: {words}: {problems:#?}");
+        }
+        assert!(problems.iter().all(|problem| !problem.contains("ada:secret")), "{problems:#?}");
+    }
+
+    #[test]
+    fn rules_are_in_a_file_or_a_store() {
+        let rules = |given: &[(&str, &str)]| read(given, "data_dir = '/tmp/x'").map(|config| config.rules);
+        let file = rules(&[("rules", "rules.toml")]);
+        assert!(matches!(file, Ok(Some(RulesConfig::File(path))) if path == Path::new("rules.toml")));
+        let store = |given: &[(&str, &str)]| match rules(given) {
+            Ok(Some(RulesConfig::Store(store))) => store,
+            other => panic!("{other:?}"),
+        };
+        let usual = store(&[("rules", "postgres://ada:secret@db/rules")]);
+        assert_eq!(usual.snapshots.as_deref(), Some(Path::new("/tmp/x/rules")));
+        assert_eq!((usual.placement.as_deref(), usual.reconcile), (None, Duration::from_mins(5)));
+        assert!(!format!("{usual:?}").contains("secret"));
+        let other =
+            store(&[("rules", "sqlite:a.db"), ("rules_snapshots", "none"), ("rules_placement", "user")]);
+        assert_eq!((other.snapshots, other.placement.as_deref()), (None, Some("user")));
+        for (given, problem) in [
+            (&[("rules", "sqlite:a.db"), ("rules_placement", "")][..], "rules_placement: empty"),
+            (&[("rules", "sqlite:a.db"), ("rules_placement", "a b")], "rules_placement: placement: "),
+            (
+                &[("rules", "a.toml"), ("rules_placement", "user")],
+                "rules_placement: only for rules in a store",
+            ),
+            (&[("rules_snapshots", "/tmp/y")], "rules_snapshots: only for rules in a store"),
+            (&[("rules", "sqlite:")], "rules: must be `sqlite:FILE`, "),
+        ] {
+            let problems = rules(given).expect_err(problem);
+            assert!(problems.iter().any(|found| found.starts_with(problem)), "{problem}: {problems:?}");
         }
     }
 

@@ -8,6 +8,7 @@ mod address;
 mod admin;
 pub mod auth;
 pub mod config;
+mod control;
 mod deciding;
 mod envoy;
 #[doc(hidden)]
@@ -49,6 +50,8 @@ pub use crate::shared::StartError;
 /// Rules files and periods, for whoever reads one without a server.
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, parse_period};
 
+use crate::config::RulesConfig;
+use crate::control::Following;
 use crate::listen::{Door, Workers};
 use crate::open_files::{ADMIN_CONNECTIONS_MAX, OpenFiles};
 use crate::reload::Watched;
@@ -69,21 +72,26 @@ pub struct Server {
     config: Config,
     sockets: Vec<(Listener, TcpListener)>,
     watched: Vec<Watched>,
+    following: Option<Following>,
     context: Context,
 }
 
 impl Server {
-    /// Opens the store, then the ports. Has to be called on a runtime, which watches them.
-    pub fn start(prepared: Prepared) -> Result<Self, StartError> {
+    /// Opens what is kept and the store of the rules, then the ports, on the runtime that watches them.
+    pub async fn start(prepared: Prepared) -> Result<Self, StartError> {
         let Prepared { mut config, mut shared, tls, watched, data_dir } = prepared;
         if let Some(folder) = &data_dir {
             shared.keep_overrides_in(folder)?;
             shared.keep_log_in(folder, &config)?;
         }
+        let shared = Arc::new(shared);
+        let following = match &config.rules {
+            Some(RulesConfig::Store(store)) => Some(Following::start(store, &shared).await?),
+            Some(RulesConfig::File(_)) | None => None,
+        };
         let sockets = open(&config)?;
         let serving = sockets.iter().filter(|(listener, _)| *listener != Listener::Admin).count();
         config.connections_max = OpenFiles::new(serving, config.connections_max, config.workers).make_room();
-        let shared = Arc::new(shared);
         let context = Context {
             shared: Arc::clone(&shared),
             tls,
@@ -91,7 +99,7 @@ impl Server {
             stop_admin: CancellationToken::new(),
             cut: CancellationToken::new(),
         };
-        Ok(Self { shared, config, sockets, watched, context })
+        Ok(Self { shared, config, sockets, watched, following, context })
     }
 
     /// Where the server listens: useful where a port was left to the system.
@@ -109,10 +117,13 @@ impl Server {
     /// Answers until `stopped`, then finishes what was begun. The admin listener goes on until the others have, so that
     /// whoever looks sees a server that is alive and not ready.
     pub async fn run(self, stopped: impl Future<Output = ()>) -> Result<(), StartError> {
-        let Self { shared, config, sockets, watched, context } = self;
+        let Self { shared, config, sockets, watched, following, context } = self;
         let (senders, threads) = start_workers(config.workers, &context)?;
         let (mut serving, mut admin) = serve(sockets, &Workers::new(senders), &config, &context);
         serving.spawn(reload::watch(watched, Arc::clone(&shared), context.stop.clone()));
+        if let Some(following) = following {
+            serving.spawn(following.run(context.stop.clone()));
+        }
         let watching = shared.decider.region.clone().map(|region| tokio::spawn(origin::watch(region)));
         stopped.await;
         shared.stop();

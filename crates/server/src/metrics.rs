@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -110,6 +110,18 @@ label! {
 }
 
 label! {
+    /// What became of a try to take over what a store of rules holds.
+    pub(crate) Followed {
+        /// It is in force.
+        Taken = "taken",
+        /// It is wrong, and what was in force stays.
+        Refused = "refused",
+        /// The store did not give it.
+        Failed = "failed",
+    }
+}
+
+label! {
     /// What is read again when it changes.
     pub(crate) Reloaded {
         /// The rules file.
@@ -182,6 +194,8 @@ pub(crate) struct Metrics {
     refused: [AtomicU64; LISTENERS],
     timed_out: AtomicU64,
     reloads: [[AtomicU64; 2]; RELOADS],
+    /// Of the store of rules, if there is one.
+    pub(crate) control: ControlMetrics,
     /// What counts the records of the decision log, once there is one.
     recorder: OnceLock<Arc<Recorder>>,
 }
@@ -211,6 +225,7 @@ impl Metrics {
             refused: Default::default(),
             timed_out: AtomicU64::new(0),
             reloads: Default::default(),
+            control: ControlMetrics::default(),
             recorder: OnceLock::new(),
         }
     }
@@ -321,6 +336,7 @@ impl Collector for Scrape {
         self.encode_latency(&mut encoder)?;
         self.encode_connections(&mut encoder)?;
         self.encode_reloads(&mut encoder)?;
+        self.metrics.control.encode(&mut encoder)?;
         if let Some(recorder) = self.metrics.recorder.get() {
             encode_log(recorder, &mut encoder)?;
         }
@@ -454,6 +470,94 @@ impl Scrape {
             }
         }
         shares
+    }
+}
+
+/// Upper ends of the buckets for how long changes of rules take to be in force. One second is usual, five are many.
+const LAG_BUCKETS_MS: [u64; 12] = [10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 300_000];
+
+/// How a server follows the store of its rules.
+#[derive(Debug, Default)]
+pub(crate) struct ControlMetrics {
+    /// Whether there is a store.
+    is_there: AtomicBool,
+    is_up: AtomicBool,
+    revision: AtomicU64,
+    emergency_revision: AtomicU64,
+    outcomes: [AtomicU64; Followed::ALL.len()],
+    rolled_back: AtomicU64,
+    lag: [AtomicU64; LAG_BUCKETS_MS.len() + 1],
+    lag_sum_ms: AtomicU64,
+}
+
+impl ControlMetrics {
+    /// Whether the store answers. From the first word on there is one.
+    pub(crate) fn store_is_up(&self, is_up: bool) {
+        self.is_there.store(true, Ordering::Relaxed);
+        self.is_up.store(is_up, Ordering::Relaxed);
+    }
+
+    /// What is in force.
+    pub(crate) fn in_force(&self, revision: u64, emergency_revision: u64) {
+        self.revision.store(revision, Ordering::Relaxed);
+        self.emergency_revision.store(emergency_revision, Ordering::Relaxed);
+    }
+
+    pub(crate) fn followed(&self, outcome: Followed) {
+        add(&self.outcomes[outcome as usize], 1);
+    }
+
+    pub(crate) fn rolled_back(&self) {
+        add(&self.rolled_back, 1);
+    }
+
+    /// How long a change took from when it was made to when it was in force here.
+    pub(crate) fn lagged(&self, ms: u64) {
+        let bucket = LAG_BUCKETS_MS.iter().position(|end| ms < *end).unwrap_or(LAG_BUCKETS_MS.len());
+        add(&self.lag[bucket], 1);
+        add(&self.lag_sum_ms, ms);
+    }
+
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        if !self.is_there.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let revision = |of: &AtomicU64| i64::try_from(of.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
+        let gauges = [
+            (
+                "rules_store_up",
+                "Whether the store of rules answers",
+                i64::from(self.is_up.load(Ordering::Relaxed)),
+            ),
+            ("rules_revision", "Of the rules in force", revision(&self.revision)),
+            ("rules_emergency_revision", "Of the emergencies in force", revision(&self.emergency_revision)),
+        ];
+        for (name, about, value) in gauges {
+            let gauge = encoder.encode_descriptor(name, about, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(gauge)?;
+        }
+        let about = "Tries to take over what the store of rules holds";
+        let mut reloads = encoder.encode_descriptor("rules_reloads", about, None, MetricType::Counter)?;
+        for &outcome in Followed::ALL {
+            let count = self.outcomes[outcome as usize].load(Ordering::Relaxed);
+            ConstCounter::new(count).encode(reloads.encode_family(&[("outcome", outcome.as_str())])?)?;
+        }
+        let about = "Changes that this server rolled back because denials jumped";
+        let rolled = encoder.encode_descriptor("rules_rollbacks", about, None, MetricType::Counter)?;
+        ConstCounter::new(self.rolled_back.load(Ordering::Relaxed)).encode(rolled)?;
+        self.encode_lag(encoder)
+    }
+
+    fn encode_lag(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let about = "From when a change was made to when it was in force here";
+        let mut lag =
+            encoder.encode_descriptor("rules_lag", about, Some(&Unit::Seconds), MetricType::Histogram)?;
+        let ends = LAG_BUCKETS_MS.iter().map(|ms| seconds(ms * 1_000)).chain([f64::INFINITY]);
+        let counts = self.lag.iter().map(|count| count.load(Ordering::Relaxed));
+        let buckets: Vec<(f64, u64)> = ends.zip(counts).collect();
+        let sum = seconds(self.lag_sum_ms.load(Ordering::Relaxed).saturating_mul(1_000));
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        lag.encode_histogram::<[(&str, &str); 0]>(sum, count, &buckets, None)
     }
 }
 

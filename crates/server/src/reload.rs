@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::config::{Config, RulesConfig};
 use crate::envoy::Descriptors;
 use crate::metrics::Reloaded;
 use crate::rules::GatedRules;
@@ -28,7 +28,10 @@ struct Source {
 }
 
 fn sources(config: &Config) -> Vec<Source> {
-    let rules = config.rules.clone();
+    let rules = match &config.rules {
+        Some(RulesConfig::File(path)) => Some(path.clone()),
+        Some(RulesConfig::Store(_)) | None => None,
+    };
     let rules = rules.map(|path| Source { what: Reloaded::Rules, key: "rules", path, load: load_rules });
     let descriptors = config.envoy_descriptors.clone();
     let descriptors = descriptors.map(|path| Source {

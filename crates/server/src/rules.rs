@@ -4,10 +4,13 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io::Read as _;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arrayvec::ArrayVec;
 use tidegate::region::{Policy, Question};
 use tidegate::{Algorithm, Decision, Gate, Limit, Outcome as LimitOutcome, UnknownName};
+use tidegate_rules::book::EmergencyRow;
 use tidegate_rules::{
     Class, Dimensions, FILE_BYTES_MAX, KEY_PARTS_MAX, Key, Match, Mode, Rule, RuleSet, Terms,
 };
@@ -26,10 +29,59 @@ const GATES_MAX: usize = 1_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct GatedRules {
     set: RuleSet,
-    /// By tenant: the gates of the rules that are for it, by the rule's position, in order.
-    gates: Vec<Box<[(usize, Gate)]>>,
+    gates: Arc<Gates>,
     /// By tenant: the dimensions that its rules look at.
     used: Vec<Vec<String>>,
+}
+
+/// What rules need to decide, whatever the emergencies.
+#[derive(Debug, Default)]
+struct Gates {
+    /// By tenant: the gates of the rules that are for it, by the rule's position, in order.
+    of_tenants: Vec<Box<[(usize, Gate)]>>,
+    /// By tenant: the dimensions that its rules look at, but for those that only emergencies do.
+    used: Vec<Vec<String>>,
+    /// By position of the rule: how often it was asked and denied.
+    counts: Box<[RuleCount]>,
+}
+
+/// What a rule did, on every worker: whoever looks takes it away. Denials are the smaller part of what a rule says, and
+/// requests are only counted while somebody wants to know, so that a rule that lets pass writes nothing.
+#[derive(Debug, Default)]
+pub(crate) struct RuleCount {
+    denied: AtomicU32,
+    asked: AtomicU32,
+    is_watched: AtomicBool,
+}
+
+impl RuleCount {
+    #[inline]
+    fn count(&self, is_allowed: bool) {
+        if !is_allowed {
+            self.denied.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.is_watched.load(Ordering::Relaxed) {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether its requests are counted from now on.
+    pub(crate) fn watch(&self, is_watched: bool) {
+        // Most stay as they are: their cache lines are left alone.
+        if self.is_watched.load(Ordering::Relaxed) != is_watched {
+            self.is_watched.store(is_watched, Ordering::Relaxed);
+        }
+    }
+
+    /// How often it denied, and of how many requests, since this was last asked.
+    pub(crate) fn take(&self) -> (u32, u32) {
+        // Most did nothing: their cache lines are left alone.
+        let take = |count: &AtomicU32| match count.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => count.swap(0, Ordering::Relaxed),
+        };
+        (take(&self.denied), take(&self.asked))
+    }
 }
 
 /// A request, with the rules that apply to it.
@@ -55,6 +107,7 @@ struct Applying<'r, 'd> {
 pub(crate) struct Applied<'r> {
     pub(crate) rule: &'r Rule,
     pub(crate) terms: Terms<'r>,
+    count: &'r RuleCount,
 }
 
 /// One rule's word on a request.
@@ -122,11 +175,43 @@ impl GatedRules {
             gates.sort_unstable_by_key(|(position, _)| *position);
             Ok(gates)
         };
-        let gates: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
+        let of_tenants: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
+        let of_tenants = of_tenants.map_err(|error| error.to_string())?;
+        let counts = set.rules().iter().map(|_| RuleCount::default()).collect();
         let used =
-            |tenant: &Tenant| set.dimensions_used(&tenant.name).into_iter().map(str::to_owned).collect();
+            |tenant: &Tenant| set.rule_dimensions(&tenant.name).into_iter().map(str::to_owned).collect();
         let used = shared.tenants.iter().map(used).collect();
-        Ok(Self { gates: gates.map_err(|error| error.to_string())?, used, set })
+        Ok(Self::of_gates(Arc::new(Gates { of_tenants, used, counts }), set, shared))
+    }
+
+    /// The same rules, with the same gates, under other emergencies.
+    pub(crate) fn with_emergencies(
+        &self,
+        (revision, rows): (u64, &[EmergencyRow]),
+        shared: &Shared,
+    ) -> Result<Self, String> {
+        let set = self.set.with_emergencies(revision, rows, shared.now_ms());
+        let set = set.map_err(|problems| problems.to_string())?;
+        Ok(Self::of_gates(Arc::clone(&self.gates), set, shared))
+    }
+
+    fn of_gates(gates: Arc<Gates>, set: RuleSet, shared: &Shared) -> Self {
+        let used = gates.used.iter().zip(&shared.tenants).map(|(used, tenant)| {
+            let mut used = used.clone();
+            // Where nothing is counted, nothing has to be found.
+            if !used.is_empty() {
+                used.extend(set.emergency_dimensions(&tenant.name).map(str::to_owned));
+                used.sort_unstable();
+                used.dedup();
+            }
+            used
+        });
+        Self { used: used.collect(), gates, set }
+    }
+
+    /// All rules, with what each of them did.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (&Rule, &RuleCount)> {
+        self.set.rules().iter().zip(&self.gates.counts)
     }
 
     /// Reads a rules file.
@@ -160,8 +245,9 @@ impl GatedRules {
         let now_ms = shared.decider.limiter.wall_us() / 1_000;
         let applying = self.set.matching(name, request, now_ms).filter_map(|found| {
             let gate = self.gate(shared, tenant, &found)?;
-            let Match { rule, key, terms, .. } = found;
-            Some(Applying { applied: Applied { rule, terms }, key, gate })
+            let Match { rule, key, terms, position } = found;
+            let count = self.gates.counts.get(position)?;
+            Some(Applying { applied: Applied { rule, terms, count }, key, gate })
         });
         let together = self.together(&shared.decider, name, request);
         Case { rules: self, tenant, request, applying: applying.collect(), together }
@@ -174,7 +260,7 @@ impl GatedRules {
         tenant: TenantIndex,
         found: &Match<'r, '_>,
     ) -> Option<Cow<'r, Gate>> {
-        let gates = self.gates.get(tenant)?;
+        let gates = self.gates.of_tenants.get(tenant)?;
         let at = gates.binary_search_by_key(&found.position, |(position, _)| *position).ok()?;
         let own = &gates[at].1;
         let (limit, usual) = (found.terms.limit, &found.rule.limit);
@@ -227,6 +313,9 @@ impl Case<'_, '_> {
         let shadows = in_shadow(decider, shadows, charged).await;
         let version = self.rules.set.version();
         let ruling = Ruling { decision, enforced, shadows, version, rung };
+        for (applied, outcome) in ruling.enforced.iter().zip(ruling.decision.outcomes()) {
+            applied.count.count(outcome.is_allowed());
+        }
         shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
         self.take_down(shared, (surface, cost), ruling.outcome(), rung, Some(&ruling));
         Ok(ruling)
@@ -348,7 +437,6 @@ pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
-    use std::sync::Arc;
     use std::time::Duration;
 
     use futures_util::FutureExt as _;

@@ -41,7 +41,33 @@ pub const SETTINGS: &[Setting] = &[
         "127.0.0.1:8090",
         "Health, readiness, metrics and administration; \"off\" to not listen",
     ),
-    setting("rules", "FILE", "", "Rules for /v1/check and forward-auth; read again when it changes"),
+    setting(
+        "rules",
+        "WHERE",
+        "",
+        "Rules for /v1/check and forward-auth: a file, which is read again when it changes, or a store that servers share, \
+         sqlite:FILE or postgres://USER:PASSWORD@HOST:PORT/DATABASE",
+    ),
+    setting(
+        "rules_placement",
+        "DIMENSION",
+        "",
+        "For a store: the dimension that says where in a region a request's meters are kept, as `placement` does in a file",
+    ),
+    setting(
+        "rules_snapshots",
+        "DIR",
+        "",
+        "For a store: a folder of this server's own for copies of the rules, to start from when the store is gone; \"none\" \
+         writes none [default: rules/ in data_dir]",
+    ),
+    setting(
+        "rules_reconcile",
+        "TIME",
+        "5m",
+        "For a store: how often everything is compared with it, whatever it says, 100ms to 1d, varied by a fifth. Shorter: \
+         what went unheard is caught up with earlier, for one small question each time",
+    ),
     setting(
         "envoy_descriptors",
         "PATH",

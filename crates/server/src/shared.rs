@@ -1,8 +1,8 @@
 //! What all surfaces share: one limiter, and what tells them which limits to ask it.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
@@ -12,9 +12,11 @@ use tidegate::region::Policy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
 use tidegate_rules::Class;
 use tidegate_rules::pattern::Pattern;
+use tidegate_rules::store::Address;
 
-use crate::auth::{Credentials, TenantIndex};
-use crate::config::{Config, DEFAULT_TENANT};
+use crate::auth::{Credentials, Principal, TenantIndex};
+use crate::config::{Config, DEFAULT_TENANT, RulesConfig};
+use crate::control::Control;
 use crate::deciding::Decider;
 use crate::envoy::Descriptors;
 use crate::guard::Patience;
@@ -31,7 +33,11 @@ pub(crate) struct Shared {
     /// By [`TenantIndex`].
     pub(crate) tenants: Vec<Tenant>,
     /// Who may ask.
-    pub(crate) credentials: Credentials,
+    pub(crate) credentials: ArcSwap<Credentials>,
+    /// Where the rules are kept, if not in a file.
+    pub(crate) rules_address: Option<Address>,
+    /// Nothing for rules of a file, and while their store was never there.
+    control: OnceLock<Arc<Control>>,
     /// For `/v1/check` and forward-auth.
     pub(crate) rules: ArcSwap<GatedRules>,
     /// For Envoy.
@@ -117,6 +123,10 @@ impl Shared {
         let tenants = tenants.map_err(|error| StartError::File(error.to_string()))?;
         let metrics = Arc::new(Metrics::new(config.workers));
         let overrides = Overrides::open(config.data_dir.as_deref(), &names)?;
+        let rules_address = match &config.rules {
+            Some(RulesConfig::Store(store)) => Some(store.address.clone()),
+            Some(RulesConfig::File(_)) | None => None,
+        };
         let scrape = Scrape {
             metrics: Arc::clone(&metrics),
             limiter: Arc::clone(&decider.limiter),
@@ -126,7 +136,9 @@ impl Shared {
         Ok(Self {
             decider,
             tenants,
-            credentials: std::mem::take(&mut config.credentials),
+            credentials: ArcSwap::from_pointee(std::mem::take(&mut config.credentials)),
+            rules_address,
+            control: OnceLock::new(),
             rules: ArcSwap::default(),
             descriptors: ArcSwap::default(),
             overrides,
@@ -159,6 +171,33 @@ impl Shared {
         self.metrics.counts_records_of(Arc::clone(journal.recorder()));
         self.journal = Some(journal);
         Ok(())
+    }
+
+    /// The rules' store as this server knows it; nothing for rules of a file, and until a store that was gone when the
+    /// server started is there.
+    pub(crate) fn control(&self) -> Option<&Arc<Control>> {
+        self.control.get()
+    }
+
+    /// From now on the rules come from a store.
+    pub(crate) fn follows(&self, control: Arc<Control>) {
+        // There is one store for as long as a server runs.
+        let _ = self.control.set(control);
+    }
+
+    /// Milliseconds since the Unix epoch, by the server's clock.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.decider.limiter.wall_us() / 1_000
+    }
+
+    /// Who holds a token.
+    pub(crate) fn principal(&self, token: Option<&[u8]>) -> Option<Principal> {
+        self.credentials.load().principal(token, || self.now_ms())
+    }
+
+    /// The principal of an `Authorization` value.
+    pub(crate) fn of_authorization(&self, value: Option<&[u8]>) -> Option<Principal> {
+        self.credentials.load().of_authorization(value, || self.now_ms())
     }
 
     /// The tenant of a principal.

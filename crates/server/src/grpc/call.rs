@@ -49,7 +49,7 @@ pub(super) fn begun(
 pub(super) fn principal(shared: &Shared, headers: &HeaderMap) -> Result<Principal, Status> {
     let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
     let unknown = || Status::unauthenticated("authorization: no `Bearer` token that this server knows");
-    shared.credentials.of_authorization(authorization).ok_or_else(unknown)
+    shared.of_authorization(authorization).ok_or_else(unknown)
 }
 
 /// Answers one call of a tenant.

@@ -241,7 +241,7 @@ fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {
     }
 }
 
-fn rule_answer<'r>(Applied { rule, terms }: Applied<'r>, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
+fn rule_answer<'r>(Applied { rule, terms, .. }: Applied<'r>, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
     let verdict = outcome.verdict();
     let retry = verdict.retry();
     RuleAnswer {

@@ -185,7 +185,7 @@ async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
 /// Who asks.
 fn principal(shared: &Shared, headers: &HeaderMap) -> Option<Principal> {
     let authorization = headers.get(::http::header::AUTHORIZATION);
-    shared.credentials.of_authorization(authorization.map(::http::HeaderValue::as_bytes))
+    shared.of_authorization(authorization.map(::http::HeaderValue::as_bytes))
 }
 
 /// Which surface a request is for.

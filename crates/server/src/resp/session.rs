@@ -39,7 +39,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         static NEXT_ID: AtomicI64 = AtomicI64::new(1);
-        let principal = shared.credentials.principal(None);
+        let principal = shared.principal(None);
         Self {
             shared,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -59,12 +59,9 @@ impl Session {
     /// Becomes whoever holds `token`; whether anybody does. A user's name says nothing that the token does not, but on
     /// an open server there is one user only.
     pub(super) fn authenticate(&mut self, user: &[u8], token: &[u8]) -> bool {
-        let credentials = &self.shared.credentials;
-        let principal = if credentials.is_open() && user != DEFAULT_USER {
-            None
-        } else {
-            credentials.principal(Some(token))
-        };
+        let is_open = self.shared.credentials.load().is_open();
+        let principal =
+            if is_open && user != DEFAULT_USER { None } else { self.shared.principal(Some(token)) };
         if principal.is_some() {
             self.principal = principal;
             self.gates.clear();
@@ -76,7 +73,7 @@ impl Session {
     pub(super) fn reset(&mut self) {
         self.name = Vec::new();
         self.protocol = Protocol::default();
-        self.principal = self.shared.credentials.principal(None);
+        self.principal = self.shared.principal(None);
         self.gates.clear();
     }
 
