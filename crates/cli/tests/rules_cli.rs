@@ -215,6 +215,26 @@ fn modes_overrides_and_blocks_are_in_force_at_once() {
 }
 
 #[test]
+fn what_other_limiters_were_told_becomes_rules() {
+    let desk = Desk::new();
+    let descriptors = "domain: edge\ndescriptors:\n  - key: user\n    rate_limit: { unit: hour, requests_per_unit: 7 }\n  \
+                       - key: user\n    value: bob\n    rate_limit: { unit: hour, requests_per_unit: 8 }\n  \
+                       - key: free\n    rate_limit: { unlimited: true }\n";
+    let descriptors = write(desk.folder(), "descriptors.yaml", descriptors);
+    let said = desk.good("ann", &["rules", "import", "envoy", &descriptors, "--yes"]);
+    assert!(said.contains("left out: edge/free: unlimited"), "{said}");
+    assert_eq!(["ann", "bob"].map(|user| desk.check(user)["rules"][0]["limit"].as_u64()), [Some(7), Some(8)]);
+
+    let list =
+        r#"{"data":[{"overrideId":"o","identifier":"eve*","limit":3,"duration":60000}],"pagination":{}}"#;
+    let list = write(desk.folder(), "unkey.json", list);
+    desk.good("ann", &["rules", "import", "unkey", &list, "--rule", "edge/user", "--yes"]);
+    assert_eq!(desk.check("eve-1")["rules"][0]["limit"], 3);
+    let (status, said) = desk.run("ann", &["rules", "import", "unkey", &descriptors, "--rule", "edge/user"]);
+    assert_eq!(status, 64, "{said}");
+}
+
+#[test]
 fn the_audit_is_shown_exported_and_verified() {
     let desk = Desk::new();
     let begun = desk.json("ann", &["audit", "verify"]);

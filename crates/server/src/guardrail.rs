@@ -133,38 +133,22 @@ impl Trial {
 
     /// An override touches its rule, before and after.
     fn compare_overrides(&mut self, book: &Book, operations: &[Operation]) {
+        let there = book.rows.iter().filter(|row| row.kind == Kind::Override);
+        let there: HashMap<&str, &str> = there.map(|row| (row.name.as_str(), row.body.as_str())).collect();
+        let rules = self.after.rules().iter().chain(self.before.rules());
+        let amounts: HashMap<&str, u64> =
+            rules.map(|rule| (&*rule.name, u64::from(rule.limit.amount()))).collect();
         for operation in operations.iter().filter(|operation| operation.row().0 == Kind::Override) {
-            let name = operation.row().1;
-            let row = book.rows.iter().find(|row| row.kind == Kind::Override && row.name == name);
-            let (old, new) = (row.map(|row| row.body.as_str()).map(read), operation.body().map(read));
+            let old = there.get(operation.row().1).copied().map(read);
+            let new = operation.body().map(read);
             let rule_of = |body: &Value| body["rule"].as_str().map(str::to_owned);
             let rules: BTreeSet<String> = old.iter().chain(&new).filter_map(rule_of).collect();
-            let usual =
-                rules.iter().find_map(|name| self.rule(name)).map(|rule| u64::from(rule.limit.amount()));
-            let limit =
-                |body: &Option<Value>| body.as_ref().and_then(|body| body["limit"].as_u64()).or(usual);
-            let differs = |field: &str| {
-                let said =
-                    |body: &Option<Value>| body.as_ref().map(|body| body[field].clone()).unwrap_or_default();
-                said(&old) != said(&new)
-            };
-            // What else it says may mean more or less: that takes somebody who knows.
-            if limit(&new) < limit(&old)
-                || ["rule", "key", "period", "burst", "mode"].into_iter().any(differs)
-                    && old.is_some()
-                    && new.is_some()
-            {
+            let usual = rules.iter().find_map(|name| amounts.get(name.as_str()).copied());
+            if may_deny_more(old.as_ref(), new.as_ref(), usual) {
                 self.tighter.extend(rules.iter().cloned());
             }
             self.touched.extend(rules);
         }
-    }
-
-    fn rule(&self, name: &str) -> Option<&Rule> {
-        let of = |set: &'_ RuleSet| set.rules().iter().position(|rule| &*rule.name == name);
-        of(&self.before)
-            .map(|at| &self.before.rules()[at])
-            .or_else(|| of(&self.after).map(|at| &self.after.rules()[at]))
     }
 
     /// The same, ready to be shown what was decided.
@@ -178,6 +162,15 @@ impl Trial {
             measured: Measured::default(),
         }
     }
+}
+
+/// Whether an override may deny what passed: under the one before it, or under the rule's `usual` limit.
+fn may_deny_more(old: Option<&Value>, new: Option<&Value>, usual: Option<u64>) -> bool {
+    let limit = |body: Option<&Value>| body.and_then(|body| body["limit"].as_u64()).or(usual);
+    // What else it says may mean more or less: that takes somebody who knows.
+    let says = |body: &Value| ["rule", "key", "period", "burst", "mode"].map(|field| body[field].clone());
+    let differs = old.zip(new).is_some_and(|(old, new)| says(old) != says(new));
+    differs || limit(new) < limit(old)
 }
 
 /// A body that was checked before.

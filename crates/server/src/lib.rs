@@ -44,6 +44,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::config::{Config, ConfigProblems};
+pub use crate::envoy::{Imported, import_descriptors};
 pub use crate::metrics::Listener;
 pub use crate::origin::{OriginConfig, OriginTls, RegionConfig};
 pub use crate::prepare::Prepared;

@@ -1,6 +1,7 @@
 //! `tidegate rules`: looks at rules files, and at the rules of a server that keeps them in a store.
 
 pub(crate) mod change;
+mod import;
 mod operations;
 pub(crate) mod show;
 mod validate;
@@ -32,6 +33,7 @@ pub(crate) fn command() -> Command {
                 .arg(Arg::new("row").value_name("KIND/NAME").required(true).help("Such as rule/per_user"))
                 .args(client::args()),
         )
+        .subcommand(import::command())
         .subcommand(plan_command())
         .subcommand(apply_command())
         .subcommand(
@@ -117,6 +119,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let Some((name, matches)) = matches.subcommand() else { return Ok(ExitCode::SUCCESS) };
     match name {
         "validate" => validate::run(matches),
+        "import" => import::run(matches),
         "list" => show::list(matches),
         "get" => show::get(matches),
         "history" => show::history(matches),
