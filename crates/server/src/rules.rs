@@ -67,7 +67,10 @@ impl RuleCount {
 
     /// Whether its requests are counted from now on.
     pub(crate) fn watch(&self, is_watched: bool) {
-        self.is_watched.store(is_watched, Ordering::Relaxed);
+        // Most stay as they are: their cache lines are left alone.
+        if self.is_watched.load(Ordering::Relaxed) != is_watched {
+            self.is_watched.store(is_watched, Ordering::Relaxed);
+        }
     }
 
     /// How often it denied, and of how many requests, since this was last asked.

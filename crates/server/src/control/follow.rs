@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Control, Look, NotTaken, Tried, compile, snapshots};
+use super::{Control, Look, NotTaken, Tried, compile, rollback, snapshots};
 use crate::config::StoreConfig;
 use crate::shared::{Shared, StartError};
 
@@ -36,7 +36,7 @@ impl Following {
             Err(error) => (None, error.to_string()),
             Ok(store) => {
                 let control = control(store, Book::default(), &config, &shared);
-                match control.take_rows(Look::Everything).await {
+                match control.take_rows(Look::First).await {
                     Ok(()) => {
                         shared.metrics.control.store_is_up(true);
                         shared.follows(Arc::clone(&control));
@@ -84,12 +84,13 @@ impl Following {
             () = watch(&control, config.reconcile) => {}
             () = rows => {}
             () = emergencies => {}
+            () = rollback::look(Arc::clone(&control)) => {}
         }
         if let Some(kept) = kept {
             // What it could not write it has told.
             let _ = kept.await;
         }
-        control.store.close().await;
+        control.store().close().await;
     }
 }
 
@@ -106,6 +107,7 @@ fn control(store: Store, book: Book, config: &StoreConfig, shared: &Arc<Shared>)
         rows_wanted: Notify::new(),
         everything_wanted: AtomicBool::new(false),
         emergencies_wanted: Notify::new(),
+        denials: Mutex::default(),
     })
 }
 
@@ -150,7 +152,7 @@ async fn find(config: &StoreConfig) -> Store {
 /// Wakes whoever loads when something may have changed, and all of it now and then.
 async fn watch(control: &Arc<Control>, reconcile: Duration) {
     let seed = control.now_ms() ^ u64::from(std::process::id()).rotate_left(32);
-    let mut watch = control.store.watch(seed);
+    let mut watch = control.store().watch(seed);
     let mut ticks = interval(varied(reconcile, seed));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first comes at once, and all was just loaded.
@@ -191,7 +193,7 @@ fn report(control: &Control, is_up: bool) {
 }
 
 impl Control {
-    fn want(&self, look: Look) {
+    pub(super) fn want(&self, look: Look) {
         if look == Look::Everything {
             self.everything_wanted.store(true, Ordering::Relaxed);
         }

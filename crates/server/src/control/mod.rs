@@ -3,8 +3,11 @@
 //! What is in force is only ever replaced by something that compiled. Emergencies are taken over on a way of their own: they
 //! wait for no book to be read, and no rule is compiled again for them.
 
+mod applied;
 mod credentials;
+mod denials;
 mod follow;
+mod rollback;
 mod snapshots;
 
 use std::sync::atomic::AtomicBool;
@@ -17,6 +20,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 pub(crate) use follow::Following;
+
+use denials::Denials;
 
 use crate::auth::Credentials;
 use crate::metrics::Followed;
@@ -42,6 +47,7 @@ pub(crate) struct Control {
     /// Whether whoever loads rows is to look at more than the heads.
     everything_wanted: AtomicBool,
     emergencies_wanted: Notify,
+    denials: Mutex<Denials>,
 }
 
 /// What was tried last, so that what was refused is not tried again until it changes.
@@ -81,6 +87,8 @@ impl From<StoreError> for NotTaken {
 /// How thoroughly the store is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
+    /// All it holds, for the first time: nothing of it is news.
+    First,
     /// What its heads say.
     Heads,
     /// All it holds, whatever its heads say.
@@ -131,7 +139,7 @@ impl Control {
     async fn take_rows(self: &Arc<Self>, look: Look) -> Result<(), NotTaken> {
         let mut tried = self.loading.lock().await;
         let heads = self.store.heads().await?;
-        if look == Look::Everything || tried.credential_revision != Some(heads.credential_revision) {
+        if look != Look::Heads || tried.credential_revision != Some(heads.credential_revision) {
             self.take_credentials().await?;
             tried.credential_revision = Some(heads.credential_revision);
         }
@@ -141,13 +149,17 @@ impl Control {
             return Ok(());
         }
         let book = self.store.load().await?;
-        if *self.book() == book {
+        let before = self.book();
+        if *before == book && look != Look::First {
             return Ok(());
         }
         let seen = (book.revision, book.emergency_revision);
         let taken = self.blocking(move |control, shared| control.put_in_force(book, shared)).await;
         tried.refused = matches!(taken, Err(NotTaken::Refused(_))).then_some(seen);
         self.count(&taken);
+        if taken.is_ok() && look != Look::First {
+            self.note_applied(before).await;
+        }
         taken
     }
 
@@ -160,7 +172,22 @@ impl Control {
         }
         let taken = self.blocking(move |control, shared| control.put_under(revision, rows, shared)).await;
         self.count(&taken);
+        if taken.is_ok() {
+            self.note_emergencies().await;
+        }
         taken
+    }
+
+    /// Measures how long the emergencies that were just put in force took.
+    async fn note_emergencies(&self) {
+        let now_ms = self.now_ms();
+        match (self.emergencies_changed_ms().await, self.shared.upgrade()) {
+            (Ok(Some(changed_ms)), Some(shared)) => {
+                shared.metrics.control.lagged(now_ms.saturating_sub(changed_ms));
+            }
+            (Ok(_), _) => {}
+            (Err(error), _) => tracing::debug!(%error, "it is not known how long emergencies took"),
+        }
     }
 
     /// Does what takes long where nobody waits for it.
@@ -183,8 +210,11 @@ impl Control {
             (book.emergency_revision, book.emergencies) = (later.0, later.1.to_vec());
         }
         shared.metrics.control.in_force(book.revision, book.emergency_revision);
-        shared.rules.store(Arc::new(rules));
+        let replaced = shared.rules.swap(Arc::new(rules));
         *in_force = Arc::new(book);
+        let mut denials = self.denials();
+        denials.take_from(&replaced);
+        denials.mark(&shared.rules.load());
         Ok(())
     }
 

@@ -1,0 +1,52 @@
+//! What the audit says of changes that are in force here since a moment ago.
+
+use serde::Deserialize;
+use tidegate_rules::audit::Entry;
+use tidegate_rules::store::StoreError;
+
+use super::Control;
+
+/// How many of the last entries are looked at. More: more changes at once are noticed one by one; more is read after each.
+const ENTRIES_MAX: u64 = 200;
+
+/// A change that was applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Applied {
+    pub(super) change: u64,
+    pub(super) at_ms: u64,
+    pub(super) by: String,
+}
+
+#[derive(Deserialize)]
+struct Detail {
+    change: u64,
+    revision: u64,
+}
+
+impl Control {
+    /// The changes that raised the revision above one, in order.
+    pub(super) async fn applied_after(&self, revision: u64) -> Result<Vec<Applied>, StoreError> {
+        Ok(self.last_entries().await?.iter().filter_map(|entry| applied(entry, revision)).collect())
+    }
+
+    /// When emergencies were changed last.
+    pub(super) async fn emergencies_changed_ms(&self) -> Result<Option<u64>, StoreError> {
+        let entries = self.last_entries().await?;
+        let last = entries.iter().rev().find(|entry| entry.action.starts_with("emergency."));
+        Ok(last.map(|entry| entry.at_ms))
+    }
+
+    async fn last_entries(&self) -> Result<Vec<Entry>, StoreError> {
+        let end = self.store.checkpoint().await?.count;
+        self.store.audit(end.saturating_sub(ENTRIES_MAX), ENTRIES_MAX).await
+    }
+}
+
+fn applied(entry: &Entry, after: u64) -> Option<Applied> {
+    if entry.action != "change.apply" {
+        return None;
+    }
+    let detail: Detail = serde_json::from_str(&entry.detail).ok()?;
+    let applied = Applied { change: detail.change, at_ms: entry.at_ms, by: entry.actor.clone() };
+    (detail.revision > after).then_some(applied)
+}
