@@ -89,13 +89,12 @@ fn print(entry: &Value) {
 
 fn verify(matches: &ArgMatches) -> Done {
     let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
-    let found = match text("file") {
-        Some(file) => verify_file(file, text("checkpoint"))?,
-        None => {
-            let query: Vec<(&str, &str)> =
-                text("checkpoint").map(|line| ("checkpoint", line)).into_iter().collect();
-            Client::new(matches)?.get("/v1/audit/verify", &query)?.decided(&[200])?.body
-        }
+    let found = if let Some(file) = text("file") {
+        verify_file(file, text("checkpoint"))?
+    } else {
+        let query: Vec<(&str, &str)> =
+            text("checkpoint").map(|line| ("checkpoint", line)).into_iter().collect();
+        Client::new(matches)?.get("/v1/audit/verify", &query)?.decided(&[200])?.body
     };
     let holds = found["holds"] == true;
     if matches.get_flag("json") {

@@ -68,10 +68,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         "reason": text("reason"),
     });
     let answer = Client::new(matches)?.post("/v1/emergencies", &question)?.decided(&[200])?;
-    tell(matches, &answer.body, |body| {
+    Ok(tell(matches, &answer.body, |body| {
         let expires = body["emergency"]["expires"].as_str().unwrap_or_default();
         format!("blocked until {expires}: {} of {}", place.key.join(", "), place.rule)
-    })
+    }))
 }
 
 pub(crate) fn run_unblock(matches: &ArgMatches) -> Done {
@@ -80,16 +80,16 @@ pub(crate) fn run_unblock(matches: &ArgMatches) -> Done {
     if answer.status == 404 {
         return Err(Failure::failed(format!("not blocked: {} of {}", place.key.join(", "), place.rule)));
     }
-    tell(matches, &answer.decided(&[200])?.body, |_| {
+    Ok(tell(matches, &answer.decided(&[200])?.body, |_| {
         format!("no longer blocked: {} of {}", place.key.join(", "), place.rule)
-    })
+    }))
 }
 
-fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String) -> Done {
+fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String) -> ExitCode {
     if matches.get_flag("json") {
         println!("{body}");
     } else {
         println!("{}", words(body));
     }
-    Ok(ExitCode::SUCCESS)
+    ExitCode::SUCCESS
 }

@@ -131,15 +131,17 @@ fn act<'a>(actor: &'a str, control: &Control) -> Act<'a> {
     Act { by: actor, now_ms: control.now_ms() }
 }
 
-/// What a change of the store comes to on this server at once. The others are told by the store.
-async fn take_over(control: &Arc<Control>) {
-    if let Err(error) = control.refresh().await {
-        tracing::error!(%error, "a change is in the store, and not yet in force here");
+/// Puts a change of the store in force on this server at once, or says why it is not. The others are told by the store.
+async fn take_over(control: &Arc<Control>) -> Option<String> {
+    let problem = control.refresh().await.err();
+    if let Some(problem) = &problem {
+        tracing::error!(%problem, "a change is in the store, and not yet in force here");
     }
+    problem
 }
 
-fn refused(error: StoreError) -> Problem {
-    let status = match &error {
+fn refused(error: &StoreError) -> Problem {
+    let status = match error {
         StoreError::Unreachable(_) | StoreError::Busy => StatusCode::SERVICE_UNAVAILABLE,
         StoreError::Invalid(_) | StoreError::Ahead { .. } => StatusCode::BAD_REQUEST,
         StoreError::NotThere(_) => StatusCode::NOT_FOUND,

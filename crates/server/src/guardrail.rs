@@ -235,9 +235,9 @@ impl BackTest {
             return true;
         }
         let pairs = record.dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let Ok(request) = Dimensions::new(pairs) else { return true };
+        let Ok(dimensions) = Dimensions::new(pairs) else { return true };
         let stands_for = 1.0 / record.sample_rate.clamp(NEARLY_NOTHING, 1.0);
-        let asked = Request { record, request: &request, stands_for };
+        let asked = Request { record, dimensions: &dimensions, stands_for };
         let (before, after) =
             (self.before.decide(&asked, &self.touched), self.after.decide(&asked, &self.touched));
         self.measured.records += 1;
@@ -292,7 +292,7 @@ fn judge(measured: Option<&Measured>, tighter: &BTreeSet<String>) -> (Needs, Str
 /// A request of the log.
 struct Request<'r> {
     record: &'r Record,
-    request: &'r Dimensions<'r>,
+    dimensions: &'r Dimensions<'r>,
     /// How many requests.
     stands_for: f64,
 }
@@ -324,9 +324,9 @@ impl Model {
 
     /// All rules that are enforced are charged for what passes all of them.
     fn decide(&mut self, asked: &Request<'_>, touched: &BTreeSet<String>) -> Modelled {
-        let Request { record, request, stands_for } = asked;
+        let Request { record, dimensions, stands_for } = asked;
         let Self { set, meters } = self;
-        let found: Vec<Match<'_, '_>> = set.matching(&record.tenant, request, record.at_ms).collect();
+        let found: Vec<Match<'_, '_>> = set.matching(&record.tenant, dimensions, record.at_ms).collect();
         let is_touched = found.iter().any(|found| touched.contains(&*found.rule.name));
         let mut passed = *stands_for;
         let mut charged = Vec::new();
@@ -430,7 +430,9 @@ mod tests {
     /// What is found out about a change after so many requests at once.
     fn effect(operations: &[Operation], requests: u64) -> Effect {
         let mut test = Trial::new(&book(), operations, None, NOW_MS).expect("compiles").begin();
-        (0..requests).for_each(|_| assert!(test.take(&record("u", NOW_MS, 1.0))));
+        for _ in 0..requests {
+            assert!(test.take(&record("u", NOW_MS, 1.0)));
+        }
         test.finish()
     }
 

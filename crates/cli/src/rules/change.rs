@@ -79,6 +79,9 @@ pub(crate) fn send(client: &Client, path: &str, mut question: Value, matches: &A
     } else {
         print_change(change);
     }
+    if let Some(problem) = answer.body["not_in_force"].as_str() {
+        eprintln!("it is in the store, and not yet in force on this server: {problem}");
+    }
     if answer.status == 200 {
         return Ok(ExitCode::SUCCESS);
     }

@@ -36,17 +36,18 @@ pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>) -> Done {
         let mut answer = client.get("/v1/rules", &query)?.decided(&[200])?.body;
         let Value::Array(page) = answer["rows"].take() else { return Err(unexpected("rows")) };
         rows.extend(page);
-        match answer["next"].as_str() {
-            Some(next) => after = Some(next.to_owned()),
-            None => return print_rows(matches, &answer["revision"], &rows),
+        after = answer["next"].as_str().map(str::to_owned);
+        if after.is_none() {
+            print_rows(matches, &answer["revision"], &rows);
+            return Ok(ExitCode::SUCCESS);
         }
     }
 }
 
-fn print_rows(matches: &ArgMatches, revision: &Value, rows: &[Value]) -> Done {
+fn print_rows(matches: &ArgMatches, revision: &Value, rows: &[Value]) {
     if matches.get_flag("json") {
         println!("{}", json!({ "revision": revision, "rows": rows }));
-        return Ok(ExitCode::SUCCESS);
+        return;
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -56,7 +57,6 @@ fn print_rows(matches: &ArgMatches, revision: &Value, rows: &[Value]) -> Done {
         table.add_row([text("kind"), text("name"), row["version"].to_string(), row["body"].to_string()]);
     }
     println!("{table}\nrevision {revision}");
-    Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn get(matches: &ArgMatches) -> Done {

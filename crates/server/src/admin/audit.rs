@@ -17,7 +17,7 @@ pub(super) async fn page(asked: &Asked<'_>) -> Answered {
     let given = Given::read(asked, &["after", "limit"])?;
     let after = given.number("after", 0, 0, u64::MAX)?;
     let limit = given.number("limit", ENTRIES, 1, AUDIT_PAGE_MAX)?;
-    let entries = control(asked)?.store().audit(after, limit).await.map_err(refused)?;
+    let entries = control(asked)?.store().audit(after, limit).await.map_err(|error| refused(&error))?;
     let next = entries.last().map(|entry| entry.sequence);
     Ok(json(StatusCode::OK, &json!({ "entries": entries, "next": next })))
 }
@@ -35,6 +35,6 @@ pub(super) async fn verify(asked: &Asked<'_>) -> Answered {
         Err(StoreError::Audit(found)) => {
             Ok(json(StatusCode::OK, &json!({ "holds": false, "problem": found.to_string() })))
         }
-        Err(error) => Err(refused(error)),
+        Err(error) => Err(refused(&error)),
     }
 }

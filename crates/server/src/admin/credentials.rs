@@ -12,7 +12,7 @@ use crate::http::{Asked, Problem, json};
 
 /// `GET /v1/credentials`
 pub(super) async fn list(asked: &Asked<'_>) -> Answered {
-    let all = control(asked)?.store().credentials().await.map_err(refused)?;
+    let all = control(asked)?.store().credentials().await.map_err(|error| refused(&error))?;
     let credentials: Vec<Value> = all.iter().map(told).collect();
     Ok(json(StatusCode::OK, &json!({ "credentials": credentials })))
 }
@@ -57,15 +57,18 @@ pub(super) async fn admit(asked: &Asked<'_>) -> Answered {
     let token = new_token().map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error))?;
     let hash = TokenHash::of(token.as_bytes()).to_string().replace("sha256:", "");
     let credential = Credential { hash, name, tenant, role, created_ms: act.now_ms, expires_ms };
-    control.store().put_credential(&credential, act).await.map_err(refused)?;
-    take_over(control).await;
-    Ok(json(StatusCode::OK, &json!({ "token": token, "credential": told(&credential) })))
+    control.store().put_credential(&credential, act).await.map_err(|error| refused(&error))?;
+    let problem = take_over(control).await;
+    Ok(json(
+        StatusCode::OK,
+        &json!({ "token": token, "credential": told(&credential), "not_in_force": problem }),
+    ))
 }
 
 /// `DELETE /v1/credentials/{hash}`
 pub(super) async fn revoke(asked: &Asked<'_>, hash: &str) -> Answered {
     let (control, actor) = (control(asked)?, asked.actor());
-    control.store().revoke_credential(hash, act(&actor, control)).await.map_err(refused)?;
-    take_over(control).await;
-    Ok(json(StatusCode::OK, &json!({ "hash": hash })))
+    control.store().revoke_credential(hash, act(&actor, control)).await.map_err(|error| refused(&error))?;
+    let problem = take_over(control).await;
+    Ok(json(StatusCode::OK, &json!({ "hash": hash, "not_in_force": problem })))
 }

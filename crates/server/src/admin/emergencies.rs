@@ -20,7 +20,7 @@ const ID_CHARACTERS: usize = 11;
 
 /// `GET /v1/emergencies`
 pub(super) async fn list(asked: &Asked<'_>) -> Answered {
-    let (revision, rows) = control(asked)?.store().emergencies().await.map_err(refused)?;
+    let (revision, rows) = control(asked)?.store().emergencies().await.map_err(|error| refused(&error))?;
     let now_ms = asked.shared.now_ms();
     let lasting = rows.iter().filter(|row| now_ms < row.expires_ms);
     let emergencies: Vec<Value> = lasting.map(told).collect();
@@ -54,15 +54,16 @@ pub(super) async fn declare(asked: &Asked<'_>) -> Answered {
     fields.insert("created_ms".to_owned(), act.now_ms.into());
     let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
     let row = EmergencyRow { id, body: Value::Object(fields).to_string(), expires_ms };
-    let (_, there) = control.store().emergencies().await.map_err(refused)?;
+    let (_, there) = control.store().emergencies().await.map_err(|error| refused(&error))?;
     if there.len() >= EMERGENCIES_MAX && there.iter().all(|known| known.id != row.id) {
         let problem = format!("emergencies: there are {EMERGENCIES_MAX}, as many as may be; end one");
         return Err(Problem::new(StatusCode::CONFLICT, problem));
     }
     check(&control.book(), &row, act.now_ms)?;
-    let revision = control.store().put_emergency(&row, act).await.map_err(refused)?;
-    take_over(control).await;
-    Ok(json(StatusCode::OK, &json!({ "emergency_revision": revision, "emergency": told(&row) })))
+    let revision = control.store().put_emergency(&row, act).await.map_err(|error| refused(&error))?;
+    let problem = take_over(control).await;
+    let answer = json!({ "emergency_revision": revision, "emergency": told(&row), "not_in_force": problem });
+    Ok(json(StatusCode::OK, &answer))
 }
 
 /// Whether an emergency makes sense with the rule that it names. Other rules do not matter, and there may be many.
@@ -105,16 +106,24 @@ pub(super) async fn renew(asked: &Asked<'_>, id: &str) -> Answered {
     let (control, actor) = (control(asked)?, asked.actor());
     let act = act(&actor, control);
     let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
-    let revision = control.store().renew_emergency(id, expires_ms, act).await.map_err(refused)?;
-    take_over(control).await;
-    let answer = json!({ "emergency_revision": revision, "id": id, "expires_ms": expires_ms, "expires": timestamp(expires_ms) });
+    let revision =
+        control.store().renew_emergency(id, expires_ms, act).await.map_err(|error| refused(&error))?;
+    let problem = take_over(control).await;
+    let answer = json!({
+        "emergency_revision": revision,
+        "id": id,
+        "expires": timestamp(expires_ms),
+        "expires_ms": expires_ms,
+        "not_in_force": problem,
+    });
     Ok(json(StatusCode::OK, &answer))
 }
 
 /// `DELETE /v1/emergencies/{id}`
 pub(super) async fn end(asked: &Asked<'_>, id: &str) -> Answered {
     let (control, actor) = (control(asked)?, asked.actor());
-    let revision = control.store().end_emergency(id, act(&actor, control)).await.map_err(refused)?;
-    take_over(control).await;
-    Ok(json(StatusCode::OK, &json!({ "emergency_revision": revision, "id": id })))
+    let revision =
+        control.store().end_emergency(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
+    let problem = take_over(control).await;
+    Ok(json(StatusCode::OK, &json!({ "emergency_revision": revision, "id": id, "not_in_force": problem })))
 }

@@ -104,7 +104,7 @@ fn find<'b>(book: &'b Book, kind: Kind, name: &str) -> Result<&'b Row, Problem> 
 /// What the store holds now. This server may not have heard of a change by another one yet.
 async fn current(control: &Arc<Control>) -> Result<Arc<Book>, Problem> {
     let book = control.book();
-    if book.revision == control.store().heads().await.map_err(refused)?.revision {
+    if book.revision == control.store().heads().await.map_err(|error| refused(&error))?.revision {
         return Ok(book);
     }
     control.refresh().await.map_err(|error| Problem::new(StatusCode::SERVICE_UNAVAILABLE, error))?;
@@ -204,7 +204,7 @@ async fn attempt(asked: &Asked<'_>, book: &Arc<Book>, operations: &[Operation]) 
     };
     if let Some(operation) = operations.iter().find(is_missing) {
         let (kind, name) = operation.row();
-        return Err(refused(StoreError::Missing(vec![(kind, name.to_owned())])));
+        return Err(refused(&StoreError::Missing(vec![(kind, name.to_owned())])));
     }
     let placement = asked.shared.rules.load().set().placement().map(str::to_owned);
     let (book, operations, now_ms) = (Arc::clone(book), operations.to_vec(), asked.shared.now_ms());
@@ -259,12 +259,16 @@ pub(super) async fn apply(asked: &Asked<'_>) -> Answered {
             make(asked, &book, proposal, Waits::ForApprover, confirmed).await
         }
         (None, Some(id)) => {
-            let operations = control.store().operations(id).await.map_err(refused)?;
+            let operations = control.store().operations(id).await.map_err(|error| refused(&error))?;
             attempt(asked, &book, &operations).await?;
             let actor = asked.actor();
-            let change = control.store().apply(id, confirmed, act(&actor, control)).await.map_err(refused)?;
-            take_over(control).await;
-            Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
+            let change = control
+                .store()
+                .apply(id, confirmed, act(&actor, control))
+                .await
+                .map_err(|error| refused(&error))?;
+            let problem = take_over(control).await;
+            Ok(json(StatusCode::OK, &json!({ "change": told(&change), "not_in_force": problem })))
         }
         _ => Err(Problem::bad_request("operations, change: one of the two is needed")),
     }
@@ -301,12 +305,13 @@ async fn make(
     let proposal = Proposal { effect: Some(kept), needs, ..proposal };
     let (actor, store) = (asked.actor(), control.store());
     if needs == Needs::Approver {
-        let change = store.propose(&proposal, act(&actor, control)).await.map_err(refused)?;
+        let change = store.propose(&proposal, act(&actor, control)).await.map_err(|error| refused(&error))?;
         return Ok(json(StatusCode::ACCEPTED, &json!({ "change": told(&change) })));
     }
-    let change = store.apply_new(&proposal, confirmed, act(&actor, control)).await.map_err(refused)?;
-    take_over(control).await;
-    Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
+    let change =
+        store.apply_new(&proposal, confirmed, act(&actor, control)).await.map_err(|error| refused(&error))?;
+    let problem = take_over(control).await;
+    Ok(json(StatusCode::OK, &json!({ "change": told(&change), "not_in_force": problem })))
 }
 
 /// A change as it is told.
@@ -337,7 +342,7 @@ pub(super) async fn history(asked: &Asked<'_>) -> Answered {
         None => None,
         Some(_) => Some(given.number("before", 0, 1, u64::MAX)?),
     };
-    let found = control(asked)?.store().history(limit, before).await.map_err(refused)?;
+    let found = control(asked)?.store().history(limit, before).await.map_err(|error| refused(&error))?;
     let changes: Vec<Value> = found.iter().map(told).collect();
     Ok(json(StatusCode::OK, &json!({ "changes": changes })))
 }
@@ -346,8 +351,8 @@ pub(super) async fn history(asked: &Asked<'_>) -> Answered {
 pub(super) async fn change(asked: &Asked<'_>, id: &str) -> Answered {
     let id = change_id(id)?;
     let store = control(asked)?.store();
-    let change = store.change(id).await.map_err(refused)?;
-    let operations = store.operations(id).await.map_err(refused)?;
+    let change = store.change(id).await.map_err(|error| refused(&error))?;
+    let operations = store.operations(id).await.map_err(|error| refused(&error))?;
     let operations: Vec<Value> = operations.iter().map(told_operation).collect();
     Ok(json(StatusCode::OK, &json!({ "change": told(&change), "operations": operations })))
 }
@@ -367,7 +372,7 @@ fn change_id(text: &str) -> Result<u64, Problem> {
 /// `POST /v1/rules/changes/{id}/approve`: it can be applied then.
 pub(super) async fn approve(asked: &Asked<'_>, id: &str) -> Answered {
     let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor());
-    let change = control.store().approve(id, act(&actor, control)).await.map_err(refused)?;
+    let change = control.store().approve(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
 }
 
@@ -384,12 +389,13 @@ pub(super) async fn reject(asked: &Asked<'_>, id: &str) -> Answered {
     let ReasonBody { reason } = body(asked)?;
     let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor());
     if asked.principal(Role::Approver).is_err() {
-        let change = control.store().change(id).await.map_err(refused)?;
+        let change = control.store().change(id).await.map_err(|error| refused(&error))?;
         if change.author != actor {
             return Err(Problem::forbidden(Role::Approver));
         }
     }
-    let change = control.store().reject(id, &reason, act(&actor, control)).await.map_err(refused)?;
+    let change =
+        control.store().reject(id, &reason, act(&actor, control)).await.map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
 }
 
@@ -415,7 +421,7 @@ pub(super) async fn rollback(asked: &Asked<'_>) -> Answered {
     };
     let control = control(asked)?;
     let book = current(control).await?;
-    let proposal = control.store().restoring(what, &reason).await.map_err(refused)?;
+    let proposal = control.store().restoring(what, &reason).await.map_err(|error| refused(&error))?;
     make(asked, &book, proposal, Waits::ForNobody, confirmed).await
 }
 
