@@ -16,12 +16,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "tidegate-server",
         &["tidegate", "tidegate-record", "tidegate-rules", "tidegate-core", "tidegate-testkit"],
     ),
-    ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-testkit"]),
+    // Its tests change a store past the servers that follow it.
+    ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-rules", "tidegate-testkit"]),
     ("tidegate-sim", &["tidegate-core", "tidegate-oracle"]),
     ("tidegate-oracle", &["tidegate-core"]),
     (
         "tidegate-bench",
-        &["tidegate", "tidegate-core", "tidegate-oracle", "tidegate-record", "tidegate-testkit"],
+        &[
+            "tidegate",
+            "tidegate-core",
+            "tidegate-oracle",
+            "tidegate-record",
+            "tidegate-rules",
+            "tidegate-testkit",
+        ],
     ),
     ("tidegate-testkit", &[]),
     ("xtask", &[]),

@@ -1,6 +1,7 @@
 //! Changes reach every server, whoever made them.
 
-use tidegate_testkit::{Postgres, Proxy, Server, Traffic};
+use sqlx::Connection as _;
+use tidegate_testkit::{Postgres, Proxy, START_TIME_MAX, Server, Traffic, wait_until};
 
 use crate::ground::{Ground, metrics, passed, per_user, serve, wait_for, wait_for_metric};
 
@@ -61,23 +62,19 @@ fn what_a_server_could_not_hear_it_catches_up_with() {
 #[test]
 fn what_is_written_past_the_revisions_is_found_when_everything_is_compared() {
     let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("rules.db");
-    let url = format!("sqlite:{}", file.display());
+    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
     let ground = Ground::open(&url);
     ground.put(&[("per_user", &per_user(2))]);
     let server = serve(&url, &folder.path().join("data"), &["--rules-reconcile", "1s"]);
     assert_eq!(passed(&server, "bob", 5), 2);
     let statement = format!("UPDATE tidegate_rows SET body = '{}'", per_user(50));
-    let done = std::process::Command::new("python3")
-        .args([
-            "-c",
-            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2]); c.commit()",
-        ])
-        .arg(&file)
-        .arg(statement)
-        .status();
-    assert!(done.expect("python runs").success());
-    tidegate_testkit::wait_until("the new limit", tidegate_testkit::START_TIME_MAX, || {
-        passed(&server, "bob", 1) == 1
+    ground.runtime.block_on(async {
+        let mut connection = sqlx::SqliteConnection::connect(&url).await.expect("a connection");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.expect("done");
+    });
+    let mut users = 0;
+    wait_until("the new limit", START_TIME_MAX, || {
+        users += 1;
+        passed(&server, &users.to_string(), 5) == 5
     });
 }

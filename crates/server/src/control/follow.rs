@@ -42,7 +42,7 @@ impl Following {
                         shared.follows(Arc::clone(&control));
                         return Ok(Self { config, shared, begun: Ok(control) });
                     }
-                    Err(problem) => (Some(control), format!("rules: {}: {problem}", config.address)),
+                    Err(problem) => (Some(control), located(&config, &problem.to_string())),
                 }
             }
         };
@@ -111,6 +111,13 @@ fn control(store: Store, book: Book, config: &StoreConfig, shared: &Arc<Shared>)
     })
 }
 
+/// Each line of what is wrong with what a store holds, with where that is.
+fn located(config: &StoreConfig, problem: &str) -> String {
+    let lines: Vec<String> =
+        problem.lines().map(|line| format!("rules: {}: {line}", config.address)).collect();
+    lines.join("\n")
+}
+
 /// Puts the last good snapshot in force, and says so.
 fn begin_with_snapshot(config: &StoreConfig, shared: &Shared, problem: &str) -> Result<Book, StartError> {
     let begun = config.snapshots.as_deref().ok_or_else(|| "rules_snapshots is \"none\"".to_owned());
@@ -121,7 +128,7 @@ fn begin_with_snapshot(config: &StoreConfig, shared: &Shared, problem: &str) -> 
         Ok((book, written_ms, rules))
     });
     let (book, written_ms, rules) = begun.map_err(|also| {
-        StartError::File(format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))
+        StartError::Rules(format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))
     })?;
     let age_s = written_ms.map(|written_ms| shared.now_ms().saturating_sub(written_ms) / 1_000);
     tracing::error!(
