@@ -117,6 +117,9 @@ const NAME_DIGITS: usize = 12;
 /// What such a name begins with.
 const CONFIGURED: &str = "token:";
 
+/// What the names begin with under which a server acts by itself.
+const OURSELVES: &str = "tidegate:";
+
 /// The name of whoever reaches a server that has no tokens.
 const LOCAL_NAME: &str = "local";
 
@@ -205,9 +208,10 @@ impl Credentials {
     }
 }
 
-/// Whether a credential may be called so: nobody may pass for a token of the configuration, or for whoever is local.
+/// Whether a credential may be called so: nobody may pass for a token of the configuration, for whoever is local, or for
+/// the server itself.
 pub(crate) fn is_free_name(name: &str) -> bool {
-    name != LOCAL_NAME && !name.starts_with(CONFIGURED)
+    name != LOCAL_NAME && ![CONFIGURED, OURSELVES].iter().any(|taken| name.starts_with(taken))
 }
 
 /// The scheme is case-insensitive.
@@ -265,7 +269,8 @@ mod tests {
         credentials.add_named(TokenHash::of(b"a"), viewer, "ada", None).expect("new");
         assert_eq!(credentials.actor(Some(b"Bearer a")), "ada");
         assert_eq!(credentials.actor(Some(b"Bearer b")), "token:3e23e8160039");
-        assert!(!is_free_name("local") && !is_free_name("token:3e23e8160039") && is_free_name("ada"));
+        let taken = ["local", "token:3e23e8160039", "tidegate: automatic"];
+        assert!(taken.iter().all(|name| !is_free_name(name)) && is_free_name("ada"));
     }
 
     #[test]
