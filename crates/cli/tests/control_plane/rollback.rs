@@ -14,7 +14,8 @@ fn an_absurd_rule_is_rolled_back_and_the_audit_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let start = |at: usize| serve(&url, &folder.path().join(at.to_string()), &[]);
     let servers: Vec<Server> = (0..2).map(start).collect();
-    servers.iter().for_each(|server| wait_for(server, "r1e0"));
+    let all_hold = |version: &str| servers.iter().for_each(|server| wait_for(server, version));
+    all_hold("r1e0");
     assert!(servers.iter().all(|server| passed(server, "bob", 10) == 10));
 
     let absurd = ground.put(&[("per_user", &per_user(1))]);
@@ -25,7 +26,7 @@ fn an_absurd_rule_is_rolled_back_and_the_audit_says_so() {
         }
         state() == State::RolledBack
     });
-    servers.iter().for_each(|server| wait_for(server, "r3e0"));
+    all_hold("r3e0");
     assert!(servers.iter().all(|server| passed(server, "bob", 10) == 10));
 
     let applied: Vec<String> =

@@ -265,5 +265,18 @@ fn varied(time: Duration, seed: u64) -> Duration {
     // One step of a linear congruential generator: nothing but a spread is asked of it.
     let drawn = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 48;
     let share = u32::try_from(drawn).unwrap_or_default();
-    time - time / 5 + (time / 5 * 2 / u32::from(u16::MAX)).saturating_mul(share)
+    time / 5 * 4 + (time / 5 * 2 / u32::from(u16::MAX)).saturating_mul(share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_differ_by_a_fifth_at_most() {
+        let time = Duration::from_mins(5);
+        let drawn: Vec<Duration> = (0..1_000).map(|seed| varied(time, seed)).collect();
+        assert!(drawn.iter().all(|drawn| *drawn >= time / 5 * 4 && *drawn <= time / 5 * 6));
+        assert!(drawn.iter().any(|drawn| *drawn < time / 10 * 9) && drawn.iter().any(|drawn| *drawn > time));
+    }
 }
