@@ -12,7 +12,7 @@ use serde_json::Value;
 use support::raw::{request, send};
 use support::{serve, tidegate, token_entry, write};
 use tempfile::TempDir;
-use tidegate_testkit::{START_TIME_MAX, Server, wait_until};
+use tidegate_testkit::{Postgres, START_TIME_MAX, Server, wait_until};
 
 /// A server on a store of its own, with people of several roles.
 struct Desk {
@@ -23,6 +23,11 @@ struct Desk {
 impl Desk {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
+        let rules = format!("sqlite:{}", folder.path().join("rules.db").display());
+        Self::on(&rules, folder)
+    }
+
+    fn on(rules: &str, folder: TempDir) -> Self {
         let people = [
             ("ann", "operator"),
             ("bea", "approver"),
@@ -32,19 +37,18 @@ impl Desk {
         ];
         let config: String = people.map(|(name, role)| token_entry(name, "", role)).concat();
         let config = write(folder.path(), "tidegate.toml", &config);
-        let rules = format!("sqlite:{}", folder.path().join("rules.db").display());
         let data = folder.path().join("data").to_string_lossy().into_owned();
         let server = serve(&[
             "--config",
             &config,
             "--rules",
-            &rules,
+            rules,
             "--data-dir",
             &data,
             "--log-sample",
             "1",
             "--workers",
-            "1",
+            "3",
         ]);
         Self { server, folder }
     }
@@ -180,7 +184,17 @@ fn what_makes_no_sense_is_refused_with_all_reasons() {
 
 #[test]
 fn modes_overrides_and_blocks_are_in_force_at_once() {
-    let desk = Desk::new();
+    change_at_once(&Desk::new());
+}
+
+/// Each command is a connection of its own, and so on another worker: the store serves all of them.
+#[test]
+fn the_same_on_postgres() {
+    let postgres = Postgres::start();
+    change_at_once(&Desk::on(&postgres.url("postgres"), tempfile::tempdir().expect("a folder")));
+}
+
+fn change_at_once(desk: &Desk) {
     desk.good("ann", &["rules", "apply", &desk.rule(1), "--yes"]);
     assert_eq!(desk.check("bob")["decision"], "allow");
     assert_eq!(desk.check("bob")["decision"], "deny");

@@ -30,10 +30,10 @@ const REQUESTS_MIN: f64 = 100.0;
 /// How far back decisions are decided again. Longer: also what happens once a day; more to read.
 pub(crate) const WINDOW_MS: u64 = 60 * 60 * 1_000;
 
-/// How many of them at most. More: surer; a plan takes longer, some 2 µs for each.
+/// How many of them at most. More: surer; a plan takes longer.
 const RECORDS_MAX: u64 = 200_000;
 
-/// How many meters each side has at most: a bound on memory, some 40 bytes each. What comes after that is not counted.
+/// How many meters each side has at most: a bound on memory, up to 50 bytes each. What comes after that is not counted.
 const METERS_MAX: usize = 1_000_000;
 
 /// How many of the rules that a change touches are told by name.
