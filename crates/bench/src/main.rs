@@ -7,6 +7,7 @@
 )]
 
 mod contenders;
+mod control;
 mod fill;
 mod flat_table;
 mod flood;
@@ -48,6 +49,8 @@ enum Command {
     Servers(servers::Args),
     /// Servers around one store: what they admit together, and what it costs.
     Region(region::Args),
+    /// Servers that follow one store of rules: how long a change takes until all of them decide by it.
+    Control(control::Args),
     /// A set of a million rules and overrides: time to compile, memory, time of a match.
     Rules(rules::Args),
     /// What the decision log costs, and how many denials a second it takes.
@@ -64,6 +67,7 @@ fn main() -> Result<()> {
         Command::Memory(args) => memory::run(&args),
         Command::Servers(args) => servers::run(&args),
         Command::Region(args) => region::run(&args),
+        Command::Control(args) => control::run(&args),
         Command::Rules(args) => rules::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Trial(args) => trial::run(&args),

@@ -7,14 +7,16 @@ use anyhow::{Result, ensure};
 use rand::rngs::Xoshiro256PlusPlus as Random;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
-use tidegate_rules::book::{Book, Kind, Row};
-use tidegate_rules::{Dimensions, DimensionsError, RuleSet};
+use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::{Dimensions, DimensionsError, EMERGENCIES_MAX, Rule, RuleSet};
 
 use crate::machine;
 use crate::measure::median;
 
 /// What compiling may take.
 const LOAD_BAR: Duration = Duration::from_secs(10);
+/// What a server may take to put emergencies in force: a part of the second that they have to reach it.
+const EMERGENCIES_BAR: Duration = Duration::from_millis(500);
 /// What a match may take, in CPU nanoseconds.
 const MATCH_BAR_NS: f64 = 1_000.0;
 
@@ -51,6 +53,9 @@ struct Report {
     /// Wall time from rows to a set.
     load_s: f64,
     load: &'static str,
+    /// Wall time until as many emergencies as there may be are put before the set.
+    emergencies_ms: f64,
+    emergencies: &'static str,
     /// Growth of resident memory while compiling, what the allocator keeps for later among it.
     bytes_per_row: f64,
     matches: Vec<Measured>,
@@ -85,9 +90,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("{}", serde_json::to_string(&reports)?);
         return Ok(());
     }
-    for Report { set, rows, load_s, load, bytes_per_row, matches } in reports {
+    for Report { set, rows, load_s, load, emergencies_ms, emergencies, bytes_per_row, matches } in reports {
         println!("{set}: {rows} rows");
         println!("  load  {load_s:>8.2} s   of {:>6.0} {load}", LOAD_BAR.as_secs_f64());
+        println!(
+            "  stop  {emergencies_ms:>8.1} ms  of {:>6.0} {emergencies:<7} {EMERGENCIES_MAX} emergencies",
+            EMERGENCIES_BAR.as_secs_f64() * 1e3
+        );
         println!("  keep  {bytes_per_row:>8.1} bytes/row");
         for Measured { request, cpu_ns, held } in matches {
             println!("  match {cpu_ns:>8.0} ns  of {MATCH_BAR_NS:>6.0} {held:<7} {request}");
@@ -188,15 +197,33 @@ fn load(set: &'static str, rows: Vec<Row>) -> Result<(RuleSet, Report)> {
     let compiled = RuleSet::compile(&book, None, 0)?;
     let took = machine::now() - started;
     let grown = machine::resident_bytes()?.saturating_sub(before);
+    let emergencies_took = put_emergencies(&compiled)?;
     let report = Report {
         set,
         rows,
         load_s: took.as_secs_f64(),
         load: held(took <= LOAD_BAR),
+        emergencies_ms: emergencies_took.as_secs_f64() * 1e3,
+        emergencies: held(emergencies_took <= EMERGENCIES_BAR),
         bytes_per_row: grown as f64 / rows as f64,
         matches: Vec::new(),
     };
     Ok((compiled, report))
+}
+
+/// Puts as many emergencies before a set as there may be, each about a rule that is far from the others.
+fn put_emergencies(set: &RuleSet) -> Result<Duration> {
+    let (rules, step) = (set.rules(), set.rules().len() / EMERGENCIES_MAX);
+    let row = |(at, rule): (usize, &Rule)| EmergencyRow {
+        id: format!("stop-{at}"),
+        body: format!(r#"{{"action":"block","rule":"{}"}}"#, rule.name),
+        expires_ms: 1,
+    };
+    let rows: Vec<EmergencyRow> =
+        rules.iter().step_by(step.max(1)).take(EMERGENCIES_MAX).enumerate().map(row).collect();
+    let started = machine::now();
+    black_box(set.with_emergencies(1, &rows, 0)?);
+    Ok(machine::now() - started)
 }
 
 /// Times matches, a few requests at a time: those were just made, as a server has just read them, while the rows that they are

@@ -105,6 +105,13 @@ impl Client {
         self.read(&url, sent)
     }
 
+    /// Deletes what a path names, and waits until it is gone.
+    pub(crate) fn delete(&self, path: &str) -> Result<Answer, Failure> {
+        let url = format!("{}{path}", self.server);
+        let sent = self.with_token(self.agent.delete(&url)).call();
+        self.read(&url, sent)
+    }
+
     fn with_token<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
         match &self.token {
             Some(token) => request.header("authorization", format!("Bearer {token}")),
@@ -156,6 +163,11 @@ impl Answer {
         let words = format!("the server answered {}: {detail}{hint}", self.status);
         Err(if self.status == 400 { Failure::usage(words) } else { Failure::failed(words) })
     }
+}
+
+/// A text as a part of a path.
+pub(crate) fn segment(text: &str) -> String {
+    percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
 fn check_url(server: &str) -> Result<(), Failure> {

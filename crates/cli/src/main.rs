@@ -1,12 +1,15 @@
 //! The `tidegate` command.
 
+mod audit;
 mod bench;
+mod block;
 mod check;
 mod client;
 mod completions;
 mod environment;
 mod heavy;
 mod man;
+mod overrides;
 mod rules;
 mod serve;
 mod sim;
@@ -73,6 +76,10 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand { command: why::command, run: why::run },
     Subcommand { command: heavy::command, run: heavy::run },
     Subcommand { command: rules::command, run: rules::run },
+    Subcommand { command: overrides::command, run: overrides::run },
+    Subcommand { command: block::command, run: block::run },
+    Subcommand { command: block::unblock_command, run: block::run_unblock },
+    Subcommand { command: audit::command, run: audit::run },
     Subcommand { command: token::command, run: token::run },
     Subcommand { command: bench::command, run: bench::run },
     Subcommand { command: sim::command, run: sim::run },

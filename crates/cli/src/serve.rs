@@ -27,7 +27,7 @@ pub(crate) fn command() -> Command {
         .after_long_help(
             "TIDEGATE_LOG chooses what is logged to standard error: \"info\" unless it is set, \"warn\", \"debug\", or a \
              filter such as \"tidegate_server=debug\".\n\nSIGTERM or SIGINT stops the server once it has finished what it \
-             began; a second one ends it at once.\n\nExit status: 0 after a stop, 1 if a port is in use, 64 if the \
+             began; a second one ends it at once.\n\nExit status: 0 after a stop, 1 if a port is in use or nothing gives the rules, 64 if the \
              configuration is wrong, 130 or 143 if a second SIGINT or SIGTERM ended it.",
         )
         .arg(
@@ -152,7 +152,9 @@ impl Signals {
 fn not_started(error: StartError) -> Failure {
     match error {
         StartError::File(_) => Failure::usage(error),
-        StartError::Limiter(_) | StartError::Ports(_) | StartError::System(..) => Failure::failed(error),
+        StartError::Limiter(_) | StartError::Rules(_) | StartError::Ports(_) | StartError::System(..) => {
+            Failure::failed(error)
+        }
     }
 }
 

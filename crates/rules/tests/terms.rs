@@ -166,6 +166,33 @@ fn an_emergency_goes_before_everything_until_it_ends() {
 }
 
 #[test]
+fn other_emergencies_are_put_before_a_set_that_stays() {
+    let row = |id: &str, body: &str| EmergencyRow { id: id.into(), body: body.into(), expires_ms: 60 };
+    let usual = [(10, Mode::Enforce, None), (10, Mode::Shadow, None)];
+    let before = emergencies(&[("e", r#"{"action":"block"}"#)]);
+    let stop = row("stop", r#"{"action":"block","rule":"windows","key":["a"]}"#);
+    let after = before.with_emergencies(3, &[stop, row("old", r#"{"action":"allow"}"#)], 0).expect("good");
+    assert_eq!(after.version(), "r0e3");
+    assert_eq!(in_force(&after, "a", 0)[1], (0, Mode::Enforce, Some("stop")));
+    assert_eq!(in_force(&after, "b", 0)[1], (10, Mode::Shadow, Some("old")));
+    assert_eq!(in_force(&before, "b", 0), [(0, Mode::Enforce, Some("e")); 2], "it is another set");
+    assert_eq!(in_force(&after.with_emergencies(4, &[], 0).expect("good"), "a", 0), usual);
+    for (body, problem) in [
+        (r#"{"action":"block","rule":"none"}"#, "emergencies[\"e\"].rule: there is none called \"none\""),
+        (r#"{"action":"block","rule":"calls","key":[]}"#, "emergencies[\"e\"].key: "),
+        (r#"{"action":"stop"}"#, "emergencies[\"e\"].action: "),
+        ("[]", "emergencies[\"e\"]: "),
+        ("{", "emergencies[\"e\"]"),
+    ] {
+        let problems = before.with_emergencies(3, &[row("e", body)], 0).expect_err(body).to_string();
+        assert!(problems.starts_with(problem), "{problem}: {problems}");
+    }
+    let many: Vec<_> = (0..257).map(|at| row(&at.to_string(), r#"{"action":"block"}"#)).collect();
+    let problems = before.with_emergencies(3, &many, 0).expect_err("too many").to_string();
+    assert_eq!(problems, "emergencies: 257 is outside 0 to 256");
+}
+
+#[test]
 fn of_several_emergencies_a_block_comes_first_and_then_what_says_most() {
     let set = emergencies(&[
         ("slow", r#"{"action":"limit","limit":2,"period":"1s"}"#),

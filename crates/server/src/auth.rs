@@ -111,6 +111,18 @@ fn hex_digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
+/// How many digits of its hash name a token of the configuration, whose own name is not unique.
+const NAME_DIGITS: usize = 12;
+
+/// What such a name begins with.
+const CONFIGURED: &str = "token:";
+
+/// What the names begin with under which a server acts by itself.
+const OURSELVES: &str = "tidegate:";
+
+/// The name of whoever reaches a server that has no tokens.
+const LOCAL_NAME: &str = "local";
+
 /// All tokens that open the server. Without any in its configuration it is open, and listens on loopback only.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
@@ -118,10 +130,12 @@ pub struct Credentials {
 }
 
 /// A token that opens the server.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Known {
     hash: TokenHash,
     principal: Principal,
+    /// What the store calls it.
+    name: Option<String>,
     /// When it ends, in milliseconds since the Unix epoch, if it does.
     expires_ms: Option<u64>,
 }
@@ -129,21 +143,27 @@ struct Known {
 impl Credentials {
     /// Adds a token.
     pub fn add(&mut self, hash: TokenHash, tenant: TenantIndex, role: Role) -> Result<(), &'static str> {
-        self.add_until(hash, Principal { tenant, role }, None)
+        self.put(Known { hash, principal: Principal { tenant, role }, name: None, expires_ms: None })
     }
 
-    /// Adds a token that may end.
-    pub(crate) fn add_until(
+    /// Adds a token that has a name and may end.
+    pub(crate) fn add_named(
         &mut self,
         hash: TokenHash,
         principal: Principal,
+        name: &str,
         expires_ms: Option<u64>,
     ) -> Result<(), &'static str> {
+        self.put(Known { hash, principal, name: Some(name.to_owned()), expires_ms })
+    }
+
+    fn put(&mut self, new: Known) -> Result<(), &'static str> {
+        let hash = new.hash;
         let bucket = self.known.entry(hash.bucket()).or_default();
         if bucket.iter().any(|known| bool::from(known.hash.0.ct_eq(&hash.0))) {
             return Err("given twice");
         }
-        bucket.push(Known { hash, principal, expires_ms });
+        bucket.push(new);
         Ok(())
     }
 
@@ -159,17 +179,39 @@ impl Credentials {
         if self.is_open() {
             return Some(Principal::LOCAL);
         }
-        let hash = TokenHash::of(token?);
-        let bucket = self.known.get(&hash.bucket())?;
-        let known = bucket.iter().find(|known| bool::from(known.hash.0.ct_eq(&hash.0)))?;
+        let known = self.find(&TokenHash::of(token?))?;
         let lasts = known.expires_ms.is_none_or(|expires_ms| now_ms() < expires_ms);
         lasts.then_some(known.principal)
+    }
+
+    fn find(&self, hash: &TokenHash) -> Option<&Known> {
+        let bucket = self.known.get(&hash.bucket())?;
+        bucket.iter().find(|known| bool::from(known.hash.0.ct_eq(&hash.0)))
+    }
+
+    /// What whoever sends an `Authorization` value is called where people read who did something.
+    pub(crate) fn actor(&self, value: Option<&[u8]>) -> String {
+        let known = value.and_then(bearer).and_then(|token| self.find(&TokenHash::of(token)));
+        match known {
+            None => LOCAL_NAME.to_owned(),
+            Some(Known { name: Some(name), .. }) => name.clone(),
+            Some(Known { hash, .. }) => {
+                let digits = hash.to_string().replace("sha256:", "");
+                format!("{CONFIGURED}{}", digits.split_at(NAME_DIGITS).0)
+            }
+        }
     }
 
     /// The principal of an `Authorization` value: `Bearer` and the token.
     pub fn of_authorization(&self, value: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Principal> {
         self.principal(value.and_then(bearer), now_ms)
     }
+}
+
+/// Whether a credential may be called so: nobody may pass for a token of the configuration, for whoever is local, or for
+/// the server itself.
+pub(crate) fn is_free_name(name: &str) -> bool {
+    name != LOCAL_NAME && ![CONFIGURED, OURSELVES].iter().any(|taken| name.starts_with(taken))
 }
 
 /// The scheme is case-insensitive.
@@ -212,10 +254,23 @@ mod tests {
     fn a_token_may_end() {
         let mut credentials = Credentials::default();
         let viewer = Principal { tenant: 0, role: Role::Viewer };
-        credentials.add_until(TokenHash::of(b"a"), viewer, Some(10)).expect("new");
+        credentials.add_named(TokenHash::of(b"a"), viewer, "ada", Some(10)).expect("new");
         assert_eq!(credentials.principal(Some(b"a"), || 9), Some(viewer));
         assert_eq!(credentials.principal(Some(b"a"), || 10), None);
         assert!(!credentials.is_open(), "it is not as if there never was one");
+    }
+
+    #[test]
+    fn whoever_acts_has_a_name_that_nobody_else_can_take() {
+        let mut credentials = Credentials::default();
+        assert_eq!(credentials.actor(None), "local");
+        credentials.add(TokenHash::of(b"b"), 0, Role::Admin).expect("new");
+        let viewer = Principal { tenant: 0, role: Role::Viewer };
+        credentials.add_named(TokenHash::of(b"a"), viewer, "ada", None).expect("new");
+        assert_eq!(credentials.actor(Some(b"Bearer a")), "ada");
+        assert_eq!(credentials.actor(Some(b"Bearer b")), "token:3e23e8160039");
+        let taken = ["local", "token:3e23e8160039", "tidegate: automatic"];
+        assert!(taken.iter().all(|name| !is_free_name(name)) && is_free_name("ada"));
     }
 
     #[test]

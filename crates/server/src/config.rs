@@ -107,7 +107,7 @@ pub struct StoreConfig {
     pub placement: Option<String>,
     /// The folder of the snapshots; nothing where none are written.
     pub snapshots: Option<PathBuf>,
-    /// How often the heads are compared, whatever the store says.
+    /// How often everything is compared, whatever the store says.
     pub reconcile: Duration,
 }
 

@@ -84,14 +84,38 @@ impl Journal {
         self.log.heavy(tenant, minutes, now_ms)
     }
 
-    /// What was decided about a key. It is looked up on a thread of its own: those of the workers decide meanwhile.
+    /// What was decided about a key.
     pub(crate) async fn why(&self, question: Question) -> Result<Vec<Record>, NotAnswered> {
+        self.look_up(async move |folder: &Path| question.look_up(folder).await).await
+    }
+
+    /// Shows `to` all that was decided from one moment to another, in order, until it has enough.
+    pub(crate) async fn replay<T: Send + 'static>(
+        &self,
+        (from_ms, to_ms): (u64, u64),
+        mut to: T,
+        take: fn(&mut T, &Record) -> bool,
+    ) -> Result<T, NotAnswered> {
+        let replay = async move |folder: &Path| {
+            let mut archive = Archive::open(folder).await?;
+            archive.replay(from_ms, to_ms, |record| take(&mut to, &record)).await?;
+            archive.close().await?;
+            Ok(to)
+        };
+        self.look_up(replay).await
+    }
+
+    /// Looks something up on a thread of its own: those of the workers decide meanwhile.
+    async fn look_up<T: Send + 'static>(
+        &self,
+        question: impl AsyncFnOnce(&Path) -> Result<T, LogError> + Send + 'static,
+    ) -> Result<T, NotAnswered> {
         let permit = Arc::clone(&self.questions).try_acquire_owned().map_err(|_| NotAnswered::Busy)?;
         let folder = self.log.folder().to_owned();
         let looked_up = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
-            runtime.block_on(question.look_up(&folder))
+            runtime.block_on(question(&folder))
         });
         let ended = |error| LogError::Thread(std::io::Error::other(error));
         looked_up.await.map_err(ended).flatten().map_err(NotAnswered::Log)

@@ -15,6 +15,7 @@ mod envoy;
 pub mod fuzzing;
 mod grpc;
 mod guard;
+mod guardrail;
 mod http;
 mod journal;
 mod listen;
@@ -43,12 +44,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::config::{Config, ConfigProblems};
+pub use crate::envoy::{Imported, import_descriptors};
 pub use crate::metrics::Listener;
 pub use crate::origin::{OriginConfig, OriginTls, RegionConfig};
 pub use crate::prepare::Prepared;
 pub use crate::shared::StartError;
 /// Rules files and periods, for whoever reads one without a server.
-pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, parse_period};
+pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period};
 
 use crate::config::RulesConfig;
 use crate::control::Following;

@@ -66,7 +66,7 @@ pub const SETTINGS: &[Setting] = &[
         "TIME",
         "5m",
         "For a store: how often everything is compared with it, whatever it says, 100ms to 1d, varied by a fifth. Shorter: \
-         what went unheard is caught up with earlier, for one small question each time",
+         what went unheard is caught up with earlier; all rules are read each time",
     ),
     setting(
         "envoy_descriptors",

@@ -81,6 +81,8 @@ pub enum StartError {
     Limiter(tidegate::BuildError),
     /// One of the files it needs is wrong.
     File(String),
+    /// Neither the store of rules nor a snapshot of it gives any, each problem in a line of its own.
+    Rules(String),
     /// Ports that could not be taken, each in a line of its own.
     Ports(Vec<String>),
     /// The system said no.
@@ -91,7 +93,7 @@ impl std::fmt::Display for StartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Limiter(error) => error.fmt(f),
-            Self::File(problem) => f.write_str(problem),
+            Self::File(problem) | Self::Rules(problem) => f.write_str(problem),
             Self::Ports(problems) => f.write_str(&problems.join("\n")),
             Self::System(what, error) => write!(f, "{what}: {error}"),
         }

@@ -1,7 +1,5 @@
 //! What was decided, and who is near a limit: the decision log, asked.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
 use std::time::Duration;
 
 use ::http::StatusCode;
@@ -9,9 +7,10 @@ use serde::Serialize;
 use tidegate_record::{Heavy, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, Record, moment, timestamp};
 use tidegate_rules::parse_period;
 
-use super::OPERATING_TENANT;
+use super::given::Given;
+use super::{Answered, OPERATING_TENANT};
 use crate::auth::{Principal, Role};
-use crate::http::{Answer, Asked, Problem, json};
+use crate::http::{Asked, Problem, json};
 use crate::journal::{Journal, NotAnswered, Question};
 
 /// How far around a moment is looked where nothing else is said.
@@ -22,38 +21,6 @@ const WINDOW_MAX: Duration = Duration::from_hours(1);
 const RECORDS: usize = 10;
 /// How many minutes are looked at where nothing else is said.
 const MINUTES: u64 = 10;
-
-/// What follows the question mark: each name once, and none that nobody asked for.
-struct Given<'q>(HashMap<Cow<'q, str>, Cow<'q, str>>);
-
-impl<'q> Given<'q> {
-    fn read(asked: &'q Asked<'_>, known: &[&str]) -> Result<Self, Problem> {
-        let query = asked.parts.uri.query().unwrap_or_default();
-        let mut given = HashMap::new();
-        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-            if !known.contains(&&*name) {
-                let known = known.join(", ");
-                return Err(Problem::bad_request(format!("{name}: not a parameter; there are {known}")));
-            }
-            if let Some(_before) = given.insert(name.clone(), value) {
-                return Err(Problem::bad_request(format!("{name}: given twice")));
-            }
-        }
-        Ok(Self(given))
-    }
-
-    fn text(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(|value| &**value)
-    }
-
-    fn number(&self, name: &str, default: u64, least: u64, most: u64) -> Result<u64, Problem> {
-        let Some(text) = self.text(name) else { return Ok(default) };
-        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
-        number.ok_or_else(|| {
-            Problem::bad_request(format!("{name}: {text:?} is not a number from {least} to {most}"))
-        })
-    }
-}
 
 #[derive(Serialize)]
 struct WhyAnswer<'w> {
@@ -72,11 +39,7 @@ struct Told {
 }
 
 /// `GET /v1/why?key=user:42&at=14:32:17`
-pub(super) async fn why(asked: &Asked<'_>) -> Answer {
-    answer_why(asked).await.unwrap_or_else(Answer::from)
-}
-
-async fn answer_why(asked: &Asked<'_>) -> Result<Answer, Problem> {
+pub(super) async fn why(asked: &Asked<'_>) -> Answered {
     let principal = asked.principal(Role::Viewer)?;
     let given = Given::read(asked, &["key", "at", "window", "records", "tenant"])?;
     let tenant = tenant(asked, principal, &given)?;
@@ -84,7 +47,7 @@ async fn answer_why(asked: &Asked<'_>) -> Result<Answer, Problem> {
     let Some(key) = given.text("key").filter(|key| !key.is_empty()) else {
         return Err(Problem::bad_request("key: missing: what was denied, such as user:42"));
     };
-    let now_ms = asked.shared.decider.limiter.wall_us() / 1_000;
+    let now_ms = asked.shared.now_ms();
     let at_ms = moment(given.text("at").unwrap_or("now"), now_ms)
         .map_err(|problem| Problem::bad_request(format!("at: {problem}")))?;
     let window_ms = window(given.text("window"))?;
@@ -119,17 +82,13 @@ struct HeavyAnswer<'w> {
 }
 
 /// `GET /v1/heavy?minutes=10`
-pub(super) fn heavy(asked: &Asked<'_>) -> Answer {
-    answer_heavy(asked).unwrap_or_else(Answer::from)
-}
-
-fn answer_heavy(asked: &Asked<'_>) -> Result<Answer, Problem> {
+pub(super) fn heavy(asked: &Asked<'_>) -> Answered {
     let principal = asked.principal(Role::Viewer)?;
     let given = Given::read(asked, &["minutes", "tenant"])?;
     let tenant = tenant(asked, principal, &given)?;
     let journal = journal(asked)?;
     let minutes = given.number("minutes", MINUTES, MINUTES_MIN, MINUTES_MAX)?;
-    let now_ms = asked.shared.decider.limiter.wall_us() / 1_000;
+    let now_ms = asked.shared.now_ms();
     let keys = journal.heavy(&tenant, minutes, now_ms);
     Ok(json(StatusCode::OK, &HeavyAnswer { tenant: &tenant, minutes, keys }))
 }
@@ -150,7 +109,7 @@ fn journal<'a>(asked: &'a Asked<'_>) -> Result<&'a Journal, Problem> {
     asked.shared.journal.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, off))
 }
 
-fn not_answered(why: NotAnswered) -> Problem {
+pub(super) fn not_answered(why: NotAnswered) -> Problem {
     match why {
         NotAnswered::Busy => Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,

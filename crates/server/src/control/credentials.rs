@@ -37,5 +37,6 @@ fn add(merged: &mut Credentials, credential: &Credential, shared: &Shared) -> Re
     let role = Role::of_name(&credential.role);
     let role = role.ok_or_else(|| format!("role: there is none called {:?}", credential.role))?;
     let hash: TokenHash = format!("sha256:{}", credential.hash).parse().map_err(str::to_owned)?;
-    merged.add_until(hash, Principal { tenant, role }, credential.expires_ms).map_err(str::to_owned)
+    let principal = Principal { tenant, role };
+    merged.add_named(hash, principal, &credential.name, credential.expires_ms).map_err(str::to_owned)
 }

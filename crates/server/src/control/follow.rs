@@ -42,7 +42,7 @@ impl Following {
                         shared.follows(Arc::clone(&control));
                         return Ok(Self { config, shared, begun: Ok(control) });
                     }
-                    Err(problem) => (Some(control), format!("rules: {}: {problem}", config.address)),
+                    Err(problem) => (Some(control), located(&config, &problem.to_string())),
                 }
             }
         };
@@ -111,6 +111,13 @@ fn control(store: Store, book: Book, config: &StoreConfig, shared: &Arc<Shared>)
     })
 }
 
+/// Each line of what is wrong with what a store holds, with where that is.
+fn located(config: &StoreConfig, problem: &str) -> String {
+    let lines: Vec<String> =
+        problem.lines().map(|line| format!("rules: {}: {line}", config.address)).collect();
+    lines.join("\n")
+}
+
 /// Puts the last good snapshot in force, and says so.
 fn begin_with_snapshot(config: &StoreConfig, shared: &Shared, problem: &str) -> Result<Book, StartError> {
     let begun = config.snapshots.as_deref().ok_or_else(|| "rules_snapshots is \"none\"".to_owned());
@@ -121,7 +128,7 @@ fn begin_with_snapshot(config: &StoreConfig, shared: &Shared, problem: &str) -> 
         Ok((book, written_ms, rules))
     });
     let (book, written_ms, rules) = begun.map_err(|also| {
-        StartError::File(format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))
+        StartError::Rules(format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))
     })?;
     let age_s = written_ms.map(|written_ms| shared.now_ms().saturating_sub(written_ms) / 1_000);
     tracing::error!(
@@ -258,5 +265,18 @@ fn varied(time: Duration, seed: u64) -> Duration {
     // One step of a linear congruential generator: nothing but a spread is asked of it.
     let drawn = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 48;
     let share = u32::try_from(drawn).unwrap_or_default();
-    time - time / 5 + (time / 5 * 2 / u32::from(u16::MAX)).saturating_mul(share)
+    time / 5 * 4 + (time / 5 * 2 / u32::from(u16::MAX)).saturating_mul(share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_differ_by_a_fifth_at_most() {
+        let time = Duration::from_mins(5);
+        let drawn: Vec<Duration> = (0..1_000).map(|seed| varied(time, seed)).collect();
+        assert!(drawn.iter().all(|drawn| *drawn >= time / 5 * 4 && *drawn <= time / 5 * 6));
+        assert!(drawn.iter().any(|drawn| *drawn < time / 10 * 9) && drawn.iter().any(|drawn| *drawn > time));
+    }
 }

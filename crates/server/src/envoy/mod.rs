@@ -3,6 +3,7 @@
 
 mod decide;
 mod file;
+mod import;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -13,6 +14,7 @@ use crate::rules::read_text;
 use crate::shared::Shared;
 
 pub(crate) use self::decide::{DESCRIPTORS_MAX, Refusal, decide};
+pub use self::import::{Imported, import_descriptors};
 use self::tree::Domains;
 pub(crate) use self::tree::{DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX};
 

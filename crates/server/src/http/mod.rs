@@ -79,6 +79,12 @@ impl<'s> Asked<'s> {
         }
     }
 
+    /// What whoever asks is called where people read who did something.
+    pub(crate) fn actor(&self) -> String {
+        let authorization = self.parts.headers.get(::http::header::AUTHORIZATION);
+        self.shared.credentials.load().actor(authorization.map(HeaderValue::as_bytes))
+    }
+
     /// Who asks, if they may do what needs `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
         match self.principal {

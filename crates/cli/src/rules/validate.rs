@@ -1,4 +1,4 @@
-//! `tidegate rules`: looks at rules files without a server.
+//! `tidegate rules validate`: looks at a rules file without a server.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -10,24 +10,11 @@ use tidegate_server::{RULES_FILE_BYTES_MAX, RuleSet};
 use crate::client::json_arg;
 use crate::{Done, EXIT_USAGE, Failure};
 
-pub(crate) fn command() -> Command {
-    Command::new("rules")
-        .about("Looks at rules files")
-        .subcommand_required(true)
-        .arg_required_else_help(true)
-        .subcommand(
-            Command::new("validate")
-                .about("Says everything that is wrong with a rules file, and exits with 64 if anything is")
-                .arg(Arg::new("file").value_name("FILE").required(true).help("The rules file (TOML)"))
-                .arg(json_arg()),
-        )
-}
-
-pub(crate) fn run(matches: &ArgMatches) -> Done {
-    match matches.subcommand() {
-        Some(("validate", matches)) => validate(matches),
-        _ => Ok(ExitCode::SUCCESS),
-    }
+pub(super) fn command() -> Command {
+    Command::new("validate")
+        .about("Says everything that is wrong with a rules file, and exits with 64 if anything is")
+        .arg(Arg::new("file").value_name("FILE").required(true).help("The rules file (TOML)"))
+        .arg(json_arg())
 }
 
 /// What there is to say about a file.
@@ -40,7 +27,7 @@ struct Finding<'f> {
     problems: Vec<String>,
 }
 
-fn validate(matches: &ArgMatches) -> Done {
+pub(super) fn run(matches: &ArgMatches) -> Done {
     let file = matches.get_one::<String>("file").map_or("", String::as_str);
     let finding = look_at(file);
     if matches.get_flag("json") {
@@ -73,7 +60,7 @@ fn look_at(file: &str) -> Finding<'_> {
 }
 
 /// The text of a file, of which no more is read than may be there.
-fn read(path: &str) -> Result<String, String> {
+pub(super) fn read(path: &str) -> Result<String, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     let most = RULES_FILE_BYTES_MAX as u64 + 1;

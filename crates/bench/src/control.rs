@@ -1,0 +1,227 @@
+//! `control`: servers that follow one store of rules, and how long a change takes until all of them decide by it.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use tidegate_rules::book::{EmergencyRow, Kind};
+use tidegate_rules::change::{Needs, Operation, Proposal};
+use tidegate_rules::store::{Act, Store};
+use tidegate_testkit::{Postgres, Server, tidegate};
+
+use crate::{machine, servers};
+
+/// What a change may take at the middle and at the slow end, and an emergency at the slow end.
+const CHANGE_P50_BAR: Duration = Duration::from_secs(1);
+const CHANGE_P99_BAR: Duration = Duration::from_secs(5);
+const EMERGENCY_P99_BAR: Duration = Duration::from_secs(1);
+
+/// What is not in force everywhere after this long never will be.
+const TIME_MAX: Duration = Duration::from_mins(1);
+
+/// Rules that one change of the beginning puts.
+const RULES_AT_ONCE: usize = 5_000;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Servers that follow the store.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=16))]
+    nodes: u64,
+    /// Changes, and as many emergencies.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    changes: u64,
+    /// Rules that the store holds.
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rules: u64,
+    /// Run this build of tidegate, instead of the one of this checkout.
+    #[arg(long, value_name = "FILE")]
+    tidegate: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    nodes: u64,
+    rules: u64,
+    changes: Spread,
+    emergencies: Spread,
+    bars: Vec<Bar>,
+}
+
+/// Milliseconds from when a change was committed until the last server decided by it.
+#[derive(Serialize)]
+struct Spread {
+    count: usize,
+    p50_ms: f64,
+    p99_ms: f64,
+    max_ms: f64,
+}
+
+#[derive(Serialize)]
+struct Bar {
+    what: &'static str,
+    bar_ms: f64,
+    found_ms: f64,
+    held: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let program = servers::tidegate(args.tidegate.as_deref())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(measure(args, &program))?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        tell(&report);
+    }
+    let missed = report.bars.iter().filter(|bar| !bar.held).count();
+    ensure!(missed == 0, "{missed} of {} bars were missed", report.bars.len());
+    Ok(())
+}
+
+async fn measure(args: &Args, program: &Path) -> Result<Report> {
+    let postgres = Postgres::start();
+    let store = Store::open(&postgres.url("postgres").parse()?).await?;
+    let folder = tempfile::tempdir()?;
+    let mut revision = fill(&store, args.rules).await?;
+    let servers: Result<Vec<Server>> = (0..args.nodes)
+        .map(|node| start(program, &postgres.url("postgres"), &folder.path().join(node.to_string())))
+        .collect();
+    let servers = servers?;
+    let addresses: Vec<SocketAddr> = servers.iter().map(|server| server.address("http")).collect();
+    let mut changes = Vec::new();
+    for number in 0..args.changes {
+        apply(&store, vec![rule(0, 1_000_000 + number)]).await?;
+        revision += 1;
+        changes.push(until_all_hold(&addresses, &format!("r{revision}e0"))?);
+    }
+    let mut emergencies = Vec::new();
+    for number in 1..=args.changes {
+        let body = format!(r#"{{"action":"limit","limit":{number},"period":"1m","rule":"{}"}}"#, name(0));
+        let (act, id) = (by(), "emergency".to_owned());
+        let emergency = EmergencyRow { id, body, expires_ms: act.now_ms + 600_000 };
+        store.put_emergency(&emergency, act).await?;
+        emergencies.push(until_all_hold(&addresses, &format!("r{revision}e{number}"))?);
+    }
+    let (changes, emergencies) = (spread(changes), spread(emergencies));
+    let bars = vec![
+        bar("a change, p50", CHANGE_P50_BAR, changes.p50_ms),
+        bar("a change, p99", CHANGE_P99_BAR, changes.p99_ms),
+        bar("an emergency, p99", EMERGENCY_P99_BAR, emergencies.p99_ms),
+    ];
+    Ok(Report { nodes: args.nodes, rules: args.rules, changes, emergencies, bars })
+}
+
+fn start(program: &Path, url: &str, folder: &Path) -> Result<Server> {
+    let data = folder.to_str().context("a folder whose name is text")?;
+    let mut command = tidegate(program, &[]);
+    command.env("TIDEGATE_LOG", "error");
+    let arguments = ["--workers", "1", "--rules", url, "--data-dir", data, "--decision-log", "off"];
+    Ok(Server::start_as(command, &arguments))
+}
+
+/// Puts all rules; gives the revision.
+async fn fill(store: &Store, rules: u64) -> Result<u64> {
+    let all: Vec<u64> = (0..rules).collect();
+    let mut revision = 0;
+    for some in all.chunks(RULES_AT_ONCE) {
+        revision = apply(store, some.iter().map(|at| rule(*at, 1_000_000)).collect()).await?;
+    }
+    Ok(revision)
+}
+
+async fn apply(store: &Store, operations: Vec<Operation>) -> Result<u64> {
+    let base_revision = store.heads().await?.revision;
+    let reason = "a measurement".to_owned();
+    let proposal =
+        Proposal { base_revision, reason, operations, effect: None, needs: Needs::Nothing, undoes: vec![] };
+    let change = store.apply_new(&proposal, false, by()).await?;
+    change.revision.context("it was applied")
+}
+
+fn name(at: u64) -> String {
+    format!("rule-{at}")
+}
+
+fn rule(at: u64, limit: u64) -> Operation {
+    let body =
+        format!(r#"{{"key":["user"],"limit":{limit},"period":"1m","when":{{"path":"/v1/service-{at}"}}}}"#);
+    Operation::Put { kind: Kind::Rule, name: name(at), body }
+}
+
+#[expect(clippy::disallowed_methods, reason = "servers judge changes by when they were made")]
+fn by() -> Act<'static> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Act { by: "bench", now_ms: now.as_millis() as u64 }
+}
+
+/// Asks all servers in turn until each decides by a version; gives how long that took.
+fn until_all_hold(addresses: &[SocketAddr], version: &str) -> Result<Duration> {
+    let (started, told) = (machine::now(), format!(r#""rules_version":"{version}""#));
+    for address in addresses {
+        while !decide(*address)?.contains(&told) {
+            ensure!(machine::now() - started < TIME_MAX, "{address} does not decide by {version}");
+        }
+    }
+    Ok(machine::now() - started)
+}
+
+/// One decision under the rule that changes.
+fn decide(address: SocketAddr) -> Result<String> {
+    let body = r#"{"dimensions":{"user":"a","path":"/v1/service-0"}}"#;
+    let mut stream = TcpStream::connect(address)?;
+    write!(
+        stream,
+        "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn spread(mut all: Vec<Duration>) -> Spread {
+    all.sort_unstable();
+    let at = |part: f64| {
+        let place = ((all.len() as f64 * part).ceil() as usize).clamp(1, all.len());
+        all.get(place - 1).map_or(0.0, |took| took.as_secs_f64() * 1e3)
+    };
+    Spread { count: all.len(), p50_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1.0) }
+}
+
+fn bar(what: &'static str, bar: Duration, found_ms: f64) -> Bar {
+    let bar_ms = bar.as_secs_f64() * 1e3;
+    Bar { what, bar_ms, found_ms, held: found_ms <= bar_ms }
+}
+
+fn tell(report: &Report) {
+    let Report { nodes, rules, changes, emergencies, bars } = report;
+    println!("{nodes} servers, {rules} rules: until the last server decides by it");
+    for (what, Spread { count, p50_ms, p99_ms, max_ms }) in
+        [("changes", changes), ("emergencies", emergencies)]
+    {
+        println!("  {count} {what:<12} p50 {p50_ms:>8.1} ms  p99 {p99_ms:>8.1} ms  max {max_ms:>8.1} ms");
+    }
+    for Bar { what, bar_ms, found_ms, held } in bars {
+        let held = if *held { "held" } else { "MISSED" };
+        println!("  {what:<18} {found_ms:>8.1} ms of {bar_ms:>6.0} {held}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_told_by_what_was_measured() {
+        let found = spread((1..=200).map(Duration::from_millis).collect());
+        assert_eq!((found.count, found.p50_ms, found.p99_ms, found.max_ms), (200, 100.0, 198.0, 200.0));
+        let one = spread(vec![Duration::from_millis(3)]);
+        assert_eq!((one.p50_ms, one.p99_ms), (3.0, 3.0));
+    }
+}

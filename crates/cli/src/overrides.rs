@@ -1,0 +1,86 @@
+//! `tidegate override`: other limits for some keys of a rule.
+
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use serde_json::{Map, Value, json};
+
+use crate::client;
+use crate::rules::change::{confirmed_args, make};
+use crate::rules::show::list_of;
+use crate::{Done, Failure};
+
+pub(crate) fn command() -> Command {
+    Command::new("override")
+        .about("Sets other limits for some keys of a rule of a store")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(set_command())
+        .subcommand(Command::new("list").about("Lists all overrides").args(client::args()))
+        .subcommand(
+            Command::new("delete")
+                .about("Deletes an override")
+                .arg(Arg::new("name").value_name("NAME").required(true).help("Its name"))
+                .args(confirmed_args())
+                .args(client::args()),
+        )
+}
+
+fn set_command() -> Command {
+    let text = |id: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(id).long(id).value_name(value).help(help)
+    };
+    Command::new("set")
+        .about("Sets another limit for keys of a rule")
+        .arg(text("rule", "RULE", "The rule").required(true))
+        .arg(
+            text("key", "KEY", "A value or pattern with * for each part of the rule's key, in order")
+                .required(true)
+                .action(ArgAction::Append),
+        )
+        .arg(
+            text("limit", "N", "How much may pass in each period")
+                .required(true)
+                .value_parser(value_parser!(u64)),
+        )
+        .arg(text("period", "PERIOD", "Such as 1m [default: the rule's]"))
+        .arg(text("burst", "N", "How much may pass at once").value_parser(value_parser!(u64)))
+        .arg(
+            text("mode", "MODE", "Whether denials stop anyone [default: as the rule]")
+                .value_parser(["enforce", "shadow"]),
+        )
+        .arg(text("name", "NAME", "What it is called [default: the rule and the key]"))
+        .args(confirmed_args())
+        .args(client::args())
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    match matches.subcommand() {
+        Some(("set", matches)) => make(matches, &[set(matches)?]),
+        Some(("list", matches)) => list_of(matches, Some("override")),
+        Some(("delete", matches)) => {
+            let name = matches.get_one::<String>("name");
+            make(matches, &[json!({ "do": "delete", "kind": "override", "name": name })])
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn set(matches: &ArgMatches) -> Result<Value, Failure> {
+    let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
+    let number = |id: &str| matches.get_one::<u64>(id).copied();
+    let key: Vec<&str> =
+        matches.get_many::<String>("key").into_iter().flatten().map(String::as_str).collect();
+    let rule = text("rule").ok_or_else(|| Failure::usage("rule: missing"))?;
+    let name = text("name").map_or_else(|| format!("{rule}:{}", key.join(":")), str::to_owned);
+    let mut body = Map::new();
+    body.insert("rule".to_owned(), rule.into());
+    body.insert("key".to_owned(), key.into());
+    for id in ["limit", "burst"] {
+        body.extend(number(id).map(|number| (id.to_owned(), Value::from(number))));
+    }
+    for id in ["period", "mode"] {
+        body.extend(text(id).map(|text| (id.to_owned(), Value::from(text))));
+    }
+    Ok(json!({ "do": "put", "kind": "override", "name": name, "body": body }))
+}

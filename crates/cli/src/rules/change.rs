@@ -1,0 +1,172 @@
+//! Changes: shown before they are made, asked about where they deny much, and made.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction, ArgMatches};
+use serde_json::{Value, json};
+
+use super::unexpected;
+use crate::client::{Answer, Client};
+use crate::{Done, Failure};
+
+/// How a change that waits for somebody else ends: told apart from one that applies, and from one that was refused.
+const EXIT_WAITING: u8 = 3;
+
+/// What the server's refusal begins with where it asks whether something is meant.
+const ASKS: &str = "confirmed: ";
+
+/// The flags of every command that changes rules.
+pub(crate) fn confirmed_args() -> [Arg; 2] {
+    let yes = Arg::new("yes").long("yes").short('y').action(ArgAction::SetTrue);
+    [reason_arg(), yes.help("Confirm what would be asked; never stands for the approval of somebody else")]
+}
+
+pub(crate) fn reason_arg() -> Arg {
+    Arg::new("reason")
+        .long("reason")
+        .value_name("TEXT")
+        .default_value("")
+        .help("Why, for the history and the audit")
+}
+
+/// Shows what a change would do.
+pub(super) fn plan(matches: &ArgMatches, operations: &[Value]) -> Done {
+    let answer = ask_for_plan(&Client::new(matches)?, operations)?;
+    if matches.get_flag("json") {
+        println!("{}", answer.body);
+    } else {
+        print_plan(&answer.body);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask_for_plan(client: &Client, operations: &[Value]) -> Result<Answer, Failure> {
+    client.post("/v1/rules/plan", &json!({ "operations": operations }))?.decided(&[200])
+}
+
+/// Shows what a change would do, and makes it.
+pub(crate) fn make(matches: &ArgMatches, operations: &[Value]) -> Done {
+    let client = Client::new(matches)?;
+    let plan = ask_for_plan(&client, operations)?;
+    if !matches.get_flag("json") {
+        print_plan(&plan.body);
+    }
+    // What changed since the plan was shown is a conflict.
+    let question = json!({
+        "operations": operations,
+        "base_revision": plan.body["base_revision"],
+        "reason": matches.get_one::<String>("reason"),
+    });
+    send(&client, "/v1/rules/apply", question, matches)
+}
+
+/// Asks for a change, once more if the server wants to know whether it is meant and somebody says so.
+pub(crate) fn send(client: &Client, path: &str, mut question: Value, matches: &ArgMatches) -> Done {
+    question["confirmed"] = matches.get_flag("yes").into();
+    let mut answer = client.post(path, &question)?;
+    let asks =
+        answer.body["detail"].as_str().filter(|detail| answer.status == 409 && detail.starts_with(ASKS));
+    if let Some(asks) = asks {
+        confirm(asks)?;
+        question["confirmed"] = true.into();
+        answer = client.post(path, &question)?;
+    }
+    let answer = answer.decided(&[200, 202])?;
+    let change = &answer.body["change"];
+    if matches.get_flag("json") {
+        println!("{}", answer.body);
+    } else {
+        print_change(change);
+    }
+    if let Some(problem) = answer.body["not_in_force"].as_str() {
+        eprintln!("it is in the store, and not yet in force on this server: {problem}");
+    }
+    if answer.status == 200 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !matches.get_flag("json") {
+        let (id, author) = (&change["id"], change["author"].as_str().unwrap_or_default());
+        println!("it waits for somebody other than {author}: tidegate rules approve {id}");
+    }
+    Ok(ExitCode::from(EXIT_WAITING))
+}
+
+/// Asks the person at the terminal. Nobody there has not said yes.
+fn confirm(asks: &str) -> Result<(), Failure> {
+    let words = asks.trim_start_matches(ASKS).split(';').next().unwrap_or_default();
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::failed(format!("not applied: {words}; --yes says that it is meant")));
+    }
+    print!("{words}. Is that meant? [y/N] ");
+    std::io::stdout().flush().map_err(Failure::failed)?;
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).map_err(Failure::failed)?;
+    if matches!(line.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::failed("not applied")) }
+}
+
+/// A plan as a reviewer wants it: what changes, field by field, then what that does.
+fn print_plan(plan: &Value) {
+    let rows = plan["diff"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for row in rows {
+        let text = |field: &str| row[field].as_str().unwrap_or_default();
+        println!("{} {} {:?}", text("does"), text("kind"), text("name"));
+        for field in row["fields"].as_array().into_iter().flatten() {
+            let name = field["field"].as_str().unwrap_or_default();
+            for (sign, value) in [('-', &field["before"]), ('+', &field["after"])] {
+                if !value.is_null() {
+                    println!("  {sign} {name} = {value}");
+                }
+            }
+        }
+    }
+    print_effect(&plan["effect"]);
+}
+
+fn print_effect(effect: &Value) {
+    println!("effect: {}", effect["because"].as_str().unwrap_or("not known"));
+    let measured = &effect["measured"];
+    if !measured.is_null() {
+        let number = |field: &str| measured[field].as_f64().unwrap_or_default();
+        println!(
+            "  of {:.0} requests of the last hour (from {} records): {:.0} newly denied, {:.0} newly allowed",
+            number("requests"),
+            measured["records"],
+            number("newly_denied"),
+            number("newly_allowed"),
+        );
+    }
+    println!("needs: {}", effect["needs"].as_str().unwrap_or("not known"));
+}
+
+/// A change in a line.
+pub(crate) fn print_change(change: &Value) {
+    let text = |field: &str| change[field].as_str().unwrap_or_default();
+    let revision =
+        change["revision"].as_u64().map_or_else(String::new, |revision| format!(", revision {revision}"));
+    println!("change {}: {}{revision}, by {}", change["id"], text("state").replace('_', " "), text("author"));
+}
+
+/// All about a change.
+pub(super) fn print_whole(answer: &Value) -> Result<(), Failure> {
+    let change = answer.get("change").ok_or_else(|| unexpected("change"))?;
+    print_change(change);
+    if let Some(approver) = change["approver"].as_str() {
+        println!("approved by {approver}");
+    }
+    if let Some(reason) = change["reason"].as_str().filter(|reason| !reason.is_empty()) {
+        println!("reason: {reason}");
+    }
+    for operation in answer["operations"].as_array().into_iter().flatten() {
+        let text = |field: &str| operation[field].as_str().unwrap_or_default();
+        println!("{} {} {:?} {}", text("do"), text("kind"), text("name"), body_of(operation));
+    }
+    if !change["effect"].is_null() {
+        print_effect(&change["effect"]);
+    }
+    Ok(())
+}
+
+fn body_of(operation: &Value) -> String {
+    operation.get("body").map_or_else(String::new, Value::to_string)
+}

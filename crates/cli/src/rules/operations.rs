@@ -1,0 +1,74 @@
+//! What a change does, from the flags and a rules file: what is in the file is put, what is named is deleted.
+
+use clap::{Arg, ArgAction, ArgMatches};
+use serde_json::{Value, json};
+
+use super::validate;
+use crate::Failure;
+
+/// The lists of a rules file, and what their rows are.
+const LISTS: [(&str, &str); 3] = [("templates", "template"), ("rules", "rule"), ("overrides", "override")];
+
+pub(super) fn args() -> [Arg; 2] {
+    [
+        Arg::new("file")
+            .value_name("FILE")
+            .help("A rules file (TOML): its templates, rules and overrides are put, others stay as they are"),
+        Arg::new("delete")
+            .long("delete")
+            .value_name("KIND/NAME")
+            .action(ArgAction::Append)
+            .help("A row to delete, such as rule/per_user"),
+    ]
+}
+
+pub(super) fn read(matches: &ArgMatches) -> Result<Vec<Value>, Failure> {
+    let mut operations = Vec::new();
+    if let Some(file) = matches.get_one::<String>("file") {
+        operations = of_file(file).map_err(|problem| Failure::usage(format!("{file}: {problem}")))?;
+    }
+    for row in matches.get_many::<String>("delete").into_iter().flatten() {
+        let (kind, name) = row.split_once('/').ok_or_else(|| {
+            Failure::usage(format!("delete: {row:?} is not KIND/NAME, such as rule/per_user"))
+        })?;
+        operations.push(json!({ "do": "delete", "kind": kind, "name": name }));
+    }
+    if operations.is_empty() {
+        return Err(Failure::usage(
+            "a change is needed: a rules file with something in it, or --delete KIND/NAME",
+        ));
+    }
+    Ok(operations)
+}
+
+fn of_file(path: &str) -> Result<Vec<Value>, String> {
+    let mut table: toml::Table =
+        validate::read(path)?.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    let mut operations = Vec::new();
+    for (list, kind) in LISTS {
+        let rows = match table.remove(list) {
+            None => continue,
+            Some(toml::Value::Array(rows)) => rows,
+            Some(other) => {
+                return Err(format!("{list}: a {} is not a list: write [[{list}]]", other.type_str()));
+            }
+        };
+        for (at, row) in rows.into_iter().enumerate() {
+            operations
+                .push(put(kind, row).ok_or_else(|| format!("{list}[{at}].name: missing, or not a text"))?);
+        }
+    }
+    match table.keys().next() {
+        None => Ok(operations),
+        Some(other) => Err(format!("{other}: a store has templates, rules and overrides only")),
+    }
+}
+
+/// The store counts versions itself.
+fn put(kind: &str, row: toml::Value) -> Option<Value> {
+    let mut body = serde_json::to_value(row).ok()?;
+    let fields = body.as_object_mut()?;
+    fields.remove("version");
+    let name = fields.remove("name")?.as_str()?.to_owned();
+    Some(json!({ "do": "put", "kind": kind, "name": name, "body": body }))
+}

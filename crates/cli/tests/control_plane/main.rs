@@ -1,0 +1,14 @@
+//! Servers that take their rules from a store, and what goes wrong between them.
+
+#![allow(unreachable_pub, reason = "modules of a test program")]
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod credentials;
+mod ground;
+mod outage;
+mod poison;
+mod propagation;
+mod rollback;

@@ -1,0 +1,40 @@
+//! The audit, read and followed.
+
+use ::http::StatusCode;
+use serde_json::json;
+use tidegate_rules::audit::Checkpoint;
+use tidegate_rules::store::{AUDIT_PAGE_MAX, StoreError};
+
+use super::given::Given;
+use super::{Answered, control, refused};
+use crate::http::{Asked, Problem, json};
+
+/// How many entries one page has where nothing else is said.
+const ENTRIES: u64 = 100;
+
+/// `GET /v1/audit?after=0&limit=100`: in order, with the entry after which the next page begins.
+pub(super) async fn page(asked: &Asked<'_>) -> Answered {
+    let given = Given::read(asked, &["after", "limit"])?;
+    let after = given.number("after", 0, 0, u64::MAX)?;
+    let limit = given.number("limit", ENTRIES, 1, AUDIT_PAGE_MAX)?;
+    let entries = control(asked)?.store().audit(after, limit).await.map_err(|error| refused(&error))?;
+    let next = entries.last().map(|entry| entry.sequence);
+    Ok(json(StatusCode::OK, &json!({ "entries": entries, "next": next })))
+}
+
+/// `GET /v1/audit/verify?checkpoint=tidegate-audit 7 HASH`
+pub(super) async fn verify(asked: &Asked<'_>) -> Answered {
+    let given = Given::read(asked, &["checkpoint"])?;
+    let kept = given.text("checkpoint").map(str::parse::<Checkpoint>).transpose();
+    let kept = kept.map_err(|error| Problem::bad_request(error.to_string()))?;
+    match control(asked)?.store().verify_audit(kept.as_ref()).await {
+        Ok(end) => {
+            let answer = json!({ "holds": true, "entries": end.count, "checkpoint": end.to_string() });
+            Ok(json(StatusCode::OK, &answer))
+        }
+        Err(StoreError::Audit(found)) => {
+            Ok(json(StatusCode::OK, &json!({ "holds": false, "problem": found.to_string() })))
+        }
+        Err(error) => Err(refused(&error)),
+    }
+}

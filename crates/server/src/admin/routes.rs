@@ -1,0 +1,182 @@
+//! The places of the admin listener, and who may ask there.
+
+use ::http::Method;
+use percent_encoding::percent_decode_str;
+
+use crate::auth::Role;
+
+/// What is answered at a place.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum To {
+    Alive,
+    Ready,
+    Metrics,
+    Check,
+    Why,
+    Heavy,
+    Rules,
+    Rule,
+    Plan,
+    Apply,
+    History,
+    Change,
+    Approve,
+    Reject,
+    Rollback,
+    Shadow,
+    Enforce,
+    Emergencies,
+    Declare,
+    Renew,
+    End,
+    Credentials,
+    Admit,
+    Revoke,
+    Audit,
+    Verify,
+}
+
+/// Who may ask.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Who {
+    /// Also whoever has no credential.
+    Anybody,
+    /// Whoever has the role, each about their own tenant.
+    Tenant(Role),
+    /// Whoever has the role, with a token without a tenant.
+    Operators(Role),
+}
+
+#[derive(Debug)]
+pub(super) struct Route {
+    method: Method,
+    /// `{}` stands for a part of the path.
+    path: &'static str,
+    pub(super) who: Who,
+    pub(super) to: To,
+}
+
+const fn get(path: &'static str, who: Who, to: To) -> Route {
+    Route { method: Method::GET, path, who, to }
+}
+
+const fn post(path: &'static str, who: Who, to: To) -> Route {
+    Route { method: Method::POST, path, who, to }
+}
+
+const fn delete(path: &'static str, who: Who, to: To) -> Route {
+    Route { method: Method::DELETE, path, who, to }
+}
+
+const VIEWER: Who = Who::Operators(Role::Viewer);
+const OPERATOR: Who = Who::Operators(Role::Operator);
+const APPROVER: Who = Who::Operators(Role::Approver);
+const ADMIN: Who = Who::Operators(Role::Admin);
+
+/// All of them. Of several that fit, the first is meant.
+static ROUTES: [Route; 26] = [
+    get("/healthz", Who::Anybody, To::Alive),
+    get("/readyz", Who::Anybody, To::Ready),
+    get("/metrics", VIEWER, To::Metrics),
+    post("/v1/check", Who::Tenant(Role::Client), To::Check),
+    get("/v1/why", Who::Tenant(Role::Viewer), To::Why),
+    get("/v1/heavy", Who::Tenant(Role::Viewer), To::Heavy),
+    get("/v1/rules", VIEWER, To::Rules),
+    get("/v1/rules/history", VIEWER, To::History),
+    get("/v1/rules/changes/{}", VIEWER, To::Change),
+    get("/v1/rules/{}/{}", VIEWER, To::Rule),
+    post("/v1/rules/plan", OPERATOR, To::Plan),
+    post("/v1/rules/apply", OPERATOR, To::Apply),
+    post("/v1/rules/rollback", OPERATOR, To::Rollback),
+    post("/v1/rules/{}/shadow", OPERATOR, To::Shadow),
+    post("/v1/rules/{}/enforce", OPERATOR, To::Enforce),
+    post("/v1/rules/changes/{}/approve", APPROVER, To::Approve),
+    post("/v1/rules/changes/{}/reject", OPERATOR, To::Reject),
+    get("/v1/emergencies", VIEWER, To::Emergencies),
+    post("/v1/emergencies", OPERATOR, To::Declare),
+    post("/v1/emergencies/{}/renew", OPERATOR, To::Renew),
+    delete("/v1/emergencies/{}", OPERATOR, To::End),
+    get("/v1/credentials", ADMIN, To::Credentials),
+    post("/v1/credentials", ADMIN, To::Admit),
+    delete("/v1/credentials/{}", ADMIN, To::Revoke),
+    get("/v1/audit", VIEWER, To::Audit),
+    get("/v1/audit/verify", VIEWER, To::Verify),
+];
+
+/// What is at a path.
+pub(super) enum Found {
+    Nothing,
+    /// Only this is answered there.
+    OtherMethod(&'static Method),
+    /// The route, and the parts of the path that it leaves open.
+    Route(&'static Route, Vec<String>),
+}
+
+/// Finds what a request is for. Who may GET may ask for the head alone.
+pub(super) fn find(method: &Method, path: &str) -> Found {
+    let method = if *method == Method::HEAD { &Method::GET } else { method };
+    let mut found = Found::Nothing;
+    for route in &ROUTES {
+        let Some(parts) = parts(route.path, path) else { continue };
+        if route.method == *method {
+            return Found::Route(route, parts);
+        }
+        found = Found::OtherMethod(&route.method);
+    }
+    found
+}
+
+/// What stands in the open places of a pattern, if a path fits.
+fn parts(pattern: &str, path: &str) -> Option<Vec<String>> {
+    let mut parts = Vec::new();
+    let (mut wanted, mut given) = (pattern.split('/'), path.split('/'));
+    loop {
+        match (wanted.next(), given.next()) {
+            (None, None) => return Some(parts),
+            (Some("{}"), Some(part)) => parts.push(percent_decode_str(part).decode_utf8().ok()?.into_owned()),
+            (Some(wanted), Some(given)) if wanted == given => {}
+            _ => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_taken_apart() {
+        assert_eq!(parts("/a/{}/b", "/a/x%2Fy%20z/b"), Some(vec!["x/y z".to_owned()]));
+        assert_eq!(parts("/a", "/a"), Some(vec![]));
+        for other in ["/a", "/a/", "/a/x/c", "/a/x/b/", "/a/%ff/b", "a/x/b"] {
+            assert_eq!(parts("/a/{}/b", other), None, "{other}");
+        }
+        let change = find(&Method::GET, "/v1/rules/changes/7");
+        assert!(matches!(change, Found::Route(Route { to: To::Change, .. }, _)));
+        let allowed = find(&Method::PUT, "/v1/rules/plan");
+        assert!(matches!(allowed, Found::OtherMethod(method) if *method == Method::POST));
+        assert!(matches!(find(&Method::GET, "/v1"), Found::Nothing));
+    }
+
+    /// The table is what the test of roles asks a server about: a route that is not in it would not be asked about.
+    #[test]
+    fn the_documentation_has_all_routes() {
+        let text = include_str!("../../../../docs/control-plane.md");
+        let documented: Vec<(String, String)> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `"))
+            .filter_map(|line| line.split_once('`')?.0.split_once(' '))
+            .filter(|(method, _)| ["GET", "POST", "DELETE"].contains(method))
+            .map(|(method, path)| (method.to_owned(), open(path)))
+            .collect();
+        let all: Vec<(String, String)> =
+            ROUTES.iter().map(|route| (route.method.to_string(), route.path.to_owned())).collect();
+        assert_eq!(documented, all);
+    }
+
+    /// A path as a pattern has it, without the names of its open parts.
+    fn open(path: &str) -> String {
+        let parts = path.split('/').map(|part| if part.starts_with('{') { "{}" } else { part });
+        parts.collect::<Vec<_>>().join("/")
+    }
+}

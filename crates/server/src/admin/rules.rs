@@ -1,0 +1,449 @@
+//! Rules of a store: looked at, planned, changed, and changed back.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use tidegate_rules::book::{Book, Kind, Row};
+use tidegate_rules::change::{Change, Needs, Operation, Proposal};
+use tidegate_rules::store::{HISTORY_MAX, Rollback, StoreError};
+
+use super::given::{Given, body};
+use super::{Answered, act, control, refused, take_over};
+use crate::auth::Role;
+use crate::control::Control;
+use crate::guardrail::{Effect, Trial, WINDOW_MS};
+use crate::http::{Asked, Problem, json};
+
+/// How many rows one page has where nothing else is said.
+const ROWS: u64 = 100;
+/// How many at most. More: fewer questions; longer answers.
+const ROWS_MAX: u64 = 1_000;
+/// How many changes of the history are told where nothing else is said.
+const CHANGES: u64 = 20;
+
+/// The words for what rows are.
+const KINDS: [(Kind, &str); 3] =
+    [(Kind::Template, "template"), (Kind::Rule, "rule"), (Kind::Override, "override")];
+
+fn word(kind: Kind) -> &'static str {
+    KINDS.iter().find(|(known, _)| *known == kind).map_or("", |(_, word)| word)
+}
+
+fn kind(word: &str) -> Result<Kind, Problem> {
+    let found = KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind);
+    found.ok_or_else(|| Problem::bad_request(format!("kind: {word:?} is none of template, rule, override")))
+}
+
+/// A row as it is told: its body is no text here, but an object.
+#[derive(Serialize)]
+struct ToldRow<'r> {
+    kind: &'static str,
+    name: &'r str,
+    version: u32,
+    body: Value,
+}
+
+impl<'r> ToldRow<'r> {
+    fn of(row: &'r Row) -> Self {
+        Self { kind: word(row.kind), name: &row.name, version: row.version, body: object(&row.body) }
+    }
+}
+
+/// A body of the store as an object. Only objects are kept there.
+fn object(body: &str) -> Value {
+    serde_json::from_str(body).unwrap_or_default()
+}
+
+/// `GET /v1/rules?kind=rule&after=rule/a&limit=100`
+pub(super) async fn list(asked: &Asked<'_>) -> Answered {
+    let given = Given::read(asked, &["kind", "after", "limit"])?;
+    let only = given.text("kind").map(kind).transpose()?;
+    let limit = given.number("limit", ROWS, 1, ROWS_MAX)?;
+    let after = given.text("after").map(place).transpose()?;
+    let book = current(control(asked)?).await?;
+    let is_meant = |row: &&Row| {
+        only.is_none_or(|only| row.kind == only)
+            && after.as_ref().is_none_or(|after| (row.kind, &row.name) > (after.0, &after.1))
+    };
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let mut rows = book.rows.iter().filter(is_meant);
+    let page: Vec<&Row> = rows.by_ref().take(limit).collect();
+    let next = rows.next().and(page.last()).map(|last| format!("{}/{}", word(last.kind), last.name));
+    let page: Vec<ToldRow<'_>> = page.into_iter().map(ToldRow::of).collect();
+    Ok(json(StatusCode::OK, &json!({ "revision": book.revision, "rows": page, "next": next })))
+}
+
+/// Where a page begins: behind this row.
+fn place(text: &str) -> Result<(Kind, String), Problem> {
+    let (word, name) = text
+        .split_once('/')
+        .ok_or_else(|| Problem::bad_request(format!("after: {text:?} is not KIND/NAME, as `next` has it")))?;
+    Ok((kind(word)?, name.to_owned()))
+}
+
+/// `GET /v1/rules/{kind}/{name}`
+pub(super) async fn get(asked: &Asked<'_>, word: &str, name: &str) -> Answered {
+    let kind = kind(word)?;
+    let book = current(control(asked)?).await?;
+    let row = find(&book, kind, name)?;
+    Ok(json(StatusCode::OK, &json!({ "revision": book.revision, "row": ToldRow::of(row) })))
+}
+
+fn find<'b>(book: &'b Book, kind: Kind, name: &str) -> Result<&'b Row, Problem> {
+    // The rows of a book are in order.
+    let found = book.rows.binary_search_by(|row| (row.kind, row.name.as_str()).cmp(&(kind, name)));
+    found
+        .ok()
+        .and_then(|at| book.rows.get(at))
+        .ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("there is no {} {name:?}", word(kind))))
+}
+
+/// What the store holds now. This server may not have heard of a change by another one yet.
+async fn current(control: &Arc<Control>) -> Result<Arc<Book>, Problem> {
+    let book = control.book();
+    if book.revision == control.store().heads().await.map_err(|error| refused(&error))?.revision {
+        return Ok(book);
+    }
+    control.refresh().await.map_err(|error| Problem::new(StatusCode::SERVICE_UNAVAILABLE, error))?;
+    Ok(control.book())
+}
+
+/// An operation as it is asked for: bodies are objects.
+#[derive(Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+enum Asking {
+    Put { kind: String, name: String, body: Map<String, Value> },
+    Delete { kind: String, name: String },
+}
+
+impl Asking {
+    fn read(all: Vec<Self>) -> Result<Vec<Operation>, Problem> {
+        let one = |(at, asking)| {
+            let kind = |word: &str| {
+                kind(word)
+                    .map_err(|problem| Problem::bad_request(format!("operations[{at}].{}", problem.detail)))
+            };
+            Ok(match asking {
+                Self::Put { kind: word, name, body } => {
+                    Operation::Put { kind: kind(&word)?, name, body: Value::Object(body).to_string() }
+                }
+                Self::Delete { kind: word, name } => Operation::Delete { kind: kind(&word)?, name },
+            })
+        };
+        all.into_iter().enumerate().map(one).collect()
+    }
+}
+
+/// What is asked of a plan.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanBody {
+    operations: Vec<Asking>,
+}
+
+/// `POST /v1/rules/plan`: what a change would do, and what it takes. Changes nothing.
+pub(super) async fn plan(asked: &Asked<'_>) -> Answered {
+    let PlanBody { operations } = body(asked)?;
+    let operations = Asking::read(operations)?;
+    let book = current(control(asked)?).await?;
+    let effect = judge(asked, &book, &operations).await?;
+    let answer =
+        json!({ "base_revision": book.revision, "diff": differences(&book, &operations), "effect": effect });
+    Ok(json(StatusCode::OK, &answer))
+}
+
+/// What a change would do to each of its rows, field by field.
+fn differences(book: &Book, operations: &[Operation]) -> Vec<Value> {
+    operations.iter().map(|operation| difference(book, operation)).collect()
+}
+
+fn difference(book: &Book, operation: &Operation) -> Value {
+    let (kind, name) = operation.row();
+    let before = find(book, kind, name).map(|row| object(&row.body)).ok();
+    let after = operation.body().map(object);
+    let does = match (&before, &after) {
+        (None, _) => "create",
+        (Some(_), None) => "delete",
+        (Some(before), Some(after)) if before == after => "keep",
+        _ => "update",
+    };
+    let names = |body: &Option<Value>| -> Vec<String> {
+        body.as_ref().and_then(Value::as_object).into_iter().flat_map(Map::keys).cloned().collect()
+    };
+    let said = |body: &Option<Value>, field: &str| body.as_ref().map(|body| body[field].clone());
+    let fields: BTreeSet<String> = names(&before).into_iter().chain(names(&after)).collect();
+    let fields: Vec<Value> = fields
+        .iter()
+        .map(|field| {
+            (field, said(&before, field).unwrap_or_default(), said(&after, field).unwrap_or_default())
+        })
+        .filter(|(_, before, after)| before != after)
+        .map(|(field, before, after)| json!({ "field": field, "before": before, "after": after }))
+        .collect();
+    json!({ "kind": word(kind), "name": name, "does": does, "fields": fields })
+}
+
+/// Looks at a change as a whole: whether the rules make sense with it, and what it would have done to recent requests.
+async fn judge(asked: &Asked<'_>, book: &Arc<Book>, operations: &[Operation]) -> Result<Effect, Problem> {
+    let test = attempt(asked, book, operations).await?.begin();
+    let now_ms = asked.shared.now_ms();
+    let Some(journal) = &asked.shared.journal else { return Ok(test.finish()) };
+    let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
+    let test = journal.replay(window, test, crate::guardrail::BackTest::take).await;
+    Ok(test.map_err(super::log::not_answered)?.finish())
+}
+
+/// Compiles the rules with a change in them, on a thread where that holds up no decisions.
+async fn attempt(asked: &Asked<'_>, book: &Arc<Book>, operations: &[Operation]) -> Result<Trial, Problem> {
+    let is_missing = |operation: &&Operation| {
+        let (kind, name) = operation.row();
+        operation.body().is_none() && find(book, kind, name).is_err()
+    };
+    if let Some(operation) = operations.iter().find(is_missing) {
+        let (kind, name) = operation.row();
+        return Err(refused(&StoreError::Missing(vec![(kind, name.to_owned())])));
+    }
+    let placement = asked.shared.rules.load().set().placement().map(str::to_owned);
+    let (book, operations, now_ms) = (Arc::clone(book), operations.to_vec(), asked.shared.now_ms());
+    let tried =
+        tokio::task::spawn_blocking(move || Trial::new(&book, &operations, placement.as_deref(), now_ms));
+    let tried =
+        tried.await.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    let trial = tried.map_err(|problems| Problem::bad_request(problems.to_string()))?;
+    check_tenants(asked, &trial)?;
+    Ok(trial)
+}
+
+fn check_tenants(asked: &Asked<'_>, trial: &Trial) -> Result<(), Problem> {
+    let is_known = |name: &str| asked.shared.tenants.iter().any(|tenant| tenant.name == name);
+    let unknown =
+        trial.after().rules().iter().find(|rule| rule.tenant.as_ref().is_some_and(|name| !is_known(name)));
+    unknown.map_or(Ok(()), |rule| {
+        let name = rule.tenant.as_deref().unwrap_or_default();
+        let problem = format!("rules[{:?}].tenant: there is no [[tenants]] entry named {name:?}", rule.name);
+        Err(Problem::bad_request(problem))
+    })
+}
+
+/// What is asked of an application.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ApplyBody {
+    operations: Option<Vec<Asking>>,
+    change: Option<u64>,
+    base_revision: Option<u64>,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    confirmed: bool,
+}
+
+/// `POST /v1/rules/apply`: applies operations, or a change that was approved.
+pub(super) async fn apply(asked: &Asked<'_>) -> Answered {
+    let ApplyBody { operations, change, base_revision, reason, confirmed } = body(asked)?;
+    let control = control(asked)?;
+    let book = current(control).await?;
+    match (operations, change) {
+        (Some(operations), None) => {
+            let proposal = Proposal {
+                base_revision: base_revision.unwrap_or(book.revision),
+                reason,
+                operations: Asking::read(operations)?,
+                effect: None,
+                needs: Needs::Nothing,
+                undoes: Vec::new(),
+            };
+            make(asked, &book, proposal, Waits::ForApprover, confirmed).await
+        }
+        (None, Some(id)) => {
+            let operations = control.store().operations(id).await.map_err(|error| refused(&error))?;
+            attempt(asked, &book, &operations).await?;
+            let actor = asked.actor();
+            let change = control
+                .store()
+                .apply(id, confirmed, act(&actor, control))
+                .await
+                .map_err(|error| refused(&error))?;
+            let problem = take_over(control).await;
+            Ok(json(StatusCode::OK, &json!({ "change": told(&change), "not_in_force": problem })))
+        }
+        _ => Err(Problem::bad_request("operations, change: one of the two is needed")),
+    }
+}
+
+/// Whether a change waits for somebody else if it would deny much.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    ForApprover,
+    /// What it restores was in force before, and whoever restores it is in a hurry.
+    ForNobody,
+}
+
+/// Makes a change: at once, if all that it needs is there.
+async fn make(
+    asked: &Asked<'_>,
+    book: &Arc<Book>,
+    proposal: Proposal,
+    waits: Waits,
+    confirmed: bool,
+) -> Answered {
+    let control = control(asked)?;
+    let mut effect = judge(asked, book, &proposal.operations).await?;
+    if waits == Waits::ForNobody && effect.needs == Needs::Approver {
+        effect.needs = Needs::Confirmation;
+    }
+    let needs = effect.needs;
+    if needs == Needs::Confirmation && !confirmed {
+        let problem = format!("confirmed: {}; say `\"confirmed\": true` if that is meant", effect.because);
+        return Err(Problem::new(StatusCode::CONFLICT, problem));
+    }
+    let kept = serde_json::to_string(&effect)
+        .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    let proposal = Proposal { effect: Some(kept), needs, ..proposal };
+    let (actor, store) = (asked.actor(), control.store());
+    if needs == Needs::Approver {
+        let change = store.propose(&proposal, act(&actor, control)).await.map_err(|error| refused(&error))?;
+        return Ok(json(StatusCode::ACCEPTED, &json!({ "change": told(&change) })));
+    }
+    let change =
+        store.apply_new(&proposal, confirmed, act(&actor, control)).await.map_err(|error| refused(&error))?;
+    let problem = take_over(control).await;
+    Ok(json(StatusCode::OK, &json!({ "change": told(&change), "not_in_force": problem })))
+}
+
+/// A change as it is told.
+fn told(change: &Change) -> Value {
+    let (approver, approved_ms) = change.approval.clone().unzip();
+    json!({
+        "id": change.id,
+        "state": change.state.word(),
+        "needs": change.needs.word(),
+        "base_revision": change.base_revision,
+        "revision": change.revision,
+        "author": change.author,
+        "reason": change.reason,
+        "created_ms": change.created_ms,
+        "operation_count": change.operation_count,
+        "effect": change.effect.as_deref().map(object),
+        "undoes": change.undoes,
+        "approver": approver,
+        "approved_ms": approved_ms,
+    })
+}
+
+/// `GET /v1/rules/history?limit=20&before=7`: the latest first.
+pub(super) async fn history(asked: &Asked<'_>) -> Answered {
+    let given = Given::read(asked, &["limit", "before"])?;
+    let limit = given.number("limit", CHANGES, 1, HISTORY_MAX)?;
+    let before = match given.text("before") {
+        None => None,
+        Some(_) => Some(given.number("before", 0, 1, u64::MAX)?),
+    };
+    let found = control(asked)?.store().history(limit, before).await.map_err(|error| refused(&error))?;
+    let changes: Vec<Value> = found.iter().map(told).collect();
+    Ok(json(StatusCode::OK, &json!({ "changes": changes })))
+}
+
+/// `GET /v1/rules/changes/{id}`
+pub(super) async fn change(asked: &Asked<'_>, id: &str) -> Answered {
+    let id = change_id(id)?;
+    let store = control(asked)?.store();
+    let change = store.change(id).await.map_err(|error| refused(&error))?;
+    let operations = store.operations(id).await.map_err(|error| refused(&error))?;
+    let operations: Vec<Value> = operations.iter().map(told_operation).collect();
+    Ok(json(StatusCode::OK, &json!({ "change": told(&change), "operations": operations })))
+}
+
+fn told_operation(operation: &Operation) -> Value {
+    let (kind, name) = operation.row();
+    match operation.body() {
+        Some(body) => json!({ "do": "put", "kind": word(kind), "name": name, "body": object(body) }),
+        None => json!({ "do": "delete", "kind": word(kind), "name": name }),
+    }
+}
+
+fn change_id(text: &str) -> Result<u64, Problem> {
+    text.parse().map_err(|_| Problem::bad_request(format!("change: {text:?} is no number of a change")))
+}
+
+/// `POST /v1/rules/changes/{id}/approve`: it can be applied then.
+pub(super) async fn approve(asked: &Asked<'_>, id: &str) -> Answered {
+    let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor());
+    let change = control.store().approve(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
+    Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
+}
+
+/// Why something is done.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReasonBody {
+    #[serde(default)]
+    reason: String,
+}
+
+/// `POST /v1/rules/changes/{id}/reject`: by an approver, or by its author.
+pub(super) async fn reject(asked: &Asked<'_>, id: &str) -> Answered {
+    let ReasonBody { reason } = body(asked)?;
+    let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor());
+    if asked.principal(Role::Approver).is_err() {
+        let change = control.store().change(id).await.map_err(|error| refused(&error))?;
+        if change.author != actor {
+            return Err(Problem::forbidden(Role::Approver));
+        }
+    }
+    let change =
+        control.store().reject(id, &reason, act(&actor, control)).await.map_err(|error| refused(&error))?;
+    Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
+}
+
+/// What is undone.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RollbackBody {
+    change: Option<u64>,
+    to_revision: Option<u64>,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    confirmed: bool,
+}
+
+/// `POST /v1/rules/rollback`: restores what was there before one change, or at a revision.
+pub(super) async fn rollback(asked: &Asked<'_>) -> Answered {
+    let RollbackBody { change, to_revision, reason, confirmed } = body(asked)?;
+    let what = match (change, to_revision) {
+        (Some(id), None) => Rollback::Change(id),
+        (None, Some(revision)) => Rollback::ToRevision(revision),
+        _ => return Err(Problem::bad_request("change, to_revision: one of the two is needed")),
+    };
+    let control = control(asked)?;
+    let book = current(control).await?;
+    let proposal = control.store().restoring(what, &reason).await.map_err(|error| refused(&error))?;
+    make(asked, &book, proposal, Waits::ForNobody, confirmed).await
+}
+
+/// What goes with a change of the mode.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModeBody {
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    confirmed: bool,
+}
+
+/// `POST /v1/rules/{name}/shadow` and `/enforce`: a change like any other.
+pub(super) async fn set_mode(asked: &Asked<'_>, name: &str, mode: &str) -> Answered {
+    let ModeBody { reason, confirmed } = body(asked)?;
+    let book = current(control(asked)?).await?;
+    let mut wanted = object(&find(&book, Kind::Rule, name)?.body);
+    wanted["mode"] = mode.into();
+    let operations =
+        vec![Operation::Put { kind: Kind::Rule, name: name.to_owned(), body: wanted.to_string() }];
+    let (base_revision, needs) = (book.revision, Needs::Nothing);
+    let proposal = Proposal { base_revision, reason, operations, effect: None, needs, undoes: Vec::new() };
+    make(asked, &book, proposal, Waits::ForApprover, confirmed).await
+}
