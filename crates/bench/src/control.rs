@@ -65,7 +65,7 @@ struct Spread {
 #[derive(Serialize)]
 struct Bar {
     what: &'static str,
-    bar_ms: f64,
+    most_ms: f64,
     found_ms: f64,
     held: bool,
 }
@@ -195,8 +195,8 @@ fn spread(mut all: Vec<Duration>) -> Spread {
 }
 
 fn bar(what: &'static str, bar: Duration, found_ms: f64) -> Bar {
-    let bar_ms = bar.as_secs_f64() * 1e3;
-    Bar { what, bar_ms, found_ms, held: found_ms <= bar_ms }
+    let most_ms = bar.as_secs_f64() * 1e3;
+    Bar { what, most_ms, found_ms, held: found_ms <= most_ms }
 }
 
 fn tell(report: &Report) {
@@ -207,9 +207,9 @@ fn tell(report: &Report) {
     {
         println!("  {count} {what:<12} p50 {p50_ms:>8.1} ms  p99 {p99_ms:>8.1} ms  max {max_ms:>8.1} ms");
     }
-    for Bar { what, bar_ms, found_ms, held } in bars {
+    for Bar { what, most_ms, found_ms, held } in bars {
         let held = if *held { "held" } else { "MISSED" };
-        println!("  {what:<18} {found_ms:>8.1} ms of {bar_ms:>6.0} {held}");
+        println!("  {what:<18} {found_ms:>8.1} ms of {most_ms:>6.0} {held}");
     }
 }
 
