@@ -486,6 +486,10 @@ impl Ordered {
 
     /// Takes an emergency, unless it ended before `now_ms`.
     fn emergency(&mut self, row: &EmergencyRow, now_ms: u64) {
+        // Its rule may be gone since: what is over keeps no book from being taken.
+        if row.expires_ms <= now_ms {
+            return;
+        }
         let place = Place::Named("emergencies", &row.id);
         let Some(body) = self.problems.body(&place, &row.body) else { return };
         let Value::Table(table) = body else {
@@ -500,7 +504,7 @@ impl Ordered {
             fields.problem("id", "given twice");
         }
         self.problems.of_row(&place, fields.problems);
-        self.emergencies.extend(emergency.filter(|emergency| now_ms < emergency.expires_ms));
+        self.emergencies.extend(emergency);
     }
 
     fn parse_emergency(&mut self, fields: &mut Fields, row: &EmergencyRow) -> Option<Emergency> {

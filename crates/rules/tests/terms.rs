@@ -185,6 +185,8 @@ fn other_emergencies_are_put_before_a_set_that_stays() {
         let problems = before.with_emergencies(3, &[row("e", body)], 0).expect_err(body).to_string();
         assert!(problems.starts_with(problem), "{problem}: {problems}");
     }
+    let over = row("e", r#"{"action":"block","rule":"gone"}"#);
+    assert!(before.with_emergencies(3, &[over], 60).is_ok(), "what is over is not about any rule");
     let many: Vec<_> = (0..257).map(|at| row(&at.to_string(), r#"{"action":"block"}"#)).collect();
     let problems = before.with_emergencies(3, &many, 0).expect_err("too many").to_string();
     assert_eq!(problems, "emergencies: 257 is outside 0 to 256");
