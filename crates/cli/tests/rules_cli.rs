@@ -84,6 +84,14 @@ impl Desk {
         write(self.folder(), &format!("{limit}.toml"), &text)
     }
 
+    /// What the admin listener answers.
+    fn ask(&self, who: &str, method: &str, target: &str, body: Option<&str>) -> (u16, Value) {
+        let value = format!("Bearer {who}");
+        let bytes = request(method, target, &[("authorization", &value)], body);
+        let reply = send(self.server.address("admin"), &bytes);
+        (reply.status, serde_json::from_str(&reply.body).unwrap_or_else(|_| panic!("{}", reply.body)))
+    }
+
     fn check(&self, user: &str) -> Value {
         let body = format!(r#"{{"dimensions":{{"user":"{user}"}}}}"#);
         let fields = [("authorization", "Bearer app")];
@@ -274,23 +282,64 @@ fn the_audit_is_shown_exported_and_verified() {
 #[test]
 fn a_credential_of_the_store_opens_until_it_is_revoked() {
     let desk = Desk::new();
-    let ask = |method: &str, target: &str, who: &str, body: Option<&str>| {
-        let fields = [("authorization", format!("Bearer {who}"))];
-        let fields = fields.each_ref().map(|(name, value)| (*name, value.as_str()));
-        send(desk.server.address("admin"), &request(method, target, &fields, body))
+    let admit = |name: &str| {
+        let body = format!(r#"{{"name":"{name}","role":"operator"}}"#);
+        desk.ask("dan", "POST", "/v1/credentials", Some(&body))
     };
-    let made = ask("POST", "/v1/credentials", "dan", Some(r#"{"name":"eli","role":"operator"}"#));
-    let made: Value = serde_json::from_str(&made.body).expect("a credential");
+    let (_, made) = admit("eli");
     let token = made["token"].as_str().expect("a token");
     let said = desk.good(token, &["rules", "apply", &desk.rule(5), "--yes"]);
     assert!(said.contains("change 1: applied, revision 1, by eli"), "{said}");
-    for taken in ["local", "token:0123456789ab"] {
-        let body = format!(r#"{{"name":"{taken}","role":"operator"}}"#);
-        assert_eq!(ask("POST", "/v1/credentials", "dan", Some(&body)).status, 400, "{taken}");
+    for taken in ["local", "token:0123456789ab", "tidegate: automatic"] {
+        assert_eq!(admit(taken).0, 400, "{taken}");
     }
     let hash = made["credential"]["hash"].as_str().expect("a hash");
-    assert!(!ask("GET", "/v1/credentials", "dan", None).body.contains(token), "told once");
-    assert_eq!(ask("DELETE", &format!("/v1/credentials/{hash}"), "dan", None).status, 200);
+    let (_, all) = desk.ask("dan", "GET", "/v1/credentials", None);
+    assert_eq!(all["credentials"][0]["name"], "eli");
+    assert!(!all.to_string().contains(token), "told once");
+    assert_eq!(desk.ask("dan", "DELETE", &format!("/v1/credentials/{hash}"), None).0, 200);
     let (status, said) = desk.run(token, &["rules", "list"]);
     assert_eq!((status, said.contains("401")), (1, true), "{said}");
+}
+
+#[test]
+fn an_emergency_lasts_an_hour_unless_it_is_renewed_or_ended() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(5), "--yes"]);
+    let declare = |body: &str| desk.ask("ann", "POST", "/v1/emergencies", Some(body));
+    let (status, declared) = declare(r#"{"action":"limit","limit":1,"period":"1h","for":"1m"}"#);
+    assert_eq!(status, 200, "{declared}");
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 1);
+    let emergency = &declared["emergency"];
+    let id = emergency["id"].as_str().expect("an id");
+    let lasted_ms = |told: &Value| told["expires_ms"].as_u64().expect("a time");
+    let (_, renewed) = desk.ask("ann", "POST", &format!("/v1/emergencies/{id}/renew"), Some("{}"));
+    let longer_ms = lasted_ms(&renewed) - lasted_ms(emergency);
+    assert!((59 * 60_000..=60 * 60_000).contains(&longer_ms), "an hour from now: {longer_ms}");
+    let (_, all) = desk.ask("ann", "GET", "/v1/emergencies", None);
+    assert_eq!(all["emergencies"][0]["expires_ms"], renewed["expires_ms"]);
+    assert_eq!(desk.ask("ann", "DELETE", &format!("/v1/emergencies/{id}"), None).0, 200);
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 5);
+    for (wrong, field) in [
+        (r#"{"action":"block","for":"61m"}"#, "for: 3660s is outside 1ms to 3600s"),
+        (r#"{"action":"stop"}"#, ".action: "),
+        (r#"{"action":"block","rule":"nothing"}"#, ".rule: "),
+    ] {
+        let (status, problem) = declare(wrong);
+        let detail = problem["detail"].as_str().expect("words");
+        assert_eq!((status, detail.contains(field)), (400, true), "{problem}");
+    }
+}
+
+#[test]
+fn what_changed_since_somebody_looked_is_a_conflict() {
+    let desk = Desk::new();
+    for limit in [5, 6] {
+        desk.good("ann", &["rules", "apply", &desk.rule(limit), "--yes"]);
+    }
+    let body = r#"{"operations":[{"do":"delete","kind":"rule","name":"per_user"}],"base_revision":1}"#;
+    let (status, problem) = desk.ask("bea", "POST", "/v1/rules/apply", Some(body));
+    let detail = "conflict: changed in the meantime: rule \"per_user\" (revision 2)";
+    assert_eq!((status, &problem["detail"]), (409, &detail.into()));
+    assert_eq!(desk.json("ann", &["rules", "list"])["rows"][0]["version"], 2);
 }
