@@ -314,7 +314,10 @@ impl Case<'_, '_> {
         let version = self.rules.set.version();
         let ruling = Ruling { decision, enforced, shadows, version, rung };
         for (applied, outcome) in ruling.enforced.iter().zip(ruling.decision.outcomes()) {
-            applied.count.count(outcome.is_allowed());
+            // What an emergency denies says nothing of the rule.
+            if applied.terms.emergency.is_none() {
+                applied.count.count(outcome.is_allowed());
+            }
         }
         shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
         self.take_down(shared, (surface, cost), ruling.outcome(), rung, Some(&ruling));
