@@ -536,8 +536,11 @@ mod tests {
         let set = RuleSet::compile(&book, None, STARTED_MS).expect("a good book");
         let rules = GatedRules::new(set, &shared).expect("fits");
         let each = || ["mallory", "vip-1", "bob"].map(|user| passed(&rules, &shared, user));
+        let denied = || rules.counts().map(|(_, count)| count.take().0).sum::<u32>();
         assert_eq!(each(), [0, 100, 2]);
+        assert_eq!(denied(), 1, "what an emergency denies is not the rule's");
         clock.advance(Duration::from_millis(5));
         assert_eq!(each(), [2, 0, 0], "what passed meanwhile was counted");
+        assert_eq!(denied(), 3);
     }
 }
