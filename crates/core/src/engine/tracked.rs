@@ -350,8 +350,9 @@ impl Tracked {
         // Whether at least one unit drains between two flushes.
         let fast = self.unit_us() <= self.flush_us(cx) && self.meter.terms.amount() > 0;
         // A flush asks again anyway, for who was turned away: who comes while it is under way had better not wait for it, nor
-        // who comes after a flush for which nobody had been turned away yet.
-        let asked_again_us = self.asks_every_us(cx) + self.flush_us(cx) + settings.hedge_us;
+        // who comes after a flush for which nobody had been turned away yet, unless a burst would be lost by then.
+        let next_flush_us = self.flush_us(cx).min(self.burst_us() / 8);
+        let asked_again_us = self.asks_every_us(cx) + next_flush_us + settings.hedge_us;
         if told.grant == 0 && (told.dry || told.wait_us > 0) {
             let (least_us, most_us) =
                 if fast { (asked_again_us, settings.life_us.max(asked_again_us)) } else { (0, u64::MAX) };
