@@ -9,16 +9,17 @@ use crate::metadata::{Graph, Member};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("tidegate-core", &[]),
     ("tidegate-origin", &["tidegate-core", "tidegate-testkit"]),
+    ("tidegate-courier", &["tidegate-core", "tidegate-origin", "tidegate-testkit"]),
     ("tidegate-rules", &["tidegate-core", "tidegate-testkit"]),
-    ("tidegate", &["tidegate-core", "tidegate-origin", "tidegate-testkit"]),
-    ("tidegate-record", &[]),
+    ("tidegate", &["tidegate-core", "tidegate-courier", "tidegate-origin", "tidegate-testkit"]),
+    ("tidegate-record", &["tidegate-testkit"]),
     (
         "tidegate-server",
         &["tidegate", "tidegate-record", "tidegate-rules", "tidegate-core", "tidegate-testkit"],
     ),
     // Its tests change a store past the servers that follow it.
     ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-rules", "tidegate-testkit"]),
-    ("tidegate-sim", &["tidegate-core", "tidegate-oracle"]),
+    ("tidegate-sim", &["tidegate-core", "tidegate-courier", "tidegate-oracle"]),
     ("tidegate-oracle", &["tidegate-core"]),
     (
         "tidegate-bench",

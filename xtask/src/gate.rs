@@ -64,7 +64,7 @@ fn seconds(duration: Duration) -> String {
 }
 
 #[expect(clippy::disallowed_methods, reason = "tells a person how long a step took; nothing decides by it")]
-fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let result = work();
     (result, start.elapsed())

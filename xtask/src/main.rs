@@ -1,12 +1,15 @@
 //! The project's own commands, run as `cargo xtask <command>`.
 
 mod command;
+#[cfg(test)]
+mod docs;
 mod edges;
 mod gate;
 mod metadata;
 mod mutants;
 mod programs;
 mod steps;
+mod suites;
 mod tally;
 mod tools;
 
@@ -67,6 +70,13 @@ const SUBCOMMANDS: &[Subcommand] = &[
         about: "Breaks the core on purpose, in a copy, one fault at a time, and fails if the\n\
                 concurrency tests do not notice.",
         run: || run_gate(&[steps::MUTANTS]),
+    },
+    Subcommand {
+        name: "long",
+        about: "What the tests do in short, in full, within an hour or two on a machine that has nothing else\n\
+                to do: a million calls to the origin's script, 2,000 simulated worlds of either kind, known\n\
+                mistakes, and faults, attacks and cuts of real servers that last for a minute each.",
+        run: || run_gate(&steps::LONG),
     },
     Subcommand {
         name: "edges",

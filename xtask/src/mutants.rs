@@ -9,6 +9,7 @@ use std::path::Path;
 use crate::Failure;
 use crate::command;
 use crate::metadata::Project;
+use crate::steps;
 use crate::tally::Tally;
 
 /// One fault: a piece of source that stands in one place, what it becomes, and the test that must fail.
@@ -141,23 +142,8 @@ fn mutate(core: &Path, mutant: &Mutant) -> Result<(), Failure> {
 /// look as if it had been caught.
 fn is_caught(project: &Project, copy: &Path, mutant: &Mutant) -> Result<bool, Failure> {
     let test = |last: &[&str]| {
-        let mut cargo = command::cargo();
-        cargo
-            .current_dir(copy)
-            .args([
-                "test",
-                "--offline",
-                "--quiet",
-                "--package",
-                "tidegate-core",
-                "--release",
-                "--test",
-                "loom",
-            ])
-            .arg("--target-dir")
-            .arg(project.target_dir.join("loom"))
-            .args(last)
-            .env("RUSTFLAGS", "--cfg loom");
+        let mut cargo = steps::loom_test(project);
+        cargo.current_dir(copy).args(["--offline", "--quiet", "--test", "loom"]).args(last);
         cargo
     };
     command::run(&mut test(&["--no-run"]))?;

@@ -9,6 +9,7 @@ use crate::command::{self, Limited};
 use crate::gate::Step;
 use crate::metadata::Project;
 use crate::mutants;
+use crate::suites;
 use crate::tally::Tally;
 use crate::tools;
 
@@ -29,6 +30,49 @@ pub(crate) const DOC: Step = Step { name: "doc", run: |_, tally| doc(tally) };
 pub(crate) const LOOM: Step = Step { name: "loom", run: loom };
 pub(crate) const MUTANTS: Step = Step { name: "mutants", run: mutants::run };
 
+/// What the gate does in short, in full.
+pub(crate) const LONG: [Step; 4] = [
+    Step { name: "equality", run: |_, tally| equality(tally) },
+    Step { name: "sim", run: |_, _| sim(&[&["--seeds", "2000"], &["--mutants"]]) },
+    Step {
+        name: "sim of regions",
+        run: |_, _| sim(&[&["--regions", "--seeds", "2000"], &["--regions", "--mutants"]]),
+    },
+    Step { name: "regions", run: |_, tally| regions(tally) },
+];
+
+/// The origin's script against the pure transition, on a million calls.
+fn equality(tally: &mut Tally) -> Result<(), Failure> {
+    let test = [
+        "test",
+        "--package",
+        "tidegate-origin",
+        "--all-features",
+        "--lib",
+        "--",
+        "the_script_is_the_pure_transition",
+    ];
+    command::run_tests(command::cargo().args(test).env("TIDEGATE_EQUALITY_CALLS", "1000000"), tally)
+}
+
+fn sim(runs: &[&[&str]]) -> Result<(), Failure> {
+    for run in runs {
+        let program = ["run", "--release", "--quiet", "--package", "tidegate-cli", "--", "sim"];
+        command::run(command::cargo().args(program).args(*run))?;
+    }
+    Ok(())
+}
+
+/// Faults, attacks and cuts that last as long as they are promised for, one at a time.
+fn regions(tally: &mut Tally) -> Result<(), Failure> {
+    for test in ["region", "regions"] {
+        let test =
+            ["test", "--package", "tidegate-cli", "--test", test, "--", "--nocapture", "--test-threads", "1"];
+        command::run_tests(command::cargo().args(test).env("TIDEGATE_REGION_LONG", "1"), tally)?;
+    }
+    Ok(())
+}
+
 fn fmt() -> Result<(), Failure> {
     command::run(command::cargo().args(["fmt", "--all", "--check"]))
         .map_err(|failure| format!("{failure}; `cargo fmt --all` mends it"))
@@ -46,9 +90,7 @@ fn clippy() -> Result<(), Failure> {
 
 fn test(tally: &mut Tally) -> Result<(), Failure> {
     // Without all features, cargo leaves out the tests that require one and does not say so.
-    let everything = ["test", "--workspace", "--all-targets", "--all-features"];
-    // Every failing test is worth seeing, not only those of the first program that has one.
-    command::run_tests(command::cargo().args(everything).arg("--no-fail-fast"), tally)?;
+    suites::run(&["test", "--workspace", "--all-targets", "--all-features"], tally)?;
     must_have_run_tests(tally)
 }
 
@@ -63,16 +105,24 @@ fn loom(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
     if project.loom_tests.is_empty() {
         return Err("tidegate-core has no test named loom*: its concurrency would go unchecked".into());
     }
-    command::run_tests(
-        command::cargo()
-            .args(["test", "--package", "tidegate-core", "--release", "--test", "loom*", "--no-fail-fast"])
-            // A directory of its own: other flags in the same one would rebuild everything on each turn.
-            .arg("--target-dir")
-            .arg(project.target_dir.join("loom"))
-            .env("RUSTFLAGS", "--cfg loom"),
-        tally,
-    )?;
+    command::run_tests(loom_test(project).args(["--test", "loom*", "--no-fail-fast"]), tally)?;
     must_have_run_tests(tally)
+}
+
+/// `cargo test` of the core as loom checks it: optimised, since it draws millions of interleavings, and without what would make
+/// it a little faster still and takes longer to build than that saves.
+pub(crate) fn loom_test(project: &Project) -> Command {
+    let mut cargo = command::cargo();
+    cargo
+        .args(["test", "--package", "tidegate-core", "--release"])
+        // A directory of its own: other flags in the same one would rebuild everything on each turn.
+        .arg("--target-dir")
+        .arg(project.target_dir.join("loom"))
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+    cargo
 }
 
 /// A mistaken `cfg` empties a test program without a word.

@@ -58,7 +58,8 @@ pub(crate) fn offer_to_oom_killer() {
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
 }
 
-fn kib_field(path: &str, field: &str) -> Result<u64> {
+/// A number of a file in which each line has a name and so many KiB.
+pub(crate) fn kib_field(path: &str, field: &str) -> Result<u64> {
     let text = fs::read_to_string(path).with_context(|| path.to_owned())?;
     let line = text.lines().find_map(|line| line.strip_prefix(field));
     let number = line.and_then(|rest| rest.split_whitespace().next());

@@ -18,6 +18,7 @@ mod memory;
 mod pieces;
 mod record;
 mod region;
+mod regions;
 mod rules;
 mod scrape;
 mod servers;
@@ -49,6 +50,8 @@ enum Command {
     Servers(servers::Args),
     /// Servers around one store: what they admit together, and what it costs.
     Region(region::Args),
+    /// Three regions of servers, far from each other: what they tell each other, and what `strict` rules admit over links that flap.
+    Regions(regions::Args),
     /// Servers that follow one store of rules: how long a change takes until all of them decide by it.
     Control(control::Args),
     /// A set of a million rules and overrides: time to compile, memory, time of a match.
@@ -67,6 +70,7 @@ fn main() -> Result<()> {
         Command::Memory(args) => memory::run(&args),
         Command::Servers(args) => servers::run(&args),
         Command::Region(args) => region::run(&args),
+        Command::Regions(args) => regions::run(&args),
         Command::Control(args) => control::run(&args),
         Command::Rules(args) => rules::run(&args),
         Command::Record(args) => record::run(&args),

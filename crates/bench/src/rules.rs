@@ -1,6 +1,10 @@
-//! A set of a million rows: how long it takes to compile, what it takes to keep, and how long a match takes.
+//! A set of a million rows: how long it takes to compile, what it takes to keep, and how long a match takes; and how long a
+//! server takes that reads it from a store.
+
+mod load;
 
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -36,11 +40,20 @@ const BATCH: usize = 64;
 const BATCHES: usize = 4_000;
 const SEED: u64 = 7;
 
+/// What is said of a bar that does not hold.
+const MISSED: &str = "MISSED";
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Rules and overrides of each set, together.
     #[arg(long, default_value_t = 1_000_000)]
     rows: usize,
+    /// Start servers on a store with as many rows, instead of compiling in this process.
+    #[arg(long, value_name = "KIND")]
+    store: Option<load::Kept>,
+    /// With `--store`: run this build of tidegate, instead of the one of this checkout.
+    #[arg(long, value_name = "FILE", requires = "store")]
+    tidegate: Option<PathBuf>,
     /// Print one JSON array.
     #[arg(long)]
     json: bool,
@@ -85,37 +98,60 @@ impl Asked {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     ensure!(args.rows > RULES + WILDCARDS, "rows: {} is not above {}", args.rows, RULES + WILDCARDS);
+    if let Some(kept) = args.store {
+        return load::run(kept, args);
+    }
     let reports = [overridden(args.rows)?, tenants(args.rows)?];
     if args.json {
         println!("{}", serde_json::to_string(&reports)?);
-        return Ok(());
+    } else {
+        reports.iter().for_each(print);
     }
-    for Report { set, rows, load_s, load, emergencies_ms, emergencies, bytes_per_row, matches } in reports {
-        println!("{set}: {rows} rows");
-        println!("  load  {load_s:>8.2} s   of {:>6.0} {load}", LOAD_BAR.as_secs_f64());
-        println!(
-            "  stop  {emergencies_ms:>8.1} ms  of {:>6.0} {emergencies:<7} {EMERGENCIES_MAX} emergencies",
-            EMERGENCIES_BAR.as_secs_f64() * 1e3
-        );
-        println!("  keep  {bytes_per_row:>8.1} bytes/row");
-        for Measured { request, cpu_ns, held } in matches {
-            println!("  match {cpu_ns:>8.0} ns  of {MATCH_BAR_NS:>6.0} {held:<7} {request}");
-        }
-    }
+    let missed = reports.iter().flat_map(Report::bars).filter(|bar| *bar == MISSED).count();
+    ensure!(missed == 0, "{missed} bars were missed");
     Ok(())
 }
 
+impl Report {
+    fn bars(&self) -> impl Iterator<Item = &str> {
+        [self.load, self.emergencies].into_iter().chain(self.matches.iter().map(|measured| measured.held))
+    }
+}
+
+fn print(report: &Report) {
+    let Report { set, rows, load_s, load, emergencies_ms, emergencies, bytes_per_row, matches } = report;
+    println!("{set}: {rows} rows");
+    println!("  load  {load_s:>8.2} s   of {:>6.0} {load}", LOAD_BAR.as_secs_f64());
+    println!(
+        "  stop  {emergencies_ms:>8.1} ms  of {:>6.0} {emergencies:<7} {EMERGENCIES_MAX} emergencies",
+        EMERGENCIES_BAR.as_secs_f64() * 1e3
+    );
+    println!("  keep  {bytes_per_row:>8.1} bytes/row");
+    for Measured { request, cpu_ns, held } in matches {
+        println!("  match {cpu_ns:>8.0} ns  of {MATCH_BAR_NS:>6.0} {held:<7} {request}");
+    }
+}
+
 /// Rules for everyone, with overrides for most of their keys.
-fn overridden(rows: usize) -> Result<Report> {
-    let exact = rows - RULES - WILDCARDS;
+fn overridden_rows(rows: usize) -> impl Iterator<Item = Row> {
     let rules = (0..RULES).map(|at| row(Kind::Rule, format!("rule-{at}"), rule(None, &path(at))));
     let wildcards = (0..WILDCARDS).map(|at| {
         let rule = at % RULES_WITH_WILDCARDS;
         row(Kind::Override, format!("wild-{at}"), over(rule, &format!("partner-{at}-*"), at))
     });
-    let overrides =
-        (0..exact).map(|at| row(Kind::Override, format!("exact-{at}"), over(at % RULES, &user(at), at)));
-    let (set, report) = load("overridden", rules.chain(wildcards).chain(overrides).collect())?;
+    let overrides = (0..rows - RULES - WILDCARDS)
+        .map(|at| row(Kind::Override, format!("exact-{at}"), over(at % RULES, &user(at), at)));
+    rules.chain(wildcards).chain(overrides)
+}
+
+/// Rules for everyone, each for a path of its own, and no override.
+fn plain_rows(rows: usize) -> impl Iterator<Item = Row> {
+    (0..rows).map(|at| row(Kind::Rule, format!("rule-{at}"), rule(None, &path(at))))
+}
+
+fn overridden(rows: usize) -> Result<Report> {
+    let exact = rows - RULES - WILDCARDS;
+    let (set, report) = load("overridden", overridden_rows(rows).collect())?;
     let asked = |path: String, user: String| Asked { tenant: String::new(), path, user };
     let own = |random: &mut Random| {
         let at = random.random_range(0..exact);
@@ -192,7 +228,7 @@ fn over(rule: usize, key: &str, at: usize) -> String {
 
 fn load(set: &'static str, rows: Vec<Row>) -> Result<(RuleSet, Report)> {
     eprintln!("rules: compiling {set}");
-    let book = Book { revision: 1, emergency_revision: 0, rows, emergencies: Vec::new() };
+    let book = Book { revision: 1, emergency_revision: 0, rows: rows.into(), emergencies: Vec::new() };
     let (rows, before, started) = (book.rows.len(), machine::resident_bytes()?, machine::now());
     let compiled = RuleSet::compile(&book, None, 0)?;
     let took = machine::now() - started;
@@ -256,5 +292,5 @@ fn measure(
 }
 
 fn held(is_held: bool) -> &'static str {
-    if is_held { "held" } else { "MISSED" }
+    if is_held { "held" } else { MISSED }
 }

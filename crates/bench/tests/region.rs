@@ -3,39 +3,19 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
+
+use std::process::Output;
 
 use serde_json::Value;
+
+use common::is_held;
 
 const SECURITY_OVER: &str = "security: how far any limit was passed";
 const STALLED_PASSED: &str = "store stands still: security answers without it that passed";
 
-/// The program of this checkout, in the profile that tests are built in.
-fn tidegate() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below the target folder");
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // With the features that all tests are built with: it is there already where those were.
-    let package = ["build", "--quiet", "--workspace", "--all-features", "--bin", "tidegate"];
-    build.args(package).arg("--target-dir").arg(target);
-    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
-    assert!(status.success(), "tidegate is not built");
-    target.join("debug/tidegate")
-}
-
 fn run(arguments: &[&str]) -> (Output, Value) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
-    command.args(["region", "--json", "--tidegate"]).arg(tidegate()).args(arguments);
-    let output = command.output().expect("it runs");
-    let told = serde_json::from_slice(&output.stdout);
-    let told = told.unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
-    (output, told)
-}
-
-/// Whether a bar is held, if there is such a bar.
-fn is_held(told: &Value, what: &str) -> Option<bool> {
-    let bars = told["bars"].as_array().expect("bars");
-    bars.iter().find(|bar| bar["what"] == what).map(|bar| bar["held"] == true)
+    common::run("region", arguments)
 }
 
 /// What must hold of a store that stands still for a while, however slow the machine is.

@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 use tidegate_server::audit::{Checkpoint, verify_lines};
+use tidegate_server::timestamp;
 
 use crate::client::{self, Client};
+use crate::out::Reader;
 use crate::{Done, Failure};
 
 /// How many entries are asked for at once.
@@ -21,7 +23,7 @@ pub(crate) fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(
             Command::new("show")
-                .about("Shows the entries; with --json one on each line, as `verify --file` reads them")
+                .about("Shows the entries; with --json one on each line, as `verify --file` reads them, and where they end")
                 .arg(
                     Arg::new("after")
                         .long("after")
@@ -58,33 +60,41 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 
 fn show(matches: &ArgMatches) -> Done {
     let client = Client::new(matches)?;
-    let mut after = matches.get_one::<u64>("after").copied().unwrap_or_default().to_string();
+    let first = matches.get_one::<u64>("after").copied().unwrap_or_default();
+    let mut after = first.to_string();
+    let mut end = Checkpoint::default();
     loop {
         let body = client.get("/v1/audit", &[("after", &after), ("limit", PAGE)])?.decided(&[200])?.body;
         for entry in body["entries"].as_array().into_iter().flatten() {
-            if matches.get_flag("json") {
-                println!("{entry}");
-            } else {
-                print(entry);
+            let reader = if matches.get_flag("json") { say!("{entry}") } else { print(entry) };
+            if reader? == Reader::Gone {
+                return Ok(ExitCode::SUCCESS);
             }
+            end = end_at(entry);
         }
         match body["next"].as_u64() {
             Some(next) => after = next.to_string(),
-            None => return Ok(ExitCode::SUCCESS),
+            None => break,
         }
     }
+    if matches.get_flag("json") && first == 0 {
+        // Without it, nobody could tell an export whose end is cut off from a shorter one. One without a beginning holds for
+        // nobody anyway.
+        say!("{}", end.to_line().map_err(Failure::failed)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
-fn print(entry: &Value) {
+/// Where the audit ends that ends with an entry.
+fn end_at(entry: &Value) -> Checkpoint {
+    let hash = entry["hash"].as_str().unwrap_or_default().to_owned();
+    Checkpoint { count: entry["sequence"].as_u64().unwrap_or_default(), hash }
+}
+
+fn print(entry: &Value) -> Result<Reader, Failure> {
     let text = |field: &str| entry[field].as_str().unwrap_or_default();
-    println!(
-        "{} {} {} {} {}",
-        entry["sequence"],
-        entry["at_ms"],
-        text("actor"),
-        text("action"),
-        text("detail")
-    );
+    let at = timestamp(entry["at_ms"].as_u64().unwrap_or_default());
+    say!("{} {at} {} {} {}", entry["sequence"], text("actor"), text("action"), text("detail"))
 }
 
 fn verify(matches: &ArgMatches) -> Done {
@@ -98,13 +108,13 @@ fn verify(matches: &ArgMatches) -> Done {
     };
     let holds = found["holds"] == true;
     if matches.get_flag("json") {
-        println!("{found}");
+        say!("{found}")?;
         return Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if !holds {
         return Err(Failure::failed(found["problem"].as_str().unwrap_or("audit: does not hold")));
     }
-    println!("holds: {} entries\n{}", found["entries"], found["checkpoint"].as_str().unwrap_or_default());
+    say!("holds: {} entries\n{}", found["entries"], found["checkpoint"].as_str().unwrap_or_default())?;
     Ok(ExitCode::SUCCESS)
 }
 

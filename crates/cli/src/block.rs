@@ -6,7 +6,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
 
 use crate::client::{self, Client, segment};
-use crate::rules::change::reason_arg;
+use crate::naming::name_of;
+use crate::rules::change::{ask, reason_arg, tell_not_in_force, yes_arg};
 use crate::{Done, Failure};
 
 pub(crate) fn command() -> Command {
@@ -14,11 +15,12 @@ pub(crate) fn command() -> Command {
         .about("Lets nothing of a key pass, at once and for a while")
         .long_about(
             "Lets nothing of a key pass, at once and for a while: an hour unless something shorter is said. The same said \
-             again lets it last for as long once more.",
+             again lets it last for as long once more. Without a key nothing of the rule passes; without a rule nothing \
+             that any rule applies to, which asks whether that is meant.",
         )
         .args(place_args())
         .arg(Arg::new("for").long("for").value_name("PERIOD").default_value("1h").help("For how long, at most 1h"))
-        .arg(reason_arg())
+        .args([reason_arg(), yes_arg()])
         .args(client::args())
 }
 
@@ -28,11 +30,11 @@ pub(crate) fn unblock_command() -> Command {
 
 fn place_args() -> [Arg; 2] {
     [
-        Arg::new("rule").long("rule").value_name("RULE").required(true).help("The rule"),
+        Arg::new("rule").long("rule").value_name("RULE").help("The rule"),
         Arg::new("key")
             .long("key")
             .value_name("KEY")
-            .required(true)
+            .requires("rule")
             .action(ArgAction::Append)
             .help("A value or pattern with * for each part of the rule's key, in order"),
     ]
@@ -40,56 +42,71 @@ fn place_args() -> [Arg; 2] {
 
 /// What is blocked, and the id of the emergency that does it: the same block is the same emergency.
 struct Place<'m> {
-    rule: &'m str,
+    rule: Option<&'m str>,
     key: Vec<&'m str>,
 }
 
 impl<'m> Place<'m> {
     fn new(matches: &'m ArgMatches) -> Self {
-        let rule = matches.get_one::<String>("rule").map_or("", String::as_str);
+        let rule = matches.get_one::<String>("rule").map(String::as_str);
         let key = matches.get_many::<String>("key").into_iter().flatten().map(String::as_str).collect();
         Self { rule, key }
     }
 
     fn id(&self) -> String {
-        format!("block:{}:{}", self.rule, self.key.join(":"))
+        match self.rule {
+            Some(rule) => name_of("block:", rule, &self.key),
+            None => "block".to_owned(),
+        }
+    }
+
+    /// What it is, for people.
+    fn words(&self) -> String {
+        match self.rule {
+            None => "everything".to_owned(),
+            Some(rule) if self.key.is_empty() => format!("all of {rule}"),
+            Some(rule) => format!("{} of {rule}", self.key.join(", ")),
+        }
     }
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     let place = Place::new(matches);
     let text = |id: &str| matches.get_one::<String>(id);
-    let question = json!({
+    let mut question = json!({
         "id": place.id(),
         "action": "block",
-        "rule": place.rule,
-        "key": place.key,
         "for": text("for"),
         "reason": text("reason"),
     });
-    let answer = Client::new(matches)?.post("/v1/emergencies", &question)?.decided(&[200])?;
-    Ok(tell(matches, &answer.body, |body| {
+    if let Some(rule) = place.rule {
+        question["rule"] = rule.into();
+    }
+    if !place.key.is_empty() {
+        question["key"] = place.key.clone().into();
+    }
+    let answer = ask(&Client::new(matches)?, "/v1/emergencies", question, matches)?.decided(&[200])?;
+    tell(matches, &answer.body, |body| {
         let expires = body["emergency"]["expires"].as_str().unwrap_or_default();
-        format!("blocked until {expires}: {} of {}", place.key.join(", "), place.rule)
-    }))
+        format!("blocked until {expires}: {}", place.words())
+    })
 }
 
 pub(crate) fn run_unblock(matches: &ArgMatches) -> Done {
     let place = Place::new(matches);
     let answer = Client::new(matches)?.delete(&format!("/v1/emergencies/{}", segment(&place.id())))?;
     if answer.status == 404 {
-        return Err(Failure::failed(format!("not blocked: {} of {}", place.key.join(", "), place.rule)));
+        return Err(Failure::failed(format!("not blocked: {}", place.words())));
     }
-    Ok(tell(matches, &answer.decided(&[200])?.body, |_| {
-        format!("no longer blocked: {} of {}", place.key.join(", "), place.rule)
-    }))
+    tell(matches, &answer.decided(&[200])?.body, |_| format!("no longer blocked: {}", place.words()))
 }
 
-fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String) -> ExitCode {
+fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String) -> Done {
     if matches.get_flag("json") {
-        println!("{body}");
+        say!("{body}")?;
     } else {
-        println!("{}", words(body));
+        say!("{}", words(body))?;
     }
-    ExitCode::SUCCESS
+    tell_not_in_force(body);
+    Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::client::{self, Answer, Client};
+use crate::out::Reader;
 use crate::{Done, Failure};
 
 /// How a check that was denied ends: told apart from a check that did not come about, and from one that passed.
@@ -46,9 +47,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let answer = client.post("/v1/check", &question)?.decided(&[200])?;
     let word = Word::read(&answer)?;
     if matches.get_flag("json") {
-        println!("{}", answer.body);
+        say!("{}", answer.body)?;
     } else {
-        print(&word);
+        print(&word)?;
     }
     Ok(if word.decision == "allow" { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DENIED) })
 }
@@ -96,17 +97,17 @@ impl Word {
     }
 }
 
-fn print(word: &Word) {
+fn print(word: &Word) -> Result<Reader, Failure> {
     match &word.denied_by {
-        Some(rule) => println!("{}, by {rule}", word.decision),
-        None => println!("{}", word.decision),
-    }
+        Some(rule) => say!("{}, by {rule}", word.decision)?,
+        None => say!("{}", word.decision)?,
+    };
     if word.rules.is_empty() {
-        println!("no rule applies");
+        say!("no rule applies")?;
     } else {
-        println!("{}", table(&word.rules));
+        say!("{}", table(&word.rules))?;
     }
-    println!("rules {}, decided from: {}", word.rules_version, word.source);
+    say!("rules {}, decided from: {}", word.rules_version, word.source)
 }
 
 fn table(rules: &[RuleWord]) -> Table {

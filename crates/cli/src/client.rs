@@ -7,15 +7,19 @@ use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::Value;
 use ureq::http::{Response, Uri};
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body, RequestBuilder};
+use ureq::{Agent, Body, RequestBuilder, Timeout};
 
 use crate::{Failure, environment};
 
 /// Where a server's admin listener is when nothing else was said.
 const LOCAL_SERVER: &str = "http://127.0.0.1:8090";
 
-/// A person waits for the answer. Longer: patience with a slow network; shorter: sooner to know that it is down.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a server may take to be there. Longer: patience with a slow network; shorter: sooner to know that it is down.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long a server may take for all of an answer. A change is compiled with all the rules there are, and a person who gave
+/// up would not know what became of it. Longer: patience with a million rules; shorter: sooner to know of one that hangs.
+const ANSWER_TIME_MAX: Duration = Duration::from_mins(1);
 
 /// The largest answer: far above any that a server of ours gives.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
@@ -82,6 +86,7 @@ impl Client {
         let config = Agent::config_builder()
             // What a server says about an error is worth more than its number.
             .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT_TIME_MAX))
             .timeout_global(Some(ANSWER_TIME_MAX))
             .max_redirects(0)
             .user_agent(concat!("tidegate/", env!("CARGO_PKG_VERSION")))
@@ -138,6 +143,9 @@ impl Client {
         match error {
             ureq::Error::Http(_) => {
                 Failure::usage("token: has characters that a header cannot carry".to_owned())
+            }
+            ureq::Error::Timeout(Timeout::Connect) => {
+                Failure::unreachable(format!("{server}: not there within {CONNECT_TIME_MAX:?}"))
             }
             ureq::Error::Timeout(_) => {
                 Failure::unreachable(format!("{server}: no answer within {ANSWER_TIME_MAX:?}"))

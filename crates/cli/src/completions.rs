@@ -1,5 +1,7 @@
 //! `tidegate completions`: what a shell needs to complete the command line.
 
+use std::process::ExitCode;
+
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 
@@ -27,5 +29,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     };
     let mut script = Vec::new();
     clap_complete::generate(*shell, &mut crate::command(), "tidegate", &mut script);
-    crate::print_whole(&script)
+    crate::out::print(&script)?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -25,23 +25,35 @@ pub(crate) fn command() -> Command {
                 .default_value("10")
                 .help("How many of the last minutes to look at, 2 to 60"),
         )
+        .arg(
+            Arg::new("limit")
+                .long("limit")
+                .value_name("N")
+                .default_value("100")
+                .help("How many keys to list, 1 to 1000"),
+        )
         .arg(tenant_arg())
         .args(client::args())
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     let client = Client::new(matches)?;
-    let answer = client.get("/v1/heavy", &query(matches, &["minutes", "tenant"]))?.decided(&[200])?;
+    let answer =
+        client.get("/v1/heavy", &query(matches, &["minutes", "limit", "tenant"]))?.decided(&[200])?;
     if matches.get_flag("json") {
-        println!("{}", answer.body);
+        say!("{}", answer.body)?;
         return Ok(ExitCode::SUCCESS);
     }
     let word = Word::deserialize(&answer.body)
         .map_err(|error| Failure::failed(format!("the server's answer is not one of its log: {error}")))?;
     if word.keys.is_empty() {
-        println!("nobody was near a limit in half of the last {} minutes", word.minutes);
+        say!("nobody was near a limit in half of the last {} minutes", word.minutes)?;
     } else {
-        println!("{}", table(&word));
+        say!("{}", table(&word))?;
+        let more = word.of.saturating_sub(word.keys.len());
+        if more > 0 {
+            say!("and {more} more: see --limit")?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -50,6 +62,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 #[derive(Deserialize)]
 struct Word {
     minutes: u64,
+    of: usize,
     keys: Vec<KeyWord>,
 }
 

@@ -1,15 +1,28 @@
 //! The `tidegate` command.
 
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic once nobody reads: see `out`")]
+
+#[macro_use]
+mod out;
+
 mod audit;
 mod bench;
 mod block;
+mod bound;
 mod check;
 mod client;
 mod completions;
+mod credential;
+mod demo;
+mod emergency;
 mod environment;
 mod heavy;
+#[cfg(feature = "parquet")]
+mod log;
 mod man;
+mod naming;
 mod overrides;
+mod plan;
 mod rules;
 mod serve;
 mod sim;
@@ -17,7 +30,6 @@ mod token;
 mod why;
 
 use std::fmt::Display;
-use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
@@ -75,14 +87,21 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand { command: check::command, run: check::run },
     Subcommand { command: why::command, run: why::run },
     Subcommand { command: heavy::command, run: heavy::run },
+    #[cfg(feature = "parquet")]
+    Subcommand { command: log::command, run: log::run },
     Subcommand { command: rules::command, run: rules::run },
+    Subcommand { command: bound::command, run: bound::run },
+    Subcommand { command: plan::command, run: plan::run },
     Subcommand { command: overrides::command, run: overrides::run },
     Subcommand { command: block::command, run: block::run },
     Subcommand { command: block::unblock_command, run: block::run_unblock },
+    Subcommand { command: emergency::command, run: emergency::run },
+    Subcommand { command: credential::command, run: credential::run },
     Subcommand { command: audit::command, run: audit::run },
     Subcommand { command: token::command, run: token::run },
     Subcommand { command: bench::command, run: bench::run },
     Subcommand { command: sim::command, run: sim::run },
+    Subcommand { command: demo::command, run: demo::run },
     Subcommand { command: completions::command, run: completions::run },
     Subcommand { command: man::command, run: man::run },
 ];
@@ -111,7 +130,7 @@ fn main() -> ExitCode {
         Ok(status) => status,
         Err(failure) => {
             for line in failure.words.lines() {
-                eprintln!("error: {line}");
+                aside!("error: {line}");
             }
             ExitCode::from(failure.status)
         }
@@ -122,12 +141,4 @@ fn dispatch(matches: &ArgMatches) -> Done {
     let Some((name, matches)) = matches.subcommand() else { return Ok(ExitCode::SUCCESS) };
     let subcommand = SUBCOMMANDS.iter().find(|subcommand| (subcommand.command)().get_name() == name);
     subcommand.map_or(Ok(ExitCode::SUCCESS), |subcommand| (subcommand.run)(matches))
-}
-
-/// Prints a text that was made whole. A reader that goes away early, such as `head`, is no failure.
-pub(crate) fn print_whole(text: &[u8]) -> Done {
-    match std::io::stdout().write_all(text) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::failed(error)),
-        _ => Ok(ExitCode::SUCCESS),
-    }
 }

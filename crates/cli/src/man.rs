@@ -26,7 +26,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 fn print() -> Done {
     let mut page = Vec::new();
     Man::new(crate::command()).render(&mut page).map_err(Failure::failed)?;
-    crate::print_whole(&page)
+    crate::out::print(&page)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn write_all(dir: &str) -> Done {

@@ -6,6 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 
 use crate::client;
+use crate::naming::name_of;
 use crate::rules::change::{confirmed_args, make};
 use crate::rules::show::list_of;
 use crate::{Done, Failure};
@@ -49,6 +50,16 @@ fn set_command() -> Command {
             text("mode", "MODE", "Whether denials stop anyone [default: as the rule]")
                 .value_parser(["enforce", "shadow"]),
         )
+        .arg(text("tenant", "NAME", "Only requests of this tenant [default: of every one]"))
+        .arg(
+            text("priority", "N", "Among patterns that match the higher counts [default: 0]")
+                .allow_negative_numbers(true)
+                .value_parser(value_parser!(i64)),
+        )
+        .arg(
+            text("expires", "MS", "When it ends, in milliseconds since 1970 [default: when it is deleted]")
+                .value_parser(value_parser!(u64)),
+        )
         .arg(text("name", "NAME", "What it is called [default: the rule and the key]"))
         .args(confirmed_args())
         .args(client::args())
@@ -57,7 +68,7 @@ fn set_command() -> Command {
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     match matches.subcommand() {
         Some(("set", matches)) => make(matches, &[set(matches)?]),
-        Some(("list", matches)) => list_of(matches, Some("override")),
+        Some(("list", matches)) => list_of(matches, Some("override"), false),
         Some(("delete", matches)) => {
             let name = matches.get_one::<String>("name");
             make(matches, &[json!({ "do": "delete", "kind": "override", "name": name })])
@@ -72,15 +83,18 @@ fn set(matches: &ArgMatches) -> Result<Value, Failure> {
     let key: Vec<&str> =
         matches.get_many::<String>("key").into_iter().flatten().map(String::as_str).collect();
     let rule = text("rule").ok_or_else(|| Failure::usage("rule: missing"))?;
-    let name = text("name").map_or_else(|| format!("{rule}:{}", key.join(":")), str::to_owned);
+    let name = text("name").map_or_else(|| name_of("", rule, &key), str::to_owned);
     let mut body = Map::new();
     body.insert("rule".to_owned(), rule.into());
     body.insert("key".to_owned(), key.into());
-    for id in ["limit", "burst"] {
+    for id in ["limit", "burst", "expires"] {
         body.extend(number(id).map(|number| (id.to_owned(), Value::from(number))));
     }
-    for id in ["period", "mode"] {
+    for id in ["period", "mode", "tenant"] {
         body.extend(text(id).map(|text| (id.to_owned(), Value::from(text))));
     }
+    body.extend(
+        matches.get_one::<i64>("priority").map(|priority| ("priority".to_owned(), (*priority).into())),
+    );
     Ok(json!({ "do": "put", "kind": "override", "name": name, "body": body }))
 }

@@ -11,7 +11,7 @@ use tidegate_server::{Config, Prepared, Server, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::{Done, Failure, environment, print_whole};
+use crate::{Done, Failure, environment};
 
 /// A server that a second signal ended exits with this plus the signal's number, as shells tell it.
 const EXIT_SIGNAL: u8 = 128;
@@ -54,7 +54,9 @@ fn flag(setting: &'static Setting) -> Arg {
     } else {
         format!("{} [default: {}]", setting.about, setting.default)
     };
+    let action = if setting.is_list { ArgAction::Append } else { ArgAction::Set };
     Arg::new(setting.key)
+        .action(action)
         .long(long)
         .value_name(setting.value)
         .env(environment::variable(setting))
@@ -74,7 +76,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         prepare(matches, problems)?
     };
     if matches.get_flag("check_config") {
-        return print_whole(b"the configuration is good\n");
+        say!("the configuration is good")?;
+        return Ok(ExitCode::SUCCESS);
     }
     tracing_subscriber::fmt().with_env_filter(filter.unwrap_or_default()).with_writer(std::io::stderr).init();
     let done = runtime.block_on(serve(prepared));
@@ -85,10 +88,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 
 /// Reads everything there is to read: whatever is wrong is told in one go.
 fn prepare(matches: &ArgMatches, mut problems: Vec<String>) -> Result<Prepared, Failure> {
-    let given: HashMap<String, String> = SETTINGS
-        .iter()
-        .filter_map(|setting| Some((setting.key.to_owned(), matches.get_one::<String>(setting.key)?.clone())))
-        .collect();
+    let given = |setting: &Setting| {
+        // What is given several times is a list.
+        let values: Vec<&str> = matches.get_many::<String>(setting.key)?.map(String::as_str).collect();
+        Some((setting.key.to_owned(), values.join(",")))
+    };
+    let given: HashMap<String, String> = SETTINGS.iter().filter_map(given).collect();
     let file = matches.get_one::<String>("config").map(Path::new);
     let (config, found) = Config::read_on(&given, file);
     problems.extend(found);
@@ -99,13 +104,13 @@ async fn serve(prepared: Prepared) -> Done {
     let server = Server::start(prepared).await.map_err(not_started)?;
     warn_of_clear_text(&server);
     let mut signals = Signals::new().map_err(Failure::failed)?;
-    let addresses: Vec<String> = server
-        .addresses()
-        .iter()
-        .map(|(listener, address)| format!("{}={address}", listener.as_str()))
-        .collect();
+    let listeners = server.addresses();
+    let listeners = listeners.iter().map(|(listener, address)| (listener.as_str(), *address));
+    let peer = server.peer_address().map(|address| ("peer", address));
+    let addresses: Vec<String> =
+        listeners.chain(peer).map(|(name, address)| format!("{name}={address}")).collect();
     // Whoever started the server waits for this line.
-    print_whole(format!("tidegate is ready: {}\n", addresses.join(" ")).as_bytes())?;
+    say!("tidegate is ready: {}", addresses.join(" "))?;
     let (stop, stopped) = oneshot::channel();
     let mut running = pin!(server.run(async { drop(stopped.await) }));
     tokio::select! {

@@ -68,17 +68,17 @@ fn make(matches: &ArgMatches) -> Done {
     let hash = TokenHash::of(token.as_bytes()).to_string();
     if matches.get_flag("json") {
         let made = json!({ "token": token, "name": name, "tenant": tenant, "role": role, "hash": hash });
-        println!("{made}");
+        say!("{made}")?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!(
+    say!(
         "{token}\n\nThis is shown once. For the configuration file:\n\n[[tokens]]\nname = {}",
         quoted(name)
-    );
+    )?;
     if let Some(tenant) = tenant {
-        println!("tenant = {}", quoted(tenant));
+        say!("tenant = {}", quoted(tenant))?;
     }
-    println!("role = {}\nhash = {}", quoted(role), quoted(&hash));
+    say!("role = {}\nhash = {}", quoted(role), quoted(&hash))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,6 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 
 use crate::client::{self, Answer, Client};
+use crate::out::Reader;
 use crate::{Done, Failure};
 
 /// How a question ends to which the log has no answer: told apart from one that was not answered.
@@ -58,9 +59,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let answer = client.get("/v1/why", &query)?.decided(&[200])?;
     let word = Word::read(&answer)?;
     if matches.get_flag("json") {
-        println!("{}", answer.body);
+        say!("{}", answer.body)?;
     } else {
-        print(&word);
+        print(&word)?;
     }
     Ok(if word.records.is_empty() { ExitCode::from(EXIT_NOTHING) } else { ExitCode::SUCCESS })
 }
@@ -120,13 +121,12 @@ impl Word {
     }
 }
 
-fn print(word: &Word) {
+fn print(word: &Word) -> Result<Reader, Failure> {
     let [nearest, ..] = word.records.as_slice() else {
-        println!("nothing in the log about {} within {} ms of {}", word.key, word.window_ms, word.at);
-        return;
+        return say!("nothing in the log about {} within {} ms of {}", word.key, word.window_ms, word.at);
     };
-    println!("{}", sentence(nearest));
-    println!("{}", table(&word.records));
+    say!("{}", sentence(nearest))?;
+    say!("{}", table(&word.records))
 }
 
 /// The nearest record in words.

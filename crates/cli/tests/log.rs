@@ -5,14 +5,16 @@
 
 mod support;
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Output;
 
+use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::Value;
 use support::raw::{Reply, request, send};
 use support::{serve, tidegate, token_entry, write};
-use tidegate_testkit::{START_TIME_MAX, Server, wait_until};
+use tidegate_testkit::{HttpListener, START_TIME_MAX, Server, wait_until};
 
 const RULES: &str = "
     [[rules]]
@@ -190,6 +192,21 @@ fn who_is_near_a_limit_is_listed() {
     assert!(heavy(&["--minutes", "2"]).contains("user:42"));
     assert!(keys.iter().all(|key| key["key"] != "user:calm"), "{keys:?}");
     assert!(heavy(&["--minutes", "60"]).starts_with("nobody was near a limit"), "it is not sustained");
+    for limit in ["0", "1001", "all"] {
+        let path = format!("/v1/heavy?limit={limit}");
+        let refused = send(server.address("admin"), &request("GET", &path, &[], None));
+        assert_eq!(refused.status, 400, "{}", refused.body);
+        assert!(
+            refused.body.contains("limit: ") && refused.body.contains("from 1 to 1000"),
+            "{}",
+            refused.body
+        );
+    }
+    for _ in 0..5 {
+        check(&server, "43");
+    }
+    let first = || heavy(&["--minutes", "2", "--limit", "1"]);
+    wait_until("another to be left out", START_TIME_MAX, || first().contains(" more: see --limit"));
 }
 
 #[test]
@@ -242,4 +259,78 @@ fn a_server_without_a_log_says_so() {
         assert!(String::from_utf8_lossy(&output.stderr).contains("the decision log is off"), "{output:?}");
     }
     assert!(!folder.path().join("data/decisions.db").exists());
+}
+
+fn export(data: &str, out: &str, more: &[&str]) -> Output {
+    let arguments = [&["log", "export", "--data-dir", data, "--out", out], more].concat();
+    tidegate(&arguments).output().expect("it runs")
+}
+
+/// The keys in a Parquet file, in order.
+fn exported_keys(path: &str) -> Vec<String> {
+    let reader = SerializedFileReader::new(File::open(path).expect("a file")).expect("Parquet");
+    let key = |row: parquet::record::Row| {
+        let key = row.get_column_iter().find(|(name, _)| *name == "key").map(|(_, field)| field.to_string());
+        key.expect("a key").trim_matches('"').to_owned()
+    };
+    reader.get_row_iter(None).expect("rows").map(|row| key(row.expect("a row"))).collect()
+}
+
+#[test]
+fn the_log_is_exported_while_a_server_writes_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = write(folder.path(), "rules.toml", RULES);
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let out = folder.path().join("log.parquet").to_string_lossy().into_owned();
+    let server = serve(&["--rules", &rules, "--data-dir", &data, "--log-sample", "0", "--workers", "1"]);
+    for user in ["42", "42", "42", "7"] {
+        assert_eq!(check(&server, user).status, 200);
+    }
+    records(&server, "user:42", 2);
+    let done = export(&data, &out, &["--json"]);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let answer: Value = serde_json::from_slice(&done.stdout).expect("JSON");
+    assert_eq!(answer, serde_json::json!({ "records": 2, "file": out }));
+    assert_eq!(exported_keys(&out), ["ip:192.0.2.2", "user:42"]);
+
+    // Nothing of another tenant, nor of another time; a file that is there is replaced.
+    for none in [&["--tenant", "other"][..], &["--to", "2020-01-01T00:00:00Z"]] {
+        assert_eq!(export(&data, &out, none).status.code(), Some(0));
+        assert_eq!(exported_keys(&out), Vec::<String>::new());
+    }
+    for (wrong, status, problem) in [
+        (&["--from", "yesterday"][..], 64, "error: from: "),
+        (&["--from", "now", "--to", "2020-01-01T00:00:00Z"], 64, "error: from: is after"),
+    ] {
+        let failed = export(&data, &out, wrong);
+        assert_eq!(failed.status.code(), Some(status), "{failed:?}");
+        assert!(String::from_utf8_lossy(&failed.stderr).starts_with(problem), "{failed:?}");
+    }
+    let nowhere = folder.path().join("nowhere").to_string_lossy().into_owned();
+    let failed = export(&nowhere, &out, &[]);
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    assert!(!folder.path().join("log.parquet.part").exists(), "no half of a file is left");
+    assert_eq!(exported_keys(&out), Vec::<String>::new(), "what was there stays");
+}
+
+#[test]
+fn denials_reach_a_collector_and_are_counted() {
+    let collector = HttpListener::start(|_, _| tidegate_testkit::Reply::new(200, "{}"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = write(folder.path(), "rules.toml", RULES);
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let given = ["--rules", &rules, "--data-dir", &data, "--log-sample", "0", "--log-otlp", &collector.url()];
+    let server = serve(&[&given[..], &["--log-otlp-headers", "x-team=edge"]].concat());
+    for _ in 0..3 {
+        assert_eq!(check(&server, "42").status, 200);
+    }
+    let metrics = || send(server.address("admin"), &request("GET", "/metrics", &[], None)).body;
+    wait_until("both to be delivered", START_TIME_MAX, || {
+        metrics().contains("tidegate_log_otlp_records_total{outcome=\"sent\"} 2")
+    });
+    assert!(metrics().contains("tidegate_log_otlp_records_total{outcome=\"dropped\"} 0"));
+    let heard = collector.heard();
+    assert_eq!(heard[0].header("x-team"), Some("edge"));
+    let sent: String = heard.iter().map(|heard| String::from_utf8_lossy(&heard.body).into_owned()).collect();
+    assert!(sent.contains("user:42 denied by per_user"), "{sent}");
 }

@@ -5,14 +5,36 @@
 
 mod support;
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Output;
+use std::time::Duration;
 
-use serde_json::Value;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::{Map, Value, json};
 use support::raw::{request, send};
 use support::{serve, tidegate, token_entry, write};
 use tempfile::TempDir;
 use tidegate_testkit::{Postgres, START_TIME_MAX, Server, wait_until};
+
+/// How long a test's load may take until a sample of it is large enough.
+const SAMPLED_TIME_MAX: Duration = Duration::from_mins(5);
+
+/// Users between two looks at whether a sample is large enough, and requests on their way at once.
+const STRANGERS: u32 = 30_000;
+const PIPELINED: u32 = 100;
+
+/// A request of a user that leaves its connection open.
+fn pipelined(user: u32) -> String {
+    let body = format!(r#"{{"dimensions":{{"user":"{user}"}}}}"#);
+    let bytes = request("POST", "/v1/check", &[("authorization", "Bearer app")], Some(&body));
+    String::from_utf8(bytes).expect("text").replace("Connection: close\r\n", "")
+}
 
 /// A server on a store of its own, with people of several roles.
 struct Desk {
@@ -28,6 +50,10 @@ impl Desk {
     }
 
     fn on(rules: &str, folder: TempDir) -> Self {
+        Self::logging(rules, folder, &["--log-sample", "1"])
+    }
+
+    fn logging(rules: &str, folder: TempDir, log: &[&str]) -> Self {
         let people = [
             ("ann", "operator"),
             ("bea", "approver"),
@@ -38,18 +64,8 @@ impl Desk {
         let config: String = people.map(|(name, role)| token_entry(name, "", role)).concat();
         let config = write(folder.path(), "tidegate.toml", &config);
         let data = folder.path().join("data").to_string_lossy().into_owned();
-        let server = serve(&[
-            "--config",
-            &config,
-            "--rules",
-            rules,
-            "--data-dir",
-            &data,
-            "--log-sample",
-            "1",
-            "--workers",
-            "3",
-        ]);
+        let common = ["--config", &config, "--rules", rules, "--data-dir", &data, "--workers", "3"];
+        let server = serve(&[&common, log].concat());
         Self { server, folder }
     }
 
@@ -64,6 +80,34 @@ impl Desk {
             tidegate(&[arguments, &["--server", &url, "--token", who]].concat()).output().expect("it runs");
         let said = [output.stdout, output.stderr].concat();
         (output.status.code().expect("no signal"), String::from_utf8(said).expect("text"))
+    }
+
+    /// The same, of a command at a terminal of its own, where somebody answers the question that it asks.
+    fn run_at_terminal(&self, who: &str, arguments: &[&str], answer: &[u8]) -> (i32, String) {
+        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&controller).and_then(|()| unlockpt(&controller)).expect("a terminal to open");
+        let name = ptsname(&controller, Vec::new()).expect("its name");
+        let terminal = File::options().read(true).write(true).open(OsStr::from_bytes(name.as_bytes()));
+        let terminal = terminal.expect("opens");
+        let url = self.server.url("admin", "");
+        let mut command = tidegate(&[arguments, &["--server", &url, "--token", who]].concat());
+        command.stdin(terminal.try_clone().expect("another"));
+        command.stdout(terminal.try_clone().expect("another")).stderr(terminal);
+        let mut child = command.spawn().expect("it runs");
+        // Only the command has the terminal open now: when it ends, there is no more to read.
+        drop(command);
+        let mut controller = File::from(controller);
+        let (mut said, mut bytes, mut answered) = (Vec::new(), [0; 1024], false);
+        while let Ok(count @ 1..) = controller.read(&mut bytes) {
+            said.extend_from_slice(&bytes[..count]);
+            if !answered && said.ends_with(b"[y/N] ") {
+                controller.write_all(answer).expect("somebody types");
+                answered = true;
+            }
+        }
+        let status = child.wait().expect("it ended").code().expect("no signal");
+        assert!(answered, "nobody was asked: {}", String::from_utf8_lossy(&said));
+        (status, String::from_utf8(said).expect("text"))
     }
 
     /// The same, of a command that has to work.
@@ -99,14 +143,41 @@ impl Desk {
         serde_json::from_str(&reply.body).expect("a decision")
     }
 
-    /// Requests of one user, until the log has them.
-    fn traffic(&self, requests: u32) {
+    /// One request of each of these users, many on their way at once, none of which is denied.
+    fn strangers(&self, users: Range<u32>) {
+        let ask = |users: Range<u32>| {
+            let mut stream = TcpStream::connect(self.server.address("http")).expect("something listens");
+            for from in users.clone().step_by(PIPELINED as usize) {
+                let users = from..users.end.min(from + PIPELINED);
+                let sent: String = users.clone().map(pipelined).collect();
+                stream.write_all(sent.as_bytes()).expect("sent");
+                let (mut heard, mut bytes) = (String::new(), vec![0; 64 << 10]);
+                while heard.matches(r#""decision":"allow""#).count() < users.len() {
+                    let count = stream.read(&mut bytes).expect("answers");
+                    assert!(count > 0 && !heard.contains("HTTP/1.1 4"), "{heard}");
+                    heard.push_str(&String::from_utf8_lossy(&bytes[..count]));
+                }
+            }
+        };
+        let middle = users.start.midpoint(users.end);
+        std::thread::scope(|scope| {
+            scope.spawn(|| ask(users.start..middle));
+            ask(middle..users.end);
+        });
+    }
+
+    /// Requests of one user, until the log has them, and as many as there are in all with those before.
+    fn traffic(&self, requests: u32, in_all: u32) {
+        self.traffic_of("ann", requests, in_all);
+    }
+
+    fn traffic_of(&self, user: &str, requests: u32, in_all: u32) {
         for _ in 0..requests {
-            assert_eq!(self.check("ann")["decision"], "allow");
+            assert_eq!(self.check(user)["decision"], "allow");
         }
         wait_until("the log has all requests", START_TIME_MAX, || {
             let plan = self.json("ann", &["rules", "plan", &self.rule(1)]);
-            plan["effect"]["measured"]["requests"].as_f64() >= Some(requests.into())
+            plan["effect"]["measured"]["requests"].as_f64() >= Some(in_all.into())
         });
     }
 }
@@ -118,12 +189,13 @@ fn a_change_is_planned_confirmed_approved_and_undone() {
     let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(100)]);
     assert_eq!(status, 1, "{said}");
     assert!(said.contains("create rule \"per_user\"\n  + key = [\"user\"]\n  + limit = 100\n"), "{said}");
-    assert!(said.contains("nothing to measure") && said.contains("--yes"), "{said}");
+    assert!(said.contains("not applied: nothing to measure") && said.contains("--yes"), "{said}");
+    assert!(said.contains("the change may deny more by \"per_user\"; --yes"), "{said}");
     let said = desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes", "--reason", "to begin with"]);
     assert!(said.contains("change 1: applied, revision 1, by token:"), "{said}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 100, "in force at once");
 
-    desk.traffic(100);
+    desk.traffic(100, 101);
     let plan = desk.good("ann", &["rules", "plan", &desk.rule(94)]);
     assert!(plan.contains("update rule \"per_user\"\n  - limit = 100\n  + limit = 94\n"), "{plan}");
     assert!(plan.contains("5.9 % of") && plan.contains("needs: confirmation"), "{plan}");
@@ -173,6 +245,139 @@ fn a_change_is_planned_confirmed_approved_and_undone() {
     desk.good("bea", &["rules", "reject", "5", "--reason", "a slip"]);
     let (status, said) = desk.run("cy", &["rules", "approve", "5"]);
     assert_eq!((status, said.contains("change 5 is rejected")), (1, true), "{said}");
+}
+
+#[test]
+fn above_5_percent_a_change_asks_and_above_50_it_waits_for_somebody_else() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
+    desk.traffic(100, 100);
+    for (limit, percent, needs) in [
+        (95, "5.0", "nothing"),
+        (94, "6.0", "confirmation"),
+        (50, "50.0", "confirmation"),
+        (49, "51.0", "approver"),
+    ] {
+        let plan = desk.good("ann", &["rules", "plan", &desk.rule(limit)]);
+        assert!(plan.contains(&format!("effect: {percent} % of")), "{limit}: {plan}");
+        assert!(plan.contains(&format!("needs: {needs}\n")), "{limit}: {plan}");
+    }
+    let (status, said) = desk.run("bea", &["rules", "apply", &desk.rule(94)]);
+    assert_eq!((status, said.contains("6.0 %") && said.contains("--yes")), (1, true), "{said}");
+    let (status, said) = desk.run("bea", &["rules", "apply", &desk.rule(49), "--yes"]);
+    assert_eq!((status, said.contains("change 2: waiting")), (3, true), "{said}");
+    let (status, said) = desk.run("bea", &["rules", "approve", "2"]);
+    assert_eq!((status, said.contains("cannot be approved by its author")), (1, true), "{said}");
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
+    desk.good("cy", &["rules", "approve", "2"]);
+    desk.good("bea", &["rules", "apply", "--change", "2"]);
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 49);
+}
+
+#[test]
+fn what_the_log_does_not_have_of_requests_is_asked_about() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
+    desk.traffic(100, 100);
+    let by_plan = "[[rules]]\nname = 'per_user'\nkey = ['plan']\nlimit = 100\nperiod = '1h'\n";
+    let by_plan = write(desk.folder(), "plan.toml", by_plan);
+    let (status, said) = desk.run("ann", &["rules", "apply", &by_plan]);
+    assert_eq!((status, said.contains("the log has no \"plan\" of requests")), (1, true), "{said}");
+    assert_eq!(desk.check("bob")["rules"][0]["rule"], "per_user", "nothing changed");
+}
+
+#[test]
+fn what_denies_everything_waits_for_somebody_else_at_the_sample_that_nobody_set() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = format!("sqlite:{}", folder.path().join("rules.db").display());
+    let desk = Desk::logging(&rules, folder, &[]);
+    desk.good("ann", &["rules", "apply", &desk.rule(1_000), "--yes"]);
+    // One request of each user; what the log has of a thousand requests is one record.
+    let mut users = 0;
+    wait_until("enough records of a sample", SAMPLED_TIME_MAX, || {
+        desk.strangers(users..users + STRANGERS);
+        users += STRANGERS;
+        let plan = desk.json("ann", &["rules", "plan", &desk.rule(0)]);
+        plan["effect"]["measured"].is_object()
+    });
+    let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(0), "--yes"]);
+    assert_eq!(status, 3, "{said}");
+    assert!(said.contains("effect: 100.0 % of") && said.contains("needs: approver"), "{said}");
+    assert_eq!(desk.check("bob")["decision"], "allow");
+    let plan = desk.good("ann", &["rules", "plan", &desk.rule(900)]);
+    assert!(plan.contains("effect: 0.0 % of") && plan.contains("needs: nothing"), "{plan}");
+}
+
+#[test]
+fn a_rollback_to_what_denied_much_waits_for_somebody_else() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
+    desk.traffic(100, 100);
+    desk.run("bea", &["rules", "apply", &desk.rule(1)]);
+    desk.good("cy", &["rules", "approve", "2"]);
+    desk.good("bea", &["rules", "apply", "--change", "2"]);
+    // Looser again: nobody has to wait for that.
+    desk.good("ann", &["rules", "rollback", "--change", "2"]);
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
+    for (at, back) in [(4, ["--change", "3"]), (5, ["--to-revision", "2"])] {
+        let (status, said) = desk.run("ann", &[&["rules", "rollback", "--yes"], &back[..]].concat());
+        assert_eq!((status, said.contains(&format!("change {at}: waiting"))), (3, true), "{back:?}: {said}");
+        assert_eq!(desk.check("bob")["rules"][0]["limit"], 100, "{back:?}");
+    }
+    desk.good("bea", &["rules", "approve", "4"]);
+    desk.good("ann", &["rules", "apply", "--change", "4"]);
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 1);
+    let history = desk.good("ann", &["rules", "history"]);
+    assert!(history.contains("change 3: rolled back"), "{history}");
+}
+
+#[test]
+fn what_denies_more_by_now_than_was_approved_waits_again() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
+    (0..60).for_each(|user| drop(desk.check(&format!("once-{user}"))));
+    desk.traffic_of("often", 100, 160);
+    let (status, said) = desk.run("bea", &["rules", "apply", &desk.rule(10)]);
+    assert_eq!((status, said.contains("effect: 56.2 %")), (3, true), "{said}");
+    desk.good("cy", &["rules", "approve", "2"]);
+    // Two more who ask often, and it is three in four.
+    desk.traffic_of("often-too", 100, 260);
+    desk.traffic_of("often-as-well", 100, 360);
+    let (status, said) = desk.run("bea", &["rules", "apply", "--change", "2", "--yes"]);
+    assert_eq!((status, said.contains("change 2: waiting")), (3, true), "{said}");
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
+    let whole = desk.json("ann", &["rules", "history", "2"]);
+    assert_eq!(whole["change"]["approver"], Value::Null, "{whole}");
+    assert!(whole["change"]["effect"]["measured"]["newly_denied_percent"].as_f64() > Some(70.0), "{whole}");
+    assert!(desk.good("ann", &["audit", "show"]).contains(" change.wait "));
+    desk.good("cy", &["rules", "approve", "2"]);
+    let said = desk.good("bea", &["rules", "apply", "--change", "2"]);
+    assert!(said.contains("change 2: applied"), "{said}");
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 10);
+}
+
+#[test]
+fn a_log_that_cannot_be_read_keeps_nobody_from_changing_rules() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
+    desk.traffic(100, 100);
+    // In the place of the log, something that is none.
+    let log = desk.folder().join("data");
+    let named = std::fs::read_dir(&log).expect("a folder").map(|entry| entry.expect("an entry").path());
+    for file in named.filter(|path| path.to_string_lossy().contains("decisions")) {
+        std::fs::rename(&file, file.with_extension("away")).expect("moved");
+        std::fs::write(&file, b"no database, but long enough that nobody takes it for a new one".repeat(99))
+            .expect("written");
+    }
+    let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(60)]);
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("the decision log cannot be read") && said.contains("--yes"), "{said}");
+    desk.good("ann", &["rules", "apply", &desk.rule(60), "--yes"]);
+    desk.good("ann", &["rules", "rollback", "--change", "2"]);
+    // Half of a limit takes somebody else, as half of what passes does.
+    let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(50), "--yes"]);
+    assert_eq!((status, said.contains("leaves half of rule \"per_user\", or less")), (3, true), "{said}");
+    assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
 }
 
 #[test]
@@ -231,6 +436,11 @@ fn change_at_once(desk: &Desk) {
     assert_eq!(desk.check("eve")["decision"], "allow");
     let (status, said) = desk.run("ann", &[&["unblock"], &block[..]].concat());
     assert_eq!((status, said.contains("not blocked")), (1, true), "{said}");
+    // A key may be longer than what it can be called by.
+    let long = "x".repeat(1_024);
+    for verb in [&["override", "set", "--limit", "9"][..], &["block"], &["unblock"]] {
+        desk.good("ann", &[verb, &["--rule", "per_user", "--key", &long]].concat());
+    }
 
     let row = desk.good("ann", &["rules", "get", "rule/per_user"]);
     assert!(row.starts_with("rule \"per_user\", version 3\n") && row.contains("mode = \"enforce\""), "{row}");
@@ -252,6 +462,23 @@ fn what_other_limiters_were_told_becomes_rules() {
     let list = write(desk.folder(), "unkey.json", list);
     desk.good("ann", &["rules", "import", "unkey", &list, "--rule", "edge/user", "--yes"]);
     assert_eq!(desk.check("eve-1")["rules"][0]["limit"], 3);
+    let page = |name: &str, user: &str, pagination: &str| {
+        let text = format!(
+            r#"{{"data":[{{"identifier":"{user}","limit":4,"duration":60000}}],"pagination":{pagination}}}"#
+        );
+        write(desk.folder(), name, &text)
+    };
+    let first = page("1.json", "fay", r#"{"cursor":"c","hasMore":true}"#);
+    let second = page("2.json", "gus", r#"{"hasMore":false}"#);
+    let import = |pages: &[&str]| {
+        desk.run("ann", &[&["rules", "import", "unkey"], pages, &["--rule", "edge/user", "--yes"]].concat())
+    };
+    let (status, said) = import(&[&first]);
+    assert_eq!((status, said.contains("every page says that another follows")), (64, true), "{said}");
+    assert_eq!(desk.check("fay")["rules"][0]["limit"], 7, "half of a list is not imported");
+    let (status, said) = import(&[&first, &second]);
+    assert_eq!(status, 0, "{said}");
+    assert_eq!(["fay", "gus"].map(|user| desk.check(user)["rules"][0]["limit"].as_u64()), [Some(4), Some(4)]);
     let (status, said) = desk.run("ann", &["rules", "import", "unkey", &descriptors, "--rule", "edge/user"]);
     assert_eq!(status, 64, "{said}");
 }
@@ -270,7 +497,17 @@ fn the_audit_is_shown_exported_and_verified() {
 
     let export = write(desk.folder(), "audit.jsonl", &desk.good("ann", &["audit", "show", "--json"]));
     desk.good("ann", &["audit", "verify", "--file", &export, "--checkpoint", &line(&end)]);
+    desk.good("ann", &["audit", "verify", "--file", &export]);
     let text = std::fs::read_to_string(&export).expect("the export");
+    assert_eq!(text.lines().count(), 3, "two entries, and where they end");
+    for (left, missing) in [(1, 2), (2, 3)] {
+        let cut: String = text.split_inclusive('\n').take(left).collect();
+        let cut = write(desk.folder(), "cut.jsonl", &cut);
+        let (status, said) = desk.run("ann", &["audit", "verify", "--file", &cut]);
+        assert_eq!((status, said.contains(&format!("entry {missing} may be missing"))), (1, true), "{said}");
+    }
+    let later = desk.good("ann", &["audit", "show", "--json", "--after", "1"]);
+    assert_eq!(later.lines().count(), 1, "no export that could be followed: {later}");
     let forged = write(desk.folder(), "forged.jsonl", &text.replacen("token:", "tokem:", 1));
     let (status, said) = desk.run("ann", &["audit", "verify", "--file", &forged]);
     assert_eq!((status, said.contains("audit: entry 1 was changed")), (1, true), "{said}");
@@ -307,7 +544,8 @@ fn an_emergency_lasts_an_hour_unless_it_is_renewed_or_ended() {
     let desk = Desk::new();
     desk.good("ann", &["rules", "apply", &desk.rule(5), "--yes"]);
     let declare = |body: &str| desk.ask("ann", "POST", "/v1/emergencies", Some(body));
-    let (status, declared) = declare(r#"{"action":"limit","limit":1,"period":"1h","for":"1m"}"#);
+    let (status, declared) =
+        declare(r#"{"action":"limit","limit":1,"period":"1h","for":"1m","confirmed":true}"#);
     assert_eq!(status, 200, "{declared}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 1);
     let emergency = &declared["emergency"];
@@ -332,6 +570,122 @@ fn an_emergency_lasts_an_hour_unless_it_is_renewed_or_ended() {
 }
 
 #[test]
+fn an_emergency_that_says_nobody_asks_whether_that_is_meant() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(5), "--yes"]);
+    let declare = |body: &str| desk.ask("ann", "POST", "/v1/emergencies", Some(body));
+    for everything in [
+        r#"{"action":"block"}"#,
+        r#"{"action":"block","when":{},"reason":"a slip"}"#,
+        r#"{"action":"block","when":{"user":"*"}}"#,
+        r#"{"action":"block","rule":"per_user"}"#,
+        r#"{"action":"block","rule":"per_user","key":["*"]}"#,
+        r#"{"action":"limit","limit":0,"period":"1s"}"#,
+        r#"{"action":"limit","limit":1,"period":"1h"}"#,
+    ] {
+        let (status, problem) = declare(everything);
+        let detail = problem["detail"].as_str().expect("words");
+        assert_eq!(
+            (status, detail.starts_with("confirmed: it is about all that ")),
+            (409, true),
+            "{problem}"
+        );
+    }
+    assert_eq!(desk.check("bob")["decision"], "allow");
+    let (_, all) = desk.ask("ann", "GET", "/v1/emergencies", None);
+    assert_eq!(all["emergencies"], json!([]), "nothing was declared");
+    let (status, declared) = declare(r#"{"id":"all","action":"block","confirmed":true}"#);
+    assert_eq!(status, 200, "{declared}");
+    assert_eq!(desk.check("bob")["decision"], "deny");
+    assert_eq!(desk.ask("ann", "DELETE", "/v1/emergencies/all", None).0, 200);
+    // What is about somebody, or lets something pass, is declared at once.
+    for some in [
+        r#"{"id":"x","action":"block","rule":"per_user","key":["bob"]}"#,
+        r#"{"id":"x","action":"block","when":{"user":"bob"}}"#,
+        r#"{"id":"x","action":"limit","limit":1,"period":"1h","when":{"user":"b*"}}"#,
+        r#"{"id":"x","action":"allow"}"#,
+    ] {
+        assert_eq!(declare(some).0, 200, "{some}");
+    }
+    desk.ask("ann", "DELETE", "/v1/emergencies/x", None);
+
+    let (status, said) = desk.run("ann", &["block"]);
+    assert_eq!((status, said.contains("--yes says that it is meant")), (1, true), "{said}");
+    let (status, said) = desk.run_at_terminal("ann", &["block"], b"n\n");
+    assert_eq!((status, said.contains("Is that meant? [y/N]")), (1, true), "{said}");
+    assert_eq!(desk.check("carol")["decision"], "allow");
+    let said = desk.good("ann", &["block", "--yes"]);
+    assert!(said.starts_with("blocked until ") && said.ends_with(": everything\n"), "{said}");
+    assert_eq!(desk.check("carol")["decision"], "deny");
+    desk.good("ann", &["unblock"]);
+    assert_eq!(desk.check("carol")["decision"], "allow");
+    let (status, said) = desk.run("ann", &["block", "--rule", "per_user"]);
+    assert_eq!((status, said.contains("rule \"per_user\" applies to")), (1, true), "{said}");
+    let said = desk.good("ann", &["block", "--rule", "per_user", "--yes"]);
+    assert!(said.ends_with(": all of per_user\n"), "{said}");
+    let (status, said) = desk.run("ann", &["block", "--key", "carol"]);
+    assert_eq!((status, said.contains("--rule")), (64, true), "{said}");
+}
+
+#[test]
+fn an_emergency_that_does_not_go_with_the_others_is_refused() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(5), "--yes"]);
+    // All that is in force may look at sixteen header fields together.
+    let declare = |id: usize, headers: usize| {
+        let when: Map<String, Value> =
+            (0..headers).map(|at| (format!("header.x{id}{at}"), "y".into())).collect();
+        let body = json!({ "id": id.to_string(), "action": "block", "when": when }).to_string();
+        desk.ask("ann", "POST", "/v1/emergencies", Some(&body))
+    };
+    for (id, headers) in [(0, 8), (1, 8), (1, 8)] {
+        let (status, answer) = declare(id, headers);
+        assert_eq!((status, &answer["not_in_force"]), (200, &Value::Null), "{answer}");
+    }
+    let (status, problem) = declare(2, 1);
+    assert_eq!(
+        (status, &problem["detail"]),
+        (400, &"rules: 17 different header.* dimensions is outside 0 to 16".into())
+    );
+    let (_, all) = desk.ask("ann", "GET", "/v1/emergencies", None);
+    assert_eq!(all["emergencies"].as_array().map(Vec::len), Some(2), "{all}");
+    desk.good("ann", &["rules", "apply", &desk.rule(6), "--yes"]);
+}
+
+#[test]
+fn the_rules_of_a_store_are_written_as_a_file_for_another() {
+    let (desk, other) = (Desk::new(), Desk::new());
+    let text = "
+        [[templates]]
+        name = 'pro'
+        limit = 50
+        period = '1h'
+        [[rules]]
+        name = 'a \"quoted\" rule'
+        template = 'pro'
+        key = ['user']
+        when = { path = ['/x*', '/y'], plan = 'pro' }
+        [[rules]]
+        name = 'per_user'
+        key = ['user']
+        limit = 5
+        period = '1h'
+        priority = -3
+        [[overrides]]
+        name = 'vip'
+        rule = 'per_user'
+        key = ['ünal']
+        limit = 9";
+    let file = write(desk.folder(), "all.toml", text);
+    desk.good("ann", &["rules", "apply", &file, "--yes"]);
+    let written = write(other.folder(), "written.toml", &desk.good("ann", &["rules", "list", "--toml"]));
+    other.good("ann", &["rules", "apply", &written, "--yes"]);
+    let rows = [&desk, &other].map(|desk| desk.json("ann", &["rules", "list"])["rows"].clone());
+    assert_eq!(rows[0], rows[1]);
+    assert_eq!(rows[0].as_array().map(Vec::len), Some(4));
+}
+
+#[test]
 fn what_changed_since_somebody_looked_is_a_conflict() {
     let desk = Desk::new();
     for limit in [5, 6] {
@@ -342,4 +696,109 @@ fn what_changed_since_somebody_looked_is_a_conflict() {
     let detail = "conflict: changed in the meantime: rule \"per_user\" (revision 2)";
     assert_eq!((status, &problem["detail"]), (409, &detail.into()));
     assert_eq!(desk.json("ann", &["rules", "list"])["rows"][0]["version"], 2);
+}
+
+#[test]
+fn whoever_sits_at_a_terminal_is_asked_whether_it_is_meant() {
+    /// What a terminal makes of its end of input, at the beginning of a line.
+    const CONTROL_D: &[u8] = b"\x04";
+    let desk = Desk::new();
+    let rule = desk.rule(100);
+    let apply = ["rules", "apply", rule.as_str()];
+    let revision = || desk.ask("ann", "GET", "/v1/rules", None).1["revision"].clone();
+    for no in [b"n\n".as_slice(), b"\n", b"nothing of the sort\n", CONTROL_D] {
+        let (status, said) = desk.run_at_terminal("ann", &apply, no);
+        assert_eq!(status, 1, "{no:?}: {said}");
+        assert!(said.contains("Is that meant? [y/N]") && said.contains("error: not applied"), "{said}");
+    }
+    // Nobody there has not said yes.
+    let (status, said) = desk.run("ann", &apply);
+    assert_eq!((status, said.contains("--yes says that it is meant")), (1, true), "{said}");
+    assert!(!said.contains("[y/N]"), "{said}");
+    assert_eq!(revision(), 0, "nothing was applied");
+    let (status, said) = desk.run_at_terminal("ann", &apply, b"y\n");
+    assert_eq!(status, 0, "{said}");
+    assert!(said.contains("change 1: applied, revision 1"), "{said}");
+    let (status, said) = desk.run_at_terminal("ann", &["rules", "apply", &desk.rule(60)], b"yes\n");
+    assert_eq!((status, revision()), (0, 2.into()), "{said}");
+}
+
+#[test]
+fn a_rule_in_an_emergency_is_not_deleted() {
+    let desk = Desk::new();
+    desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
+    let emergency = r#"{"id": "stop", "action": "block", "rule": "per_user", "confirmed": true}"#;
+    assert_eq!(desk.ask("ann", "POST", "/v1/emergencies", Some(emergency)).0, 200);
+    let delete =
+        r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}], "confirmed": true}"#;
+    let plan = r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}]}"#;
+    for (route, body) in [("/v1/rules/plan", plan), ("/v1/rules/apply", delete)] {
+        let (status, answer) = desk.ask("ann", "POST", route, Some(body));
+        assert_eq!(status, 409, "{answer}");
+        let detail = answer["detail"].as_str().expect("a reason");
+        assert!(detail.contains("end it first: rule \"per_user\" (emergency \"stop\")"), "{detail}");
+    }
+    assert_eq!(desk.check("bob")["decision"], "deny", "it lasts");
+    assert_eq!(desk.ask("ann", "DELETE", "/v1/emergencies/stop", None).0, 200);
+    let (status, answer) = desk.ask("ann", "POST", "/v1/rules/apply", Some(delete));
+    assert_eq!((status, &answer["not_in_force"]), (200, &Value::Null), "{answer}");
+    let (status, answer) = desk.ask("ann", "POST", "/v1/emergencies", Some(emergency));
+    assert_eq!(status, 400, "about a rule that is gone: {answer}");
+}
+
+#[test]
+fn emergencies_are_declared_renewed_listed_and_ended() {
+    let desk = Desk::new();
+    let rules = "[[rules]]\nname='per_user'\nkey=['user']\nlimit=100\nperiod='1m'\n";
+    desk.good("ann", &["rules", "apply", &write(desk.folder(), "one.toml", rules), "--yes"]);
+    let limit =
+        ["emergency", "limit", "--rule", "per_user", "--limit", "1", "--period", "1m", "--id", "calm"];
+    let (status, said) = desk.run("ann", &limit);
+    assert_eq!((status, said.contains("--yes says that it is meant")), (1, true), "{said}");
+    let said = desk.good("ann", &[&limit[..], &["--yes"]].concat());
+    assert!(said.starts_with("calm until 20") && said.ends_with(": limit\n"), "{said}");
+    let listed = desk.json("ann", &["emergency", "list"]);
+    let body = &listed["emergencies"][0]["body"];
+    assert_eq!(
+        (&body["action"], &body["limit"], &body["rule"]),
+        (&json!("limit"), &json!(1), &json!("per_user"))
+    );
+    assert!(desk.good("ann", &["emergency", "renew", "calm", "--for", "20m"]).starts_with("lasts until 20"));
+    assert_eq!(desk.good("ann", &["emergency", "end", "calm"]), "ended\n");
+    assert_eq!(desk.json("ann", &["emergency", "list"])["emergencies"], json!([]));
+    let (status, said) = desk.run("ann", &["emergency", "renew", "calm"]);
+    assert_eq!(status, 1, "{said}");
+}
+
+#[test]
+fn credentials_are_made_used_listed_and_revoked() {
+    let desk = Desk::new();
+    let made = desk.json("dan", &["credential", "new", "--name", "eve", "--role", "viewer"]);
+    let token = made["token"].as_str().expect("a token").to_owned();
+    desk.good(&token, &["rules", "list"]);
+    let listed = desk.good("dan", &["credential", "list"]);
+    let line = listed.lines().find(|line| line.ends_with(" eve: viewer")).expect("it is listed");
+    let hash = line.split(' ').next().expect("a hash");
+    assert!(!listed.contains(&token), "nobody is told it again");
+    assert_eq!(desk.good("dan", &["credential", "revoke", hash]), "revoked\n");
+    let (status, said) = desk.run(&token, &["rules", "list"]);
+    assert!(status == 1 && said.contains("401"), "{status}: {said}");
+    let (status, said) = desk.run("ann", &["credential", "list"]);
+    assert!(status == 1 && said.contains("403"), "{status}: {said}");
+}
+
+#[test]
+fn an_override_says_whose_it_is_how_much_it_counts_and_when_it_ends() {
+    let desk = Desk::new();
+    let rules = "[[rules]]\nname='per_user'\nkey=['user']\nlimit=100\nperiod='1m'\n";
+    desk.good("ann", &["rules", "apply", &write(desk.folder(), "one.toml", rules), "--yes"]);
+    let set =
+        ["override", "set", "--rule", "per_user", "--key", "b*", "--limit", "500", "--name", "bees", "--yes"];
+    let more = ["--priority", "-2", "--expires", "4000000000000", "--tenant", "acme"];
+    desk.good("ann", &[&set[..], &more].concat());
+    let body = desk.json("ann", &["rules", "get", "override/bees"])["row"]["body"].clone();
+    let said = (&body["priority"], &body["expires"], &body["tenant"]);
+    assert_eq!(said, (&json!(-2), &json!(4_000_000_000_000_u64), &json!("acme")));
+    let (status, said) = desk.run("ann", &[&set[..], &["--priority", "1000001"]].concat());
+    assert_eq!((status, said.contains("priority: 1000001 is outside")), (64, true), "{said}");
 }

@@ -28,6 +28,25 @@ fn a_sweep_says_what_came_of_it_and_the_same_seeds_give_the_same_history() {
 }
 
 #[test]
+fn worlds_of_several_regions_say_how_much_of_the_bound_they_reached() {
+    let arguments = ["--regions", "--seeds", "6", "--hours", "0.05", "--requests", "10000", "--json"];
+    let summary = json(&arguments);
+    assert_eq!((&summary["seeds"], &summary["violations"]), (&Value::from(6), &Value::Array(Vec::new())));
+    assert!(summary["region_hours"].as_f64().expect("a number") >= 0.6, "two regions or more in each");
+    let reached = summary["reached"].as_array().expect("kinds of worlds");
+    assert_eq!(reached.iter().filter_map(|of| of["worlds"].as_u64()).sum::<u64>(), 6);
+    let share = |of: &Value| of["share"].as_f64().expect("a number");
+    assert!(
+        reached.iter().any(|of| share(of) > 0.0) && reached.iter().all(|of| share(of) <= 1.0),
+        "{reached:?}"
+    );
+    assert_eq!(summary["trace_hash"], json(&arguments)["trace_hash"]);
+    let output = sim(&["--regions", "--seed", "3", "--hours", "0.02", "--trace"]);
+    let words = String::from_utf8(output.stdout).expect("text");
+    assert!(words.contains("courier") && words.contains("seed 3: "), "{words}");
+}
+
+#[test]
 fn one_world_is_told_in_words_traced_and_drawn() {
     let directory = tempfile::tempdir().expect("a directory");
     let picture = directory.path().join("world.svg");
@@ -50,9 +69,13 @@ fn the_model_and_its_cases_are_compared() {
 
 #[test]
 fn what_makes_no_sense_is_wrong_usage() {
-    for arguments in
-        [&["--hours", "0"][..], &["--hours", "25"], &["--trace"], &["--seed", "1", "--seeds", "2"]]
-    {
+    for arguments in [
+        &["--hours", "0"][..],
+        &["--hours", "25"],
+        &["--trace"],
+        &["--seed", "1", "--seeds", "2"],
+        &["--regions", "--model"],
+    ] {
         assert_eq!(sim(arguments).status.code(), Some(64), "{arguments:?}");
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::origin::Lapse;
+use crate::regime::Regime;
 
 /// Millionths above its burst that a comfort limit tolerates unless it says otherwise.
 const COMFORT_TOLERANCE_PPM: u32 = 50_000;
@@ -40,6 +41,14 @@ impl Class {
         match self {
             Self::Comfort => COMFORT_TOLERANCE_PPM,
             Self::Cost | Self::Security => 0,
+        }
+    }
+
+    /// How far a limit reaches unless it says otherwise: what must hold is decided in one place.
+    pub const fn regime(self) -> Regime {
+        match self {
+            Self::Comfort | Self::Cost => Regime::BestEffort,
+            Self::Security => Regime::Strict,
         }
     }
 

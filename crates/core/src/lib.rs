@@ -28,6 +28,7 @@
     reason = "the request path is kept in one straight piece: a call in it costs more than it saves"
 )]
 
+pub mod bound;
 pub mod engine;
 pub mod gcra;
 pub mod origin;
@@ -39,6 +40,8 @@ mod grant;
 mod limit;
 mod meter;
 mod minifloat;
+mod pause;
+mod regime;
 mod sip;
 mod sync;
 mod table;
@@ -50,6 +53,8 @@ pub use digest::{Digest, KeySpace, Secret};
 pub use grant::{HOLD_US_MAX, Taken, Word};
 pub use limit::{Algorithm, DRAIN_US_MAX, Limit, LimitError, PERIOD_US_MAX};
 pub use meter::Meter;
+pub use pause::{Backoff, varied};
+pub use regime::Regime;
 pub use table::{
     Answer, Ask, BYTES_PER_LINE, Decided, Home, LIMITS_PER_REQUEST_MAX, SLOTS_PER_LINE, ShareId, ShareStats,
     Shares, Source, Table, TableError, TooManyLimits,

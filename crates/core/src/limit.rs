@@ -230,7 +230,8 @@ impl Limit {
     }
 
     /// This limit's part for one of `nodes` that cannot ask each other: the rate divided, and the burst, of which each has at
-    /// least one. Together they pass at most the rate, and at most one for each node above the burst.
+    /// least one. Together they pass at most the rate, and at most one for each node above the burst. Where one unit of a part
+    /// would take longer than the longest period, it takes that: one for each node in 366 days.
     #[must_use]
     pub fn part(&self, nodes: u32) -> Self {
         let whole = Self { at_origin: false, ..*self };
@@ -238,14 +239,33 @@ impl Limit {
             return whole;
         }
         let nodes = u64::from(nodes.max(1));
-        let period = Duration::from_micros((self.period_us.saturating_mul(nodes)).min(PERIOD_US_MAX));
         let burst = (u64::from(self.burst) / nodes).max(1);
         let part = match self.algorithm {
-            Algorithm::Gcra => Self::gcra(self.amount.into(), period).and_then(|part| part.with_burst(burst)),
+            Algorithm::Gcra => self.slowed(nodes).and_then(|part| part.with_burst_upto(burst)),
             Algorithm::SlidingWindow => Self::sliding_window(burst, Duration::from_micros(self.period_us)),
         };
-        // A part is inside the ranges that the whole is in, but for the longest of them: those are not divided.
         part.unwrap_or(whole)
+    }
+
+    /// The same rate divided: in a period that is longer, as far as one can be, and from there on by a smaller amount.
+    fn slowed(&self, times: u64) -> Result<Self, LimitError> {
+        let period_us = u128::from(self.period_us) * u128::from(times);
+        let (amount, most_us) = (u128::from(self.amount), u128::from(PERIOD_US_MAX));
+        let (amount, period_us) = if period_us <= most_us {
+            (amount, period_us)
+        } else {
+            ((amount * most_us / period_us).max(1), most_us)
+        };
+        let [amount, period_us] = [amount, period_us].map(|number| u64::try_from(number).unwrap_or(u64::MAX));
+        Self::gcra(amount, Duration::from_micros(period_us))
+    }
+
+    /// The same limit with this burst, or with the largest one that drains in time.
+    pub fn with_burst_upto(self, burst: u64) -> Result<Self, LimitError> {
+        match self.with_burst(burst) {
+            Err(LimitError::Drain { burst_max, .. }) => self.with_burst(burst_max),
+            result => result,
+        }
     }
 
     /// Whether the limit lets nothing pass, ever.
@@ -302,6 +322,30 @@ mod tests {
                         assert!(error.to_string().starts_with("burst: "), "{error}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_however_long_a_limit_are_together_no_faster_than_it() {
+        let day = Duration::from_hours(24);
+        let limits = [(1_000, 300 * day), (7, 366 * day), (2, 183 * day), (1, 366 * day), (100, SECOND)];
+        for (amount, period) in limits {
+            let plain = Limit::gcra(amount, period).expect("in range");
+            let large = plain.with_burst_upto(u64::MAX >> 32).expect("in range");
+            for (limit, nodes) in
+                [plain, large].into_iter().flat_map(|limit| [1, 2, 3, 10, 1_000].map(|n| (limit, n)))
+            {
+                let part = limit.part(nodes);
+                let nodes = u128::from(nodes);
+                let rate =
+                    |of: &Limit, other: &Limit| u128::from(of.amount()) * u128::from(other.period_us());
+                let is_least = part.amount() == 1 && part.period_us() == PERIOD_US_MAX;
+                assert!(
+                    nodes * rate(&part, &limit) <= rate(&limit, &part) || is_least,
+                    "{limit:?} for {nodes} is {part:?}"
+                );
+                assert!(u128::from(part.burst()) <= (u128::from(limit.burst()) / nodes).max(1));
             }
         }
     }

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use siphasher::sip::SipHasher13;
-use tidegate_core::origin::{Call, CallError, Reply};
+use tidegate_core::origin::{Call, CallError, Gathered, Merge, Merged, Reply, Round};
 
 mod memory;
 pub mod redis;
@@ -22,7 +22,7 @@ pub use memory::{METERS_PER_PARTITION_MAX, MemoryOrigin};
 pub const PARTITIONS: u16 = 256;
 
 /// The answer to a call, when it comes.
-pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Reply, OriginError>> + Send + 'a>>;
+pub type Answer<'a, T = Reply> = Pin<Box<dyn Future<Output = Result<T, OriginError>> + Send + 'a>>;
 
 /// A region's shared store of meters.
 pub trait Origin: Send + Sync {
@@ -34,6 +34,16 @@ pub trait Origin: Send + Sync {
     fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
         self.call(partition, call)
     }
+
+    /// Gathers what a partition has to tell other regions, and says for how long they count as heard of. May be repeated.
+    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered>;
+
+    /// Charges what another region charged. May be repeated: what was charged is not charged again.
+    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged>;
+
+    /// Takes, or keeps, what only one courier of a region has, for this long from now; with a time of 0 gives it up. Whether
+    /// `holder` has it now.
+    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool>;
 }
 
 /// Why there is no answer.
@@ -66,7 +76,8 @@ impl From<CallError> for OriginError {
 }
 
 /// The partition of a placement: SipHash-1-3 under a key of zeros, which every node of a region computes alike. Who chooses
-/// placements can fill one partition with them: what that costs is the speed of this partition, never a decision.
+/// placements can fill one partition with them: what that costs is the speed of this partition, never a decision about a key that is
+/// known there. A store that has no room for further keys leaves the decision about those to the class of their limits.
 #[allow(clippy::cast_possible_truncation, reason = "below PARTITIONS")]
 pub fn partition_of(placement: &[u8]) -> u16 {
     (SipHasher13::new().hash(placement) % u64::from(PARTITIONS)) as u16

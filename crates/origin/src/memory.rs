@@ -1,35 +1,54 @@
 //! An origin in the memory of one process: for tests, and for a region of one node.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidegate_core::origin::{Call, Partition, StoreId};
+use tidegate_core::origin::{
+    Ask, Call, Charge, Decided, Gathered, LANE_RETENTION_US, Merge, Merged, NodeId, Partition, Reply, Round,
+    StoreId, Told, UNDECIDED, Update,
+};
 
 use crate::{Answer, OriginError, PARTITIONS};
 
-/// How many calls to a partition are made before what is over is dropped from it. Higher: less work in each call; more that
-/// is over and still takes memory.
-const CALLS_BETWEEN_EXPIRIES: u32 = 1_024;
+/// How often what is over is dropped from a partition, µs. More often: less that is over and still takes memory; more work, since all
+/// of a partition is looked through.
+const EXPIRES_EVERY_US: u64 = 10_000_000;
 
-/// The same while there is no room: a flood of newcomers must not make each call look through everything.
-const CALLS_BETWEEN_EXPIRIES_WHEN_FULL: u32 = 64;
+/// The same while there is no room: who was turned away finds some soon after there is, and a flood of newcomers does not make each
+/// call look through everything.
+const EXPIRES_EVERY_US_WHEN_FULL: u64 = 1_000_000;
 
-/// The most meters in a partition, unless told otherwise. Higher: more keys; more memory when a flood of them comes.
+/// The most meters in a partition, unless told otherwise. Those that come beyond are not decided here until others are over; those
+/// that are known are decided as ever. Higher: more keys; more memory when a flood of them comes.
 pub const METERS_PER_PARTITION_MAX: usize = 65_536;
 
 /// The store never loses anything while it lives, and nothing of it outlives it.
-const STORE: StoreId = StoreId { lineage: 1, boot: 1, parent: 0 };
+const STORE: StoreId = StoreId { lineage: 1, boot: 1, parent: 0, up_us: u64::MAX };
 
 /// An origin in the memory of one process.
 pub struct MemoryOrigin {
     now_us: Box<dyn Fn() -> u64 + Send + Sync>,
     meters_max: usize,
     parts: Vec<Mutex<Part>>,
+    /// Who has what only one courier has, and until when.
+    lease: Mutex<Option<(u64, u64)>>,
+}
+
+/// The answer to a call with newcomers for whom there was no room.
+struct TurnedAway {
+    sequence: u64,
+    reply: Reply,
+    since_us: u64,
 }
 
 #[derive(Default)]
 struct Part {
     partition: Partition,
-    calls: u32,
+    /// When what is over was last dropped.
+    expired_us: u64,
+    /// The last answer to each node of those that had newcomers in their last call for whom there was no room: the partition knows
+    /// it without them.
+    turned_away: BTreeMap<NodeId, TurnedAway>,
 }
 
 impl MemoryOrigin {
@@ -41,7 +60,7 @@ impl MemoryOrigin {
     /// The same with room for another number of meters in each partition.
     pub fn with_meters_max(now_us: impl Fn() -> u64 + Send + Sync + 'static, meters_max: usize) -> Self {
         let parts = (0..PARTITIONS).map(|_| Mutex::default()).collect();
-        Self { now_us: Box::new(now_us), meters_max, parts }
+        Self { now_us: Box::new(now_us), meters_max, parts, lease: Mutex::default() }
     }
 
     /// Looks at a partition.
@@ -50,49 +69,174 @@ impl MemoryOrigin {
         Some(look(&part.lock().unwrap_or_else(PoisonError::into_inner).partition))
     }
 
-    fn apply(&self, partition: u16, call: &Call) -> Result<tidegate_core::origin::Reply, OriginError> {
-        let Some(part) = self.parts.get(usize::from(partition)) else {
-            return Err(OriginError::NotApplied(format!(
-                "partition: {partition} is outside 0 to {}",
-                PARTITIONS - 1
-            )));
-        };
-        let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+    fn part(&self, partition: u16) -> Result<MutexGuard<'_, Part>, OriginError> {
+        let part = self.parts.get(usize::from(partition)).ok_or_else(|| {
+            OriginError::NotApplied(format!("partition: {partition} is outside 0 to {}", PARTITIONS - 1))
+        })?;
+        Ok(part.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn apply(&self, partition: u16, call: &Call) -> Result<Reply, OriginError> {
+        let mut part = self.part(partition)?;
         let now_us = (self.now_us)();
-        part.make_room(now_us, call, self.meters_max)?;
-        let call = Call { store: STORE, ..call.clone() };
-        Ok(part.partition.apply(now_us, &call)?)
+        call.check()?;
+        part.call(now_us, &Call { store: STORE, ..call.clone() }, self.meters_max)
+    }
+
+    fn take_in(&self, partition: u16, merge: &Merge) -> Result<Merged, OriginError> {
+        let mut part = self.part(partition)?;
+        let now_us = (self.now_us)();
+        merge.check()?;
+        part.merge(now_us, merge, self.meters_max)
     }
 }
 
 impl Part {
-    /// Drops what is over, now and then, and refuses newcomers that there is no room for.
-    fn make_room(&mut self, now_us: u64, call: &Call, meters_max: usize) -> Result<(), OriginError> {
-        self.calls += 1;
-        let mut is_full = self.is_full(call, meters_max);
-        let calls_max = if is_full { CALLS_BETWEEN_EXPIRIES_WHEN_FULL } else { CALLS_BETWEEN_EXPIRIES };
-        if self.calls >= calls_max {
-            self.calls = 0;
-            self.partition.expire(now_us);
-            is_full = self.is_full(call, meters_max);
+    /// Applies a call to all meters that there is room for. Those who ask for others are not decided: what they are decided by is
+    /// up to their class, as if there was no origin.
+    fn call(&mut self, now_us: u64, call: &Call, meters_max: usize) -> Result<Reply, OriginError> {
+        let last = self.turned_away.get(&call.node);
+        if let Some(last) = last.filter(|last| last.sequence == call.sequence) {
+            return Ok(last.reply.clone());
         }
-        if is_full {
-            return Err(OriginError::NotApplied(format!(
-                "the partition has {meters_max} meters and no room for more"
-            )));
+        let has_room = self.room_for(now_us, call.updates.iter().map(|update| &*update.key), meters_max);
+        if has_room.iter().all(|has_room| *has_room) {
+            let reply = self.partition.apply(now_us, call)?;
+            self.turned_away.remove(&call.node);
+            return Ok(reply);
         }
-        Ok(())
+        let reply = self.partition.apply(now_us, &without(call, &has_room))?;
+        let reply = with_turned_away(call, &has_room, reply);
+        let last = TurnedAway { sequence: call.sequence, reply: reply.clone(), since_us: now_us };
+        self.turned_away.insert(call.node, last);
+        Ok(reply)
     }
 
-    fn is_full(&self, call: &Call, meters_max: usize) -> bool {
-        let newcomers = call.updates.iter().filter(|update| self.partition.meter(&update.key).is_none());
-        let newcomers = newcomers.count();
-        newcomers > 0 && self.partition.meters().len() + newcomers > meters_max
+    /// Charges what another region charged, of all meters that there is room for. Of others nothing is known here, as of one that was
+    /// forgotten: whoever tells of them again says all there is to know.
+    fn merge(&mut self, now_us: u64, merge: &Merge, meters_max: usize) -> Result<Merged, OriginError> {
+        let keys = merge.components.iter().map(|component| &*component.key);
+        let mut has_room = self.room_for(now_us, keys, meters_max).into_iter();
+        let mut known = merge.clone();
+        known.components.retain(|_| has_room.next().unwrap_or(false));
+        Ok(self.partition.merge(now_us, &known)?)
+    }
+
+    /// Of each meter, whether it is known or there is room for it.
+    fn room_for<'k>(
+        &mut self,
+        now_us: u64,
+        keys: impl Iterator<Item = &'k [u8]> + Clone,
+        meters_max: usize,
+    ) -> Vec<bool> {
+        let newcomers = keys.clone().filter(|key| self.partition.meter(key).is_none()).count();
+        let is_full = newcomers > 0 && self.partition.meters().len() + newcomers > meters_max;
+        self.expire(now_us, if is_full { EXPIRES_EVERY_US_WHEN_FULL } else { EXPIRES_EVERY_US });
+        let mut room = meters_max.saturating_sub(self.partition.meters().len());
+        let mut has_room = |key: &[u8]| {
+            let is_known = self.partition.meter(key).is_some();
+            let is_let_in = !is_known && room > 0;
+            room -= usize::from(is_let_in);
+            is_known || is_let_in
+        };
+        keys.map(&mut has_room).collect()
+    }
+
+    /// Drops what is over, unless that was done of late. A clock that was set back does not put it off.
+    fn expire(&mut self, now_us: u64, every_us: u64) {
+        if now_us.abs_diff(self.expired_us) >= every_us {
+            self.expired_us = now_us;
+            self.partition.expire(now_us);
+            self.turned_away.retain(|_, last| last.since_us + LANE_RETENTION_US > now_us);
+        }
+    }
+}
+
+/// The call without the meters that there is no room for, and without whoever asks for them.
+fn without(call: &Call, has_room: &[bool]) -> Call {
+    // Where each meter is that is left.
+    let mut next = 0;
+    let places: Vec<Option<u16>> = has_room
+        .iter()
+        .map(|has_room| {
+            next += u16::from(*has_room);
+            has_room.then(|| next - 1)
+        })
+        .collect();
+    let place = |charge: &Charge| {
+        let meter = places.get(usize::from(charge.meter)).copied().flatten()?;
+        Some(Charge { meter, ..*charge })
+    };
+    let asks = call.asks.iter().filter_map(|ask| {
+        let charges: Option<Vec<Charge>> = ask.charges.iter().map(place).collect();
+        Some(Ask { charges: charges?, ..ask.clone() })
+    });
+    let updates = call.updates.iter().zip(has_room).filter(|(_, has_room)| **has_room);
+    let updates = updates.map(|(update, _)| update.clone()).collect();
+    Call { updates, asks: asks.collect(), ..call.clone() }
+}
+
+/// The answer to a call by that to what was left of it.
+fn with_turned_away(call: &Call, has_room: &[bool], reply: Reply) -> Reply {
+    let (mut told, mut asks) = (reply.told.into_iter(), reply.asks.into_iter());
+    let tell = |(update, has_room): (&Update, &bool)| {
+        let known = if *has_room { told.next() } else { None };
+        known.unwrap_or_else(|| nothing_known(update))
+    };
+    let has_room_for = |charge: &Charge| has_room.get(usize::from(charge.meter)).is_some_and(|has| *has);
+    // Where each of what was left had been.
+    let places: Vec<u16> = (0..).zip(has_room).filter(|(_, has_room)| **has_room).map(|(at, _)| at).collect();
+    let place = |left: u16| places.get(usize::from(left)).copied().unwrap_or(left);
+    let decide = |ask: &Ask| {
+        let decided = if ask.charges.iter().all(has_room_for) { asks.next() } else { None };
+        match decided {
+            Some(decided) => Decided { denied_by: place(decided.denied_by), ..decided },
+            None => Decided { passed: 0, denied_by: UNDECIDED, retry_us: 0 },
+        }
+    };
+    let told = call.updates.iter().zip(has_room).map(tell).collect();
+    let asks = call.asks.iter().map(decide).collect();
+    Reply { told, asks, ..reply }
+}
+
+/// What is said of a meter that nothing was ever charged to, and nothing is granted of.
+fn nothing_known(update: &Update) -> Told {
+    Told {
+        grant: 0,
+        life_us: 0,
+        room: update.terms.capacity(),
+        wait_us: 0,
+        cell: update.cell,
+        holders: 1,
+        dry: false,
+        lapsed: false,
+        recall: false,
+        whole: false,
     }
 }
 
 impl crate::Origin for MemoryOrigin {
     fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
         Box::pin(std::future::ready(self.apply(partition, call)))
+    }
+
+    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+        let now_us = (self.now_us)();
+        let gathered = self.part(partition).map(|mut part| part.partition.round(now_us, STORE, round));
+        Box::pin(std::future::ready(gathered))
+    }
+
+    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+        Box::pin(std::future::ready(self.take_in(partition, merge)))
+    }
+
+    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
+        let now_us = (self.now_us)();
+        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = lease.is_none_or(|(of, until_us)| of == holder || until_us <= now_us);
+        if is_free {
+            *lease = (for_us > 0).then_some((holder, now_us.saturating_add(for_us)));
+        }
+        Box::pin(std::future::ready(Ok(is_free && for_us > 0)))
     }
 }

@@ -5,8 +5,9 @@ use std::path::Path;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Connection, Row};
 
-use crate::block::{has_term, is_about, term, unpack};
-use crate::entry::{Key, Record, Verdict, Written, records};
+use crate::block::{Terms, has_term, is_about, unpack};
+use crate::entry::{Key, Record, Verdict};
+use crate::layout::{Written, records};
 use crate::store::{LogError, open_to_read, signed, unsigned};
 
 /// The most records of one answer.
@@ -81,6 +82,7 @@ impl Archive {
     pub async fn why(&mut self, why: &Why<'_>) -> Result<Vec<Record>, LogError> {
         let most = why.records.clamp(1, RECORDS_MAX);
         let key = Key::of(why.key);
+        let term = Terms::new(why.tenant).of(key.as_str().as_bytes());
         let (from_ms, to_ms) =
             (why.at_ms.saturating_sub(why.window_ms), why.at_ms.saturating_add(why.window_ms));
         let rank = |record: &Record| (record.verdict, record.at_ms.abs_diff(why.at_ms));
@@ -93,7 +95,7 @@ impl Archive {
             if found.len() == most && found.last().is_some_and(|last| rank(last) <= nearest) {
                 break;
             }
-            let Some(block) = self.block_with(place.id, term(why.tenant, key.as_str())).await? else {
+            let Some(block) = self.block_with(place.id, term).await? else {
                 continue;
             };
             let about = records(&block.raw).filter(|written| {
@@ -139,6 +141,24 @@ impl Archive {
             }
         }
         Ok(())
+    }
+
+    /// A moment between two others, such that the blocks that begin from then on have about so many records: whoever
+    /// replays no more than that should see the latest, and not the first. Never later than the last block begins.
+    pub async fn since(&mut self, from_ms: u64, to_ms: u64, records: u64) -> Result<u64, LogError> {
+        let query = sqlx::query(
+            "SELECT from_ms, records FROM blocks WHERE to_ms >= ?1 AND from_ms <= ?2 ORDER BY from_ms DESC",
+        );
+        let blocks = query.bind(signed(from_ms)).bind(signed(to_ms)).fetch_all(&mut self.connection).await?;
+        let (mut since_ms, mut seen) = (None, 0_u64);
+        for block in blocks {
+            seen = seen.saturating_add(unsigned(block.try_get("records")?));
+            if let Some(since_ms) = since_ms.filter(|_| seen > records) {
+                return Ok(since_ms);
+            }
+            since_ms = Some(from_ms.max(unsigned(block.try_get("from_ms")?)));
+        }
+        Ok(from_ms)
     }
 
     /// Where the blocks are that may have a record between two moments.

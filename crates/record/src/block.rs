@@ -1,14 +1,16 @@
 //! Records that are kept together: what a row of the store holds.
 
-use std::hash::Hasher;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use siphasher::sip::SipHasher13;
-
-use crate::entry::{KEY_BYTES_MAX, Kind, Written, cut, records};
+use crate::entry::{KEY_BYTES_MAX, Kind, Setting, cut};
+use crate::layout::{Decision, Written, are_whole, put_again, put_setting};
 
 /// When a block has so many bytes, the next one begins. Higher: fewer rows, better compressed; more to unpack for one
 /// record.
 const BLOCK_BYTES: usize = 512 << 10;
+
+/// Terms of a block that are remembered, so that one which comes with every record is not gathered, and sorted, as often.
+const TERMS_KNOWN: usize = 1 << 10;
 
 /// The most that a block unpacks to: one record beyond its size.
 const RAW_BYTES_MAX: usize = 2 * BLOCK_BYTES;
@@ -21,26 +23,62 @@ const OPEN_RECORDS_MAX: u64 = 500;
 const OPEN_MS_MAX: u64 = 60_000;
 
 /// Records that are written together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) from_ms: u64,
     pub(crate) to_ms: u64,
     /// By kind.
     pub(crate) counts: [u64; Kind::ALL.len()],
+    settings: u32,
     terms: Vec<u32>,
+    /// Terms that were gathered, each in the only place where it may be.
+    known: Box<[u32]>,
     raw: Vec<u8>,
 }
 
+impl Default for Block {
+    fn default() -> Self {
+        Self {
+            from_ms: 0,
+            to_ms: 0,
+            counts: Default::default(),
+            settings: 0,
+            terms: Vec::new(),
+            known: vec![0; TERMS_KNOWN].into(),
+            raw: Vec::new(),
+        }
+    }
+}
+
 impl Block {
-    /// Adds a record and its bytes.
-    pub(crate) fn push(&mut self, written: &Written<'_>, bytes: &[u8]) {
-        let at_ms = written.entry.at_ms;
-        let is_first = self.raw.is_empty();
-        self.from_ms = if is_first { at_ms } else { self.from_ms.min(at_ms) };
-        self.to_ms = self.to_ms.max(at_ms);
-        self.counts[written.entry.verdict.kind() as usize] += 1;
-        self.terms.extend(terms(written));
-        self.raw.extend_from_slice(bytes);
+    /// Adds what records have in common; its number.
+    pub(crate) fn define(&mut self, setting: &Setting<'_>) -> u32 {
+        put_setting(&mut self.raw, setting);
+        self.settings += 1;
+        self.settings - 1
+    }
+
+    /// Adds a decision of a setting that was defined, and of the tenant with these terms.
+    pub(crate) fn push(&mut self, setting: u32, terms: Terms, decision: &Decision<'_>, frame: &[u8]) {
+        let is_first = self.records() == 0;
+        self.from_ms = if is_first { decision.at_ms } else { self.from_ms.min(decision.at_ms) };
+        self.to_ms = self.to_ms.max(decision.at_ms);
+        self.counts[decision.verdict.kind() as usize] += 1;
+        self.note(terms.of(decision.key));
+        for (_, text) in decision.dimensions.iter() {
+            self.note(terms.of(as_key(text)));
+        }
+        put_again(&mut self.raw, frame, setting);
+    }
+
+    /// A term is noted twice at most as often as another one comes in between that has the same place.
+    fn note(&mut self, term: u32) {
+        let known = &mut self.known[term as usize % TERMS_KNOWN];
+        // The one that is 0 is noted always.
+        if *known != term || term == 0 {
+            *known = term;
+            self.terms.push(term);
+        }
     }
 
     /// Whether nothing more goes in.
@@ -70,47 +108,40 @@ impl Block {
     }
 }
 
-/// What a record is found by: its key, and each of the request's dimensions, so that `user:42` is found whichever limit
-/// decided.
-fn terms(written: &Written<'_>) -> impl Iterator<Item = u32> {
-    let tenant = written.entry.tenant;
-    let dimensions = written.dimensions().map(move |(name, value)| term_of(tenant, &dimension(name, value)));
-    std::iter::once(term(tenant, written.entry.key)).chain(dimensions)
+/// What the records of a tenant are found by: their keys, and each of their requests' dimensions, so that `user:42` is found
+/// whichever limit decided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// Which tenant it is.
+    seed: u64,
 }
 
-/// A dimension as a [`Key`](crate::Key) has it, in pieces, so that nothing is copied: cut where that would be.
-fn dimension<'d>(name: &'d str, value: &'d str) -> [&'d str; 3] {
-    let name = cut(name, KEY_BYTES_MAX);
-    let colon = cut(":", KEY_BYTES_MAX - name.len());
-    [name, colon, cut(value, KEY_BYTES_MAX - name.len() - colon.len())]
-}
-
-/// The hash of what is looked for. Two things with the same cost a look into a block that has neither.
-pub(crate) fn term(tenant: &str, key: &str) -> u32 {
-    term_of(tenant, &[key])
-}
-
-/// The same of a text in pieces.
-fn term_of(tenant: &str, pieces: &[&str]) -> u32 {
-    let mut hasher = SipHasher13::new();
-    hasher.write(tenant.as_bytes());
-    // No text has this byte.
-    hasher.write_u8(0xff);
-    for piece in pieces {
-        hasher.write(piece.as_bytes());
+impl Terms {
+    pub(crate) fn new(tenant: &str) -> Self {
+        Self { seed: xxh3_64_with_seed(tenant.as_bytes(), 0) }
     }
-    let [a, b, c, d, ..] = hasher.finish().to_le_bytes();
-    u32::from_le_bytes([a, b, c, d])
+
+    /// The hash of a key, or of a dimension as a [`Key`](crate::Key) has it. Two things with the same cost a look into a
+    /// block that has neither.
+    pub(crate) fn of(self, text: &[u8]) -> u32 {
+        let [a, b, c, d, ..] = xxh3_64_with_seed(text, self.seed).to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
+}
+
+/// As much of a dimension as a [`Key`](crate::Key) has of it.
+fn as_key(text: &[u8]) -> &[u8] {
+    if text.len() <= KEY_BYTES_MAX {
+        return text;
+    }
+    str::from_utf8(text).map_or(text, |text| cut(text, KEY_BYTES_MAX).as_bytes())
 }
 
 /// Whether a record is about `key`: the one that was counted, or one of its dimensions.
 pub(crate) fn is_about(written: &Written<'_>, tenant: &str, key: &str) -> bool {
-    let is_dimension = |name, value| {
-        let [name, colon, value] = dimension(name, value);
-        key.strip_prefix(name).and_then(|rest| rest.strip_prefix(colon)) == Some(value)
-    };
+    let mut dimensions = written.dimensions.iter();
     written.entry.tenant == tenant
-        && (written.entry.key == key || written.dimensions().any(|(name, value)| is_dimension(name, value)))
+        && (written.entry.key == key || dimensions.any(|(_, text)| as_key(text) == key.as_bytes()))
 }
 
 /// Whether one of the hashes that [`Block::packed_terms`] gave is `term`.
@@ -127,39 +158,62 @@ pub(crate) fn unpack(packed: &[u8]) -> Option<Vec<u8>> {
     }
     let raw = lz4_flex::block::decompress(packed, length).ok()?;
     // Half a record at the end would be silently left out.
-    let used: usize = records(&raw).map(|written| written.bytes).sum();
-    (used == raw.len()).then_some(raw)
+    are_whole(&raw).then_some(raw)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::entry::tests::denied;
+    use crate::layout::tests::encoded;
+    use crate::layout::{Frame, frames, records};
 
     fn block(keys: &[&str]) -> Block {
         let mut block = Block::default();
         for (at, key) in keys.iter().enumerate() {
-            let mut bytes = Vec::new();
-            denied(key, 1_000 + at as u64).encode([("user", *key), ("path", "/x")].into_iter(), &mut bytes);
-            let (written, _) = Written::decode(&bytes).expect("a record");
-            block.push(&written, &bytes);
+            let bytes = encoded(&denied(key, 1_000 + at as u64), [("user", *key), ("path", "/x")]);
+            let mut number = 0;
+            for frame in frames(&bytes) {
+                match frame {
+                    Frame::Setting(setting) => number = block.define(&setting),
+                    Frame::Decision(_, decision, frame) => {
+                        block.push(number, Terms::new("t"), &decision, frame);
+                    }
+                }
+            }
         }
         block
     }
 
     #[test]
-    fn records_are_found_by_key_and_by_dimension() {
-        let mut block = block(&["k9", "k1", "k5", "k1"]);
+    fn records_are_found_by_their_terms() {
+        let mut block = block(&["k1", "k5", "k9", "k1"]);
         let packed = block.packed_terms();
         assert_eq!(packed.len(), 4 * 7, "three keys, three users, one path");
+        let (own, other) = (Terms::new("t"), Terms::new(""));
         for key in ["k1", "k5", "k9", "user:k1", "path:/x"] {
-            assert!(has_term(&packed, term("t", key)), "{key}");
+            assert!(has_term(&packed, own.of(key.as_bytes())), "{key}");
         }
-        assert!(!has_term(&packed, term("t", "k2")) && !has_term(&packed, term("", "k1")));
+        assert!(!has_term(&packed, own.of(b"k2")) && !has_term(&packed, other.of(b"k1")));
         let raw = unpack(&block.packed_records()).expect("unpacks");
         let about = |key| records(&raw).filter(|written| is_about(written, "t", key)).count();
         assert_eq!((about("k1"), about("user:k1"), about("path:/x"), about("k")), (2, 2, 4, 0));
         assert_eq!((block.from_ms, block.to_ms, block.records()), (1_000, 1_003, 4));
+    }
+
+    #[test]
+    fn every_term_is_there_however_many_share_a_place() {
+        let mut block = Block::default();
+        let known = u32::try_from(TERMS_KNOWN).expect("a few");
+        let all: Vec<u32> = (0..8 * known).map(|at| at * known / 2).collect();
+        for _ in 0..2 {
+            for term in &all {
+                block.note(*term);
+            }
+        }
+        let packed = block.packed_terms();
+        assert!(all.iter().all(|term| has_term(&packed, *term)));
+        assert_eq!(packed.len(), 4 * all.len(), "each once");
     }
 
     #[test]
@@ -169,12 +223,12 @@ mod tests {
         {
             let mut key = crate::Key::default();
             key.add(name, &value);
-            assert_eq!(dimension(name, &value).concat(), key.as_str());
-            let mut bytes = Vec::new();
-            denied("k", 1).encode([(name, value.as_str())].into_iter(), &mut bytes);
-            let (written, _) = Written::decode(&bytes).expect("a record");
+            let bytes = encoded(&denied("k", 1), [(name, value.as_str())]);
+            let written = records(&bytes).next().expect("a record");
             assert!(is_about(&written, "t", key.as_str()));
-            assert!(terms(&written).any(|known| known == term("t", key.as_str())));
+            let mut dimensions = written.dimensions.iter();
+            let terms = Terms::new("t");
+            assert!(dimensions.any(|(_, text)| terms.of(as_key(text)) == terms.of(key.as_str().as_bytes())));
         }
     }
 

@@ -10,11 +10,6 @@ pub const NAME_BYTES_MAX: usize = 128;
 /// The most bytes of a request's dimensions that are kept, names and values. Those that do not fit are left out, whole.
 pub const DIMENSIONS_BYTES_MAX: usize = 1_024;
 
-/// The most bytes of one record: its numbers at their longest, its texts, and its dimensions with a length for each of
-/// their parts.
-pub(crate) const RECORD_BYTES_MAX: usize =
-    128 + KEY_BYTES_MAX + 6 * (NAME_BYTES_MAX + 2) + 2 * DIMENSIONS_BYTES_MAX;
-
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -62,7 +57,25 @@ impl Verdict {
         }
     }
 
-    const fn from_code(code: u64) -> Option<Self> {
+    /// As it is written in other formats, which is also how it is in JSON.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::ShadowDenied => "shadow_denied",
+            Self::Allowed => "allowed",
+        }
+    }
+
+    /// The verdict as it is kept.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Denied => 0,
+            Self::ShadowDenied => 1,
+            Self::Allowed => 2,
+        }
+    }
+
+    pub(crate) const fn from_code(code: u8) -> Option<Self> {
         match code {
             0 => Some(Self::Denied),
             1 => Some(Self::ShadowDenied),
@@ -208,154 +221,31 @@ pub struct Record {
     pub dimensions_cut: bool,
 }
 
-/// A record as it lies in a buffer or in a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Written<'b> {
-    pub(crate) entry: Entry<'b>,
-    dimensions: &'b [u8],
-    pub(crate) dimensions_cut: bool,
-    /// How many it takes.
-    pub(crate) bytes: usize,
-}
-
 impl Entry<'_> {
     /// What was spent of the burst after the decision.
     pub(crate) fn level(&self) -> u32 {
         self.limit.burst.saturating_sub(self.remaining)
     }
-
-    /// Writes the entry behind what is in `out`.
-    pub(crate) fn encode<'d>(&self, dimensions: impl Iterator<Item = (&'d str, &'d str)>, out: &mut Vec<u8>) {
-        let start = out.len();
-        // The length, once it is known.
-        out.extend_from_slice(&[0; 2]);
-        let Terms { amount, burst, period_ms } = self.limit;
-        out.extend_from_slice(&self.at_ms.to_le_bytes());
-        for number in [
-            self.verdict as u64,
-            self.cost,
-            u64::from(amount),
-            u64::from(burst),
-            period_ms,
-            u64::from(self.remaining),
-            self.rule_version,
-            // 0 is nothing.
-            self.retry_ms.map_or(0, |ms| ms.saturating_add(1)),
-        ] {
-            put_number(out, number);
-        }
-        put_text(out, cut(self.key, KEY_BYTES_MAX));
-        for text in self.names() {
-            put_text(out, cut(text, NAME_BYTES_MAX));
-        }
-        put_dimensions(out, dimensions);
-        // A record is far shorter than two bytes count.
-        let length = u16::try_from(out.len() - start - 2).unwrap_or(u16::MAX);
-        out[start..start + 2].copy_from_slice(&length.to_le_bytes());
-    }
-
-    fn names(&self) -> [&str; 6] {
-        [self.tenant, self.surface, self.rule, self.set_version, self.replaced_by, self.rung]
-    }
 }
 
-const _: () = assert!(RECORD_BYTES_MAX < u16::MAX as usize, "two bytes hold the length of a record");
-
-/// Dimensions up to their bound, after a flag that tells whether all of them are there.
-fn put_dimensions<'d>(out: &mut Vec<u8>, dimensions: impl Iterator<Item = (&'d str, &'d str)>) {
-    let flag = out.len();
-    out.push(0);
-    let mut room = DIMENSIONS_BYTES_MAX;
-    for (name, value) in dimensions {
-        // Each takes a byte at least, so that their lengths are bounded too.
-        let Some(left) = room.checked_sub(name.len() + value.len() + 2) else {
-            out[flag] = 1;
-            continue;
-        };
-        room = left;
-        put_text(out, name);
-        put_text(out, value);
-    }
+/// What many decisions in a row have in common: all but who, when and how much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setting<'a> {
+    /// Tenant, surface, rule, version of the set, what replaced the rule, and rung.
+    pub(crate) names: [&'a str; NAMES],
+    pub(crate) rule_version: u64,
+    pub(crate) limit: Terms,
 }
 
-impl<'b> Written<'b> {
-    /// The record at the beginning of `bytes`, and what comes behind it; nothing where there is none, or bytes that no
-    /// record has.
-    pub(crate) fn decode(bytes: &'b [u8]) -> Option<(Self, &'b [u8])> {
-        let (length, rest) = bytes.split_first_chunk::<2>()?;
-        let (record, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
-        Some((Self::decode_one(record)?, rest))
-    }
+/// Texts of a [`Setting`].
+pub(crate) const NAMES: usize = 6;
 
-    fn decode_one(bytes: &'b [u8]) -> Option<Self> {
-        let whole = bytes.len();
-        let (at_ms, bytes) = bytes.split_first_chunk::<8>()?;
-        let mut bytes = bytes;
-        let mut numbers = [0; 8];
-        for number in &mut numbers {
-            *number = take_number(&mut bytes)?;
-        }
-        let [verdict, cost, amount, burst, period_ms, remaining, rule_version, retry] = numbers;
-        let mut texts = [""; 7];
-        for text in &mut texts {
-            *text = take_text(&mut bytes)?;
-        }
-        let [key, tenant, surface, rule, set_version, replaced_by, rung] = texts;
-        let (flag, dimensions) = bytes.split_first()?;
-        let limit =
-            Terms { amount: u32::try_from(amount).ok()?, burst: u32::try_from(burst).ok()?, period_ms };
-        let entry = Entry {
-            at_ms: u64::from_le_bytes(*at_ms),
-            tenant,
-            surface,
-            key,
-            cost,
-            verdict: Verdict::from_code(verdict)?,
-            rule,
-            rule_version,
-            set_version,
-            replaced_by,
-            limit,
-            remaining: u32::try_from(remaining).ok()?,
-            retry_ms: retry.checked_sub(1),
-            rung,
-        };
-        Some(Self { entry, dimensions, dimensions_cut: *flag != 0, bytes: 2 + whole })
-    }
-
-    /// The dimensions that were kept.
-    pub(crate) fn dimensions(&self) -> impl Iterator<Item = (&'b str, &'b str)> + use<'b> {
-        let mut rest = self.dimensions;
-        std::iter::from_fn(move || Some((take_text(&mut rest)?, take_text(&mut rest)?)))
-    }
-
-    /// The record as it is told, from a node of a region.
-    pub(crate) fn to_record(self, region: &str, node: &str, sample_rate: f64) -> Record {
-        let Entry { limit, remaining, verdict, .. } = self.entry;
-        let entry = self.entry;
-        let owned = str::to_owned;
-        Record {
-            at_ms: entry.at_ms,
-            tenant: owned(entry.tenant),
-            surface: owned(entry.surface),
-            key: owned(entry.key),
-            cost: entry.cost,
-            verdict,
-            rule: owned(entry.rule),
-            rule_version: entry.rule_version,
-            set_version: owned(entry.set_version),
-            replaced_by: owned(entry.replaced_by),
-            limit,
-            remaining,
-            level: entry.level(),
-            retry_ms: entry.retry_ms,
-            rung: owned(entry.rung),
-            region: owned(region),
-            node: owned(node),
-            sample_rate: if verdict.kind() == Kind::Sample { sample_rate } else { 1.0 },
-            dimensions: self.dimensions().map(|(name, value)| (owned(name), owned(value))).collect(),
-            dimensions_cut: self.dimensions_cut,
-        }
+impl<'a> Setting<'a> {
+    pub(crate) fn of(entry: &Entry<'a>) -> Self {
+        let Entry { tenant, surface, rule, set_version, replaced_by, rung, .. } = *entry;
+        let names = [tenant, surface, rule, set_version, replaced_by, rung];
+        let names = names.map(|name| cut(name, NAME_BYTES_MAX));
+        Self { names, rule_version: entry.rule_version, limit: entry.limit }
     }
 }
 
@@ -363,58 +253,14 @@ fn as_object<S: Serializer>(dimensions: &[(String, String)], serializer: S) -> R
     serializer.collect_map(dimensions.iter().map(|(name, value)| (name, value)))
 }
 
-/// All records in `bytes`.
-pub(crate) fn records(mut bytes: &[u8]) -> impl Iterator<Item = Written<'_>> {
-    std::iter::from_fn(move || {
-        let (record, rest) = Written::decode(bytes)?;
-        bytes = rest;
-        Some(record)
-    })
-}
-
 /// As much of `text` as fits into `most` bytes, in whole characters.
 pub(crate) fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
 
-/// Seven bits to a byte, the last of which says that it is.
-fn put_number(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number.to_le_bytes()[0] | 0x80);
-        number >>= 7;
-    }
-    out.push(number.to_le_bytes()[0]);
-}
-
-fn take_number(bytes: &mut &[u8]) -> Option<u64> {
-    let mut number = 0;
-    for shift in (0..u64::BITS).step_by(7) {
-        let (byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(number);
-        }
-    }
-    None
-}
-
-fn put_text(out: &mut Vec<u8>, text: &str) {
-    put_number(out, text.len() as u64);
-    out.extend_from_slice(text.as_bytes());
-}
-
-fn take_text<'b>(bytes: &mut &'b [u8]) -> Option<&'b str> {
-    let length = usize::try_from(take_number(bytes)?).ok()?;
-    let (text, rest) = bytes.split_at_checked(length)?;
-    *bytes = rest;
-    std::str::from_utf8(text).ok()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     /// A denial of a key at a moment.
     pub(crate) fn denied(key: &str, at_ms: u64) -> Entry<'_> {
@@ -434,72 +280,6 @@ pub(crate) mod tests {
             retry_ms: Some(600),
             rung: "local",
         }
-    }
-
-    proptest! {
-        #[test]
-        fn what_is_written_is_read_again(
-            numbers in prop::array::uniform4(any::<u64>()),
-            limits in prop::array::uniform3(any::<u32>()),
-            retry_ms in prop::option::of(0..u64::MAX),
-            verdict in prop::sample::select(vec![Verdict::Denied, Verdict::ShadowDenied, Verdict::Allowed]),
-            texts in prop::array::uniform7(".{0,40}"),
-            dimensions in prop::collection::vec((".{0,10}", ".{0,30}"), 0..6),
-        ) {
-            let [at_ms, cost, rule_version, period_ms] = numbers;
-            let [amount, burst, remaining] = limits;
-            let [key, tenant, surface, rule, set_version, replaced_by, rung] = texts.each_ref().map(|text| cut(text, NAME_BYTES_MAX));
-            let limit = Terms { amount, burst, period_ms };
-            let entry = Entry { at_ms, tenant, surface, key, cost, verdict, rule, rule_version, set_version, replaced_by, limit, remaining, retry_ms, rung };
-            let mut bytes = Vec::new();
-            entry.encode(dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())), &mut bytes);
-            prop_assert!(bytes.len() <= RECORD_BYTES_MAX);
-            let (written, rest) = Written::decode(&bytes).expect("a record");
-            prop_assert!(rest.is_empty());
-            prop_assert_eq!(written.entry, entry);
-            if !written.dimensions_cut {
-                let read: Vec<_> = written.dimensions().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                prop_assert_eq!(read, dimensions);
-            }
-            for short in 0..bytes.len() {
-                prop_assert!(Written::decode(&bytes[..short]).is_none());
-            }
-        }
-
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            for written in records(&bytes) {
-                prop_assert!(written.dimensions().count() <= bytes.len());
-            }
-        }
-    }
-
-    #[test]
-    fn nothing_is_longer_than_its_bound() {
-        let (long, name) = ("ä".repeat(500), "n".repeat(500));
-        let entry = Entry {
-            tenant: &name,
-            surface: &name,
-            rule: &name,
-            set_version: &name,
-            replaced_by: &name,
-            rung: &name,
-            cost: u64::MAX,
-            rule_version: u64::MAX,
-            limit: Terms { amount: u32::MAX, burst: u32::MAX, period_ms: u64::MAX },
-            remaining: u32::MAX,
-            retry_ms: Some(u64::MAX),
-            ..denied(&long, u64::MAX)
-        };
-        let mut bytes = Vec::new();
-        // One that fits, one that does not, and many of the shortest.
-        let dimensions = [("a", "1"), ("b", long.as_str())].into_iter().chain((0..2_000).map(|_| ("", "")));
-        entry.encode(dimensions, &mut bytes);
-        assert!(bytes.len() <= RECORD_BYTES_MAX, "{}", bytes.len());
-        let (written, _) = Written::decode(&bytes).expect("a record");
-        assert_eq!(written.entry.key, "ä".repeat(KEY_BYTES_MAX / 2));
-        assert!(written.dimensions_cut);
-        assert_eq!(written.dimensions().next(), Some(("a", "1")));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 
 use crate::archive::Archive;
-use crate::entry::{Record, Verdict};
+use crate::entry::Record;
 use crate::store::{LogError, signed};
 
 /// The columns. Dimensions are an object of names and values.
@@ -76,14 +76,12 @@ impl From<ParquetError> for ExportError {
 }
 
 impl Archive {
-    /// Writes a tenant's records from one moment to another as Parquet, in the order of their times, up to `most` of
-    /// them; how many there were.
+    /// Writes the records from one moment to another as Parquet, in the order of their times: those of one tenant, or of
+    /// all; how many there were.
     pub async fn export(
         &mut self,
-        tenant: &str,
-        from_ms: u64,
-        to_ms: u64,
-        most: usize,
+        tenant: Option<&str>,
+        (from_ms, to_ms): (u64, u64),
         out: impl Write + Send,
     ) -> Result<usize, ExportError> {
         let schema = Arc::new(parse_message_type(SCHEMA)?);
@@ -91,7 +89,7 @@ impl Archive {
         let mut file = SerializedFileWriter::new(out, schema, Arc::new(properties))?;
         let (mut group, mut count, mut written) = (Vec::new(), 0, Ok(()));
         let each = |record: Record| {
-            if record.tenant == tenant {
+            if tenant.is_none_or(|tenant| record.tenant == tenant) {
                 count += 1;
                 group.push(record);
             }
@@ -99,7 +97,7 @@ impl Archive {
                 written = write_group(&mut file, &group);
                 group.clear();
             }
-            written.is_ok() && count < most
+            written.is_ok()
         };
         self.replay(from_ms, to_ms, each).await?;
         written?;
@@ -121,7 +119,7 @@ fn write_group<W: Write + Send>(
     columns.texts(|record| &record.surface)?;
     columns.texts(|record| &record.key)?;
     columns.numbers(|record| record.cost.cast_signed())?;
-    columns.texts(|record| verdict(record.verdict))?;
+    columns.texts(|record| record.verdict.as_str())?;
     columns.texts(|record| &record.rule)?;
     columns.numbers(|record| record.rule_version.cast_signed())?;
     columns.texts(|record| &record.set_version)?;
@@ -183,14 +181,6 @@ impl<W: Write + Send> Columns<'_, W> {
     fn bytes(&mut self, of: impl Fn(&Record) -> Vec<u8>) -> Result<(), ParquetError> {
         let values: Vec<ByteArray> = self.records.iter().map(|record| ByteArray::from(of(record))).collect();
         self.write::<ByteArrayType>(&values, None)
-    }
-}
-
-fn verdict(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Denied => "denied",
-        Verdict::ShadowDenied => "shadow_denied",
-        Verdict::Allowed => "allowed",
     }
 }
 

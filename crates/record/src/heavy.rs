@@ -5,10 +5,10 @@
 //! do: under GCRA, whoever steadily uses nine tenths of the rate has an empty bucket.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::Hasher;
+use std::hash::BuildHasher as _;
 
+use foldhash::quality::RandomState;
 use serde::Serialize;
-use siphasher::sip::SipHasher13;
 
 use crate::entry::{Entry, Terms, Verdict};
 
@@ -27,6 +27,13 @@ pub const MINUTES_MIN: u64 = 2;
 /// The most keys of a minute; when they are reached, the rarer half is forgotten. Higher: more customers at once that
 /// are near a limit and rarely seen; some 300 bytes each, for each minute.
 const KEYS_MAX: usize = 2_048;
+
+/// Strangers of a crowded minute that are remembered by a number alone, and have to come again to be one of the keys.
+/// Higher: who comes seldom is known again; four bytes each, for each minute in which keys had to be forgotten.
+const STRANGERS: usize = 4 * KEYS_MAX;
+
+/// The most keys that are told at once.
+pub const HEAVY_MAX: usize = 1_000;
 
 const MINUTE_MS: u64 = 60_000;
 
@@ -51,6 +58,15 @@ pub struct Heavy {
     pub denied: u64,
 }
 
+/// Who has been near a limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeavyKeys {
+    /// How many keys there are.
+    pub of: usize,
+    /// The first of them: those that were near a limit most often.
+    pub keys: Vec<Heavy>,
+}
+
 /// What was seen of a key in a minute.
 #[derive(Clone, Debug)]
 struct Seen {
@@ -70,7 +86,19 @@ struct Seen {
 /// The minutes that are remembered.
 #[derive(Debug, Default)]
 pub(crate) struct Minutes {
-    known: BTreeMap<u64, HashMap<u64, Seen>>,
+    known: BTreeMap<u64, Minute>,
+    /// Drawn for this process: nobody can choose a key that would be taken for another one.
+    hasher: RandomState,
+}
+
+/// What was seen in a minute.
+#[derive(Debug, Default)]
+struct Minute {
+    /// By [`Minutes::id`].
+    keys: HashMap<u64, Seen, RandomState>,
+    /// A part of the numbers of those that came by since keys were forgotten, each in the only place where it may be; empty
+    /// before. Most never come again, and would only have others forgotten.
+    strangers: Box<[u32]>,
 }
 
 impl Minutes {
@@ -82,57 +110,83 @@ impl Minutes {
         if minute + MINUTES_MAX <= newest || entry.limit.burst == 0 {
             return;
         }
-        self.known.entry(minute).or_default().note(entry);
+        let id = self.id(entry);
+        self.known.entry(minute).or_default().note(id, entry);
         while self.known.len() as u64 > MINUTES_MAX {
             self.known.pop_first();
         }
     }
 
+    /// A key under a rule, of a tenant. Should two ever share a number, they are listed as one.
+    fn id(&self, entry: &Entry<'_>) -> u64 {
+        self.hasher.hash_one((entry.tenant, entry.rule, entry.key))
+    }
+
     /// Who of a tenant was near a limit in at least half of the last `minutes`, that of `now_ms` among them; those that
-    /// were most often come first.
-    pub(crate) fn heavy(&self, tenant: &str, minutes: u64, now_ms: u64, sample_rate: f64) -> Vec<Heavy> {
+    /// were most often come first, and no more than `most` are told.
+    pub(crate) fn heavy(
+        &self,
+        tenant: &str,
+        minutes: u64,
+        now_ms: u64,
+        most: usize,
+        sample_rate: f64,
+    ) -> HeavyKeys {
         let minutes = minutes.clamp(MINUTES_MIN, MINUTES_MAX);
         let newest = now_ms / MINUTE_MS;
         let mut found: HashMap<u64, Heavy> = HashMap::new();
         for (_, seen) in self.known.range((newest + 1).saturating_sub(minutes)..=newest) {
-            for (id, seen) in seen.iter().filter(|(_, seen)| seen.tenant() == tenant) {
+            for (id, seen) in seen.keys.iter().filter(|(_, seen)| seen.tenant() == tenant) {
                 found.entry(*id).or_insert_with(|| seen.heavy()).add(seen, sample_rate);
             }
         }
         let mut found: Vec<_> =
             found.into_values().filter(|heavy| heavy.minutes_near >= minutes.div_ceil(2)).collect();
         found.sort_by(|a, b| (b.minutes_near, b.denied, &a.key).cmp(&(a.minutes_near, a.denied, &b.key)));
-        found
+        let of = found.len();
+        found.truncate(most.min(HEAVY_MAX));
+        HeavyKeys { of, keys: found }
     }
 }
 
-trait Summary {
-    fn note(&mut self, entry: &Entry<'_>);
-    fn make_room(&mut self);
-}
-
-impl Summary for HashMap<u64, Seen> {
-    fn note(&mut self, entry: &Entry<'_>) {
-        let id = id(entry);
-        if let Some(seen) = self.get_mut(&id) {
+impl Minute {
+    fn note(&mut self, id: u64, entry: &Entry<'_>) {
+        if let Some(seen) = self.keys.get_mut(&id) {
             return seen.note(entry);
         }
-        if self.len() >= KEYS_MAX {
+        if self.is_stranger(id) {
+            return;
+        }
+        if self.keys.len() >= KEYS_MAX {
             self.make_room();
         }
         let mut seen = Seen::new(entry);
         seen.note(entry);
-        self.insert(id, seen);
+        self.keys.insert(id, seen);
+    }
+
+    /// Whether somebody new came by for the first time in a crowded minute. The next time they are known.
+    fn is_stranger(&mut self, id: u64) -> bool {
+        if self.strangers.is_empty() {
+            return false;
+        }
+        let [a, b, c, d, high @ ..] = id.to_le_bytes();
+        let place = u32::from_le_bytes([a, b, c, d]) as usize % STRANGERS;
+        let number = u32::from_le_bytes(high);
+        std::mem::replace(&mut self.strangers[place], number) != number
     }
 
     /// Takes the median weight off all, and forgets those that have none left: whoever is seen more often than one in
-    /// [`KEYS_MAX`] / 2 records stays, however many strangers come by.
+    /// [`KEYS_MAX`] / 2 records stays once it is one of the keys, however many strangers come by.
     fn make_room(&mut self) {
-        let mut weights: Vec<u64> = self.values().map(|seen| seen.weight).collect();
+        if self.strangers.is_empty() {
+            self.strangers = vec![0; STRANGERS].into();
+        }
+        let mut weights: Vec<u64> = self.keys.values().map(|seen| seen.weight).collect();
         let middle = weights.len() / 2;
         let (_, median, _) = weights.select_nth_unstable(middle);
         let median = *median;
-        self.retain(|_, seen| {
+        self.keys.retain(|_, seen| {
             seen.weight = seen.weight.saturating_sub(median);
             seen.weight > 0
         });
@@ -220,17 +274,6 @@ fn found_percent(entry: &Entry<'_>) -> u64 {
     100 * u64::from(entry.level()).saturating_sub(own) / u64::from(entry.limit.burst)
 }
 
-/// A key under a rule, of a tenant. Should two ever share a number, they are listed as one.
-fn id(entry: &Entry<'_>) -> u64 {
-    let mut hasher = SipHasher13::new();
-    for text in [entry.tenant, entry.rule, entry.key] {
-        hasher.write(text.as_bytes());
-        // No text has this byte.
-        hasher.write_u8(0xff);
-    }
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,7 +282,9 @@ mod tests {
     const MINUTE: u64 = MINUTE_MS;
 
     fn keys(minutes: &Minutes, last: u64, now_ms: u64) -> Vec<String> {
-        minutes.heavy("t", last, now_ms, 0.001).into_iter().map(|heavy| heavy.key).collect()
+        let HeavyKeys { of, keys } = minutes.heavy("t", last, now_ms, HEAVY_MAX, 0.001);
+        assert_eq!(of.min(HEAVY_MAX), keys.len());
+        keys.into_iter().map(|heavy| heavy.key).collect()
     }
 
     fn allowed(key: &str, at_ms: u64, remaining: u32) -> Entry<'_> {
@@ -264,7 +309,9 @@ mod tests {
         assert_eq!(keys(&minutes, 10, now), ["half"]);
         assert_eq!(keys(&minutes, 4, now), ["late", "half"]);
         assert!(keys(&minutes, 10, 30 * MINUTE).is_empty(), "it was long ago");
-        assert!(minutes.heavy("another", 4, now, 0.001).is_empty());
+        assert_eq!(minutes.heavy("another", 4, now, HEAVY_MAX, 0.001), HeavyKeys::default());
+        let first = minutes.heavy("t", 4, now, 1, 0.001);
+        assert_eq!((first.of, first.keys.len(), first.keys[0].key.as_str()), (2, 1, "late"));
     }
 
     #[test]
@@ -289,7 +336,7 @@ mod tests {
                 minutes.see(&Entry { limit, ..allowed("seldom", at * MINUTE / 19, 19_990) });
             }
         }
-        let heavy = minutes.heavy("t", 4, 4 * MINUTE - 1, 0.001);
+        let heavy = minutes.heavy("t", 4, 4 * MINUTE - 1, HEAVY_MAX, 0.001).keys;
         assert_eq!(heavy.len(), 1, "{heavy:?}");
         assert_eq!((heavy[0].key.as_str(), heavy[0].minutes_near), ("steady", 4));
         assert!(heavy[0].use_percent_max.is_some_and(|used| (90..=100).contains(&used)), "{heavy:?}");
@@ -304,7 +351,7 @@ mod tests {
                 minutes.see(&denied("offender", at % 2 * MINUTE));
             }
         }
-        assert!(minutes.known.values().all(|seen| seen.len() <= KEYS_MAX));
+        assert!(minutes.known.values().all(|seen| seen.keys.len() <= KEYS_MAX));
         assert_eq!(keys(&minutes, 2, MINUTE).iter().filter(|key| *key == "offender").count(), 1);
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Whoever decides writes an [`Entry`] into a [`Recorder`]: bounded memory, one part for each thread, no allocation. A
 //! [`Log`] takes it from there on a thread of its own and keeps it in `SQLite`, and an [`Archive`] answers questions about
-//! it: [`Archive::why`] and [`Archive::replay`]. [`Log::heavy`] tells who has been near a limit for a while.
+//! it: [`Archive::why`] and [`Archive::replay`]. [`Summary::heavy`] tells who has been near a limit for a while.
+//!
+//! [`Otlp`] names a collector that everything is sent to as well.
 //!
 //! What does not fit is not written, samples before denials, and counted: [`Recorder::counts`].
 
@@ -12,8 +14,10 @@ mod entry;
 #[cfg(feature = "parquet")]
 mod export;
 mod heavy;
+mod layout;
 mod log;
 mod moment;
+mod otlp;
 mod recorder;
 mod store;
 
@@ -23,8 +27,9 @@ pub use entry::{
 };
 #[cfg(feature = "parquet")]
 pub use export::ExportError;
-pub use heavy::{Heavy, MINUTES_MAX, MINUTES_MIN};
-pub use log::{Log, Settings};
+pub use heavy::{HEAVY_MAX, Heavy, HeavyKeys, MINUTES_MAX, MINUTES_MIN};
+pub use log::{Log, Settings, Summary};
 pub use moment::{moment, timestamp};
+pub use otlp::{Deliveries, Delivery, Otlp};
 pub use recorder::{Counts, Recorder};
 pub use store::LogError;

@@ -3,10 +3,13 @@
 //! What passes and is not drawn costs a countdown. What is drawn, or denied, is encoded into the thread's buffer, under a
 //! lock that nobody else wants but the log, a few times a second and for as long as it takes to swap two buffers.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::Duration;
 
-use crate::entry::{Entry, Kind, RECORD_BYTES_MAX, Verdict};
+use crate::entry::{Entry, Kind, NAMES, Setting, Terms, Verdict};
+use crate::layout::{RECORD_BYTES_MAX, put_decision, put_setting};
 
 /// The memory of all buffers together, but for the one that is being written out. Higher: longer bursts of denials, and
 /// longer pauses of the disk, that lose nothing.
@@ -18,6 +21,14 @@ const BUFFER_BYTES_MIN: usize = 1 << 20;
 /// The part of a buffer, in quarters, that samples and denials in shadow may fill. The rest is for denials. Lower: longer
 /// bursts of denials that lose nothing; samples are lost sooner.
 const QUARTERS_FOR_SAMPLES: usize = 3;
+
+/// The part of a buffer that, once it is full, does not wait until it is time to empty buffers. Smaller: room for longer pauses of
+/// the disk is left; the log's thread is woken more often.
+const HURRY_PART: usize = 2;
+
+/// Settings that a thread remembers to have written. Higher: fewer of them are written again where many rules deny in
+/// turns; some 200 bytes each, for each thread.
+const SETTINGS_KNOWN: usize = 64;
 
 const KINDS: usize = Kind::ALL.len();
 
@@ -45,6 +56,10 @@ impl Counts {
 pub struct Recorder {
     shards: Box<[Shard]>,
     shard_bytes_max: usize,
+    /// Who empties the buffers: woken early by one that fills up.
+    keeper: OnceLock<Thread>,
+    /// Whether it was, and has not looked since.
+    hurried: AtomicBool,
     /// The natural logarithm of the chance that a decision is passed over.
     ln_passed_over: f64,
     sample_rate: f64,
@@ -64,7 +79,100 @@ struct Shard {
 #[derive(Debug)]
 struct Buffer {
     bytes: Vec<u8>,
+    /// How many settings are in `bytes`.
+    settings: u32,
+    /// Settings that were written lately, by where their texts lie.
+    known: Box<[Known]>,
+    /// Where a decision is put together: near, while the end of `bytes` may have to come from another core.
+    scratch: Vec<u8>,
     draws: fastrand::Rng,
+}
+
+/// A setting that was written.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    texts: String,
+    ends: [usize; NAMES],
+    rule_version: u64,
+    limit: Terms,
+    /// Its number, if it is in the buffer.
+    number: Option<u32>,
+}
+
+impl Known {
+    fn is(&self, setting: &Setting<'_>) -> bool {
+        let mut start = 0;
+        (self.rule_version, self.limit) == (setting.rule_version, setting.limit)
+            && setting.names.iter().zip(self.ends).all(|(name, end)| {
+                let known = self.texts.get(start..end);
+                start = end;
+                known == Some(*name)
+            })
+    }
+
+    fn become_one(&mut self, setting: &Setting<'_>) {
+        self.texts.clear();
+        for (name, end) in setting.names.iter().zip(&mut self.ends) {
+            self.texts.push_str(name);
+            *end = self.texts.len();
+        }
+        (self.rule_version, self.limit) = (setting.rule_version, setting.limit);
+    }
+}
+
+impl Buffer {
+    fn new(bytes_max: usize, draws: fastrand::Rng) -> Self {
+        Self {
+            // All of it at once: memory that nobody writes to is not taken, and a buffer that grew would be copied while
+            // somebody waits for a decision.
+            bytes: Vec::with_capacity(bytes_max),
+            settings: 0,
+            known: vec![Known::default(); SETTINGS_KNOWN].into(),
+            scratch: Vec::with_capacity(RECORD_BYTES_MAX),
+            draws,
+        }
+    }
+
+    fn write<'d>(&mut self, entry: &Entry<'_>, dimensions: impl Iterator<Item = (&'d str, &'d str)>) {
+        let number = self.number_of(&Setting::of(entry));
+        self.scratch.clear();
+        put_decision(&mut self.scratch, number, entry, dimensions);
+        self.bytes.extend_from_slice(&self.scratch);
+    }
+
+    /// The number of a setting, which is written if it is not there.
+    fn number_of(&mut self, setting: &Setting<'_>) -> u32 {
+        let known = &mut self.known[place(setting)];
+        let is_it = known.is(setting);
+        if let (true, Some(number)) = (is_it, known.number) {
+            return number;
+        }
+        if !is_it {
+            known.become_one(setting);
+        }
+        put_setting(&mut self.bytes, setting);
+        known.number = Some(self.settings);
+        self.settings += 1;
+        self.settings - 1
+    }
+
+    /// Takes what was written, and leaves `spare` for what comes.
+    fn swap(&mut self, spare: &mut Vec<u8>) {
+        std::mem::swap(&mut self.bytes, spare);
+        self.settings = 0;
+        for known in &mut self.known {
+            known.number = None;
+        }
+    }
+}
+
+/// Where a setting may be known. By where its texts lie: as a rule those of one setting are always the same. If not, it is
+/// written again.
+fn place(setting: &Setting<'_>) -> usize {
+    // Whatever is allocated is aligned to this much.
+    const ALIGNED_BITS: u32 = 4;
+    let addresses = setting.names.iter().map(|name| name.as_ptr().addr() >> ALIGNED_BITS);
+    addresses.fold(0_usize, usize::wrapping_add) % SETTINGS_KNOWN
 }
 
 impl Recorder {
@@ -82,14 +190,13 @@ impl Recorder {
         let shard = |_| {
             let mut draws = seeds.fork();
             let countdown = AtomicU64::new(gap(&mut draws, ln_passed_over));
-            // All of it at once: memory that nobody writes to is not taken, and a buffer that grew would be copied while
-            // somebody waits for a decision.
-            let bytes = Vec::with_capacity(shard_bytes_max);
-            Shard { countdown, buffer: Mutex::new(Buffer { bytes, draws }) }
+            Shard { countdown, buffer: Mutex::new(Buffer::new(shard_bytes_max, draws)) }
         };
         Self {
             shards: (0..threads).map(shard).collect(),
             shard_bytes_max,
+            keeper: OnceLock::new(),
+            hurried: AtomicBool::new(false),
             ln_passed_over,
             sample_rate,
             written: Default::default(),
@@ -135,7 +242,39 @@ impl Recorder {
             drop(buffer);
             return self.drop_records(kind, 1);
         }
-        entry.encode(dimensions.into_iter(), &mut buffer.bytes);
+        let before = buffer.bytes.len();
+        buffer.write(entry, dimensions.into_iter());
+        let after = buffer.bytes.len();
+        drop(buffer);
+        // Where there are many threads each has little room, and all that is denied may come to one of them.
+        let mark = self.shard_bytes_max / HURRY_PART;
+        if before < mark && after >= mark {
+            self.hurry();
+        }
+    }
+
+    /// Wakes whoever empties the buffers. It waits for nobody; and a buffer passes its mark once until it is emptied.
+    #[cold]
+    pub(crate) fn hurry(&self) {
+        // Noted as well: whatever else the thread waits for may take the wake for its own.
+        self.hurried.store(true, Ordering::Release);
+        if let Some(keeper) = self.keeper.get() {
+            keeper.unpark();
+        }
+    }
+
+    /// Waits until a buffer fills up, or for so long.
+    pub(crate) fn wait(&self, most: Duration) {
+        if !self.hurried.swap(false, Ordering::Acquire) {
+            std::thread::park_timeout(most);
+            self.hurried.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// From now on this thread empties the buffers, and is woken when one is half full.
+    pub(crate) fn is_kept_by(&self, thread: Thread) {
+        // There is one for as long as there is a recorder.
+        let _ = self.keeper.set(thread);
     }
 
     /// How full a buffer may be with a record of this kind.
@@ -161,7 +300,7 @@ impl Recorder {
     pub(crate) fn drain(&self, spare: &mut Vec<u8>, mut take: impl FnMut(&[u8])) {
         for shard in &self.shards {
             spare.clear();
-            std::mem::swap(&mut lock(shard).bytes, spare);
+            lock(shard).swap(spare);
             take(spare);
         }
         spare.clear();
@@ -205,8 +344,9 @@ fn gap(chance: &mut fastrand::Rng, ln_passed_over: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::records;
     use crate::entry::tests::denied;
+    use crate::layout::tests::encoded;
+    use crate::layout::{Frame, Written, frames, records};
     use proptest::prelude::*;
 
     fn drained(recorder: &Recorder) -> Vec<Verdict> {
@@ -238,6 +378,45 @@ mod tests {
         };
         assert_eq!(drawn(1), drawn(1));
         assert_ne!(drawn(1), drawn(2));
+    }
+
+    #[test]
+    fn settings_are_told_apart_however_many_there_are() {
+        let recorder = Recorder::new(1, 0.0, 1);
+        // More than are remembered, in turns, at addresses that serve again for other texts.
+        let mut text = String::new();
+        let mut written = Vec::new();
+        for at in 0..10 * SETTINGS_KNOWN as u64 {
+            text.clear();
+            text.push_str(["a", "b", "ab", ""][(at % 4) as usize]);
+            let limit = Terms { amount: (at % 7) as u32, burst: 1, period_ms: at % 3 };
+            let (rule, tenant) = if at % 2 == 0 { (&*text, "t") } else { ("t", &*text) };
+            let entry = Entry { rule, tenant, limit, rule_version: at % 5, ..denied("k", at) };
+            recorder.write(0, &entry, []);
+            written.push((rule.to_owned(), tenant.to_owned(), limit, at % 5, at));
+            if at % 100 == 99 {
+                let mut read = Vec::new();
+                recorder.drain(&mut Vec::new(), |bytes| {
+                    let told = records(bytes).map(|Written { entry, .. }| {
+                        let (rule, tenant) = (entry.rule.to_owned(), entry.tenant.to_owned());
+                        (rule, tenant, entry.limit, entry.rule_version, entry.at_ms)
+                    });
+                    read.extend(told);
+                });
+                assert_eq!(read, written);
+                written.clear();
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_alike_is_said_once() {
+        let recorder = Recorder::new(1, 0.0, 1);
+        (0..1_000).for_each(|at| recorder.write(0, &denied("user:42", at), []));
+        recorder.drain(&mut Vec::new(), |bytes| {
+            let settings = frames(bytes).filter(|frame| matches!(frame, Frame::Setting(..))).count();
+            assert_eq!((settings, records(bytes).count()), (1, 1_000));
+        });
     }
 
     #[test]
@@ -280,8 +459,7 @@ mod tests {
                 recorder.write(at % threads, &Entry { verdict: *verdict, ..denied("user:42", 5) }, [("user", "42")]);
             }
             let counts = recorder.counts();
-            let mut length = Vec::new();
-            denied("user:42", 5).encode([("user", "42")].into_iter(), &mut length);
+            let length = encoded(&denied("user:42", 5), [("user", "42")]);
             // As many as fit into the part that is theirs alone are never lost.
             let reserved = (room - room / 4 * QUARTERS_FOR_SAMPLES - RECORD_BYTES_MAX) / length.len();
             if asked[Kind::Denial as usize] <= reserved as u64 {

@@ -27,7 +27,10 @@ const ROW_BYTES: u64 = 256;
 const FORGET_AT_ONCE: i64 = 16;
 
 /// What changes in the schema, in order. Released ones never change.
-const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "blocks", include_str!("../migrations/0001_blocks.sql"))];
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "blocks", include_str!("../migrations/0001_blocks.sql")),
+    (2, "settings", include_str!("../migrations/0002_settings.sql")),
+];
 
 /// Why the log cannot be kept, or read.
 #[derive(Debug)]

@@ -1,15 +1,16 @@
 //! What is written is found again: a moment later, a day later, and by the next process.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::path::Path;
 use std::time::Duration;
 
 use sqlx::ConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
-use tidegate_record::{Archive, Entry, Kind, Log, Record, Settings, Terms, Verdict, Why};
+use support::{NOW_MS, denied};
+use tidegate_record::{Archive, Entry, Kind, Log, Record, Settings, Verdict, Why};
 
-/// 2026-11-16 14:32:17 UTC.
-const NOW_MS: u64 = 1_794_839_537_000;
 const DAY_MS: u64 = 86_400_000;
 
 /// With long paths, twice what the buffers hold.
@@ -24,30 +25,12 @@ fn settings() -> Settings {
         region: "eu".to_owned(),
         node: "n1".to_owned(),
         seed: 1,
+        otlp: None,
     }
 }
 
 fn open(folder: &Path, settings: Settings) -> Log {
     Log::open(folder, settings, || NOW_MS).expect("opens")
-}
-
-fn denied(key: &str, at_ms: u64) -> Entry<'_> {
-    Entry {
-        at_ms,
-        tenant: "acme",
-        surface: "check",
-        key,
-        cost: 2,
-        verdict: Verdict::Denied,
-        rule: "per_user",
-        rule_version: 3,
-        set_version: "5f2a",
-        replaced_by: "launch",
-        limit: Terms { amount: 100, burst: 120, period_ms: 60_000 },
-        remaining: 1,
-        retry_ms: Some(600),
-        rung: "regional",
-    }
 }
 
 async fn why(folder: &Path, key: &str, at_ms: u64) -> Vec<Record> {
@@ -131,6 +114,24 @@ async fn everything_is_replayed_in_the_order_of_time() {
     assert_eq!(times, (3..=5_999).collect::<Vec<_>>());
 }
 
+#[tokio::test]
+async fn of_more_than_is_wanted_the_latest_are_replayed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for part in 0..3 {
+        let log = open(folder.path(), settings());
+        for at in 0..100 {
+            log.recorder().write(0, &denied("user:1", NOW_MS + 1_000 * part + at), []);
+        }
+    }
+    let mut archive = Archive::open(folder.path()).await.expect("opens");
+    for (records, since_ms) in [(300, 0), (299, 1_000), (200, 1_000), (199, 2_000), (1, 2_000)] {
+        let found = archive.since(NOW_MS, u64::MAX, records).await.expect("answers");
+        assert_eq!(found - NOW_MS, since_ms, "{records}");
+    }
+    assert_eq!(archive.since(NOW_MS + 50, NOW_MS + 99, 1).await.expect("answers"), NOW_MS + 50);
+    assert_eq!(archive.since(NOW_MS + 5_000, u64::MAX, 1).await.expect("answers"), NOW_MS + 5_000);
+}
+
 #[cfg(feature = "parquet")]
 #[tokio::test]
 async fn what_is_exported_is_what_is_there() {
@@ -147,7 +148,7 @@ async fn what_is_exported_is_what_is_there() {
     drop(log);
     let mut archive = Archive::open(folder.path()).await.expect("opens");
     let mut file = Vec::new();
-    let count = archive.export("acme", NOW_MS, NOW_MS + 70_000, 55_000, &mut file).await.expect("exports");
+    let count = archive.export(Some("acme"), (NOW_MS, NOW_MS + 54_999), &mut file).await.expect("exports");
     assert_eq!(count, 55_000);
     let reader = SerializedFileReader::new(bytes::Bytes::from(file)).expect("Parquet");
     let rows: Vec<_> = reader.get_row_iter(None).expect("rows").map(|row| row.expect("a row")).collect();

@@ -105,6 +105,13 @@ impl fmt::Display for Checkpoint {
     }
 }
 
+impl Checkpoint {
+    /// The last line of an export that ends here, without its end.
+    pub fn to_line(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(&LastLine { checkpoint: self.to_string() })
+    }
+}
+
 /// A line that is no checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoCheckpoint;
@@ -242,6 +249,15 @@ impl Verifier {
         Ok(())
     }
 
+    /// What is wrong where the next entry cannot be read; its number may be all that can.
+    pub(crate) fn damaged(&self, found: Option<u64>) -> Break {
+        let expected = self.end.count + 1;
+        match found {
+            Some(found) if found != expected => Break::OutOfPlace { expected, found },
+            _ => Break::Changed { sequence: expected },
+        }
+    }
+
     /// Says that there are no more, and gives the end of the chain.
     pub fn finish(self) -> Result<Checkpoint, Break> {
         let count = self.checkpoint.map_or(0, |checkpoint| checkpoint.count);
@@ -284,8 +300,15 @@ pub fn verify<'a>(
 pub enum ExportError {
     /// It cannot be read.
     Read(std::io::Error),
-    /// A line is no entry.
+    /// A line is no entry. There is one on each, so it has the number of the entry that belongs there.
     Line(u64, serde_json::Error),
+    /// There is more after the line that ends it.
+    Longer(u64),
+    /// It has no line that ends it, and nobody says where it has to end.
+    Endless {
+        /// The first entry that may be missing.
+        missing: u64,
+    },
     /// The chain is broken.
     Broken(Break),
 }
@@ -294,7 +317,15 @@ impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(error) => write!(f, "audit: {error}"),
-            Self::Line(line, error) => write!(f, "audit: line {line} is no entry: {error}"),
+            Self::Line(line, error) => {
+                write!(f, "audit: entry {line} was changed: line {line} is no entry: {error}")
+            }
+            Self::Longer(line) => write!(f, "audit: line {line} comes after the end of the export"),
+            Self::Endless { missing } => write!(
+                f,
+                "audit: entry {missing} may be missing: the export has no last line with a checkpoint, so its end may be \
+                 cut off; give the checkpoint where it has to end"
+            ),
             Self::Broken(found) => found.fmt(f),
         }
     }
@@ -302,15 +333,50 @@ impl fmt::Display for ExportError {
 
 impl std::error::Error for ExportError {}
 
-/// Follows an exported chain, one entry on each line, without the store that it is from.
+/// The last line of an export: where it ends, so that one that is cut off is noticed.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LastLine {
+    checkpoint: String,
+}
+
+/// A line of an export.
+enum Line {
+    Entry(Entry),
+    Last(Checkpoint),
+}
+
+impl Line {
+    /// In bytes: damage need not leave text.
+    fn read(line: &[u8]) -> Result<Self, serde_json::Error> {
+        // An entry has other fields: the first of them ends this.
+        match serde_json::from_slice::<LastLine>(line) {
+            Ok(last) => last.checkpoint.parse().map(Self::Last).map_err(serde::de::Error::custom),
+            Err(_) => serde_json::from_slice(line).map(Self::Entry),
+        }
+    }
+}
+
+/// Follows an exported chain, one entry on each line, without the store that it is from. It must end with its last line, or at
+/// least go as far as a checkpoint that was kept elsewhere.
 pub fn verify_lines(lines: impl BufRead, checkpoint: Option<&Checkpoint>) -> Result<Checkpoint, ExportError> {
     let mut verifier = Verifier::new(checkpoint.cloned());
-    for (number, line) in (1..).zip(lines.lines()) {
+    let mut last = None;
+    for (number, line) in (1..).zip(lines.split(b'\n')) {
         let line = line.map_err(ExportError::Read)?;
-        let entry: Entry = serde_json::from_str(&line).map_err(|error| ExportError::Line(number, error))?;
-        verifier.take(&entry).map_err(ExportError::Broken)?;
+        if last.is_some() {
+            return Err(ExportError::Longer(number));
+        }
+        match Line::read(&line).map_err(|error| ExportError::Line(number, error))? {
+            Line::Entry(entry) => verifier.take(&entry).map_err(ExportError::Broken)?,
+            Line::Last(end) => last = Some(end),
+        }
     }
-    verifier.finish().map_err(ExportError::Broken)
+    match last {
+        Some(end) => verifier.finish_at(&end).map_err(ExportError::Broken),
+        None if checkpoint.is_none() => Err(ExportError::Endless { missing: verifier.end.count + 1 }),
+        None => verifier.finish().map_err(ExportError::Broken),
+    }
 }
 
 #[cfg(test)]
@@ -411,11 +477,38 @@ mod tests {
         let text = lines.join("\n") + "\n";
         let end = end_of(&entries);
         assert_eq!(verify_lines(text.as_bytes(), Some(&end)).expect("holds"), end);
+        let error = verify_lines(text.as_bytes(), None).expect_err("nobody knows where it ends");
+        assert!(error.to_string().starts_with("audit: entry 5 may be missing: "), "{error}");
         let forged = text.replacen("ada", "eve", 1);
         let error = verify_lines(forged.as_bytes(), None).expect_err("forged");
         assert_eq!(error.to_string(), "audit: entry 1 was changed");
         let error = verify_lines(format!("{}\n{{}}", lines[0]).as_bytes(), None).expect_err("no entry");
-        assert!(error.to_string().starts_with("audit: line 2 is no entry: missing field"), "{error}");
+        let told = "audit: entry 2 was changed: line 2 is no entry: missing field";
+        assert!(error.to_string().starts_with(told), "{error}");
+    }
+
+    fn export(entries: &[Entry]) -> String {
+        let mut lines: Vec<String> = entries.iter().map(|entry| entry.to_line().expect("a line")).collect();
+        lines.push(end_of(entries).to_line().expect("a line"));
+        lines.join("\n") + "\n"
+    }
+
+    #[test]
+    fn an_export_that_is_cut_off_says_so_itself() {
+        let entries = chain(4);
+        let whole = export(&entries);
+        assert_eq!(verify_lines(whole.as_bytes(), None).expect("holds"), end_of(&entries));
+        let lines: Vec<&str> = whole.lines().collect();
+        for left in 0..lines.len() {
+            let error = verify_lines(lines[..left].join("\n").as_bytes(), None).expect_err("cut off");
+            let told = format!("audit: entry {} may be missing: ", left + 1);
+            assert!(error.to_string().starts_with(&told), "{error}");
+        }
+        let without_fourth = [&lines[..3], &lines[4..]].concat().join("\n");
+        let error = verify_lines(without_fourth.as_bytes(), None).expect_err("cut out");
+        assert!(error.to_string().starts_with("audit: entry 4 is missing: "), "{error}");
+        let error = verify_lines((whole.clone() + lines[0]).as_bytes(), None).expect_err("longer");
+        assert_eq!(error.to_string(), "audit: line 6 comes after the end of the export");
     }
 
     #[test]
@@ -458,6 +551,28 @@ mod tests {
                 other => panic!("{other}"),
             };
             prop_assert_eq!(named, sequence);
+        }
+
+        /// Any bit of any byte of an export, also where that leaves no text, no JSON or no line.
+        #[test]
+        fn a_flipped_bit_anywhere_in_an_export_is_found(at in 0_usize..6, byte: prop::sample::Index, bit in 0_u32..8) {
+            let text = export(&chain(6));
+            let lines: Vec<&str> = text.split_inclusive('\n').collect();
+            let before: usize = lines[..at].iter().map(|line| line.len()).sum();
+            let mut bytes = text.clone().into_bytes();
+            bytes[before + byte.index(lines[at].len())] ^= 1 << bit;
+            let error = verify_lines(&*bytes, None).expect_err("flipped");
+            let named = format!("audit: entry {} ", at + 1);
+            prop_assert!(error.to_string().starts_with(&named), "{}", error);
+        }
+
+        #[test]
+        fn a_flipped_bit_in_the_last_line_is_found(byte: prop::sample::Index, bit in 0_u32..8) {
+            let text = export(&chain(6));
+            let last = text.trim_end().rfind('\n').expect("several lines") + 1;
+            let mut bytes = text.clone().into_bytes();
+            bytes[last + byte.index(text.len() - last)] ^= 1 << bit;
+            prop_assert!(verify_lines(&*bytes, None).is_err());
         }
     }
 }

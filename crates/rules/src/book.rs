@@ -1,5 +1,7 @@
 //! What a store of rules holds: rows as they were written, with the versions that they were given.
 
+use std::sync::Arc;
+
 /// What a row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -42,8 +44,68 @@ pub struct Book {
     pub revision: u64,
     /// Raised by every change of emergencies.
     pub emergency_revision: u64,
-    /// Templates, rules and overrides.
-    pub rows: Vec<Row>,
+    /// Templates, rules and overrides, in the order of kind and name. Books that only differ in their emergencies share them:
+    /// there may be a million.
+    pub rows: Arc<[Row]>,
     /// What goes before them.
     pub emergencies: Vec<EmergencyRow>,
+}
+
+impl Book {
+    /// The same rows under other emergencies. None of them is copied.
+    #[must_use]
+    pub fn under(&self, emergency_revision: u64, emergencies: Vec<EmergencyRow>) -> Self {
+        Self { revision: self.revision, emergency_revision, rows: Arc::clone(&self.rows), emergencies }
+    }
+
+    /// The rows of one kind, or of all, behind one of them. They are in order: those before are not gone through.
+    pub fn rows_behind(&self, only: Option<Kind>, after: Option<(Kind, &str)>) -> &[Row] {
+        let begin = self.rows.partition_point(|row| {
+            only.is_some_and(|only| row.kind < only)
+                || after.is_some_and(|after| (row.kind, row.name.as_str()) <= after)
+        });
+        let end = self.rows.partition_point(|row| only.is_none_or(|only| row.kind <= only));
+        self.rows.get(begin..end).unwrap_or_default()
+    }
+
+    /// A row by what it is and its name.
+    pub fn row(&self, kind: Kind, name: &str) -> Option<&Row> {
+        let found = self.rows.binary_search_by(|row| (row.kind, row.name.as_str()).cmp(&(kind, name)));
+        found.ok().and_then(|at| self.rows.get(at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_told_from_behind_one_of_them() {
+        let row =
+            |(kind, name): (Kind, &str)| Row { kind, name: name.to_owned(), body: String::new(), version: 1 };
+        let all = [(Kind::Template, "b"), (Kind::Rule, "a"), (Kind::Rule, "c"), (Kind::Override, "b")];
+        let book = Book { rows: all.map(row).into(), ..Book::default() };
+        let behind = |only, after| {
+            let rows = book.rows_behind(only, after).iter();
+            rows.map(|row| (row.kind, row.name.as_str())).collect::<Vec<_>>()
+        };
+        assert_eq!(behind(None, None), all);
+        assert_eq!(behind(None, Some((Kind::Rule, "a"))), all[2..]);
+        assert_eq!(behind(None, Some((Kind::Rule, "b"))), all[2..], "one that is gone");
+        assert_eq!(behind(Some(Kind::Rule), None), all[1..3]);
+        assert_eq!(behind(Some(Kind::Rule), Some((Kind::Template, "z"))), all[1..3]);
+        assert_eq!(behind(Some(Kind::Rule), Some((Kind::Rule, "a"))), all[2..3]);
+        assert_eq!(behind(Some(Kind::Rule), Some((Kind::Override, "a"))), []);
+        assert_eq!(behind(None, Some((Kind::Override, "b"))), []);
+    }
+
+    #[test]
+    fn other_emergencies_copy_no_rows() {
+        let row = Row { kind: Kind::Rule, name: "a".to_owned(), body: "{}".to_owned(), version: 1 };
+        let book = Book { revision: 3, rows: [row].into(), ..Book::default() };
+        let emergency = EmergencyRow { id: "e".to_owned(), body: "{}".to_owned(), expires_ms: 1 };
+        let under = book.under(2, vec![emergency]);
+        assert!(Arc::ptr_eq(&book.rows, &under.rows));
+        assert_eq!((under.revision, under.emergency_revision, under.emergencies.len()), (3, 2, 1));
+    }
 }

@@ -219,9 +219,7 @@ impl Proposal {
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         check_text("reason", &self.reason)?;
         if let Some(effect) = &self.effect {
-            check_text("effect", effect)?;
-            serde_json::from_str::<IgnoredAny>(effect)
-                .map_err(|error| Invalid(format!("effect: {error}")))?;
+            check_effect(effect)?;
         }
         let count = self.operations.len();
         if !(1..=OPERATIONS_MAX).contains(&count) {
@@ -266,6 +264,12 @@ pub(crate) fn check_name(field: &str, name: &str) -> Result<(), Invalid> {
         return Ok(());
     }
     Err(Invalid(format!("{field}: must have 1 to {NAME_BYTES_MAX} bytes, none of them a control character")))
+}
+
+pub(crate) fn check_effect(effect: &str) -> Result<(), Invalid> {
+    check_text("effect", effect)?;
+    let read = serde_json::from_str::<IgnoredAny>(effect);
+    read.map(drop).map_err(|error| Invalid(format!("effect: {error}")))
 }
 
 pub(crate) fn check_text(field: &str, text: &str) -> Result<(), Invalid> {

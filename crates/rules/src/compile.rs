@@ -1,12 +1,14 @@
 //! How rows become a set: read one by one, checked against each other, and refused whole if anything is wrong.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use tidegate_core::{Algorithm, Limit};
+use foldhash::quality::RandomState;
+use tidegate_core::{Algorithm, LIMITS_PER_REQUEST_MAX, Limit};
 use toml::{Table, Value};
 
+use crate::asked::Asked;
 use crate::book::{Book, EmergencyRow, Kind, Row};
 use crate::dimensions::{DIMENSIONS_MAX, HEADER_PREFIX};
 use crate::emergency::{Action, EMERGENCIES_MAX, Emergencies, Emergency, Limits};
@@ -18,12 +20,12 @@ use crate::fields::{
     Fields, as_counted, kind_of, read_choice, read_dimension, read_instant, read_key, read_name, read_number,
     read_patterns, read_period, read_text,
 };
-use crate::index::{RuleIndex, small};
+use crate::index::{Crowd, RuleIndex, Worst, small};
 use crate::interner::Interner;
 use crate::pattern::Pattern;
 use crate::problems::{Findings, Problems};
-use crate::rule::Rule;
-use crate::set::{Parts, RULES_MAX, RuleSet, SCANNED_RULES_MAX, version_of_revisions};
+use crate::rule::{Mode, Rule};
+use crate::set::{LOOKED_AT_RULES_MAX, Parts, RULES_MAX, RuleSet, SCANNED_RULES_MAX, version_of_revisions};
 use crate::template::{TEMPLATES_MAX, Template};
 
 /// The most header fields that the rules of a set look at.
@@ -32,6 +34,9 @@ const _: () = assert!(HEADERS_MAX < DIMENSIONS_MAX, "there are other dimensions 
 
 /// The version of a rule that states none.
 const FIRST_VERSION: u64 = 1;
+
+/// The highest version of a rule: origins keep 32 bits of it, and of two limits of one version neither is the later.
+const VERSION_MAX: u64 = (1 << 32) - 1;
 
 /// What a rule may say, in the order in which problems are told.
 const RULE_FIELDS: &[&str] = &[
@@ -43,6 +48,7 @@ const RULE_FIELDS: &[&str] = &[
     "class",
     "paid",
     "tolerance",
+    "regime",
     "mode",
     "algorithm",
     "key",
@@ -123,7 +129,7 @@ pub(crate) struct Ordered {
     placement: Option<String>,
     rules: Vec<Stated>,
     faulty: HashSet<String>,
-    positions: HashMap<Box<str>, u32>,
+    positions: HashMap<Box<str>, u32, RandomState>,
     exceptions: exception::Builder,
     emergencies: Vec<Emergency>,
 }
@@ -323,7 +329,7 @@ impl Compiler {
             };
             b.priority.cmp(&a.priority).then_with(by_name)
         });
-        let mut positions = HashMap::with_capacity(self.rules.len());
+        let mut positions = HashMap::with_capacity_and_hasher(self.rules.len(), RandomState::default());
         for (at, (rule, _)) in self.rules.iter().enumerate() {
             if positions.insert(rule.name.clone(), small(at)).is_some() {
                 self.problems.add(format_args!("rules: {:?} is given twice", rule.name));
@@ -347,11 +353,13 @@ fn named(place: &Place<'_>, row: &Value) -> Option<String> {
 fn parse_rule(fields: &mut Fields, texts: &mut Interner) -> Option<Stated> {
     let name = fields.required("name", read_name);
     let tenant = fields.optional("tenant", read_text);
-    let version = fields.optional("version", |value| read_number(&value, 0, i64::MAX.unsigned_abs()));
+    let version = fields.optional("version", |value| read_number(&value, 0, VERSION_MAX));
     let priority = fields.priority();
     let class = fields.class();
     let paid = fields.paid(class);
     let tolerance_ppm = fields.tolerance_ppm();
+    let regime = fields.regime();
+    let class = fields.class_under(regime, class);
     let mode = fields.mode();
     let algorithm = fields.algorithm();
     let key = fields.required("key", |value| read_key(value, texts));
@@ -365,9 +373,10 @@ fn parse_rule(fields: &mut Fields, texts: &mut Interner) -> Option<Stated> {
         tenant: tenant.map(|tenant| texts.text(&tenant)),
         version: version.unwrap_or(FIRST_VERSION),
         priority,
-        class: class.unwrap_or_default(),
+        class,
         paid: paid.unwrap_or_default(),
         tolerance_ppm,
+        regime,
         mode: mode.unwrap_or_default(),
         limit: limit?,
         key: texts.key(key?),
@@ -550,11 +559,13 @@ impl Ordered {
         let rules: Box<[Rule]> = self.rules.into_iter().map(|(rule, _)| rule).collect();
         let emergencies = Emergencies::new(self.emergencies);
         refuse_headers(&mut self.problems, &rules, &emergencies);
-        let index = RuleIndex::new(&rules);
+        let (asked, numbers) = Asked::new(&rules, |rule| exceptions.kinds_of(rule));
+        let index = RuleIndex::new(&rules, &numbers);
         refuse_scans(&mut self.problems, &index);
+        refuse_undecidable(&mut self.problems, &rules);
         self.problems.into_result()?;
         let placement = self.placement;
-        Ok(RuleSet::new(Parts { rules, index, exceptions, placement }, emergencies, version))
+        Ok(RuleSet::new(Parts { rules, index, asked, exceptions, placement }, emergencies, version))
     }
 }
 
@@ -594,16 +605,73 @@ fn refuse_headers(problems: &mut Findings, rules: &[Rule], emergencies: &Emergen
     }
 }
 
-/// Rules that no condition finds are looked at one by one.
+/// Rules that no condition finds are looked at one by one, and so are those that the same text finds.
 fn refuse_scans(problems: &mut Findings, index: &RuleIndex) {
     let (tenant, scanned) = index.most_scanned();
     if scanned > SCANNED_RULES_MAX {
-        let whose = tenant.map_or_else(|| "every tenant".to_owned(), |tenant| format!("tenant {tenant:?}"));
-        problems.add(format_args!(
-            "rules: {scanned} for {whose} that have no value, beginning or end of a value in `when` to be found by \
-             is outside 0 to {SCANNED_RULES_MAX}"
+        return problems.add(format_args!(
+            "rules: {scanned} for {} that have no value, beginning or end of a value in `when` to be found by \
+             is outside 0 to {SCANNED_RULES_MAX}",
+            whose(tenant)
         ));
     }
+    let Worst { tenant, looked_at, largest } = index.worst();
+    if *looked_at > LOOKED_AT_RULES_MAX {
+        let found_by = largest.as_ref().map_or_else(String::new, |Crowd { dimension, pattern, rules }| {
+            format!(", {rules} of them by `when.{dimension}` {pattern:?},")
+        });
+        problems.add(format_args!(
+            "rules: {looked_at} for {} that one request may have to look at{found_by} is outside 0 to \
+             {LOOKED_AT_RULES_MAX}",
+            whose(tenant.as_deref())
+        ));
+    }
+}
+
+fn whose(tenant: Option<&str>) -> String {
+    tenant.map_or_else(|| "every tenant".to_owned(), |tenant| format!("tenant {tenant:?}"))
+}
+
+/// By key, how many rules apply to every request that has it.
+type Everywhere<'r> = HashMap<Vec<&'r str>, usize, RandomState>;
+
+/// What is enforced without conditions applies to every request that has its key. With more than one request may be under,
+/// none of those requests would be decided.
+fn refuse_undecidable(problems: &mut Findings, rules: &[Rule]) {
+    let mut all: BTreeMap<Option<&str>, Everywhere<'_>> = BTreeMap::new();
+    for rule in rules.iter().filter(|rule| rule.mode == Mode::Enforce && rule.when.is_empty()) {
+        let mut key: Vec<&str> = rule.key.iter().map(|part| &**part).collect();
+        key.sort_unstable();
+        *all.entry(rule.tenant.as_deref()).or_default().entry(key).or_default() += 1;
+    }
+    let everyone = all.remove(&None).unwrap_or_default();
+    let of_tenants = all.iter().map(|(tenant, own)| (*tenant, most_together(own, &everyone)));
+    // What nobody can be asked about is told once, and not for each tenant again.
+    let mut worst = [(None, most_together(&Everywhere::default(), &everyone))].into_iter().chain(of_tenants);
+    let too_many = worst.find(|(_, (together, _))| *together > LIMITS_PER_REQUEST_MAX);
+    if let Some((tenant, (together, key))) = too_many {
+        problems.add(format_args!(
+            "rules: {together} for {} that are enforced for every request with the key {key:?} is outside 0 to \
+             {LIMITS_PER_REQUEST_MAX}, the most that one request may be under",
+            whose(tenant)
+        ));
+    }
+}
+
+/// The most rules that apply to every request with the key of one of them, and that key.
+fn most_together<'r>(own: &Everywhere<'r>, everyone: &Everywhere<'r>) -> (usize, Vec<&'r str>) {
+    let count = |key: &[&'r str]| [own, everyone].iter().filter_map(|all| all.get(key)).sum::<usize>();
+    // Those that count by one part of a key, or all requests together, apply wherever those of the whole key do.
+    let together = |key: &Vec<&'r str>| {
+        let parts = if key.len() > 1 { key.iter().map(|part| count(&[*part])).sum() } else { 0 };
+        let of_all = if key.is_empty() { 0 } else { count(&[]) };
+        (count(key) + parts + of_all, key.clone())
+    };
+    let few = own.values().chain(everyone.values()).sum::<usize>() <= LIMITS_PER_REQUEST_MAX;
+    if few {
+        return (0, Vec::new());
+    }
+    own.keys().chain(everyone.keys()).map(together).max().unwrap_or_default()
 }
 
 impl fmt::Display for Misfit {

@@ -8,7 +8,7 @@ use tidegate_core::{Algorithm, Limit};
 use crate::dimensions::Dimensions;
 use crate::exception::literal_bytes;
 use crate::pattern::Pattern;
-use crate::rule::{Condition, Mode, Rule};
+use crate::rule::{Condition, Mode};
 
 /// The most emergencies at once. Each is looked at for each rule that applies to a request.
 pub const EMERGENCIES_MAX: usize = 256;
@@ -55,11 +55,11 @@ impl Limits {
 }
 
 impl Emergency {
-    /// The limit that takes the place of a rule's, if another one does.
-    pub(crate) fn limit(&self, rule: &Rule) -> Option<Limit> {
+    /// The limit that takes the place of one of a rule, if another one does.
+    pub(crate) fn limit(&self, algorithm: Algorithm) -> Option<Limit> {
         match &self.action {
             Action::Allow => None,
-            Action::Block(limits) | Action::Limit(limits) => Some(limits.of(rule.limit.algorithm())),
+            Action::Block(limits) | Action::Limit(limits) => Some(limits.of(algorithm)),
         }
     }
 

@@ -2,13 +2,15 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
+use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::Arc;
 
+use foldhash::quality::RandomState;
 use tidegate_core::{Algorithm, Limit};
 
-use crate::index::{Hashed, Literals, small};
-use crate::pattern::Pattern;
+use crate::index::{Hashed, Literals, Pages, small};
+use crate::pattern::{Pattern, describes};
+use crate::row::{self, Row};
 use crate::rule::Mode;
 
 /// The most overrides of a set. Higher: more memory, some 100 bytes each, and a slower start.
@@ -20,7 +22,7 @@ pub const WILDCARDS_MAX: usize = 100_000;
 pub const WILDCARDS_PER_RULE_MAX: usize = 1_000;
 /// The most overrides of one rule that neither begin nor end with anything, such as `*x*`. Each is looked at.
 pub const LOOSE_WILDCARDS_PER_RULE_MAX: usize = 64;
-/// The most bytes that the names and keys of all overrides have together: they are found by 32 bits.
+/// The most bytes that all overrides have together: they are found by 32 bits.
 pub(crate) const TEXT_BYTES_MAX: usize = u32::MAX as usize;
 
 /// An override as it was read and checked.
@@ -65,78 +67,78 @@ pub(crate) enum Misfit {
 
 /// The number of no tenant: of overrides that are for every one.
 const EVERYONE: u32 = u32::MAX;
-/// In the place of an end that never comes.
-const NEVER: u32 = u32::MAX;
-
-/// One override, as small as it can be told.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    /// Where its name begins, and behind that its key, if that is exact.
-    text: u32,
-    rule: u32,
-    tenant: u32,
-    effect: u32,
-    /// Where it is told when it ends; [`NEVER`] if it does not.
-    end: u32,
-    name_bytes: u8,
-    parts: u8,
-}
 
 /// What kinds of overrides a rule has: most have none, and need not be looked up.
-#[derive(Clone, Copy, Debug, Default)]
-struct Kinds {
-    exact: bool,
-    exact_of_tenant: bool,
-    wild: bool,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kinds(pub(crate) u8);
+
+impl Kinds {
+    /// For every tenant, by a whole key.
+    const EXACT: u8 = 1;
+    /// For one tenant, by a whole key.
+    const EXACT_OF_TENANT: u8 = 2;
+    const WILD: u8 = 4;
+
+    fn has(self, kind: u8) -> bool {
+        self.0 & kind != 0
+    }
 }
 
 /// All overrides of a set.
 #[derive(Debug, Default)]
 pub(crate) struct Exceptions {
-    exact: Hashed<Entry>,
+    /// Where rows begin, by rule, tenant and key.
+    exact: Hashed,
     /// By rule.
-    wild: HashMap<u32, Wildcards>,
+    wild: HashMap<u32, Wildcards, RandomState>,
     wildcards: usize,
     /// By rule, as far as any have overrides.
     kinds: Vec<Kinds>,
-    text: Vec<u8>,
+    /// Every override as a [`Row`].
+    rows: Pages,
     /// Limits and modes that differ.
     effects: Vec<(Limit, Option<Mode>)>,
-    ends_ms: Vec<u64>,
-    tenants: HashMap<Arc<str>, u32>,
+    tenants: HashMap<Arc<str>, u32, RandomState>,
     hasher: RandomState,
 }
 
 /// The overrides with a `*` of one rule.
 #[derive(Debug)]
 struct Wildcards {
-    /// In the order in which they apply.
-    ranked: Box<[Wildcard]>,
+    /// Where their rows begin, in the order in which they apply.
+    ranked: Box<[u32]>,
     /// By part of the key: those of which it is the part that spells out most.
     by_part: Box<[(Literals, Literals)]>,
     loose: Box<[u32]>,
 }
 
+/// An override with a `*`, until it has its place among others.
 #[derive(Debug)]
 struct Wildcard {
-    entry: Entry,
+    row: u32,
+    tenant: u32,
+    name: String,
     priority: i32,
-    key: Box<[Pattern]>,
+    key: Vec<Pattern>,
 }
+
+/// What overrides say of a limit: algorithm, amount, burst, period and mode.
+type Said = (Algorithm, u32, u32, u64, Option<Mode>);
 
 /// Takes overrides one by one.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     built: Exceptions,
-    exact: Vec<(u64, Entry)>,
-    wild: HashMap<u32, Vec<Wildcard>>,
-    effects: HashMap<(Algorithm, u32, u32, u64, Option<Mode>), u32>,
+    rows: Vec<u8>,
+    exact: Vec<(u64, u32)>,
+    wild: HashMap<u32, Vec<Wildcard>, RandomState>,
+    effects: HashMap<Said, u32, RandomState>,
     /// By the hash of its name.
-    named: Vec<(u64, Entry)>,
+    named: Vec<(u64, u32)>,
 }
 
-/// Two overrides of which the second cannot be, or one too many.
-type Clash = (Entry, fn(String) -> Misfit, Entry);
+/// Two overrides of which the second cannot be, or one too many, by their rows.
+type Clash = (u32, fn(String) -> Misfit, u32);
 
 impl Builder {
     /// Room for about so many.
@@ -147,55 +149,44 @@ impl Builder {
 
     /// Takes another override, if there is room for it.
     pub(crate) fn add(&mut self, draft: Draft) -> Result<(), Misfit> {
-        let key_bytes: usize = draft.key.iter().map(|part| LENGTH_BYTES + part.as_str().len()).sum();
-        if self.built.text.len() + draft.name.len() + key_bytes > TEXT_BYTES_MAX {
+        let key_bytes: usize = draft.key.iter().map(|part| row::PART_BYTES + part.as_str().len()).sum();
+        if self.rows.len() + row::HEAD_BYTES_MAX + draft.name.len() + key_bytes > TEXT_BYTES_MAX {
             return Err(Misfit::Text);
         }
         let is_wild = draft.key.iter().any(Pattern::is_wild);
         if is_wild {
             self.has_room_for_wildcard(draft.rule)?;
         }
-        let entry = self.entry(&draft);
-        self.built.text.extend_from_slice(draft.name.as_bytes());
-        self.named.push((self.built.hasher.hash_one(&*draft.name), entry));
-        let kinds = self.built.kinds_of(draft.rule);
+        let tenant = draft.tenant.as_ref().map_or(EVERYONE, |tenant| self.built.number(tenant));
+        let at = self.put(&draft, tenant);
+        self.named.push((self.built.hasher.hash_one(&*draft.name), at));
+        let kinds = self.built.add_kind(draft.rule);
         if is_wild {
-            kinds.wild = true;
+            kinds.0 |= Kinds::WILD;
             self.built.wildcards += 1;
-            let wildcard = Wildcard { entry, priority: draft.priority, key: draft.key.into() };
+            let Draft { name, priority, key, .. } = draft;
+            let wildcard = Wildcard { row: at, tenant, name, priority, key };
             self.wild.entry(draft.rule).or_default().push(wildcard);
             return Ok(());
         }
-        if entry.tenant == EVERYONE {
-            kinds.exact = true;
-        } else {
-            kinds.exact_of_tenant = true;
-        }
-        for part in &draft.key {
-            let bytes = u16::try_from(part.as_str().len()).unwrap_or(u16::MAX);
-            self.built.text.extend_from_slice(&bytes.to_le_bytes());
-            self.built.text.extend_from_slice(part.as_str().as_bytes());
-        }
-        let hash = self.built.hash(entry.rule, entry.tenant, self.built.parts(&entry));
-        self.exact.push((hash, entry));
+        kinds.0 |= if tenant == EVERYONE { Kinds::EXACT } else { Kinds::EXACT_OF_TENANT };
+        let hash = self.built.hash(draft.rule, tenant, draft.key.iter().map(Pattern::as_str));
+        self.exact.push((hash, at));
         Ok(())
     }
 
-    fn entry(&mut self, draft: &Draft) -> Entry {
-        let end = draft.expires_ms.map(|end_ms| {
-            self.built.ends_ms.push(end_ms);
-            small(self.built.ends_ms.len() - 1)
-        });
-        Entry {
-            text: small(self.built.text.len()),
+    /// Writes the row of an override; where it begins.
+    fn put(&mut self, draft: &Draft, tenant: u32) -> u32 {
+        let at = small(self.rows.len());
+        let row = Row {
             rule: draft.rule,
-            tenant: draft.tenant.as_ref().map_or(EVERYONE, |tenant| self.built.number(tenant)),
+            tenant: (tenant != EVERYONE).then_some(tenant),
             effect: self.effect(draft.limit, draft.mode),
-            end: end.unwrap_or(NEVER),
-            // Names are shorter than this, and keys have fewer parts.
-            name_bytes: u8::try_from(draft.name.len()).unwrap_or(u8::MAX),
-            parts: u8::try_from(draft.key.len()).unwrap_or(u8::MAX),
-        }
+            end_ms: draft.expires_ms,
+            name: &draft.name,
+        };
+        row.put(draft.key.iter().map(Pattern::as_str), &mut self.rows);
+        at
     }
 
     fn has_room_for_wildcard(&self, rule: u32) -> Result<(), Misfit> {
@@ -217,46 +208,37 @@ impl Builder {
 
     /// All of them. Those that cannot stand beside others are told by name, in the order in which they were given.
     pub(crate) fn finish(mut self, mut tell: impl FnMut(&str, Misfit)) -> Exceptions {
-        let built = &self.built;
-        let place = |entry: &Entry| entry.text;
-        self.named.sort_unstable_by_key(|(hash, entry)| (*hash, place(entry)));
-        let twice = repeated(&self.named, |a, b| built.name(a) == built.name(b));
+        let rows = Pages::new(&self.rows);
+        drop(self.rows);
+        let row = |at: u32| Row::read(&rows, at);
+        let name = |at| row(at).map(|(row, _)| row.name).unwrap_or_default();
+        self.named.sort_unstable();
+        let twice = repeated(&self.named, |a, b| name(a) == name(b));
         let mut clashes: Vec<Clash> = twice.map(|(a, b)| (b, Misfit::Name as fn(_) -> _, a)).collect();
         drop(self.named);
-        self.exact.sort_unstable_by_key(|(hash, entry)| (*hash, place(entry)));
-        let same = |a: &Entry, b: &Entry| {
-            (a.rule, a.tenant) == (b.rule, b.tenant) && built.parts(a).eq(built.parts(b))
+        self.exact.sort_unstable();
+        let same = |a, b| {
+            let parts = |at| row(at).map(|(row, key)| (row.rule, row.tenant, key.collect::<Vec<_>>()));
+            parts(a) == parts(b)
         };
         clashes.extend(repeated(&self.exact, same).map(|(a, b)| (b, Misfit::Identical as fn(_) -> _, a)));
-        let ranked = self.wild.into_iter().map(|(rule, wildcards)| {
-            let ranked = built.rank(wildcards);
-            clashes.extend(ranked.clashes());
-            (rule, ranked)
-        });
-        let wild = ranked.collect();
-        clashes.sort_unstable_by_key(|(entry, ..)| place(entry));
-        for (entry, misfit, other) in &clashes {
-            tell(built.name(entry), misfit(built.name(other).to_owned()));
+        for (rule, wildcards) in self.wild {
+            let ranked = Wildcards::new(wildcards, &mut clashes);
+            self.built.wild.insert(rule, ranked);
         }
-        let exact = Hashed::of_ordered(self.exact);
-        self.built.text.shrink_to_fit();
-        Exceptions { exact, wild, ..self.built }
+        clashes.sort_unstable_by_key(|(at, ..)| *at);
+        for (at, misfit, other) in &clashes {
+            tell(name(*at), misfit(name(*other).to_owned()));
+        }
+        Exceptions { exact: Hashed::new(&self.exact), rows, ..self.built }
     }
 }
 
 /// Neighbours of the same hash that are the same. There may be as many as there are overrides.
-fn repeated(
-    ordered: &[(u64, Entry)],
-    same: impl Fn(&Entry, &Entry) -> bool,
-) -> impl Iterator<Item = (Entry, Entry)> {
+fn repeated(ordered: &[(u64, u32)], same: impl Fn(u32, u32) -> bool) -> impl Iterator<Item = (u32, u32)> {
     let pairs = ordered.iter().zip(ordered.iter().skip(1));
-    pairs.filter(move |(a, b)| a.0 == b.0 && same(&a.1, &b.1)).map(|(a, b)| (a.1, b.1))
+    pairs.filter(move |(a, b)| a.0 == b.0 && same(a.1, b.1)).map(|(a, b)| (a.1, b.1))
 }
-
-/// Bytes in front of each part of a key: without them (`a-b`, `c`) would be (`a`, `b-c`).
-const LENGTH_BYTES: usize = 2;
-const _: () =
-    assert!(crate::dimensions::VALUE_BYTES_MAX <= u16::MAX as usize, "the length of a part has to fit");
 
 impl Exceptions {
     /// How many there are.
@@ -266,39 +248,46 @@ impl Exceptions {
 
     /// The override that applies to a key of a rule: the exact one of the tenant, the exact one for every tenant, or the first
     /// wildcard in order that matches.
-    pub(crate) fn find(&self, rule: u32, tenant: &str, key: &[&str], now_ms: u64) -> Option<Found<'_>> {
-        let kinds = *self.kinds.get(rule as usize)?;
+    pub(crate) fn find(
+        &self,
+        (rule, kinds): (u32, Kinds),
+        tenant: &str,
+        key: &[&str],
+        now_ms: u64,
+    ) -> Option<Found<'_>> {
+        if kinds == Kinds::default() {
+            return None;
+        }
         let tenant = if self.tenants.is_empty() { None } else { self.tenants.get(tenant).copied() };
-        let own = tenant.filter(|_| kinds.exact_of_tenant);
-        let own = own.and_then(|tenant| self.exact(rule, tenant, key, now_ms));
-        let exact = || kinds.exact.then(|| self.exact(rule, EVERYONE, key, now_ms)).flatten();
-        let wild = || kinds.wild.then(|| self.wildcard(rule, tenant, key, now_ms)).flatten();
-        let entry = own.or_else(exact).or_else(wild)?;
-        let (limit, mode) = self.effects[entry.effect as usize];
-        Some(Found { name: self.name(entry), limit, mode })
+        let own = tenant.filter(|_| kinds.has(Kinds::EXACT_OF_TENANT));
+        let own = own.and_then(|tenant| self.exact(rule, Some(tenant), key, now_ms));
+        let exact = || kinds.has(Kinds::EXACT).then(|| self.exact(rule, None, key, now_ms)).flatten();
+        let wild = || kinds.has(Kinds::WILD).then(|| self.wildcard(rule, tenant, key, now_ms)).flatten();
+        let row = own.or_else(exact).or_else(wild)?;
+        let (limit, mode) = self.effects[row.effect as usize];
+        Some(Found { name: row.name, limit, mode })
     }
 
-    fn exact(&self, rule: u32, tenant: u32, key: &[&str], now_ms: u64) -> Option<&Entry> {
-        let parts = || key.iter().map(|part| part.as_bytes());
-        let mut found = self.exact.find(self.hash(rule, tenant, parts()));
-        found.find(|entry| {
-            (entry.rule, entry.tenant) == (rule, tenant)
-                && self.parts(entry).eq(parts())
-                && self.lives(entry, now_ms)
+    fn exact(&self, rule: u32, tenant: Option<u32>, key: &[&str], now_ms: u64) -> Option<Row<'_>> {
+        let hash = self.hash(rule, tenant.unwrap_or(EVERYONE), key.iter().copied());
+        self.exact.find(hash, |at| {
+            let (row, parts) = Row::read(&self.rows, at)?;
+            let is_it =
+                (row.rule, row.tenant) == (rule, tenant) && parts.eq(key.iter().map(|part| part.as_bytes()));
+            (is_it && row.lives(now_ms)).then_some(row)
         })
     }
 
-    fn wildcard(&self, rule: u32, tenant: Option<u32>, key: &[&str], now_ms: u64) -> Option<&Entry> {
-        let applies = |Wildcard { entry, key: patterns, .. }: &Wildcard| {
-            (entry.tenant == EVERYONE || Some(entry.tenant) == tenant)
-                && patterns.iter().zip(key).all(|(pattern, value)| pattern.matches(value))
-                && self.lives(entry, now_ms)
-        };
-        self.wild.get(&rule)?.first(key, applies).map(|wildcard| &wildcard.entry)
-    }
-
-    fn lives(&self, entry: &Entry, now_ms: u64) -> bool {
-        self.ends_ms.get(entry.end as usize).is_none_or(|end_ms| now_ms < *end_ms)
+    fn wildcard(&self, rule: u32, tenant: Option<u32>, key: &[&str], now_ms: u64) -> Option<Row<'_>> {
+        self.wild.get(&rule)?.first(key, |at| {
+            let (row, mut patterns) = Row::read(&self.rows, at)?;
+            let applies = (row.tenant.is_none() || row.tenant == tenant)
+                && key
+                    .iter()
+                    .all(|value| patterns.next().is_some_and(|pattern| describes(pattern, value.as_bytes())))
+                && row.lives(now_ms);
+            applies.then_some(row)
+        })
     }
 
     fn number(&mut self, tenant: &Arc<str>) -> u32 {
@@ -306,44 +295,22 @@ impl Exceptions {
         *self.tenants.entry(Arc::clone(tenant)).or_insert(next)
     }
 
-    fn kinds_of(&mut self, rule: u32) -> &mut Kinds {
+    /// What kinds of overrides a rule has.
+    pub(crate) fn kinds_of(&self, rule: u32) -> Kinds {
+        self.kinds.get(rule as usize).copied().unwrap_or_default()
+    }
+
+    fn add_kind(&mut self, rule: u32) -> &mut Kinds {
         let at = rule as usize;
         self.kinds.resize(self.kinds.len().max(at + 1), Kinds::default());
         &mut self.kinds[at]
     }
 
-    fn hash<'k>(&self, rule: u32, tenant: u32, key: impl Iterator<Item = &'k [u8]>) -> u64 {
+    fn hash<'k>(&self, rule: u32, tenant: u32, key: impl Iterator<Item = &'k str>) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u64(u64::from(rule) << 32 | u64::from(tenant));
         key.for_each(|part| part.hash(&mut hasher));
         hasher.finish()
-    }
-
-    fn name(&self, entry: &Entry) -> &str {
-        let start = entry.text as usize;
-        let name = self.text.get(start..start + usize::from(entry.name_bytes)).unwrap_or_default();
-        std::str::from_utf8(name).unwrap_or_default()
-    }
-
-    /// The parts of an exact key.
-    fn parts(&self, entry: &Entry) -> impl Iterator<Item = &[u8]> {
-        let mut rest = &self.text[entry.text as usize + usize::from(entry.name_bytes)..];
-        let next = move || {
-            let (bytes, text) = rest.split_first_chunk::<LENGTH_BYTES>()?;
-            let (part, after) = text.split_at_checked(usize::from(u16::from_le_bytes(*bytes)))?;
-            rest = after;
-            Some(part)
-        };
-        std::iter::from_fn(next).take(usize::from(entry.parts))
-    }
-
-    /// Puts the wildcards of one rule in order: by priority, then by how much they spell out, then by name.
-    fn rank(&self, mut wildcards: Vec<Wildcard>) -> Wildcards {
-        wildcards.sort_by(|a, b| {
-            let rank = |of: &Wildcard| (Reverse(of.priority), Reverse(literal_bytes(&of.key)));
-            rank(a).cmp(&rank(b)).then_with(|| self.name(&a.entry).cmp(self.name(&b.entry)))
-        });
-        Wildcards::new(wildcards)
     }
 }
 
@@ -353,45 +320,43 @@ pub(crate) fn literal_bytes(key: &[Pattern]) -> usize {
 }
 
 impl Wildcards {
-    fn new(ranked: Vec<Wildcard>) -> Self {
-        let parts = ranked.first().map_or(0, |wildcard| wildcard.key.len());
+    /// Puts the wildcards of one rule in order: by priority, then by how much they spell out, then by name. Adds those that
+    /// cannot be to `clashes`.
+    fn new(mut wildcards: Vec<Wildcard>, clashes: &mut Vec<Clash>) -> Self {
+        wildcards.sort_by(|a, b| {
+            let rank = |of: &Wildcard| (Reverse(of.priority), Reverse(literal_bytes(&of.key)));
+            rank(a).cmp(&rank(b)).then_with(|| a.name.cmp(&b.name))
+        });
+        let parts = wildcards.first().map_or(0, |wildcard| wildcard.key.len());
         let mut texts: Vec<(Vec<_>, Vec<_>)> = vec![(Vec::new(), Vec::new()); parts];
         let mut loose = Vec::new();
-        for (wildcard, at) in ranked.iter().zip(0..) {
+        for (wildcard, at) in wildcards.iter().zip(0..) {
             match anchor(&wildcard.key) {
                 None => loose.push(at),
                 Some((part, Side::Beginning, text)) => texts[part].0.push((text, at)),
                 Some((part, Side::End, text)) => texts[part].1.push((text, at)),
             }
         }
+        clashes.extend(identical(&wildcards));
+        if let Some(at) = loose.get(LOOSE_WILDCARDS_PER_RULE_MAX) {
+            let row = wildcards[*at as usize].row;
+            clashes.push((row, |_| Misfit::LooseOfRule, row));
+        }
         let literals = |(beginnings, ends)| (Literals::beginnings(beginnings), Literals::ends(ends));
         let by_part = texts.into_iter().map(literals).collect();
-        Self { by_part, loose: loose.into(), ranked: ranked.into() }
+        let ranked = wildcards.iter().map(|wildcard| wildcard.row).collect();
+        Self { ranked, by_part, loose: loose.into() }
     }
 
-    /// Those that are the same, and the first that is one too many.
-    fn clashes(&self) -> Vec<Clash> {
-        let mut seen = HashMap::new();
-        let mut clashes: Vec<Clash> = Vec::new();
-        for Wildcard { entry, key, .. } in &self.ranked {
-            if let Some(known) = seen.insert((entry.tenant, key), *entry) {
-                clashes.push((*entry, Misfit::Identical, known));
-            }
-        }
-        if let Some(at) = self.loose.get(LOOSE_WILDCARDS_PER_RULE_MAX) {
-            let entry = self.ranked[*at as usize].entry;
-            clashes.push((entry, |_| Misfit::LooseOfRule, entry));
-        }
-        clashes
-    }
-
-    /// The first in order that applies.
-    fn first(&self, key: &[&str], applies: impl Fn(&Wildcard) -> bool) -> Option<&Wildcard> {
-        let mut first = self.ranked.len();
+    /// What `applies` says of the first in order that does.
+    fn first<T>(&self, key: &[&str], applies: impl Fn(u32) -> Option<T>) -> Option<T> {
+        let (mut first, mut found) = (self.ranked.len(), None);
         let mut look = |at: u32| {
             let at = at as usize;
-            if at < first && applies(&self.ranked[at]) {
-                first = at;
+            if at < first
+                && let Some(applying) = applies(self.ranked[at])
+            {
+                (first, found) = (at, Some(applying));
             }
         };
         self.loose.iter().for_each(|at| look(*at));
@@ -399,8 +364,20 @@ impl Wildcards {
             beginnings.each_beginning(value, &mut look);
             ends.each_end(value, &mut look);
         }
-        self.ranked.get(first)
+        found
     }
+}
+
+/// Those for the same tenant and key.
+fn identical(wildcards: &[Wildcard]) -> Vec<Clash> {
+    let mut seen = HashMap::new();
+    let mut clashes: Vec<Clash> = Vec::new();
+    for Wildcard { row, tenant, key, .. } in wildcards {
+        if let Some(known) = seen.insert((*tenant, key), *row) {
+            clashes.push((*row, Misfit::Identical, known));
+        }
+    }
+    clashes
 }
 
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{Algorithm, Class, Limit, LimitError};
+use tidegate_core::{Algorithm, Class, Limit, LimitError, Regime};
 use toml::{Table, Value};
 
 use crate::dimensions::{ADDRESS, VALUE_BYTES_MAX, counted_as, is_name};
@@ -96,6 +96,27 @@ impl Fields {
         self.optional("class", |value| read_choice(value, &CLASSES))
     }
 
+    pub(crate) fn regime(&mut self) -> Option<Regime> {
+        self.optional("regime", |value| read_choice(value, &REGIMES))
+    }
+
+    /// The class of a rule, which its regime may say.
+    pub(crate) fn class_under(&mut self, regime: Option<Regime>, class: Option<Class>) -> Class {
+        let required = regime.and_then(Regime::requires);
+        let refused = class.filter(|class| required.is_some_and(|required| required != *class));
+        if let (Some(regime), Some(required), Some(stated)) = (regime, required, refused) {
+            let (regime, required) = (regime.as_str(), required.as_str());
+            self.problem(
+                "regime",
+                format_args!(
+                    "{regime:?} is for class {required:?}, which it is if not said, not for {:?}",
+                    stated.as_str()
+                ),
+            );
+        }
+        class.or(required).unwrap_or_default()
+    }
+
     pub(crate) fn algorithm(&mut self) -> Option<Algorithm> {
         self.optional("algorithm", |value| read_choice(value, &ALGORITHMS))
     }
@@ -160,6 +181,12 @@ const CLASSES: [(&str, Class); 3] = [
     (Class::Comfort.as_str(), Class::Comfort),
     (Class::Cost.as_str(), Class::Cost),
     (Class::Security.as_str(), Class::Security),
+];
+const REGIMES: [(&str, Regime); 4] = [
+    (Regime::Regional.as_str(), Regime::Regional),
+    (Regime::BestEffort.as_str(), Regime::BestEffort),
+    (Regime::Share.as_str(), Regime::Share),
+    (Regime::Strict.as_str(), Regime::Strict),
 ];
 const MODES: [(&str, Mode); 2] =
     [(Mode::Enforce.as_str(), Mode::Enforce), (Mode::Shadow.as_str(), Mode::Shadow)];

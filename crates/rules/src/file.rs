@@ -83,7 +83,8 @@ fn list(what: &str, given: Value) -> Result<Vec<Value>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Class, Dimensions, Mode};
+    use crate::{Class, Dimensions, Mode, Regime, Rule};
+    use tidegate_core::bound::Fleet;
 
     /// The names of the rules that apply to a request of no tenant.
     fn applying(set: &RuleSet, request: &Dimensions<'_>) -> Vec<String> {
@@ -173,6 +174,76 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_says_how_far_it_reaches() {
+        let rule = |lines: &str| {
+            let text = format!("[[rules]]\nname = 'a'\nkey = []\nlimit = 1\nperiod = '1h'\n{lines}");
+            RuleSet::parse(&text).map(|set| (set.rules()[0].regime(), set.rules()[0].class))
+        };
+        assert_eq!(rule(""), Ok((Regime::BestEffort, Class::Comfort)));
+        assert_eq!(rule("class = 'cost'"), Ok((Regime::BestEffort, Class::Cost)));
+        assert_eq!(rule("class = 'security'"), Ok((Regime::Strict, Class::Security)));
+        assert_eq!(rule("class = 'security'\nregime = 'regional'"), Ok((Regime::Regional, Class::Security)));
+        for regime in Regime::ALL.into_iter().filter(|regime| *regime != Regime::Strict) {
+            assert_eq!(rule(&format!("class = 'cost'\nregime = '{regime}'")), Ok((regime, Class::Cost)));
+        }
+        assert_eq!(rule("regime = 'strict'"), Ok((Regime::Strict, Class::Security)), "the class follows");
+        assert_eq!(rule("regime = 'strict'\nclass = 'security'"), Ok((Regime::Strict, Class::Security)));
+        let problem = "rules[0].regime: \"strict\" is for class \"security\", which it is if not said, not for \"cost\"";
+        assert_eq!(rule("regime = 'strict'\nclass = 'cost'").expect_err("refused").0, [problem]);
+        let problem =
+            "rules[0].regime: \"worldwide\" is none of \"regional\", \"best_effort\", \"share\", \"strict\"";
+        assert_eq!(rule("regime = 'worldwide'").expect_err("refused").0, [problem]);
+    }
+
+    #[test]
+    fn a_template_may_say_how_far_rules_reach() {
+        let set = RuleSet::parse(
+            r#"
+            [[templates]]
+            name = "everywhere"
+            regime = "best_effort"
+            limit = 10
+            period = "1h"
+
+            [[rules]]
+            name = "a"
+            template = "everywhere"
+            key = []
+
+            [[rules]]
+            name = "b"
+            template = "everywhere"
+            regime = "share"
+            key = []
+            "#,
+        )
+        .expect("a good file");
+        let regimes: Vec<_> = set.rules().iter().map(Rule::regime).collect();
+        assert_eq!(regimes, [Regime::BestEffort, Regime::Share]);
+    }
+
+    #[test]
+    fn what_a_regime_makes_of_a_rule_is_warned_of() {
+        let rule = |name: &str, more: &str| {
+            format!("[[rules]]\nname = '{name}'\nkey = []\nlimit = 9\nregime = 'best_effort'\n{more}\n")
+        };
+        let text = [
+            rule("fine", "period = '1h'"),
+            rule("window", "period = '1h'\nalgorithm = 'sliding_window'"),
+            rule("short", "period = '1s'"),
+        ];
+        let set = RuleSet::parse(&text.concat()).expect("a good file");
+        let warnings = set.warnings(&Fleet::of(1));
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(warnings[0].starts_with("rules[\"window\"].regime: a sliding window"), "{warnings:?}");
+        assert!(warnings[1].starts_with("rules[\"short\"].regime: in effect regional"), "{warnings:?}");
+        let unsaid = text.concat().replace("regime = 'best_effort'\n", "");
+        let set = RuleSet::parse(&unsaid).expect("a good file");
+        assert_eq!(set.warnings(&Fleet::of(1)), [""; 0], "nobody spoke of regions");
+        assert_eq!(set.warnings(&Fleet::of(2)).len(), 2);
+    }
+
+    #[test]
     fn every_problem_is_named() {
         let found = problems(
             r#"
@@ -204,8 +275,8 @@ mod tests {
             "rules[0].when.method: 0 patterns is outside 1 to 64",
             "rules[0].when.path: a pattern is text",
             "rules[1].period: \"1 fortnight\" is not a number and a unit of us, ms, s, m, h or d, such as \"1m\"",
-            "rules[2].brust: not known; a rule has name, tenant, version, priority, template, class, paid, tolerance, mode, algorithm, key, limit, period, \
-             burst, when",
+            "rules[2].brust: not known; a rule has name, tenant, version, priority, template, class, paid, tolerance, regime, mode, algorithm, key, limit, \
+             period, burst, when",
         ];
         assert_eq!(found, expected);
     }
@@ -226,7 +297,9 @@ mod tests {
             ("limit = '1'", ".limit: a whole number from 0 to 4294967295 is expected, not text"),
             ("burst = 0", ".burst: 0 is outside 1 to 4294967295"),
             ("burst = 4294967296", ".burst: 4294967296 is outside 1 to 4294967295"),
-            ("version = -1", ".version: -1 is outside 0 to 9223372036854775807"),
+            ("version = -1", ".version: -1 is outside 0 to 4294967295"),
+            // A date and a time, which an origin could not tell from the next.
+            ("version = 202611170900", ".version: 202611170900 is outside 0 to 4294967295"),
             ("name = 7", ".name: text is expected, not an integer"),
             ("tenant = ['a']", ".tenant: text is expected, not a list"),
             ("class = 'luxury'", ".class: \"luxury\" is none of \"comfort\", \"cost\", \"security\""),

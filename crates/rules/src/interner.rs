@@ -5,14 +5,16 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::Arc;
 
+use foldhash::quality::RandomState;
+
 use crate::rule::Condition;
 
 /// Texts and lists that were seen already.
 #[derive(Debug, Default)]
 pub(crate) struct Interner {
-    texts: HashSet<Arc<str>>,
-    keys: HashSet<Arc<[Arc<str>]>>,
-    conditions: HashSet<Arc<[Condition]>>,
+    texts: HashSet<Arc<str>, RandomState>,
+    keys: HashSet<Arc<[Arc<str>]>, RandomState>,
+    conditions: HashSet<Arc<[Condition]>, RandomState>,
 }
 
 impl Interner {
@@ -29,7 +31,7 @@ impl Interner {
     }
 }
 
-fn shared<T, N>(known: &mut HashSet<Arc<T>>, new: N) -> Arc<T>
+fn shared<T, N>(known: &mut HashSet<Arc<T>, RandomState>, new: N) -> Arc<T>
 where
     T: ?Sized + Hash + Eq,
     N: Borrow<T> + Into<Arc<T>>,

@@ -17,6 +17,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod asked;
 pub mod audit;
 pub mod book;
 pub mod change;
@@ -33,6 +34,7 @@ pub mod overrides;
 pub mod pattern;
 mod period;
 mod problems;
+mod row;
 mod rule;
 mod set;
 pub mod snapshot;
@@ -51,6 +53,6 @@ pub use network::{canonical, parse_network};
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};
 pub use rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
-pub use set::{Match, RULES_MAX, RuleSet, SCANNED_RULES_MAX, Terms};
+pub use set::{LOOKED_AT_RULES_MAX, Match, RULES_MAX, RuleSet, SCANNED_RULES_MAX, Terms};
 pub use template::TEMPLATES_MAX;
-pub use tidegate_core::Class;
+pub use tidegate_core::{Class, Regime};

@@ -41,13 +41,15 @@ impl Findings {
     }
 
     /// Nothing, or all that was found.
-    pub(crate) fn into_result(mut self) -> Result<(), Problems> {
-        if self.told.is_empty() {
-            return Ok(());
-        }
+    pub(crate) fn into_result(self) -> Result<(), Problems> {
+        if self.told.is_empty() { Ok(()) } else { Err(Problems(self.into_told())) }
+    }
+
+    /// What is told of all that was found.
+    pub(crate) fn into_told(mut self) -> Vec<String> {
         if self.more > 0 {
             self.told.push(format!("and {} more", self.more));
         }
-        Err(Problems(self.told))
+        self.told
     }
 }

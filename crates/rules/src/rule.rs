@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use ipnet::IpNet;
-use tidegate_core::{Class, Limit};
+use tidegate_core::bound::{Fleet, Promise, Warning, warnings};
+use tidegate_core::{Class, Limit, Regime};
 
 use crate::dimensions::Dimensions;
 use crate::pattern::Pattern;
@@ -42,7 +43,7 @@ pub struct Rule {
     pub name: Box<str>,
     /// Whose requests: every tenant's, each counted apart, or only this one's.
     pub tenant: Option<Arc<str>>,
-    /// Raised by whoever changes the rule; told with every decision.
+    /// Raised by whoever changes the rule; told with every decision. Fits into 32 bits.
     pub version: u64,
     /// Rules of higher priority come first.
     pub priority: i32,
@@ -52,6 +53,8 @@ pub struct Rule {
     pub paid: bool,
     /// How far it may be passed in a region, in millionths of its burst; what its class tolerates where nothing is said.
     pub tolerance_ppm: Option<u32>,
+    /// How far it reaches where there are several regions; what its class asks for where nothing is said.
+    pub regime: Option<Regime>,
     /// Whether it stops anyone.
     pub mode: Mode,
     /// What may pass.
@@ -74,13 +77,32 @@ pub struct Condition {
 }
 
 impl Rule {
-    /// What a request is counted under, if the rule applies to it.
-    pub fn key_of<'d>(&self, request: &'d Dimensions<'_>) -> Option<Key<'d>> {
-        if !self.when.iter().all(|condition| condition.holds(request)) {
-            return None;
+    /// What is promised of it, under its own limit or another one in its place.
+    pub fn promise<'l>(&self, limit: &'l Limit) -> Promise<'l> {
+        let Self { class, paid, tolerance_ppm, .. } = *self;
+        let regime = self.regime();
+        let tolerance_ppm = tolerance_ppm.unwrap_or(class.tolerance_ppm());
+        Promise { limit, class, paid, tolerance_ppm, regime }
+    }
+
+    /// How far it reaches where there are several regions.
+    pub fn regime(&self) -> Regime {
+        self.regime.unwrap_or(self.class.regime())
+    }
+
+    /// What its author had better know, if the regions are such. Where there is one, who said nothing of regions is told
+    /// nothing of them.
+    pub fn warnings(&self, fleet: &Fleet) -> Vec<Warning> {
+        if self.regime.is_none() && fleet.regions() == 1 {
+            return Vec::new();
         }
-        // A rule with more parts than fit is refused.
-        self.key.iter().take(KEY_PARTS_MAX).map(|name| request.get(name)).collect()
+        warnings(&self.promise(&self.limit), fleet)
+    }
+
+    /// The same in words, with the rule's name.
+    pub fn warned(&self, fleet: &Fleet) -> impl Iterator<Item = String> {
+        let told = |warning| format!("rules[{:?}].{warning}", self.name);
+        self.warnings(fleet).into_iter().map(told)
     }
 
     /// Whether the rule is for requests of `tenant`.

@@ -6,15 +6,19 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use tidegate_core::Limit;
+use tidegate_core::bound::Fleet;
 
+use crate::asked::{Asked, Says};
 use crate::book::{Book, EmergencyRow};
 use crate::compile;
-use crate::dimensions::Dimensions;
+use crate::dimensions::{Dimensions, HEADER_PREFIX};
 use crate::emergency::Emergencies;
-use crate::exception::Exceptions;
+use crate::exception::{Exceptions, Found};
+use crate::fields::as_counted;
 use crate::file;
-use crate::index::RuleIndex;
-use crate::problems::Problems;
+use crate::index::{RuleIndex, small};
+use crate::pattern::Pattern;
+use crate::problems::{Findings, Problems};
 use crate::rule::{Key, Mode, Rule};
 
 /// The most rules of a set. Higher: more memory, some 300 bytes each, and a slower start.
@@ -23,6 +27,12 @@ pub const RULES_MAX: usize = 1_000_000;
 /// The most rules for every tenant, and of one tenant's own, that have no value, beginning or end of a value in `when` to be
 /// found by: a request looks at each of them, so more would be slow.
 pub const SCANNED_RULES_MAX: usize = 10_000;
+
+/// The most rules for every tenant, and of one tenant's own, that one request may have to look at: those that nothing finds, and
+/// those that are found by the same value of a dimension, or by what such a value begins or ends with, of each dimension the most.
+/// Higher: a set of rules that are all for `/*` makes every request slow.
+pub const LOOKED_AT_RULES_MAX: usize = 10_000;
+const _: () = assert!(SCANNED_RULES_MAX <= LOOKED_AT_RULES_MAX, "those that nothing finds are looked at");
 
 /// Hexadecimal digits of a file's version: enough to tell sets apart, few enough to read out.
 const VERSION_DIGITS: usize = 12;
@@ -43,6 +53,7 @@ pub(crate) struct Parts {
     /// In the order in which they apply.
     pub(crate) rules: Box<[Rule]>,
     pub(crate) index: RuleIndex,
+    pub(crate) asked: Asked,
     pub(crate) exceptions: Exceptions,
     pub(crate) placement: Option<String>,
 }
@@ -72,6 +83,14 @@ pub struct Terms<'s> {
     pub exception: Option<&'s str>,
     /// The emergency that said so, by id.
     pub emergency: Option<&'s str>,
+}
+
+impl<'s> Terms<'s> {
+    /// The same under an override.
+    fn under(self, found: &Found<'s>) -> Self {
+        let mode = found.mode.unwrap_or(self.mode);
+        Self { limit: found.limit, mode, exception: Some(found.name), emergency: None }
+    }
 }
 
 impl Default for RuleSet {
@@ -122,46 +141,45 @@ impl RuleSet {
         now_ms: u64,
     ) -> impl Iterator<Item = Match<'s, 'd>> {
         self.parts.index.candidates(tenant, request).into_iter().filter_map(move |number| {
-            let position = number as usize;
-            let rule = &self.parts.rules[position];
-            let key = if rule.is_for(tenant) { rule.key_of(request)? } else { return None };
-            let terms = self.terms(number, tenant, &key, request, now_ms);
-            Some(Match { position, rule, key, terms })
+            let says = self.parts.asked.of(number, &self.parts.rules, tenant, request)?;
+            let position = says.position as usize;
+            let terms = self.terms(&says, tenant, request, now_ms);
+            Some(Match { position, rule: self.parts.rules.get(position)?, key: says.key, terms })
         })
     }
 
     /// What holds for a key of a rule: what an emergency says, or an override, or the rule.
-    fn terms(
-        &self,
-        number: u32,
-        tenant: &str,
-        key: &[&str],
-        request: &Dimensions<'_>,
-        now_ms: u64,
-    ) -> Terms<'_> {
-        let Parts { rules, exceptions, .. } = &*self.parts;
-        let rule = &rules[number as usize];
-        let own = Terms { limit: rule.limit, mode: rule.mode, exception: None, emergency: None };
-        let emergency = self.emergencies.find(number, tenant, key, request, now_ms);
+    fn terms(&self, says: &Says<'_>, tenant: &str, request: &Dimensions<'_>, now_ms: u64) -> Terms<'_> {
+        let Says { position, kinds, ref key, terms: (limit, mode) } = *says;
+        let own = Terms { limit, mode, exception: None, emergency: None };
+        let emergency = self.emergencies.find(position, tenant, key, request, now_ms);
         if let Some((emergency, limit)) =
-            emergency.and_then(|found| found.limit(rule).map(|limit| (found, limit)))
+            emergency.and_then(|found| found.limit(limit.algorithm()).map(|limit| (found, limit)))
         {
             return Terms { limit, mode: emergency.mode(), emergency: Some(&emergency.id), ..own };
         }
-        let usual = match exceptions.find(number, tenant, key, now_ms) {
-            None => own,
-            Some(found) => Terms {
-                limit: found.limit,
-                mode: found.mode.unwrap_or(rule.mode),
-                exception: Some(found.name),
-                emergency: None,
-            },
-        };
+        let found = self.parts.exceptions.find((position, kinds), tenant, key, now_ms);
+        let usual = found.map_or(own, |found| own.under(&found));
         match emergency {
             None => usual,
             // It only says that nobody is stopped.
             Some(emergency) => Terms { mode: emergency.mode(), emergency: Some(&emergency.id), ..usual },
         }
+    }
+
+    /// What holds for a key of the rule at a position, whatever the emergencies; nothing if the rule's key has another number of
+    /// parts. A part may be a pattern: what is told then holds for all that it describes, but for keys of which another override
+    /// says more.
+    pub fn usual_terms(&self, position: usize, tenant: &str, key: &[&str], now_ms: u64) -> Option<Terms<'_>> {
+        let rule = self.rules().get(position).filter(|rule| rule.key.len() == key.len())?;
+        let counted = rule.key.iter().zip(key).map(|(part, of)| as_counted(part, Pattern::new(*of)));
+        let counted: Vec<Pattern> = counted.collect();
+        let key: Vec<&str> = counted.iter().map(Pattern::as_str).collect();
+        let position = small(position);
+        let exceptions = &self.parts.exceptions;
+        let found = exceptions.find((position, exceptions.kinds_of(position)), tenant, &key, now_ms);
+        let own = Terms { limit: rule.limit, mode: rule.mode, exception: None, emergency: None };
+        Some(found.map_or(own, |found| own.under(&found)))
     }
 
     /// The rules that are for requests of `tenant`, with their places: those for everyone, then its own, each in order.
@@ -192,6 +210,12 @@ impl RuleSet {
         self.emergencies.dimensions_used(tenant)
     }
 
+    /// Whether an emergency looks at a header field of requests.
+    pub(crate) fn emergencies_look_at_headers(&self) -> bool {
+        let mut conditions = self.emergencies.iter().flat_map(|emergency| &*emergency.when);
+        conditions.any(|condition| condition.dimension.starts_with(HEADER_PREFIX))
+    }
+
     /// The dimension that says where in a region a request's meters are kept; all those of a tenant are kept together where
     /// nothing is said.
     pub fn placement(&self) -> Option<&str> {
@@ -206,6 +230,16 @@ impl RuleSet {
     /// All rules, in the order in which they apply.
     pub fn rules(&self) -> &[Rule] {
         &self.parts.rules
+    }
+
+    /// What the authors of rules had better know, by rule, if the regions are such: the first of them and how many more there
+    /// are.
+    pub fn warnings(&self, fleet: &Fleet) -> Vec<String> {
+        let mut findings = Findings::default();
+        for rule in self.rules() {
+            rule.warned(fleet).for_each(|warning| findings.add(warning));
+        }
+        findings.into_told()
     }
 
     /// How many overrides there are.

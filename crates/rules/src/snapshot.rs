@@ -1,16 +1,19 @@
-//! Snapshots: the book in one file of a folder, so that a server starts with the last good rules when their store is gone.
+//! Snapshots: the book and the credentials in one file of a folder, or wherever bytes with names are kept, so that a server
+//! starts with the last good rules, and knows who may ask, when their store is gone.
 //!
-//! A file is a head of 24 bytes (what it is, the version of its format, how long the book is), the book, and the SHA-256
-//! of all before it. It gets its name when it is complete and on disk; one that was damaged later is passed over.
+//! A file is a head of 24 bytes (what it is, the version of its format, how long the rest is), the book, the credentials, and
+//! the SHA-256 of all before it. It gets its name when it is complete and on disk; one that was damaged later is passed over.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
 use crate::book::{Book, EmergencyRow, Kind, Row};
+use crate::store::Credential;
 
 /// How many snapshots are kept. More: more damaged ones can be passed over; more space.
 pub const KEPT: usize = 3;
@@ -19,7 +22,10 @@ pub const KEPT: usize = 3;
 const MAGIC: &[u8; 12] = b"tidegatebook";
 
 /// Of what is below. A later one is not read by an earlier program.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+
+/// Of snapshots that have no credentials. They are still read.
+const FORMAT_WITHOUT_CREDENTIALS: u32 = 1;
 
 const HEAD_BYTES: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>();
 const CHECKSUM_BYTES: usize = 32;
@@ -30,6 +36,15 @@ const SUFFIX: &str = ".snapshot";
 
 /// What a file is called that is not complete.
 const UNFINISHED: &str = "unfinished.tmp";
+
+/// What a server needs of its store to start without it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The rules.
+    pub book: Book,
+    /// Who may ask: of tokens there are hashes only.
+    pub credentials: Arc<[Credential]>,
+}
 
 /// A snapshot that cannot be used, and why.
 #[derive(Debug)]
@@ -64,7 +79,7 @@ impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(error) => error.fmt(f),
-            Self::Format => write!(f, "is no snapshot of format {FORMAT}"),
+            Self::Format => write!(f, "is no snapshot of a format from 1 to {FORMAT}"),
             Self::Length { wanted, found } => write!(f, "has {found} bytes of {wanted}"),
             Self::Checksum => f.write_str("has another checksum than it says"),
             Self::Contents => f.write_str("holds something that this version does not write"),
@@ -83,24 +98,24 @@ impl std::error::Error for Damaged {}
 /// What was found in a folder.
 #[derive(Debug, Default)]
 pub struct LastGood {
-    /// The latest book that can be used.
-    pub book: Option<Book>,
+    /// The latest that can be used.
+    pub snapshot: Option<Snapshot>,
     /// The file it is in.
     pub file: Option<PathBuf>,
     /// The snapshots after it, which cannot.
     pub skipped: Vec<Damaged>,
 }
 
-/// Writes a book to a folder, which is made if need be, and removes all but the last [`KEPT`] snapshots. The folder is
-/// one server's own. Gives the file, which is on disk under its name when this returns.
-pub fn write(folder: &Path, book: &Book) -> std::io::Result<PathBuf> {
+/// Writes a snapshot to a folder, which is made if need be, and removes all but the last [`KEPT`]. The folder is one server's
+/// own. Gives the file, which is on disk under its name when this returns.
+pub fn write(folder: &Path, snapshot: &Snapshot) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
     let earlier = snapshots(folder)?;
     let number = earlier.first().map_or(1, |(number, _)| number.saturating_add(1));
     let unfinished = folder.join(UNFINISHED);
-    write_file(File::create(&unfinished)?, book)?;
-    // As many digits as the largest number has, so that files are listed in order.
-    let file = folder.join(format!("{PREFIX}{number:020}{SUFFIX}"));
+    let written = write_whole(BufWriter::with_capacity(1 << 20, File::create(&unfinished)?), snapshot)?;
+    written.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+    let file = folder.join(name_of(number));
     std::fs::rename(&unfinished, &file)?;
     File::open(folder)?.sync_all()?;
     for (_, old) in earlier.iter().skip(KEPT - 1) {
@@ -117,9 +132,9 @@ pub fn load_last_good(folder: &Path) -> std::io::Result<LastGood> {
         files => files?,
     };
     for (_, file) in files {
-        match std::fs::read(&file).map_err(Damage::Read).and_then(|bytes| read(&bytes)) {
-            Ok(book) => {
-                (found.book, found.file) = (Some(book), Some(file));
+        match std::fs::read(&file).map_err(Damage::Read).and_then(|bytes| decode(&bytes)) {
+            Ok(snapshot) => {
+                (found.snapshot, found.file) = (Some(snapshot), Some(file));
                 break;
             }
             Err(why) => found.skipped.push(Damaged { file, why }),
@@ -134,22 +149,41 @@ fn snapshots(folder: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str());
-        let number = name.and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok());
+        let number = name.and_then(number_of);
         found.extend(number.map(|number| (number, path)));
     }
     found.sort_unstable_by(|a, b| b.cmp(a));
     Ok(found)
 }
 
-fn write_file(file: File, book: &Book) -> std::io::Result<()> {
-    let mut to = Hashing { to: BufWriter::with_capacity(1 << 20, file), hasher: Sha256::new() };
+/// What a snapshot is called, by its number.
+pub fn name_of(number: u64) -> String {
+    // As many digits as the largest number has, so that names are listed in order.
+    format!("{PREFIX}{number:020}{SUFFIX}")
+}
+
+/// The number of a snapshot, if that is what is called so.
+pub fn number_of(name: &str) -> Option<u64> {
+    name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()
+}
+
+/// The bytes of a snapshot.
+pub fn encode(snapshot: &Snapshot) -> Vec<u8> {
+    // Memory takes what it is given, and no text of a store is longer than its length can say.
+    write_whole(Vec::new(), snapshot).unwrap_or_default()
+}
+
+fn write_whole<W: Write>(to: W, snapshot: &Snapshot) -> std::io::Result<W> {
+    let Snapshot { book, credentials } = snapshot;
+    let mut to = Hashing { to, hasher: Sha256::new() };
     to.write_all(MAGIC)?;
     to.write_all(&FORMAT.to_le_bytes())?;
-    to.write_all(&book_bytes(book).to_le_bytes())?;
+    to.write_all(&(book_bytes(book) + credentials_bytes(credentials)).to_le_bytes())?;
     write_book(&mut to, book)?;
+    write_credentials(&mut to, credentials)?;
     let Hashing { mut to, hasher } = to;
     to.write_all(&hasher.finalize())?;
-    to.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
+    Ok(to)
 }
 
 /// Passes on what is written, and hashes it.
@@ -170,9 +204,10 @@ impl<W: Write> Write for Hashing<W> {
     }
 }
 
-/// Of a row without its texts, and of an emergency without its own.
+/// Of a row without its texts, of an emergency without its own, and of a credential.
 const ROW_BYTES: usize = 1 + 3 * size_of::<u32>();
 const EMERGENCY_BYTES: usize = 2 * size_of::<u32>() + size_of::<u64>();
+const CREDENTIAL_BYTES: usize = 4 * size_of::<u32>() + 1 + 2 * size_of::<u64>();
 
 /// Exactly what [`write_book`] writes.
 fn book_bytes(book: &Book) -> u64 {
@@ -187,7 +222,7 @@ fn write_book(to: &mut impl Write, book: &Book) -> std::io::Result<()> {
     for number in [book.revision, book.emergency_revision, rows, emergencies] {
         to.write_all(&number.to_le_bytes())?;
     }
-    for row in &book.rows {
+    for row in &*book.rows {
         to.write_all(&[kind_byte(row.kind)])?;
         to.write_all(&row.version.to_le_bytes())?;
         write_text(to, &row.name)?;
@@ -199,6 +234,31 @@ fn write_book(to: &mut impl Write, book: &Book) -> std::io::Result<()> {
         write_text(to, &emergency.body)?;
     }
     Ok(())
+}
+
+/// Exactly what [`write_credentials`] writes.
+fn credentials_bytes(credentials: &[Credential]) -> u64 {
+    let texts = |credential: &Credential| texts_of(credential).map(str::len).iter().sum::<usize>();
+    let all: usize = credentials.iter().map(|credential| CREDENTIAL_BYTES + texts(credential)).sum();
+    (size_of::<u64>() + all) as u64
+}
+
+fn write_credentials(to: &mut impl Write, credentials: &[Credential]) -> std::io::Result<()> {
+    to.write_all(&(credentials.len() as u64).to_le_bytes())?;
+    for credential in credentials {
+        to.write_all(&credential.created_ms.to_le_bytes())?;
+        to.write_all(&[u8::from(credential.expires_ms.is_some())])?;
+        to.write_all(&credential.expires_ms.unwrap_or_default().to_le_bytes())?;
+        for text in texts_of(credential) {
+            write_text(to, text)?;
+        }
+    }
+    Ok(())
+}
+
+fn texts_of(credential: &Credential) -> [&str; 4] {
+    let Credential { hash, name, tenant, role, created_ms: _, expires_ms: _ } = credential;
+    [hash, name, tenant, role]
 }
 
 fn write_text(to: &mut impl Write, text: &str) -> std::io::Result<()> {
@@ -215,29 +275,37 @@ fn kind_byte(kind: Kind) -> u8 {
     }
 }
 
-fn read(bytes: &[u8]) -> Result<Book, Damage> {
+/// What is in the bytes of a snapshot, if they are whole.
+pub fn decode(bytes: &[u8]) -> Result<Snapshot, Damage> {
     let length = bytes.len() as u64;
     let (head, rest) = bytes.split_at_checked(HEAD_BYTES).ok_or(Damage::Format)?;
     let mut head = Reader(head);
-    if head.take(MAGIC.len()) != Some(MAGIC) || head.number32() != Some(FORMAT) {
+    if head.take(MAGIC.len()) != Some(MAGIC) {
         return Err(Damage::Format);
     }
-    let book_length = head.number64().ok_or(Damage::Format)?;
-    let wanted = book_length.saturating_add((HEAD_BYTES + CHECKSUM_BYTES) as u64);
+    let has_credentials = match head.number32() {
+        Some(FORMAT) => true,
+        Some(FORMAT_WITHOUT_CREDENTIALS) => false,
+        _ => return Err(Damage::Format),
+    };
+    let contents_length = head.number64().ok_or(Damage::Format)?;
+    let wanted = contents_length.saturating_add((HEAD_BYTES + CHECKSUM_BYTES) as u64);
     if length != wanted {
         return Err(Damage::Length { wanted, found: length });
     }
-    let (book, checksum) = rest.split_at_checked(rest.len() - CHECKSUM_BYTES).ok_or(Damage::Format)?;
-    let hashed = bytes.get(..HEAD_BYTES + book.len()).ok_or(Damage::Format)?;
+    let (contents, checksum) = rest.split_at_checked(rest.len() - CHECKSUM_BYTES).ok_or(Damage::Format)?;
+    let hashed = bytes.get(..HEAD_BYTES + contents.len()).ok_or(Damage::Format)?;
     if Sha256::digest(hashed)[..] != *checksum {
         return Err(Damage::Checksum);
     }
-    let mut reader = Reader(book);
+    let mut reader = Reader(contents);
     let book = reader.book().ok_or(Damage::Contents)?;
-    if reader.0.is_empty() { Ok(book) } else { Err(Damage::Contents) }
+    let credentials = if has_credentials { reader.credentials() } else { Some([].into()) };
+    let snapshot = Snapshot { book, credentials: credentials.ok_or(Damage::Contents)? };
+    if reader.0.is_empty() { Ok(snapshot) } else { Err(Damage::Contents) }
 }
 
-/// Takes what a book is made of from bytes, as long as there are any.
+/// Takes what a snapshot is made of from bytes, as long as there are any.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -287,6 +355,24 @@ impl<'a> Reader<'a> {
         let expires_ms = self.number64()?;
         Some(EmergencyRow { expires_ms, id: self.text()?, body: self.text()? })
     }
+
+    fn credentials(&mut self) -> Option<Arc<[Credential]>> {
+        let count = self.count(CREDENTIAL_BYTES)?;
+        (0..count).map(|_| self.credential()).collect()
+    }
+
+    fn credential(&mut self) -> Option<Credential> {
+        let created_ms = self.number64()?;
+        let expires = self.take(1)?.first().copied()?;
+        let expires_ms = self.number64()?;
+        let expires_ms = match expires {
+            0 => None,
+            1 => Some(expires_ms),
+            _ => return None,
+        };
+        let (hash, name) = (self.text()?, self.text()?);
+        Some(Credential { hash, name, tenant: self.text()?, role: self.text()?, created_ms, expires_ms })
+    }
 }
 
 #[cfg(test)]
@@ -294,6 +380,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn snapshot(revision: u64) -> Snapshot {
+        let credential = |name: &str, expires_ms| Credential {
+            hash: "0a".repeat(32),
+            name: name.to_owned(),
+            tenant: String::new(),
+            role: "viewer".to_owned(),
+            created_ms: 7,
+            expires_ms,
+        };
+        let credentials = [credential("ci", None), credential("é", Some(u64::MAX))].into();
+        Snapshot { book: book(revision), credentials }
+    }
 
     fn book(revision: u64) -> Book {
         let row = |(kind, name): (Kind, &str)| Row {
@@ -312,9 +411,19 @@ mod tests {
         }
     }
 
-    fn bytes_of(book: &Book) -> Vec<u8> {
+    fn bytes_of(snapshot: &Snapshot) -> Vec<u8> {
         let folder = tempfile::tempdir().expect("a folder");
-        std::fs::read(write(folder.path(), book).expect("written")).expect("read")
+        let bytes = std::fs::read(write(folder.path(), snapshot).expect("written")).expect("read");
+        assert_eq!(bytes, encode(snapshot), "the same wherever it is kept");
+        bytes
+    }
+
+    /// Right again, after it was changed.
+    fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+        let end = bytes.len() - CHECKSUM_BYTES;
+        let checksum = Sha256::digest(&bytes[..end]);
+        bytes[end..].copy_from_slice(&checksum);
+        bytes
     }
 
     fn names(folder: &Path) -> Vec<String> {
@@ -329,28 +438,28 @@ mod tests {
     fn the_latest_book_is_read_as_it_was_written_and_the_last_few_are_kept() {
         let folder = tempfile::tempdir().expect("a folder");
         let inner = folder.path().join("made");
-        assert!(load_last_good(&inner).expect("no folder").book.is_none());
+        assert!(load_last_good(&inner).expect("no folder").snapshot.is_none());
         // A store that was set back has a lower revision: what was written last counts.
         for revision in [7, 8, 9, 10, 3] {
             std::fs::create_dir_all(&inner).expect("a folder");
             std::fs::write(inner.join(UNFINISHED), "left by one that was killed").expect("written");
-            write(&inner, &book(revision)).expect("written");
+            write(&inner, &snapshot(revision)).expect("written");
         }
         let wanted = [3, 4, 5].map(|number| format!("book-{number:020}.snapshot"));
         assert_eq!(names(&inner), wanted);
         std::fs::write(inner.join("book-x.snapshot"), "").expect("written");
         let found = load_last_good(&inner).expect("reads");
-        assert_eq!(found.book, Some(book(3)));
+        assert_eq!(found.snapshot, Some(snapshot(3)));
         assert!(found.skipped.is_empty());
-        write(&inner, &Book::default()).expect("written");
-        assert_eq!(load_last_good(&inner).expect("reads").book, Some(Book::default()));
+        write(&inner, &Snapshot::default()).expect("written");
+        assert_eq!(load_last_good(&inner).expect("reads").snapshot, Some(Snapshot::default()));
     }
 
     #[test]
     fn damaged_ones_are_passed_over_and_named() {
         let folder = tempfile::tempdir().expect("a folder");
         let files: Vec<PathBuf> =
-            (1..=3).map(|revision| write(folder.path(), &book(revision)).expect("written")).collect();
+            (1..=3).map(|revision| write(folder.path(), &snapshot(revision)).expect("written")).collect();
         let mut flipped = std::fs::read(&files[2]).expect("read");
         let middle = flipped.len() / 2;
         flipped[middle] ^= 1;
@@ -358,43 +467,52 @@ mod tests {
         let whole = std::fs::read(&files[1]).expect("read");
         std::fs::write(&files[1], &whole[..whole.len() - 1]).expect("written");
         let found = load_last_good(folder.path()).expect("reads");
-        assert_eq!(found.book, Some(book(1)));
+        assert_eq!(found.snapshot, Some(snapshot(1)));
         let said: Vec<String> = found.skipped.iter().map(|damaged| damaged.why.to_string()).collect();
         let length = format!("has {} bytes of {}", whole.len() - 1, whole.len());
         assert_eq!(said, ["has another checksum than it says".to_owned(), length]);
         assert_eq!(found.skipped[0].file, files[2]);
         std::fs::write(&files[0], "something else").expect("written");
         let found = load_last_good(folder.path()).expect("reads");
-        assert!(found.book.is_none());
+        assert!(found.snapshot.is_none());
         assert_eq!(found.skipped.len(), 3);
-        assert!(found.skipped[2].to_string().ends_with("snapshot: is no snapshot of format 1"));
+        assert!(found.skipped[2].to_string().ends_with("snapshot: is no snapshot of a format from 1 to 2"));
     }
 
     #[test]
     fn another_format_is_not_guessed_at() {
-        let mut bytes = bytes_of(&book(1));
-        bytes[MAGIC.len()] = 2;
-        assert!(matches!(read(&bytes), Err(Damage::Format)));
+        let mut bytes = bytes_of(&snapshot(1));
+        bytes[MAGIC.len()] = 3;
+        assert!(matches!(decode(&bytes), Err(Damage::Format)));
+    }
+
+    #[test]
+    fn one_of_a_program_that_kept_no_credentials_is_read() {
+        let contents = &bytes_of(&snapshot(1))[HEAD_BYTES..];
+        let book_bytes = usize::try_from(book_bytes(&book(1))).expect("small");
+        let head =
+            [&MAGIC[..], &FORMAT_WITHOUT_CREDENTIALS.to_le_bytes(), &book_bytes.to_le_bytes()].concat();
+        let bytes = sealed([&head, &contents[..book_bytes], &[0; CHECKSUM_BYTES]].concat());
+        assert_eq!(decode(&bytes).expect("whole"), Snapshot { book: book(1), credentials: [].into() });
+        let with_more = [&head, &contents[..book_bytes], &[0; 8 + CHECKSUM_BYTES]].concat();
+        assert!(matches!(decode(&sealed(with_more)), Err(Damage::Length { .. })));
     }
 
     #[test]
     fn a_book_that_lies_about_itself_under_a_right_checksum_is_refused() {
-        let mut bytes = bytes_of(&book(1));
-        let end = bytes.len() - CHECKSUM_BYTES;
+        let mut bytes = bytes_of(&snapshot(1));
         // The number of rows.
         bytes[HEAD_BYTES + 16..HEAD_BYTES + 24].copy_from_slice(&u64::MAX.to_le_bytes());
-        let checksum = Sha256::digest(&bytes[..end]);
-        bytes[end..].copy_from_slice(&checksum);
-        assert!(matches!(read(&bytes), Err(Damage::Contents)));
+        assert!(matches!(decode(&sealed(bytes)), Err(Damage::Contents)));
     }
 
     proptest! {
         #[test]
         fn a_flipped_bit_anywhere_is_found(place in any::<prop::sample::Index>(), bit in 0_u32..8) {
-            let mut bytes = bytes_of(&book(1));
+            let mut bytes = bytes_of(&snapshot(1));
             let at = place.index(bytes.len());
             bytes[at] ^= 1 << bit;
-            prop_assert!(read(&bytes).is_err());
+            prop_assert!(decode(&bytes).is_err());
         }
 
         #[test]
@@ -402,7 +520,7 @@ mod tests {
             // With a right head and checksum, so that the book itself is reached.
             let mut file = [&MAGIC[..], &FORMAT.to_le_bytes(), &(bytes.len() as u64).to_le_bytes(), &bytes].concat();
             file.extend_from_slice(&Sha256::digest(&file));
-            prop_assert!(matches!(read(&file), Ok(_) | Err(Damage::Contents)));
+            prop_assert!(matches!(decode(&file), Ok(_) | Err(Damage::Contents)));
         }
     }
 }

@@ -9,7 +9,7 @@ pub const TEMPLATES_MAX: usize = 1_000;
 
 /// What a template may say. It cannot name another one.
 const FIELDS: &[&str] =
-    &["name", "class", "paid", "tolerance", "mode", "algorithm", "limit", "period", "burst"];
+    &["name", "class", "paid", "tolerance", "regime", "mode", "algorithm", "limit", "period", "burst"];
 
 /// Fields that a rule takes over where it says nothing itself.
 #[derive(Debug)]
@@ -30,6 +30,7 @@ impl Template {
         fields.class();
         fields.optional("paid", |value| read_flag(&value));
         fields.tolerance_ppm();
+        fields.regime();
         fields.mode();
         fields.algorithm();
         if fields.rest().contains_key("limit") {

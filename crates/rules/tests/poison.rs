@@ -4,8 +4,8 @@
 
 use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
 use tidegate_rules::{
-    EMERGENCIES_MAX, LOOSE_WILDCARDS_PER_RULE_MAX, PROBLEMS_MAX, RuleSet, SCANNED_RULES_MAX, TEMPLATES_MAX,
-    WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
+    EMERGENCIES_MAX, LOOKED_AT_RULES_MAX, LOOSE_WILDCARDS_PER_RULE_MAX, PROBLEMS_MAX, RuleSet,
+    SCANNED_RULES_MAX, TEMPLATES_MAX, WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
 };
 
 /// A rule for a path and a user.
@@ -51,7 +51,7 @@ fn of_emergency(fields: &str) -> Vec<String> {
 fn book_of_emergencies(count: usize, body: &str) -> Book {
     let emergency = |at| EmergencyRow { id: format!("e{at}"), body: body.to_owned(), expires_ms: 9 };
     let emergencies = (0..count).map(emergency).collect();
-    Book { rows: vec![rule("good", GOOD)], emergencies, ..Book::default() }
+    Book { rows: [rule("good", GOOD)].into(), emergencies, ..Book::default() }
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_good_book_is_taken() {
         rule("tier", r#"{"name":"tier","template":"pro","key":["user"]}"#),
         over("one", r#"{"rule":"good","key":["/a","alice"],"limit":7}"#),
     ];
-    let book = Book { revision: 42, emergency_revision: 3, rows, emergencies: Vec::new() };
+    let book = Book { revision: 42, emergency_revision: 3, rows: rows.into(), emergencies: Vec::new() };
     let set = RuleSet::compile(&book, Some("user"), 0).expect("nothing is wrong");
     assert_eq!((set.revision(), set.version(), set.placement()), (42, "r42e3", Some("user")));
     assert_eq!((set.rules().len(), set.overrides()), (2, 1));
@@ -199,7 +199,7 @@ fn overrides_that_cannot_stand_beside_each_other_are_told() {
     let wild = r#"{"rule":"good","key":["/a","a*"],"limit":1}"#;
     let for_tenant = r#"{"rule":"good","tenant":"acme","key":["/a","alice"],"limit":1}"#;
     let fine =
-        Book { rows: vec![rule("good", GOOD), over("a", one), over("b", for_tenant)], ..Book::default() };
+        Book { rows: [rule("good", GOOD), over("a", one), over("b", for_tenant)].into(), ..Book::default() };
     assert!(RuleSet::compile(&fine, None, 0).is_ok());
     let same =
         |name: &str| format!("overrides[\"b\"].key: override {name:?} is for the same rule, tenant and key");
@@ -223,20 +223,22 @@ fn what_is_written_twice_and_has_ended_is_no_problem() {
         over("a", r#"{"rule":"good","key":["/a","alice"],"limit":1,"expires":5}"#),
         over("b", r#"{"rule":"good","key":["/a","alice"],"limit":2}"#),
     ];
-    let book = Book { rows, ..Book::default() };
+    let book = Book { rows: rows.into(), ..Book::default() };
     assert!(RuleSet::compile(&book, None, 4).is_err());
     assert_eq!(RuleSet::compile(&book, None, 5).map(|set| set.overrides()), Ok(1));
 }
 
 fn wildcards(count: usize, rules: usize, key: impl Fn(usize) -> String) -> Vec<Row> {
     let body = |at: usize| format!(r#"{{"rule":"r{}","key":["{}"],"limit":1}}"#, at % rules, key(at));
-    let rule_row = |at: usize| rule(&format!("r{at}"), r#"{"key":["user"],"limit":1,"period":"1s"}"#);
+    // In shadow mode: of those that are enforced for everything there is another most.
+    let shadow = r#"{"key":["user"],"limit":1,"period":"1s","mode":"shadow"}"#;
+    let rule_row = |at: usize| rule(&format!("r{at}"), shadow);
     (0..rules).map(rule_row).chain((0..count).map(|at| over(&format!("o{at}"), &body(at)))).collect()
 }
 
 #[test]
 fn there_is_a_most_of_wildcards() {
-    let most = |rows| refused(&Book { rows, ..Book::default() });
+    let most = |rows: Vec<Row>| refused(&Book { rows: rows.into(), ..Book::default() });
     let of_rule = most(wildcards(WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("{at}-*")));
     assert_eq!(of_rule, ["overrides[\"o1000\"].key: more than 1000 overrides of this rule have a `*`"]);
     let loose = most(wildcards(LOOSE_WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("*{at:03}*")));
@@ -252,11 +254,25 @@ fn there_is_a_most_of_wildcards() {
 }
 
 #[test]
+fn a_million_wildcards_are_refused_whole() {
+    const ALL: usize = 1_000_000;
+    let rules = ALL / WILDCARDS_PER_RULE_MAX;
+    let rows = wildcards(ALL, rules, |at| format!("{at}-*")).into();
+    let found = refused(&Book { rows, ..Book::default() });
+    assert_eq!(found.len(), PROBLEMS_MAX + 1);
+    let first =
+        format!("overrides[\"o{WILDCARDS_MAX}\"].key: more than {WILDCARDS_MAX} overrides have a `*`");
+    assert_eq!(found.first(), Some(&first));
+    let rest = format!("and {} more", ALL - WILDCARDS_MAX - PROBLEMS_MAX);
+    assert_eq!(found.last(), Some(&rest));
+}
+
+#[test]
 fn there_is_a_most_of_rows() {
     let templates = (0..=TEMPLATES_MAX).map(|at| row(Kind::Template, &at.to_string(), "{}")).collect();
     assert_eq!(problems(templates), ["templates: 1001 is outside 0 to 1000"]);
     let scanned = |tenant: &str| {
-        let body = format!(r#"{{{tenant}"key":["user"],"limit":1,"period":"1s"}}"#);
+        let body = format!(r#"{{{tenant}"key":["user"],"limit":1,"period":"1s","mode":"shadow"}}"#);
         let rows = (0..=SCANNED_RULES_MAX).map(|at| rule(&at.to_string(), &body)).collect();
         refused(&Book { rows, ..Book::default() })
     };
@@ -266,6 +282,73 @@ fn there_is_a_most_of_rows() {
     assert_eq!(scanned(r#""tenant":"acme","#), [format!("rules: 10001 for tenant \"acme\" {told}")]);
     let emergencies = refused(&book_of_emergencies(EMERGENCIES_MAX + 1, "{}"));
     assert_eq!(emergencies, ["emergencies: 257 is outside 0 to 256"]);
+}
+
+/// What is wrong with so many rules with these conditions; nothing if they are taken.
+fn of_crowds(crowds: &[(usize, &str)]) -> Vec<String> {
+    let mut rows = Vec::new();
+    for (rules, fields) in crowds {
+        let body = format!(r#"{{{fields},"key":["user"],"limit":1,"period":"1s"}}"#);
+        rows.extend((0..*rules).map(|at| rule(&format!("{at} {fields}"), &body)));
+    }
+    let book = Book { rows: rows.into(), ..Book::default() };
+    RuleSet::compile(&book, None, 0).map_or_else(|problems| problems.0, |_| Vec::new())
+}
+
+#[test]
+fn there_is_a_most_of_rules_that_one_request_looks_at() {
+    const MOST: usize = LOOKED_AT_RULES_MAX;
+    let everywhere = (MOST + 1, r#""when":{"path":"/*"}"#);
+    let told = |whose: &str, by: &str| {
+        let told = format!("for {whose} that one request may have to look at, {by}, is outside 0 to 10000");
+        vec![format!("rules: 10001 {told}")]
+    };
+    let found = |by: &str| told("every tenant", &format!("10001 of them by {by}"));
+    assert_eq!(of_crowds(&[everywhere]), found(r#"`when.path` "/*""#));
+    assert_eq!(of_crowds(&[(MOST + 1, r#""when":{"path":"*/x"}"#)]), found(r#"`when.path` "*/x""#));
+    assert_eq!(of_crowds(&[(MOST + 1, r#""when":{"method":"GET"}"#)]), found(r#"`when.method` "GET""#));
+    let of_tenant = (MOST + 1, r#""tenant":"acme","when":{"path":"/*"}"#);
+    assert_eq!(of_crowds(&[of_tenant]), told("tenant \"acme\"", "10001 of them by `when.path` \"/*\""));
+    // Whatever begins with the longer text begins with the shorter one too.
+    let nested = [(MOST / 2, r#""when":{"path":"/*"}"#), (MOST / 2 + 1, r#""when":{"path":"/v1/*"}"#)];
+    assert_eq!(of_crowds(&nested), found(r#"`when.path` "/v1/*""#));
+    let several = [(MOST / 2, r#""when":{"path":"/*"}"#), (MOST / 2 + 1, r#""when":{"method":"GET"}"#)];
+    let by = r#"5001 of them by `when.method` "GET""#;
+    assert_eq!(of_crowds(&several), told("every tenant", by));
+    // A request begins with one of them at most.
+    let apart = [(MOST, r#""when":{"path":"/a/*"}"#), (MOST, r#""when":{"path":"/b/*"}"#)];
+    assert_eq!(of_crowds(&apart), [""; 0]);
+}
+
+#[test]
+fn there_is_a_most_of_rules_that_are_enforced_for_everything() {
+    let of = |rules: usize, fields: &str| {
+        (0..rules).map(|at| rule(&at.to_string(), &format!(r#"{{{fields},"period":"1s"}}"#))).collect()
+    };
+    let all = |rows: Vec<Row>| {
+        let book = Book { rows: rows.into(), ..Book::default() };
+        RuleSet::compile(&book, None, 0).map_or_else(|problems| problems.0, |_| Vec::new())
+    };
+    let by_user = r#""key":["user"],"limit":4000000000"#;
+    let told = |whose: &str, key: &str| {
+        vec![format!(
+            "rules: 129 for {whose} that are enforced for every request with the key [{key}] is outside 0 to 128, the \
+             most that one request may be under"
+        )]
+    };
+    assert_eq!(all(of(129, by_user)), told("every tenant", r#""user""#));
+    assert_eq!(all(of(128, by_user)), [""; 0]);
+    assert_eq!(all(of(129, &format!(r#"{by_user},"mode":"shadow""#))), [""; 0]);
+    assert_eq!(all(of(129, &format!(r#"{by_user},"when":{{"path":"/*"}}"#))), [""; 0], "not for everything");
+    let with = |more: &str| {
+        let mut rows: Vec<Row> = of(128, by_user);
+        rows.push(rule("more", &format!(r#"{{{more},"limit":1,"period":"1s"}}"#)));
+        all(rows)
+    };
+    assert_eq!(with(r#""key":["team"]"#), [""; 0], "no request need have both");
+    assert_eq!(with(r#""key":["user","team"]"#), told("every tenant", r#""team", "user""#));
+    assert_eq!(with(r#""key":[]"#), told("every tenant", r#""user""#));
+    assert_eq!(with(r#""key":["user"],"tenant":"acme""#), told("tenant \"acme\"", r#""user""#));
 }
 
 #[test]

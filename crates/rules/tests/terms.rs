@@ -136,7 +136,7 @@ fn emergencies(given: &[(&str, &str)]) -> RuleSet {
     let rows = vec![rule("calls", ""), rule("windows", r#","algorithm":"sliding_window","mode":"shadow""#)];
     let row =
         |(id, body): &(&str, &str)| EmergencyRow { id: (*id).into(), body: (*body).into(), expires_ms: 60 };
-    let book = Book { rows, emergencies: given.iter().map(row).collect(), ..Book::default() };
+    let book = Book { rows: rows.into(), emergencies: given.iter().map(row).collect(), ..Book::default() };
     RuleSet::compile(&book, None, 0).expect("a good book")
 }
 

@@ -1,10 +1,12 @@
 //! The admin listener: health, readiness, metrics, questions from the command line, and the rules' store.
 
 mod audit;
+mod bounds;
 mod credentials;
 mod emergencies;
 mod given;
 mod log;
+mod regions;
 mod routes;
 mod rules;
 
@@ -19,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::routes::{Found, To, Who, find};
 use crate::auth::TenantIndex;
-use crate::control::Control;
+use crate::control::{Control, Unfit};
 use crate::http::{Answer, Asked, Problem, not_found, route_check, serve_with, text};
 use crate::worker::Context;
 
@@ -57,7 +59,9 @@ async fn route(asked: &Asked<'_>) -> Answer {
         To::Metrics => metrics(asked),
         To::Check => Ok(route_check(asked).await),
         To::Why => log::why(asked).await,
-        To::Heavy => log::heavy(asked),
+        To::Heavy => log::heavy(asked).await,
+        To::Bounds => bounds::list(asked),
+        To::Regions => regions::list(asked),
         To::Rules => rules::list(asked).await,
         To::Rule => rules::get(asked, part(0), part(1)).await,
         To::Plan => rules::plan(asked).await,
@@ -140,14 +144,33 @@ async fn take_over(control: &Arc<Control>) -> Option<String> {
     problem
 }
 
+/// Asks whether something is meant.
+fn unconfirmed(because: &str) -> Problem {
+    let problem = format!("confirmed: {because}; say `\"confirmed\": true` if that is meant");
+    Problem::new(StatusCode::CONFLICT, problem)
+}
+
+fn unfit(unfit: Unfit) -> Problem {
+    match unfit {
+        Unfit::Store(error) => refused(&error),
+        Unfit::Wrong(problems) => Problem::bad_request(problems),
+    }
+}
+
 fn refused(error: &StoreError) -> Problem {
     let status = match error {
         StoreError::Unreachable(_) | StoreError::Busy => StatusCode::SERVICE_UNAVAILABLE,
         StoreError::Invalid(_) | StoreError::Ahead { .. } => StatusCode::BAD_REQUEST,
         StoreError::NotThere(_) => StatusCode::NOT_FOUND,
-        StoreError::OwnApproval(_) => StatusCode::FORBIDDEN,
+        StoreError::OwnApproval(_) | StoreError::RelatedApproval(_) | StoreError::LaterApproval(_) => {
+            StatusCode::FORBIDDEN
+        }
         StoreError::Conflict(_)
         | StoreError::Missing(_)
+        | StoreError::InEmergency(_)
+        | StoreError::TooManyEmergencies
+        | StoreError::TooManyCredentials
+        | StoreError::Moved { .. }
         | StoreError::Needs(..)
         | StoreError::State(..)
         | StoreError::Audit(_)

@@ -63,6 +63,21 @@ impl Principal {
     pub const LOCAL: Self = Self { tenant: 0, role: Role::Admin };
 }
 
+/// Who asks, and with which token: what they are called is only looked up for those who change something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    pub(crate) principal: Principal,
+    /// Nothing on an open server.
+    token: Option<TokenHash>,
+}
+
+impl Caller {
+    /// Whether it is whoever asks, since there are no tokens.
+    pub(crate) fn is_anybody(&self) -> bool {
+        self.token.is_none()
+    }
+}
+
 /// The SHA-256 of a token. Tokens are drawn at random with 256 bits, so a plain hash of one cannot be guessed back.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenHash([u8; 32]);
@@ -140,6 +155,16 @@ struct Known {
     expires_ms: Option<u64>,
 }
 
+impl Known {
+    /// What it is called where people read who did something.
+    fn told(&self) -> String {
+        self.name.clone().unwrap_or_else(|| {
+            let digits = self.hash.to_string().replace("sha256:", "");
+            format!("{CONFIGURED}{}", digits.split_at(NAME_DIGITS).0)
+        })
+    }
+}
+
 impl Credentials {
     /// Adds a token.
     pub fn add(&mut self, hash: TokenHash, tenant: TenantIndex, role: Role) -> Result<(), &'static str> {
@@ -176,12 +201,25 @@ impl Credentials {
     /// what is looked up is a hash, and its last bytes are compared in constant time.
     /// `now_ms` is only asked for by tokens that end.
     pub fn principal(&self, token: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Principal> {
+        self.caller(token, now_ms).map(|caller| caller.principal)
+    }
+
+    fn caller(&self, token: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Caller> {
         if self.is_open() {
-            return Some(Principal::LOCAL);
+            return Some(Caller { principal: Principal::LOCAL, token: None });
         }
-        let known = self.find(&TokenHash::of(token?))?;
-        let lasts = known.expires_ms.is_none_or(|expires_ms| now_ms() < expires_ms);
-        lasts.then_some(known.principal)
+        let hash = TokenHash::of(token?);
+        let (principal, expires_ms) = self.holder(Some(&hash))?;
+        lasts(expires_ms, now_ms).then_some(Caller { principal, token: Some(hash) })
+    }
+
+    /// Who holds the token with a hash, and when that ends, if it does; on an open server, whoever asks.
+    pub(crate) fn holder(&self, hash: Option<&TokenHash>) -> Option<(Principal, Option<u64>)> {
+        if self.is_open() {
+            return Some((Principal::LOCAL, None));
+        }
+        let known = self.find(hash?)?;
+        Some((known.principal, known.expires_ms))
     }
 
     fn find(&self, hash: &TokenHash) -> Option<&Known> {
@@ -189,23 +227,29 @@ impl Credentials {
         bucket.iter().find(|known| bool::from(known.hash.0.ct_eq(&hash.0)))
     }
 
-    /// What whoever sends an `Authorization` value is called where people read who did something.
-    pub(crate) fn actor(&self, value: Option<&[u8]>) -> String {
-        let known = value.and_then(bearer).and_then(|token| self.find(&TokenHash::of(token)));
-        match known {
-            None => LOCAL_NAME.to_owned(),
-            Some(Known { name: Some(name), .. }) => name.clone(),
-            Some(Known { hash, .. }) => {
-                let digits = hash.to_string().replace("sha256:", "");
-                format!("{CONFIGURED}{}", digits.split_at(NAME_DIGITS).0)
-            }
-        }
+    /// What somebody is called where people read who did something, as long as they still are who they were when they were
+    /// let in. Their token may have been revoked since, while a body was awaited or a change was measured: nobody acts
+    /// with it then, and least of all under the name of somebody else.
+    pub(crate) fn actor(&self, caller: &Caller, now_ms: impl FnOnce() -> u64) -> Option<String> {
+        let Some(token) = &caller.token else { return self.is_open().then(|| LOCAL_NAME.to_owned()) };
+        let known = self.find(token).filter(|known| known.principal == caller.principal)?;
+        lasts(known.expires_ms, now_ms).then(|| known.told())
     }
 
     /// The principal of an `Authorization` value: `Bearer` and the token.
     pub fn of_authorization(&self, value: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Principal> {
         self.principal(value.and_then(bearer), now_ms)
     }
+
+    /// The same, with the token, for whoever needs to know later who that was.
+    pub(crate) fn caller_of(&self, value: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Caller> {
+        self.caller(value.and_then(bearer), now_ms)
+    }
+}
+
+/// Whether a token has not ended. The time is only asked for if it ends at all.
+fn lasts(expires_ms: Option<u64>, now_ms: impl FnOnce() -> u64) -> bool {
+    expires_ms.is_none_or(|expires_ms| now_ms() < expires_ms)
 }
 
 /// Whether a credential may be called so: nobody may pass for a token of the configuration, for whoever is local, or for
@@ -263,14 +307,36 @@ mod tests {
     #[test]
     fn whoever_acts_has_a_name_that_nobody_else_can_take() {
         let mut credentials = Credentials::default();
-        assert_eq!(credentials.actor(None), "local");
+        let actor = |credentials: &Credentials, value: &[u8]| {
+            let caller = credentials.caller_of(Some(value), || 0).expect("known");
+            credentials.actor(&caller, || 0)
+        };
+        assert_eq!(actor(&credentials, b"Bearer b").as_deref(), Some("local"));
         credentials.add(TokenHash::of(b"b"), 0, Role::Admin).expect("new");
         let viewer = Principal { tenant: 0, role: Role::Viewer };
         credentials.add_named(TokenHash::of(b"a"), viewer, "ada", None).expect("new");
-        assert_eq!(credentials.actor(Some(b"Bearer a")), "ada");
-        assert_eq!(credentials.actor(Some(b"Bearer b")), "token:3e23e8160039");
+        assert_eq!(actor(&credentials, b"Bearer a").as_deref(), Some("ada"));
+        assert_eq!(actor(&credentials, b"Bearer b").as_deref(), Some("token:3e23e8160039"));
         let taken = ["local", "token:3e23e8160039", "tidegate: automatic"];
         assert!(taken.iter().all(|name| !is_free_name(name)) && is_free_name("ada"));
+    }
+
+    #[test]
+    fn whoever_is_no_longer_who_was_let_in_has_no_name_to_act_by() {
+        let of = |role, expires_ms| {
+            let mut credentials = Credentials::default();
+            credentials.add(TokenHash::of(b"b"), 0, Role::Admin).expect("new");
+            let principal = Principal { tenant: 0, role };
+            credentials.add_named(TokenHash::of(b"a"), principal, "ada", expires_ms).expect("new");
+            credentials
+        };
+        let caller = of(Role::Approver, None).caller_of(Some(b"Bearer a"), || 0).expect("known");
+        assert_eq!(of(Role::Approver, Some(10)).actor(&caller, || 9).as_deref(), Some("ada"));
+        assert_eq!(of(Role::Approver, Some(10)).actor(&caller, || 10), None, "ended");
+        assert_eq!(of(Role::Viewer, None).actor(&caller, || 0), None, "in another role");
+        let mut revoked = Credentials::default();
+        revoked.add(TokenHash::of(b"b"), 0, Role::Admin).expect("new");
+        assert_eq!(revoked.actor(&caller, || 0), None, "revoked, and not `local`");
     }
 
     #[test]

@@ -102,12 +102,13 @@ pub fn rules_file(bytes: &[u8]) {
 pub fn book(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut book = Book { revision: 1, emergency_revision: 1, ..Book::default() };
+    let mut rows = Vec::new();
     for line in text.lines() {
         let mut chars = line.chars();
         let kind = chars.next();
         let (name, body) = chars.as_str().split_once(' ').unwrap_or_default();
         let (name, body) = (name.to_owned(), body.to_owned());
-        let mut row = |kind| book.rows.push(Row { kind, name: name.clone(), body: body.clone(), version: 1 });
+        let mut row = |kind| rows.push(Row { kind, name: name.clone(), body: body.clone(), version: 1 });
         match kind {
             Some('t') => row(Kind::Template),
             Some('r') => row(Kind::Rule),
@@ -115,6 +116,7 @@ pub fn book(bytes: &[u8]) {
             _ => book.emergencies.push(EmergencyRow { id: name, body, expires_ms: 2 }),
         }
     }
+    book.rows = rows.into();
     match RuleSet::compile(&book, None, 0) {
         Ok(set) => each_request(&set),
         Err(problems) => assert!((1..=PROBLEMS_MAX + 1).contains(&problems.0.len())),

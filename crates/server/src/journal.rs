@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use tidegate::{Outcome as LimitOutcome, Retry};
 use tidegate_record::{
-    Archive, Entry, Heavy, Key, Log, LogError, Record, Recorder, Settings, Terms, Verdict, Why,
+    Archive, Deliveries, Entry, HeavyKeys, Key, Log, LogError, Record, Recorder, Settings, Terms, Verdict,
+    Why,
 };
 use tokio::runtime::Builder;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::TenantIndex;
 use crate::config::LogConfig;
@@ -19,12 +20,17 @@ use crate::shared::Shared;
 /// decisions.
 const QUESTIONS_MAX: usize = 2;
 
+/// Replays at the same time. Each holds what it has seen, some tens of megabytes: whoever is next waits for its turn, and not
+/// for whoever looks something up.
+const REPLAYS_MAX: usize = 1;
+
 /// The log of this server.
 #[derive(Debug)]
 pub(crate) struct Journal {
     log: Log,
     recorder: Arc<Recorder>,
     questions: Arc<Semaphore>,
+    replays: Arc<Semaphore>,
 }
 
 /// Why a question was not answered.
@@ -69,57 +75,87 @@ impl Journal {
             region: who.region,
             node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             seed: limiter.wall_us(),
+            otlp: config.otlp.clone(),
         };
         let log = Log::open(folder, settings, move || limiter.wall_us() / 1_000)?;
         let recorder = Arc::clone(log.recorder());
-        Ok(Self { log, recorder, questions: Arc::new(Semaphore::new(QUESTIONS_MAX)) })
+        let [questions, replays] = [QUESTIONS_MAX, REPLAYS_MAX].map(|most| Arc::new(Semaphore::new(most)));
+        Ok(Self { log, recorder, questions, replays })
     }
 
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
 
-    /// Who of a tenant was near a limit.
-    pub(crate) fn heavy(&self, tenant: &str, minutes: u64, now_ms: u64) -> Vec<Heavy> {
-        self.log.heavy(tenant, minutes, now_ms)
+    /// What becomes of records that are sent to a collector.
+    pub(crate) fn deliveries(&self) -> Option<Deliveries> {
+        self.log.deliveries()
+    }
+
+    /// Who of a tenant was near a limit: no more than `most`.
+    pub(crate) async fn heavy(
+        &self,
+        tenant: String,
+        minutes: u64,
+        now_ms: u64,
+        most: usize,
+    ) -> Result<HeavyKeys, NotAnswered> {
+        let permit = Arc::clone(&self.questions).try_acquire_owned().map_err(|_| NotAnswered::Busy)?;
+        let summary = self.log.summary();
+        // The log's thread may hold what is asked for while it takes in what was decided: workers do not wait for it.
+        let found = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            summary.heavy(&tenant, minutes, now_ms, most)
+        });
+        found.await.map_err(|error| NotAnswered::Log(ended(error)))
     }
 
     /// What was decided about a key.
     pub(crate) async fn why(&self, question: Question) -> Result<Vec<Record>, NotAnswered> {
-        self.look_up(async move |folder: &Path| question.look_up(folder).await).await
+        let permit = Arc::clone(&self.questions).try_acquire_owned().map_err(|_| NotAnswered::Busy)?;
+        let found = self.look_up(permit, async move |folder: &Path| question.look_up(folder).await);
+        found.await.map_err(NotAnswered::Log)
     }
 
-    /// Shows `to` all that was decided from one moment to another, in order, until it has enough.
-    pub(crate) async fn replay<T: Send + 'static>(
+    /// Shows `to` what was decided from one moment to another, in order, until it has enough, and gives what it makes of that;
+    /// of more than some `records`, the latest.
+    pub(crate) async fn replay<T: Send + 'static, R: Send + 'static>(
         &self,
         (from_ms, to_ms): (u64, u64),
+        records: u64,
         mut to: T,
         take: fn(&mut T, &Record) -> bool,
-    ) -> Result<T, NotAnswered> {
+        finish: fn(T) -> R,
+    ) -> Result<R, LogError> {
         let replay = async move |folder: &Path| {
             let mut archive = Archive::open(folder).await?;
+            let from_ms = archive.since(from_ms, to_ms, records).await?;
             archive.replay(from_ms, to_ms, |record| take(&mut to, &record)).await?;
             archive.close().await?;
-            Ok(to)
+            Ok(finish(to))
         };
-        self.look_up(replay).await
+        self.look_up(Arc::clone(&self.replays).acquire_owned().await.map_err(ended)?, replay).await
     }
 
     /// Looks something up on a thread of its own: those of the workers decide meanwhile.
     async fn look_up<T: Send + 'static>(
         &self,
+        permit: OwnedSemaphorePermit,
         question: impl AsyncFnOnce(&Path) -> Result<T, LogError> + Send + 'static,
-    ) -> Result<T, NotAnswered> {
-        let permit = Arc::clone(&self.questions).try_acquire_owned().map_err(|_| NotAnswered::Busy)?;
+    ) -> Result<T, LogError> {
         let folder = self.log.folder().to_owned();
         let looked_up = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
             runtime.block_on(question(&folder))
         });
-        let ended = |error| LogError::Thread(std::io::Error::other(error));
-        looked_up.await.map_err(ended).flatten().map_err(NotAnswered::Log)
+        looked_up.await.map_err(ended).flatten()
     }
+}
+
+/// A thread that did not come to an end.
+fn ended(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> LogError {
+    LogError::Thread(std::io::Error::other(error))
 }
 
 /// Who keeps the log.
@@ -218,9 +254,50 @@ pub(crate) fn decisive<'o, 'g: 'o>(said: impl IntoIterator<Item = &'o LimitOutco
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::HashMap;
     use std::time::Duration;
+
     use tidegate::{Limit, Limiter, ManualClock};
+
+    use super::*;
+    use crate::config::Config;
+
+    /// A log of its own, that nothing is written to.
+    fn journal(folder: &Path) -> Journal {
+        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+        let given: HashMap<String, String> =
+            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let mut config = Config::read(&given, None).expect("good");
+        let shared = Shared::on_clock(&mut config, Arc::new(ManualClock::new())).expect("fits");
+        let log = LogConfig {
+            sample_rate: 1.0,
+            retention: Duration::from_hours(1),
+            bytes_max: 1 << 20,
+            otlp: None,
+        };
+        Journal::open(folder, &log, Who { threads: 1, region: String::new() }, &shared).expect("opens")
+    }
+
+    #[test]
+    fn whoever_looks_something_up_keeps_nobody_from_replaying() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let journal = journal(folder.path());
+        let runtime = Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let everybody: Vec<_> = (0..QUESTIONS_MAX).map(|_| journal.questions.try_acquire()).collect();
+            let question = Question {
+                tenant: String::new(),
+                key: "user:1".to_owned(),
+                at_ms: 1,
+                window_ms: 1,
+                records: 1,
+            };
+            assert!(everybody.iter().all(Result::is_ok));
+            assert!(matches!(journal.why(question).await, Err(NotAnswered::Busy)));
+            let counted = journal.replay((0, 1), 1, 7, |_, _| true, |count: u32| count).await;
+            assert_eq!(counted.expect("replayed"), 7);
+        });
+    }
 
     #[test]
     fn the_longest_denial_decides_or_else_the_limit_with_the_least_left() {

@@ -7,10 +7,13 @@
 mod address;
 mod admin;
 pub mod auth;
+pub mod bounds;
 pub mod config;
 mod control;
 mod deciding;
 mod envoy;
+#[cfg(feature = "parquet")]
+mod export;
 #[doc(hidden)]
 pub mod fuzzing;
 mod grpc;
@@ -24,6 +27,7 @@ mod metrics;
 mod open_files;
 mod origin;
 mod overrides;
+mod pieces;
 mod prepare;
 mod reload;
 mod resp;
@@ -45,10 +49,16 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::config::{Config, ConfigProblems};
 pub use crate::envoy::{Imported, import_descriptors};
+#[cfg(feature = "parquet")]
+pub use crate::export::{LogExport, NotExported};
 pub use crate::metrics::Listener;
 pub use crate::origin::{OriginConfig, OriginTls, RegionConfig};
 pub use crate::prepare::Prepared;
 pub use crate::shared::StartError;
+/// The processes that count together, for whoever computes a bound without a server.
+pub use tidegate_core::bound::Fleet;
+/// A moment as people and programs read it.
+pub use tidegate_record::timestamp;
 /// Rules files and periods, for whoever reads one without a server.
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period};
 
@@ -73,6 +83,7 @@ pub struct Server {
     shared: Arc<Shared>,
     config: Config,
     sockets: Vec<(Listener, TcpListener)>,
+    peer_address: Option<SocketAddr>,
     watched: Vec<Watched>,
     following: Option<Following>,
     context: Context,
@@ -82,6 +93,7 @@ impl Server {
     /// Opens what is kept and the store of the rules, then the ports, on the runtime that watches them.
     pub async fn start(prepared: Prepared) -> Result<Self, StartError> {
         let Prepared { mut config, mut shared, tls, watched, data_dir } = prepared;
+        reload::warn(&watched, &shared);
         if let Some(folder) = &data_dir {
             shared.keep_overrides_in(folder)?;
             shared.keep_log_in(folder, &config)?;
@@ -92,6 +104,8 @@ impl Server {
             Some(RulesConfig::File(_)) | None => None,
         };
         let sockets = open(&config)?;
+        let peer_address = shared.decider.region.as_ref().map_or(Ok(None), Region::meet);
+        let peer_address = peer_address.map_err(|error| StartError::Ports(error.problems))?;
         let serving = sockets.iter().filter(|(listener, _)| *listener != Listener::Admin).count();
         config.connections_max = OpenFiles::new(serving, config.connections_max, config.workers).make_room();
         let context = Context {
@@ -101,7 +115,12 @@ impl Server {
             stop_admin: CancellationToken::new(),
             cut: CancellationToken::new(),
         };
-        Ok(Self { shared, config, sockets, watched, following, context })
+        Ok(Self { shared, config, sockets, peer_address, watched, following, context })
+    }
+
+    /// Where servers of other regions reach it.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.peer_address
     }
 
     /// Where the server listens: useful where a port was left to the system.
@@ -119,14 +138,17 @@ impl Server {
     /// Answers until `stopped`, then finishes what was begun. The admin listener goes on until the others have, so that
     /// whoever looks sees a server that is alive and not ready.
     pub async fn run(self, stopped: impl Future<Output = ()>) -> Result<(), StartError> {
-        let Self { shared, config, sockets, watched, following, context } = self;
+        let Self { shared, config, sockets, watched, following, context, .. } = self;
         let (senders, threads) = start_workers(config.workers, &context)?;
         let (mut serving, mut admin) = serve(sockets, &Workers::new(senders), &config, &context);
         serving.spawn(reload::watch(watched, Arc::clone(&shared), context.stop.clone()));
         if let Some(following) = following {
             serving.spawn(following.run(context.stop.clone()));
         }
-        let watching = shared.decider.region.clone().map(|region| tokio::spawn(origin::watch(region)));
+        let watching = shared.decider.region.clone().map(|region| {
+            let fleet = Arc::clone(&shared);
+            tokio::spawn(async move { tokio::join!(origin::watch(region), origin::watch_fleet(fleet)) })
+        });
         stopped.await;
         shared.stop();
         context.stop.cancel();

@@ -14,9 +14,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
-use tidegate::region::{self, EngineStats, Region};
+use tidegate::region::{self, CourierStatus, EngineStats, PeerCounts, PeerStatus, Region};
 use tidegate::{Limiter, ShareStats, Source};
-use tidegate_record::{Kind, Recorder};
+use tidegate_record::{Deliveries, Delivery, Kind, Recorder};
 use tidegate_rules::Class;
 
 /// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher: more series.
@@ -78,6 +78,8 @@ label! {
 label! {
     /// What a decision rests on.
     pub(crate) Rung {
+        /// The region's origin, which counts what all regions use.
+        Global = "global",
         /// The region's origin: what it granted, its last word, or its answer.
         Regional = "regional",
         /// This process's memory.
@@ -86,7 +88,7 @@ label! {
         Overflow = "overflow",
         /// A coarse meter that all requests of a tenant share, because the origin is gone and the limit fails open.
         Open = "open",
-        /// Nothing: there was no room even for the shared meter.
+        /// Nothing: there was no room even for the shared meter, or more rules apply than can be asked.
         Refused = "refused",
         /// Nothing: the origin is gone and the limit fails closed.
         Closed = "closed",
@@ -144,6 +146,7 @@ impl From<Source> for Rung {
 impl From<region::Rung> for Rung {
     fn from(rung: region::Rung) -> Self {
         match rung {
+            region::Rung::Global => Self::Global,
             region::Rung::Regional => Self::Regional,
             region::Rung::Local => Self::Local,
             region::Rung::Open => Self::Open,
@@ -198,6 +201,7 @@ pub(crate) struct Metrics {
     pub(crate) control: ControlMetrics,
     /// What counts the records of the decision log, once there is one.
     recorder: OnceLock<Arc<Recorder>>,
+    deliveries: OnceLock<Deliveries>,
 }
 
 thread_local! {
@@ -227,6 +231,7 @@ impl Metrics {
             reloads: Default::default(),
             control: ControlMetrics::default(),
             recorder: OnceLock::new(),
+            deliveries: OnceLock::new(),
         }
     }
 
@@ -268,9 +273,12 @@ impl Metrics {
     }
 
     /// Tells of the records of a decision log from now on.
-    pub(crate) fn counts_records_of(&self, recorder: Arc<Recorder>) {
+    pub(crate) fn counts_records_of(&self, recorder: Arc<Recorder>, deliveries: Option<Deliveries>) {
         // There is one log for as long as a server runs.
         let _ = self.recorder.set(recorder);
+        if let Some(deliveries) = deliveries {
+            let _ = self.deliveries.set(deliveries);
+        }
     }
 
     #[inline]
@@ -340,8 +348,14 @@ impl Collector for Scrape {
         if let Some(recorder) = self.metrics.recorder.get() {
             encode_log(recorder, &mut encoder)?;
         }
+        if let Some(deliveries) = self.metrics.deliveries.get() {
+            encode_deliveries(deliveries, &mut encoder)?;
+        }
         if let Some(region) = &self.region {
             encode_region(region, &mut encoder)?;
+        }
+        if let Some(status) = self.region.as_ref().and_then(Region::abroad) {
+            encode_abroad(&status, &mut encoder)?;
         }
         self.encode_table(&mut encoder)
     }
@@ -486,6 +500,7 @@ pub(crate) struct ControlMetrics {
     emergency_revision: AtomicU64,
     outcomes: [AtomicU64; Followed::ALL.len()],
     rolled_back: AtomicU64,
+    not_rolled_back: AtomicU64,
     lag: [AtomicU64; LAG_BUCKETS_MS.len() + 1],
     lag_sum_ms: AtomicU64,
 }
@@ -509,6 +524,11 @@ impl ControlMetrics {
 
     pub(crate) fn rolled_back(&self) {
         add(&self.rolled_back, 1);
+    }
+
+    /// One that was to be, and that the rules make no sense without, or that somebody changed further.
+    pub(crate) fn not_rolled_back(&self) {
+        add(&self.not_rolled_back, 1);
     }
 
     /// How long a change took from when it was made to when it was in force here.
@@ -542,9 +562,12 @@ impl ControlMetrics {
             let count = self.outcomes[outcome as usize].load(Ordering::Relaxed);
             ConstCounter::new(count).encode(reloads.encode_family(&[("outcome", outcome.as_str())])?)?;
         }
-        let about = "Changes that this server rolled back because denials jumped";
-        let rolled = encoder.encode_descriptor("rules_rollbacks", about, None, MetricType::Counter)?;
-        ConstCounter::new(self.rolled_back.load(Ordering::Relaxed)).encode(rolled)?;
+        let about = "Changes that this server rolled back because denials jumped, or could not";
+        let mut rolled = encoder.encode_descriptor("rules_rollbacks", about, None, MetricType::Counter)?;
+        for (outcome, count) in [("done", &self.rolled_back), ("refused", &self.not_rolled_back)] {
+            let count = ConstCounter::new(count.load(Ordering::Relaxed));
+            count.encode(rolled.encode_family(&[("outcome", outcome)])?)?;
+        }
         self.encode_lag(encoder)
     }
 
@@ -577,6 +600,17 @@ fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::
     Ok(())
 }
 
+/// What became of those that are sent to a collector.
+fn encode_deliveries(deliveries: &Deliveries, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let Delivery { sent, dropped } = deliveries.until_now();
+    let about = "Logged decisions that a collector has, or that are lost on the way to it";
+    let mut records = encoder.encode_descriptor("log_otlp_records", about, None, MetricType::Counter)?;
+    for (outcome, count) in [("sent", sent), ("dropped", dropped)] {
+        ConstCounter::new(count).encode(records.encode_family(&[("outcome", outcome)])?)?;
+    }
+    Ok(())
+}
+
 /// What a process says to its origin, and how that answers.
 fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let about = "Whether the origin answers";
@@ -594,15 +628,99 @@ fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
     Ok(())
 }
 
+/// How it stands with other regions. What only a courier knows is told by the one that is.
+fn encode_abroad(status: &CourierStatus, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let about = "Whether this server is the courier of its region";
+    let courier = encoder.encode_descriptor("region_courier", about, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(status.is_courier)).encode(courier)?;
+    for (name, about, of) in ABROAD_COUNTERS {
+        let counter = encoder.encode_descriptor(name, about, None, MetricType::Counter)?;
+        ConstCounter::new(of(status)).encode(counter)?;
+    }
+    if status.is_courier {
+        let about = "Whether all regions are heard of, and global limits are not on this region's part";
+        let whole = encoder.encode_descriptor("region_whole", about, None, MetricType::Gauge)?;
+        ConstGauge::new(i64::from(status.is_whole)).encode(whole)?;
+        encode_ages(status, encoder)?;
+    }
+    let about = "Whether it was told of other regions, weights or silences than this one";
+    let mut disagrees = encoder.encode_descriptor("peer_disagrees", about, None, MetricType::Gauge)?;
+    for peer in &status.peers {
+        let labels = [("peer", peer.region.as_str())];
+        let value = i64::from(peer.agrees == Some(false));
+        ConstGauge::new(value).encode(disagrees.encode_family(&labels)?)?;
+    }
+    for (name, about, of) in PEER_COUNTERS {
+        let mut family = encoder.encode_descriptor(name, about, None, MetricType::Counter)?;
+        for peer in &status.peers {
+            let labels = [("peer", peer.region.as_str())];
+            ConstCounter::new(of(&peer.counts)).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_ages(status: &CourierStatus, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    for (name, about, of) in PEER_AGES {
+        let mut family = encoder.encode_descriptor(name, about, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for peer in &status.peers {
+            // Nothing is told of what nobody knows yet.
+            let Some(us) = of(peer) else { continue };
+            ConstGauge::new(seconds(us)).encode(family.encode_family(&[("peer", peer.region.as_str())])?)?;
+        }
+    }
+    Ok(())
+}
+
+type AbroadPart = (&'static str, &'static str, fn(&CourierStatus) -> u64);
+
+const ABROAD_COUNTERS: [AbroadPart; 4] = [
+    ("region_rounds", "Rounds of the courier, while this server was it", |status| status.rounds),
+    ("region_strangers", "Connections turned away that were no peer's", |status| status.strangers),
+    ("region_origin_failures", "Calls of the courier that the origin did not answer", |status| {
+        status.origin_failures
+    }),
+    ("region_oversized", "Keys too long to be told to other regions", |status| status.oversized),
+];
+
+type PeerAge = (&'static str, &'static str, fn(&PeerStatus) -> Option<u64>);
+
+const PEER_AGES: [PeerAge; 2] = [
+    ("peer_lag", "What a change here takes to be known there", |peer| peer.lag_us),
+    ("peer_silence", "For how long nothing was heard of it", |peer| peer.silence_us),
+];
+
+type PeerPart = (&'static str, &'static str, fn(&PeerCounts) -> u64);
+
+const PEER_COUNTERS: [PeerPart; 9] = [
+    ("peer_sent_bytes", "Said to it", |counts| counts.bytes_sent),
+    ("peer_received_bytes", "Heard from it", |counts| counts.bytes_received),
+    ("peer_batches_sent", "Batches that it merged", |counts| counts.batches_sent),
+    ("peer_batches_received", "Batches of it that were merged", |counts| counts.batches_received),
+    ("peer_components_sent", "Keys told to it", |counts| counts.components_sent),
+    ("peer_components_received", "Keys it told of", |counts| counts.components_received),
+    ("peer_refused", "Connections that one side turned away", |counts| counts.refused),
+    ("peer_charges_given_up", "Charges that it decides about and was not told of", |counts| {
+        counts.charges_given_up
+    }),
+    ("peer_refunds_given_up", "Refunds of which nobody knows whether it was told", |counts| {
+        counts.refunds_given_up
+    }),
+];
+
 type OriginPart = (&'static str, &'static str, fn(&EngineStats) -> u64);
 
-const ORIGIN_COUNTERS: [OriginPart; 6] = [
+const ORIGIN_COUNTERS: [OriginPart; 10] = [
     ("origin_calls", "Calls made to the origin", |stats| stats.calls),
     ("origin_repeats", "Calls sent again, late or unanswered", |stats| stats.repeats),
     ("origin_updates", "Meters spoken of in all calls", |stats| stats.updates),
     ("origin_waited", "Questions that waited for the origin", |stats| stats.waited),
     ("origin_unanswered", "Questions that waited in vain", |stats| stats.unanswered),
     ("origin_returned", "Units given back that passed too late", |stats| stats.returned),
+    ("origin_refused", "Calls that the origin would not take", |stats| stats.refused),
+    ("origin_crowded", "Questions that did not wait, since too many did", |stats| stats.crowded),
+    ("origin_dropped", "Units that the origin never hears of, for want of room", |stats| stats.dropped),
+    ("origin_lapsed", "Units that count as used, since they were reported late", |stats| stats.lapsed),
 ];
 
 type Part = (&'static str, &'static str, fn(&ShareStats) -> u64);

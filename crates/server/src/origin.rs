@@ -2,15 +2,19 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate::region::redis::{Certificates, RedisConfig, RedisOrigin, Servers};
-use tidegate::region::{MemoryOrigin, Origin, Region, Settings};
+use tidegate::region::{MemoryOrigin, Origin, Region, Regions, Settings};
 use tidegate::{Clock, Limiter, SystemClock};
+use tidegate_core::bound::{Fleet, LAG_ALARM_US};
+use tokio::time::MissedTickBehavior;
 
 use crate::rules::read_text;
+use crate::shared::Shared;
 
 /// The largest file of certificates.
-const PEM_BYTES_MAX: usize = 1 << 20;
+pub(crate) const PEM_BYTES_MAX: usize = 1 << 20;
 
 /// Where a region's meters are kept.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +50,7 @@ pub struct OriginTls {
 }
 
 /// The region that a server is a part of.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RegionConfig {
     /// What it is called.
     pub name: String,
@@ -54,9 +58,23 @@ pub struct RegionConfig {
     pub origin: OriginConfig,
     /// Files with what TLS to it needs.
     pub tls: OriginTls,
+    /// How long a request waits for it.
+    pub wait_max: Duration,
+    /// How many processes there are in each region, as far as anybody said.
+    pub nodes: u32,
+    /// The regions that it counts with, if it is one of several.
+    pub among: Option<Regions>,
 }
 
 impl RegionConfig {
+    /// What this process was told of those that it counts with: that they share an origin, if they do, how many they are, and what
+    /// regions there are.
+    pub(crate) fn fleet(&self) -> Fleet {
+        let regions = self.among.as_ref().map_or_else(|| Fleet::of(1), Regions::fleet);
+        let has_origin = !matches!(self.origin, OriginConfig::None);
+        Fleet { has_origin, nodes: self.nodes, ..regions }
+    }
+
     /// Joins the region, if there is one. Has to be called within a runtime then, which makes the calls.
     pub(crate) fn join(&self, limiter: &Arc<Limiter>) -> Result<Option<Region>, String> {
         let origin: Arc<dyn Origin> = match &self.origin {
@@ -67,8 +85,15 @@ impl RegionConfig {
             }
             OriginConfig::Redis(servers) => Arc::new(self.open(servers)?),
         };
-        let joined = Region::join_as(&self.name, Arc::clone(limiter), origin, Settings::default());
-        joined.map(Some).map_err(|error| format!("region: {error}"))
+        let deadline_us = u64::try_from(self.wait_max.as_micros()).unwrap_or(u64::MAX);
+        let (limiter, settings) = (Arc::clone(limiter), Settings { deadline_us, ..Settings::default() });
+        let joined = match &self.among {
+            None => Region::join_as(&self.name, limiter, origin, settings)
+                .map_err(|error| format!("region: {error}")),
+            Some(regions) => Region::join_among(regions.clone(), limiter, origin, settings)
+                .map_err(|error| error.problems.join("\n")),
+        };
+        joined.map(Some)
     }
 
     fn open(&self, servers: &Servers) -> Result<RedisOrigin, String> {
@@ -94,8 +119,55 @@ impl OriginTls {
     }
 }
 
-/// Tells of it whenever the origin stops or begins to answer, for as long as the server runs.
+/// How often a server looks how many processes it has heard of, and how late other regions hear of it.
+const FLEET_EVERY: Duration = Duration::from_secs(1);
+
+/// Lags are told in steps of this, rounded up. Longer: bounds are computed anew less often; they are further above what was
+/// measured.
+const LAG_STEP_US: u64 = LAG_ALARM_US;
+
+/// Takes in what the region has shown of the processes that count together, for as long as the server runs.
+pub(crate) async fn watch_fleet(shared: Arc<Shared>) {
+    let Some(region) = shared.decider.region.clone() else { return };
+    let mut ticks = tokio::time::interval(FLEET_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let lags = region.abroad().into_iter().flat_map(|status| status.peers).filter_map(|peer| peer.lag_us);
+        shared.note_fleet(seen(&shared.fleet, region.processes(), lags.max()));
+        shared.rules.load().note_fleet(shared.fleet_now());
+    }
+}
+
+/// What was told of a fleet, with the most processes that were ever heard to share a meter and the longest lag between regions that was
+/// measured, if those are more. Regions that hear of each other later than the silence are on their parts: that is another term of a bound.
+fn seen(told: &Fleet, processes: u32, lag_us: Option<u64>) -> Fleet {
+    let told_us = told.courier_us + told.transit_us;
+    let lag_us = lag_us.unwrap_or(0).div_ceil(LAG_STEP_US).saturating_mul(LAG_STEP_US);
+    let lag_us = lag_us.min(told.silence_us).max(told_us);
+    Fleet { nodes: told.nodes.max(processes), transit_us: lag_us - told.courier_us, ..told.clone() }
+}
+
+/// How often it is told that the origin would not take calls, however many there were.
+const REFUSALS_EVERY: Duration = Duration::from_secs(10);
+
+/// Tells of it whenever the origin stops or begins to answer, or would not take a call, for as long as the server runs.
 pub(crate) async fn watch(region: Region) {
+    tokio::join!(watch_answers(&region), watch_refusals(&region));
+}
+
+async fn watch_refusals(region: &Region) {
+    let mut refusal = region.refusal();
+    while refusal.changed().await.is_ok() {
+        if let Some(reason) = *refusal.borrow_and_update() {
+            let refused = region.stats().refused;
+            tracing::error!(%reason, refused, "the origin would not take a call: whoever waited for it was decided without");
+        }
+        let _ = tokio::time::timeout(REFUSALS_EVERY, std::future::pending::<()>()).await;
+    }
+}
+
+async fn watch_answers(region: &Region) {
     let mut answers = region.answers();
     while answers.changed().await.is_ok() {
         if *answers.borrow_and_update() {
@@ -106,5 +178,23 @@ pub(crate) async fn watch(region: Region) {
                  pays are open, all others are closed"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_count_with_what_was_seen_where_it_is_more_than_what_was_told() {
+        let told = Fleet { nodes: 4, ..Fleet::of(3) };
+        let of = |processes, lag_us| {
+            let fleet = seen(&told, processes, lag_us);
+            (fleet.nodes, fleet.courier_us + fleet.transit_us)
+        };
+        assert_eq!(of(1, None), (4, 500_000));
+        assert_eq!(of(9, Some(240_000)), (9, 500_000));
+        assert_eq!(of(4, Some(500_001)), (4, 1_000_000));
+        assert_eq!(of(4, Some(3_600_000_000)), (4, told.silence_us), "regions have parted by then");
     }
 }

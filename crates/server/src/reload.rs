@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Config, RulesConfig};
 use crate::envoy::Descriptors;
 use crate::metrics::Reloaded;
-use crate::rules::GatedRules;
+use crate::rules::{GatedRules, warn_of};
 use crate::shared::Shared;
 
 /// How often the files are looked at. Looking is cheap and also works where file events do not, such as for mounted
@@ -69,6 +69,19 @@ pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<Vec<Watched>,
     if problems.is_empty() { Ok(watched) } else { Err(problems) }
 }
 
+/// Says what the authors of rules may not have meant that were read before anybody wrote a log.
+pub(crate) fn warn(watched: &[Watched], shared: &Shared) {
+    for one in watched {
+        warn_of_rules(&one.source, shared);
+    }
+}
+
+fn warn_of_rules(source: &Source, shared: &Shared) {
+    if matches!(source.what, Reloaded::Rules) {
+        warn_of(shared.rules.load().set(), &shared.fleet);
+    }
+}
+
 /// Reads again what changes, until told to stop.
 pub(crate) async fn watch(mut watched: Vec<Watched>, shared: Arc<Shared>, stop: CancellationToken) {
     let mut ticks = interval(LOOK_EVERY);
@@ -123,7 +136,10 @@ fn reload(source: &Source, shared: &Shared) {
     let result = (source.load)(&source.path, shared);
     shared.metrics.reloaded(source.what, result.is_ok());
     match result {
-        Ok(()) => tracing::info!(file = source.what.as_str(), path = %source.path.display(), "read again"),
+        Ok(()) => {
+            tracing::info!(file = source.what.as_str(), path = %source.path.display(), "read again");
+            warn_of_rules(source, shared);
+        }
         Err(problems) => {
             tracing::error!(file = source.what.as_str(), %problems, "refused; the last good one stays in force");
         }

@@ -7,9 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
 use tidegate::region::{Policy, Question};
-use tidegate::{Algorithm, Decision, Gate, Limit, Outcome as LimitOutcome, UnknownName};
+use tidegate::{
+    Algorithm, Decision, Gate, LIMITS_PER_CHECK_MAX, Limit, Outcome as LimitOutcome, UnknownName,
+};
+use tidegate_core::bound::{Faults, Fleet, Promise, bound};
 use tidegate_rules::book::EmergencyRow;
 use tidegate_rules::{
     Class, Dimensions, FILE_BYTES_MAX, KEY_PARTS_MAX, Key, Match, Mode, Rule, RuleSet, Terms,
@@ -43,6 +47,29 @@ struct Gates {
     used: Vec<Vec<String>>,
     /// By position of the rule: how often it was asked and denied.
     counts: Box<[RuleCount]>,
+    bounds: ArcSwap<Bounds>,
+}
+
+/// How far rules may be passed, by their positions.
+#[derive(Debug, Default)]
+struct Bounds {
+    units: Box<[u64]>,
+    /// By whom.
+    fleet: Option<Arc<Fleet>>,
+}
+
+impl Bounds {
+    fn new(set: &RuleSet, fleet: Arc<Fleet>) -> Self {
+        let units = set.rules().iter().map(|rule| most_above(rule, &rule.limit, &fleet)).collect();
+        Self { units, fleet: Some(fleet) }
+    }
+
+    fn most_above(&self, position: usize, rule: &Rule, limit: &Limit) -> Option<u64> {
+        if *limit == rule.limit {
+            return self.units.get(position).copied();
+        }
+        self.fleet.as_ref().map(|fleet| most_above(rule, limit, fleet))
+    }
 }
 
 /// What a rule did, on every worker: whoever looks takes it away. Denials are the smaller part of what a rule says, and
@@ -50,8 +77,20 @@ struct Gates {
 #[derive(Debug, Default)]
 pub(crate) struct RuleCount {
     denied: AtomicU32,
+    /// What it would have denied, while in shadow mode.
+    shadow_denied: AtomicU32,
     asked: AtomicU32,
     is_watched: AtomicBool,
+}
+
+/// What a rule did in a while.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RuleDid {
+    pub(crate) denied: u64,
+    /// In shadow mode: nobody was turned away.
+    pub(crate) shadow_denied: u64,
+    /// Requests that it was enforced for, if they were counted.
+    pub(crate) asked: u64,
 }
 
 impl RuleCount {
@@ -65,6 +104,13 @@ impl RuleCount {
         }
     }
 
+    #[inline]
+    fn count_in_shadow(&self, is_allowed: bool) {
+        if !is_allowed {
+            self.shadow_denied.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Whether its requests are counted from now on.
     pub(crate) fn watch(&self, is_watched: bool) {
         // Most stay as they are: their cache lines are left alone.
@@ -73,14 +119,15 @@ impl RuleCount {
         }
     }
 
-    /// How often it denied, and of how many requests, since this was last asked.
-    pub(crate) fn take(&self) -> (u32, u32) {
+    /// What it did since this was last asked.
+    pub(crate) fn take(&self) -> RuleDid {
         // Most did nothing: their cache lines are left alone.
         let take = |count: &AtomicU32| match count.load(Ordering::Relaxed) {
             0 => 0,
-            _ => count.swap(0, Ordering::Relaxed),
+            _ => u64::from(count.swap(0, Ordering::Relaxed)),
         };
-        (take(&self.denied), take(&self.asked))
+        let (denied, shadow_denied) = (take(&self.denied), take(&self.shadow_denied));
+        RuleDid { denied, shadow_denied, asked: take(&self.asked) }
     }
 }
 
@@ -107,6 +154,8 @@ struct Applying<'r, 'd> {
 pub(crate) struct Applied<'r> {
     pub(crate) rule: &'r Rule,
     pub(crate) terms: Terms<'r>,
+    /// How many units above its limit may pass at most.
+    pub(crate) bound: u64,
     count: &'r RuleCount,
 }
 
@@ -152,21 +201,7 @@ pub(crate) enum Undecided {
 impl GatedRules {
     /// Makes the gates of a set.
     pub(crate) fn new(set: RuleSet, shared: &Shared) -> Result<Self, String> {
-        let count = |tenant: &Tenant| set.rules_for(&tenant.name).count();
-        let gates: usize = shared.tenants.iter().map(count).sum();
-        if gates > GATES_MAX {
-            return Err(format!(
-                "rules: {gates}, counted once for each tenant they are for, is outside 0 to {GATES_MAX}"
-            ));
-        }
-        let tenants: HashSet<&str> = shared.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
-        let unknown = |rule: &&Rule| rule.tenant.as_ref().is_some_and(|name| !tenants.contains(&**name));
-        if let Some(rule) = set.rules().iter().find(unknown) {
-            return Err(format!(
-                "rules: {:?} is for a tenant that is not configured: {:?}",
-                rule.name, rule.tenant
-            ));
-        }
+        check_tenants(&set, &shared.tenants)?;
         let of_tenant = |tenant: &Tenant| {
             let gates = set
                 .rules_for(&tenant.name)
@@ -178,10 +213,11 @@ impl GatedRules {
         let of_tenants: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
         let of_tenants = of_tenants.map_err(|error| error.to_string())?;
         let counts = set.rules().iter().map(|_| RuleCount::default()).collect();
+        let bounds = ArcSwap::from_pointee(Bounds::new(&set, shared.fleet_now()));
         let used =
             |tenant: &Tenant| set.rule_dimensions(&tenant.name).into_iter().map(str::to_owned).collect();
         let used = shared.tenants.iter().map(used).collect();
-        Ok(Self::of_gates(Arc::new(Gates { of_tenants, used, counts }), set, shared))
+        Ok(Self::of_gates(Arc::new(Gates { of_tenants, used, counts, bounds }), set, shared))
     }
 
     /// The same rules, with the same gates, under other emergencies.
@@ -207,6 +243,14 @@ impl GatedRules {
             used
         });
         Self { used: used.collect(), gates, set }
+    }
+
+    /// Has answers tell how far rules may be passed by these processes.
+    pub(crate) fn note_fleet(&self, fleet: Arc<Fleet>) {
+        let known = self.gates.bounds.load();
+        if !known.fleet.as_ref().is_some_and(|known| Arc::ptr_eq(known, &fleet)) {
+            self.gates.bounds.store(Arc::new(Bounds::new(&self.set, fleet)));
+        }
     }
 
     /// All rules, with what each of them did.
@@ -243,11 +287,13 @@ impl GatedRules {
     ) -> Case<'r, 'd> {
         let name = &shared.tenant(tenant).name;
         let now_ms = shared.decider.limiter.wall_us() / 1_000;
+        let bounds = self.gates.bounds.load();
         let applying = self.set.matching(name, request, now_ms).filter_map(|found| {
             let gate = self.gate(shared, tenant, &found)?;
             let Match { rule, key, terms, position } = found;
             let count = self.gates.counts.get(position)?;
-            Some(Applying { applied: Applied { rule, terms, count }, key, gate })
+            let bound = bounds.most_above(position, rule, &terms.limit)?;
+            Some(Applying { applied: Applied { rule, terms, bound, count }, key, gate })
         });
         let together = self.together(&shared.decider, name, request);
         Case { rules: self, tenant, request, applying: applying.collect(), together }
@@ -282,10 +328,40 @@ impl GatedRules {
     }
 }
 
+/// Whether a server with these tenants can take a set.
+pub(crate) fn check_tenants(set: &RuleSet, tenants: &[Tenant]) -> Result<(), String> {
+    let gates: usize = tenants.iter().map(|tenant| set.rules_for(&tenant.name).count()).sum();
+    if gates > GATES_MAX {
+        return Err(format!(
+            "rules: {gates}, counted once for each tenant they are for, is outside 0 to {GATES_MAX}"
+        ));
+    }
+    let known: HashSet<&str> = tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+    let mut named = set.rules().iter().filter_map(|rule| Some((rule, rule.tenant.as_deref()?)));
+    match named.find(|(_, tenant)| !known.contains(tenant)) {
+        None => Ok(()),
+        Some((rule, tenant)) => {
+            Err(format!("rules[{:?}].tenant: there is no [[tenants]] entry named {tenant:?}", rule.name))
+        }
+    }
+}
+
 /// The gate of a rule, or of another limit for some of its keys: a name stands for the same meters, whatever the limit.
 fn gate(decider: &Decider, tenant: &Tenant, rule: &Rule, limit: Limit) -> Result<Gate, UnknownName> {
     let gate = decider.gate(&tenant.name, &format!("rule:{}", rule.name), limit, policy(rule))?;
     Ok(gate.with_name(&*rule.name))
+}
+
+/// How many units above a limit of a rule may pass, if everything goes wrong once.
+fn most_above(rule: &Rule, limit: &Limit, fleet: &Fleet) -> u64 {
+    bound(&rule.promise(limit), fleet, &Faults::ONE_OF_EACH).total()
+}
+
+/// Tells whoever looks after the server what the authors of rules may not have meant.
+pub(crate) fn warn_of(set: &RuleSet, fleet: &Fleet) {
+    for warning in set.warnings(fleet) {
+        tracing::warn!(rules = set.version(), "{warning}");
+    }
 }
 
 impl Case<'_, '_> {
@@ -301,8 +377,11 @@ impl Case<'_, '_> {
         let class = enforced.iter().map(|(applied, _)| applied.rule.class).max().unwrap_or_default();
         if load::sheds(class) {
             shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
-            self.take_down(shared, (surface, cost), shed_outcome(class), Rung::Shed, None);
+            self.take_down(shared, (surface, cost), shed_outcome(class), Rung::Shed, (None, None));
             return Err(Undecided::Shed { class });
+        }
+        if enforced.len() > LIMITS_PER_CHECK_MAX {
+            return Err(self.refuse(shared, (surface, cost), class, &enforced));
         }
         let (enforced, questions): (Vec<Applied<'_>>, Vec<Question<'_, '_>>) =
             enforced.into_iter().map(|(applied, question)| (applied, question.cost(cost))).unzip();
@@ -319,22 +398,45 @@ impl Case<'_, '_> {
                 applied.count.count(outcome.is_allowed());
             }
         }
+        for Ruled { applied, outcome } in &ruling.shadows {
+            if applied.terms.emergency.is_none() {
+                applied.count.count_in_shadow(outcome.is_allowed());
+            }
+        }
         shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
-        self.take_down(shared, (surface, cost), ruling.outcome(), rung, Some(&ruling));
+        self.take_down(shared, (surface, cost), ruling.outcome(), rung, ruling.decided_by().unzip());
         Ok(ruling)
     }
 
-    /// Takes a decision down, if that is due: under the rule that decided it, if any did.
+    /// Turns a request away that is under more rules than can be asked. Whoever asked is denied by each of them: counted and
+    /// taken down as that, or nobody would undo the change that did it.
+    fn refuse(
+        &self,
+        shared: &Shared,
+        asked: (Surface, u64),
+        class: Class,
+        enforced: &Asked<'_, '_>,
+    ) -> Undecided {
+        for (applied, _) in enforced.iter().filter(|(applied, _)| applied.terms.emergency.is_none()) {
+            applied.count.count(false);
+        }
+        shared.metrics.decided(asked.0, class, Outcome::Denied, Rung::Refused, 1);
+        // None decided it: it is found by the key of the first.
+        let first = enforced.first().map(|(applied, _)| *applied);
+        self.take_down(shared, asked, Outcome::Denied, Rung::Refused, (first, None));
+        Undecided::TooManyRules { rules: enforced.len() }
+    }
+
+    /// Takes a decision down, if that is due: under the rule that decided it, if any did, with what that said.
     fn take_down(
         &self,
         shared: &Shared,
         (surface, cost): (Surface, u64),
         outcome: Outcome,
         rung: Rung,
-        ruling: Option<&Ruling<'_>>,
+        (applied, said): (Option<Applied<'_>>, Option<LimitOutcome<'_>>),
     ) {
         let Some(recorder) = shared.recorder_for(outcome) else { return };
-        let (applied, said) = ruling.and_then(Ruling::decided_by).unzip();
         let mut key = tidegate_record::Key::default();
         for name in applied.iter().flat_map(|applied| applied.rule.key.iter()) {
             key.add(name, self.request.get(name).unwrap_or_default());
@@ -389,11 +491,10 @@ async fn in_shadow<'r>(decider: &Decider, shadows: Asked<'r, '_>, cost: u64) -> 
 
 /// How a region treats a rule.
 fn policy(rule: &Rule) -> Policy {
-    let Rule { class, paid, tolerance_ppm, version, .. } = rule;
-    let tolerance_ppm = tolerance_ppm.unwrap_or(class.tolerance_ppm());
-    // A file does not count to four billion.
-    let version = u32::try_from(*version).unwrap_or(u32::MAX);
-    Policy { class: *class, paid: *paid, tolerance_ppm, version }
+    let Promise { class, paid, tolerance_ppm, regime, .. } = rule.promise(&rule.limit);
+    // No set has a rule of a higher version.
+    let version = u32::try_from(rule.version).unwrap_or(u32::MAX);
+    Policy { class, paid, tolerance_ppm, regime, version }
 }
 
 impl<'r> Ruling<'r> {
@@ -506,6 +607,24 @@ mod tests {
     }
 
     #[test]
+    fn under_more_rules_than_can_be_asked_a_request_is_denied_by_each_of_them() {
+        let (_clock, shared) = server();
+        // Nothing is wrong with either half.
+        let rule = |at: usize| {
+            let when = if at.is_multiple_of(2) { "path='/*'" } else { "user='*'" };
+            format!("[[rules]]\nname='{at}'\nkey=['user']\nlimit=9\nperiod='1m'\nwhen={{{when}}}\n")
+        };
+        let rules = gated(&shared, &(0..=LIMITS_PER_CHECK_MAX).map(rule).collect::<String>());
+        let request = Dimensions::new([("user", "bob"), ("path", "/")]).expect("good dimensions");
+        let case = rules.case(&shared, 0, &request);
+        let undecided = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
+        assert_eq!(undecided.map(|_| ()), Err(Undecided::TooManyRules { rules: LIMITS_PER_CHECK_MAX + 1 }));
+        let denied: Vec<u64> = rules.counts().map(|(_, count)| count.take().denied).collect();
+        assert_eq!(denied, [1; LIMITS_PER_CHECK_MAX + 1]);
+        assert_eq!(passed(&rules, &shared, "carol"), 9, "without a path it is under half of them");
+    }
+
+    #[test]
     fn an_override_that_ends_leaves_the_rule() {
         let (clock, shared) = server();
         let over = format!(
@@ -532,11 +651,11 @@ mod tests {
             emergency("stop", r#"{"action":"block","when":{"user":"mallory"}}"#, 5),
             emergency("free", r#"{"action":"allow","rule":"a","key":["vip-*"]}"#, 5),
         ];
-        let book = Book { revision: 1, emergency_revision: 1, rows, emergencies };
+        let book = Book { revision: 1, emergency_revision: 1, rows: rows.into(), emergencies };
         let set = RuleSet::compile(&book, None, STARTED_MS).expect("a good book");
         let rules = GatedRules::new(set, &shared).expect("fits");
         let each = || ["mallory", "vip-1", "bob"].map(|user| passed(&rules, &shared, user));
-        let denied = || rules.counts().map(|(_, count)| count.take().0).sum::<u32>();
+        let denied = || rules.counts().map(|(_, count)| count.take().denied).sum::<u64>();
         assert_eq!(each(), [0, 100, 2]);
         assert_eq!(denied(), 1, "what an emergency denies is not the rule's");
         clock.advance(Duration::from_millis(5));

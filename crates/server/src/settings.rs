@@ -56,10 +56,10 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting(
         "rules_snapshots",
-        "DIR",
+        "WHERE",
         "",
-        "For a store: a folder of this server's own for copies of the rules, to start from when the store is gone; \"none\" \
-         writes none [default: rules/ in data_dir]",
+        "For a store: a folder of this server's own for copies of the rules, or s3://BUCKET/PREFIX, to start from when the \
+         store is gone; \"none\" writes none [default: rules/ in data_dir]",
     ),
     setting(
         "rules_reconcile",
@@ -67,6 +67,13 @@ pub const SETTINGS: &[Setting] = &[
         "5m",
         "For a store: how often everything is compared with it, whatever it says, 100ms to 1d, varied by a fifth. Shorter: \
          what went unheard is caught up with earlier; all rules are read each time",
+    ),
+    setting(
+        "rules_look",
+        "TIME",
+        "",
+        "For a store: how often it is asked how far it is, beside what PostgreSQL says itself, 100ms to 1d. Shorter: what a \
+         connection that died silently did not say is seen earlier [default: 5s for PostgreSQL, 250ms for a file]",
     ),
     setting(
         "envoy_descriptors",
@@ -110,6 +117,20 @@ pub const SETTINGS: &[Setting] = &[
         "How many bytes of them are kept, 1MB to 16TB: the oldest go first. Higher: a flood of denials pushes out less",
     ),
     setting(
+        "log_otlp",
+        "URL",
+        "",
+        "A collector that logged decisions are sent to as well, as OTLP logs in JSON over HTTP, such as \
+         http://127.0.0.1:4318; what it does not take is lost there, and counted",
+    ),
+    setting(
+        "log_otlp_headers",
+        "HEADERS",
+        "",
+        "Headers for that collector, name=value, separated by commas: better in the variable or the file, where other users \
+         do not see them",
+    ),
+    setting(
         "origin",
         "URL",
         "none",
@@ -121,7 +142,7 @@ pub const SETTINGS: &[Setting] = &[
         "region",
         "NAME",
         "default",
-        "The region: servers that name the same, at the same origin, are one limiter",
+        "The region: servers that name the same, at the same origin, are one limiter. Of several regions, each has its own",
     ),
     setting(
         "origin_ca",
@@ -131,6 +152,52 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting("origin_cert", "FILE", "", "Certificate (PEM) that is shown to the origin"),
     setting("origin_key", "FILE", "", "Private key (PEM) of that certificate"),
+    setting(
+        "origin_timeout",
+        "TIME",
+        "20ms",
+        "How long a request waits for the origin, 1ms to 10s: then it is decided without it, by its rule's class. Longer: fewer \
+         decisions without an origin that is slow; longer answers while it is gone",
+    ),
+    setting(
+        "nodes",
+        "N",
+        "1",
+        "Processes in each region, 1 to 1000000, as bounds count with them: this many, or as many as were ever heard of if that is more",
+    ),
+    setting(
+        "peer",
+        "NAME=HOST:PORT",
+        "",
+        "A server of another region, by its peer_listen; once for each server of each region, or separated by commas",
+    )
+    .list(),
+    setting("peer_listen", "ADDR", "", "Where servers of other regions reach this one"),
+    setting(
+        "region_weights",
+        "NAME=N",
+        "",
+        "Regions, this one included, whose standing parts weigh more than 1, up to 1000000, separated by commas; the same \
+         everywhere",
+    )
+    .list(),
+    setting(
+        "peer_silence",
+        "TIME",
+        "5s",
+        "How long another region may be silent before each goes on with its standing part of global limits, 2s to 1m; the \
+         same everywhere. Longer: short cuts are not noticed; more passes before a real one is",
+    ),
+    setting(
+        "forward_timeout",
+        "TIME",
+        "250ms",
+        "How long another region may take to decide under a strict limit, 10ms to 10s: then the request is refused. Longer: \
+         more passes over a slow network; requests wait longer for a region that is gone",
+    ),
+    setting("peer_ca", "FILE", "", "The authority (PEM) that signs the certificates of all regions, and nothing else"),
+    setting("peer_cert", "FILE", "", "Certificate (PEM) of this region, for the name REGION.tidegate"),
+    setting("peer_key", "FILE", "", "Private key (PEM) of that certificate"),
     setting(
         "memory",
         "SIZE",

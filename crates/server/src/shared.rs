@@ -1,20 +1,21 @@
 //! What all surfaces share: one limiter, and what tells them which limits to ask it.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use ipnet::IpNet;
 use prometheus_client::registry::Registry;
 use tidegate::headers::ResetStyle;
 use tidegate::region::Policy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
-use tidegate_rules::Class;
+use tidegate_core::bound::Fleet;
 use tidegate_rules::pattern::Pattern;
 use tidegate_rules::store::Address;
+use tidegate_rules::{Class, Regime};
 
-use crate::auth::{Credentials, Principal, TenantIndex};
+use crate::auth::{Caller, Credentials, Principal, TenantIndex};
 use crate::config::{Config, DEFAULT_TENANT, RulesConfig};
 use crate::control::Control;
 use crate::deciding::Decider;
@@ -30,10 +31,16 @@ use crate::rules::GatedRules;
 pub(crate) struct Shared {
     /// Decides.
     pub(crate) decider: Decider,
+    /// The processes that count together, as far as this one was told.
+    pub(crate) fleet: Fleet,
+    /// The same with what was seen of them since: what bounds are told of.
+    fleet_now: ArcSwap<Fleet>,
     /// By [`TenantIndex`].
     pub(crate) tenants: Vec<Tenant>,
     /// Who may ask.
-    pub(crate) credentials: ArcSwap<Credentials>,
+    credentials: ArcSwap<Credentials>,
+    /// Raised after each change of those.
+    credentials_generation: AtomicU64,
     /// Where the rules are kept, if not in a file.
     pub(crate) rules_address: Option<Address>,
     /// Nothing for rules of a file, and while their store was never there.
@@ -56,6 +63,8 @@ pub(crate) struct Shared {
     pub(crate) reset: ResetStyle,
     pub(crate) patience: Patience,
     pub(crate) registry: Registry,
+    /// Held while the audit is followed: that reads all of it, so there is one who does at a time.
+    pub(crate) following_audit: tokio::sync::Mutex<()>,
     stopping: AtomicBool,
 }
 
@@ -135,10 +144,14 @@ impl Shared {
             region: decider.region.clone(),
             tenants: names,
         };
+        let fleet = config.region.fleet();
         Ok(Self {
             decider,
+            fleet_now: ArcSwap::from_pointee(fleet.clone()),
+            fleet,
             tenants,
             credentials: ArcSwap::from_pointee(std::mem::take(&mut config.credentials)),
+            credentials_generation: AtomicU64::new(0),
             rules_address,
             control: OnceLock::new(),
             rules: ArcSwap::default(),
@@ -151,8 +164,21 @@ impl Shared {
             reset: config.reset,
             patience: Patience { idle: config.idle_timeout, request: config.request_timeout },
             registry: metrics::registry(scrape),
+            following_audit: tokio::sync::Mutex::new(()),
             stopping: AtomicBool::new(false),
         })
+    }
+
+    /// The processes that count together, as far as this one knows: what bounds are told of.
+    pub(crate) fn fleet_now(&self) -> Arc<Fleet> {
+        self.fleet_now.load_full()
+    }
+
+    /// Takes in what was seen of them.
+    pub(crate) fn note_fleet(&self, seen: Fleet) {
+        if **self.fleet_now.load() != seen {
+            self.fleet_now.store(Arc::new(seen));
+        }
     }
 
     /// Keeps overrides in `folder` from now on, with those that are there.
@@ -170,7 +196,7 @@ impl Shared {
         let who = Who { threads: config.workers, region };
         let journal =
             Journal::open(folder, log, who, self).map_err(|error| StartError::File(error.to_string()))?;
-        self.metrics.counts_records_of(Arc::clone(journal.recorder()));
+        self.metrics.counts_records_of(Arc::clone(journal.recorder()), journal.deliveries());
         self.journal = Some(journal);
         Ok(())
     }
@@ -192,6 +218,24 @@ impl Shared {
         self.decider.limiter.wall_us() / 1_000
     }
 
+    /// Who may ask.
+    pub(crate) fn credentials(&self) -> Guard<Arc<Credentials>> {
+        self.credentials.load()
+    }
+
+    /// Others may ask from now on.
+    pub(crate) fn admit(&self, credentials: Credentials) {
+        self.credentials.store(Arc::new(credentials));
+        // Whoever sees the number sees them.
+        self.credentials_generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Another number than before says that others may ask: whoever remembers an answer asks again.
+    #[inline]
+    pub(crate) fn credentials_generation(&self) -> u64 {
+        self.credentials_generation.load(Ordering::Acquire)
+    }
+
     /// Who holds a token.
     pub(crate) fn principal(&self, token: Option<&[u8]>) -> Option<Principal> {
         self.credentials.load().principal(token, || self.now_ms())
@@ -200,6 +244,16 @@ impl Shared {
     /// The principal of an `Authorization` value.
     pub(crate) fn of_authorization(&self, value: Option<&[u8]>) -> Option<Principal> {
         self.credentials.load().of_authorization(value, || self.now_ms())
+    }
+
+    /// The same, for whoever needs to know later who that was.
+    pub(crate) fn caller_of(&self, value: Option<&[u8]>) -> Option<Caller> {
+        self.credentials.load().caller_of(value, || self.now_ms())
+    }
+
+    /// What somebody is called who was let in, if they still would be.
+    pub(crate) fn actor(&self, caller: &Caller) -> Option<String> {
+        self.credentials.load().actor(caller, || self.now_ms())
     }
 
     /// The tenant of a principal.
@@ -220,8 +274,8 @@ impl Shared {
 
 impl Tenant {
     fn new(decider: &Decider, name: &str) -> Result<Self, UnknownName> {
-        // Nobody said what depends on limits that come with requests.
-        let policy = Policy::of(Class::Comfort);
+        // Nobody said what depends on limits that come with requests, nor that other regions should hear of them.
+        let policy = Policy { regime: Regime::Regional, ..Policy::of(Class::Comfort) };
         let gate = |surface: &str, limit: &Limit| decider.gate(name, surface, *limit, policy);
         // Each request brings its own limit: these only say by which algorithm it counts.
         let (gcra, window) = placeholders().map_err(|error| UnknownName::Limit(error.to_string()))?;

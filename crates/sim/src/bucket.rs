@@ -1,24 +1,78 @@
 //! One bucket that sees everything: what was admitted against what the limit allows, in any interval at once.
 
 use tidegate_core::Algorithm;
-use tidegate_core::origin::Terms;
+use tidegate_core::origin::{LAPSE_MARGIN_US, LIFE_US_MAX, Terms};
+
+use crate::rulebook::is_alike;
+
+/// The longest that a grant may be spent after it was made, µs, by clocks that run apart by a sixteenth.
+const HELD_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
+
+/// From when on the origin counted by which limit, and what nodes held when that began, in units.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Era {
+    pub(crate) from_us: u64,
+    pub(crate) terms: Terms,
+    pub(crate) held: u64,
+}
+
+/// What may count above a limit for a while after it changed, in drops: what counted by then, and what nodes held.
+#[derive(Clone, Copy, Debug, Default)]
+struct Carried {
+    level: u128,
+    held: u128,
+    until_us: u64,
+    /// Whether the origin takes what is held for less than it is: cells that are counted anew do not know of which it was.
+    is_recounted: bool,
+}
+
+impl Carried {
+    fn new(level: u128, era: &Era, is_recounted: bool) -> Self {
+        let held = u128::from(era.held) * u128::from(era.terms.period());
+        Self { level, held, until_us: era.from_us + HELD_US_MAX, is_recounted }
+    }
+
+    /// What may count at a time of a limit that allows `full`. What was granted under the limit before may be spent until it
+    /// ends; whatever is granted after the change is within the limit that holds.
+    fn ceiling(&self, full: u64, now_us: u64) -> u128 {
+        let full = u128::from(full);
+        match self.is_recounted {
+            _ if now_us > self.until_us => full,
+            true => full.max(self.level) + self.held,
+            false => full.max(self.level + self.held),
+        }
+    }
+}
 
 /// A bucket that is filled without a test. Its highest level is the most that was admitted beyond the rate in any interval.
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {
     terms: Terms,
+    carried: Carried,
     level: u128,
     at_us: u64,
-    highest: u128,
-    /// When it was at its highest.
-    highest_us: u64,
+    /// The most that it was above what it may hold.
+    excess: u128,
+    /// When that was.
+    excess_us: u64,
     /// Units, all together.
-    pub(crate) filled: u64,
+    filled: u64,
 }
 
 impl Bucket {
-    pub(crate) fn new(terms: Terms) -> Self {
-        Self { terms, level: 0, at_us: 0, highest: 0, highest_us: 0, filled: 0 }
+    fn new(terms: Terms) -> Self {
+        let carried = Carried::default();
+        Self { terms, carried, level: 0, at_us: 0, excess: 0, excess_us: 0, filled: 0 }
+    }
+
+    /// A bucket of another limit, with what is in this one.
+    fn turned(mut self, era: &Era) -> Self {
+        self.drain(era.from_us);
+        let (before, after) = (u128::from(self.terms.period()), u128::from(era.terms.period()));
+        // In drops of another size.
+        let level = self.level * after / before;
+        let carried = Carried::new(level, era, false);
+        Self { carried, level, at_us: era.from_us, ..Self::new(era.terms) }
     }
 
     fn drain(&mut self, now_us: u64) {
@@ -28,11 +82,12 @@ impl Bucket {
     }
 
     /// Fills in what was admitted.
-    pub(crate) fn fill(&mut self, now_us: u64, units: u64) {
+    fn fill(&mut self, now_us: u64, units: u64) {
         self.drain(now_us);
         self.level += u128::from(units) * u128::from(self.terms.period());
-        if self.level > self.highest {
-            (self.highest, self.highest_us) = (self.level, now_us);
+        let excess = self.level.saturating_sub(self.carried.ceiling(self.terms.full(), now_us));
+        if excess > self.excess {
+            (self.excess, self.excess_us) = (excess, now_us);
         }
         self.filled += units;
     }
@@ -46,10 +101,9 @@ impl Bucket {
         }
     }
 
-    /// Units by which the highest level was above what the limit allows, rounded up.
-    pub(crate) fn excess(&self) -> u64 {
-        let above = self.highest.saturating_sub(u128::from(self.terms.full()));
-        above.div_ceil(u128::from(self.terms.period())) as u64
+    /// Units by which it was above what the limit allows, rounded up.
+    fn excess(&self) -> u64 {
+        self.excess.div_ceil(u128::from(self.terms.period())) as u64
     }
 }
 
@@ -62,10 +116,53 @@ pub(crate) enum Judge {
     Cells(Cells),
 }
 
+/// What was admitted under a limit that changes: at any time judged by the limit that held, with what was admitted before.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Judged {
+    excess: u64,
+    excess_us: u64,
+    filled: u64,
+}
+
+impl Judged {
+    /// Judges admissions in the order in which they were, under limits that held from these times on, the first from the beginning.
+    pub(crate) fn new(first: Terms, later: &[Era], admissions: &[(u64, u64)]) -> Self {
+        let (mut judge, mut judged) = (Judge::new(first), Self::default());
+        let mut later = later.iter().peekable();
+        for (at_us, cost) in admissions {
+            while let Some(era) = later.next_if(|era| era.from_us <= *at_us) {
+                judged.take(&judge);
+                judge = judge.turned(era);
+            }
+            judge.fill(*at_us, *cost);
+        }
+        judged.take(&judge);
+        judged
+    }
+
+    fn take(&mut self, judge: &Judge) {
+        self.filled += judge.filled();
+        if judge.excess() > self.excess {
+            (self.excess, self.excess_us) = (judge.excess(), judge.worst_us());
+        }
+    }
+
+    /// Units by which more was admitted than the limit allows, at worst, and when.
+    pub(crate) fn worst(&self) -> (u64, u64) {
+        (self.excess, self.excess_us)
+    }
+
+    /// Units, all together.
+    pub(crate) fn filled(&self) -> u64 {
+        self.filled
+    }
+}
+
 /// The two cells of a sliding window that sees everything.
 #[derive(Clone, Debug)]
 pub(crate) struct Cells {
     terms: Terms,
+    carried: Carried,
     cell: u64,
     current: u64,
     previous: u64,
@@ -78,6 +175,27 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
+    fn new(terms: Terms) -> Self {
+        Self {
+            terms,
+            carried: Carried::default(),
+            cell: 0,
+            current: 0,
+            previous: 0,
+            last_drops: 0,
+            excess_drops: 0,
+            excess_us: 0,
+            filled: 0,
+        }
+    }
+
+    /// Cells of the same length of another limit, with what is in these.
+    fn turned(mut self, era: &Era) -> Self {
+        let carried = Carried::new(self.weighted(era.from_us).into(), era, false);
+        let Self { cell, current, previous, .. } = self;
+        Self { carried, cell, current, previous, ..Self::new(era.terms) }
+    }
+
     /// What counts at a time, in drops.
     fn weighted(&mut self, now_us: u64) -> u64 {
         let tick = self.terms.tick(now_us);
@@ -96,7 +214,8 @@ impl Cells {
         self.current += units;
         self.filled += units;
         self.last_drops = weighted;
-        let excess = weighted.saturating_sub(self.terms.full());
+        let ceiling = self.carried.ceiling(self.terms.full(), now_us);
+        let excess = u128::from(weighted).saturating_sub(ceiling) as u64;
         if excess > self.excess_drops {
             (self.excess_drops, self.excess_us) = (excess, now_us);
         }
@@ -113,16 +232,35 @@ impl Judge {
     pub(crate) fn new(terms: Terms) -> Self {
         match terms.algorithm() {
             Algorithm::Gcra => Self::Bucket(Bucket::new(terms)),
-            Algorithm::SlidingWindow => Self::Cells(Cells {
-                terms,
-                cell: 0,
-                current: 0,
-                previous: 0,
-                last_drops: 0,
-                excess_drops: 0,
-                excess_us: 0,
-                filled: 0,
-            }),
+            Algorithm::SlidingWindow => Self::Cells(Cells::new(terms)),
+        }
+    }
+
+    /// Goes on by another limit. What was admitted before counts on, as far as it has not drained by what the limit was; where cells
+    /// become others, only what is admitted from now on does.
+    fn turned(self, era: &Era) -> Self {
+        let terms = &era.terms;
+        match self {
+            Self::Bucket(bucket) if terms.algorithm() == Algorithm::Gcra => Self::Bucket(bucket.turned(era)),
+            Self::Cells(cells) if is_alike(&cells.terms, terms) => Self::Cells(cells.turned(era)),
+            before => before.anew(era),
+        }
+    }
+
+    fn anew(&self, era: &Era) -> Self {
+        let is_recounted =
+            self.algorithm() != era.terms.algorithm() || era.terms.algorithm() != Algorithm::Gcra;
+        let carried = Carried::new(0, era, is_recounted);
+        match Self::new(era.terms) {
+            Self::Bucket(bucket) => Self::Bucket(Bucket { carried, at_us: era.from_us, ..bucket }),
+            Self::Cells(cells) => Self::Cells(Cells { carried, ..cells }),
+        }
+    }
+
+    fn algorithm(&self) -> Algorithm {
+        match self {
+            Self::Bucket(_) => Algorithm::Gcra,
+            Self::Cells(_) => Algorithm::SlidingWindow,
         }
     }
 
@@ -161,7 +299,7 @@ impl Judge {
     /// When most was admitted above the limit.
     pub(crate) fn worst_us(&self) -> u64 {
         match self {
-            Self::Bucket(bucket) => bucket.highest_us,
+            Self::Bucket(bucket) => bucket.excess_us,
             Self::Cells(cells) => cells.excess_us,
         }
     }

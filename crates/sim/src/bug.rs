@@ -45,11 +45,19 @@ pub enum Bug {
     FailsOpen,
     /// An origin whose clock was set back waits until it has come by again.
     TimeStandsStill,
+    /// A limit that begins to count in another way has another slot at a node, and the same meter at the origin.
+    SlotOfLimit,
+    /// What was charged without being asked about is reported as spent of a grant.
+    OwedIsUsed,
+    /// The origin goes on by the limit that was, where a new version of it allows less.
+    IgnoresLowerLimit,
+    /// What is reported of a grant that was written off, and counts as used, is charged once more.
+    ChargesWrittenOff,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 24] = [
         Self::RepeatIsNew,
         Self::DropsOnFailure,
         Self::DropsWhenFull,
@@ -70,6 +78,10 @@ impl Bug {
         Self::HangsWithStore,
         Self::FailsOpen,
         Self::TimeStandsStill,
+        Self::SlotOfLimit,
+        Self::OwedIsUsed,
+        Self::IgnoresLowerLimit,
+        Self::ChargesWrittenOff,
     ];
 }
 
@@ -96,6 +108,10 @@ impl fmt::Display for Bug {
             Self::HangsWithStore => "requests hang with the store",
             Self::FailsOpen => "what is not answered passes",
             Self::TimeStandsStill => "a clock set back stands still",
+            Self::SlotOfLimit => "a changed limit has another slot at a node",
+            Self::OwedIsUsed => "what is owed is reported as spent of a grant",
+            Self::IgnoresLowerLimit => "a limit that becomes lower is ignored",
+            Self::ChargesWrittenOff => "what was written off is charged again when it is reported",
         })
     }
 }

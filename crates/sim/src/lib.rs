@@ -17,9 +17,11 @@ mod model;
 mod network;
 mod node;
 mod plot;
+mod regions;
 mod report;
 mod rulebook;
 mod scenario;
+mod schedule;
 mod shrink;
 mod spoil;
 mod swarm;
@@ -32,8 +34,13 @@ mod world;
 pub use bug::Bug;
 pub use model::{Case, Measured, cases};
 pub use plot::plot;
+pub use regions::{
+    Attack, Cut, CutKind, Cuts, Kind, Reach, Reached, RegionBug, RegionFaults, RegionReport, RegionScenario,
+    RegionSummary, RegionViolation, catch_in_regions, region_scenario_of, run_regions, shrink_regions,
+    sweep_regions,
+};
 pub use report::{Curve, Report, Violation};
-pub use scenario::{Faults, Scenario, Shape, Spread};
+pub use scenario::{Faults, RuleChange, Scenario, Shape, Spread};
 pub use shrink::shrink;
 pub use swarm::scenario_of;
 pub use sweep::{Size, Summary, catch, sweep};

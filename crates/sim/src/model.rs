@@ -123,6 +123,7 @@ impl Case {
             cost_max: 1,
             uneven: false,
             large_ppm: 0,
+            charges_ppm: 0,
             delay_us: DELAY_US,
             faults: Faults::default(),
             updates_per_s_max: PLENTY_PER_S,

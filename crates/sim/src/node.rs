@@ -30,6 +30,7 @@ pub(crate) enum Spent {
 
 /// A process.
 pub(crate) struct Node {
+    pub(crate) id: NodeId,
     /// Which process of this place it is: what was meant for an earlier one is not for it.
     pub(crate) life: u32,
     pub(crate) engine: Engine,
@@ -46,6 +47,8 @@ pub(crate) struct Node {
     pub(crate) closing: bool,
     /// Which edition of the limits it knows.
     pub(crate) edition: usize,
+    /// Whether it makes the mistake to keep a limit that counts in another way in another slot.
+    pub(crate) slot_of_limit: bool,
 }
 
 impl Node {
@@ -58,6 +61,7 @@ impl Node {
     ) -> Option<Self> {
         let secret = Secret::from_bytes(u128::from(id).to_le_bytes());
         Some(Self {
+            id: NodeId(id),
             life,
             engine: Engine::new(NodeId(id), settings),
             table: Table::new(TABLE_BYTES, &Shares::single()).ok()?,
@@ -68,6 +72,7 @@ impl Node {
             frozen_until_us: 0,
             closing: false,
             edition,
+            slot_of_limit: false,
         })
     }
 
@@ -77,8 +82,7 @@ impl Node {
 
     /// Decides by what it holds.
     pub(crate) fn spend(&self, now: Now, metered: &[Metered]) -> Spent {
-        let ask =
-            |Metered { charge, rule }: &'_ Metered| (rule.limit, self.digest(charge.meter), charge.cost);
+        let ask = |metered: &'_ Metered| (metered.rule.limit, self.digest(metered), metered.charge.cost);
         let found: Vec<(Limit, Digest, u64)> = metered.iter().map(ask).collect();
         let asks: Vec<Ask<'_>> = found
             .iter()
@@ -93,8 +97,23 @@ impl Node {
         }
     }
 
-    fn digest(&self, meter: usize) -> Digest {
-        self.space.digest(&[&name(meter)])
+    fn digest(&self, Metered { charge, rule }: &Metered) -> Digest {
+        let name = name(charge.meter);
+        if self.slot_of_limit {
+            let kind = [rule.limit.algorithm() as u64, rule.limit.period_us()].map(u64::to_le_bytes).concat();
+            return self.space.digest(&[&name, &kind]);
+        }
+        self.space.digest(&[&name])
+    }
+
+    fn meter(&self, metered: &Metered) -> MeterRef {
+        MeterRef {
+            key: Arc::from(&name(metered.charge.meter)[..]),
+            limit: metered.rule.limit,
+            terms: metered.rule.terms,
+            space: self.space,
+            digest: self.digest(metered),
+        }
     }
 
     /// Takes a request to the engine.
@@ -106,19 +125,20 @@ impl Node {
         metered: &[Metered],
         effects: &mut Vec<Effect>,
     ) {
-        let charge = |Metered { charge: Charge { meter, cost }, rule }: &Metered| engine::Charge {
-            meter: MeterRef {
-                key: Arc::from(&name(*meter)[..]),
-                limit: rule.limit,
-                terms: rule.terms,
-                space: self.space,
-                digest: self.digest(*meter),
-            },
-            cost: *cost,
-        };
+        let charge =
+            |metered: &Metered| engine::Charge { meter: self.meter(metered), cost: metered.charge.cost };
         let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
         let charges = metered.iter().map(charge).collect();
         self.engine.ask(now, Request { ticket, partition, charges }, effects);
+    }
+
+    /// Charges a request that nobody is asked about.
+    pub(crate) fn owe(&mut self, now: Now, shared: bool, metered: &[Metered]) {
+        let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
+        for metered in metered {
+            let meter = self.meter(metered);
+            self.engine.owe(now, partition, &meter, metered.charge.cost);
+        }
     }
 
     /// Reports everything, and keeps nothing from now on.

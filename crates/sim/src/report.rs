@@ -69,6 +69,15 @@ pub enum Violation {
         /// Since when one bucket would have been as good as new.
         since_us: u64,
     },
+    /// The origin left a request unanswered although nothing was wrong.
+    Unheard {
+        /// Which key.
+        key: usize,
+        /// When it was given up, µs after the world began.
+        at_us: u64,
+        /// When something was last wrong.
+        since_us: u64,
+    },
     /// A request was never answered.
     Forgotten {
         /// How many.
@@ -93,6 +102,7 @@ impl Violation {
             Self::Stampede { .. } => "one call",
             Self::Late { .. } => "deadline",
             Self::LockedOut { .. } => "lock-out",
+            Self::Unheard { .. } => "hearing",
             Self::Forgotten { .. } => "answers",
         }
     }
@@ -108,11 +118,10 @@ impl fmt::Display for Violation {
                 )
             }
             Self::Conservation { key, admitted, charged, fewer, more } => {
-                write!(f, "key {key}: {admitted} admitted and {charged} charged; at most {fewer} fewer ")?;
-                match *more {
-                    u64::MAX => f.write_str("may be"),
-                    more => write!(f, "and {more} more may be"),
-                }
+                write!(
+                    f,
+                    "key {key}: {admitted} admitted and {charged} charged; at most {fewer} fewer and {more} more may be"
+                )
             }
             Self::Overcommitted { key } => write!(f, "key {key}: granted more than there was"),
             Self::Starved { admitted, ideal } => {
@@ -125,6 +134,12 @@ impl fmt::Display for Violation {
             }
             Self::LockedOut { key, at_us, since_us } => {
                 write!(f, "key {key}: denied at {at_us} us, although it owed nothing since {since_us} us")
+            }
+            Self::Unheard { key, at_us, since_us } => {
+                write!(
+                    f,
+                    "key {key}: not answered at {at_us} us, although nothing was wrong since {since_us} us"
+                )
             }
             Self::Forgotten { requests } => write!(f, "{requests} requests were never answered"),
         }

@@ -57,14 +57,30 @@ pub struct Faults {
     pub pauses: u32,
     /// How many times it comes back without what it was last told.
     pub losses: u32,
+    /// How many times it comes back with nothing at all.
+    pub wipes: u32,
     /// How far the clocks of nodes run apart, millionths.
     pub skew_ppm: u32,
     /// How many times the wall clock of a node steps by an hour.
     pub node_steps: u32,
     /// How many times the origin's clock steps by an hour.
     pub origin_steps: u32,
-    /// How many times the limit changes to half and back.
+    /// How many times the limit changes, and back.
     pub rule_changes: u32,
+    /// What it changes to.
+    pub change: RuleChange,
+}
+
+/// What a limit changes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RuleChange {
+    /// Half of it.
+    #[default]
+    Half,
+    /// As much in the same time, counted by the other algorithm.
+    Algorithm,
+    /// As much in a longer time.
+    Period,
 }
 
 /// A world before it begins.
@@ -98,6 +114,8 @@ pub struct Scenario {
     pub uneven: bool,
     /// How many cost the whole burst, in a million.
     pub large_ppm: u32,
+    /// How many are charged without being asked about, in a million.
+    pub charges_ppm: u32,
     /// One way between a node and the origin.
     pub delay_us: u64,
     /// What goes wrong.
@@ -133,6 +151,8 @@ pub(crate) struct Demand {
     pub(crate) cost: u64,
     /// What it costs under the limit that all keys share, if there is one.
     pub(crate) shared_cost: u64,
+    /// Whether it passed already, and is only charged.
+    pub(crate) is_charge: bool,
 }
 
 /// What a request costs under one limit.

@@ -1,8 +1,10 @@
 //! A smaller world that breaks the same promise: less to read.
 
+use std::fmt::Debug;
+
 use crate::bug::Bug;
 use crate::report::{Report, Violation};
-use crate::scenario::{Faults, Scenario, Shape, Spread};
+use crate::scenario::{Faults, RuleChange, Scenario, Shape, Spread};
 use crate::swarm::PLENTY_PER_S;
 use crate::world::run;
 
@@ -30,15 +32,18 @@ const CHANGES: &[Change] = &[
     |world| world.faults.cuts = 0,
     |world| world.faults.pauses = 0,
     |world| world.faults.losses = 0,
+    |world| world.faults.wipes = 0,
     |world| world.faults.skew_ppm = 0,
     |world| world.faults.node_steps = 0,
     |world| world.faults.origin_steps = 0,
     |world| world.faults.rule_changes = 0,
+    |world| world.faults.change = RuleChange::Half,
     |world| world.faults.losses = world.faults.losses.min(1),
     |world| world.faults.crashes = world.faults.crashes.min(1),
     |world| world.faults.rule_changes = world.faults.rule_changes.min(1),
     |world| world.updates_per_s_max = PLENTY_PER_S,
     |world| world.large_ppm = 0,
+    |world| world.charges_ppm = 0,
     |world| world.cost_max = 1,
     |world| world.shape = Shape::Steady,
     |world| world.spread = Spread::Even,
@@ -49,25 +54,38 @@ const CHANGES: &[Change] = &[
 
 /// The smallest world found that still breaks this promise, and what came of it.
 pub fn shrink(scenario: &Scenario, bug: Option<Bug>, violation: &Violation) -> (Scenario, Report) {
-    let mut smallest = scenario.clone();
-    let mut left = TRIES;
-    while let Some(smaller) = CHANGES.iter().find_map(|change| {
-        let tried = changed(&smallest, *change).filter(|_| left > 0)?;
-        left -= 1;
-        breaks(&tried, bug, violation).then_some(tried)
-    }) {
-        smallest = smaller;
-    }
+    let makes_sense = |world: &Scenario| world.requests > 0 && world.length_us > 0;
+    let breaks = |world: &Scenario| breaks(world, bug, violation);
+    let smallest = smallest(scenario, CHANGES, TRIES, makes_sense, breaks);
     let report = run(&smallest, bug, true);
     (smallest, report)
 }
 
+/// The smallest world that changes lead to and that still breaks something, of so many that are tried.
+pub(crate) fn smallest<S: Clone + Debug>(
+    scenario: &S,
+    changes: &[fn(&mut S)],
+    worlds_max: usize,
+    makes_sense: impl Fn(&S) -> bool,
+    breaks: impl Fn(&S) -> bool,
+) -> S {
+    let mut smallest = scenario.clone();
+    let mut left = worlds_max;
+    while let Some(smaller) = changes.iter().find_map(|change| {
+        let tried = changed(&smallest, *change).filter(&makes_sense).filter(|_| left > 0)?;
+        left -= 1;
+        breaks(&tried).then_some(tried)
+    }) {
+        smallest = smaller;
+    }
+    smallest
+}
+
 /// The world after a change, unless that changes nothing.
-fn changed(scenario: &Scenario, change: Change) -> Option<Scenario> {
+fn changed<S: Clone + Debug>(scenario: &S, change: fn(&mut S)) -> Option<S> {
     let mut after = scenario.clone();
     change(&mut after);
-    let says = |world: &Scenario| format!("{world:?}");
-    (says(&after) != says(scenario) && after.requests > 0 && after.length_us > 0).then_some(after)
+    (format!("{after:?}") != format!("{scenario:?}")).then_some(after)
 }
 
 fn breaks(scenario: &Scenario, bug: Option<Bug>, violation: &Violation) -> bool {

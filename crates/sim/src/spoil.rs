@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidegate_core::origin::{Call, Lapse, NodeId, Reply, StoreId};
+use tidegate_core::origin::{Call, Lapse, NodeId, OriginMeter, Partition, Reply, StoreId, Update};
 
 use crate::bug::Bug;
+use crate::node::meter_of;
 use crate::rulebook::Rulebook;
 use crate::scenario::Scenario;
 
@@ -47,10 +48,11 @@ impl Spoiler {
     pub(crate) fn at_origin(
         &mut self,
         call: &mut Call,
-        partition: u16,
-        scenario: &Scenario,
-        book: &Rulebook,
+        (partition, here): (u16, &Partition),
+        origin_us: u64,
+        (scenario, book): (&Scenario, &Rulebook),
     ) {
+        let node = call.node;
         let updates = call.updates.iter_mut();
         match self.bug {
             Some(Bug::RepeatIsNew) => {
@@ -59,8 +61,8 @@ impl Spoiler {
                 (call.sequence, call.acknowledged) = (*sequence, 0);
             }
             Some(Bug::TrustsLostData) => {
-                call.acknowledged = 0;
-                call.store = StoreId { lineage: 1, boot: 1, parent: 0 };
+                (call.acknowledged, call.known_us) = (0, 0);
+                call.store = StoreId { lineage: 1, boot: 1, parent: 0, up_us: 0 };
             }
             Some(Bug::ForgetsLapsed) => {
                 for update in updates {
@@ -69,9 +71,26 @@ impl Spoiler {
                     }
                 }
             }
+            Some(Bug::IgnoresLowerLimit) => updates.for_each(|update| {
+                let first = book.rule(0, meter_of(&update.key));
+                if update.terms.capacity() < first.terms.capacity() {
+                    update.terms = first.with_version(scenario, update.terms.version());
+                }
+            }),
+            Some(Bug::ChargesWrittenOff) => {
+                let is_held = |update: &Update| {
+                    let mut holders = here.meter(&update.key).into_iter().flat_map(OriginMeter::holders);
+                    holders.any(|(holder, holding)| holder == node && holding.until_us > origin_us)
+                };
+                let counted = updates.filter(|update| update.terms.lapse() == Lapse::Counted);
+                counted.filter(|update| !is_held(update)).for_each(|update| update.owed += update.used);
+            }
             Some(Bug::ImpatientOrigin) => updates.for_each(|update| update.life_us = 0),
             Some(Bug::GiverShrinks) => updates.for_each(|update| update.keep /= 2),
             Some(Bug::DropsWhenFull) => updates.skip(1).for_each(|update| update.used = 0),
+            Some(Bug::OwedIsUsed) => updates.for_each(|update| {
+                update.used = update.used.saturating_add(std::mem::take(&mut update.owed));
+            }),
             Some(Bug::DecidesByHalf) => call.asks.iter_mut().for_each(|ask| ask.charges.truncate(1)),
             Some(Bug::OneCostForAll) => call.asks.iter_mut().for_each(|ask| {
                 let first = ask.charges.first().map_or(0, |charge| charge.cost);

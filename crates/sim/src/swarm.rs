@@ -6,7 +6,7 @@ use fastrand::Rng;
 use tidegate_core::Limit;
 use tidegate_core::origin::Lapse;
 
-use crate::scenario::{Faults, Scenario, Shape, Spread};
+use crate::scenario::{Faults, RuleChange, Scenario, Shape, Spread};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -28,7 +28,7 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
     let amount = if attacked { (busiest * seconds / 10).max(1) } else { about };
     let period = Duration::from_secs(seconds);
     let lapse = if rng.bool() { Lapse::Counted } else { Lapse::Forgiven };
-    Scenario {
+    let mut scenario = Scenario {
         seed,
         limit: limit(rng, amount, period),
         tolerance_ppm: if lapse == Lapse::Counted { 0 } else { pick(rng, &[0, 50_000]) },
@@ -46,7 +46,13 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         faults: faults(rng),
         uneven: rng.bool(),
         updates_per_s_max: pick(rng, &[PLENTY_PER_S, PLENTY_PER_S, 1]),
+        charges_ppm: pick(rng, &[0, 0, 0, 20_000]),
+    };
+    if scenario.faults != Faults::default() {
+        scenario.faults.wipes = pick(rng, &[0, 0, 0, 0, 0, 0, 0, 1]);
+        scenario.faults.change = pick(rng, &[RuleChange::Half, RuleChange::Algorithm, RuleChange::Period]);
     }
+    scenario
 }
 
 fn limit(rng: &mut Rng, amount: u64, period: Duration) -> Limit {
@@ -83,6 +89,7 @@ fn faults(rng: &mut Rng) -> Faults {
         node_steps: pick(rng, &[0, 0, 2]),
         origin_steps: pick(rng, &[0, 0, 0, 0, 1, 2]),
         rule_changes: pick(rng, &[0, 0, 0, 2, 6]),
+        ..Faults::default()
     }
 }
 

@@ -59,9 +59,7 @@ impl Summary {
         self.ideal += report.ideal;
         self.updates += report.updates;
         self.faults += report.faults;
-        // A sum of mixed words: the order in which worlds end does not matter.
-        let mixed = (report.trace.hash() ^ report.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.trace_hash = self.trace_hash.wrapping_add(mixed.rotate_left(31));
+        self.trace_hash = with_world(self.trace_hash, report.seed, report.trace.hash());
         if !report.violations.is_empty() {
             self.broken.push((report.seed, report.violations));
         }
@@ -70,17 +68,31 @@ impl Summary {
 
 /// Runs the worlds of many seeds, and calls `progress` after each.
 pub fn sweep(seeds: Range<u64>, size: Size, threads: usize, progress: &(dyn Fn() + Sync)) -> Summary {
+    let world = |seed| run(&scenario_of(seed, size.length_us, size.requests), None, false);
+    let mut summary = over_seeds(seeds, threads, progress, world, Summary::add);
+    summary.broken.sort_by_key(|(seed, _)| *seed);
+    summary
+}
+
+/// Sums up what comes of each seed, on several threads, and calls `progress` after each.
+pub(crate) fn over_seeds<R, S: Default + Send>(
+    seeds: Range<u64>,
+    threads: usize,
+    progress: &(dyn Fn() + Sync),
+    world: impl Fn(u64) -> R + Sync,
+    add: impl Fn(&mut S, R) + Sync,
+) -> S {
     let next = AtomicU64::new(seeds.start);
-    let summary = Mutex::new(Summary::default());
+    let summary = Mutex::new(S::default());
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= seeds.end {
                 return;
             }
-            let report = run(&scenario_of(seed, size.length_us, size.requests), None, false);
+            let found = world(seed);
             if let Ok(mut summary) = summary.lock() {
-                summary.add(report);
+                add(&mut summary, found);
             }
             progress();
         }
@@ -90,9 +102,13 @@ pub fn sweep(seeds: Range<u64>, size: Size, threads: usize, progress: &(dyn Fn()
             scope.spawn(work);
         }
     });
-    let mut summary = summary.into_inner().unwrap_or_default();
-    summary.broken.sort_by_key(|(seed, _)| *seed);
-    summary
+    summary.into_inner().unwrap_or_default()
+}
+
+/// The hash of many worlds with one more: a sum of mixed words, since the order in which worlds end does not matter.
+pub(crate) fn with_world(hash: u64, seed: u64, trace: u64) -> u64 {
+    let mixed = (trace ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash.wrapping_add(mixed.rotate_left(31))
 }
 
 /// The first seed whose world notices a known mistake, and what it noticed.

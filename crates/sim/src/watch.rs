@@ -1,17 +1,17 @@
 //! Checkers that look on while the world runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidegate_core::Algorithm;
-use tidegate_core::origin::{self, Call, NodeId, OriginMeter, Partition, Reply, Terms};
+use tidegate_core::origin::{self, Call, Holding, NodeId, OriginMeter, Partition, Reply, Terms, Update};
 
-use crate::bucket::Judge;
+use crate::bucket::{Era, Judge, Judged};
 use crate::node::meter_of;
 use crate::report::Violation;
-use crate::rulebook::Rulebook;
+use crate::rulebook::{Rulebook, is_same};
 use crate::scenario::{Charge, Scenario};
-use crate::world::EPOCH_US;
+use crate::world::{EPOCH_US, FIRST_BOOT};
 
 /// By how much more than its deadline a request may wait, in sixteenths of it: clocks may run slow.
 const LATE_SIXTEENTHS: u64 = 1;
@@ -19,6 +19,10 @@ const LATE_SIXTEENTHS: u64 = 1;
 /// How long a key that could pass may be denied beside the time that its bucket takes to drain four times, µs: what a dead
 /// node held is lost first, and drains then.
 const LOCKED_OUT_US: u64 = 5_000_000;
+
+/// One way between a node and the origin that is quick, µs: to wait for a call that is under way, and then for one's own, takes
+/// less than the deadline.
+const QUICK_US: u64 = 1_000;
 
 /// One lane of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,15 +37,63 @@ type Flight = (Arc<Call>, u64);
 
 /// What is known about one meter.
 struct Seen {
-    terms: Terms,
+    /// The limits that it is under before and after a change.
+    terms: [Terms; 2],
+    /// The limits that the origin had to count by after the first.
+    eras: Vec<Era>,
+    /// The highest version of the limit that anyone brought to this life of the store, and which life that is.
+    version: u64,
+    boot: u64,
+    /// What was charged without being asked about, in units.
+    owed: u64,
     /// What passed: when, and what it cost.
     admissions: Vec<(u64, u64)>,
     /// What one bucket would have let pass.
     ideal: Judge,
     /// When something last passed.
     passed_us: u64,
-    /// How many grants a node heard were written off.
-    lapses: u64,
+    /// Units of grants that the origin wrote off, and those of them that nodes spent and reported later.
+    written_off: u64,
+    late: u64,
+    /// Units that a store lost: what was charged, and what nodes held.
+    lost: u64,
+}
+
+/// Units that passed at the origin and were not heard of yet, and those that were given back. Fewer than none, where a store lost
+/// that they had passed.
+#[derive(Clone, Copy, Default)]
+struct Open {
+    passed: i64,
+    given_back: i64,
+}
+
+/// What an origin knew of a meter before a call.
+pub(crate) struct Before {
+    /// What nodes held, in units.
+    held: u64,
+    /// What was held for longer than it may be, by whom.
+    over: Vec<(NodeId, u64)>,
+    /// Whether it had a grant of the caller that was not.
+    has_own: bool,
+}
+
+impl Before {
+    fn new(meter: Option<&OriginMeter>, node: NodeId, origin_us: u64) -> Self {
+        let is_over = |holding: &Holding| holding.until_us <= origin_us;
+        let holders = || meter.into_iter().flat_map(OriginMeter::holders);
+        let over = holders().filter(|(_, holding)| is_over(holding));
+        Self {
+            held: meter.map_or(0, OriginMeter::held),
+            over: over.map(|(node, holding)| (node, holding.amount)).collect(),
+            has_own: holders().any(|(holder, holding)| holder == node && !is_over(&holding)),
+        }
+    }
+
+    /// Units that a call of `node` wrote off.
+    fn written_off(&self, node: NodeId, after: &OriginMeter) -> u64 {
+        let is_held = |of: NodeId| of != node && after.holders().any(|(holder, _)| holder == of);
+        self.over.iter().filter(|(of, _)| !is_held(*of)).map(|(_, amount)| amount).sum()
+    }
 }
 
 /// A denial that looks as if the key was locked out.
@@ -57,6 +109,8 @@ struct Denial {
 pub(crate) struct Watch {
     meters: Vec<Seen>,
     under_way: BTreeMap<Lane, Flight>,
+    /// What passed at the origin, by who asked and of which meter.
+    open: BTreeMap<(NodeId, usize), Open>,
     /// When calls were decided, and in which life of the store.
     decided: BTreeMap<(u16, NodeId, u64), (u64, u64)>,
     deadline_us: u64,
@@ -64,23 +118,42 @@ pub(crate) struct Watch {
     denials: Vec<Denial>,
     /// Whether the way between nodes and origin is good enough for a key to get what it may.
     is_reachable: bool,
+    /// Whether two calls one after the other are over before a request is given up.
+    is_quick: bool,
+    /// Whether more is charged than anybody was asked about.
+    has_debt: bool,
     violations: Vec<Violation>,
 }
 
 impl Watch {
     pub(crate) fn new(scenario: &Scenario, book: &Rulebook, deadline_us: u64) -> Self {
         let seen = |meter| {
-            let terms = book.widest(meter);
-            Seen { terms, admissions: Vec::new(), ideal: Judge::new(terms), passed_us: 0, lapses: 0 }
+            let first = book.first(meter);
+            Seen {
+                terms: book.all(meter),
+                eras: Vec::new(),
+                version: first.version(),
+                boot: 0,
+                owed: 0,
+                admissions: Vec::new(),
+                ideal: Judge::new(first),
+                passed_us: 0,
+                written_off: 0,
+                late: 0,
+                lost: 0,
+            }
         };
         Self {
             meters: (0..scenario.meters()).map(seen).collect(),
             under_way: BTreeMap::new(),
+            open: BTreeMap::new(),
             decided: BTreeMap::new(),
             deadline_us,
             troubled_us: 0,
             denials: Vec::new(),
             is_reachable: scenario.faults.loss_ppm + scenario.faults.slow_ppm == 0,
+            is_quick: scenario.delay_us <= QUICK_US,
+            has_debt: scenario.charges_ppm > 0,
             violations: Vec::new(),
         }
     }
@@ -114,23 +187,70 @@ impl Watch {
         }
     }
 
+    /// Notes what was charged without being asked about.
+    pub(crate) fn owed(&mut self, charges: impl Iterator<Item = Charge>) {
+        charges.for_each(|Charge { meter, cost }| self.meters[meter].owed += cost);
+    }
+
+    /// What an origin knows of the meters of a call before it comes.
+    pub(crate) fn before(partition: &Partition, call: &Call, origin_us: u64) -> Vec<Before> {
+        let before = |update: &Update| Before::new(partition.meter(&update.key), call.node, origin_us);
+        call.updates.iter().map(before).collect()
+    }
+
+    /// Notes by which limits the origin has to count the meters of a call: by the highest version that anyone brought to this
+    /// life of the store, whatever it makes of that. What nodes held before the call they may spend under the limit that was; what
+    /// they held before a store lost its data, nobody knows.
+    pub(crate) fn counted_by(
+        &mut self,
+        partition: &Partition,
+        (said, before): (&Call, &[Before]),
+        boot: u64,
+        true_us: u64,
+    ) {
+        for (update, Before { held, .. }) in said.updates.iter().zip(before) {
+            let Some(meter) = partition.meter(&update.key) else { continue };
+            let seen = &mut self.meters[meter_of(&update.key)];
+            let has_lost = boot > FIRST_BOOT;
+            let known = if boot == seen.boot { seen.version } else { 0 };
+            seen.boot = boot;
+            seen.version = known.max(meter.terms().version()).max(update.terms.version());
+            let terms = seen.terms[Rulebook::edition_of(seen.version)];
+            let before = seen.eras.last().map_or(&seen.terms[0], |era| &era.terms);
+            if !is_same(before, &terms) {
+                let most = seen.terms.iter().map(Terms::capacity).max().unwrap_or(0);
+                let held = if has_lost { most } else { *held };
+                seen.eras.push(Era { from_us: true_us, terms, held });
+            }
+        }
+    }
+
+    /// Where calls are quick and none is lost, the origin answers everyone but just after something went wrong.
+    pub(crate) fn unanswered(&mut self, key: usize, now_us: u64) {
+        let since_us = self.troubled_us;
+        if self.is_reachable && self.is_quick && now_us > since_us + LOCKED_OUT_US {
+            self.report(Violation::Unheard { key, at_us: now_us, since_us });
+        }
+    }
+
     /// Nobody is denied for long what one bucket would let pass. What passed at the origin may not be known here yet, so this
     /// only notes whom to look at in the end.
     pub(crate) fn denied(&mut self, key: usize, charges: impl Iterator<Item = Charge>, now_us: u64) {
         let charges: Vec<Charge> = charges.collect();
-        let is_small =
-            charges.iter().all(|charge| charge.cost * 2 <= self.meters[charge.meter].terms.burst());
+        let burst = |meter: usize| self.meters[meter].terms.iter().map(Terms::burst).min().unwrap_or(0);
+        let is_small = charges.iter().all(|charge| charge.cost * 2 <= burst(charge.meter));
         let meters = charges.iter().map(|charge| charge.meter).collect();
         let denial = Denial { key, meters, at_us: now_us, troubled_us: self.troubled_us };
         let last = |meter: &usize| self.meters[*meter].passed_us;
-        if self.is_reachable && is_small && self.is_locked_out(&denial, last).is_some() {
+        if self.is_reachable && !self.has_debt && is_small && self.is_locked_out(&denial, last).is_some() {
             self.denials.push(denial);
         }
     }
 
     /// Since when one bucket would have let a denied request pass, if that is long.
     fn is_locked_out(&self, denial: &Denial, last_us: impl Fn(&usize) -> u64) -> Option<u64> {
-        let free_us = |meter: &usize| last_us(meter) + 4 * drain_us(&self.meters[*meter].terms);
+        let drain_us = |meter: &usize| self.meters[*meter].terms.iter().map(drain_us).max().unwrap_or(0);
+        let free_us = |meter: &usize| last_us(meter) + 4 * drain_us(meter);
         let since_us = denial.meters.iter().map(free_us).max().unwrap_or(0).max(denial.troubled_us);
         (denial.at_us > since_us + LOCKED_OUT_US).then_some(since_us)
     }
@@ -184,10 +304,62 @@ impl Watch {
         if self.is_under_way(lane, sequence) { self.under_way.remove(&lane) } else { None }
     }
 
-    pub(crate) fn lapsed(&mut self, call: &Call, reply: &Reply) {
-        for (update, told) in call.updates.iter().zip(&reply.told) {
-            self.meters[meter_of(&update.key)].lapses += u64::from(told.lapsed);
+    /// Notes what a call wrote off of what nodes held, and what it reports of a grant that was written off before.
+    pub(crate) fn lapsed(&mut self, partition: &Partition, said: &Call, before: &[Before]) {
+        for (update, before) in said.updates.iter().zip(before) {
+            let Some(meter) = partition.meter(&update.key) else { continue };
+            let seen = &mut self.meters[meter_of(&update.key)];
+            seen.written_off += before.written_off(said.node, meter);
+            seen.late += if before.has_own { 0 } else { update.used };
         }
+    }
+
+    /// Notes what a store lost of what was charged to a meter and held of it.
+    pub(crate) fn lost(&mut self, meter: usize, units: u64) {
+        self.meters[meter].lost += units;
+    }
+
+    /// Units that a store lost.
+    pub(crate) fn lost_of(&self, meter: usize) -> u64 {
+        self.meters[meter].lost
+    }
+
+    /// Notes what passed at the origin, and what was given back there since nobody waited for it any more.
+    pub(crate) fn passed(&mut self, said: &Call, reply: &Reply) {
+        for (ask, decided) in said.asks.iter().zip(&reply.asks) {
+            for charge in &ask.charges {
+                let update = &said.updates[usize::from(charge.meter)];
+                let units = u64::from(decided.passed) * charge.cost;
+                self.open_of(said.node, &update.key).passed += units.cast_signed();
+            }
+        }
+        for update in said.updates.iter().filter(|update| update.refund > 0) {
+            self.open_of(said.node, &update.key).given_back += update.refund.cast_signed();
+        }
+    }
+
+    fn open_of(&mut self, node: NodeId, key: &[u8]) -> &mut Open {
+        self.open.entry((node, meter_of(key))).or_default()
+    }
+
+    /// Notes that somebody who asked the origin heard that it passed.
+    pub(crate) fn heard(&mut self, node: NodeId, charges: impl Iterator<Item = Charge>) {
+        for Charge { meter, cost } in charges {
+            self.open.entry((node, meter)).or_default().passed -= cost.cast_signed();
+        }
+    }
+
+    /// Units that passed at the origin for nodes that are not among these any more, and that nobody heard of or gave back.
+    pub(crate) fn stranded(&self, meter: usize, alive: &BTreeSet<NodeId>) -> u64 {
+        let of_dead = |(node, of): &(NodeId, usize)| *of == meter && !alive.contains(node);
+        let open = self.open.iter().filter(|(of, _)| of_dead(of));
+        open.map(|(_, open)| u64::try_from(open.passed - open.given_back).unwrap_or(0)).sum()
+    }
+
+    /// Units that passed at the origin and nobody heard of, whether or not they were given back.
+    pub(crate) fn unheard(&self, meter: usize) -> u64 {
+        let open = self.open.iter().filter(|((_, of), _)| *of == meter);
+        open.map(|(_, open)| u64::try_from(open.passed).unwrap_or(0)).sum()
     }
 
     /// Whether this life of the store has decided this call before: then its answer is that of the first time.
@@ -252,17 +424,27 @@ impl Watch {
         }
     }
 
-    pub(crate) fn lapses(&self, meter: usize) -> u64 {
-        self.meters[meter].lapses
+    /// Units of grants that the origin wrote off.
+    pub(crate) fn written_off(&self, meter: usize) -> u64 {
+        self.meters[meter].written_off
+    }
+
+    /// The same without those that nodes reported later: nobody used them, or nobody who lived to tell.
+    pub(crate) fn wasted(&self, meter: usize) -> u64 {
+        let Seen { written_off, late, .. } = &self.meters[meter];
+        written_off.saturating_sub(*late)
     }
 
     /// What was admitted on a meter, judged in the order in which it was.
-    pub(crate) fn judged(&mut self, meter: usize) -> Judge {
+    pub(crate) fn judged(&mut self, meter: usize) -> Judged {
         let seen = &mut self.meters[meter];
-        let mut judge = Judge::new(seen.terms);
         seen.admissions.sort_unstable();
-        seen.admissions.iter().for_each(|(at_us, cost)| judge.fill(*at_us, *cost));
-        judge
+        Judged::new(seen.terms[0], &seen.eras, &seen.admissions)
+    }
+
+    /// What was charged without being asked about, in units.
+    pub(crate) fn owes(&self, meter: usize) -> u64 {
+        self.meters[meter].owed
     }
 
     pub(crate) fn admissions(&self, meter: usize) -> &[(u64, u64)] {

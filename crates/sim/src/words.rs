@@ -5,7 +5,7 @@ use std::fmt;
 use tidegate_core::Algorithm;
 use tidegate_core::origin::Lapse;
 
-use crate::scenario::{Faults, Scenario, Shape, Spread};
+use crate::scenario::{Faults, RuleChange, Scenario, Shape, Spread};
 use crate::swarm::PLENTY_PER_S;
 
 const MS_US: u64 = 1_000;
@@ -33,6 +33,9 @@ impl fmt::Display for Scenario {
         write!(f, "; {nodes} nodes, {keys} keys, {requests} requests of up to {cost_max} in {length_s} s")?;
         if self.large_ppm > 0 {
             write!(f, ", {} % of them of a whole burst", f64::from(self.large_ppm) / 10_000.0)?;
+        }
+        if self.charges_ppm > 0 {
+            write!(f, ", {} % of them charged unasked", f64::from(self.charges_ppm) / 10_000.0)?;
         }
         if self.shared {
             f.write_str(", under a shared limit as well")?;
@@ -63,6 +66,11 @@ impl fmt::Display for Faults {
         let percent = |ppm: u32| f64::from(ppm) / 10_000.0;
         let seconds = |us: u64| us as f64 / SECOND_US as f64;
         let way = if self.one_way { ", one way" } else { "" };
+        let changed = match self.change {
+            RuleChange::Half => "the limit",
+            RuleChange::Algorithm => "the limit's algorithm",
+            RuleChange::Period => "the limit's period",
+        };
         let parts = [
             (self.loss_ppm, format!("{} % of messages lost", percent(self.loss_ppm))),
             (self.duplicate_ppm, format!("{} % doubled", percent(self.duplicate_ppm))),
@@ -77,10 +85,11 @@ impl fmt::Display for Faults {
             (self.cuts, format!("{} cuts of up to {} s{way}", self.cuts, seconds(self.cut_us))),
             (self.pauses, format!("{} pauses of the origin", self.pauses)),
             (self.losses, format!("{} losses of data", self.losses)),
+            (self.wipes, format!("{} losses of all data", self.wipes)),
             (self.skew_ppm, format!("clocks up to {} % apart", percent(self.skew_ppm))),
             (self.node_steps, format!("{} steps of nodes' clocks", self.node_steps)),
             (self.origin_steps, format!("{} steps of the origin's clock", self.origin_steps)),
-            (self.rule_changes, format!("{} changes of the limit", self.rule_changes)),
+            (self.rule_changes, format!("{} changes of {changed}", self.rule_changes)),
         ];
         let said: Vec<String> =
             parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, words)| words).collect();

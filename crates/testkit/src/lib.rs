@@ -10,16 +10,22 @@
     reason = "a test fails by panicking, and so does what it is made of"
 )]
 
+mod bucket;
+mod listener;
 mod postgres;
 mod process;
 mod proxy;
 mod redis;
+mod regions;
 mod server;
 mod wait;
 
+pub use bucket::ObjectStore;
+pub use listener::{Heard, HttpListener, Reply};
 pub use postgres::Postgres;
 pub use process::{Process, Signal};
 pub use proxy::{Proxy, Traffic};
 pub use redis::{APPEND_ONLY, Cluster, Redis, SNAPSHOTS, TlsRedis, ask};
+pub use regions::{REGIONS, Region, Regions};
 pub use server::{Server, tidegate};
 pub use wait::{START_TIME_MAX, free_port, wait_for_port, wait_until};

@@ -8,17 +8,21 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 /// What becomes of what is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// It goes through.
     Pass,
-    /// Answers go through, late.
+    /// Answers go through, late: a round trip takes this much longer.
     DelayAnswers(Duration),
     /// The same for one answer in so many; what comes after it on its connection waits behind it.
     DelayOneIn(u32, Duration),
+    /// A long way: what is said goes through late in both directions, so that a round trip takes twice as long, and instead of
+    /// one answer in so many the connection is cut.
+    Far(Duration, u32),
     /// Answers are swallowed, and the connections stay open.
     DropAnswers,
     /// The same, on one connection only, by the order in which they were made.
@@ -28,7 +32,21 @@ pub enum Traffic {
     /// Nothing passes either way and the connections stay open, as if the other machine were gone. What was said
     /// meanwhile arrives when traffic passes again.
     HalfOpen,
+    /// What clients say passes up to these words, and is kept from there on; without any, all of it is kept. It arrives when
+    /// traffic is another, unless who said it is gone by then.
+    QuestionsUpTo(&'static [u8]),
+    /// The same of what servers say.
+    AnswersUpTo(&'static [u8]),
 }
+
+/// The most words that anything is kept from. Longer: more is remembered of what has passed, in case they come in two pieces.
+const WORDS_BYTES_MAX: usize = 256;
+
+/// What is read at once.
+const READ_BYTES: usize = 65_536;
+
+/// How many pieces of that are under way in one direction of a connection; more wait where they come from.
+const UNDER_WAY_MAX: usize = 1_024;
 
 /// A proxy on a port of its own, on a thread of its own: it also works for tests without a runtime. It is closed, with
 /// its connections, when the test is done with it.
@@ -37,7 +55,15 @@ pub struct Proxy {
     address: SocketAddr,
     traffic: watch::Sender<Traffic>,
     server: watch::Sender<SocketAddr>,
-    lost: Arc<AtomicU64>,
+    counts: Arc<Counts>,
+}
+
+/// What a proxy has done.
+#[derive(Debug, Default)]
+struct Counts {
+    lost: AtomicU64,
+    connections: AtomicU64,
+    keeping: AtomicU64,
 }
 
 impl Proxy {
@@ -49,10 +75,10 @@ impl Proxy {
         let (traffic, watched) = watch::channel(Traffic::Pass);
         let (server, leads_to) = watch::channel(server);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let lost = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&lost);
+        let counts = Arc::<Counts>::default();
+        let counted = Arc::clone(&counts);
         std::thread::spawn(move || runtime.block_on(accept(listener, leads_to, watched, counted)));
-        Self { address, traffic, server, lost }
+        Self { address, traffic, server, counts }
     }
 
     /// Where it listens.
@@ -67,11 +93,24 @@ impl Proxy {
 
     /// How often something that a server said was kept from its client.
     pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+        self.counts.lost.load(Ordering::Relaxed)
+    }
+
+    /// On how many connections something is kept at this moment, by [`Traffic::QuestionsUpTo`] or [`Traffic::AnswersUpTo`].
+    pub fn keeping(&self) -> u64 {
+        self.counts.keeping.load(Ordering::Relaxed)
+    }
+
+    /// How many connections were ever made to it.
+    pub fn connections(&self) -> u64 {
+        self.counts.connections.load(Ordering::Relaxed)
     }
 
     /// What becomes of what is said from now on.
     pub fn set(&self, traffic: Traffic) {
+        if let Traffic::QuestionsUpTo(words) | Traffic::AnswersUpTo(words) = traffic {
+            assert!(words.len() <= WORDS_BYTES_MAX, "{words:?} are too many");
+        }
         self.traffic.send_replace(traffic);
     }
 
@@ -86,14 +125,15 @@ async fn accept(
     listener: StdListener,
     server: watch::Receiver<SocketAddr>,
     traffic: watch::Receiver<Traffic>,
-    lost: Arc<AtomicU64>,
+    counts: Arc<Counts>,
 ) {
     let listener = TcpListener::from_std(listener).expect("bound");
     let accepting = async {
         for number in 0.. {
             let Ok((client, _)) = listener.accept().await else { return };
+            counts.connections.fetch_add(1, Ordering::Relaxed);
             let server = *server.borrow();
-            tokio::spawn(carry(number, client, server, traffic.clone(), Arc::clone(&lost)));
+            tokio::spawn(carry(number, client, server, traffic.clone(), Arc::clone(&counts)));
         }
     };
     let mut watched = traffic.clone();
@@ -109,64 +149,222 @@ async fn carry(
     client: TcpStream,
     server: SocketAddr,
     traffic: watch::Receiver<Traffic>,
-    lost: Arc<AtomicU64>,
+    counts: Arc<Counts>,
 ) {
     let Ok(server) = TcpStream::connect(server).await else { return };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
+    let (to_server, arrives_at_server) = Way::new(to_server, traffic.clone());
+    let (to_client, arrives_at_client) = Way::new(to_client, traffic.clone());
     tokio::select! {
-        () = questions(from_client, to_server, traffic.clone()) => {}
-        () = answers(number, from_server, to_client, traffic, &lost) => {}
+        () = one_way(questions(from_client, to_server, traffic.clone(), &counts), arrives_at_server) => {}
+        () = one_way(answers(number, from_server, to_client, traffic, &counts), arrives_at_client) => {}
     }
 }
 
-async fn questions(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut traffic: watch::Receiver<Traffic>) {
-    let mut bytes = vec![0; 65_536];
-    while let Ok(count @ 1..) = from.read(&mut bytes).await {
-        if !is_connected(&mut traffic).await || to.write_all(&bytes[..count]).await.is_err() {
+/// One direction of a connection. What is under way when nothing more is said still arrives.
+async fn one_way(saying: impl Future<Output = ()>, arriving: impl Future<Output = ()>) {
+    let mut arriving = std::pin::pin!(arriving);
+    tokio::select! {
+        () = &mut arriving => return,
+        () = saying => {}
+    }
+    arriving.await;
+}
+
+/// The way to one side of a connection.
+struct Way(mpsc::Sender<Piece>);
+
+/// Something that is under way.
+struct Piece {
+    bytes: Vec<u8>,
+    due: Instant,
+    /// Whoever waits until it has arrived.
+    arrived: Option<oneshot::Sender<()>>,
+}
+
+impl Way {
+    fn new(to: OwnedWriteHalf, traffic: watch::Receiver<Traffic>) -> (Self, impl Future<Output = ()>) {
+        let (sender, under_way) = mpsc::channel(UNDER_WAY_MAX);
+        (Self(sender), arrive(under_way, to, traffic))
+    }
+
+    /// Sends something that takes this long, and what was sent before it first; done when it has arrived, if it takes no time.
+    /// False when the other side is gone.
+    #[expect(clippy::disallowed_methods, reason = "a network has its own time")]
+    async fn send(&self, bytes: Vec<u8>, time: Duration) -> bool {
+        let (arrived, arrival) = oneshot::channel();
+        let is_waited_for = time.is_zero();
+        let piece = Piece { bytes, due: Instant::now() + time, arrived: is_waited_for.then_some(arrived) };
+        self.0.send(piece).await.is_ok() && (!is_waited_for || arrival.await.is_ok())
+    }
+}
+
+/// Brings to one side what is under way, in its order.
+async fn arrive(
+    mut under_way: mpsc::Receiver<Piece>,
+    mut to: OwnedWriteHalf,
+    mut traffic: watch::Receiver<Traffic>,
+) {
+    while let Some(Piece { bytes, due, arrived }) = under_way.recv().await {
+        tokio::time::sleep_until(due).await;
+        if !is_connected(&mut traffic).await || to.write_all(&bytes).await.is_err() {
+            return;
+        }
+        // Nobody may wait for it.
+        let _ = arrived.map(|arrived| arrived.send(()));
+    }
+}
+
+async fn questions(mut from: OwnedReadHalf, to: Way, mut traffic: watch::Receiver<Traffic>, counts: &Counts) {
+    let mut said = Said::new();
+    while said.hear(&mut from).await {
+        if !is_connected(&mut traffic).await {
+            return;
+        }
+        let mut time = Duration::ZERO;
+        let now = *traffic.borrow();
+        match now {
+            Traffic::QuestionsUpTo(words)
+                if !said.pass_up_to(words, &mut from, &to, &mut traffic, counts).await =>
+            {
+                return;
+            }
+            Traffic::Far(way, _) => time = way,
+            _ => {}
+        }
+        if !said.pass(&to, time).await {
             return;
         }
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a network that is slow")]
 async fn answers(
     number: usize,
     mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+    to: Way,
     mut traffic: watch::Receiver<Traffic>,
-    lost: &AtomicU64,
+    counts: &Counts,
 ) {
-    let mut bytes = vec![0; 65_536];
+    let mut said = Said::new();
     let mut answered = 0_u32;
-    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+    while said.hear(&mut from).await {
         if !is_connected(&mut traffic).await {
             return;
         }
         answered = answered.wrapping_add(1);
+        let mut time = Duration::ZERO;
         let now = *traffic.borrow();
         match now {
-            Traffic::DelayAnswers(time) => tokio::time::sleep(time).await,
-            Traffic::DelayOneIn(many, time) if answered.is_multiple_of(many) => {
-                tokio::time::sleep(time).await;
+            Traffic::Far(_, many) if answered.is_multiple_of(many) => {
+                counts.lost.fetch_add(1, Ordering::Relaxed);
+                return;
             }
+            Traffic::DelayAnswers(late) | Traffic::Far(late, _) => time = late,
+            Traffic::DelayOneIn(many, late) if answered.is_multiple_of(many) => time = late,
             Traffic::DropAnswers => {
-                lost.fetch_add(1, Ordering::Relaxed);
-                continue;
+                counts.lost.fetch_add(1, Ordering::Relaxed);
+                said.bytes.clear();
             }
             Traffic::DropAnswersOn(which) if which == number => {
-                lost.fetch_add(1, Ordering::Relaxed);
-                continue;
+                counts.lost.fetch_add(1, Ordering::Relaxed);
+                said.bytes.clear();
             }
-            Traffic::Pass | Traffic::DelayOneIn(..) | Traffic::DropAnswersOn(_) | Traffic::HalfOpen => {}
+            Traffic::AnswersUpTo(words) => {
+                if !said.pass_up_to(words, &mut from, &to, &mut traffic, counts).await {
+                    return;
+                }
+            }
+            Traffic::Pass
+            | Traffic::DelayOneIn(..)
+            | Traffic::DropAnswersOn(_)
+            | Traffic::HalfOpen
+            | Traffic::QuestionsUpTo(_) => {}
             Traffic::CutAnswers => {
-                lost.fetch_add(1, Ordering::Relaxed);
+                counts.lost.fetch_add(1, Ordering::Relaxed);
                 return;
             }
         }
-        if to.write_all(&bytes[..count]).await.is_err() {
+        if !said.pass(&to, time).await {
             return;
         }
+    }
+}
+
+/// What one side of a connection says.
+struct Said {
+    /// What has not passed yet.
+    bytes: Vec<u8>,
+    /// The last of what has.
+    passed: Vec<u8>,
+}
+
+impl Said {
+    fn new() -> Self {
+        Self { bytes: Vec::with_capacity(READ_BYTES), passed: Vec::new() }
+    }
+
+    /// Waits for more. False when there is none.
+    async fn hear(&mut self, from: &mut OwnedReadHalf) -> bool {
+        matches!(from.read_buf(&mut self.bytes).await, Ok(1..))
+    }
+
+    async fn pass(&mut self, to: &Way, time: Duration) -> bool {
+        self.pass_some(self.bytes.len(), to, time).await
+    }
+
+    async fn pass_some(&mut self, count: usize, to: &Way, time: Duration) -> bool {
+        let some: Vec<u8> = self.bytes.drain(..count).collect();
+        self.passed.extend(&some);
+        self.passed.drain(..self.passed.len().saturating_sub(WORDS_BYTES_MAX));
+        some.is_empty() || to.send(some, time).await
+    }
+
+    /// Passes what comes before some words, and keeps the rest until traffic is another. False when one side is gone.
+    async fn pass_up_to(
+        &mut self,
+        words: &[u8],
+        from: &mut OwnedReadHalf,
+        to: &Way,
+        traffic: &mut watch::Receiver<Traffic>,
+        counts: &Counts,
+    ) -> bool {
+        let Some(count) = self.before(words) else { return true };
+        if !self.pass_some(count, to, Duration::ZERO).await {
+            return false;
+        }
+        let _keeping = Keeping::new(counts);
+        let is_other = |traffic: &Traffic| !matches!(traffic, Traffic::QuestionsUpTo(now) | Traffic::AnswersUpTo(now) if *now == words);
+        // Whoever says more is still there.
+        let is_gone = async { while self.hear(from).await {} };
+        tokio::select! {
+            other = traffic.wait_for(is_other) => other.is_ok(),
+            () = is_gone => false,
+        }
+    }
+
+    /// How much comes before some words, if they are there; where they began in what has passed, nothing.
+    fn before(&self, words: &[u8]) -> Option<usize> {
+        let begun = &self.passed[self.passed.len().saturating_sub(words.len().saturating_sub(1))..];
+        let all = [begun, &self.bytes].concat();
+        let at = (0..=all.len()).find(|at| all[*at..].starts_with(words))?;
+        Some(at.saturating_sub(begun.len()))
+    }
+}
+
+/// For as long as something is kept on a connection.
+struct Keeping<'a>(&'a Counts);
+
+impl<'a> Keeping<'a> {
+    fn new(counts: &'a Counts) -> Self {
+        counts.keeping.fetch_add(1, Ordering::Relaxed);
+        Self(counts)
+    }
+}
+
+impl Drop for Keeping<'_> {
+    fn drop(&mut self) {
+        self.0.keeping.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -181,7 +379,7 @@ mod tests {
     use std::net::TcpStream as Client;
 
     use super::*;
-    use crate::wait::START_TIME_MAX;
+    use crate::wait::{START_TIME_MAX, wait_until};
 
     /// Long enough for an answer that is there to come, in tests that must see none.
     const QUIET: Duration = Duration::from_millis(200);
@@ -287,6 +485,47 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_passes_up_to_some_words_and_the_rest_when_traffic_is_another() {
+        let (server, heard) = echo();
+        let proxy = Proxy::start(server);
+        let client = client(&proxy);
+        proxy.set(Traffic::QuestionsUpTo(&[1, 2]));
+        // Also where the words come in two pieces: the first of them has passed by then.
+        says(&client, 1);
+        assert_eq!((heard.recv().unwrap(), hears(&client)), (1, 1));
+        assert_eq!(proxy.keeping(), 0);
+        says(&client, 2);
+        assert!(hears_nothing(&client));
+        assert_eq!((heard.try_recv().is_err(), proxy.keeping()), (true, 1));
+        proxy.set(Traffic::AnswersUpTo(&[4]));
+        assert_eq!((heard.recv().unwrap(), hears(&client)), (2, 2));
+        (&client).write_all(&[3, 4, 5]).unwrap();
+        assert_eq!([(); 3].map(|()| heard.recv().unwrap()), [3, 4, 5]);
+        assert_eq!(hears(&client), 3);
+        assert!(hears_nothing(&client));
+        assert_eq!(proxy.keeping(), 1);
+        proxy.set(Traffic::Pass);
+        assert_eq!([hears(&client), hears(&client)], [4, 5]);
+        wait_until("nothing to be kept", START_TIME_MAX, || proxy.keeping() == 0);
+    }
+
+    #[test]
+    fn what_is_kept_is_lost_with_who_said_it() {
+        let (server, heard) = echo();
+        let proxy = Proxy::start(server);
+        proxy.set(Traffic::QuestionsUpTo(b""));
+        let gone = client(&proxy);
+        says(&gone, 1);
+        wait_until("it to be kept", START_TIME_MAX, || proxy.keeping() == 1);
+        drop(gone);
+        wait_until("it to be lost", START_TIME_MAX, || proxy.keeping() == 0);
+        proxy.set(Traffic::Pass);
+        let client = client(&proxy);
+        says(&client, 2);
+        assert_eq!((heard.recv().unwrap(), hears(&client)), (2, 2));
+    }
+
+    #[test]
     fn new_connections_go_where_the_address_leads() {
         let ((old, heard_by_old), (new, heard_by_new)) = (echo(), echo());
         let proxy = Proxy::start(old);
@@ -300,6 +539,41 @@ mod tests {
         proxy.set(Traffic::DelayOneIn(2, Duration::from_millis(1)));
         says(&before, 3);
         assert_eq!((heard_by_old.recv().unwrap(), hears(&before)), (3, 3));
+    }
+
+    /// However much there is of it: what is said while something is under way does not wait until it has arrived.
+    #[test]
+    fn much_can_be_under_way_at_once() {
+        let (server, heard) = echo();
+        let proxy = Proxy::start(server);
+        let client = client(&proxy);
+        proxy.set(Traffic::Far(Duration::from_millis(300), u32::MAX));
+        says(&client, 1);
+        // The first is heard of at the same time as what was said meanwhile, and no answer has come by then.
+        for byte in 2..=5 {
+            assert!(heard.try_recv().is_err(), "it is under way");
+            says(&client, byte);
+        }
+        for byte in 1..=5 {
+            assert_eq!(heard.recv().unwrap(), byte);
+        }
+        for byte in 1..=5 {
+            assert_eq!(hears(&client), byte);
+        }
+    }
+
+    #[test]
+    fn a_long_way_is_slow_and_loses_connections() {
+        let (server, heard) = echo();
+        let proxy = Proxy::start(server);
+        let client = client(&proxy);
+        proxy.set(Traffic::Far(Duration::from_millis(1), 2));
+        says(&client, 1);
+        assert_eq!((heard.recv().unwrap(), hears(&client)), (1, 1));
+        says(&client, 2);
+        assert_eq!(heard.recv().unwrap(), 2);
+        assert!(matches!((&client).read(&mut [0]), Ok(0) | Err(_)));
+        assert_eq!((proxy.connections(), proxy.lost()), (1, 1));
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Gate {
     pub fn with_limit(&self, limit: Limit) -> Self {
         assert!(self.limit.algorithm() == limit.algorithm(), "the algorithm of a gate cannot change");
         #[cfg(feature = "region")]
-        let limit = if self.kept.is_some() { limit.at_origin() } else { limit };
+        let limit = self.kept.as_ref().map_or(limit, |kept| kept.limit_here(limit).at_origin());
         Self { limit, ..self.clone() }
     }
 
@@ -90,13 +90,14 @@ impl Gate {
     /// The same gate, kept by an origin.
     #[cfg(feature = "region")]
     pub(crate) fn kept_as(&self, kept: Kept) -> Self {
-        Self { limit: self.limit.at_origin(), kept: Some(Arc::new(kept)), ..self.clone() }
+        let limit = kept.limit_here(self.limit).at_origin();
+        Self { limit, kept: Some(Arc::new(kept)), ..self.clone() }
     }
 
-    /// The part of the limit that one of `nodes` has, in meters of its own.
+    /// The part of a limit that one of `nodes` has, in meters of its own.
     #[cfg(feature = "region")]
-    pub(crate) fn part_in(&self, space: KeySpace, nodes: u32) -> Self {
-        Self { limit: self.limit.part(nodes), space, kept: None, ..self.clone() }
+    pub(crate) fn part_in(&self, limit: &Limit, space: KeySpace, nodes: u32) -> Self {
+        Self { limit: limit.part(nodes), space, kept: None, ..self.clone() }
     }
 
     #[cfg(feature = "region")]

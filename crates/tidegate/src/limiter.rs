@@ -186,6 +186,16 @@ impl Limiter {
         Ok(Gate::new(self.id, name.into(), limit, KeySpace::new(&self.secret, share, &space)))
     }
 
+    /// A limit whose meters an origin keeps, of which the table holds grants. A name stands for the same meters whatever the
+    /// limit has become, its algorithm and its period too: so does the meter's name at the origin, and a process that had two
+    /// slots for one of those would report of one what it holds by the other. A slot knows which limit its grant is of.
+    #[cfg(feature = "region")]
+    pub(crate) fn gate_held(&self, tenant: &str, name: &str, limit: Limit) -> Result<Gate, UnknownName> {
+        let share = self.share_of(tenant)?;
+        let space = KeySpace::new(&self.secret, share, &format!("{name}\0held"));
+        Ok(Gate::new(self.id, name.into(), limit, space))
+    }
+
     /// Decides one question.
     #[expect(clippy::inline_always, reason = "what the caller does not look at need not be computed")]
     #[inline(always)]

@@ -6,25 +6,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate::region::{Class, MemoryOrigin, Origin, OriginError, Policy, Region, Rung, Settings};
+use tidegate::region::{
+    CallError, Class, MemoryOrigin, Origin, OriginError, PeerConfig, Policy, Regime, Region, Regions, Rung,
+    Settings,
+};
 use tidegate::{Clock, Gate, Limit, Limiter, SystemClock};
-use tidegate_core::origin::{Call, OriginMeter, Reply};
+use tidegate_core::origin::{Call, Gathered, Merge, Merged, OriginMeter, Reply, Round};
 use tidegate_origin::{Answer, partition_of};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
 /// An origin in memory that counts its calls, and can be made to answer nothing.
 struct Watched {
-    inner: MemoryOrigin,
+    inner: Arc<MemoryOrigin>,
     calls: AtomicU64,
     is_gone: AtomicBool,
+    /// The partitions of which the second stands still from when the first is called for the first time.
+    stops: Option<(u16, u16)>,
+    has_stopped: AtomicBool,
+    /// Whether it takes no call.
+    refuses: AtomicBool,
 }
 
 impl Watched {
     fn new() -> Arc<Self> {
         let clock = SystemClock::new();
-        let inner = MemoryOrigin::new(move || clock.now().wall_us());
-        Arc::new(Self { inner, calls: AtomicU64::new(0), is_gone: AtomicBool::new(false) })
+        Self::around(Arc::new(MemoryOrigin::new(move || clock.now().wall_us())), None)
+    }
+
+    fn around(inner: Arc<MemoryOrigin>, stops: Option<(u16, u16)>) -> Arc<Self> {
+        let [is_gone, has_stopped, refuses] = [0, 1, 2].map(|_| AtomicBool::new(false));
+        Arc::new(Self { inner, calls: AtomicU64::new(0), is_gone, stops, has_stopped, refuses })
+    }
+
+    /// Whether a call to that partition is not answered.
+    fn stands_still(&self, partition: u16) -> bool {
+        let stops = self.stops.is_some_and(|(by, _)| by == partition);
+        if stops && !self.has_stopped.swap(true, Ordering::Relaxed) {
+            self.is_gone.store(true, Ordering::Relaxed);
+        }
+        let is_affected = self.stops.is_none_or(|(_, stopped)| stopped == partition);
+        is_affected && self.is_gone.load(Ordering::Relaxed)
     }
 
     fn calls(&self) -> u64 {
@@ -50,11 +72,26 @@ impl Origin for Watched {
     fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
-            if self.is_gone.load(Ordering::Relaxed) {
+            if self.stands_still(partition) {
                 return std::future::pending::<Result<Reply, OriginError>>().await;
+            }
+            if self.refuses.load(Ordering::Relaxed) {
+                return Err(OriginError::Refused(CallError::Twice { meter: 0 }));
             }
             self.inner.call(partition, call).await
         })
+    }
+
+    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+        self.inner.round(partition, round)
+    }
+
+    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+        self.inner.merge(partition, merge)
+    }
+
+    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
+        self.inner.lease(holder, for_us)
     }
 }
 
@@ -152,6 +189,33 @@ async fn without_the_origin_the_class_decides() {
 }
 
 #[tokio::test]
+async fn without_the_origin_a_region_among_others_goes_on_with_its_standing_part() {
+    for (regime, most) in [(Regime::Regional, 101), (Regime::BestEffort, 26), (Regime::Share, 26)] {
+        let origin = Watched::new();
+        origin.is_gone.store(true, Ordering::Relaxed);
+        let limit = Limit::gcra(100, MINUTE).expect("in range");
+        let limiter = Limiter::builder().build().expect("a limiter");
+        let mut regions = Regions::new("eu", ([127, 0, 0, 1], 0).into());
+        let addresses = vec!["127.0.0.1:1".to_owned()];
+        regions.peers = vec![PeerConfig { region: "us".to_owned(), addresses }];
+        regions.weights = vec![("us".to_owned(), 3)];
+        let origin = origin as Arc<dyn Origin>;
+        let region = Region::join_among(regions, Arc::new(limiter), origin, Settings::default());
+        let region = region.expect("nothing is wrong with it");
+        let policy = Policy { regime, ..Policy::of(Class::Comfort) };
+        let node = (region.gate_with("", "per_user", limit, policy).expect("a name"), region);
+        let mut passed = 0;
+        for _ in 0..1_000 {
+            let ruling = node.1.check(&[node.0.question("alice")]).await.expect("one limit");
+            assert_eq!(ruling.rung, Rung::Local);
+            passed += u64::from(ruling.is_allowed());
+        }
+        // Less than two in a second drain.
+        assert!((most - 1..most + 10).contains(&passed), "{regime}: {passed}");
+    }
+}
+
+#[tokio::test]
 async fn who_is_left_alone_does_not_spend_again_what_all_have_used() {
     let origin = Watched::new();
     let node = hasty(&origin, Class::Comfort, Limit::gcra(100, MINUTE).expect("in range"));
@@ -187,9 +251,18 @@ async fn what_passed_without_the_origin_is_told_when_it_is_back() {
 
 /// Two limits of a region: what a user may do, and what all may do together.
 fn two_limits(origin: &Arc<Watched>, per_user: u64, in_all: u64) -> (Region, Gate, Gate) {
+    two_limits_in(HOUR, origin, per_user, in_all)
+}
+
+fn two_limits_in(
+    period: Duration,
+    origin: &Arc<Watched>,
+    per_user: u64,
+    in_all: u64,
+) -> (Region, Gate, Gate) {
     let (region, _) = patient(origin, Class::Security, Limit::gcra(1, MINUTE).expect("in range"));
     let gate = |name: &str, amount| {
-        let limit = Limit::gcra(amount, MINUTE).expect("in range");
+        let limit = Limit::gcra(amount, period).expect("in range");
         region.gate_with("", name, limit, Policy::of(Class::Security)).expect("a tenant")
     };
     let (user, all) = (gate("user", per_user), gate("all", in_all));
@@ -212,12 +285,24 @@ async fn limits_of_one_placement_are_one_call_each_with_its_own_cost() {
 async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_was_denied() {
     let origin = Watched::new();
     let nodes = [two_limits(&origin, 3, 10), two_limits(&origin, 3, 10)];
-    let mut passed = 0;
-    for turn in 0..60 {
+    let ask = async |turn: usize| {
         let (region, user, all) = &nodes[turn % 2];
         let name = format!("user{}", turn % 5);
         let ruling = region.check(&[user.question(&name), all.question("everyone")]).await;
-        passed += u64::from(ruling.expect("two limits").is_allowed());
+        u64::from(ruling.expect("two limits").is_allowed())
+    };
+    let mut passed = 0;
+    // What is given back comes with the next report.
+    let spend = async {
+        let mut turns = 0..;
+        while passed < 10 {
+            passed += ask(turns.next().expect("no end")).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), spend).await.expect("all of it is used");
+    for turn in 0..60 {
+        passed += ask(turn).await;
     }
     for (region, ..) in &nodes {
         region.leave().await;
@@ -226,6 +311,36 @@ async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_
     let users: u64 =
         (0..5).map(|user| format!("user{user}")).map(|u| origin.charged_of("user", &u, &u)).sum();
     assert_eq!((passed, origin.charged_of("all", "everyone", "everyone"), users), (10, 10, 10));
+}
+
+/// What one place charged for a request that another denied is given back late, if that place stands still meanwhile. By then it has
+/// drained, and others have used what drained.
+#[tokio::test]
+async fn what_was_given_back_late_passes_once() {
+    let clock = Arc::new(AtomicU64::new(1 << 50));
+    let reads = Arc::clone(&clock);
+    let inner = Arc::new(MemoryOrigin::new(move || reads.load(Ordering::Relaxed)));
+    let [all_at, user_at] = [&b"everyone"[..], b"alice"].map(partition_of);
+    let stopping = Watched::around(Arc::clone(&inner), Some((user_at, all_at)));
+    let others = Watched::around(inner, None);
+    let node = |origin: &Arc<Watched>| two_limits_in(MINUTE, origin, 1, 600);
+    let asks = async || {
+        let (region, _, all) = node(&others);
+        region.check(&[all.question("everyone").cost(600)]).await.expect("one limit").is_allowed()
+    };
+    // Nothing is left for the user, which the first does not know.
+    let (region, user, _) = node(&others);
+    assert!(region.check(&[user.question("alice")]).await.expect("one limit").is_allowed());
+    let (first, user, all) = node(&stopping);
+    let both = [all.question("everyone").cost(600), user.question("alice")];
+    assert!(!first.check(&both).await.expect("two limits").is_allowed());
+    // All of it drains in a minute.
+    clock.fetch_add(61_000_000, Ordering::Relaxed);
+    assert!(asks().await, "one burst");
+    stopping.is_gone.store(false, Ordering::Relaxed);
+    first.leave().await;
+    assert_eq!(stopping.charged_of("all", "everyone", "everyone"), 600, "it was given back");
+    assert!(!asks().await, "and not to pass twice");
 }
 
 #[tokio::test]
@@ -268,4 +383,140 @@ async fn who_pays_passes_without_the_origin_but_not_without_end() {
     let strict = region.gate_with("", "strict", limit, Policy::of(Class::Security)).expect("a tenant");
     let both = [gate.question("alice"), strict.question("alice")];
     assert_eq!(region.check(&both).await.expect("two limits").rung, Rung::Closed, "the strictest decides");
+}
+
+const HOUR: Duration = Duration::from_hours(1);
+
+/// A limit that counts in another way from one version to the next is the same meter at the origin, and the same here: what was
+/// used under the one counts under the other, and every unit is charged once.
+#[tokio::test]
+async fn a_limit_that_changes_its_algorithm_or_its_period_goes_on_counting() {
+    let gcra = |hours: u32| Limit::gcra(100, HOUR * hours).expect("in range");
+    let window = |hours: u32| Limit::sliding_window(100, HOUR * hours).expect("in range");
+    let changes = [
+        (gcra(1), window(1)),
+        (window(1), gcra(1)),
+        (window(1), window(24)),
+        (window(24), window(1)),
+        (gcra(1), gcra(24)),
+    ];
+    for (before, after) in changes {
+        for class in [Class::Security, Class::Cost] {
+            let origin = Watched::new();
+            let nodes = [patient(&origin, class, before).0, patient(&origin, class, before).0];
+            let ask = async |node: &Region, limit: Limit, version: u32| {
+                let policy = Policy { version, ..Policy::of(class) };
+                let gate = node.gate_with("", "per_user", limit, policy).expect("a tenant");
+                let ruling = node.check(&[gate.question("alice")]).await.expect("one limit");
+                assert_eq!(ruling.rung, Rung::Regional);
+                u64::from(ruling.is_allowed())
+            };
+            let mut passed = 0;
+            for turn in 0..40 {
+                passed += ask(&nodes[turn % 2], before, 1).await;
+            }
+            assert_eq!(passed, 40);
+            // One of them hears of the change later than the other, and goes on with what it holds.
+            for turn in 0..400 {
+                let knows = turn % 2 == 0 || turn > 20;
+                let (limit, version) = if knows { (after, 2) } else { (before, 1) };
+                passed += ask(&nodes[turn % 2], limit, version).await;
+            }
+            for node in &nodes {
+                node.leave().await;
+                assert_eq!(node.stats().refused, 0);
+            }
+            let charged = origin.charged("alice");
+            assert_eq!((passed, charged), (100, 100), "{class:?}, from {before:?} to {after:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_an_origin_does_not_take_is_decided_by_class_at_once_and_said_again() {
+    let limit = Limit::gcra(100, HOUR).expect("in range");
+    for (class, rung) in [(Class::Comfort, Rung::Local), (Class::Security, Rung::Closed)] {
+        let origin = Watched::new();
+        origin.refuses.store(true, Ordering::Relaxed);
+        let node = patient(&origin, class, limit);
+        let refusal = node.0.refusal();
+        let ask = async || {
+            let questions = [node.1.question("alice")];
+            let ruling = tokio::time::timeout(Duration::from_secs(30), node.0.check(&questions)).await;
+            ruling.expect("not a minute").expect("one limit")
+        };
+        let first = ask().await;
+        assert_eq!((first.rung, first.is_allowed()), (rung, class == Class::Comfort));
+        assert_eq!(*refusal.borrow(), Some(CallError::Twice { meter: 0 }));
+        origin.refuses.store(false, Ordering::Relaxed);
+        let second = ask().await;
+        assert_eq!((second.rung, second.is_allowed()), (Rung::Regional, true), "nothing is stuck");
+        assert!(node.0.stats().refused >= 1);
+        node.0.leave().await;
+        assert_eq!(origin.charged("alice"), 1 + u64::from(first.is_allowed()));
+    }
+}
+
+/// A flood of keys fills an origin in memory. Those that it knows are decided as ever, with strangers in the same call, and strangers
+/// by class, as if there was no origin.
+#[tokio::test]
+async fn an_origin_without_room_decides_who_is_known_and_leaves_strangers_to_their_class() {
+    let limit = Limit::gcra(100, HOUR).expect("in range");
+    for (class, rung) in [(Class::Comfort, Rung::Local), (Class::Security, Rung::Closed)] {
+        let clock = Arc::new(AtomicU64::new(1 << 50));
+        let reads = Arc::clone(&clock);
+        let inner = MemoryOrigin::with_meters_max(move || reads.load(Ordering::Relaxed), 4);
+        let origin = Watched::around(Arc::new(inner), None);
+        let node = patient(&origin, class, limit);
+        let ask = async |key: &str| {
+            let questions = [node.1.question(key).placed_by("tenant")];
+            let asked = tokio::time::timeout(Duration::from_secs(30), node.0.check(&questions)).await;
+            let ruling = asked.expect("nobody is stuck").expect("one limit");
+            (ruling.rung, ruling.is_allowed())
+        };
+        let known = ["0", "1", "2", "3"];
+        for key in known {
+            assert_eq!(ask(key).await, (Rung::Regional, true));
+        }
+        for turn in 0..40 {
+            let names = [format!("one of {turn}"), format!("another of {turn}")];
+            let (one, of_known, other) = tokio::join!(ask(&names[0]), ask(known[turn % 4]), ask(&names[1]));
+            assert_eq!(of_known, (Rung::Regional, true), "{class:?}, turn {turn}");
+            assert_eq!([one, other], [(rung, class == Class::Comfort); 2]);
+        }
+        assert_eq!(node.0.stats().refused, 0);
+        // What is over makes room, in less time than after which the origin forgets its callers.
+        clock.fetch_add(3_000_000_000, Ordering::Relaxed);
+        assert_eq!(ask("one more").await, (Rung::Regional, true));
+        node.0.leave().await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_charged_without_asking_counts_whatever_is_held() {
+    for limit in [Limit::gcra(100, HOUR), Limit::sliding_window(100, HOUR)] {
+        for class in [Class::Comfort, Class::Security] {
+            let origin = Watched::new();
+            let node = patient(&origin, class, limit.expect("in range"));
+            node.0.charge([&node.1.question("alice").cost(7)]);
+            node.0.leave().await;
+            assert_eq!(origin.charged("alice"), 7, "{class:?}");
+            let next = patient(&origin, class, limit.expect("in range"));
+            assert!(
+                !next.0.check(&[next.1.question("alice").cost(99)]).await.expect("one limit").is_allowed()
+            );
+            next.0.leave().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_does_not_wait_because_too_many_do_is_decided_by_class() {
+    let limit = Limit::gcra(100, HOUR).expect("in range");
+    for (class, rung) in [(Class::Comfort, Rung::Local), (Class::Security, Rung::Closed)] {
+        let origin = Watched::new();
+        let node = node(&origin, class, limit, Settings { waiting_max: 0, ..Settings::default() });
+        let ruling = node.0.check(&[node.1.question("alice")]).await.expect("one limit");
+        assert_eq!((ruling.rung, node.0.stats().crowded, origin.calls()), (rung, 1, 0));
+    }
 }

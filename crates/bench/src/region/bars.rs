@@ -27,11 +27,11 @@ const REGIONAL_AGAIN_MS_MAX: f64 = 1_000.0;
 
 /// Something that must hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Bar {
-    pub(super) what: &'static str,
-    pub(super) asked: String,
-    pub(super) found: String,
-    pub(super) held: bool,
+pub(crate) struct Bar {
+    pub(crate) what: &'static str,
+    pub(crate) asked: String,
+    pub(crate) found: String,
+    pub(crate) held: bool,
 }
 
 /// What the cases show. A part of them says nothing about how many requests there must be.
@@ -172,7 +172,7 @@ fn most(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, |most, value| if value > most || value.is_nan() { value } else { most })
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }
 

@@ -24,28 +24,28 @@ const HEAD_BYTES_MAX: usize = 16_384;
 /// One line of time for all threads: the wall clock as it was at the start, and what has passed since. Redis counts by the
 /// wall clock of the same machine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Timeline {
+pub(crate) struct Timeline {
     started: Instant,
     started_wall_us: u64,
 }
 
 impl Timeline {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let wall = clock_gettime(ClockId::Realtime);
         let started_wall_us = wall.tv_sec as u64 * 1_000_000 + wall.tv_nsec as u64 / 1_000;
         Self { started: machine::now(), started_wall_us }
     }
 
     /// The microsecond that has begun.
-    pub(super) fn now_us(self) -> u64 {
+    pub(crate) fn now_us(self) -> u64 {
         self.started_wall_us + (machine::now() - self.started).as_micros() as u64
     }
 }
 
 /// What a decision rests on, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Basis {
-    /// The region's origin.
+pub(crate) enum Basis {
+    /// The region's origin, alone or with those of other regions.
     Region,
     /// One server's memory: the origin did not answer in time.
     Alone,
@@ -56,7 +56,7 @@ pub(super) enum Basis {
 impl Basis {
     fn of(source: &str) -> Self {
         match source {
-            "regional" => Self::Region,
+            "global" | "regional" => Self::Region,
             "local" | "overflow" => Self::Alone,
             _ => Self::Nothing,
         }
@@ -65,22 +65,22 @@ impl Basis {
 
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) allowed: bool,
-    pub(super) basis: Basis,
-    pub(super) status: u16,
-    pub(super) sent_us: u64,
-    pub(super) answered_us: u64,
+pub(crate) struct Answer {
+    pub(crate) allowed: bool,
+    pub(crate) basis: Basis,
+    pub(crate) status: u16,
+    pub(crate) sent_us: u64,
+    pub(crate) answered_us: u64,
 }
 
 impl Answer {
     /// Whether the server could not answer as it should, or says so.
-    pub(super) fn is_of_trouble(&self) -> bool {
+    pub(crate) fn is_of_trouble(&self) -> bool {
         self.status >= 500
     }
 
     /// Whether it is one that servers may give, however much they have to do.
-    pub(super) fn is_in_order(&self) -> bool {
+    pub(crate) fn is_in_order(&self) -> bool {
         matches!(self.status, DECIDED | TOO_BUSY)
     }
 }
@@ -99,14 +99,14 @@ struct Told {
 }
 
 /// A connection that is kept.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     timeline: Timeline,
     bytes: Vec<u8>,
 }
 
 impl Connection {
-    pub(super) fn open(address: SocketAddr, timeline: Timeline) -> Result<Self> {
+    pub(crate) fn open(address: SocketAddr, timeline: Timeline) -> Result<Self> {
         let stream = TcpStream::connect(address).with_context(|| address.to_string())?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
@@ -114,7 +114,7 @@ impl Connection {
     }
 
     /// Asks about a key under a rule. A server in trouble, status 5xx, has let nothing pass; whoever asks judges that.
-    pub(super) fn check(&mut self, rule: &str, key: &str, cost: u64) -> Result<Answer> {
+    pub(crate) fn check(&mut self, rule: &str, key: &str, cost: u64) -> Result<Answer> {
         let body = format!(r#"{{"dimensions":{{"rule":"{rule}","key":"{key}"}},"cost":{cost}}}"#);
         let length = body.len();
         let request = format!(
@@ -201,6 +201,7 @@ mod tests {
     #[test]
     fn what_was_not_decided_is_told_apart() {
         for (source, basis) in [
+            ("global", Basis::Region),
             ("regional", Basis::Region),
             ("local", Basis::Alone),
             ("shed", Basis::Nothing),

@@ -5,13 +5,13 @@ use tidegate_oracle::{Bucket, Cells, Level, Model};
 
 /// A request as it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Arrival {
-    pub(super) cost: u64,
-    pub(super) sent_us: u64,
+pub(crate) struct Arrival {
+    pub(crate) cost: u64,
+    pub(crate) sent_us: u64,
 }
 
 /// The cost that passes of these requests of one key, each decided when it was sent, after `before` passed.
-pub(super) fn passes(limit: &Limit, before: Option<Arrival>, arrivals: &[Arrival]) -> u64 {
+pub(crate) fn passes(limit: &Limit, before: Option<Arrival>, arrivals: &[Arrival]) -> u64 {
     match limit.algorithm() {
         Algorithm::Gcra => replay::<Bucket>(limit, before, arrivals),
         Algorithm::SlidingWindow => replay::<Cells>(limit, before, arrivals),

@@ -33,23 +33,23 @@ struct Due {
 
 /// A request that was made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Made {
-    pub(super) key: u32,
-    pub(super) cost: u64,
-    pub(super) answer: Answer,
+pub(crate) struct Made {
+    pub(crate) key: u32,
+    pub(crate) cost: u64,
+    pub(crate) answer: Answer,
 }
 
 impl Made {
     /// Whether anyone looked at the limit, or refused: what was let pass undecided is neither for nor against it.
-    pub(super) fn is_judged(&self) -> bool {
+    pub(crate) fn is_judged(&self) -> bool {
         !(self.answer.allowed && self.answer.basis == Basis::Nothing)
     }
 
-    pub(super) fn arrival(&self) -> Arrival {
+    pub(crate) fn arrival(&self) -> Arrival {
         Arrival { cost: self.cost, sent_us: self.answer.sent_us }
     }
 
-    pub(super) fn passed(&self) -> Option<Passed> {
+    pub(crate) fn passed(&self) -> Option<Passed> {
         let Answer { allowed, sent_us, answered_us, .. } = self.answer;
         (allowed && self.is_judged()).then_some(Passed { cost: self.cost, sent_us, answered_us })
     }
@@ -184,7 +184,7 @@ impl Load<'_> {
     }
 }
 
-pub(super) fn wait_until(due: Instant) {
+pub(crate) fn wait_until(due: Instant) {
     loop {
         let left = due.saturating_duration_since(machine::now());
         if left.is_zero() {

@@ -3,18 +3,18 @@
 //! Every answer is kept with the instants between which it was decided. From those follow, for every key, whether any
 //! interval let more pass than the limit does (`over`), and what one exact bucket would have let pass (`exact`).
 
-mod bars;
+pub(crate) mod bars;
 mod case;
-mod client;
-mod exact;
+pub(crate) mod client;
+pub(crate) mod exact;
 mod fleet;
 mod hedge;
-mod load;
-mod over;
-mod report;
+pub(crate) mod load;
+pub(crate) mod over;
+pub(crate) mod report;
 mod row;
 mod stall;
-mod tail;
+pub(crate) mod tail;
 mod warm;
 
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use self::fleet::Fleet;
 use self::hedge::Hedge;
 use self::row::{Row, Settings};
 use self::stall::{Plan, Stall};
-use self::warm::Warm;
+use self::warm::{Length, Warm};
 use crate::servers;
 
 /// Of the rate at which the machine answers when it does nothing else, what is offered: requests that come at random then
@@ -44,11 +44,6 @@ const CAPACITY_TIME: Duration = Duration::from_secs(3);
 /// How long a row takes unless told otherwise, and a row of `--quick`.
 const ROW_SECONDS: u64 = 20;
 const QUICK_SECONDS: u64 = 3;
-
-/// Turns of both fleets over warm keys, since the machine is not the same from one minute to the next.
-const WARM_ROUNDS: usize = 3;
-/// How long each of them takes.
-const WARM_TIME: Duration = Duration::from_secs(5);
 
 /// How many cold keys are asked for, once each, and how many of `--quick`.
 const COLD_KEYS: u64 = 20_000;
@@ -68,6 +63,9 @@ pub(crate) struct Args {
     /// A few rows of a few seconds.
     #[arg(long)]
     quick: bool,
+    /// Run the cases of rules whose name contains this alone, such as `security` or `gcra_1000`.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    rule: String,
     /// Leave the servers without a store, each counting for itself: the cases must then be missed.
     #[arg(long)]
     apart: bool,
@@ -144,7 +142,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn run_cases(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
     let start = if args.apart { Fleet::start_apart } else { Fleet::start };
     let fleet = start(program, usize::try_from(args.nodes)?)?;
-    let cases = if args.quick { Case::quick() } else { Case::all() };
+    let mut cases = if args.quick { Case::quick() } else { Case::all() };
+    cases.retain(|case| case.rule.name().contains(&args.rule));
+    ensure!(!cases.is_empty(), "--rule: no rule's name contains {:?}", args.rule);
     let seconds = args.seconds.unwrap_or(if args.quick { QUICK_SECONDS } else { ROW_SECONDS });
     let timeline = Timeline::new();
     let per_second_max = match args.rate {
@@ -163,14 +163,14 @@ fn run_cases(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
         let row = row::run(&fleet, *case, &settings, number).with_context(|| format!("{case:?}"))?;
         found.cases.push(row);
     }
-    found.bars.extend(bars::of_cases(&found.cases, !args.quick));
+    found.bars.extend(bars::of_cases(&found.cases, !args.quick && args.rule.is_empty()));
     fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
     Ok(())
 }
 
 fn run_warm(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
-    let (rounds, time) = if args.quick { (1, Duration::from_secs(1)) } else { (WARM_ROUNDS, WARM_TIME) };
-    let (warm, fleet) = warm::run(program, rounds, time)?;
+    let length = if args.quick { Length::QUICK } else { Length::WHOLE };
+    let (warm, fleet) = warm::run(program, length)?;
     found.bars.extend(bars::of_warm(&warm));
     fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
     found.warm = Some(warm);

@@ -10,15 +10,15 @@ use tidegate::{Algorithm, Limit};
 
 /// A request that passed. Times are microseconds of the wall clock, on one line for all requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Passed {
-    pub(super) cost: u64,
-    pub(super) sent_us: u64,
-    pub(super) answered_us: u64,
+pub(crate) struct Passed {
+    pub(crate) cost: u64,
+    pub(crate) sent_us: u64,
+    pub(crate) answered_us: u64,
 }
 
 /// The most by which any interval went beyond what one bucket allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Over {
+pub(crate) struct Over {
     /// In units of cost times the period, which makes it a whole number.
     numerator: i128,
     period_us: u64,
@@ -27,7 +27,7 @@ pub(super) struct Over {
 
 impl Over {
     /// Of one key.
-    pub(super) fn of(limit: &Limit, passed: &[Passed]) -> Self {
+    pub(crate) fn of(limit: &Limit, passed: &[Passed]) -> Self {
         let used = match limit.algorithm() {
             Algorithm::Gcra => fullest_bucket(limit, passed),
             Algorithm::SlidingWindow => fullest_cells(limit, passed),
@@ -37,12 +37,12 @@ impl Over {
     }
 
     /// In units of cost; 0 if the limit was kept.
-    pub(super) fn units(self) -> f64 {
+    pub(crate) fn units(self) -> f64 {
         self.numerator as f64 / self.period_us as f64
     }
 
     /// As a share of the burst.
-    pub(super) fn share(self) -> f64 {
+    pub(crate) fn share(self) -> f64 {
         self.units() / f64::from(self.burst)
     }
 }

@@ -88,10 +88,12 @@ pub(super) fn print_warm(warm: &Warm) {
         warm.throughput * 100.0
     );
     println!(
-        "  of one server, with all keys below their limits: {:.3} us with an origin, {:.3} us without: {:.1} % of the throughput",
+        "  of one server, with all keys below their limits: {:.3} us with an origin, {:.3} us without: {:.1} % of the throughput; {:.4} calls for each request, {:.3} % waited",
         warm.below_cpu_us_per_request,
         warm.below_cpu_us_per_request_apart,
-        warm.below_throughput * 100.0
+        warm.below_throughput * 100.0,
+        warm.below_calls_per_request,
+        warm.below_waited * 100.0
     );
 }
 
@@ -119,11 +121,11 @@ pub(super) fn print_hedge(hedge: &Hedge) {
     print_tail(&format!("asked again after {} ms", hedge.again_after_ms), &hedge.again);
 }
 
-fn print_tail(what: &str, tail: &Tail) {
+pub(crate) fn print_tail(what: &str, tail: &Tail) {
     println!("  {what}: p99 {} us, p99.9 {} us, of {}", tail.p99_us, tail.p999_us, tail.requests);
 }
 
-pub(super) fn print_bars(bars: &[Bar]) {
+pub(crate) fn print_bars(bars: &[Bar]) {
     println!();
     for bar in bars {
         let held = if bar.held { "held" } else { "MISSED" };

@@ -8,15 +8,15 @@ use serde::Serialize;
 const DIGITS: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Tail {
-    pub(super) requests: u64,
-    pub(super) p99_us: u64,
-    pub(super) p999_us: u64,
+pub(crate) struct Tail {
+    pub(crate) requests: u64,
+    pub(crate) p99_us: u64,
+    pub(crate) p999_us: u64,
 }
 
 impl Tail {
     /// Of requests that took so long each. Of none nothing can be said.
-    pub(super) fn of(took_us: impl IntoIterator<Item = u64>) -> Result<Self> {
+    pub(crate) fn of(took_us: impl IntoIterator<Item = u64>) -> Result<Self> {
         let mut times = Histogram::<u64>::new(DIGITS)?;
         for us in took_us {
             times.record(us)?;

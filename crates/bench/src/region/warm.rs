@@ -19,15 +19,27 @@ const KEYS: u32 = 10_000;
 /// Connections to each server, and commands that are under way on each of them.
 const CONNECTIONS: usize = 4;
 const PIPELINE: usize = 64;
-/// Keys are warm when at most this part of the requests waits; how long a look at that takes, and how many looks it may take.
-/// Grants last a few seconds, so keys are cold again after the other fleet's turn.
-const WARM_WAITED: f64 = 0.004;
+/// How long a look takes whether keys are warm. Grants last a few seconds, so keys are cold again after the other fleet's turn.
 const WARM_UP_TIME: Duration = Duration::from_secs(1);
-const WARM_UP_ROUNDS_MAX: usize = 10;
 /// How long an answer may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 /// The lines of an answer: how many numbers, and five of them.
 const ANSWER_LINES: usize = 6;
+
+/// How much is asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Length {
+    /// How often each fleet has its turn, since the machine is not the same from one minute to the next, and for how long.
+    rounds: usize,
+    time: Duration,
+    /// How many looks it may take until keys are warm.
+    looks_max: usize,
+}
+
+impl Length {
+    pub(super) const WHOLE: Self = Self { rounds: 3, time: Duration::from_secs(5), looks_max: 25 };
+    pub(super) const QUICK: Self = Self { rounds: 1, time: Duration::from_secs(1), looks_max: 1 };
+}
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Warm {
@@ -54,6 +66,8 @@ pub(super) struct Warm {
     pub(super) below_cpu_us_per_request: f64,
     pub(super) below_cpu_us_per_request_apart: f64,
     pub(super) below_throughput: f64,
+    pub(super) below_calls_per_request: f64,
+    pub(super) below_waited: f64,
 }
 
 /// Which limits the keys have.
@@ -63,6 +77,17 @@ enum Limits {
     HalfReached,
     /// None is ever reached.
     Below,
+}
+
+impl Limits {
+    /// Keys are warm when at most this part of the requests waits. Those at their limits ask whenever something has drained; of the
+    /// others a few in a second do while the process learns how much of each it had better hold, for some ten seconds.
+    fn waited_max(self) -> f64 {
+        match self {
+            Self::HalfReached => 0.004,
+            Self::Below => 0.000_02,
+        }
+    }
 }
 
 /// What came of a load, and what it took.
@@ -95,47 +120,43 @@ impl Found {
 }
 
 /// Runs it; gives the fleet too, whose store is looked at in the end.
-pub(super) fn run(program: &Path, rounds: usize, time: Duration) -> Result<(Warm, Fleet)> {
+pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, Fleet)> {
+    let Length { rounds, time, .. } = length;
     let (joined, apart) = (Fleet::start(program, NODES)?, Fleet::start_apart(program, NODES)?);
     eprintln!(
         "warm: {KEYS} keys on {NODES} servers, with an origin and without, {rounds} rounds of {time:?} each"
     );
-    let half = beside(&joined, &apart, Limits::HalfReached, (rounds, time))?;
+    let half = beside(&joined, &apart, Limits::HalfReached, length)?;
     drop(apart);
     // One server has the machine to itself, as servers have where they are used: several of them on its cores would show how
     // well it runs them beside a store, and not what a decision costs.
     let (one, one_apart) = (Fleet::start(program, 1)?, Fleet::start_apart(program, 1)?);
-    let below = beside(&one, &one_apart, Limits::Below, (rounds, time))?;
+    let below = beside(&one, &one_apart, Limits::Below, length)?;
     Ok((describe(half, below), joined))
 }
 
 /// What servers take with an origin, and without, in turn.
-fn beside(
-    joined: &Fleet,
-    apart: &Fleet,
-    limits: Limits,
-    (rounds, time): (usize, Duration),
-) -> Result<(Found, Found)> {
+fn beside(joined: &Fleet, apart: &Fleet, limits: Limits, length: Length) -> Result<(Found, Found)> {
     let (mut with, mut without) = (Found::default(), Found::default());
-    for _ in 0..rounds {
-        warm_up(joined, limits)?;
-        with = with.plus(ask_for(joined, limits, time)?);
-        warm_up(apart, limits)?;
-        without = without.plus(ask_for(apart, limits, time)?);
+    for _ in 0..length.rounds {
+        warm_up(joined, limits, length.looks_max)?;
+        with = with.plus(ask_for(joined, limits, length.time)?);
+        warm_up(apart, limits, length.looks_max)?;
+        without = without.plus(ask_for(apart, limits, length.time)?);
     }
     ensure!(with.requests() > 0.0 && without.requests() > 0.0, "nothing was decided");
     Ok((with, without))
 }
 
-/// Asks until keys are warm, or for as many rounds as that may take.
-fn warm_up(fleet: &Fleet, limits: Limits) -> Result<()> {
-    for _ in 0..WARM_UP_ROUNDS_MAX {
+/// Asks until keys are warm, or for as many looks as that may take.
+fn warm_up(fleet: &Fleet, limits: Limits, looks_max: usize) -> Result<()> {
+    for _ in 0..looks_max {
         let Found { asked, counts, .. } = ask_for(fleet, limits, WARM_UP_TIME)?;
-        if counts.waited as f64 <= asked as f64 * WARM_WAITED {
+        if counts.waited as f64 <= asked as f64 * limits.waited_max() {
             return Ok(());
         }
     }
-    eprintln!("warm: keys are still cold after {WARM_UP_ROUNDS_MAX} rounds");
+    eprintln!("warm: keys are still cold after {WARM_UP_TIME:?}, {looks_max} times");
     Ok(())
 }
 
@@ -160,6 +181,8 @@ fn describe((with, without): (Found, Found), (below, below_apart): (Found, Found
         below_cpu_us_per_request: below.cpu_us(),
         below_cpu_us_per_request_apart: below_apart.cpu_us(),
         below_throughput: below_apart.cpu_us() / below.cpu_us(),
+        below_calls_per_request: below.counts.calls as f64 / below.requests(),
+        below_waited: below.counts.waited as f64 / below.requests(),
     }
 }
 

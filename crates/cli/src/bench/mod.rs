@@ -88,9 +88,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     plan.reach().map_err(|error| not_there(&plan, &error))?;
     let findings = load::run(&plan)?;
     if matches.get_flag("json") {
-        println!("{}", report::json(&plan, &findings));
+        say!("{}", report::json(&plan, &findings))?;
     } else {
-        report::print(&plan, &findings);
+        report::print(&plan, &findings)?;
     }
     if findings.answered() == 0 {
         let reason = findings.answers.first_error.as_deref().unwrap_or("no answer came");

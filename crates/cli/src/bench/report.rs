@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::load::Findings;
 use super::plan::Plan;
+use crate::Failure;
 
 /// The latencies that are told.
 const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99_9", 0.999)];
@@ -31,7 +32,7 @@ pub(super) fn json(plan: &Plan, findings: &Findings) -> Value {
 }
 
 /// As a table.
-pub(super) fn print(plan: &Plan, findings: &Findings) {
+pub(super) fn print(plan: &Plan, findings: &Findings) -> Result<(), Failure> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.add_row(["decisions".to_owned(), findings.answered().to_string()]);
@@ -47,12 +48,11 @@ pub(super) fn print(plan: &Plan, findings: &Findings) {
     }
     let (surface, address) = (plan.surface.as_str(), plan.address);
     let (connections, pipeline, seconds) = (plan.connections, plan.pipeline, findings.taken.as_secs_f64());
-    println!(
-        "{surface} at {address}: {connections} connections, {pipeline} at once, {seconds:.1} s\n{table}"
-    );
+    say!("{surface} at {address}: {connections} connections, {pipeline} at once, {seconds:.1} s\n{table}")?;
     if let Some(error) = &findings.answers.first_error {
-        println!("the first error: {error}");
+        say!("the first error: {error}")?;
     }
+    Ok(())
 }
 
 fn latencies(findings: &Findings) -> Vec<(&'static str, f64)> {

@@ -1,13 +1,15 @@
 //! Changes: shown before they are made, asked about where they deny much, and made.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::{Value, json};
+use tidegate_server::timestamp;
 
 use super::unexpected;
 use crate::client::{Answer, Client};
+use crate::out::{self, Reader};
 use crate::{Done, Failure};
 
 /// How a change that waits for somebody else ends: told apart from one that applies, and from one that was refused.
@@ -18,8 +20,13 @@ const ASKS: &str = "confirmed: ";
 
 /// The flags of every command that changes rules.
 pub(crate) fn confirmed_args() -> [Arg; 2] {
+    let help = "Confirm what would be asked; never stands for the approval of somebody else";
+    [reason_arg(), yes_arg().help(help)]
+}
+
+pub(crate) fn yes_arg() -> Arg {
     let yes = Arg::new("yes").long("yes").short('y').action(ArgAction::SetTrue);
-    [reason_arg(), yes.help("Confirm what would be asked; never stands for the approval of somebody else")]
+    yes.help("Confirm what would be asked")
 }
 
 pub(crate) fn reason_arg() -> Arg {
@@ -34,9 +41,9 @@ pub(crate) fn reason_arg() -> Arg {
 pub(super) fn plan(matches: &ArgMatches, operations: &[Value]) -> Done {
     let answer = ask_for_plan(&Client::new(matches)?, operations)?;
     if matches.get_flag("json") {
-        println!("{}", answer.body);
+        say!("{}", answer.body)?;
     } else {
-        print_plan(&answer.body);
+        print_plan(&answer.body)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -50,7 +57,7 @@ pub(crate) fn make(matches: &ArgMatches, operations: &[Value]) -> Done {
     let client = Client::new(matches)?;
     let plan = ask_for_plan(&client, operations)?;
     if !matches.get_flag("json") {
-        print_plan(&plan.body);
+        print_plan(&plan.body)?;
     }
     // What changed since the plan was shown is a conflict.
     let question = json!({
@@ -61,108 +68,129 @@ pub(crate) fn make(matches: &ArgMatches, operations: &[Value]) -> Done {
     send(&client, "/v1/rules/apply", question, matches)
 }
 
-/// Asks for a change, once more if the server wants to know whether it is meant and somebody says so.
-pub(crate) fn send(client: &Client, path: &str, mut question: Value, matches: &ArgMatches) -> Done {
+/// Asks for something, once more if the server wants to know whether it is meant and somebody says so.
+pub(crate) fn ask(
+    client: &Client,
+    path: &str,
+    mut question: Value,
+    matches: &ArgMatches,
+) -> Result<Answer, Failure> {
     question["confirmed"] = matches.get_flag("yes").into();
-    let mut answer = client.post(path, &question)?;
+    let answer = client.post(path, &question)?;
     let asks =
         answer.body["detail"].as_str().filter(|detail| answer.status == 409 && detail.starts_with(ASKS));
-    if let Some(asks) = asks {
-        confirm(asks)?;
-        question["confirmed"] = true.into();
-        answer = client.post(path, &question)?;
-    }
-    let answer = answer.decided(&[200, 202])?;
+    let Some(asks) = asks else { return Ok(answer) };
+    confirm(asks)?;
+    question["confirmed"] = true.into();
+    client.post(path, &question)
+}
+
+/// Asks for a change, and tells what became of it.
+pub(crate) fn send(client: &Client, path: &str, question: Value, matches: &ArgMatches) -> Done {
+    let answer = ask(client, path, question, matches)?.decided(&[200, 202])?;
     let change = &answer.body["change"];
     if matches.get_flag("json") {
-        println!("{}", answer.body);
+        say!("{}", answer.body)?;
     } else {
-        print_change(change);
+        print_change(change)?;
     }
-    if let Some(problem) = answer.body["not_in_force"].as_str() {
-        eprintln!("it is in the store, and not yet in force on this server: {problem}");
-    }
+    tell_not_in_force(&answer.body);
     if answer.status == 200 {
         return Ok(ExitCode::SUCCESS);
     }
     if !matches.get_flag("json") {
         let (id, author) = (&change["id"], change["author"].as_str().unwrap_or_default());
-        println!("it waits for somebody other than {author}: tidegate rules approve {id}");
+        say!("it waits for somebody other than {author}: tidegate rules approve {id}")?;
     }
     Ok(ExitCode::from(EXIT_WAITING))
 }
 
+/// Says what a server could not put in force at once.
+pub(crate) fn tell_not_in_force(answer: &Value) {
+    if let Some(problem) = answer["not_in_force"].as_str() {
+        aside!("it is in the store, and not yet in force on this server: {problem}");
+    }
+}
+
 /// Asks the person at the terminal. Nobody there has not said yes.
 fn confirm(asks: &str) -> Result<(), Failure> {
-    let words = asks.trim_start_matches(ASKS).split(';').next().unwrap_or_default();
+    // How to say so in JSON comes last.
+    let words = asks.trim_start_matches(ASKS);
+    let words = words.rsplit_once(';').map_or(words, |(words, _)| words);
     if !std::io::stdin().is_terminal() {
         return Err(Failure::failed(format!("not applied: {words}; --yes says that it is meant")));
     }
-    print!("{words}. Is that meant? [y/N] ");
-    std::io::stdout().flush().map_err(Failure::failed)?;
+    out::ask(&format!("{words}. Is that meant? [y/N] "))?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(Failure::failed)?;
     if matches!(line.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::failed("not applied")) }
 }
 
 /// A plan as a reviewer wants it: what changes, field by field, then what that does.
-fn print_plan(plan: &Value) {
+fn print_plan(plan: &Value) -> Result<(), Failure> {
     let rows = plan["diff"].as_array().map(Vec::as_slice).unwrap_or_default();
     for row in rows {
         let text = |field: &str| row[field].as_str().unwrap_or_default();
-        println!("{} {} {:?}", text("does"), text("kind"), text("name"));
+        say!("{} {} {:?}", text("does"), text("kind"), text("name"))?;
         for field in row["fields"].as_array().into_iter().flatten() {
             let name = field["field"].as_str().unwrap_or_default();
             for (sign, value) in [('-', &field["before"]), ('+', &field["after"])] {
                 if !value.is_null() {
-                    println!("  {sign} {name} = {value}");
+                    say!("  {sign} {name} = {value}")?;
                 }
             }
         }
     }
-    print_effect(&plan["effect"]);
+    print_effect(&plan["effect"])?;
+    for warning in plan["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        say!("warning: {warning}")?;
+    }
+    Ok(())
 }
 
-fn print_effect(effect: &Value) {
-    println!("effect: {}", effect["because"].as_str().unwrap_or("not known"));
+fn print_effect(effect: &Value) -> Result<Reader, Failure> {
+    say!("effect: {}", effect["because"].as_str().unwrap_or("not known"))?;
     let measured = &effect["measured"];
     if !measured.is_null() {
         let number = |field: &str| measured[field].as_f64().unwrap_or_default();
-        println!(
+        say!(
             "  of {:.0} requests of the last hour (from {} records): {:.0} newly denied, {:.0} newly allowed",
             number("requests"),
             measured["records"],
             number("newly_denied"),
             number("newly_allowed"),
-        );
+        )?;
     }
-    println!("needs: {}", effect["needs"].as_str().unwrap_or("not known"));
+    say!("needs: {}", effect["needs"].as_str().unwrap_or("not known"))
 }
 
 /// A change in a line.
-pub(crate) fn print_change(change: &Value) {
+pub(crate) fn print_change(change: &Value) -> Result<Reader, Failure> {
     let text = |field: &str| change[field].as_str().unwrap_or_default();
     let revision =
         change["revision"].as_u64().map_or_else(String::new, |revision| format!(", revision {revision}"));
-    println!("change {}: {}{revision}, by {}", change["id"], text("state").replace('_', " "), text("author"));
+    let (id, state, author) = (&change["id"], text("state").replace('_', " "), text("author"));
+    let at =
+        change["created_ms"].as_u64().map_or_else(String::new, |at_ms| format!(", {}", timestamp(at_ms)));
+    say!("change {id}: {state}{revision}, by {author}{at}")
 }
 
 /// All about a change.
 pub(super) fn print_whole(answer: &Value) -> Result<(), Failure> {
     let change = answer.get("change").ok_or_else(|| unexpected("change"))?;
-    print_change(change);
+    print_change(change)?;
     if let Some(approver) = change["approver"].as_str() {
-        println!("approved by {approver}");
+        say!("approved by {approver}")?;
     }
     if let Some(reason) = change["reason"].as_str().filter(|reason| !reason.is_empty()) {
-        println!("reason: {reason}");
+        say!("reason: {reason}")?;
     }
     for operation in answer["operations"].as_array().into_iter().flatten() {
         let text = |field: &str| operation[field].as_str().unwrap_or_default();
-        println!("{} {} {:?} {}", text("do"), text("kind"), text("name"), body_of(operation));
+        say!("{} {} {:?} {}", text("do"), text("kind"), text("name"), body_of(operation))?;
     }
     if !change["effect"].is_null() {
-        print_effect(&change["effect"]);
+        print_effect(&change["effect"])?;
     }
     Ok(())
 }

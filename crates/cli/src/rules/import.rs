@@ -3,10 +3,11 @@
 use clap::{Arg, ArgMatches, Command};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidegate_server::{Imported, import_descriptors};
+use tidegate_server::import_descriptors;
 
 use super::change::{confirmed_args, make};
 use super::validate;
+use crate::naming::name_of;
 use crate::{Done, Failure, client};
 
 pub(super) fn command() -> Command {
@@ -25,7 +26,10 @@ pub(super) fn command() -> Command {
         .subcommand(
             Command::new("unkey")
                 .about("Makes overrides of a rule of the overrides of a namespace of Unkey")
-                .arg(file("What ratelimit.listOverrides answers (JSON), or the list in its `data`"))
+                .arg(
+                    file("What ratelimit.listOverrides answers (JSON), or the list in its `data`; all pages of it")
+                        .num_args(1..),
+                )
                 .arg(
                     Arg::new("rule")
                         .long("rule")
@@ -40,16 +44,30 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> Done {
     let Some((from, matches)) = matches.subcommand() else { return Ok(std::process::ExitCode::SUCCESS) };
-    let path = matches.get_one::<String>("file").map_or("", String::as_str);
-    let text = validate::read(path).map_err(|problem| Failure::usage(format!("{path}: {problem}")))?;
-    let imported = match from {
-        "envoy" => import_descriptors(&text).map_err(|problems| problems.join("\n")),
-        _ => of_unkey(&text, matches.get_one::<String>("rule").map_or("", String::as_str)),
-    };
-    let Imported { operations, left_out } =
-        imported.map_err(|problem| Failure::usage(format!("{path}: {problem}")))?;
-    for words in left_out {
-        eprintln!("left out: {words}");
+    let paths: Vec<&str> =
+        matches.get_many::<String>("file").into_iter().flatten().map(String::as_str).collect();
+    let wrong = |path: &str, problem: String| Failure::usage(format!("{path}: {problem}"));
+    let (mut operations, mut pages_before_others) = (Vec::new(), 0);
+    for path in &paths {
+        let text = validate::read(path).map_err(|problem| wrong(path, problem))?;
+        if from == "envoy" {
+            let imported = import_descriptors(&text).map_err(|problems| wrong(path, problems.join("\n")))?;
+            for words in imported.left_out {
+                aside!("left out: {words}");
+            }
+            operations.extend(imported.operations);
+        } else {
+            let rule = matches.get_one::<String>("rule").map_or("", String::as_str);
+            let page = of_unkey(&text, rule).map_err(|problem| wrong(path, problem))?;
+            pages_before_others += usize::from(page.has_more);
+            operations.extend(page.operations);
+        }
+    }
+    // Each page but the last says that there is another.
+    if pages_before_others == paths.len() {
+        return Err(Failure::usage(
+            "file: every page says that another follows: one with its cursor is missing",
+        ));
     }
     make(matches, &operations)
 }
@@ -63,14 +81,23 @@ struct UnkeyOverride {
     duration: u64,
 }
 
-fn of_unkey(text: &str, rule: &str) -> Result<Imported, String> {
+/// Overrides of a page, as operations.
+struct UnkeyPage {
+    operations: Vec<Value>,
+    /// Whether Unkey says that another page follows.
+    has_more: bool,
+}
+
+fn of_unkey(text: &str, rule: &str) -> Result<UnkeyPage, String> {
     let mut answer: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let has_more = answer.pointer("/pagination/hasMore") == Some(&Value::Bool(true));
     let list = if answer.is_array() { answer } else { answer["data"].take() };
     let all: Vec<UnkeyOverride> = serde_json::from_value(list).map_err(|error| format!("data: {error}"))?;
     let operation = |UnkeyOverride { identifier, limit, duration }: UnkeyOverride| {
+        let name = name_of("", rule, &[&identifier]);
         let body =
             json!({ "rule": rule, "key": [identifier], "limit": limit, "period": format!("{duration}ms") });
-        json!({ "do": "put", "kind": "override", "name": format!("{rule}:{identifier}"), "body": body })
+        json!({ "do": "put", "kind": "override", "name": name, "body": body })
     };
-    Ok(Imported { operations: all.into_iter().map(operation).collect(), left_out: Vec::new() })
+    Ok(UnkeyPage { operations: all.into_iter().map(operation).collect(), has_more })
 }

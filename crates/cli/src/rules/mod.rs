@@ -6,6 +6,8 @@ mod operations;
 pub(crate) mod show;
 mod validate;
 
+pub(crate) use validate::read;
+
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -25,6 +27,7 @@ pub(crate) fn command() -> Command {
             Command::new("list")
                 .about("Lists templates, rules and overrides of a store")
                 .arg(show::kind_arg())
+                .arg(show::file_arg())
                 .args(client::args()),
         )
         .subcommand(
@@ -85,6 +88,10 @@ fn apply_command() -> Command {
 fn rollback_command() -> Command {
     Command::new("rollback")
         .about("Restores what was there before a change, or at a revision")
+        .long_about(
+            "Restores what was there before a change, or at a revision. That is a change like any other: if it would deny \
+             more than 5 % of recent requests it asks whether that is meant; above 50 % it waits for somebody else to approve it.",
+        )
         .arg(
             Arg::new("change")
                 .long("change")
@@ -164,12 +171,12 @@ fn decide(matches: &ArgMatches, verb: &str) -> Done {
     let answer = Client::new(matches)?.post(&format!("/v1/rules/changes/{id}/{verb}"), &question)?;
     let answer = answer.decided(&[200])?;
     if matches.get_flag("json") {
-        println!("{}", answer.body);
+        say!("{}", answer.body)?;
         return Ok(ExitCode::SUCCESS);
     }
-    print_change(&answer.body["change"]);
+    print_change(&answer.body["change"])?;
     if verb == "approve" {
-        println!("apply it with: tidegate rules apply --change {id}");
+        say!("apply it with: tidegate rules apply --change {id}")?;
     }
     Ok(ExitCode::SUCCESS)
 }

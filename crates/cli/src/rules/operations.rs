@@ -7,7 +7,8 @@ use super::validate;
 use crate::Failure;
 
 /// The lists of a rules file, and what their rows are.
-const LISTS: [(&str, &str); 3] = [("templates", "template"), ("rules", "rule"), ("overrides", "override")];
+pub(super) const LISTS: [(&str, &str); 3] =
+    [("templates", "template"), ("rules", "rule"), ("overrides", "override")];
 
 pub(super) fn args() -> [Arg; 2] {
     [

@@ -2,12 +2,14 @@
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgMatches};
+use clap::{Arg, ArgAction, ArgMatches};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use super::operations::LISTS;
 use super::{change, unexpected};
 use crate::client::{Client, segment};
+use crate::out::{self, Reader};
 use crate::{Done, Failure};
 
 /// How many rows are asked for at once.
@@ -21,12 +23,20 @@ pub(super) fn kind_arg() -> Arg {
     Arg::new("kind").long("kind").value_name("KIND").value_parser(kinds).help("Only these")
 }
 
-pub(super) fn list(matches: &ArgMatches) -> Done {
-    list_of(matches, matches.get_one::<String>("kind").map(String::as_str))
+pub(super) fn file_arg() -> Arg {
+    Arg::new("toml")
+        .long("toml")
+        .action(ArgAction::SetTrue)
+        .conflicts_with("json")
+        .help("Print a rules file, as `rules apply` reads it")
 }
 
-/// Lists all rows of a kind, page by page.
-pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>) -> Done {
+pub(super) fn list(matches: &ArgMatches) -> Done {
+    list_of(matches, matches.get_one::<String>("kind").map(String::as_str), matches.get_flag("toml"))
+}
+
+/// Lists all rows of a kind, page by page, or writes the rules file that would put them.
+pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>, as_file: bool) -> Done {
     let client = Client::new(matches)?;
     let (mut rows, mut after): (Vec<Value>, Option<String>) = (Vec::new(), None);
     loop {
@@ -38,25 +48,56 @@ pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>) -> Done {
         rows.extend(page);
         after = answer["next"].as_str().map(str::to_owned);
         if after.is_none() {
-            print_rows(matches, &answer["revision"], &rows);
+            if as_file {
+                print_file(&rows)?;
+            } else {
+                print_rows(matches, &answer["revision"], &rows)?;
+            }
             return Ok(ExitCode::SUCCESS);
         }
     }
 }
 
-fn print_rows(matches: &ArgMatches, revision: &Value, rows: &[Value]) {
+/// The rows as the rules file that would put them.
+fn print_file(rows: &[Value]) -> Result<Reader, Failure> {
+    let mut file = toml::Table::new();
+    for (list, kind) in LISTS {
+        let of_kind = rows.iter().filter(|row| row["kind"] == *kind);
+        let written: Result<Vec<toml::Value>, _> = of_kind.map(written).collect();
+        let written = written.map_err(|error| Failure::failed(format!("{list}: {error}")))?;
+        if !written.is_empty() {
+            file.insert(list.to_owned(), written.into());
+        }
+    }
+    out::print(toml::to_string(&file).map_err(Failure::failed)?.as_bytes())
+}
+
+/// A row as a rules file has it.
+fn written(row: &Value) -> Result<toml::Value, toml::ser::Error> {
+    let mut body = row["body"].clone();
+    body["name"] = row["name"].clone();
+    toml::Value::try_from(body)
+}
+
+fn print_rows(matches: &ArgMatches, revision: &Value, rows: &[Value]) -> Result<Reader, Failure> {
     if matches.get_flag("json") {
-        println!("{}", json!({ "revision": revision, "rows": rows }));
-        return;
+        return say!("{}", json!({ "revision": revision, "rows": rows }));
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["kind", "name", "version", "says"]);
+    table.set_header(["kind", "name", "version", "passed by at most", "says"]);
     for row in rows {
         let text = |field: &str| row[field].as_str().unwrap_or_default().to_owned();
-        table.add_row([text("kind"), text("name"), row["version"].to_string(), row["body"].to_string()]);
+        let total = row["bound"]["total"].as_u64().map_or_else(|| "-".to_owned(), |total| total.to_string());
+        table.add_row([
+            text("kind"),
+            text("name"),
+            row["version"].to_string(),
+            total,
+            row["body"].to_string(),
+        ]);
     }
-    println!("{table}\nrevision {revision}");
+    say!("{table}\nrevision {revision}")
 }
 
 pub(super) fn get(matches: &ArgMatches) -> Done {
@@ -67,13 +108,16 @@ pub(super) fn get(matches: &ArgMatches) -> Done {
     let path = format!("/v1/rules/{}/{}", segment(kind), segment(name));
     let answer = Client::new(matches)?.get(&path, &[])?.decided(&[200])?;
     if matches.get_flag("json") {
-        println!("{}", answer.body);
+        say!("{}", answer.body)?;
         return Ok(ExitCode::SUCCESS);
     }
     let row = &answer.body["row"];
-    println!("{kind} {name:?}, version {}", row["version"]);
+    say!("{kind} {name:?}, version {}", row["version"])?;
     for (field, value) in row["body"].as_object().ok_or_else(|| unexpected("body"))? {
-        println!("{field} = {value}");
+        say!("{field} = {value}")?;
+    }
+    if let (Some(regime), Some(total)) = (row["bound"]["regime"].as_str(), row["bound"]["total"].as_u64()) {
+        say!("{regime}: passed by {total} at most; tidegate bound tells by what")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -86,17 +130,19 @@ pub(super) fn history(matches: &ArgMatches) -> Done {
     };
     let body = answer.decided(&[200])?.body;
     if matches.get_flag("json") {
-        println!("{body}");
+        say!("{body}")?;
         return Ok(ExitCode::SUCCESS);
     }
     match body["changes"].as_array() {
         None => change::print_whole(&body)?,
-        Some(changes) => changes.iter().for_each(|change| {
-            change::print_change(change);
-            if let Some(reason) = change["reason"].as_str().filter(|reason| !reason.is_empty()) {
-                println!("  {reason}");
+        Some(changes) => {
+            for change in changes {
+                change::print_change(change)?;
+                if let Some(reason) = change["reason"].as_str().filter(|reason| !reason.is_empty()) {
+                    say!("  {reason}")?;
+                }
             }
-        }),
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

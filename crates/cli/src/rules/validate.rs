@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
 use serde::Serialize;
-use tidegate_server::{RULES_FILE_BYTES_MAX, RuleSet};
+use tidegate_server::{Fleet, RULES_FILE_BYTES_MAX, RuleSet};
 
 use crate::client::json_arg;
 use crate::{Done, EXIT_USAGE, Failure};
@@ -25,13 +25,14 @@ struct Finding<'f> {
     rules: usize,
     version: Option<String>,
     problems: Vec<String>,
+    warnings: Vec<String>,
 }
 
 pub(super) fn run(matches: &ArgMatches) -> Done {
     let file = matches.get_one::<String>("file").map_or("", String::as_str);
     let finding = look_at(file);
     if matches.get_flag("json") {
-        println!("{}", serde_json::to_string(&finding).map_err(Failure::failed)?);
+        say!("{}", serde_json::to_string(&finding).map_err(Failure::failed)?)?;
         return Ok(if finding.valid { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) });
     }
     if !finding.valid {
@@ -40,8 +41,11 @@ pub(super) fn run(matches: &ArgMatches) -> Done {
             lines.map(|line| format!("{file}: {line}")).collect::<Vec<_>>().join("\n"),
         ));
     }
+    for warning in &finding.warnings {
+        aside!("warning: {file}: {warning}");
+    }
     let version = finding.version.unwrap_or_default();
-    println!("{file}: good: {} rules, version {version}", finding.rules);
+    say!("{file}: good: {} rules, version {version}", finding.rules)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -54,13 +58,16 @@ fn look_at(file: &str) -> Finding<'_> {
             rules: set.rules().len(),
             version: Some(set.version().to_owned()),
             problems: Vec::new(),
+            warnings: set.warnings(&Fleet::of(1)),
         },
-        Err(problems) => Finding { file, valid: false, rules: 0, version: None, problems },
+        Err(problems) => {
+            Finding { file, valid: false, rules: 0, version: None, problems, warnings: Vec::new() }
+        }
     }
 }
 
 /// The text of a file, of which no more is read than may be there.
-pub(super) fn read(path: &str) -> Result<String, String> {
+pub(crate) fn read(path: &str) -> Result<String, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     let most = RULES_FILE_BYTES_MAX as u64 + 1;

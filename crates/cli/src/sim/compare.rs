@@ -1,56 +1,105 @@
 //! Rows of figures: known mistakes and who noticed them, the engine beside its model.
 
-use std::process::ExitCode;
-
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
-use tidegate_sim::{Bug, Case, Measured, Size, Violation, cases, catch};
+use tidegate::{Clock as _, SystemClock};
+use tidegate_sim::{Bug, Case, Measured, RegionBug, Size, cases, catch, catch_in_regions};
 
 use super::{aligned, ended, progress};
+use crate::Done;
 
 /// In how many worlds a known mistake is looked for.
 const MUTANT_SEEDS: u64 = 2_000;
 
+/// How long it may take until a known mistake is noticed, in seconds.
+const NOTICED_SECONDS_MAX: f64 = 60.0;
+
 /// Worlds in which known mistakes are looked for are short: more of them are seen in the same time.
 const MUTANT_SIZE: Size = Size { length_us: 300_000_000, requests: 3_000 };
 
-/// Makes every known mistake, and tells who noticed.
-pub(super) fn mutants(as_json: bool) -> ExitCode {
-    let bar = progress(Bug::ALL.len() as u64);
-    let found = Bug::ALL.map(|bug| {
-        let caught = catch(bug, 0..MUTANT_SEEDS, MUTANT_SIZE);
-        bar.inc(1);
-        (bug, caught)
-    });
-    bar.finish_and_clear();
-    if as_json {
-        let rows: Value = found.iter().map(|(bug, caught)| told(*bug, caught.as_ref())).collect();
-        println!("{rows}");
-    } else {
-        println!("{}", caught_table(&found));
-    }
-    ended(found.iter().all(|(_, caught)| caught.is_some()))
+/// Who noticed a mistake: the seed of the world, the promise that was broken, and how.
+struct Noticed {
+    seed: u64,
+    promise: &'static str,
+    what: String,
 }
 
-fn told(bug: Bug, caught: Option<&(u64, Violation)>) -> Value {
+/// A mistake, who noticed it, and how long that took.
+struct Searched {
+    bug: String,
+    caught: Option<Noticed>,
+    seconds: f64,
+}
+
+impl Searched {
+    /// Whether somebody noticed it, and in time.
+    fn is_noticed(&self) -> bool {
+        self.caught.is_some() && self.seconds <= NOTICED_SECONDS_MAX
+    }
+}
+
+/// Makes every known mistake, and tells who noticed.
+pub(super) fn mutants(as_json: bool) -> Done {
+    let clock = SystemClock::new();
+    let mut before_us = clock.now().mono_us();
+    // Read once for each, when it was noticed: nothing in a world knows of it.
+    let mut seconds = || {
+        let now_us = clock.now().mono_us();
+        (now_us - std::mem::replace(&mut before_us, now_us)) as f64 / 1e6
+    };
+    let bar = progress((Bug::ALL.len() + RegionBug::ALL.len()) as u64);
+    let in_one = Bug::ALL.iter().map(|bug| {
+        let caught = catch(*bug, 0..MUTANT_SEEDS, MUTANT_SIZE);
+        let noticed = |(seed, of): (u64, tidegate_sim::Violation)| noticed(seed, of.promise(), &of);
+        (bug.to_string(), caught.map(noticed))
+    });
+    let in_several = RegionBug::ALL.iter().map(|bug| {
+        let caught = catch_in_regions(*bug, 0..MUTANT_SEEDS, MUTANT_SIZE);
+        let noticed = |(seed, of): (u64, tidegate_sim::RegionViolation)| noticed(seed, of.promise(), &of);
+        (bug.to_string(), caught.map(noticed))
+    });
+    let all = in_one.chain(in_several).inspect(|_| bar.inc(1));
+    let found: Vec<Searched> =
+        all.map(|(bug, caught)| Searched { bug, caught, seconds: seconds() }).collect();
+    bar.finish_and_clear();
+    if as_json {
+        let rows: Value = found.iter().map(told).collect();
+        say!("{rows}")?;
+    } else {
+        say!("{}", caught_table(&found))?;
+    }
+    Ok(ended(found.iter().all(Searched::is_noticed)))
+}
+
+fn noticed(seed: u64, promise: &'static str, what: &dyn std::fmt::Display) -> Noticed {
+    Noticed { seed, promise, what: what.to_string() }
+}
+
+fn told(Searched { bug, caught, seconds }: &Searched) -> Value {
+    let caught = caught.as_ref();
     json!({
-        "mistake": bug.to_string(),
-        "seed": caught.map(|(seed, _)| seed),
-        "broken": caught.map(|(_, violation)| violation.promise()),
-        "what": caught.map(|(_, violation)| violation.to_string()),
+        "mistake": bug,
+        "seed": caught.map(|noticed| noticed.seed),
+        "broken": caught.map(|noticed| noticed.promise),
+        "what": caught.map(|noticed| &noticed.what),
+        "seconds": seconds,
     })
 }
 
-fn caught_table(found: &[(Bug, Option<(u64, Violation)>)]) -> Table {
+fn caught_table(found: &[Searched]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["mistake", "seed", "broken", "what"]);
-    for (bug, caught) in found {
-        let row = match caught {
-            Some((seed, violation)) => {
-                [bug.to_string(), seed.to_string(), violation.promise().to_owned(), violation.to_string()]
+    table.set_header(["mistake", "seconds", "seed", "broken", "what"]);
+    for searched in found {
+        let (bug, seconds) = (searched.bug.clone(), format!("{:.2}", searched.seconds));
+        let row = match &searched.caught {
+            Some(_) if !searched.is_noticed() => {
+                [bug, seconds, "-".to_owned(), "NOTICED TOO LATE".to_owned(), String::new()]
             }
-            None => [bug.to_string(), "-".to_owned(), "NOT NOTICED".to_owned(), String::new()],
+            Some(Noticed { seed, promise, what }) => {
+                [bug, seconds, seed.to_string(), (*promise).to_owned(), what.clone()]
+            }
+            None => [bug, seconds, "-".to_owned(), "NOT NOTICED".to_owned(), String::new()],
         };
         table.add_row(row);
     }
@@ -58,15 +107,15 @@ fn caught_table(found: &[(Bug, Option<(u64, Violation)>)]) -> Table {
 }
 
 /// Runs the cases of the model with the engine.
-pub(super) fn model(as_json: bool) -> ExitCode {
+pub(super) fn model(as_json: bool) -> Done {
     let measured: Vec<(Case, Measured)> = cases().map(|case| (case, case.measure())).collect();
     if as_json {
         let rows: Value = measured.iter().map(|(case, measured)| compared(case, measured)).collect();
-        println!("{rows}");
+        say!("{rows}")?;
     } else {
-        println!("{}", model_table(&measured));
+        say!("{}", model_table(&measured))?;
     }
-    ended(measured.iter().all(|(_, measured)| measured.violations == 0))
+    Ok(ended(measured.iter().all(|(_, measured)| measured.violations == 0)))
 }
 
 fn compared(case: &Case, measured: &Measured) -> Value {
@@ -97,4 +146,23 @@ fn model_table(measured: &[(Case, Measured)]) -> Table {
     }
     aligned(&mut table);
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_that_is_noticed_late_counts_as_one_that_is_not() {
+        let searched = |caught: bool, seconds| {
+            let caught = caught.then(|| noticed(1, "bound", &"above it"));
+            Searched { bug: "a mistake".to_owned(), caught, seconds }
+        };
+        assert!(searched(true, NOTICED_SECONDS_MAX).is_noticed());
+        assert!(!searched(true, NOTICED_SECONDS_MAX + 0.01).is_noticed());
+        assert!(!searched(false, 1.0).is_noticed());
+        let table =
+            caught_table(&[searched(true, NOTICED_SECONDS_MAX + 1.0), searched(false, 1.0)]).to_string();
+        assert!(table.contains("NOTICED TOO LATE") && table.contains("NOT NOTICED"), "{table}");
+    }
 }

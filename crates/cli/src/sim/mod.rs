@@ -8,8 +8,11 @@
 )]
 
 mod compare;
+mod regions;
 
+use std::fmt::Display;
 use std::io::IsTerminal;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -17,15 +20,24 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tidegate_sim::{Scenario, Size, Summary, Violation, plot, run as run_world, scenario_of, shrink, sweep};
+use tidegate_sim::{
+    Scenario, Size, Summary, Trace, Violation, plot, run as run_world, scenario_of, shrink, sweep,
+};
 
 use crate::client::json_arg;
+use crate::out::Reader;
 use crate::{Done, EXIT_FAILED, Failure};
 
 const US_PER_HOUR: f64 = 3_600_000_000.0;
 
 /// The longest world, in hours. Longer ones would rather show in memory than in findings.
 const HOURS_MAX: f64 = 24.0;
+
+/// How long a world lasts, in hours, and how many requests come in each, unless told otherwise.
+const ONE_DEFAULT: (f64, u64) = (0.5, 7_200);
+
+/// The same of several regions: couriers go five rounds in a second, so that such an hour takes longer.
+const REGIONS_DEFAULT: (f64, u64) = (0.1, 20_000);
 
 /// How much of the trace of a broken world is shown: its end, where the promise broke.
 const LINES_SHOWN: usize = 60;
@@ -37,7 +49,8 @@ pub(crate) fn command() -> Command {
             "Runs the shipped engine, table and origin in simulated regions, one for each seed, under loss, delay, \
              duplication, cuts, crashes, lost data and clocks that disagree, and checks what was admitted against what \
              was promised. The same seed gives the same history.\n\nExits with 0 if every promise held and 1 if one was \
-             broken, with the seed and a smaller world that breaks it as well.",
+             broken, with the seed and a smaller world that breaks it as well.\n\nWith --regions, worlds have two to eight \
+             regions, whose couriers tell them what the others used, and links between them that are cut.",
         )
         .arg(number("seeds", "200", "How many worlds"))
         .arg(number("first", "0", "The seed of the first world"))
@@ -62,11 +75,20 @@ pub(crate) fn command() -> Command {
             Arg::new("hours")
                 .long("hours")
                 .value_name("HOURS")
-                .default_value("0.5")
                 .value_parser(value_parser!(f64))
-                .help("How long each world lasts"),
+                .help("How long each world lasts: 0.5, or 0.1 with --regions"),
         )
-        .arg(number("requests", "7200", "Requests in each hour of a world"))
+        .arg(
+            Arg::new("requests")
+                .long("requests")
+                .value_name("N")
+                .value_parser(value_parser!(u64))
+                .help("Requests in each hour of a world: 7200, or about 20000 of an attacker with --regions"),
+        )
+        .arg(
+            flag("regions", "Worlds of two to eight regions that count together, far from each other")
+                .conflicts_with_all(["plot", "mutants", "model"]),
+        )
         .arg(flag("mutants", "Makes known mistakes on purpose, and says which world noticed each"))
         .arg(flag("model", "Compares the engine with the model of grants that it was designed by"))
         .arg(json_arg())
@@ -87,21 +109,29 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     if matches.get_flag("mutants") {
-        return Ok(compare::mutants(matches.get_flag("json")));
+        return compare::mutants(matches.get_flag("json"));
     }
     if matches.get_flag("model") {
-        return Ok(compare::model(matches.get_flag("json")));
+        return compare::model(matches.get_flag("json"));
     }
     let size = size(matches)?;
+    if matches.get_flag("regions") {
+        return match matches.get_one::<u64>("seed") {
+            Some(seed) => regions::one(matches, *seed, size),
+            None => regions::many(matches, size),
+        };
+    }
     match matches.get_one::<u64>("seed") {
         Some(seed) => one(matches, &scenario_of(*seed, size.length_us, size.requests)),
-        None => Ok(many(matches, size)),
+        None => many(matches, size),
     }
 }
 
 fn size(matches: &ArgMatches) -> Result<Size, Failure> {
-    let hours = matches.get_one::<f64>("hours").copied().unwrap_or(0.5);
-    let per_hour = matches.get_one::<u64>("requests").copied().unwrap_or(7_200);
+    let (hours_default, requests_default) =
+        if matches.get_flag("regions") { REGIONS_DEFAULT } else { ONE_DEFAULT };
+    let hours = matches.get_one::<f64>("hours").copied().unwrap_or(hours_default);
+    let per_hour = matches.get_one::<u64>("requests").copied().unwrap_or(requests_default);
     if !(hours > 0.0 && hours <= HOURS_MAX) {
         return Err(Failure::usage(format!("--hours: {hours} is not above 0 and at most {HOURS_MAX}")));
     }
@@ -120,12 +150,10 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> Done {
             .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
     }
     if matches.get_flag("trace") {
-        crate::print_whole(report.trace.to_string().as_bytes())?;
+        crate::out::print(report.trace.to_string().as_bytes())?;
     }
     if matches.get_flag("json") {
-        let broken: Vec<Value> =
-            report.violations.iter().map(|violation| told(report.seed, violation)).collect();
-        println!(
+        say!(
             "{}",
             json!({
                 "seed": report.seed,
@@ -134,22 +162,22 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> Done {
                 "faults": report.faults,
                 "admitted_share": share(report.admitted, report.ideal),
                 "waited_share": share(report.waited, report.requests),
-                "violations": broken,
+                "violations": told(report.seed, &report.violations).collect::<Value>(),
                 "trace_hash": format!("{:016x}", report.trace.hash()),
             })
-        );
+        )?;
     } else {
-        println!("seed {}: {scenario}", report.seed);
-        println!(
+        say!("seed {}: {scenario}", report.seed)?;
+        say!(
             "{} of {} requests passed, {} waited, {} were not answered; trace {:016x}",
             report.passed,
             report.requests,
             report.waited,
             report.unanswered,
             report.trace.hash()
-        );
+        )?;
         for violation in &report.violations {
-            println!("broken: {violation}");
+            say!("broken: {violation}")?;
         }
     }
     Ok(ended(report.violations.is_empty()))
@@ -159,22 +187,35 @@ fn ended(holds: bool) -> ExitCode {
     if holds { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
 }
 
-fn many(matches: &ArgMatches, size: Size) -> ExitCode {
+fn many(matches: &ArgMatches, size: Size) -> Done {
+    let summary = swept(matches, |seeds, threads, done| sweep(seeds, size, threads, done));
+    if matches.get_flag("json") {
+        say!("{}", summed(&summary))?;
+    } else {
+        print(&summary)?;
+    }
+    let scenario_of = |seed| scenario_of(seed, size.length_us, size.requests);
+    explain(&summary.broken, scenario_of, |scenario, violation| {
+        let (smaller, report) = shrink(scenario, None, violation);
+        (smaller, report.violations, report.trace)
+    });
+    Ok(ended(summary.broken.is_empty()))
+}
+
+/// Runs a world for each seed that was asked for, on all cores.
+fn swept<S>(matches: &ArgMatches, sweep: impl FnOnce(Range<u64>, usize, &(dyn Fn() + Sync)) -> S) -> S {
+    let seeds = seeds(matches);
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let bar = progress(seeds.end - seeds.start);
+    let summary = sweep(seeds, threads, &|| bar.inc(1));
+    bar.finish_and_clear();
+    summary
+}
+
+fn seeds(matches: &ArgMatches) -> Range<u64> {
     let count = matches.get_one::<u64>("seeds").copied().unwrap_or(200);
     let first = matches.get_one::<u64>("first").copied().unwrap_or(0);
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let bar = progress(count);
-    let summary = sweep(first..first.saturating_add(count), size, threads, &|| bar.inc(1));
-    bar.finish_and_clear();
-    if matches.get_flag("json") {
-        println!("{}", summed(&summary));
-    } else {
-        print(&summary);
-    }
-    if let Some((seed, violations)) = summary.broken.first() {
-        explain(&scenario_of(*seed, size.length_us, size.requests), violations);
-    }
-    ended(summary.broken.is_empty())
+    first..first.saturating_add(count)
 }
 
 /// Shown on a terminal only: a log has no use for it.
@@ -186,14 +227,24 @@ fn progress(count: u64) -> ProgressBar {
     ProgressBar::new(count).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn told(seed: u64, violation: &Violation) -> Value {
-    json!({ "seed": seed, "promise": violation.promise(), "what": violation.to_string() })
+/// How a world broke a promise, in words.
+trait Broken: Display {
+    /// Which.
+    fn promise(&self) -> &'static str;
+}
+
+impl Broken for Violation {
+    fn promise(&self) -> &'static str {
+        Self::promise(self)
+    }
+}
+
+fn told<B: Broken>(seed: u64, violations: &[B]) -> impl Iterator<Item = Value> + '_ {
+    let one = move |violation: &B| json!({ "seed": seed, "promise": violation.promise(), "what": violation.to_string() });
+    violations.iter().map(one)
 }
 
 fn summed(summary: &Summary) -> Value {
-    let broken = summary.broken.iter();
-    let violations: Vec<Value> =
-        broken.flat_map(|(seed, all)| all.iter().map(|violation| told(*seed, violation))).collect();
     json!({
         "seeds": summary.seeds,
         "region_hours": summary.simulated_us as f64 / US_PER_HOUR,
@@ -204,12 +255,12 @@ fn summed(summary: &Summary) -> Value {
         "unanswered_share": share(summary.unanswered, summary.requests),
         "updates_per_request": share(summary.updates, summary.requests),
         "longest_wait_us": summary.longest_wait_us,
-        "violations": violations,
+        "violations": summary.broken.iter().flat_map(|(seed, all)| told(*seed, all)).collect::<Value>(),
         "trace_hash": format!("{:016x}", summary.trace_hash),
     })
 }
 
-fn print(summary: &Summary) {
+fn print(summary: &Summary) -> Result<Reader, Failure> {
     let percent = |part, whole| format!("{:.2} %", share(part, whole) * 100.0);
     let hours = summary.simulated_us as f64 / US_PER_HOUR;
     let rows = [
@@ -224,13 +275,18 @@ fn print(summary: &Summary) {
         ("trace", format!("{:016x}", summary.trace_hash)),
         ("worlds that broke a promise", summary.broken.len().to_string()),
     ];
+    say!("{}", figures(rows))
+}
+
+/// A figure on each line.
+fn figures<const N: usize>(rows: [(&str, String); N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     for (what, figure) in rows {
         table.add_row(vec![what.to_owned(), figure]);
     }
     aligned(&mut table);
-    println!("{table}");
+    table
 }
 
 /// Figures stand on the right.
@@ -240,22 +296,28 @@ fn aligned(table: &mut Table) {
     }
 }
 
-/// Says what broke, and in how small a world it still does.
-fn explain(scenario: &Scenario, violations: &[Violation]) {
-    eprintln!("seed {}: {scenario}", scenario.seed);
-    for violation in violations {
-        eprintln!("  broken: {violation}");
-    }
+/// Says what broke in the first world of those that did, and in how small a one it still does.
+fn explain<S: Display, B: Broken>(
+    broken: &[(u64, Vec<B>)],
+    scenario_of: impl FnOnce(u64) -> S,
+    shrink: impl FnOnce(&S, &B) -> (S, Vec<B>, Trace),
+) {
+    let Some((seed, violations)) = broken.first() else { return };
     let Some(violation) = violations.first() else { return };
-    let (smaller, report) = shrink(scenario, None, violation);
-    eprintln!("it breaks in a smaller world as well: {smaller}");
-    for violation in &report.violations {
-        eprintln!("  broken: {violation}");
+    let scenario = scenario_of(*seed);
+    aside!("seed {seed}: {scenario}");
+    for violation in violations {
+        aside!("  broken: {violation}");
     }
-    let trace = report.trace.to_string();
+    let (smaller, violations, trace) = shrink(&scenario, violation);
+    aside!("it breaks in a smaller world as well: {smaller}");
+    for violation in &violations {
+        aside!("  broken: {violation}");
+    }
+    let trace = trace.to_string();
     let lines: Vec<&str> = trace.lines().collect();
     for line in lines.iter().skip(lines.len().saturating_sub(LINES_SHOWN)) {
-        eprintln!("{line}");
+        aside!("{line}");
     }
 }
 

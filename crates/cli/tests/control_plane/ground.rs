@@ -5,9 +5,9 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 use tidegate_rules::book::{EmergencyRow, Kind};
-use tidegate_rules::change::{Change, Needs, Operation, Proposal};
+use tidegate_rules::change::{Change, Needs, Operation, Proposal, State};
 use tidegate_rules::store::{Act, Address, Store};
-use tidegate_testkit::{START_TIME_MAX, Server, wait_until};
+use tidegate_testkit::{Postgres, Proxy, START_TIME_MAX, Server, wait_until};
 use tokio::runtime::Runtime;
 
 use crate::support::raw::{Reply, request, send};
@@ -29,19 +29,28 @@ impl Ground {
         Self { runtime, store }
     }
 
+    /// A store in which `per_user` lets two pass, and the way to it through a proxy.
+    pub fn behind_a_proxy(postgres: &Postgres) -> (Self, Proxy, String) {
+        let ground = Self::open(&postgres.url("postgres"));
+        ground.put(&[("per_user", &per_user(2))]);
+        let proxy = Proxy::start(([127, 0, 0, 1], postgres.port()).into());
+        let url = format!("postgres://tidegate:secret@{}/postgres", proxy.address());
+        (ground, proxy, url)
+    }
+
     /// Puts rules with these names and bodies, as one change.
     pub fn put(&self, rules: &[(&str, &str)]) -> Change {
-        let put = |(name, body): &(&str, &str)| Operation::Put {
-            kind: Kind::Rule,
-            name: (*name).to_owned(),
-            body: (*body).to_owned(),
-        };
+        self.make(rules.iter().map(|(name, body)| put(Kind::Rule, name, body)).collect())
+    }
+
+    /// Makes a change.
+    pub fn make(&self, operations: Vec<Operation>) -> Change {
         self.runtime.block_on(async {
             let base_revision = self.store.heads().await.expect("heads").revision;
             let proposal = Proposal {
                 base_revision,
                 reason: "a test".to_owned(),
-                operations: rules.iter().map(put).collect(),
+                operations,
                 effect: None,
                 needs: Needs::Nothing,
                 undoes: Vec::new(),
@@ -50,10 +59,34 @@ impl Ground {
         })
     }
 
-    /// Blocks a rule for a minute.
+    /// Keeps a change of somebody that waits for an approver, and gives its number.
+    pub fn waiting(&self, author: &str) -> u64 {
+        let proposal = Proposal {
+            base_revision: 0,
+            reason: "a test".to_owned(),
+            operations: vec![put(Kind::Rule, "waits", &per_user(1))],
+            effect: None,
+            needs: Needs::Approver,
+            undoes: Vec::new(),
+        };
+        let act = Act { by: author, ..by() };
+        self.runtime.block_on(self.store.propose(&proposal, act)).expect("kept").id
+    }
+
+    /// The state of a change.
+    pub fn state(&self, change: u64) -> State {
+        self.runtime.block_on(self.store.change(change)).expect("kept").state
+    }
+
+    /// Blocks a rule for longer than a test lasts.
     pub fn block(&self, rule: &str) {
-        let body = format!(r#"{{"action":"block","rule":"{rule}"}}"#);
-        let emergency = EmergencyRow { id: "stop".to_owned(), body, expires_ms: by().now_ms + 60_000 };
+        self.emergency(&format!(r#"{{"action":"block","rule":"{rule}"}}"#));
+    }
+
+    /// Declares an emergency for longer than a test lasts.
+    pub fn emergency(&self, body: &str) {
+        let (id, body) = ("stop".to_owned(), body.to_owned());
+        let emergency = EmergencyRow { id, body, expires_ms: by().now_ms + 600_000 };
         self.runtime.block_on(self.store.put_emergency(&emergency, by())).expect("put");
     }
 
@@ -68,6 +101,10 @@ impl Ground {
 pub fn by() -> Act<'static> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     Act { by: AUTHOR, now_ms: u64::try_from(now.as_millis()).expect("fits") }
+}
+
+pub fn put(kind: Kind, name: &str, body: &str) -> Operation {
+    Operation::Put { kind, name: name.to_owned(), body: body.to_owned() }
 }
 
 /// So much for each user in an hour.

@@ -1,8 +1,12 @@
 //! What must not be in force is refused whole.
 
+use tidegate_rules::WILDCARDS_PER_RULE_MAX;
+use tidegate_rules::book::Kind;
+use tidegate_rules::change::Operation;
 use tidegate_testkit::Postgres;
 
-use crate::ground::{Ground, passed, per_user, serve, wait_for, wait_for_metric};
+use crate::ground::{Ground, passed, per_user, put, serve, wait_for, wait_for_metric};
+use crate::support::raw::{request, send};
 use crate::support::tidegate;
 
 #[test]
@@ -27,6 +31,80 @@ fn a_poisonous_change_is_refused_whole_and_servers_stay() {
 
     ground.put(&[("poison", &per_user(1))]);
     wait_for(&server, "r3e1");
+}
+
+#[test]
+fn overlapping_overrides_and_too_many_wildcards_move_no_server() {
+    let postgres = Postgres::start();
+    let url = postgres.url("postgres");
+    let ground = Ground::open(&url);
+    ground.put(&[("per_user", &per_user(2))]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let servers = ["a", "b"].map(|name| serve(&url, &folder.path().join(name), &[]));
+    for server in &servers {
+        wait_for(server, "r1e0");
+    }
+    let over = |name: &str, key: &str| {
+        put(Kind::Override, name, &format!(r#"{{"rule":"per_user","key":["{key}"],"limit":50}}"#))
+    };
+    let delete = |name: &str| Operation::Delete { kind: Kind::Override, name: name.to_owned() };
+
+    // Good rows that come with the bad ones are refused with them.
+    let overlapping = vec![over("one", "bob"), over("other", "bob"), over("good", "carol")];
+    let wildcards: Vec<Operation> = (0..=WILDCARDS_PER_RULE_MAX)
+        .map(|at| over(&format!("w{at}"), &format!("{at}-*")))
+        .chain([over("good", "carol")])
+        .collect();
+    for (operations, refused) in [(overlapping, 1), (wildcards, 2)] {
+        let mending = operations.iter().map(|operation| delete(operation.row().1)).collect();
+        ground.make(operations);
+        for server in &servers {
+            wait_for_metric(
+                server,
+                &format!("tidegate_rules_reloads_total{{outcome=\"refused\"}} {refused}"),
+            );
+            wait_for(server, &format!("r{}e0", 2 * refused - 1));
+            for user in ["bob", "carol"] {
+                assert_eq!(passed(server, &format!("{user}{refused}"), 5), 2, "the rule alone");
+            }
+            assert_eq!(passed(server, "carol", 5), if refused == 1 { 2 } else { 0 }, "nobody got 50");
+        }
+        ground.make(mending);
+        for server in &servers {
+            wait_for(server, &format!("r{}e0", 2 * refused + 1));
+        }
+    }
+}
+
+#[test]
+fn what_was_refused_is_mended_where_rules_are_changed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
+    let ground = Ground::open(&url);
+    ground.put(&[("per_user", &per_user(2))]);
+    let server = serve(&url, &folder.path().join("data"), &[]);
+    let poisonous = ground.put(&[("poison", "{}")]);
+    wait_for_metric(&server, "tidegate_rules_reloads_total{outcome=\"refused\"} 1");
+    wait_for(&server, "r1e0");
+    let ask = |path: &str, body: &str| send(server.address("admin"), &request("POST", path, &[], Some(body)));
+
+    let harmless = r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}]}"#;
+    let refused = ask("/v1/rules/plan", harmless);
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert!(refused.body.contains("poison"), "{}", refused.body);
+    let undone = ask("/v1/rules/rollback", &format!(r#"{{"change": {}, "confirmed": true}}"#, poisonous.id));
+    assert_eq!(undone.status, 200, "{}", undone.body);
+    wait_for(&server, "r3e0");
+
+    ground.put(&[("poison", "{}")]);
+    wait_for_metric(&server, "tidegate_rules_reloads_total{outcome=\"refused\"} 2");
+    let mending = format!(
+        r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "poison", "body": {}}}], "confirmed": true}}"#,
+        per_user(9)
+    );
+    let mended = ask("/v1/rules/apply", &mending);
+    assert_eq!(mended.status, 200, "{}", mended.body);
+    wait_for(&server, "r5e0");
 }
 
 #[test]

@@ -1,16 +1,20 @@
 //! Changes reach every server, whoever made them.
 
 use sqlx::Connection as _;
-use tidegate_testkit::{Postgres, Proxy, START_TIME_MAX, Server, Traffic, wait_until};
+use tidegate_rules::store::CHANNEL;
+use tidegate_testkit::{Postgres, START_TIME_MAX, Server, Traffic, wait_until};
 
 use crate::ground::{Ground, metrics, passed, per_user, serve, wait_for, wait_for_metric};
+use crate::support::raw::{request, send};
 
 #[test]
 fn five_servers_enforce_what_their_store_holds() {
     let postgres = Postgres::start();
     let ground = Ground::open(&postgres.url("postgres"));
     let folder = tempfile::tempdir().expect("a folder");
-    let start = |at: usize| serve(&postgres.url("postgres"), &folder.path().join(at.to_string()), &[]);
+    // Nobody looks by themselves while this test runs: what they know, they were told.
+    let told = ["--rules-look", "1d", "--rules-reconcile", "1d"];
+    let start = |at: usize| serve(&postgres.url("postgres"), &folder.path().join(at.to_string()), &told);
     let servers: Vec<Server> = (0..5).map(start).collect();
     let all_hold = |version: &str| servers.iter().for_each(|server| wait_for(server, version));
 
@@ -18,10 +22,18 @@ fn five_servers_enforce_what_their_store_holds() {
     all_hold("r1e0");
     assert!(servers.iter().all(|server| passed(server, "bob", 5) == 2));
 
-    // Another rule, and more for this one: what was spent stays spent.
-    ground.put(&[("per_user", &per_user(3)), ("other", r#"{"key":["team"],"limit":1,"period":"1h"}"#)]);
+    // Another rule, and more for this one, said to one of them: what was spent stays spent.
+    let change = format!(
+        r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "per_user", "body": {}}},
+        {{"do": "put", "kind": "rule", "name": "other", "body": {{"key": ["team"], "limit": 1, "period": "1h"}}}}],
+        "confirmed": true}}"#,
+        per_user(3)
+    );
+    let reply = send(servers[3].address("admin"), &request("POST", "/v1/rules/apply", &[], Some(&change)));
+    assert_eq!(reply.status, 200, "{}", reply.body);
     all_hold("r2e0");
-    assert!(servers.iter().all(|server| passed(server, "bob", 5) <= 1), "a swap gives nobody a new burst");
+    // What drains is time: of a full limit nothing is left, also where that was raised.
+    assert!(servers.iter().all(|server| passed(server, "bob", 5) == 0), "a swap gives nobody a new burst");
 
     ground.block("per_user");
     all_hold("r2e1");
@@ -40,11 +52,8 @@ fn five_servers_enforce_what_their_store_holds() {
 #[test]
 fn what_a_server_could_not_hear_it_catches_up_with() {
     let postgres = Postgres::start();
-    let ground = Ground::open(&postgres.url("postgres"));
-    ground.put(&[("per_user", &per_user(2))]);
-    let proxy = Proxy::start(([127, 0, 0, 1], postgres.port()).into());
+    let (ground, proxy, url) = Ground::behind_a_proxy(&postgres);
     let folder = tempfile::tempdir().expect("a folder");
-    let url = format!("postgres://tidegate:secret@{}/postgres", proxy.address());
     let server = serve(&url, folder.path(), &["--rules-reconcile", "1s"]);
     wait_for(&server, "r1e0");
 
@@ -57,6 +66,50 @@ fn what_a_server_could_not_hear_it_catches_up_with() {
     proxy.set(Traffic::Pass);
     wait_for(&server, "r2e0");
     wait_for_metric(&server, "tidegate_rules_store_up 1");
+}
+
+/// A connection may be dead without either end knowing: nobody connects again then, and nothing is said.
+#[test]
+fn what_a_dead_connection_did_not_say_is_found_when_everything_is_compared() {
+    let postgres = Postgres::start();
+    let (ground, proxy, url) = Ground::behind_a_proxy(&postgres);
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = |name: &str, reconcile: &str| {
+        let seldom = ["--rules-look", "1d", "--rules-reconcile", reconcile];
+        serve(&url, &folder.path().join(name), &seldom)
+    };
+    let (comparing, listening) = (start("comparing", "1s"), start("listening", "1d"));
+    wait_until("both to listen", START_TIME_MAX, || listeners(&postgres, &ground) == 2);
+    // Whoever was told of the second of two has looked by itself before: that comes first.
+    for (limit, version) in [(3, "r2e0"), (4, "r3e0")] {
+        ground.put(&[("per_user", &per_user(limit))]);
+        for server in [&comparing, &listening] {
+            wait_for(server, version);
+        }
+    }
+
+    // Only what is said on the channel has its name in it.
+    proxy.set(Traffic::AnswersUpTo(CHANNEL.as_bytes()));
+    ground.put(&[("per_user", &per_user(5))]);
+    wait_until("neither to hear of it", START_TIME_MAX, || proxy.keeping() == 2);
+    wait_for(&comparing, "r4e0");
+    wait_for(&listening, "r3e0");
+    for server in [&comparing, &listening] {
+        assert!(metrics(server).contains("tidegate_rules_store_up 1\n"), "nothing was cut");
+    }
+    // What was held up is all that the other one lacked.
+    proxy.set(Traffic::Pass);
+    wait_for(&listening, "r4e0");
+}
+
+/// How many connections of servers wait for what is said.
+fn listeners(postgres: &Postgres, ground: &Ground) -> i64 {
+    ground.runtime.block_on(async {
+        let mut connection =
+            sqlx::PgConnection::connect(&postgres.url("postgres")).await.expect("a connection");
+        let count = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
+        sqlx::query_scalar(count).fetch_one(&mut connection).await.expect("a number")
+    })
 }
 
 #[test]

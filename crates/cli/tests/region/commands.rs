@@ -137,7 +137,7 @@ type Entry = (i64, i64, i64, Vec<Vec<u8>>, String, String);
 
 /// Where numbers are that a call begins with.
 const SEQUENCE: usize = 0;
-const ASKS: usize = 4;
+const ASKS: usize = 5;
 
 /// The calls with a question in them, by lane and number: those that were sent twice count once.
 fn calls_that_ask(redis: &Redis) -> BTreeSet<String> {

@@ -14,14 +14,23 @@ use crate::field::{Client, TIME_MAX};
 /// How many clients ask at once.
 const CLIENTS: usize = 4;
 
+/// The most that a request costs.
+pub const COST_MAX: u64 = 3;
+
 /// Between two requests of a client: the servers are to be busy, and the machine is not.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// What an answer rests on that a server gave without a look at any limit, having too much to do.
+const SHED: &str = "shed";
 
 /// What clients were told about the requests of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
-    /// Units that they were granted.
+    /// Units that they were granted by a limit. What a server that has too much to do lets pass is counted nowhere, and is
+    /// not among them.
     pub granted: u64,
+    /// Units that they asked for.
+    pub asked: u64,
     /// How often they were told so, by what that rests on.
     pub sources: BTreeMap<String, u64>,
 }
@@ -38,6 +47,10 @@ pub struct Tally {
 impl Tally {
     pub fn granted(&self, kind: &str) -> u64 {
         self.told.get(kind).map_or(0, |told| told.granted)
+    }
+
+    pub fn asked(&self, kind: &str) -> u64 {
+        self.told.get(kind).map_or(0, |told| told.asked)
     }
 
     pub fn answers_by(&self, kind: &str, source: &str) -> u64 {
@@ -137,14 +150,15 @@ impl Shared {
                 client = Client::new(self.place(number));
             }
             let (kind, key) = (kinds[turn % kinds.len()], format!("key {}", turn / kinds.len() % keys));
-            let cost = 1 + (turn / 7 % 3) as u64;
+            let cost = 1 + (turn / 7) as u64 % COST_MAX;
             let answer = client.ask(&[(kind, &key)], cost);
             let mut tally = self.tally();
             match answer {
                 Some(answer) => {
                     *tally.statuses.entry(answer.status).or_default() += 1;
                     let told = tally.told.entry(kind).or_default();
-                    told.granted += if answer.allowed { cost } else { 0 };
+                    told.asked += cost;
+                    told.granted += if answer.allowed && answer.source != SHED { cost } else { 0 };
                     *told.sources.entry(answer.source).or_default() += 1;
                 }
                 None => tally.lost += 1,

@@ -9,6 +9,8 @@ const CHARGED: usize = 7;
 const REFUNDED: usize = 8;
 /// The same in what it keeps of a holder.
 const AMOUNT: usize = 0;
+const UNTIL: usize = 1;
+const CELL: usize = 2;
 
 /// What is known of meters, added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,6 +45,22 @@ impl Held {
             *self.holders.entry(node).or_default() += number(holding, AMOUNT);
         }
     }
+}
+
+/// How long each grant of a rule's meters is believed in from now on at most, µs, with the cell it is of.
+pub fn lives_left_us(server: &Redis, rule: &str) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    for key in keys(server, &format!("tg:{{*}}:m:*:{rule}*")) {
+        let fields = ask::<BTreeMap<Vec<u8>, Vec<u8>>>(server, &["HGETALL", &key]);
+        // Read after what it is compared with: a grant that is made meanwhile looks no longer than it is.
+        let (seconds, micros) = ask::<(u64, u64)>(server, &["TIME"]);
+        let now_us = seconds * 1_000_000 + micros;
+        let holdings = fields.iter().filter(|(name, _)| !matches!(&name[..], b"m" | b"t"));
+        found.extend(
+            holdings.map(|(_, kept)| (number(kept, CELL), number(kept, UNTIL).saturating_sub(now_us))),
+        );
+    }
+    found
 }
 
 /// A number that the script keeps, by its place.

@@ -26,6 +26,13 @@ impl Demand {
         self.milli_per_s = if turned_away { mixed.max(self.milli_per_s) } else { mixed };
     }
 
+    /// The same of a key of which there is plenty, for which someone had to ask although something was held for it: that was too
+    /// little by far, and is not found out by and by.
+    pub(super) fn catch_up(&mut self, seen: u64, elapsed_us: u64) {
+        self.milli_per_s =
+            self.milli_per_s.max(seen.saturating_mul(MILLI * US_PER_SECOND) / elapsed_us.max(1));
+    }
+
     /// What the node had better hold: for the next few intervals, or for as long as a grant lasts, as far as there are `spare`
     /// units. Nothing for a key that is hardly asked for, which is decided at the origin.
     pub(super) fn want(self, flush_us: u64, life_us: u64, spare: u64) -> u64 {
@@ -37,6 +44,12 @@ impl Demand {
         // Requests do not come evenly: twice the usual deviation is seldom exceeded.
         let most = expected + 2 * expected.isqrt();
         most.min(spare).max(least)
+    }
+
+    /// How long it takes until this much is asked for, µs.
+    pub(super) fn time_for_us(self, units: u64) -> u64 {
+        let milli_us = units.saturating_mul(MILLI * US_PER_SECOND);
+        milli_us.checked_div(self.milli_per_s).unwrap_or(u64::MAX)
     }
 
     /// What is asked for in this time, rounded up.
@@ -57,6 +70,26 @@ mod tests {
         assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 0);
         demand.measure(1, US_PER_SECOND / 2, false);
         assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 1);
+    }
+
+    #[test]
+    fn a_key_that_was_idle_is_as_busy_as_it_is_as_soon_as_that_is_seen() {
+        let mut demand = Demand::default();
+        demand.measure(1, 10 * US_PER_SECOND, false);
+        demand.catch_up(10, 100_000);
+        assert_eq!(demand.within(US_PER_SECOND), 100);
+        demand.catch_up(1, 100_000);
+        assert_eq!(demand.within(US_PER_SECOND), 100, "and is no less busy for who asks next");
+    }
+
+    #[test]
+    fn what_is_asked_for_in_some_time_takes_that_time() {
+        let mut demand = Demand::default();
+        assert_eq!(demand.time_for_us(1), u64::MAX, "what nobody asks for is never used up");
+        for _ in 0..60 {
+            demand.measure(100, 100_000, false);
+        }
+        assert_eq!((demand.within(250_000), demand.time_for_us(250)), (250, 250_000));
     }
 
     #[test]

@@ -5,9 +5,9 @@ const MILLI: u64 = 1_000;
 
 const US_PER_SECOND: u64 = 1_000_000;
 
-/// What each call adds: one in twenty may be made twice. Higher: a shorter tail when more answers are late; more work for an
+/// What each call adds: one in ten may be made twice. Higher: a shorter tail when more answers are late; more work for an
 /// origin that has too much already.
-const PER_CALL: u64 = 50;
+const PER_CALL: u64 = 100;
 
 /// What each second adds: a node that makes few calls is no burden if it makes them all twice.
 const PER_SECOND: u64 = 20 * MILLI;
@@ -57,14 +57,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_call_in_twenty_may_be_made_twice_and_twenty_in_each_second() {
+    fn one_call_in_ten_may_be_made_twice_and_twenty_in_each_second() {
         let mut hedges = Hedges::default();
         let twice = (0..1_000).filter(|_| {
             hedges.earn();
             hedges.spend()
         });
-        // Twenty at once, and one in twenty of the 999 that came after the first.
-        assert_eq!(twice.count(), 20 + 999 / 20);
+        // Twenty at once, and one in ten of the 999 that came after the first.
+        assert_eq!(twice.count(), 20 + 999 / 10);
         for second in 1..=3 {
             hedges.pass(second * US_PER_SECOND);
             let left: Vec<bool> = (0..30).map(|_| hedges.spend()).collect();

@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::tracked::{News, Tracked};
+use super::tracked::{News, Refund, Tracked};
 use super::{
-    Charge, Context, Effect, Failure, Known, MeterRef, Request, Resolution, STORE_UNKNOWN, Settings, Ticket,
+    Charge, Context, Effect, EngineStats, Failure, Known, MeterRef, Request, Resolution, STORE_UNKNOWN,
+    Settings, Ticket,
 };
 use crate::digest::Digest;
-use crate::origin::{self, Ask, Call, LANE_RETENTION_US, NEVER_US, Reply, UPDATES_PER_CALL_MAX};
-use crate::table::{self, Answer, Decided, LIMITS_PER_REQUEST_MAX, Source};
+use crate::origin::{self, Ask, Call, LANE_RETENTION_US, NEVER_US, Reply, UNDECIDED, UPDATES_PER_CALL_MAX};
+use crate::table::{self, Answer, Decided, LIMITS_PER_REQUEST_MAX, Source, Table};
 use crate::time::Now;
 use crate::verdict::{Retry, Verdict};
 
@@ -54,23 +55,50 @@ struct UnderWay {
 }
 
 /// What a node has to say to one partition.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lane {
     sequence: u64,
     acknowledged: u64,
     answered_us: u64,
+    /// The origin's clock in its last answer; nothing before the first.
+    origin_us: Option<u64>,
     flush_at_us: u64,
     meters: BTreeMap<Digest, Tracked>,
     waiting: Vec<Waiting>,
     under_way: Option<UnderWay>,
     /// The first meter that was due and had no room in the last call.
     due_from: Option<Digest>,
+    /// The most meters in its next call: fewer than others have after one that was refused.
+    meters_max: usize,
+    /// Until when it says nothing that nobody waits for, after a call that was refused.
+    rests_until_us: u64,
     /// When there is something to do again, if nothing happens before.
     wake_us: Option<u64>,
     /// Whether something has happened since.
     stirred: bool,
     /// Whether it had something to say while too many calls were under way.
     held_up: bool,
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self {
+            sequence: 0,
+            acknowledged: 0,
+            answered_us: 0,
+            origin_us: None,
+            flush_at_us: 0,
+            meters: BTreeMap::new(),
+            waiting: Vec::new(),
+            under_way: None,
+            due_from: None,
+            meters_max: METERS_PER_CALL_MAX,
+            rests_until_us: 0,
+            wake_us: None,
+            stirred: false,
+            held_up: false,
+        }
+    }
 }
 
 impl Lane {
@@ -97,24 +125,13 @@ impl Lane {
         self.meters.len() - before
     }
 
-    pub(super) fn owe(&mut self, now: Now, meter: &MeterRef, cost: u64, room: usize) -> usize {
-        let before = self.meters.len();
-        if let Some(tracked) = self.track(now, meter, before + room) {
-            tracked.note_owed(cost, now.mono_us());
-        }
-        self.meters.len() - before
-    }
-
-    pub(super) fn refund(&mut self, now: Now, meter: &MeterRef, cost: u64, room: usize) -> usize {
-        let before = self.meters.len();
-        if let Some(tracked) = self.track(now, meter, before + room) {
-            tracked.note_refund(cost, 0, now.mono_us());
-        }
-        self.meters.len() - before
+    /// How many meters are kept track of.
+    pub(super) fn tracked(&self) -> usize {
+        self.meters.len()
     }
 
     /// What is tracked about a meter; made, if there is room for more.
-    fn track(&mut self, now: Now, meter: &MeterRef, most: usize) -> Option<&mut Tracked> {
+    pub(super) fn track(&mut self, now: Now, meter: &MeterRef, most: usize) -> Option<&mut Tracked> {
         if !self.meters.contains_key(&meter.digest) {
             if self.meters.len() >= most {
                 return None;
@@ -125,6 +142,25 @@ impl Lane {
         let tracked = self.meters.get_mut(&meter.digest)?;
         tracked.adopt(meter);
         Some(tracked)
+    }
+
+    /// What the origin's clock read at a moment of the one here, or earlier, whose rates may differ by a sixteenth; nothing if it
+    /// was never heard of. Every origin on a cluster has a clock of its own, so this is of the lane.
+    pub(super) fn origin_us(&self, mono_us: u64) -> Option<u64> {
+        let origin_us = self.origin_us?;
+        let (after_us, before_us) =
+            (mono_us.saturating_sub(self.answered_us), self.answered_us.saturating_sub(mono_us));
+        Some((origin_us + after_us - after_us / 16).saturating_sub(before_us + before_us / 16))
+    }
+
+    /// Takes back what was spent of a grant, or let through without the origin, no earlier than `since_us`, if it is certain that
+    /// it was not reported. What is left of the cost.
+    pub(super) fn take_unsaid(&mut self, now: Now, table: &Table, charge: &Charge, since_us: u64) -> u64 {
+        let Some(tracked) = self.meters.get_mut(&charge.meter.digest) else { return charge.cost };
+        if tracked.was_said_since(since_us) {
+            return charge.cost;
+        }
+        tracked.forgive(table.give_back(now, &charge.ask()))
     }
 
     pub(super) fn known(&self, now: Now, digest: Digest) -> Option<Known> {
@@ -177,7 +213,8 @@ impl Lane {
 
     fn next_us(&self, settings: &Settings) -> Option<u64> {
         let is_quiet = self.under_way.is_none() && !self.held_up;
-        let flush = (is_quiet && !self.meters.is_empty()).then_some(self.flush_at_us);
+        let flush =
+            (is_quiet && !self.meters.is_empty()).then_some(self.flush_at_us.max(self.rests_until_us));
         let waiting = self.waiting.iter().map(|waiting| waiting.since_us + settings.deadline_us).min();
         let call = self.under_way.as_ref().map(|call| call.wake_us(settings));
         [flush, waiting, call].into_iter().flatten().min()
@@ -239,7 +276,8 @@ impl Lane {
     /// Says what there is to say, if it is time.
     fn speak(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
         self.decide_here(cx, effects);
-        let is_flush = cx.now_us() >= self.flush_at_us || cx.closing;
+        let is_due = cx.now_us() >= self.flush_at_us || cx.closing;
+        let is_flush = is_due && cx.now_us() >= self.rests_until_us;
         let is_time = !self.waiting.is_empty() || is_flush;
         self.held_up = is_time && cx.calls_left == 0;
         if !is_time || self.held_up {
@@ -248,7 +286,7 @@ impl Lane {
         let mut draft = Draft::default();
         self.take_waiting(cx, &mut draft);
         if is_flush {
-            self.flush_at_us = cx.now_us() + cx.settings.flush_us;
+            self.flush_at_us = cx.next_flush_us();
             self.meters.retain(|_, tracked| !tracked.is_over(cx));
         }
         self.take_due(cx, &mut draft);
@@ -272,7 +310,7 @@ impl Lane {
     fn take_waiting(&mut self, cx: &Context<'_>, draft: &mut Draft) {
         let mut waiting = std::mem::take(&mut self.waiting).into_iter();
         for next in waiting.by_ref() {
-            if !draft.has_room_for(&next.request) {
+            if !draft.has_room_for(&next.request, self.meters_max) {
                 self.waiting.push(next);
                 break;
             }
@@ -297,7 +335,7 @@ impl Lane {
     }
 
     fn take_due(&mut self, cx: &Context<'_>, draft: &mut Draft) {
-        let room = METERS_PER_CALL_MAX.saturating_sub(draft.meters.len());
+        let room = self.meters_max.saturating_sub(draft.meters.len());
         // From where the last call ended, so that none is passed over for those that are soon due again.
         let first = self.due_from.map_or(Bound::Unbounded, Bound::Included);
         let passed_by = self.due_from.into_iter().flat_map(|first| self.meters.range(..first));
@@ -327,6 +365,7 @@ impl Lane {
         self.sequence += 1;
         let Draft { mut call, meters, asked, .. } = draft;
         (call.node, call.sequence, call.acknowledged) = (cx.node, self.sequence, self.acknowledged);
+        call.known_us = cx.known_us();
         cx.hedges.earn();
         cx.calls_left -= 1;
         cx.stats.calls += 1;
@@ -357,10 +396,12 @@ impl Lane {
     ) {
         let Some(under_way) = self.under_way.take_if(|call| call.fits(sequence, reply)) else { return };
         (self.acknowledged, self.answered_us, self.stirred) = (sequence, cx.now_us(), true);
+        self.origin_us = Some(reply.now_us);
+        self.meters_max = (self.meters_max * 2).min(METERS_PER_CALL_MAX);
         cx.answered_sent_us = cx.answered_sent_us.max(under_way.sent_us);
         for (digest, told) in under_way.meters.iter().zip(&reply.told) {
             if let Some(tracked) = self.meters.get_mut(digest) {
-                tracked.hear(cx, under_way.sent_us, told, reply.lost);
+                cx.stats.lapsed += tracked.hear(cx, under_way.sent_us, told, reply.lost);
                 // A window's last grants may end long before a flush that is stretched.
                 let report_by_us = tracked.report_by_us(cx).unwrap_or(u64::MAX);
                 self.flush_at_us = self.flush_at_us.min(report_by_us);
@@ -368,7 +409,8 @@ impl Lane {
         }
         for ((asked, ask), decided) in under_way.asked.iter().zip(&under_way.call.asks).zip(&reply.asks) {
             let remaining = asked.remaining(&under_way.call, reply);
-            let returned = asked.resolve(*decided, &remaining, effects);
+            let returned = asked.resolve(*decided, &remaining, reply.now_us, effects);
+            cx.stats.unanswered += asked.undecided(*decided);
             for charge in &ask.charges {
                 let digest = under_way.meters.get(usize::from(charge.meter));
                 self.take_back(cx, digest, u64::from(returned) * charge.cost, reply.now_us);
@@ -378,13 +420,26 @@ impl Lane {
 
     /// What passed for those who had stopped waiting is given back.
     fn take_back(&mut self, cx: &mut Context<'_>, meter: Option<&Digest>, units: u64, charged_us: u64) {
-        cx.stats.returned += units;
-        if let Some(tracked) = meter.and_then(|digest| self.meters.get_mut(digest)).filter(|_| units > 0) {
-            tracked.note_refund(units, charged_us, cx.now_us());
+        if units == 0 {
+            return;
+        }
+        match meter.and_then(|digest| self.meters.get_mut(digest)) {
+            Some(tracked) => {
+                cx.stats.returned += units;
+                tracked.note_refund(units, Refund::charged(Some(charged_us), tracked), cx.now_us());
+            }
+            None => cx.stats.dropped += units,
         }
     }
 
-    pub(super) fn on_failure(&mut self, now: Now, sequence: u64, failure: Failure) {
+    pub(super) fn on_failure(
+        &mut self,
+        now: Now,
+        sequence: u64,
+        failure: Failure,
+        stats: &mut EngineStats,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(under_way) = self.under_way.as_mut().filter(|call| call.call.sequence == sequence) else {
             return;
         };
@@ -395,10 +450,30 @@ impl Lane {
                 under_way.retried = true;
                 under_way.retry_at_us = under_way.retry_at_us.min(now.mono_us() + under_way.retry_us / 2);
             }
-            // Only a lane that was begun anew elsewhere knows a later call: what this one said is lost, and said so.
+            // Only a lane that was begun anew elsewhere knows a later call.
             Failure::Outdated { sequence } => {
                 self.sequence = self.sequence.max(sequence);
-                self.under_way = None;
+                self.end_refused(now, stats, effects);
+            }
+            Failure::Refused => self.end_refused(now, stats, effects),
+        }
+    }
+
+    /// The call under way will never be applied. Nobody waits for it any more, and what it said is said again, by fewer meters
+    /// at a time: whatever is wrong with one of them is not for long the trouble of all others.
+    fn end_refused(&mut self, now: Now, stats: &mut EngineStats, effects: &mut Vec<Effect>) {
+        let Some(mut under_way) = self.under_way.take() else { return };
+        stats.refused += 1;
+        self.meters_max = (under_way.meters.len() / 2).max(1);
+        self.rests_until_us = now.mono_us() + under_way.retry_us / 2;
+        let asked = under_way.asked.iter_mut().flat_map(|asked| &mut asked.tickets);
+        for ticket in asked.filter_map(Option::take) {
+            stats.unanswered += 1;
+            effects.push(Effect::Answer { ticket, resolution: Resolution::Unanswered });
+        }
+        for (digest, update) in under_way.meters.iter().zip(&under_way.call.updates) {
+            if let Some(tracked) = self.meters.get_mut(digest) {
+                tracked.take_again(update);
             }
         }
     }
@@ -442,18 +517,30 @@ impl Asked {
         self.places.iter().map(|place| left(place).unwrap_or(0)).collect()
     }
 
+    /// How many of those who wait the origin did not decide.
+    fn undecided(&self, decided: origin::Decided) -> u64 {
+        let waiting = self.tickets.iter().flatten().count() as u64;
+        if decided.denied_by == UNDECIDED { waiting.saturating_sub(decided.passed.into()) } else { 0 }
+    }
+
     /// Tells those who wait. How many passed that had stopped waiting.
-    fn resolve(&self, decided: origin::Decided, remaining: &[u32], effects: &mut Vec<Effect>) -> u32 {
+    fn resolve(
+        &self,
+        decided: origin::Decided,
+        remaining: &[u32],
+        charged_us: u64,
+        effects: &mut Vec<Effect>,
+    ) -> u32 {
         let by = self.places.iter().position(|place| *place == decided.denied_by).unwrap_or(0);
         let retry_us = decided.retry_us.min(NEVER_US);
         // Those who still wait pass first.
         let mut passed = decided.passed;
         for ticket in self.tickets.iter().flatten() {
             let remaining = Box::from(remaining);
-            let resolution = if passed > 0 {
-                Resolution::Allowed { remaining }
-            } else {
-                Resolution::Denied { by, remaining, retry_us }
+            let resolution = match passed {
+                1.. => Resolution::Allowed { remaining, charged_us: Some(charged_us) },
+                0 if decided.denied_by == UNDECIDED => Resolution::Unanswered,
+                0 => Resolution::Denied { by, remaining, retry_us },
             };
             passed = passed.saturating_sub(1);
             effects.push(Effect::Answer { ticket: *ticket, resolution });
@@ -475,15 +562,16 @@ impl Default for Draft {
     fn default() -> Self {
         let (updates, asks) = (Vec::new(), Vec::new());
         let node = origin::NodeId(0);
-        let call = Call { node, sequence: 0, acknowledged: 0, store: STORE_UNKNOWN, updates, asks };
+        let call =
+            Call { node, sequence: 0, acknowledged: 0, known_us: 0, store: STORE_UNKNOWN, updates, asks };
         Self { call, meters: Vec::new(), places: BTreeMap::new(), asked: Vec::new() }
     }
 }
 
 impl Draft {
     /// Whether an origin takes the call with this request as well: as many asks as meters, at most.
-    fn has_room_for(&self, request: &Request) -> bool {
-        let is_small = self.meters.len() + request.charges.len() <= METERS_PER_CALL_MAX;
+    fn has_room_for(&self, request: &Request, meters_max: usize) -> bool {
+        let is_small = self.meters.len() + request.charges.len() <= meters_max;
         self.meters.is_empty() || is_small && self.call.asks.len() < UPDATES_PER_CALL_MAX
     }
 
@@ -541,7 +629,7 @@ fn decide(cx: &Context<'_>, request: &Request) -> Option<Resolution> {
     let decided = cx.table.check_all(cx.now, &asks, &mut answers).ok()?;
     let remaining = || answers.iter().take(asks.len()).map(|answer| answer.verdict.remaining()).collect();
     match decided {
-        Decided::Allowed => Some(Resolution::Allowed { remaining: remaining() }),
+        Decided::Allowed => Some(Resolution::Allowed { remaining: remaining(), charged_us: None }),
         Decided::Denied { by } => {
             let retry_us = match answers.get(by)?.verdict.retry()? {
                 Retry::Ask => return None,

@@ -21,13 +21,14 @@ use std::sync::Arc;
 
 use crate::digest::{Digest, KeySpace};
 use crate::limit::Limit;
-use crate::origin::{Call, NodeId, Reply, StoreId, Terms};
+use crate::origin::{ABROAD_LIFE_US_MAX, Call, CallError, NodeId, Reply, StoreId, Terms};
 use crate::table::Table;
 use crate::time::Now;
 
 use hedges::Hedges;
 use lane::Lane;
 use pace::Pace;
+use tracked::{Refund, Tracked};
 
 /// A request that waits: whatever its owner calls it.
 pub type Ticket = u64;
@@ -41,11 +42,14 @@ pub struct Settings {
     pub life_us: u64,
     /// The same for a key that was denied of late.
     pub strict_life_us: u64,
+    /// The longest of either for a limit that several regions count together. Shorter: less passes before they have heard of each
+    /// other; more calls.
+    pub abroad_life_us: u64,
     /// How long after a denial a key counts as denied of late.
     pub strict_us: u64,
     /// How long a request waits for the origin. Longer: fewer decisions without it; longer answers when it is slow.
     pub deadline_us: u64,
-    /// After how long a call that someone waits for is sent a second time, for the tail; one in twenty, and twenty
+    /// After how long a call that someone waits for is sent a second time, for the tail; one in ten, and twenty
     /// in a second, at most.
     pub hedge_us: u64,
     /// After how long a call without an answer is sent again; doubled each time up to `retry_us_max`.
@@ -59,8 +63,12 @@ pub struct Settings {
     /// How many calls may be under way and not late. More: partitions that are far wait less for each other; a longer queue at
     /// a store that has too much to do, where nobody can leave it any more.
     pub calls_max: usize,
-    /// How many meters are kept track of. Beyond, requests are decided at the origin one by one.
+    /// How many meters are kept track of. Beyond, requests are decided at the origin one by one, and what was let through
+    /// without it, or is to be given back, is dropped and counted. Higher: more memory.
     pub tracked_max: usize,
+    /// How many requests wait for the origin. Beyond, their class decides at once. Higher: more of a sudden crowd is decided by
+    /// the origin; more memory, about a kilobyte for each.
+    pub waiting_max: usize,
 }
 
 impl Default for Settings {
@@ -69,6 +77,7 @@ impl Default for Settings {
             flush_us: 100_000,
             life_us: 1_000_000,
             strict_life_us: 300_000,
+            abroad_life_us: ABROAD_LIFE_US_MAX,
             strict_us: 5_000_000,
             deadline_us: 20_000,
             hedge_us: 3_000,
@@ -77,6 +86,7 @@ impl Default for Settings {
             updates_per_s_max: 5_000,
             calls_max: 16,
             tracked_max: 1 << 18,
+            waiting_max: 1 << 15,
         }
     }
 }
@@ -147,6 +157,8 @@ pub enum Resolution {
     Allowed {
         /// What is left under each of its limits, in their order: never more than there was when it was decided.
         remaining: Box<[u32]>,
+        /// When the origin charged it, by its clock; nothing for what was taken from what is held here.
+        charged_us: Option<u64>,
     },
     /// It does not pass.
     Denied {
@@ -159,6 +171,21 @@ pub enum Resolution {
     },
     /// The origin did not say in time: the request's class decides.
     Unanswered,
+}
+
+/// Where a request was charged that does not pass in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paid {
+    /// At the origin.
+    There {
+        /// When, by the origin's clock.
+        at_us: u64,
+    },
+    /// Here: of what is held, or of what the origin is yet to be told.
+    Here {
+        /// Not before this, by the clock here.
+        since_us: u64,
+    },
 }
 
 /// What is known of a meter without asking.
@@ -180,6 +207,17 @@ pub enum Failure {
         /// The last call that was applied.
         sequence: u64,
     },
+    /// The call makes no sense: no origin applies it, however often it is sent.
+    Refused,
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Outdated { sequence } => Self::Outdated { sequence },
+            _ => Self::Refused,
+        }
+    }
 }
 
 /// What an engine has seen.
@@ -197,6 +235,16 @@ pub struct EngineStats {
     pub unanswered: u64,
     /// Units that passed at the origin for requests that had been given up, and were given back, under all limits together.
     pub returned: u64,
+    /// Calls that the origin would not take. Who waited for them was not answered; what they said was said again by others.
+    pub refused: u64,
+    /// Requests that did not wait, since too many did: [`Settings::waiting_max`]. They are among the unanswered.
+    pub crowded: u64,
+    /// Units that the origin never hears of, since too many meters were kept track of: let through without it, or not given
+    /// back. [`Settings::tracked_max`].
+    pub dropped: u64,
+    /// Units that were held of limits that must hold, and reported so late that the origin may have written them off: then they count
+    /// as used.
+    pub lapsed: u64,
 }
 
 /// The node's engine.
@@ -206,9 +254,13 @@ pub struct Engine {
     settings: Settings,
     lanes: BTreeMap<u16, Lane>,
     tracked: usize,
+    /// Requests that wait, in all lanes.
+    waiting: usize,
     last_reply_us: u64,
     /// When the last of the calls was sent that have been answered.
     answered_sent_us: u64,
+    /// When the origin first answered, whatever it was asked.
+    first_reply_us: Option<u64>,
     closing: bool,
     pace: Pace,
     hedges: Hedges,
@@ -225,8 +277,10 @@ impl Engine {
             settings,
             lanes: BTreeMap::new(),
             tracked: 0,
+            waiting: 0,
             last_reply_us: 0,
             answered_sent_us: 0,
+            first_reply_us: None,
             closing: false,
             pace: Pace::default(),
             hedges: Hedges::default(),
@@ -240,33 +294,85 @@ impl Engine {
         self.stats
     }
 
+    /// Has grants of limits that several regions count together last this long at most, from the next call on.
+    pub fn limit_abroad(&mut self, life_us: u64) {
+        self.settings.abroad_life_us = life_us;
+    }
+
     /// Takes in a request that the table could not decide. Its answer comes as an [`Effect`], now or later.
     pub fn ask(&mut self, now: Now, request: Request, effects: &mut Vec<Effect>) {
         self.stats.waited += 1;
         let stalled = self.is_stalled(now);
         let lane = self.lanes.entry(request.partition).or_default();
-        if stalled || lane.is_stalled(now, &self.settings) {
+        let crowded = self.waiting >= self.settings.waiting_max;
+        self.stats.crowded += u64::from(crowded);
+        if crowded || stalled || lane.is_stalled(now, &self.settings) {
             self.stats.unanswered += 1;
             effects.push(Effect::Answer { ticket: request.ticket, resolution: Resolution::Unanswered });
             return;
         }
+        self.waiting += 1;
         self.tracked += lane.wait(now, request, self.settings.tracked_max.saturating_sub(self.tracked));
     }
 
     /// Notes that a request was let through without the origin, to be reported when it is back.
     pub fn owe(&mut self, now: Now, partition: u16, meter: &MeterRef, cost: u64) {
-        let room = self.settings.tracked_max.saturating_sub(self.tracked);
-        self.tracked += self.lanes.entry(partition).or_default().owe(now, meter, cost, room);
+        self.note(now, partition, meter, cost, Tracked::note_owed);
     }
 
-    /// Gives back what was charged at the origin already.
+    /// Gives back what somebody says was charged, who knows when that was: all of it, as a bucket would that is asked directly.
+    /// Only what drains while the origin stands still is kept, as a bucket would have drained it meanwhile.
     pub fn refund(&mut self, now: Now, partition: u16, meter: &MeterRef, cost: u64) {
-        let room = self.settings.tracked_max.saturating_sub(self.tracked);
-        self.tracked += self.lanes.entry(partition).or_default().refund(now, meter, cost, room);
+        let asked_us = self.lane(partition).origin_us(now.mono_us());
+        self.note(now, partition, meter, cost, |tracked, cost, now_us| {
+            let rest = tracked.forgive(cost);
+            tracked.note_refund(rest, Refund::asked(asked_us, tracked), now_us);
+        });
+    }
+
+    /// Gives back what was charged for a request that does not pass in the end. What of it has drained since is not given back: by
+    /// then others may have used what drained, and it would pass twice.
+    pub fn roll_back(&mut self, now: Now, table: &Table, partition: u16, charge: &Charge, paid: Paid) {
+        let lane = self.lane(partition);
+        let (rest, charged_us) = match paid {
+            Paid::There { at_us } => (charge.cost, Some(at_us)),
+            Paid::Here { since_us } => {
+                (lane.take_unsaid(now, table, charge, since_us), lane.origin_us(since_us))
+            }
+        };
+        if rest > 0 {
+            self.note(now, partition, &charge.meter, rest, |tracked, rest, now_us| {
+                tracked.note_refund(rest, Refund::charged(charged_us, tracked), now_us);
+            });
+        }
+    }
+
+    fn lane(&mut self, partition: u16) -> &mut Lane {
+        self.lanes.entry(partition).or_default()
+    }
+
+    /// Notes something of a meter, or counts it where there is no room to note it.
+    fn note(
+        &mut self,
+        now: Now,
+        partition: u16,
+        meter: &MeterRef,
+        cost: u64,
+        note: impl FnOnce(&mut Tracked, u64, u64),
+    ) {
+        let lane = self.lanes.entry(partition).or_default();
+        let before = lane.tracked();
+        let most = before + self.settings.tracked_max.saturating_sub(self.tracked);
+        match lane.track(now, meter, most) {
+            Some(tracked) => note(tracked, cost, now.mono_us()),
+            None => self.stats.dropped += cost,
+        }
+        self.tracked += lane.tracked() - before;
     }
 
     /// Does what time asks for, and says when to come again at the latest.
     pub fn poll(&mut self, now: Now, table: &Table, effects: &mut Vec<Effect>) -> Option<u64> {
+        let before = effects.len();
         self.hedges.pass(now.mono_us());
         self.pace.measure(now.mono_us(), self.stats.updates + CALL_WORTH * self.stats.calls, &self.settings);
         let mut cx = Context {
@@ -280,6 +386,7 @@ impl Engine {
             closing: self.closing,
             calls_left: 0,
             answered_sent_us: self.answered_sent_us,
+            first_reply_us: self.first_reply_us,
         };
         let mut look = Look::at(&self.lanes, &cx, self.turn);
         cx.calls_left = self.settings.calls_max.max(1).saturating_sub(look.calls);
@@ -293,6 +400,7 @@ impl Engine {
                 (crowded, self.turn) = (true, partition);
             }
         }
+        self.note_answered(effects, before);
         let room_us = if crowded { look.late_us } else { None };
         look.wake_us.into_iter().chain(room_us).min()
     }
@@ -307,8 +415,10 @@ impl Engine {
         reply: &Reply,
         effects: &mut Vec<Effect>,
     ) {
+        let before = effects.len();
         let Some(lane) = self.lanes.get_mut(&partition) else { return };
         self.last_reply_us = now.mono_us();
+        self.first_reply_us.get_or_insert(now.mono_us());
         let mut cx = Context {
             node: self.node,
             now,
@@ -320,16 +430,34 @@ impl Engine {
             closing: self.closing,
             calls_left: 0,
             answered_sent_us: self.answered_sent_us,
+            first_reply_us: self.first_reply_us,
         };
         lane.on_reply(&mut cx, sequence, reply, effects);
         self.answered_sent_us = cx.answered_sent_us;
+        self.note_answered(effects, before);
     }
 
-    /// Takes in that a call failed.
-    pub fn on_failure(&mut self, now: Now, partition: u16, sequence: u64, failure: Failure) {
+    /// Takes in that a call failed. Whoever waits for one that is never applied is told now.
+    pub fn on_failure(
+        &mut self,
+        now: Now,
+        partition: u16,
+        sequence: u64,
+        failure: Failure,
+        effects: &mut Vec<Effect>,
+    ) {
+        let before = effects.len();
         if let Some(lane) = self.lanes.get_mut(&partition) {
-            lane.on_failure(now, sequence, failure);
+            lane.on_failure(now, sequence, failure, &mut self.stats, effects);
         }
+        self.note_answered(effects, before);
+    }
+
+    /// Whoever was answered since there were so many effects does not wait any more.
+    fn note_answered(&mut self, effects: &[Effect], before: usize) {
+        let new = effects.get(before..).unwrap_or_default();
+        let answered = new.iter().filter(|effect| matches!(effect, Effect::Answer { .. })).count();
+        self.waiting = self.waiting.saturating_sub(answered);
     }
 
     /// From now on nothing is kept: everything is reported and given back. Done when [`Engine::is_idle`].
@@ -402,13 +530,29 @@ struct Context<'c> {
     calls_left: usize,
     /// When the last of the calls was sent that have been answered.
     answered_sent_us: u64,
+    first_reply_us: Option<u64>,
 }
 
 impl Context<'_> {
     fn now_us(&self) -> u64 {
         self.now.mono_us()
     }
+
+    /// For how long the origin has been known, µs.
+    fn known_us(&self) -> u64 {
+        self.first_reply_us.map_or(0, |first_us| self.now_us().saturating_sub(first_us))
+    }
+
+    /// When a lane that reports now does so again: at one of the moments at which others do, too.
+    fn next_flush_us(&self) -> u64 {
+        let every_us = (self.flush_us_min / FLUSHES_TOGETHER).max(1);
+        (self.now_us() + self.settings.flush_us) / every_us * every_us
+    }
 }
 
+/// At how many moments of the shortest interval lanes report. Fewer: more calls leave at once, and take less than one by one,
+/// of this process and of the store alike; whoever waits has more of them before him.
+const FLUSHES_TOGETHER: u64 = 8;
+
 /// Filled in by whoever sends the call.
-const STORE_UNKNOWN: StoreId = StoreId { lineage: 0, boot: 0, parent: 0 };
+const STORE_UNKNOWN: StoreId = StoreId { lineage: 0, boot: 0, parent: 0, up_us: 0 };

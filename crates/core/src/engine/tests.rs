@@ -1,10 +1,12 @@
 //! The engine, step by step: a test is its clock, its network and its origin.
 
+mod given_back;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::origin::{Decided, Lapse, Partition, Told, Update};
+use crate::origin::{ABROAD_LIFE_US_MAX, Abroad, Decided, Lapse, Partition, Told, UNDECIDED, Update};
 use crate::table::{Ask, Shares};
 use crate::{Retry, Secret, Verdict};
 
@@ -61,6 +63,19 @@ impl Bench {
         let request = Request { ticket: self.tickets, partition: 0, charges };
         self.engine.ask(self.now(), request, &mut self.effects);
         self.tickets
+    }
+
+    /// What is held of a meter decides about one unit; when it would pass, if it does not.
+    fn check(&self, meter: &MeterRef) -> Option<Retry> {
+        let ask = Ask { limit: &meter.limit, space: &self.space, digest: meter.digest, cost: 1 };
+        self.table.check(self.now(), &ask).verdict.retry()
+    }
+
+    /// One unit, of what is held or from the origin.
+    fn check_or_ask(&mut self, meter: &MeterRef) {
+        if self.check(meter) == Some(Retry::Ask) {
+            self.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+        }
     }
 
     fn poll(&mut self) -> Option<u64> {
@@ -143,6 +158,7 @@ fn told(grant: u64, room: u64) -> Told {
         dry: false,
         lapsed: false,
         recall: false,
+        whole: false,
     }
 }
 
@@ -190,7 +206,7 @@ fn a_call_that_failed_is_made_again_soon_and_says_the_same() {
     let flush = bench.only_call();
     assert_eq!(flush.updates[0].used, 3);
     bench.now_us += MS;
-    bench.engine.on_failure(bench.now(), 0, flush.sequence, Failure::Unanswered);
+    bench.engine.on_failure(bench.now(), 0, flush.sequence, Failure::Unanswered, &mut bench.effects);
     assert!(bench.spend(2).is_allowed(), "what is kept is spent meanwhile");
     bench.poll_after(50 * MS);
     let repeats = bench.calls();
@@ -271,27 +287,46 @@ fn each_limit_of_a_request_has_its_own_cost_and_its_own_rest() {
     assert_eq!(call.asks.iter().map(asked).collect::<Vec<_>>(), expected, "only what costs the same is one");
     let decided = Decided { passed: 1, denied_by: 1, retry_us: 7 };
     bench.tell(&call, vec![told(2, 7), told(0, 60)], decided);
-    let allowed = Resolution::Allowed { remaining: Box::from([9, 60]) };
+    let allowed = Resolution::Allowed { remaining: Box::from([9, 60]), charged_us: Some(99) };
     let denied = Resolution::Denied { by: 1, remaining: Box::from([9, 60]), retry_us: 7 };
     let expected = [(tickets[0], allowed.clone()), (tickets[1], denied), (tickets[2], allowed)];
     assert_eq!(bench.answers(), expected);
 }
 
 #[test]
+fn who_is_not_decided_is_answered_at_once_and_others_of_the_call_as_ever() {
+    let mut bench = Bench::new();
+    let known = bench.ask(1);
+    let stranger = bench.meter_of(b"stranger", 10);
+    let stranger = bench.ask_under(vec![Charge { meter: stranger, cost: 1 }]);
+    bench.poll();
+    let (call, now) = (bench.only_call(), bench.now());
+    let passed = Decided { passed: 1, denied_by: 0, retry_us: 0 };
+    let asks = vec![passed, Decided { passed: 0, denied_by: UNDECIDED, ..passed }];
+    let reply = Reply { told: vec![told(0, 9), told(0, 10)], asks, now_us: 99, lost: false };
+    bench.engine.on_reply(now, &bench.table, 0, call.sequence, &reply, &mut bench.effects);
+    let allowed = Resolution::Allowed { remaining: Box::from([9]), charged_us: Some(99) };
+    assert_eq!(bench.answers(), [(known, allowed), (stranger, Resolution::Unanswered)]);
+    assert_eq!(bench.engine.stats().unanswered, 1);
+    assert!(!bench.engine.is_stalled(bench.now()));
+}
+
+#[test]
 fn what_is_told_to_be_left_is_not_more_than_the_burst_and_counts_no_grant_that_is_over() {
     let mut bench = Bench::new();
+    let allowed = |left: u32| Resolution::Allowed { remaining: Box::from([left]), charged_us: Some(99) };
     let ticket = bench.ask(1);
     bench.poll();
     let call = bench.only_call();
     let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
     bench.tell(&call, vec![told(5, u64::MAX)], decided);
-    assert_eq!(bench.answers(), [(ticket, Resolution::Allowed { remaining: Box::from([10]) })]);
+    assert_eq!(bench.answers(), [(ticket, allowed(10))]);
     bench.now_us += 2_000 * MS;
     let ticket = bench.ask(1);
     bench.poll();
     let call = bench.only_call();
     bench.tell(&call, vec![Told { life_us: 0, ..told(5, 3) }], decided);
-    assert_eq!(bench.answers(), [(ticket, Resolution::Allowed { remaining: Box::from([3]) })]);
+    assert_eq!(bench.answers(), [(ticket, allowed(3))]);
 }
 
 #[test]
@@ -385,6 +420,31 @@ fn a_thousand_requests_for_a_cold_key_make_one_call_and_then_one_more() {
     bench.poll();
     let second = bench.only_call();
     assert_eq!((second.asks.len(), second.asks[0].count), (1, 999));
+}
+
+#[test]
+fn what_was_reported_too_late_is_counted_as_what_may_have_lapsed() {
+    // A grant of a second is believed in for 300 ms longer, and clocks may differ by a sixteenth.
+    for (late_ms, lapsed) in [(1_281, 0), (1_282, 8)] {
+        let mut bench = Bench::new();
+        bench.hold(8);
+        let granted_us = bench.now_us;
+        bench.now_us += 900 * MS;
+        bench.poll();
+        let call = bench.only_call();
+        bench.now_us = granted_us + late_ms * MS;
+        bench.reply(&call, 0, 0);
+        assert_eq!(bench.engine.stats().lapsed, lapsed, "after {late_ms} ms");
+    }
+    let mut bench = Bench::new();
+    bench.hold(8);
+    let call = bench.next_call();
+    bench.tell(
+        &call,
+        vec![Told { lapsed: true, ..told(0, 0) }],
+        Decided { passed: 0, denied_by: 0, retry_us: 0 },
+    );
+    assert_eq!(bench.engine.stats().lapsed, 8, "by the origin's word");
 }
 
 #[test]
@@ -575,10 +635,7 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
     let mut reports = Vec::new();
     for _ in 0..30 {
         bench.now_us += 100 * MS;
-        let ask = Ask { limit: &meter.limit, space: &bench.space, digest: meter.digest, cost: 1 };
-        if bench.table.check(bench.now(), &ask).verdict.retry() == Some(crate::Retry::Ask) {
-            bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
-        }
+        bench.check_or_ask(&meter);
         bench.poll();
         if let Some((call, _)) = bench.calls().pop() {
             let Update { used, want, life_us, .. } = call.updates[0];
@@ -596,6 +653,74 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
     assert_eq!(bench.tickets, 2, "later requests wait for nobody");
 }
 
+/// Nobody looks at a grant that should last for a while; who finds it spent is heard all the same, and all of it is told.
+#[test]
+fn a_grant_that_is_spent_sooner_than_it_was_before_is_asked_for_at_once() {
+    let mut bench = Bench::new();
+    let meter = bench.meter_of(b"key", 100);
+    let check = |bench: &Bench| bench.check(&meter);
+    let mut held = 0;
+    for _ in 0..30 {
+        bench.now_us += 100 * MS;
+        held -= u64::from(held > 0 && check(&bench).is_none());
+        if held == 0 {
+            bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+        }
+        bench.poll();
+        if let Some((call, _)) = bench.calls().pop() {
+            let Update { want, life_us, .. } = call.updates[0];
+            let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
+            bench.tell(&call, vec![Told { life_us, ..told(want, 100 - want) }], decided);
+            held = want;
+        }
+    }
+    assert!(held > 5, "{held}");
+    let mut spent = 0;
+    while check(&bench).is_none() {
+        spent += 1;
+    }
+    assert_eq!(spent, held);
+    bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+    bench.poll();
+    let call = bench.only_call();
+    assert!(call.updates[0].used >= spent && call.asks.len() == 1, "{call:?}");
+}
+
+#[test]
+fn lanes_that_begin_at_different_times_report_at_the_same() {
+    let mut bench = Bench::new();
+    bench.now_us += 3 * MS;
+    bench.hold(10);
+    assert_eq!(bench.poll(), Some(START_US + 100 * MS), "at one of eight moments in each interval");
+}
+
+#[test]
+fn a_grant_of_a_limit_of_several_regions_lasts_no_longer_where_there_is_plenty() {
+    let limit = Limit::gcra(100, Duration::from_secs(1)).and_then(|limit| limit.with_burst(400));
+    let limit = limit.expect("in range").at_origin();
+    let longest_us = |terms: Terms| {
+        let mut bench = Bench::new();
+        let meter = MeterRef { limit, terms, ..bench.meter(100, 1) };
+        let mut lives_us = Vec::new();
+        for _ in 0..30 {
+            bench.now_us += 100 * MS;
+            bench.check_or_ask(&meter);
+            bench.poll();
+            if let Some((call, _)) = bench.calls().pop() {
+                let Update { want, life_us, .. } = call.updates[0];
+                let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
+                bench.tell(&call, vec![Told { life_us, ..told(want, 400 - want) }], decided);
+                lives_us.push(life_us);
+            }
+        }
+        lives_us.into_iter().max().expect("it is spoken of")
+    };
+    let terms = Terms::new(&limit, 0, Lapse::Counted, 1);
+    let abroad = Abroad { hide: 25, part_amount: 50, part_capacity: 200, debt_max: 0 };
+    assert!(longest_us(terms) > ABROAD_LIFE_US_MAX, "of one region");
+    assert_eq!(longest_us(terms.with_abroad(abroad)), ABROAD_LIFE_US_MAX, "of several");
+}
+
 /// Of two keys one is asked for a little later than the other: what is said of the first says the same of the second.
 #[test]
 fn grants_that_end_soon_come_along_with_those_that_end_sooner() {
@@ -604,11 +729,7 @@ fn grants_that_end_soon_come_along_with_those_that_end_sooner() {
     let (mut calls, mut updates) = (0, 0);
     for turn in 0..200 {
         bench.now_us += 20 * MS;
-        let meter = &meters[turn / 5 % 2];
-        let ask = Ask { limit: &meter.limit, space: &bench.space, digest: meter.digest, cost: 1 };
-        if bench.table.check(bench.now(), &ask).verdict.retry() == Some(crate::Retry::Ask) {
-            bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
-        }
+        bench.check_or_ask(&meters[turn / 5 % 2]);
         bench.poll();
         for (call, _) in bench.calls() {
             let told =
@@ -660,4 +781,222 @@ fn many_warm_keys_cost_few_updates_and_pass_as_they_may() {
     assert!(updates * 100 < requests * 18, "{updates} updates of meters for {requests} requests");
     let may_pass = 6 * (50_000 + 25_000);
     assert!(passed * 100 >= may_pass * 97, "{passed} of {may_pass} passed");
+}
+
+impl Bench {
+    fn with(settings: Settings) -> Self {
+        Self { engine: Engine::new(NodeId(7), settings), ..Self::new() }
+    }
+
+    /// The origin does not take a call.
+    fn refuse(&mut self, call: &Call, failure: Failure) {
+        let now = self.now();
+        self.engine.on_failure(now, 0, call.sequence, failure, &mut self.effects);
+    }
+
+    fn owe(&mut self, meter: &MeterRef, cost: u64) {
+        let now = self.now();
+        self.engine.owe(now, 0, meter, cost);
+    }
+
+    /// A request that was charged here does not pass in the end.
+    fn roll_back(&mut self, meter: &MeterRef, cost: u64, paid: Paid) {
+        let (now, charge) = (self.now(), Charge { meter: meter.clone(), cost });
+        self.engine.roll_back(now, &self.table, 0, &charge, paid);
+    }
+
+    /// Asks for one unit, which the origin lets pass when its clock reads so.
+    fn ask_at(&mut self, meter: &MeterRef, origin_us: u64, word: Told) {
+        self.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+        self.poll();
+        let (call, now) = (self.only_call(), self.now());
+        let asks = vec![Decided { passed: 1, denied_by: 0, retry_us: 0 }; call.asks.len()];
+        let reply = Reply { told: vec![word; call.updates.len()], asks, now_us: origin_us, lost: false };
+        self.engine.on_reply(now, &self.table, 0, call.sequence, &reply, &mut self.effects);
+        self.answers();
+    }
+
+    /// The next call, whenever it comes.
+    fn next_call(&mut self) -> Arc<Call> {
+        for _ in 0..100 {
+            self.poll_after(10 * MS);
+            if let Some((call, _)) = self.calls().pop() {
+                return call;
+            }
+        }
+        panic!("nothing is said")
+    }
+}
+
+#[test]
+fn a_call_that_is_never_applied_is_over_for_who_waits_and_what_it_said_is_said_again() {
+    for (failure, next) in [(Failure::Refused, 3), (Failure::Outdated { sequence: 40 }, 41)] {
+        let mut bench = Bench::new();
+        bench.hold(8);
+        assert!(bench.spend(3).is_allowed());
+        let meter = bench.meter(10, 1);
+        bench.owe(&meter, 2);
+        bench.roll_back(&meter, 1, Paid::There { at_us: 50 });
+        let ticket = bench.ask(9);
+        bench.poll();
+        let call = bench.only_call();
+        let said = |call: &Call| {
+            let Update { used, owed, refund, refund_of_us, .. } = call.updates[0];
+            (used, owed, refund, refund_of_us)
+        };
+        assert_eq!((said(&call), call.asks.len()), ((3, 2, 1, 50), 1));
+        bench.refuse(&call, failure);
+        assert_eq!(bench.answers(), [(ticket, Resolution::Unanswered)], "at once");
+        let stats = bench.engine.stats();
+        assert_eq!((stats.refused, stats.unanswered), (1, 1));
+        bench.poll();
+        assert_eq!(bench.calls(), [], "not at once: what is wrong may still be");
+        bench.poll_after(100 * MS);
+        assert!(!bench.engine.is_stalled(bench.now()));
+        let again = bench.only_call();
+        assert_eq!((said(&again), again.asks.len(), again.sequence), ((3, 2, 1, 50), 0, next));
+        bench.reply(&again, 0, 0);
+        bench.engine.close();
+        bench.poll_after(100 * MS);
+        assert!(bench.engine.is_idle(), "it is said once");
+    }
+}
+
+/// Two meters that share a name at the origin make no sense in one call: neither they nor others suffer from it for long.
+#[test]
+fn meters_that_make_no_sense_together_are_spoken_of_apart() {
+    let mut bench = Bench::new();
+    let names: Vec<[u8; 1]> = (0..40u8).map(|name| [name]).collect();
+    for name in &names {
+        let meter = bench.meter_of(name, 10);
+        bench.owe(&meter, 1);
+    }
+    let twin = MeterRef { digest: bench.space.digest(&[b"another"]), ..bench.meter_of(&names[7], 10) };
+    bench.owe(&twin, 1);
+    let mut partition = Partition::default();
+    bench.engine.close();
+    for _ in 0..200 {
+        let next_us = bench.poll();
+        for (call, _) in bench.calls() {
+            match partition.apply(bench.now_us, &call) {
+                Ok(reply) => {
+                    let now = bench.now();
+                    bench.engine.on_reply(now, &bench.table, 0, call.sequence, &reply, &mut bench.effects);
+                }
+                Err(error) => bench.refuse(&call, error.into()),
+            }
+        }
+        bench.now_us = next_us.unwrap_or(bench.now_us).max(bench.now_us + 1);
+    }
+    assert!(bench.engine.is_idle());
+    let charged = |name: &[u8; 1]| partition.meter(name).map(crate::origin::OriginMeter::charged);
+    assert!(names.iter().all(|name| charged(name) == Some(if *name == names[7] { 2 } else { 1 })));
+    assert!((1..20).contains(&bench.engine.stats().refused), "{:?}", bench.engine.stats());
+}
+
+#[test]
+fn what_there_is_no_room_to_remember_is_counted() {
+    let mut bench = Bench::with(Settings { tracked_max: 1, ..Settings::default() });
+    let (known, stranger) = (bench.meter_of(b"known", 10), bench.meter_of(b"stranger", 10));
+    bench.owe(&known, 1);
+    bench.owe(&stranger, 2);
+    bench.engine.refund(bench.now(), 0, &known, 2);
+    bench.engine.refund(bench.now(), 0, &stranger, 3);
+    assert_eq!(bench.engine.stats().dropped, 5);
+    bench.ask_under(vec![Charge { meter: stranger, cost: 4 }]);
+    bench.poll();
+    let call = bench.only_call();
+    bench.poll_after(20 * MS);
+    bench.reply(&call, 1, 0);
+    let stats = bench.engine.stats();
+    assert_eq!((stats.returned, stats.dropped), (0, 9), "what passed for nobody is not given back");
+}
+
+#[test]
+fn when_too_many_wait_the_next_are_answered_at_once() {
+    let mut bench = Bench::with(Settings { waiting_max: 3, ..Settings::default() });
+    (0..3).for_each(|_| _ = bench.ask(1));
+    let ticket = bench.ask(1);
+    assert_eq!(bench.answers(), [(ticket, Resolution::Unanswered)]);
+    bench.poll();
+    let call = bench.only_call();
+    assert_eq!(call.asks[0].count, 3);
+    assert_eq!((bench.ask(1), bench.answers().len()), (5, 1), "those of a call under way wait too");
+    bench.reply(&call, 2, 0);
+    assert_eq!(bench.answers().len(), 3);
+    bench.ask(1);
+    assert_eq!(bench.answers(), [], "there is room again");
+    let stats = bench.engine.stats();
+    assert_eq!((stats.crowded, stats.unanswered), (2, 2));
+    bench.poll();
+    bench.poll_after(20 * MS);
+    assert_eq!(bench.answers().len(), 1);
+    assert_eq!(bench.engine.waiting, 0);
+}
+
+/// What was said of a window is over with its cell; that its key was denied of late is not.
+#[test]
+fn after_a_denial_grants_are_short_although_another_window_has_begun() {
+    let mut bench = Bench::new();
+    let limit = Limit::sliding_window(10, Duration::from_secs(1)).expect("in range").at_origin();
+    let meter = MeterRef { limit, terms: Terms::new(&limit, 0, Lapse::Counted, 1), ..bench.meter(10, 1) };
+    let mut life_us = |later_us: u64, cell: u64, is_dry: bool| {
+        bench.now_us += later_us;
+        bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+        bench.poll();
+        let (call, _) = bench.calls().pop().expect("somebody asks");
+        let told = Told { cell, dry: is_dry, life_us: 0, ..told(0, 0) };
+        bench.tell(&call, vec![told], Decided { passed: 0, denied_by: 0, retry_us: 1 });
+        call.updates[0].life_us
+    };
+    assert_eq!(life_us(0, 10, true), 1_000 * MS, "nobody was denied yet");
+    assert_eq!(life_us(900 * MS, 11, false), 300 * MS, "denied in the cell before");
+    assert_eq!(life_us(2_000 * MS, 13, false), 300 * MS, "and before that");
+    assert_eq!(life_us(2_200 * MS, 15, false), 1_000 * MS, "long ago");
+}
+
+#[test]
+fn grants_of_several_regions_are_shorter_and_smaller_while_these_hear_of_each_other_late() {
+    let asked_for = |is_abroad: bool, life_us: u64| {
+        let mut bench = Bench::new();
+        bench.engine.limit_abroad(life_us);
+        let mut meter = bench.meter(1_000, 1);
+        if is_abroad {
+            let abroad = Abroad { hide: 1, part_amount: 500, part_capacity: 500, debt_max: 1_000 };
+            meter.terms = meter.terms.with_abroad(abroad);
+        }
+        let mut update = None;
+        for _ in 0..5 {
+            bench.now_us += 100 * MS;
+            for _ in 0..20 {
+                bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+            }
+            bench.poll();
+            let (call, _) = bench.calls().pop().expect("somebody asks");
+            update = Some((call.updates[0].life_us, call.updates[0].want));
+            let told = Told { life_us: 0, ..told(0, 0) };
+            bench.tell(&call, vec![told], Decided { passed: 20, denied_by: 0, retry_us: 0 });
+        }
+        update.expect("asked")
+    };
+    let (life_us, want) = asked_for(true, ABROAD_LIFE_US_MAX);
+    assert_eq!(life_us, 1_000 * MS);
+    let (shorter_us, less) = asked_for(true, 250 * MS);
+    assert_eq!(shorter_us, 250 * MS);
+    assert!(0 < less && less < want, "{less} of {want}");
+    assert_eq!(asked_for(false, 250 * MS), (life_us, want), "those of one region are as they were");
+}
+
+#[test]
+fn grants_are_short_after_somebody_was_turned_away_although_a_little_was_granted() {
+    let mut bench = Bench::new();
+    bench.ask(1);
+    bench.poll();
+    let call = bench.only_call();
+    let dry = Told { dry: true, ..told(1, 0) };
+    bench.tell(&call, vec![dry], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    assert!(bench.spend(1).is_allowed());
+    assert!(matches!(bench.spend(1).retry(), Some(Retry::After(_))), "by what the origin said");
+    bench.poll_after(100 * MS);
+    assert_eq!(bench.only_call().updates[0].life_us, 300 * MS);
 }

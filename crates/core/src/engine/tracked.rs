@@ -1,8 +1,11 @@
 //! What a node keeps track of about one meter, beside what lies in its slot.
 
+use std::cell::Cell;
+
 use super::demand::Demand;
 use super::{Context, Known, MeterRef};
-use crate::origin::{Lapse, Told, Update};
+use crate::limit::Algorithm;
+use crate::origin::{LAPSE_MARGIN_US, Lapse, Told, Update};
 use crate::table::Ask;
 use crate::{Taken, Word};
 
@@ -26,9 +29,60 @@ const PLENTY_LIVES: u64 = 4;
 /// Where there is plenty, for how many flush intervals what is left of a grant had better last.
 const INTERVALS_LEFT: u64 = 2;
 
+/// For how many flush intervals a grant of which there is enough is not looked at. Higher: less work for keys that are far from
+/// everything; more of them run dry when they are suddenly asked for more, and someone waits for the origin then.
+const INTERVALS_QUIET: u64 = 3;
+
 /// There is plenty while others use at most this part of all there ever is, and this node holds at most as much of the rest:
 /// one half.
 const PLENTY_SHARE: u64 = 2;
+
+/// How long it takes at most, as a rule, until the origin hears of what a user gives back, µs: as long as reports are ever
+/// stretched. What drains meanwhile is given back all the same. Longer: more is given back of what a busy node reports late; after
+/// the origin stood still, what drains in this time may pass once more.
+const REFUND_ON_ITS_WAY_US: u64 = 500_000;
+
+/// The charge that something is given back of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refund {
+    /// From when on it has been draining, by the origin's clock.
+    of_us: u64,
+    /// The cell in which it was charged.
+    cell: u64,
+}
+
+impl Refund {
+    /// One that nothing has drained of yet.
+    const LATEST: Self = Self { of_us: u64::MAX, cell: u64::MAX };
+
+    /// Of what was charged at that moment of the origin's clock. Where the origin was never heard of nobody knows when that was; no
+    /// limit that must hold lets anything pass then.
+    pub(super) fn charged(at_us: Option<u64>, tracked: &Tracked) -> Self {
+        at_us.map_or(Self::LATEST, |of_us| Self { of_us, cell: tracked.cell_at(of_us) })
+    }
+
+    /// Of what a user gives back at that moment.
+    pub(super) fn asked(at_us: Option<u64>, tracked: &Tracked) -> Self {
+        let Self { of_us, cell } = Self::charged(at_us, tracked);
+        Self { of_us: of_us.saturating_add(REFUND_ON_ITS_WAY_US), cell }
+    }
+
+    /// What was said in a call.
+    fn of(update: &Update) -> Self {
+        let of_us = if update.refund_of_us == 0 { u64::MAX } else { update.refund_of_us };
+        Self { of_us, cell: update.cell }
+    }
+
+    /// As a call says it.
+    const fn as_said(self) -> u64 {
+        if self.of_us == u64::MAX { 0 } else { self.of_us }
+    }
+
+    /// Both, to be given back as one. By the later of them too much would be.
+    fn first(self, other: Self) -> Self {
+        Self { of_us: self.of_us.min(other.of_us), cell: self.cell.min(other.cell) }
+    }
+}
 
 /// What there is to say about a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,20 +108,25 @@ pub(super) struct Tracked {
     demand: Demand,
     /// Units asked for by requests that wait or waited, since the last call.
     asked: u64,
-    /// Units that were let through without the origin, or could not be put back into the slot.
+    /// Units that were spent of a grant, and said in a call that was refused.
+    unsaid: u64,
+    /// Units that were let through without the origin.
     owed: u64,
-    /// Units to be given back, and when the first of them were charged by the origin's clock.
+    /// Units to be given back, and the first charge that any of them is of.
     refund: u64,
-    refund_of_us: u64,
+    refund_of: Refund,
     /// When the last call about it was sent, and when it was last of use to anyone.
     sent_us: u64,
     used_us: u64,
     /// The cell of its grant.
     cell: u64,
-    /// When its grant ends, 0 if it has none, and how long it lasts in all.
+    /// When its grant ends, 0 if it has none, how long it lasts in all, and how much it was.
     ends_us: u64,
     granted_us: u64,
-    /// Until when it counts as denied of late.
+    granted: u64,
+    /// Until when it counts as denied of late, by the origin's word or because there was nothing left at all. Grants are short then.
+    denied_until_us: u64,
+    /// The same by the latter only. What is spent is not worth a call of its own then.
     strict_until_us: u64,
     /// From when on there may be something to get again.
     refills_us: u64,
@@ -79,6 +138,8 @@ pub(super) struct Tracked {
     heard_us: u64,
     /// The most holders that were heard of late: who has just spent all is none.
     sharers: u32,
+    /// Until when its slot need not be looked at, by how fast it is used: thousands of slots lie all over memory.
+    quiet_until_us: Cell<u64>,
     /// Whether it is part of the call under way.
     under_way: bool,
     /// Whether what it holds is called back, or can not be held here.
@@ -91,14 +152,17 @@ impl Tracked {
             meter,
             demand: Demand::default(),
             asked: 0,
+            unsaid: 0,
             owed: 0,
             refund: 0,
-            refund_of_us: u64::MAX,
+            refund_of: Refund::LATEST,
             sent_us: 0,
             used_us: now_us,
             cell: 0,
             ends_us: 0,
             granted_us: 0,
+            granted: 0,
+            denied_until_us: 0,
             strict_until_us: 0,
             refills_us: 0,
             spare: 0,
@@ -106,6 +170,7 @@ impl Tracked {
             holders: 0,
             heard_us: 0,
             sharers: 0,
+            quiet_until_us: Cell::new(0),
             under_way: false,
             recalled: false,
         }
@@ -121,11 +186,38 @@ impl Tracked {
         self.used_us = now_us;
     }
 
-    /// Notes what is to be given back, and when it was charged by the origin's clock; 0 to give back all.
-    pub(super) fn note_refund(&mut self, cost: u64, charged_us: u64, now_us: u64) {
-        self.refund = self.refund.saturating_add(cost);
-        self.refund_of_us = self.refund_of_us.min(charged_us);
-        self.used_us = now_us;
+    /// Notes what is to be given back, and of what charge.
+    pub(super) fn note_refund(&mut self, cost: u64, of: Refund, now_us: u64) {
+        if cost > 0 {
+            self.refund = self.refund.saturating_add(cost);
+            self.refund_of = self.refund_of.first(of);
+            self.used_us = now_us;
+        }
+    }
+
+    /// Takes back what the origin was not told of yet. What is left of the cost.
+    pub(super) fn forgive(&mut self, cost: u64) -> u64 {
+        let own = cost.min(self.owed);
+        self.owed -= own;
+        cost - own
+    }
+
+    /// Whether what was spent at that moment may have been part of a call.
+    pub(super) fn was_said_since(&self, since_us: u64) -> bool {
+        self.sent_us >= since_us
+    }
+
+    fn forget_refund(&mut self) {
+        (self.refund, self.refund_of) = (0, Refund::LATEST);
+    }
+
+    /// The cell of a moment of the origin's clock, as this node knows the limit; only windows have any.
+    fn cell_at(&self, origin_us: u64) -> u64 {
+        let terms = &self.meter.terms;
+        match terms.algorithm() {
+            Algorithm::Gcra => 0,
+            Algorithm::SlidingWindow => terms.tick(origin_us) / terms.period(),
+        }
     }
 
     /// Takes over a limit that changed. A lower one gives up what is held at once; a higher one waits for new grants.
@@ -161,6 +253,11 @@ impl Tracked {
         Ask { limit, space, digest: *digest, cost: 0 }
     }
 
+    /// Units that are to be said, beside those in the slot.
+    fn of_its_own(&self) -> u64 {
+        self.unsaid.saturating_add(self.owed).saturating_add(self.refund)
+    }
+
     fn look(&self, cx: &Context<'_>) -> Taken {
         cx.table.held(cx.now, &self.ask())
     }
@@ -170,8 +267,13 @@ impl Tracked {
         if self.under_way {
             return News::None;
         }
+        let is_quiet = cx.now_us() < self.quiet_until_us.get() && self.of_its_own() == 0;
+        if is_quiet && !self.recalled && !cx.closing {
+            return self.of_end(cx);
+        }
         let held = self.look(cx);
-        let unreported = held.used + self.owed + self.refund;
+        let unreported = self.of_its_own().saturating_add(held.used);
+        self.quiet_until_us.set(self.quiet_until_us(cx, &held));
         if cx.closing {
             return if unreported > 0 || self.ends_us > 0 { News::Urgent } else { News::None };
         }
@@ -205,28 +307,45 @@ impl Tracked {
         if unreported == 0 {
             return News::None;
         }
-        let is_share = unreported * REPORT_SHARE >= held.used + held.keep;
-        if self.owed + self.refund > 0 && is_share {
+        let is_share = unreported.saturating_mul(REPORT_SHARE) >= held.used + held.keep;
+        if self.of_its_own() > 0 && is_share {
             return News::Urgent;
         }
         if self.is_strict(cx.now_us()) {
             // What is reported late is still held when it could drain. A small part of what may pass at once is not missed.
             let all = self.meter.terms.capacity() / u64::from(self.holders.max(1));
-            return News::urgent_if(unreported * REPORT_SHARE > all);
+            return News::urgent_if(unreported.saturating_mul(REPORT_SHARE) > all);
         }
         if self.spare > 0 {
             let is_low = held.keep < self.demand.within(INTERVALS_LEFT * cx.settings.flush_us);
-            let least = REPORT_LEAST.max(self.meter.terms.capacity() / REPORT_PART);
-            return News::urgent_if(is_low || (is_share && unreported >= least));
+            return News::urgent_if(is_low || (is_share && unreported >= self.report_least()));
         }
         News::urgent_if(is_share)
+    }
+
+    /// Until when there is nothing to say of what is spent, unless it is asked for twice as fast as it was. Who finds nothing left
+    /// before that asks, and is heard.
+    fn quiet_until_us(&self, cx: &Context<'_>, held: &Taken) -> u64 {
+        if self.spare == 0 || self.is_strict(cx.now_us()) {
+            return 0;
+        }
+        let until_low = held.keep.saturating_sub(self.demand.within(INTERVALS_LEFT * cx.settings.flush_us));
+        let share = (held.used + held.keep) / REPORT_SHARE;
+        let until_share = share.max(self.report_least()).saturating_sub(held.used);
+        let us = self.demand.time_for_us(until_low.min(until_share)) / 2;
+        cx.now_us() + us.min(INTERVALS_QUIET * cx.settings.flush_us)
+    }
+
+    /// Where there is plenty, how much had better be spent before it is reported.
+    fn report_least(&self) -> u64 {
+        REPORT_LEAST.max(self.meter.terms.capacity() / REPORT_PART)
     }
 
     /// Whether nothing would be lost if it was forgotten.
     pub(super) fn is_over(&self, cx: &Context<'_>) -> bool {
         let idle_us = cx.now_us().saturating_sub(self.used_us.max(self.sent_us));
         let idle = idle_us > LIVES_REMEMBERED * cx.settings.life_us || cx.closing;
-        let owes = self.under_way || self.owed > 0 || self.refund > 0 || self.ends_us > 0;
+        let owes = self.under_way || self.of_its_own() > 0 || self.ends_us > 0;
         idle && !owes && self.look(cx).used == 0
     }
 
@@ -235,12 +354,15 @@ impl Tracked {
     }
 
     fn life_us(&self, cx: &Context<'_>) -> u64 {
-        match (self.is_strict(cx.now_us()), self.spare) {
+        let life_us = match (cx.now_us() < self.denied_until_us, self.spare) {
             (true, _) => cx.settings.strict_life_us,
             (false, 0) => cx.settings.life_us,
             // Not longer than a burst takes to drain: what lies here unused for that long could have been used.
             (false, 1..) => self.burst_us().clamp(cx.settings.life_us, PLENTY_LIVES * cx.settings.life_us),
-        }
+        };
+        let is_abroad = self.meter.terms.abroad().is_some();
+        let most_us = if is_abroad { cx.settings.abroad_life_us } else { u64::MAX };
+        life_us.min(most_us).min(self.meter.terms.life_us_max())
     }
 
     /// What is said about it in a call. From here on it is under way.
@@ -248,7 +370,15 @@ impl Tracked {
         let now_us = cx.now_us();
         let before = self.look(cx);
         let elapsed_us = now_us.saturating_sub(self.sent_us).max(cx.settings.flush_us / 2);
-        self.demand.measure(before.used.saturating_add(self.asked), elapsed_us, before.missed);
+        let seen = before.used.saturating_add(self.asked);
+        self.demand.measure(seen, elapsed_us, before.missed);
+        if self.asked > 0 && self.spare > 0 {
+            self.demand.catch_up(seen, elapsed_us);
+        }
+        if before.missed {
+            // Somebody was turned away, also if a little was granted meanwhile.
+            self.denied_until_us = now_us + cx.settings.strict_us;
+        }
         let life_us = self.life_us(cx);
         let want = if self.recalled || cx.closing || !may_hold {
             0
@@ -258,30 +388,72 @@ impl Tracked {
         // Who asks needs more than is held: that is given up, so that the origin decides on all there is.
         let keep = if self.asked > 0 { 0 } else { want };
         let taken = cx.table.collect(cx.now, &self.ask(), keep);
+        let used = taken.used.saturating_add(self.unsaid);
+        let (refund, of) = self.take_refund(used);
         let update = Update {
             key: Box::from(&*self.meter.key),
             terms: self.meter.terms,
-            used: taken.used.saturating_add(self.owed),
-            refund: self.refund,
-            refund_of_us: if self.refund > 0 { self.refund_of_us } else { 0 },
+            used,
+            owed: self.owed,
+            refund,
+            refund_of_us: of.as_said(),
             keep: taken.keep,
             want,
             life_us,
-            cell: self.cell,
+            cell: of.cell,
         };
         if before.used > 0 || self.asked > 0 || before.missed {
             self.used_us = now_us;
         }
-        (self.asked, self.owed, self.refund, self.refund_of_us) = (0, 0, 0, u64::MAX);
+        (self.asked, self.unsaid, self.owed) = (0, 0, 0);
         (self.sent_us, self.under_way, self.recalled) = (now_us, true, false);
         update
     }
 
-    /// Takes in what the origin says about it. What was to be given back is forgotten if the charge may be lost as well.
-    pub(super) fn hear(&mut self, cx: &Context<'_>, sent_us: u64, told: &Told, lost: bool) {
+    /// What a call that says so much was used gives back, and the cell that it speaks of. There is one for both, and what was used
+    /// counts there if the origin has forgotten the grant: so what was charged in another cell waits for a call of its own.
+    fn take_refund(&mut self, used: u64) -> (u64, Refund) {
+        let has_cell =
+            self.meter.terms.algorithm() == Algorithm::SlidingWindow && self.refund_of.cell < u64::MAX;
+        let of = if has_cell { self.refund_of } else { Refund { cell: self.cell, ..self.refund_of } };
+        if self.refund == 0 || (used > 0 && of.cell != self.cell) {
+            return (0, Refund { cell: self.cell, ..Refund::LATEST });
+        }
+        let refund = self.refund;
+        self.forget_refund();
+        (refund, of)
+    }
+
+    /// Takes back what was said in a call that will never be applied: the next one says it.
+    pub(super) fn take_again(&mut self, update: &Update) {
         self.under_way = false;
-        if lost && self.meter.terms.lapse() == Lapse::Counted {
-            self.refund = 0;
+        self.quiet_until_us.set(0);
+        self.unsaid = self.unsaid.saturating_add(update.used);
+        self.owed = self.owed.saturating_add(update.owed);
+        self.note_refund(update.refund, Refund::of(update), self.used_us);
+    }
+
+    /// What of its grant the origin may have counted as used because it heard of it so late, whether it says so or not: of what another
+    /// call wrote off before, it knows nothing any more.
+    fn lapsed(&self, cx: &Context<'_>, told: &Told) -> u64 {
+        // The origin's clock may be faster by a sixteenth, for which it allows in the life of a grant but not in the margin.
+        let written_off_us = self.ends_us + LAPSE_MARGIN_US - LAPSE_MARGIN_US / 16;
+        let is_late = self.ends_us > 0 && cx.now_us() >= written_off_us;
+        let counts = self.meter.terms.lapse() == Lapse::Counted;
+        if counts && (told.lapsed || is_late) { self.granted } else { 0 }
+    }
+
+    /// Takes in what the origin says about it. What was to be given back is forgotten if the charge may be lost as well. What of its
+    /// grant may count as used without having been.
+    pub(super) fn hear(&mut self, cx: &Context<'_>, sent_us: u64, told: &Told, lost: bool) -> u64 {
+        let lapsed = self.lapsed(cx, told);
+        self.granted = told.grant;
+        self.under_way = false;
+        self.quiet_until_us.set(0);
+        // And what was charged in a window that is over is not there any more.
+        let is_over = self.refund_of.cell.saturating_add(1) < told.cell;
+        if is_over || (lost && self.meter.terms.lapse() == Lapse::Counted) {
+            self.forget_refund();
         }
         let now_us = cx.now_us();
         (self.room, self.holders, self.heard_us) = (told.room, told.holders, now_us);
@@ -306,7 +478,9 @@ impl Tracked {
         self.recalled |= told.recall || (!is_held && told.grant > 0);
         if told.dry && told.grant == 0 {
             self.strict_until_us = now_us + cx.settings.strict_us;
+            self.denied_until_us = self.strict_until_us;
         }
+        lapsed
     }
 
     /// What it may hold beyond what it needs soon. A dead node loses that as well, where nobody misses it.

@@ -22,6 +22,8 @@ pub struct StoreId {
     pub boot: u64,
     /// The life it took over from when it was promoted; 0 if it was not.
     pub parent: u64,
+    /// How long this life of the store has lasted, µs.
+    pub up_us: u64,
 }
 
 /// One call of a node to one partition.
@@ -33,6 +35,9 @@ pub struct Call {
     pub sequence: u64,
     /// The last call of this lane that was answered; 0 if none was. A store that knows less has lost writes.
     pub acknowledged: u64,
+    /// For how long the node has known the origin, µs, whichever partition answered it; 0 if none has. A store that remembers
+    /// nothing, and has been there for less, has lost everything.
+    pub known_us: u64,
     /// The store as the node knows it.
     pub store: StoreId,
     /// What the node says about meters, each at most once.
@@ -50,6 +55,9 @@ pub struct Update {
     pub terms: Terms,
     /// What was admitted from the grant and not yet reported, in units.
     pub used: u64,
+    /// What was admitted without a grant, or is charged whatever the limit says, in units: it counts from now on, in the
+    /// present cell, whether or not the node holds anything and whatever becomes of lapsed grants.
+    pub owed: u64,
     /// What is given back of what was charged earlier, in units.
     pub refund: u64,
     /// When that was charged, by the origin's clock: what of it has drained since is not given back. 0 gives back all.
@@ -97,6 +105,7 @@ pub struct Reply {
 
 /// What an origin says about one meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each says something of its own, and all travel as flags")]
 pub struct Told {
     /// What the node holds from now on: all of it, not what was added.
     pub grant: u64,
@@ -116,14 +125,21 @@ pub struct Told {
     pub lapsed: bool,
     /// Whether someone needs what it holds.
     pub recall: bool,
+    /// Whether this counts what all regions use; not for a limit of this region alone, nor while another is not heard of.
+    pub whole: bool,
 }
+
+/// In place of a meter: the origin has no room for one that these are under, and does not decide them. Nothing of them was charged, and
+/// nothing else is lost by that.
+pub const UNDECIDED: u16 = u16::MAX;
 
 /// What became of requests that waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decided {
     /// How many pass.
     pub passed: u32,
-    /// The meter that denied the others: a place in [`Call::updates`]. Of several, the one that denies longest.
+    /// The meter that denied the others: a place in [`Call::updates`]. Of several, the one that denies longest. [`UNDECIDED`] if none
+    /// did.
     pub denied_by: u16,
     /// When one of the others would pass, if nothing else comes, µs from now.
     pub retry_us: u64,

@@ -5,12 +5,25 @@
 //! held is together at most what the limit allows. A later charge never lowers a level that drains, so reporting late is
 //! safe.
 
+mod abroad;
 mod call;
 mod meter;
+mod outward;
 mod partition;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod several;
+mod tank;
 mod terms;
 
-pub use call::{Ask, Call, Charge, Decided, NodeId, Reply, StoreId, Told, Update};
-pub use meter::{Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, NEVER_US, OriginMeter, RECALL_US};
-pub use partition::{CallError, LANE_RETENTION_US, Partition, SEQUENCE_MAX, UPDATES_PER_CALL_MAX};
+pub use abroad::{Abroad, Component, Gathered, Merge, Merged, RegionId, Round, Sums, part_of};
+pub use call::{Ask, Call, Charge, Decided, NodeId, Reply, StoreId, Told, UNDECIDED, Update};
+pub use meter::{
+    ABROAD_LIFE_US_MAX, Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, NEVER_US, OriginMeter,
+    RECALL_US,
+};
+pub use partition::{
+    CallError, LANE_RETENTION_US, MARK_RETENTION_US, MARKS_MAX, Partition, SEQUENCE_MAX, SETTLE_US,
+    UPDATES_PER_CALL_MAX, WHOLE_US_MAX,
+};
 pub use terms::{DEBT_MAX, DROPS_MAX, Lapse, Terms};

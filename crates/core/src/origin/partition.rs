@@ -1,10 +1,12 @@
 //! A partition of an origin: the meters that are decided together, and the lanes of the nodes that call.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
+use super::abroad::{Component, Gathered, Merge, Merged, RegionId, Round};
 use super::call::{Ask, Call, Charge, Decided, NodeId, Reply, StoreId};
-use super::meter::{Moment, OriginMeter};
+use super::meter::{Moment, OriginMeter, TOTAL_MAX};
+use super::outward::Ground;
 use super::terms::Terms;
 
 /// How long the lane of a node that is not heard of is remembered, µs. A node that was silent for half as long begins its
@@ -13,6 +15,32 @@ pub const LANE_RETENTION_US: u64 = 3_600_000_000;
 
 /// The most meters and asks in one call. Higher: fewer calls under load; longer until others have their turn.
 pub const UPDATES_PER_CALL_MAX: usize = 256;
+
+/// The longest that other regions count as heard of without another word, µs. Higher: a courier may be gone for longer; that
+/// much longer may regions admit what the others know nothing of.
+pub const WHOLE_US_MAX: u64 = 60_000_000;
+
+/// How long a mark is kept that not all regions have answered to, µs: a week. Higher: a region that was gone for longer hears of
+/// every meter when it comes back; more memory until it does.
+pub const MARK_RETENTION_US: u64 = 604_800_000_000;
+
+/// How many marks a partition keeps, and how many meters that are to be marked when regions hear of each other again; the oldest
+/// make room. Higher: more keys may be used while a region is gone; more memory until it is back.
+pub const MARKS_MAX: usize = 16_384;
+
+/// How long meters stay on their standing parts when all regions are heard of again, µs: what was charged to parts is told at
+/// once, and has arrived by then unless the lag is worth an alarm. Higher: longer until a region has more than its part again;
+/// lower: regions may pass a burst before they hear of what others charged to their parts.
+pub const SETTLE_US: u64 = 500_000;
+
+/// How far an estimate of this clock may be ahead of it, µs, before the clock counts as set back. Lower: a clock that is slewed
+/// while its store is hardly ever asked keeps its region from settling. Higher: nothing, since what was said before is cut by as
+/// much as the estimate is ahead.
+const AHEAD_US_MAX: u64 = 250_000;
+
+/// How much longer a node has to have known an origin than a store that remembers nothing has been there, for that to have lost
+/// everything, µs, beside a sixteenth for clocks that run at different rates: stores tell whole seconds.
+const LOST_MARGIN_US: u64 = 2_000_000;
 
 /// The highest number of a call: a script's numbers are exact up to here.
 pub const SEQUENCE_MAX: u64 = (1 << 53) - 1;
@@ -122,7 +150,20 @@ pub struct Partition {
     meters: HashMap<Box<[u8]>, OriginMeter>,
     lanes: BTreeMap<NodeId, Lane>,
     store: Option<StoreId>,
+    /// The last loss of writes, known by when it was noticed; and when that was by a clock that may have been set back since.
     loss_us: u64,
+    loss_at_us: u64,
+    /// Until when all regions count as heard of, and since when they have been without a break.
+    whole_until_us: u64,
+    whole_since_us: u64,
+    /// The last mark that was made, and those that are left: by their order, and by their meters.
+    stamp: u64,
+    marks: BTreeMap<u64, Box<[u8]>>,
+    stamps: HashMap<Box<[u8]>, u64>,
+    /// Meters of which something was charged to the standing part, by when that last was: the others hear of it when they are
+    /// heard of again, whether or not anybody calls.
+    parted: BTreeSet<(u64, Box<[u8]>)>,
+    parted_us: HashMap<Box<[u8]>, u64>,
 }
 
 impl Partition {
@@ -145,6 +186,163 @@ impl Partition {
         Ok(reply)
     }
 
+    /// Gathers what other regions have not heard of, at `now_us`, in this life of the store, and says for how long they count as
+    /// heard of.
+    pub fn round(&mut self, now_us: u64, store: StoreId, round: &Round) -> Gathered {
+        self.hear(now_us, round);
+        // Who remembers marks that were never made knew another life of this store: it begins anew.
+        let known = |stamp: u64| if stamp > self.stamp { 0 } else { stamp };
+        let (trim, after) = (known(round.trim), known(round.after));
+        self.trim(trim.max(now_us.saturating_sub(MARK_RETENTION_US)));
+        while self.marks.len() > MARKS_MAX {
+            self.marks.pop_first().map(|(_, key)| self.stamps.remove(&key));
+        }
+        let most = usize::from(round.most).clamp(1, UPDATES_PER_CALL_MAX);
+        let mut marks = self.marks.range(after + 1..);
+        let found: Vec<(u64, Box<[u8]>)> =
+            marks.by_ref().take(most).map(|(stamp, key)| (*stamp, key.clone())).collect();
+        let more_marks = marks.next().is_some();
+        let upto = found.last().filter(|_| more_marks).map_or(self.stamp, |(stamp, _)| *stamp);
+        let moment = self.moment(NodeId(0), now_us, false);
+        let component = |key: &[u8]| self.meters.get(key).and_then(|meter| meter.component(key, moment));
+        let components = found.iter().filter_map(|(_, key)| component(key)).collect();
+        // What is told now is marked behind all that was gathered.
+        let more = more_marks | self.tell_parted(moment, store, most);
+        Gathered { components, upto, more, now_us }
+    }
+
+    /// Marks meters on whose parts something was spent while their region was apart, so many at once, if it is no longer. Whether
+    /// there were any. Of what may have been lost nothing is told under the name that it had: the next call gives it another.
+    fn tell_parted(&mut self, moment: Moment, store: StoreId, most: usize) -> bool {
+        let oldest_us = moment.now_us.saturating_sub(MARK_RETENTION_US);
+        while self.parted.first().is_some_and(|(since_us, _)| *since_us <= oldest_us)
+            || self.parted.len() > MARKS_MAX
+        {
+            self.parted.pop_first().map(|(_, key)| self.parted_us.remove(&key));
+        }
+        if moment.ground == Ground::Part {
+            return false;
+        }
+        let some = !self.parted.is_empty();
+        let is_lost = self.took_over(store);
+        for _ in 0..most {
+            let Some((_, key)) = self.parted.pop_first() else { break };
+            self.parted_us.remove(&key);
+            let meter = self.meters.get_mut(&key).filter(|meter| !is_lost && meter.loss_us() == self.loss_us);
+            if let Some(meter) = meter {
+                meter.look(moment);
+                self.mark_if_due(moment.now_us, &key);
+            }
+        }
+        some
+    }
+
+    /// Takes down that something was charged to the standing part of a meter.
+    fn note_parted(&mut self, now_us: u64, key: &[u8]) {
+        if !self.meters.get(key).is_some_and(OriginMeter::has_parted) {
+            return;
+        }
+        if let Some(before_us) = self.parted_us.insert(key.into(), now_us) {
+            self.parted.remove(&(before_us, key.into()));
+        }
+        self.parted.insert((now_us, key.into()));
+    }
+
+    /// What was heard stays true: who knows less, as one does who has just become the courier, takes nothing back of it. And
+    /// it was heard when this was said, not when a store that stood still comes to it.
+    fn hear(&mut self, now_us: u64, round: &Round) {
+        let said_us = round.clock_us.min(now_us);
+        // A clock that was set back would make what was said before last longer; by a little, if it runs slower than the
+        // courier's, whose estimate is ahead of it then.
+        let ahead_us = round.clock_us - said_us;
+        let is_set_back = ahead_us > AHEAD_US_MAX || self.whole_until_us > now_us + WHOLE_US_MAX;
+        let before_us = if is_set_back { 0 } else { self.whole_until_us.saturating_sub(ahead_us) };
+        self.whole_until_us = before_us.max(said_us + round.whole_for_us.min(WHOLE_US_MAX));
+        let was_apart = before_us <= now_us;
+        if was_apart || self.whole_since_us > now_us {
+            self.whole_since_us = now_us;
+        }
+    }
+
+    fn trim(&mut self, upto: u64) {
+        let kept = self.marks.split_off(&(upto + 1));
+        for key in std::mem::replace(&mut self.marks, kept).into_values() {
+            self.stamps.remove(&key);
+        }
+    }
+
+    /// Charges what another region charged, at `now_us`: what is new in it, and nothing twice.
+    pub fn merge(&mut self, now_us: u64, merge: &Merge) -> Result<Merged, CallError> {
+        merge.check()?;
+        let mut merged = Merged { charged: 0, stale: 0, now_us };
+        let moment = self.moment(NodeId(0), now_us, false);
+        for component in &merge.components {
+            let (charged, is_new) = self.import(moment, merge.from, component);
+            merged.charged = (merged.charged + charged).min(TOTAL_MAX);
+            merged.stale += u32::from(!is_new);
+            self.mark_if_due(now_us, &component.key);
+        }
+        Ok(merged)
+    }
+
+    /// A meter that nobody here has called for is made as the other region knows it, so that what is used there counts when
+    /// somebody does. Whoever that is says what this region's part is, whichever version of the limit it knows.
+    fn import(&mut self, moment: Moment, from: RegionId, component: &Component) -> (u64, bool) {
+        if component.terms.abroad().is_none() {
+            return (0, false);
+        }
+        let terms = component.terms.unversioned();
+        self.meter_mut(&component.key, terms, moment.now_us).import(moment, from, component)
+    }
+
+    /// Whether another region has not been heard of for too long. A clock that was set back makes nothing last longer.
+    fn is_apart(&self, now_us: u64) -> bool {
+        !(now_us + 1..=now_us + WHOLE_US_MAX).contains(&self.whole_until_us)
+    }
+
+    /// What limits of several regions count on.
+    fn ground(&self, now_us: u64) -> Ground {
+        if self.is_apart(now_us) {
+            return Ground::Part;
+        }
+        // A clock that was set back makes nothing last longer.
+        let settles = self.whole_since_us..self.whole_since_us + SETTLE_US;
+        if settles.contains(&now_us) { Ground::Settling } else { Ground::Whole }
+    }
+
+    fn moment(&self, node: NodeId, now_us: u64, lost: bool) -> Moment {
+        let (loss_us, loss_at_us) = (self.loss_us, self.loss_at_us);
+        let (ground, whole_since_us) = (self.ground(now_us), self.whole_since_us);
+        Moment { node, now_us, loss_us, loss_at_us, lost, ground, whole_since_us }
+    }
+
+    fn mark_if_due(&mut self, now_us: u64, key: &[u8]) {
+        if !self.meters.get_mut(key).is_some_and(OriginMeter::is_due) {
+            return;
+        }
+        // Stamps are times, as far as they can be, so that those of a store that forgot the last ones come after them.
+        self.stamp = now_us.max(self.stamp + 1);
+        if let Some(before) = self.stamps.insert(key.into(), self.stamp) {
+            self.marks.remove(&before);
+        }
+        self.marks.insert(self.stamp, key.into());
+    }
+
+    /// Until when all regions count as heard of, the last mark that was made, and since when they count so.
+    pub fn heard_and_marked(&self) -> (u64, u64, u64) {
+        (self.whole_until_us, self.stamp, self.whole_since_us)
+    }
+
+    /// The marks: every meter that other regions may not have heard of, in the order in which they were last due.
+    pub fn marks(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.marks.iter().map(|(stamp, key)| (*stamp, &**key))
+    }
+
+    /// The meters of which something was charged to the standing part, in the order in which that last was.
+    pub fn parted(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.parted.iter().map(|(since_us, key)| (*since_us, &**key))
+    }
+
     /// A meter, if anything is known of it.
     pub fn meter(&self, key: &[u8]) -> Option<&OriginMeter> {
         self.meters.get(key)
@@ -159,6 +357,10 @@ impl Partition {
     pub fn expire(&mut self, now_us: u64) {
         self.meters.retain(|_, meter| !meter.is_over(now_us));
         self.lanes.retain(|_, lane| lane.seen_us + LANE_RETENTION_US > now_us);
+        self.marks.retain(|_, key| self.meters.contains_key(key));
+        self.stamps.retain(|key, _| self.meters.contains_key(key));
+        self.parted.retain(|(_, key)| self.meters.contains_key(key));
+        self.parted_us.retain(|key, _| self.meters.contains_key(key));
     }
 
     /// Whether writes were lost since this lane was last answered. A store may know less than the node; it may be another
@@ -167,19 +369,30 @@ impl Partition {
         let (answered, told_us) =
             self.lanes.get(&call.node).map_or((0, 0), |lane| (lane.sequence, lane.loss_us));
         let forgot = call.acknowledged > answered;
-        let took_over = self.store.is_some_and(|before| {
-            let same_place = before.lineage == call.store.lineage;
-            before.boot != call.store.boot && (same_place || before.boot == call.store.parent)
-        });
+        let took_over = self.took_over(call.store);
+        let began_anew = self.store.is_none() && began_anew(call.known_us, call.store.up_us);
         self.store = Some(call.store);
+        // Where a clock was set back to before a loss, that was just now: else it would stay to come, and nothing of what is
+        // assumed would drain.
+        self.loss_at_us = self.loss_at_us.min(now_us);
         if forgot || took_over {
-            self.loss_us = now_us;
+            (self.loss_us, self.loss_at_us) = (now_us, now_us);
+        } else if began_anew {
+            let booted_us = now_us.saturating_sub(call.store.up_us);
+            (self.loss_us, self.loss_at_us) = (booted_us, booted_us);
         }
-        forgot || took_over || (call.acknowledged > 0 && self.loss_us != told_us)
+        forgot || took_over || began_anew || (call.acknowledged > 0 && self.loss_us != told_us)
+    }
+
+    /// Whether this is another life of the store than that which the last call found.
+    fn took_over(&self, store: StoreId) -> bool {
+        self.store.is_some_and(|before| {
+            before.boot != store.boot && (before.lineage == store.lineage || before.boot == store.parent)
+        })
     }
 
     fn transition(&mut self, now_us: u64, call: &Call, lost: bool) -> Reply {
-        let moment = Moment { node: call.node, now_us, loss_us: self.loss_us, lost };
+        let moment = self.moment(call.node, now_us, lost);
         let mut lapsed = Vec::with_capacity(call.updates.len());
         for update in &call.updates {
             let meter = self.meter_mut(&update.key, update.terms, now_us);
@@ -190,7 +403,12 @@ impl Partition {
             let meter = self.meter_mut(&update.key, update.terms, now_us);
             meter.grant(moment, update, lapsed)
         });
-        Reply { told: told.collect(), asks, now_us, lost }
+        let told = told.collect();
+        for update in &call.updates {
+            self.mark_if_due(now_us, &update.key);
+            self.note_parted(now_us, &update.key);
+        }
+        Reply { told, asks, now_us, lost }
     }
 
     fn meter_mut(&mut self, key: &[u8], terms: Terms, now_us: u64) -> &mut OriginMeter {
@@ -221,6 +439,11 @@ impl Partition {
     }
 }
 
+/// Whether a store that remembers nothing was another one when the node first heard of it.
+const fn began_anew(known_us: u64, up_us: u64) -> bool {
+    known_us - known_us / 16 > up_us.saturating_add(LOST_MARGIN_US)
+}
+
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
@@ -242,18 +465,34 @@ mod tests {
 
     impl Caller {
         fn new(node: u64, terms: Terms) -> Self {
-            Self { node: NodeId(node), sequence: 0, store: StoreId { lineage: 1, boot: 1, parent: 0 }, terms }
+            Self {
+                node: NodeId(node),
+                sequence: 0,
+                store: StoreId { lineage: 1, boot: 1, parent: 0, up_us: 0 },
+                terms,
+            }
         }
 
         fn update(&self, used: u64, keep: u64, want: u64) -> Update {
             let (key, terms) = (Box::from(*b"key"), self.terms);
-            Update { key, terms, used, refund: 0, refund_of_us: 0, keep, want, life_us: SECOND, cell: 0 }
+            Update {
+                key,
+                terms,
+                used,
+                owed: 0,
+                refund: 0,
+                refund_of_us: 0,
+                keep,
+                want,
+                life_us: SECOND,
+                cell: 0,
+            }
         }
 
         fn call(&mut self, update: Update, asks: Vec<Ask>) -> Call {
             self.sequence += 1;
             let (node, sequence, acknowledged) = (self.node, self.sequence, self.sequence - 1);
-            Call { node, sequence, acknowledged, store: self.store, updates: vec![update], asks }
+            Call { node, sequence, acknowledged, known_us: 0, store: self.store, updates: vec![update], asks }
         }
 
         fn say(&mut self, partition: &mut Partition, now: u64, said: (u64, u64, u64)) -> crate::origin::Told {
@@ -299,6 +538,17 @@ mod tests {
             assert_eq!(second.ask(&mut partition, START, 1, 5).passed, 2, "its own grant was given back");
             assert_eq!(first.ask(&mut partition, START, 1, 99).passed, 8);
         }
+    }
+
+    #[test]
+    fn until_a_limit_changes_what_was_charged_drains_by_what_it_was() {
+        let limit = |seconds| Limit::gcra(10, Duration::from_secs(seconds)).expect("in range");
+        let mut partition = Partition::default();
+        let mut slow = Caller::new(1, Terms::new(&limit(100), 0, Lapse::Counted, 1));
+        let mut fast = Caller::new(2, Terms::new(&limit(1), 0, Lapse::Counted, 2));
+        assert_eq!(slow.ask(&mut partition, START, 1, 10).passed, 10);
+        assert_eq!(fast.ask(&mut partition, START + 20 * SECOND, 1, 99).passed, 2);
+        assert_eq!(fast.ask(&mut partition, START + 21 * SECOND, 1, 99).passed, 10);
     }
 
     #[test]
@@ -428,7 +678,7 @@ mod tests {
 
     #[test]
     fn after_lost_writes_a_limit_that_must_hold_counts_as_full() {
-        let stores = |boot, parent, lineage| StoreId { lineage, boot, parent };
+        let stores = |boot, parent, lineage| StoreId { lineage, boot, parent, up_us: 0 };
         let cases = [
             ("restarted", stores(2, 0, 1), true),
             ("promoted", stores(2, 1, 7), true),
@@ -527,7 +777,7 @@ mod tests {
     #[test]
     fn a_loss_is_taken_into_account_once_whatever_the_clocks_say() {
         let terms = ten_per_second(Lapse::Counted);
-        let restarted = StoreId { lineage: 1, boot: 2, parent: 0 };
+        let restarted = StoreId { lineage: 1, boot: 2, parent: 0, up_us: 0 };
         let mut partition = Partition::default();
         let mut caller = Caller::new(1, terms);
         caller.ask(&mut partition, START, 1, 1);
@@ -537,6 +787,26 @@ mod tests {
         // It is set back further, and nobody is locked out for that.
         caller.ask(&mut partition, START - 900 * SECOND, 1, 0);
         assert_eq!(caller.ask(&mut partition, START - 898 * SECOND, 1, 99).passed, 10);
+    }
+
+    /// A node that has known the origin for longer than a store that remembers nothing has been there: everything was lost
+    /// when that began, also of what this node never asked for.
+    #[test]
+    fn a_store_that_comes_back_empty_counts_limits_that_must_hold_as_full_since_then() {
+        let ask = |lapse, known_us, up_us| {
+            let mut caller = Caller::new(1, ten_per_second(lapse));
+            caller.store.up_us = up_us;
+            let update = caller.update(0, 0, 0);
+            let asks = vec![Ask { charges: vec![Charge { meter: 0, cost: 1 }], count: 99 }];
+            let call = Call { known_us, ..caller.call(update, asks) };
+            let reply = Partition::default().apply(START, &call).expect("in order");
+            (reply.asks[0].passed, reply.lost)
+        };
+        assert_eq!(ask(Lapse::Counted, 60 * SECOND, SECOND / 2), (5, true), "half of it has drained");
+        assert_eq!(ask(Lapse::Counted, 60 * SECOND, 20 * SECOND), (10, true), "all of it has");
+        assert_eq!(ask(Lapse::Forgiven, 60 * SECOND, SECOND / 2), (10, true));
+        assert_eq!(ask(Lapse::Counted, 0, SECOND / 2), (10, false), "nobody knows of another store");
+        assert_eq!(ask(Lapse::Counted, 60 * SECOND, 57 * SECOND), (10, false), "clocks differ by that much");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! A limit as an origin counts it: in whole numbers that a script can hold exactly.
 
-use crate::limit::{Algorithm, Limit};
+use super::abroad::Abroad;
+use super::meter::{ABROAD_LIFE_US_MAX, LIFE_US_MAX};
+use crate::limit::{Algorithm, Limit, PERIOD_US_MAX};
 
 /// The most that a limit may allow at once, in drops.
 pub const DROPS_MAX: u64 = 1 << 48;
@@ -9,6 +11,13 @@ pub const DROPS_MAX: u64 = 1 << 48;
 pub const DEBT_MAX: u64 = 1 << 50;
 
 const _: () = assert!(4 * DEBT_MAX + 2 * DROPS_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
+
+/// The longest period in whole ticks, µs: a little longer than a limit's own.
+const CELL_US_MAX: u64 = 2 * PERIOD_US_MAX;
+
+/// What a region's share of a whole is counted in: so many that a whole that is multiplied by them, remainder and quotient
+/// apart, stays a number that a script holds exactly.
+pub(super) const SHARES: u64 = 1 << 20;
 
 /// What becomes of a grant whose holder was not heard of in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +43,9 @@ pub struct Terms {
     capacity: u64,
     lapse: Lapse,
     version: u64,
+    abroad: Option<Abroad>,
+    /// How much of what all regions use is due to this one's standing part, in [`SHARES`].
+    share: u64,
 }
 
 impl Terms {
@@ -54,7 +66,82 @@ impl Terms {
             capacity,
             lapse,
             version: u64::from(version),
+            abroad: None,
+            share: 0,
         }
+    }
+
+    /// The same limit, counted together with other regions. What makes no sense is brought into range: something is always
+    /// told, and no part is larger than the whole.
+    #[must_use]
+    pub fn with_abroad(self, abroad: Abroad) -> Self {
+        let hide = abroad.hide.clamp(1, DEBT_MAX);
+        let part_amount = abroad.part_amount.min(self.amount);
+        let part_capacity = abroad.part_capacity.min(self.capacity);
+        let debt_max = abroad.debt_max.min(DEBT_MAX);
+        let share = u128::from(part_capacity) * u128::from(SHARES);
+        // Rounded up: what all regions use is in their parts together, whatever the numbers.
+        let share = share.div_ceil(u128::from(self.capacity.max(1)));
+        let share = u64::try_from(share).unwrap_or(SHARES);
+        Self { abroad: Some(Abroad { hide, part_amount, part_capacity, debt_max }), share, ..self }
+    }
+
+    /// The same limit, which any other version of it comes after.
+    pub(super) const fn unversioned(self) -> Self {
+        Self { version: 0, ..self }
+    }
+
+    /// The terms as numbers: how the limit counts (1 for a sliding window), amount, period, tick, burst, capacity, whether a lapsed
+    /// grant counts as used, version; and how it is counted together with other regions, of which the first is 0 if it is not.
+    pub fn numbers(&self) -> [u64; 12] {
+        let kind = u64::from(self.algorithm == Algorithm::SlidingWindow);
+        let counted = u64::from(self.lapse == Lapse::Counted);
+        let none = Abroad { hide: 0, part_amount: 0, part_capacity: 0, debt_max: 0 };
+        let Abroad { hide, part_amount, part_capacity, debt_max } = self.abroad.unwrap_or(none);
+        let [amount, period, tick_us] = [self.amount, self.period, self.tick_us];
+        let [burst, capacity, version] = [self.burst, self.capacity, self.version];
+        [
+            kind,
+            amount,
+            period,
+            tick_us,
+            burst,
+            capacity,
+            counted,
+            version,
+            hide,
+            part_amount,
+            part_capacity,
+            debt_max,
+        ]
+    }
+
+    /// The terms that [`numbers`](Self::numbers) are of; nothing for numbers that no limit has.
+    pub fn of_numbers(numbers: [u64; 12]) -> Option<Self> {
+        let [kind, amount, period, tick_us, burst, capacity, counted, version, hide, ..] = numbers;
+        let [.., part_amount, part_capacity, debt_max] = numbers;
+        let most = u64::from(u32::MAX);
+        let fits = [amount, burst, version].iter().all(|number| *number <= most)
+            && kind <= 1
+            && counted <= 1
+            && period >= 1
+            && tick_us >= 1
+            && u128::from(capacity) * u128::from(period) <= u128::from(DROPS_MAX)
+            && u128::from(period) * u128::from(tick_us) <= u128::from(CELL_US_MAX);
+        let terms = Self {
+            algorithm: if kind == 0 { Algorithm::Gcra } else { Algorithm::SlidingWindow },
+            amount,
+            period,
+            tick_us,
+            burst,
+            capacity,
+            lapse: if counted == 1 { Lapse::Counted } else { Lapse::Forgiven },
+            version,
+            abroad: None,
+            share: 0,
+        };
+        let abroad = Abroad { hide, part_amount, part_capacity, debt_max };
+        fits.then(|| if hide == 0 { terms } else { terms.with_abroad(abroad) })
     }
 
     /// How the limit counts.
@@ -95,6 +182,21 @@ impl Terms {
     /// The version of the rule: of two, the higher holds.
     pub const fn version(&self) -> u64 {
         self.version
+    }
+
+    /// How it is counted together with other regions; nothing for a limit of this region alone.
+    pub const fn abroad(&self) -> Option<&Abroad> {
+        self.abroad.as_ref()
+    }
+
+    /// The longest life of a grant, µs.
+    pub const fn life_us_max(&self) -> u64 {
+        if self.abroad.is_some() { ABROAD_LIFE_US_MAX } else { LIFE_US_MAX }
+    }
+
+    /// How much of what all regions use is due to this one's standing part, in 2^20ths.
+    pub const fn share(&self) -> u64 {
+        self.share
     }
 
     /// The largest grant and the largest cost that an origin decides: all there ever is.

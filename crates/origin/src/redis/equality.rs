@@ -5,23 +5,28 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "chance is drawn below ends that fit")]
 
+mod mutants;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tidegate_core::origin::{
-    Ask, Call, CallError, Charge, Lapse, NodeId, OriginMeter, Partition, RECALL_US, Reply, StoreId, Terms,
-    Told, Update,
+    Abroad, Ask, Call, CallError, Charge, Component, Gathered, Lapse, MARK_RETENTION_US, Merge, Merged,
+    NodeId, OriginMeter, Partition, RECALL_US, RegionId, Reply, Round, SETTLE_US, StoreId, Sums, Terms, Told,
+    Update,
 };
-use tidegate_core::{Limit, PERIOD_US_MAX};
+use tidegate_core::{Algorithm, Limit, PERIOD_US_MAX};
 use tidegate_testkit::Redis;
 
-use super::script::{SOURCE, Script};
-use super::wire::{self, Answered, Numbers, Words};
+use mutants::{MUTANTS, Mutant};
+
+use super::script::{CALL, CALL_ABROAD, GATHER, JOIN, MERGE, ROUND, Script};
+use super::wire::{self, Answered, Marked, Numbers, Words};
 
 /// How many calls an ordinary run makes.
 const CALLS: usize = 100_000;
 /// How many are made of a script that is known to differ.
-const MUTANT_CALLS: usize = 40_000;
+const MUTANT_CALLS: usize = 300_000;
 const CALLS_PER_HISTORY: usize = 400;
 const PARTITION: u16 = 77;
 /// November 2026, µs.
@@ -29,6 +34,10 @@ const START_US: u64 = 1_794_000_000_000_000;
 const SECOND: u64 = 1_000_000;
 /// Numbers that the script keeps of a meter.
 const METER_NUMBERS: usize = 16;
+/// Bytes of those, and of the name that they end with.
+const METER_BYTES: usize = 16 * 8 + 16;
+/// How far a clock may be behind its estimate before it counts as set back.
+const AHEAD_US_MAX: u64 = 250_000;
 /// What who is denied for what others hold is told to wait.
 const RECALL_RETRY_US: u64 = 200_000;
 
@@ -38,102 +47,54 @@ fn the_script_is_the_pure_transition() {
     let seed = from_environment("TIDEGATE_EQUALITY_SEED").unwrap_or(1);
     let server = Redis::start(&[]);
     let difference =
-        first_difference(&mut server.connection(), &source_with_given_time_and_place(), calls, seed);
+        first_difference(&mut server.connection(), &sources_with_given_time_and_place(), calls, seed);
     assert_eq!(difference, None);
 }
 
 /// What the comparison is worth: every one of these scripts is wrong in one place, and none goes unnoticed.
 #[test]
 fn a_script_that_differs_is_noticed() {
-    let server = Redis::start(&[]);
-    let mut connection = server.connection();
-    let source = source_with_given_time_and_place();
-    let unnoticed = MUTANTS.iter().filter(|(from, to)| {
-        assert!(source.contains(from), "{from}");
-        let mutant = source.replacen(from, to, 1);
-        first_difference(&mut connection, &mutant, MUTANT_CALLS, 1).is_none()
+    // Two at a time, each with a store of its own: it is the store that takes the time.
+    let halves = MUTANTS.split_at(MUTANTS.len() / 2);
+    std::thread::scope(|scope| {
+        let unnoticed = [halves.0, halves.1].map(|half| scope.spawn(|| unnoticed(half)));
+        for unnoticed in unnoticed {
+            assert_eq!(unnoticed.join().expect("no panic"), Vec::<&Mutant>::new());
+        }
     });
-    assert_eq!(unnoticed.collect::<Vec<_>>(), Vec::<&(&str, &str)>::new());
 }
 
-const MUTANTS: [(&str, &str); 50] = [
-    ("DEBT_MAX = 1125899906842624", "DEBT_MAX = 1125899906842623"),
-    ("TOTAL_MAX = 4503599627370496", "TOTAL_MAX = 4503599627370495"),
-    ("NEVER_US = 4503599627370496", "NEVER_US = 4503599627370495"),
-    ("DEBT_US_MAX = 562949953421312", "DEBT_US_MAX = 62949953421312"),
-    ("LAPSES_PER_CALL = 8", "LAPSES_PER_CALL = 9"),
-    ("LAPSE_MARGIN_US = 300000", "LAPSE_MARGIN_US = 300001"),
-    ("LIFE_US_MAX = 10000000", "LIFE_US_MAX = 10000001"),
-    ("RECALL_US = 300000", "RECALL_US = 400000"),
-    ("RECALL_RETRY_US = 200000", "RECALL_RETRY_US = 200001"),
-    ("NUMBER = '%.0f'", "NUMBER = '%.14g'"),
-    ("min(meter.first_us, own.until_us)", "meter.first_us"),
-    ("min(meter.first_us, latest_us)", "meter.first_us"),
-    ("or at > 2 * LAPSES_PER_CALL then", "then"),
-    ("floor((a + b - 1) / b)", "floor(a / b)"),
-    ("rest = less(holding.amount, meter[own])", "rest = 0"),
-    ("meter[other] = less(meter[other], rest)", ""),
-    (
-        "elseif cell + 1 == meter.cell then\n    meter.previous = min",
-        "elseif false then\n    meter.previous = min",
-    ),
-    ("meter.previous = less(meter.previous, units)", ""),
-    ("less(amount, drained)", "amount"),
-    ("if not (lost and meter.counted) then refund(meter, update) end", "refund(meter, update)"),
-    ("store.loss ~= told", "false"),
-    ("meter.own.cell ~= grant_cell(meter) then return told_over", "false then return told_over"),
-    ("units = div_up(meter.level, meter.period)", "units = div_up(meter.level, meter.period) + 1"),
-    ("meter.at = div(meter.at * tick, meter.tick)", ""),
-    ("or period * tick ~= meter.period * meter.tick", ""),
-    ("terms == meter.terms or ", "terms == meter.terms and "),
-    ("elseif cell > meter.cell then", "elseif true then"),
-    ("(known and not changed)", "false"),
-    ("less(meter.full, drained)", "meter.full"),
-    (
-        "elseif cell + 1 == meter.cell then\n    meter.previous = max",
-        "elseif false then\n    meter.previous = max",
-    ),
-    ("now < loss + 2 * LIFE_US_MAX", "now < loss + LIFE_US_MAX"),
-    ("holding.until_us <= now", "holding.until_us < now"),
-    ("holding.cell == grant_cell(meter) and 'held' or 'held_before'", "'held'"),
-    ("wanted.until_us <= now", "wanted.until_us < now"),
-    ("wanted.until_us > now + RECALL_US", "false"),
-    ("HELD_US_MAX = 10925000", "HELD_US_MAX = 10925001"),
-    ("#ahead < LAPSES_PER_CALL", "true"),
-    ("then meter.latest_us = latest_us end", "then meter.latest_us = 0 end"),
-    ("min(meter.previous + meter.held_before, meter.units_max)", "meter.previous + meter.held_before"),
-    ("cost > meter.burst or", ""),
-    ("max(fading(meter), 1)", "fading(meter) + 1"),
-    ("if stands > meter.full then return meter.period - elapsed(meter) end", ""),
-    ("if wanted_by_others(meter) or not is_large", "if not is_large"),
-    ("or not helps", ""),
-    ("min(units, 1)", "0"),
-    ("div(life, 16)", "div_up(life, 16)"),
-    ("acknowledged > answered or", ""),
-    // The first cost for all meters: in what passes, in what is charged, and in how long it is denied.
-    (
-        "passes(meters[place + 1], cost, count)",
-        "passes(meters[place + 1], select(2, read(CHARGE, numbers, first_byte)), count)",
-    ),
-    ("admit(meter, passed * cost)", "admit(meter, passed * select(2, read(CHARGE, numbers, first_byte)))"),
-    ("denial_us(meter, cost)", "denial_us(meter, select(2, read(CHARGE, numbers, first_byte)))"),
-];
+fn unnoticed(mutants: &'static [Mutant]) -> Vec<&'static Mutant> {
+    let server = Redis::start(&[]);
+    let mut connection = server.connection();
+    let sources = sources_with_given_time_and_place();
+    let is_unnoticed = |(from, to): &&Mutant| {
+        assert!(sources.iter().any(|source| source.contains(from)), "{from}");
+        let mutant = sources.clone().map(|source| source.replacen(from, to, 1));
+        first_difference(&mut connection, &mutant, MUTANT_CALLS, 1).is_none()
+    };
+    mutants.iter().filter(is_unnoticed).collect()
+}
 
 /// Applies random histories to both, and says where they first differ.
 fn first_difference(
     connection: &mut redis::Connection,
-    source: &str,
+    sources: &[String; 6],
     calls: usize,
     seed: u64,
 ) -> Option<String> {
-    let script = Script::new(source);
-    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(&script.text).query(connection).expect("loads");
-    assert_eq!(hash, script.hash);
+    let hashes = sources.clone().map(|source| {
+        let script = Script::new(&source);
+        let hash: String =
+            redis::cmd("SCRIPT").arg("LOAD").arg(&script.text).query(connection).expect("loads");
+        assert_eq!(hash, script.hash);
+        hash
+    });
     (0..calls.div_ceil(CALLS_PER_HISTORY) as u64).find_map(|history| {
         let mut world = World::new(Chance(seed << 32 | history));
         let steps: Vec<Step> = (0..CALLS_PER_HISTORY).map(|_| world.step()).collect();
         let compared =
-            compare_answers(connection, &hash, &steps).and_then(|()| compare_meters(connection, &world));
+            compare_answers(connection, &hashes, &steps).and_then(|()| compare_meters(connection, &world));
         compared.err().map(|difference| format!("history {history} of seed {seed}: {difference}"))
     })
 }
@@ -151,48 +112,125 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// The script with its clock, its place and nothing else replaced by what the last argument says.
-fn source_with_given_time_and_place() -> String {
-    let mut source = SOURCE.to_owned();
-    let replacements = [
-        ("= redis.call('TIME')", "= { 0, match(ARGV[#ARGV], '^(%d+)') }"),
-        ("parent = who_answers()", "parent = match(ARGV[#ARGV], '^%d+ (%d+) (%d+) (%d+)$')"),
-        ("IDENTITY_US = 500000", "IDENTITY_US = 0"),
-    ];
-    for (from, to) in replacements {
+/// The scripts with their clock, their place and nothing else replaced by what the last argument says.
+fn sources_with_given_time_and_place() -> [String; 6] {
+    let everywhere = ("= redis.call('TIME')", "= { 0, match(ARGV[#ARGV], '^(%d+)') }");
+    let of_stores =
+        [("parent = who_answers(clustered)", "parent = match(ARGV[#ARGV], '^%d+ (%d+) (%d+) (%d+)')")];
+    let replaced = |source: String, (from, to): (&str, &str)| {
         assert_eq!(source.matches(from).count(), 1, "{from}");
-        source = source.replace(from, to);
-    }
-    source
+        source.replace(from, to)
+    };
+    let [call, abroad, round, gather, join, merge] =
+        [CALL, CALL_ABROAD, ROUND, GATHER, JOIN, MERGE].map(|source| replaced(source.to_owned(), everywhere));
+    let [call, abroad, join] =
+        [call, abroad, join].map(|source| of_stores.into_iter().fold(source, replaced));
+    let how_long = ("up_us = how_long_us()", "up_us = match(ARGV[#ARGV], '(%d+)$') + 0");
+    let [call, abroad] = [call, abroad].map(|source| replaced(source, how_long));
+    [call, abroad, round, gather, join, merge]
 }
 
 struct Step {
     now_us: u64,
-    call: Call,
-    expected: Result<Reply, CallError>,
+    done: Done,
 }
 
-fn compare_answers(connection: &mut redis::Connection, hash: &str, steps: &[Step]) -> Result<(), String> {
-    let mut pipe = redis::pipe();
-    pipe.cmd("FLUSHALL").ignore();
+enum Done {
+    Call {
+        call: Call,
+        /// Whether it has to say that it is about limits of several regions, or does so anyway.
+        is_wide: bool,
+        expected: Result<Reply, CallError>,
+    },
+    Round(Round, StoreId, Gathered),
+    Merge(Merge, Merged),
+}
+
+/// What was sent, in one go, and what is expected of it.
+#[derive(Default)]
+struct Sent<'a> {
+    pipe: redis::Pipeline,
+    steps: Vec<&'a Step>,
+}
+
+fn compare_answers(
+    connection: &mut redis::Connection,
+    hashes: &[String; 6],
+    steps: &[Step],
+) -> Result<(), String> {
+    let [call_hash, abroad_hash, round_hash, gather_hash, join_hash, merge_hash] = hashes;
+    redis::cmd("FLUSHALL").exec(connection).expect("flushes");
+    let mut sent = Sent::default();
     for step in steps {
-        let words = Words::of(PARTITION, &step.call, true);
-        let command = pipe.cmd("EVALSHA").arg(hash).arg(words.keys.len()).arg(words.keys);
-        let store = step.call.store;
-        let place = format!("{} {} {} {}", step.now_us, store.lineage, store.boot, store.parent);
-        let [node, numbers] = words.arguments;
-        command.arg(node).arg(numbers).arg(place);
+        let time = step.now_us.to_string();
+        match &step.done {
+            Done::Call { call, is_wide, .. } => {
+                let StoreId { lineage, boot, parent, up_us } = call.store;
+                let words = Words::of(PARTITION, call, true, *is_wide);
+                let hash = if *is_wide { abroad_hash } else { call_hash };
+                sent.add(step, hash, &words, &format!("{time} {lineage} {boot} {parent} {up_us}"));
+            }
+            Done::Merge(merge, _) => {
+                sent.add(step, merge_hash, &Words::of_merge(PARTITION, merge), &time);
+            }
+            Done::Round(round, StoreId { lineage, boot, parent, .. }, expected) => {
+                std::mem::take(&mut sent).compare(connection)?;
+                let there = format!("{time} {lineage} {boot} {parent}");
+                let mut run = |hash: &str, words: &Words| -> Result<Vec<Vec<u8>>, String> {
+                    evaluate(&mut redis::cmd("EVALSHA"), hash, words, &there)
+                        .query(connection)
+                        .map_err(|error| error.to_string())
+                };
+                let marked: Vec<Vec<u8>> = run(round_hash, &Words::of_round(PARTITION, round))?;
+                let Marked { mut gathered, names, parted } = wire::read_round(&marked).ok_or("no round")?;
+                let found = run(gather_hash, &Words::of_meters(PARTITION, names))?;
+                gathered.components = wire::read_components(names, &found).ok_or("no components")?;
+                if !parted.is_empty() {
+                    run(join_hash, &Words::of_join(PARTITION, parted, true))?;
+                }
+                same(&gathered, expected, || format!("{round:?} at {time}"))?;
+            }
+        }
     }
-    let answers: Vec<Vec<u8>> = pipe.query(connection).map_err(|error| error.to_string())?;
-    for (number, (step, answer)) in steps.iter().zip(&answers).enumerate() {
-        let expected = match &step.expected {
-            Ok(reply) => Answered::Reply(reply.clone()),
-            Err(error) => Answered::Refused(*error),
-        };
-        let what = || format!("call {number} at {}: {:?}: {answer:?}", step.now_us, step.call);
-        same(&wire::read(&step.call, answer), &Some(expected), what)?;
+    sent.compare(connection)
+}
+
+fn evaluate<'a>(command: &'a mut redis::Cmd, hash: &str, words: &Words, place: &str) -> &'a mut redis::Cmd {
+    command.arg(hash).arg(words.keys.len()).arg(&words.keys).arg(&words.arguments).arg(place)
+}
+
+impl<'a> Sent<'a> {
+    fn add(&mut self, step: &'a Step, hash: &str, words: &Words, place: &str) {
+        let mut command = redis::cmd("EVALSHA");
+        evaluate(&mut command, hash, words, place);
+        self.pipe.add_command(command);
+        self.steps.push(step);
     }
-    Ok(())
+
+    fn compare(self, connection: &mut redis::Connection) -> Result<(), String> {
+        if self.steps.is_empty() {
+            return Ok(());
+        }
+        let answers: Vec<Vec<u8>> = self.pipe.query(connection).map_err(|error| error.to_string())?;
+        self.steps.iter().zip(&answers).try_for_each(|(step, answer)| compare_answer(step, answer))
+    }
+}
+
+fn compare_answer(step: &Step, answer: &[u8]) -> Result<(), String> {
+    match &step.done {
+        Done::Call { call, expected, .. } => {
+            let expected = match expected {
+                Ok(reply) => Answered::Reply(reply.clone()),
+                Err(error) => Answered::Refused(*error),
+            };
+            let what = || format!("at {}: {call:?}: {answer:?}", step.now_us);
+            same(&wire::read(call, answer), &Some(expected), what)
+        }
+        Done::Merge(merge, merged) => same(&wire::read_merged(merge, answer), &Some(*merged), || {
+            format!("{merge:?} at {}", step.now_us)
+        }),
+        Done::Round(..) => Ok(()),
+    }
 }
 
 fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(), String> {
@@ -201,6 +239,27 @@ fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(
         compare_meter(connection, name, meter).map_err(|difference| format!("{name:?}: {difference}"))?;
         keys += 1 + usize::from(meter.holders().count() > 0);
     }
+    let (whole_until_us, stamp, whole_since_us) = world.partition.heard_and_marked();
+    let kept: Option<Vec<u8>> = query(connection, "GET", &wire::partition_key(PARTITION, 'w'));
+    let nothing = wire::numbers_bytes([0, 0, 0]);
+    let expected = wire::numbers_bytes([whole_until_us, stamp, whole_since_us]);
+    same(kept.as_ref().unwrap_or(&nothing), &expected, || "what is heard".to_owned())?;
+    let marks = redis::cmd("ZRANGE")
+        .arg(wire::partition_key(PARTITION, 'k'))
+        .arg(&["0", "-1", "WITHSCORES"])
+        .query(connection);
+    let marks: Vec<(Vec<u8>, u64)> = marks.expect("marks");
+    let expected: Vec<_> = world.partition.marks().map(|(stamp, name)| (name.to_vec(), stamp)).collect();
+    same(&marks, &expected, || "marks".to_owned())?;
+    let parted = redis::cmd("ZRANGE")
+        .arg(wire::partition_key(PARTITION, 'p'))
+        .arg(&["0", "-1", "WITHSCORES"])
+        .query(connection);
+    let parted: Vec<(Vec<u8>, u64)> = parted.expect("what was parted");
+    let expected: Vec<_> =
+        world.partition.parted().map(|(since_us, name)| (name.to_vec(), since_us)).collect();
+    same(&parted, &expected, || "what was parted".to_owned())?;
+    keys += usize::from(kept.is_some()) + usize::from(!marks.is_empty()) + usize::from(!parted.is_empty());
     let all: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(connection).expect("keys");
     same(&all.len(), &keys, || "keys".to_owned())?;
     all.iter().try_for_each(|key| {
@@ -212,8 +271,7 @@ fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(
 fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &OriginMeter) -> Result<(), String> {
     let found: HashMap<Vec<u8>, Vec<u8>> =
         query(connection, "HGETALL", &wire::meter_key(PARTITION, 'm', name));
-    let mut expected =
-        HashMap::from([(b"t".to_vec(), wire::numbers_bytes(wire::terms_numbers(meter.terms())))]);
+    let mut expected = HashMap::from([(b"t".to_vec(), wire::terms_bytes(meter.terms()))]);
     let ends: Vec<(String, u64)> = redis::cmd("ZRANGE")
         .arg(wire::meter_key(PARTITION, 'e', name))
         .arg(&["0", "-1", "WITHSCORES"])
@@ -235,9 +293,29 @@ fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &Origin
     let holders = expected_ends.len() as u64;
     let counted: Vec<u64> = meter.numbers().into_iter().chain([holders]).collect();
     same(&kept[..11], &counted[..], || "numbers".to_owned())?;
+    let outward = meter.outward_numbers().map_or_else(Vec::new, wire::numbers_bytes);
+    same(&found[&b"m"[..]][METER_BYTES..], &outward[..], || "numbers of other regions".to_owned())?;
     expected.insert(b"m".to_vec(), found[&b"m"[..]].clone());
+    if meter.seen().count() > 0 {
+        let seen = found.get(&b"x"[..]).cloned().unwrap_or_default();
+        compare_seen(&seen, meter)?;
+        expected.insert(b"x".to_vec(), seen);
+    }
     same(&found, &expected, || "fields".to_owned())?;
     same(&ends, &expected_ends, || "ends".to_owned())
+}
+
+fn compare_seen(seen: &[u8], meter: &OriginMeter) -> Result<(), String> {
+    let expected = meter.seen().map(|(region, incarnation, sums)| {
+        let [first, second, third] = sums.numbers();
+        let numbers = wire::numbers_bytes([incarnation, first, second, third]);
+        [format!("{:016x}", region.0).as_bytes(), &numbers].concat()
+    });
+    let mut expected: Vec<Vec<u8>> = expected.collect();
+    let mut seen: Vec<Vec<u8>> = seen.chunks(48).map(<[u8]>::to_vec).collect();
+    expected.sort_unstable();
+    seen.sort_unstable();
+    same(&seen, &expected, || "what was charged for other regions".to_owned())
 }
 
 fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, command: &str, key: &[u8]) -> T {
@@ -255,8 +333,13 @@ struct World {
     chance: Chance,
     /// Whether many nodes hold parts of one meter, and are all not heard of for a while now and then.
     is_crowded: bool,
+    /// Whether there are limits of several regions.
+    is_abroad: bool,
     partition: Partition,
     now_us: u64,
+    /// Up to where marks were gathered, and what other regions have charged.
+    upto: u64,
+    foreign: u64,
     /// When the last recall ends.
     recall_us: u64,
     store: StoreId,
@@ -277,14 +360,14 @@ struct Node {
 
 impl World {
     fn new(mut chance: Chance) -> Self {
-        let is_crowded = chance.one_in(5);
+        let (is_crowded, is_abroad) = (chance.one_in(5), chance.one_in(2));
         let names = [&b"key"[..], b"", b"a b\0\r\n{7}", &[255; 300]];
         let most = if is_crowded { 1 } else { 4 };
         let names: Vec<Box<[u8]>> =
             names[..chance.between(1, most) as usize].iter().map(|name| Box::from(*name)).collect();
         let terms = names
             .iter()
-            .map(|_| (0..chance.between(1, 3)).map(|_| some_terms(&mut chance)).collect())
+            .map(|_| (0..chance.between(1, 3)).map(|_| some_terms(&mut chance, is_abroad)).collect())
             .collect();
         let ids: Vec<u64> = [0, u64::MAX, 1 << 63, 10].into_iter().chain(100..120).collect();
         let nodes = chance.between(1, 5) as usize;
@@ -298,10 +381,13 @@ impl World {
         Self {
             nodes: nodes.collect(),
             is_crowded,
+            is_abroad,
             partition: Partition::default(),
             now_us: START_US + chance.below(SECOND),
+            upto: 0,
+            foreign: 0,
             recall_us: 0,
-            store: StoreId { lineage: 1, boot: 1, parent: 0 },
+            store: StoreId { lineage: 1, boot: 1, parent: 0, up_us: chance.below(20) * SECOND },
             names,
             terms,
             chance,
@@ -312,13 +398,95 @@ impl World {
         self.pass_time();
         if self.chance.one_in(60) {
             let [lineage, boot, parent] = [2, 4, 4].map(|most| self.chance.below(most));
-            self.store = StoreId { lineage, boot, parent };
+            let up_us = self.store.up_us;
+            self.store = StoreId { lineage, boot, parent, up_us };
         }
+        let done = match self.chance.below(10) {
+            0 if self.is_abroad => self.some_round(),
+            1..3 if self.is_abroad => self.some_merge(),
+            _ => self.call(),
+        };
+        Step { now_us: self.now_us, done }
+    }
+
+    fn call(&mut self) -> Done {
         let at = self.chance.below(self.nodes.len() as u64) as usize;
         let call = self.some_call(at);
+        let meters = call.updates.iter().filter_map(|update| self.partition.meter(&update.key));
+        let has_abroad = meters.into_iter().any(|meter| meter.outward_numbers().is_some());
+        let is_wide = has_abroad || wire::is_abroad(&call) || self.chance.one_in(4);
         let expected = self.partition.apply(self.now_us, &call);
         self.take(at, &call, &expected);
-        Step { now_us: self.now_us, call, expected }
+        Done::Call { call, is_wide, expected }
+    }
+
+    fn some_round(&mut self) -> Done {
+        let chance = &mut self.chance;
+        let whole_for_us = match chance.below(5) {
+            0 => 0,
+            1 => chance.below(u64::MAX),
+            2 => chance.below(SECOND),
+            _ => chance.below(60 * SECOND),
+        };
+        let [trim, after] = [0, 1].map(|_| match chance.below(6) {
+            0 => 0,
+            1 => self.upto.saturating_sub(chance.below(SECOND)),
+            2 => self.upto + chance.below(10 * SECOND),
+            3 => chance.below(u64::MAX),
+            _ => self.upto,
+        });
+        let trim = if chance.one_in(3) { trim } else { 0 };
+        let most = *chance.of(&[0, 1, 2, 2, 3, 256, u16::MAX]);
+        let clock_us = match chance.below(8) {
+            0 => 0,
+            1 => chance.below(u64::MAX),
+            2 => self.now_us + chance.below(2 * SECOND),
+            3 => self.now_us - chance.below(60 * SECOND),
+            4 => self.now_us + AHEAD_US_MAX + chance.below(2),
+            _ => self.now_us - chance.below(SECOND / 2),
+        };
+        let round = Round { whole_for_us, clock_us, trim, after, most };
+        let gathered = self.partition.round(self.now_us, self.store, &round);
+        self.upto = gathered.upto;
+        Done::Round(round, self.store, gathered)
+    }
+
+    fn some_merge(&mut self) -> Done {
+        let count = self.chance.below(self.names.len() as u64 + 1) as usize;
+        let components = (0..count).map(|meter| self.some_component(meter)).collect();
+        let from = RegionId(*self.chance.of(&[0, 7, u64::MAX]));
+        let merge = Merge { from, components };
+        let merged = self.partition.merge(self.now_us, &merge).expect("makes sense");
+        Done::Merge(merge, merged)
+    }
+
+    fn some_component(&mut self, meter: usize) -> Component {
+        let terms = self.some_terms(meter);
+        let chance = &mut self.chance;
+        self.foreign += chance.amount(&terms) % (1 << 40);
+        let mut sum = || match chance.below(8) {
+            0 => chance.below(u64::MAX),
+            1 => chance.below(10),
+            2 => chance.amount(&terms),
+            _ => self.foreign.saturating_sub(chance.below(5)),
+        };
+        let [first, second, third] = [sum(), sum(), sum()];
+        let cell = self.now_us / terms.tick_us() / terms.period();
+        let sums = match terms.algorithm() {
+            Algorithm::Gcra => Sums::Drained { charged: first, refunded: second / 16, level: third },
+            Algorithm::SlidingWindow => {
+                let cell = match chance.below(12) {
+                    0 => chance.below(u64::MAX),
+                    1 => (cell + 1).saturating_sub(chance.below(5)),
+                    2..6 => cell.saturating_sub(1),
+                    6 => cell + 1,
+                    _ => cell,
+                };
+                Sums::Cells { cell, current: first % 1_000, previous: second % 1_000 }
+            }
+        };
+        let incarnation = *chance.of(&[1, 1, 1, 1, 2, 2, 3, 4, u64::MAX]);
+        Component { key: self.names[meter].clone(), terms, incarnation, sums }
     }
 
     fn pass_time(&mut self) {
@@ -368,6 +536,11 @@ impl World {
         let mut edges: Vec<u64> = ends.map(|(_, holding)| holding.until_us).collect();
         edges.sort_unstable();
         edges.extend([self.recall_us; 4]);
+        let (whole_until_us, _, whole_since_us) = self.partition.heard_and_marked();
+        edges.extend([whole_until_us, whole_until_us, whole_since_us + SETTLE_US]);
+        if let Some((stamp, _)) = self.partition.marks().next().filter(|_| self.chance.one_in(3)) {
+            edges.push(stamp + MARK_RETENTION_US);
+        }
         edges.retain(|edge| *edge > self.now_us);
         edges.push(self.now_us + 1);
         *self.chance.of(&edges) - self.chance.below(2)
@@ -400,7 +573,8 @@ impl World {
         let updates: Vec<Update> = meters.iter().map(|meter| self.some_update(at, *meter)).collect();
         let asks = if updates.is_empty() { 0 } else { self.chance.below(4) };
         let asks = (0..asks).map(|_| self.some_ask(&updates)).collect();
-        Call { node: id, sequence, acknowledged, store: self.store, updates, asks }
+        let known_us = if self.chance.one_in(3) { 0 } else { self.chance.below(20 * SECOND) };
+        Call { node: id, sequence, acknowledged, known_us, store: self.store, updates, asks }
     }
 
     fn some_update(&mut self, at: usize, meter: usize) -> Update {
@@ -417,6 +591,7 @@ impl World {
                 (used, chance.below(granted - used + 1))
             }
         };
+        let owed = if chance.one_in(12) { chance.amount(&terms) } else { 0 };
         let refund = if chance.one_in(12) { chance.amount(&terms) } else { 0 };
         let refund_of_us = match chance.below(4) {
             0 => 0,
@@ -441,7 +616,7 @@ impl World {
             _ => cell,
         };
         let key = self.names[meter].clone();
-        Update { key, terms, used, refund, refund_of_us, keep, want, life_us, cell }
+        Update { key, terms, used, owed, refund, refund_of_us, keep, want, life_us, cell }
     }
 
     fn some_ask(&mut self, updates: &[Update]) -> Ask {
@@ -485,7 +660,7 @@ impl World {
 }
 
 /// A limit of any kind, often an extreme one.
-fn some_terms(chance: &mut Chance) -> Terms {
+fn some_terms(chance: &mut Chance, is_abroad: bool) -> Terms {
     loop {
         let amounts = [0, 1, 2, 7, 10, 100, 1_000, 100_000, 1_000_000, u64::from(u32::MAX)];
         let periods = [
@@ -518,8 +693,23 @@ fn some_terms(chance: &mut Chance) -> Terms {
         let Ok(limit) = limit else { continue };
         let tolerance_ppm = *chance.of(&[0, 0, 50_000, 1_000_000, u32::MAX]);
         let lapse = *chance.of(&[Lapse::Counted, Lapse::Forgiven]);
-        return Terms::new(&limit, tolerance_ppm, lapse, *chance.of(&[1, 2, 2, 3, u32::MAX]));
+        let terms = Terms::new(&limit, tolerance_ppm, lapse, *chance.of(&[1, 2, 2, 3, u32::MAX]));
+        let is_abroad = is_abroad && !chance.one_in(5);
+        return if is_abroad { terms.with_abroad(some_abroad(chance, &terms)) } else { terms };
     }
+}
+
+fn some_abroad(chance: &mut Chance, terms: &Terms) -> Abroad {
+    let hide = *chance.of(&[1, 1, 3, 10, terms.capacity() / 16, u64::MAX]);
+    let mut part = |whole: u64| match chance.below(5) {
+        0 => 0,
+        1 => whole,
+        2 => whole / 2,
+        _ => chance.below(whole + 1),
+    };
+    let (part_amount, part_capacity) = (part(terms.amount()), part(terms.capacity()));
+    let debt_max = *chance.of(&[0, 1, 100, 2 * terms.capacity(), u64::MAX]);
+    Abroad { hide, part_amount, part_capacity, debt_max }
 }
 
 /// Seeded chance, by `SplitMix64`.

@@ -1,12 +1,13 @@
 //! A connection that is made again whenever it breaks, and never waited for longer than a call may take.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::cluster_async::ClusterConnection;
-use redis::{AsyncConnectionConfig, Cmd, RedisResult};
+use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisResult};
+use tidegate_core::Backoff;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -17,6 +18,8 @@ pub(super) struct Link {
     state: watch::Receiver<State>,
     /// The last life of the connection that was found to be over.
     over: watch::Sender<u64>,
+    /// Whether an answer was found to be late, and none has come since.
+    late: Arc<AtomicBool>,
     keeper: JoinHandle<()>,
 }
 
@@ -33,6 +36,7 @@ pub(super) struct Connected {
     connection: Connection,
     number: u64,
     answers: Arc<AtomicU64>,
+    late: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
@@ -46,9 +50,20 @@ impl Link {
     pub(super) fn open(source: Source, config: &RedisConfig, seed: u64) -> Self {
         let (states, state) = watch::channel(State::Connecting);
         let (over, seen_over) = watch::channel(0);
-        let backoff = Backoff { least: config.backoff_min, most: config.backoff_max, failures: 0, seed };
-        let keeper = Keeper { source, states, over: seen_over, backoff, time_max: config.connect_time_max };
-        Self { state, over, keeper: tokio::spawn(keeper.run()) }
+        let backoff = Backoff::new(config.backoff_min, config.backoff_max, seed);
+        let (late, time_max) = (Arc::<AtomicBool>::default(), config.connect_time_max);
+        let keeper = Keeper { source, states, over: seen_over, late: Arc::clone(&late), backoff, time_max };
+        Self { state, over, late, keeper: tokio::spawn(keeper.run()) }
+    }
+
+    pub(super) fn is_late(&self) -> bool {
+        self.late.load(Ordering::Relaxed)
+    }
+
+    /// Takes in that an answer is late. It may come at this moment: then others leave this link alone for nothing, until they
+    /// find another late.
+    pub(super) fn note_late(&self) {
+        self.late.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -95,7 +110,7 @@ impl Connected {
         self.answers.load(Ordering::Relaxed)
     }
 
-    pub(super) async fn ask(&mut self, command: &Cmd) -> RedisResult<Vec<u8>> {
+    pub(super) async fn ask<T: FromRedisValue>(&mut self, command: &Cmd) -> RedisResult<T> {
         let answer = match &mut self.connection {
             Connection::Single(connection) => command.query_async(connection).await,
             Connection::Cluster(connection) => command.query_async(connection).await,
@@ -103,6 +118,7 @@ impl Connected {
         let is_answer = answer.as_ref().err().is_none_or(|error: &redis::RedisError| error.code().is_some());
         if is_answer {
             self.answers.fetch_add(1, Ordering::Relaxed);
+            self.late.store(false, Ordering::Relaxed);
         }
         answer
     }
@@ -113,6 +129,7 @@ struct Keeper {
     source: Source,
     states: watch::Sender<State>,
     over: watch::Receiver<u64>,
+    late: Arc<AtomicBool>,
     backoff: Backoff,
     time_max: Duration,
 }
@@ -122,22 +139,29 @@ impl Keeper {
         for number in 1.. {
             match self.connect().await {
                 Ok(connection) => {
-                    let connected = Connected { connection, number, answers: Arc::default() };
+                    let late = Arc::clone(&self.late);
+                    late.store(false, Ordering::Relaxed);
+                    let connected = Connected { connection, number, answers: Arc::default(), late };
                     self.states.send_replace(State::Connected(connected.clone()));
                     if self.over.wait_for(|over| *over >= number).await.is_err() {
                         return;
                     }
                     self.states.send_replace(State::Connecting);
                     if connected.answers() > 0 {
-                        self.backoff.failures = 0;
+                        self.backoff.succeed();
                     }
                 }
                 Err(why) => {
                     self.states.send_replace(State::Failed(why.into()));
                 }
             }
-            self.backoff.pause().await;
+            self.pause().await;
         }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "no condition to wait for: a store is not asked too often")]
+    async fn pause(&mut self) {
+        tokio::time::sleep(self.backoff.after_failure()).await;
     }
 
     async fn connect(&self) -> Result<Connection, String> {
@@ -169,45 +193,5 @@ impl Source {
             }
             Self::Cluster(client) => Ok(Connection::Cluster(client.get_async_connection().await?)),
         }
-    }
-}
-
-/// Waits that double, up to a bound, each varied by up to a half of it.
-struct Backoff {
-    least: Duration,
-    most: Duration,
-    failures: u32,
-    seed: u64,
-}
-
-impl Backoff {
-    fn next(&mut self) -> Duration {
-        let doubled = self.least.saturating_mul(1 << self.failures.min(16)).min(self.most);
-        self.failures = self.failures.saturating_add(1);
-        // One step of a linear congruential generator: nothing but a spread is asked of it.
-        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let share = u32::from((self.seed >> 48) as u16);
-        doubled / 2 + (doubled / 2 / u32::from(u16::MAX)).saturating_mul(share)
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "no condition to wait for: a store is not asked too often")]
-    async fn pause(&mut self) {
-        tokio::time::sleep(self.next()).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_grow_up_to_a_bound_and_differ() {
-        let (least, most) = (Duration::from_millis(20), Duration::from_secs(5));
-        let mut backoff = Backoff { least, most, failures: 0, seed: 1 };
-        let mut other = Backoff { least, most, failures: 0, seed: 2 };
-        let waits: Vec<_> = (0..40).map(|_| backoff.next()).collect();
-        assert!(waits[0] >= least / 2 && waits[0] <= least);
-        assert!(waits[30..].iter().all(|wait| *wait >= most / 2 && *wait <= most), "{waits:?}");
-        assert_ne!(waits, (0..40).map(|_| other.next()).collect::<Vec<_>>());
     }
 }

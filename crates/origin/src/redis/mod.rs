@@ -4,9 +4,8 @@
 //! writes is set with it. The script tells the time by the store's clock, and looks by itself which store it runs on, so
 //! that a restart or a promotion is noticed whatever way a call took.
 //!
-//! A store must not evict (`maxmemory-policy noeviction`): a meter that is gone is one that allows everything. Its user needs
-//! the keys `tg:*` and the commands `EVAL`, `EVALSHA`, `INFO`, `CLUSTER MYID`, `TIME`, `MGET`, `SET`, `PEXPIRE`, `HGET`, `HMGET`,
-//! `HSET`, `HDEL`, `ZADD`, `ZREM`, `ZRANGE` and `ZREVRANGEBYSCORE`; the client of a cluster also `CLUSTER SLOTS`.
+//! A store must not evict (`maxmemory-policy noeviction`): a meter that is gone is one that allows everything. What its user has to
+//! be allowed is in `docs/regions.md`, in a line that the tests of this crate give to the stores they run.
 //!
 //! A store that was promoted counts as one that may have lost writes, also when it was handed over in good order, since
 //! nobody can tell. So does one whose replicas were all gone for an hour, when Redis begins its history anew. Two
@@ -22,8 +21,10 @@ mod link;
 mod script;
 mod wire;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
-use tidegate_core::origin::{Call, Reply};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind};
+use tidegate_core::origin::{Call, Gathered, Merge, Merged, Reply, Round};
 use tokio::sync::Semaphore;
 
 pub use config::{Certificates, RedisConfig, Servers};
@@ -31,20 +32,25 @@ pub use config::{Certificates, RedisConfig, Servers};
 use crate::{Answer, Origin, OriginError, PARTITIONS};
 use config::Source;
 use link::{Connected, Link};
-use script::{SOURCE, Script};
-use wire::{Answered, Words};
+use script::{Script, Scripts};
+use wire::{Answered, Marked, Words};
 
 /// Errors of a store that come before the script has written anything, beside those that the client knows by kind.
 const BEFORE_ANYTHING: [&str; 7] =
     ["BUSY", "MISCONF", "NOAUTH", "NOREPLICAS", "OOM", "UNBLOCKED", "WRONGTYPE"];
 
+/// How many connections there are to each server. More: calls find one that is prompt while others are stuck; more
+/// connections at a store that many nodes share.
+pub const LINKS: usize = 3;
+
 /// An origin on Redis.
 pub struct RedisOrigin {
     config: RedisConfig,
-    script: Script,
-    main: Link,
-    /// For calls that are late on the other one: a connection answers in order, so one that is stuck holds up all after it.
-    spare: Link,
+    scripts: Scripts,
+    /// The first that is prompt is used: a connection answers in order, so an answer that is late holds up all after it.
+    links: [Link; LINKS],
+    /// Which of them carried the last call to each partition.
+    carriers: Box<[AtomicU8]>,
     under_way: Semaphore,
 }
 
@@ -57,17 +63,53 @@ impl RedisOrigin {
             let source = Source::new(&config).map_err(|error| format!("servers: {error}"))?;
             Ok(Link::open(source, &config, seed))
         };
-        let (main, spare) = (link(config.seed)?, link(config.seed.wrapping_add(1))?);
+        let seed = config.seed;
+        let links = [link(seed)?, link(seed.wrapping_add(1))?, link(seed.wrapping_add(2))?];
+        let carriers = (0..PARTITIONS).map(|_| AtomicU8::new(0)).collect();
         let under_way = Semaphore::new(config.calls_max);
-        Ok(Self { script: Script::new(SOURCE), main, spare, under_way, config })
+        Ok(Self { scripts: Scripts::new(), links, carriers, under_way, config })
+    }
+
+    fn prompt(&self, avoid: Option<usize>) -> usize {
+        choose(self.links.each_ref().map(|link| (link.is_connected(), link.is_late())), avoid)
+    }
+
+    fn carrier(&self, partition: u16) -> Option<&AtomicU8> {
+        self.carriers.get(usize::from(partition))
+    }
+
+    /// The link for a call, which is remembered, in case it has to be made a second time.
+    #[expect(clippy::cast_possible_truncation, reason = "there are a few links")]
+    fn link(&self, partition: u16, avoid: Option<usize>) -> &Link {
+        let chosen = self.prompt(avoid);
+        if let Some(carrier) = self.carrier(partition) {
+            carrier.store(chosen as u8, Ordering::Relaxed);
+        }
+        &self.links[chosen]
+    }
+
+    /// The link that a call is late on, which others leave alone until it answers.
+    fn late(&self, partition: u16) -> Option<usize> {
+        let at = usize::from(self.carrier(partition)?.load(Ordering::Relaxed));
+        self.links[at].note_late();
+        Some(at)
     }
 
     async fn perform(&self, link: &Link, partition: u16, call: &Call) -> Result<Reply, OriginError> {
         call.check()?;
-        if partition >= PARTITIONS {
-            let why = format!("partition: {partition} is outside 0 to {}", PARTITIONS - 1);
-            return Err(OriginError::NotApplied(why));
-        }
+        check_partition(partition)?;
+        self.in_time(link, |connected| self.exchange(link, connected, partition, call)).await
+    }
+
+    /// Does something with the store, unless too much is under way already, and for as long as a call may take.
+    async fn in_time<T, F>(
+        &self,
+        link: &Link,
+        exchange: impl FnOnce(Connected) -> F,
+    ) -> Result<T, OriginError>
+    where
+        F: Future<Output = Result<T, OriginError>>,
+    {
         let Ok(_permit) = self.under_way.try_acquire() else {
             let why = format!("{} calls are under way", self.config.calls_max);
             return Err(OriginError::NotApplied(why));
@@ -76,7 +118,7 @@ impl RedisOrigin {
         let exchange = async {
             let connected = link.connected().await.map_err(OriginError::NotApplied)?;
             sent = Some((connected.clone(), connected.answers()));
-            self.exchange(link, connected, partition, call).await
+            exchange(connected).await
         };
         match tokio::time::timeout(self.config.call_time_max, exchange).await {
             Ok(outcome) => outcome,
@@ -100,28 +142,68 @@ impl RedisOrigin {
         partition: u16,
         call: &Call,
     ) -> Result<Reply, OriginError> {
-        let words = Words::of(partition, call, self.config.is_cluster());
-        let answers = connected.answers();
-        let mut answer = connected.ask(&command("EVALSHA", &self.script.hash, &words)).await;
-        if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
-            answer = connected.ask(&command("EVAL", &self.script.text, &words)).await;
-        }
-        match answer {
-            Ok(said) => match wire::read(call, &said) {
+        let is_cluster = self.config.is_cluster();
+        let mut words = Words::of(partition, call, is_cluster, wire::is_abroad(call));
+        loop {
+            let script = if words.is_wide { &self.scripts.call_abroad } else { &self.scripts.call };
+            let said: Vec<u8> = self.run(link, &mut connected, script, &words).await?;
+            return match wire::read(call, &said) {
                 Some(Answered::Reply(reply)) => Ok(reply),
                 Some(Answered::Refused(error)) => Err(error.into()),
-                None => Err(OriginError::Unknown("the answer makes no sense".to_owned())),
-            },
-            Err(error) => {
-                if self.config.is_cluster() {
-                    // It mends what leads to each of its servers by itself, and the others go on meanwhile.
-                    link.renew_if_silent(&connected, answers);
-                } else if needs_another_connection(&error) {
-                    link.renew(&connected);
+                // Others know of a limit of several regions that this node does not know as one yet.
+                Some(Answered::Untold) if !words.is_wide => {
+                    words = Words::of(partition, call, is_cluster, true);
+                    continue;
                 }
-                Err(self.classify(&error))
-            }
+                _ => Err(senseless()),
+            };
         }
+    }
+
+    /// Runs a script, which the store may know already.
+    async fn run<T: FromRedisValue>(
+        &self,
+        link: &Link,
+        connected: &mut Connected,
+        script: &Script,
+        words: &Words,
+    ) -> Result<T, OriginError> {
+        let answers = connected.answers();
+        let mut answer: RedisResult<T> = connected.ask(&command("EVALSHA", &script.hash, words)).await;
+        if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
+            answer = connected.ask(&command("EVAL", &script.text, words)).await;
+        }
+        answer.map_err(|error| {
+            if self.config.is_cluster() {
+                // It mends what leads to each of its servers by itself, and the others go on meanwhile.
+                link.renew_if_silent(connected, answers);
+            } else if needs_another_connection(&error) {
+                link.renew(connected);
+            }
+            self.classify(&error)
+        })
+    }
+
+    async fn gather(
+        &self,
+        link: &Link,
+        mut connected: Connected,
+        partition: u16,
+        round: &Round,
+    ) -> Result<Gathered, OriginError> {
+        let words = Words::of_round(partition, round);
+        let marked: Vec<Vec<u8>> = self.run(link, &mut connected, &self.scripts.round, &words).await?;
+        let Marked { mut gathered, names, parted } = wire::read_round(&marked).ok_or_else(senseless)?;
+        if !names.is_empty() {
+            let words = Words::of_meters(partition, names);
+            let found: Vec<Vec<u8>> = self.run(link, &mut connected, &self.scripts.gather, &words).await?;
+            gathered.components = wire::read_components(names, &found).ok_or_else(senseless)?;
+        }
+        if !parted.is_empty() {
+            let words = Words::of_join(partition, parted, self.config.is_cluster());
+            let _: Vec<Vec<u8>> = self.run(link, &mut connected, &self.scripts.join, &words).await?;
+        }
+        Ok(gathered)
     }
 
     /// Whether a call that failed so was certainly not applied. The client of a cluster tries again on its own when a
@@ -137,22 +219,73 @@ impl RedisOrigin {
 
 impl Origin for RedisOrigin {
     fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
-        Box::pin(self.perform(first_of(&self.main, &self.spare), partition, call))
+        Box::pin(self.perform(self.link(partition, None), partition, call))
     }
 
     fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
-        Box::pin(self.perform(first_of(&self.spare, &self.main), partition, call))
+        let late = self.late(partition);
+        Box::pin(self.perform(self.link(partition, late), partition, call))
+    }
+
+    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+        let link = &self.links[self.prompt(None)];
+        Box::pin(async move {
+            check_partition(partition)?;
+            self.in_time(link, |connected| self.gather(link, connected, partition, round)).await
+        })
+    }
+
+    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+        let link = &self.links[self.prompt(None)];
+        Box::pin(async move {
+            merge.check()?;
+            check_partition(partition)?;
+            let words = Words::of_merge(partition, merge);
+            let exchange = async |mut connected: Connected| {
+                self.run(link, &mut connected, &self.scripts.merge, &words).await
+            };
+            let said: Vec<u8> = self.in_time(link, exchange).await?;
+            wire::read_merged(merge, &said).ok_or_else(senseless)
+        })
+    }
+
+    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
+        let link = &self.links[self.prompt(None)];
+        Box::pin(async move {
+            let words = Words::of_lease(holder, for_us);
+            let exchange = async |mut connected: Connected| {
+                self.run(link, &mut connected, &self.scripts.lease, &words).await
+            };
+            let said: String = self.in_time(link, exchange).await?;
+            Ok(said == "1")
+        })
     }
 }
 
-/// The link that is there, if one of them is.
-fn first_of<'a>(first: &'a Link, second: &'a Link) -> &'a Link {
-    if !first.is_connected() && second.is_connected() { second } else { first }
+fn check_partition(partition: u16) -> Result<(), OriginError> {
+    if partition < PARTITIONS {
+        return Ok(());
+    }
+    Err(OriginError::NotApplied(format!("partition: {partition} is outside 0 to {}", PARTITIONS - 1)))
+}
+
+fn senseless() -> OriginError {
+    OriginError::Unknown("the answer makes no sense".to_owned())
+}
+
+/// Which link to use, by whether each is connected and late: one that is connected and prompt, if there is one, and not the
+/// one to avoid, if there is another.
+fn choose(links: [(bool, bool); LINKS], avoid: Option<usize>) -> usize {
+    let rank = |&at: &usize| {
+        let (is_connected, is_late) = links[at];
+        (!is_connected, Some(at) == avoid, is_late)
+    };
+    (0..LINKS).min_by_key(rank).unwrap_or(0)
 }
 
 fn command(name: &str, script: &str, of: &Words) -> redis::Cmd {
     let mut command = redis::cmd(name);
-    command.arg(script).arg(of.keys.len()).arg(&of.keys).arg(&of.arguments[0]).arg(&of.arguments[1]);
+    command.arg(script).arg(of.keys.len()).arg(&of.keys).arg(&of.arguments);
     command
 }
 
@@ -187,5 +320,29 @@ fn choose_crypto() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // Losing the race means that another was chosen, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_takes_the_first_link_that_is_there_and_prompt() {
+        let (prompt, late, gone) = ((true, false), (true, true), (false, false));
+        assert_eq!(choose([prompt, prompt, prompt], None), 0);
+        assert_eq!(choose([late, prompt, prompt], None), 1);
+        assert_eq!(choose([late, gone, prompt], None), 2);
+        assert_eq!(choose([gone, late, gone], None), 1, "late is better than not there");
+        assert_eq!(choose([late, late, late], None), 0);
+    }
+
+    #[test]
+    fn a_call_that_is_made_again_takes_another_link_if_there_is_one() {
+        let (prompt, late, gone) = ((true, false), (true, true), (false, false));
+        assert_eq!(choose([prompt, prompt, prompt], Some(0)), 1);
+        assert_eq!(choose([late, late, prompt], Some(0)), 2);
+        assert_eq!(choose([late, late, gone], Some(1)), 0, "another that is late is better than the same");
+        assert_eq!(choose([gone, late, gone], Some(1)), 1);
     }
 }

@@ -8,8 +8,33 @@ use std::collections::HashMap;
 
 use sha1_smol::Sha1;
 
-/// What is sent, as it is written.
-pub(super) const SOURCE: &str = include_str!("transition.lua");
+/// What is sent, as it is written: what all scripts share, and what each does with it. A call about limits of one region is
+/// spared what only those of several need.
+pub(super) const CALL: &str = concat!(
+    "local IS_WIDE = false\n",
+    include_str!("meter.lua"),
+    include_str!("store.lua"),
+    include_str!("transition.lua")
+);
+pub(super) const CALL_ABROAD: &str = concat!(
+    "local IS_WIDE = true\n",
+    include_str!("meter.lua"),
+    include_str!("store.lua"),
+    include_str!("transition.lua")
+);
+pub(super) const ROUND: &str =
+    concat!("local IS_WIDE = true\n", include_str!("meter.lua"), include_str!("round.lua"));
+pub(super) const GATHER: &str =
+    concat!("local IS_WIDE = true\n", include_str!("meter.lua"), include_str!("gather.lua"));
+pub(super) const JOIN: &str = concat!(
+    "local IS_WIDE = true\n",
+    include_str!("meter.lua"),
+    include_str!("store.lua"),
+    include_str!("join.lua")
+);
+pub(super) const MERGE: &str =
+    concat!("local IS_WIDE = true\n", include_str!("meter.lua"), include_str!("merge.lua"));
+pub(super) const LEASE: &str = include_str!("lease.lua");
 
 /// A script, and the hash that a store knows it by.
 pub(super) struct Script {
@@ -24,18 +49,57 @@ impl Script {
     }
 }
 
+/// Every script of an origin.
+pub(super) struct Scripts {
+    pub(super) call: Script,
+    pub(super) call_abroad: Script,
+    pub(super) round: Script,
+    pub(super) gather: Script,
+    pub(super) join: Script,
+    pub(super) merge: Script,
+    pub(super) lease: Script,
+}
+
+impl Scripts {
+    pub(super) fn new() -> Self {
+        let [call, call_abroad, round, gather, join, merge, lease] =
+            [CALL, CALL_ABROAD, ROUND, GATHER, JOIN, MERGE, LEASE].map(Script::new);
+        Self { call, call_abroad, round, gather, join, merge, lease }
+    }
+}
+
 /// The same script in fewer words.
 fn condensed(source: &str) -> String {
     let mut constants = HashMap::new();
     let mut lines = Vec::new();
-    for line in source.lines().map(str::trim_start).filter(|line| !line.is_empty() && !line.starts_with("--"))
-    {
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("--");
+    for line in needed(source).into_iter().map(str::trim_start).filter(is_code) {
         match constants_of(line) {
             Some(found) => constants.extend(found),
             None => lines.push(line),
         }
     }
     replaced(&lines.join("\n"), &constants)
+}
+
+/// The lines without what is only done where `IS_WIDE` holds, if it does not: a function takes the longer to make the more
+/// others its words name, whether or not they are ever run.
+fn needed(source: &str) -> Vec<&str> {
+    let mut lines = source.lines();
+    if !source.starts_with("local IS_WIDE = false") {
+        return lines.collect();
+    }
+    let mut kept = Vec::new();
+    while let Some(line) = lines.next() {
+        let code = line.trim_start();
+        let indent = line.len() - code.len();
+        if !code.starts_with("if IS_WIDE ") {
+            kept.push(line);
+        } else if !code.ends_with(" end") {
+            lines.by_ref().find(|line| line.trim_start() == "end" && line.len() == indent + 3);
+        }
+    }
+    kept
 }
 
 /// The names and values of a line that gives names to values: `local ONE, TWO = 1, 2`.
@@ -69,17 +133,31 @@ mod tests {
         assert_eq!(condensed(source), "local most = 1\nreturn f('<dd', 7 + most, MOSTLY, 'PX')");
     }
 
+    #[test]
+    fn what_only_several_regions_need_is_left_out_where_there_is_one() {
+        let source = "local IS_WIDE = false\nif IS_WIDE then\n  if a then\n    b()\n  end\nend\nif IS_WIDE and c then d() end\nif not IS_WIDE then e() end\n";
+        assert_eq!(condensed(source), "if not false then e() end");
+        let wide = source.replace("= false", "= true");
+        assert!(condensed(&wide).contains("b()") && condensed(&wide).contains("d()"));
+        assert!(condensed(CALL).len() * 5 < condensed(CALL_ABROAD).len() * 4);
+    }
+
     /// Words in quotes are no names: one that is both would be replaced.
     #[test]
     fn no_constant_is_called_as_something_that_is_quoted() {
-        let constants: Vec<&str> =
-            SOURCE.lines().filter_map(constants_of).flatten().map(|(name, _)| name).collect();
-        assert!(constants.len() > 20, "{constants:?}");
-        let quoted: Vec<&str> = SOURCE.split('\'').skip(1).step_by(2).collect();
-        assert!(quoted.contains(&"HMGET"), "{quoted:?}");
-        assert!(constants.iter().all(|name| !quoted.contains(name)));
-        let text = condensed(SOURCE);
-        let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
-        assert_eq!(words.filter(|word| constants.contains(word)).count(), 0);
+        for source in [CALL, CALL_ABROAD, ROUND, GATHER, JOIN, MERGE, LEASE] {
+            let constants: Vec<&str> =
+                source.lines().filter_map(constants_of).flatten().map(|(name, _)| name).collect();
+            let code: Vec<&str> =
+                source.lines().filter(|line| !line.trim_start().starts_with("--")).collect();
+            let code = code.join("\n");
+            let quoted: Vec<&str> = code.split('\'').skip(1).step_by(2).collect();
+            assert!(quoted.iter().any(|word| word.ends_with("MGET")), "{quoted:?}");
+            assert!(constants.iter().all(|name| !quoted.contains(name)));
+            let text = condensed(source);
+            let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+            assert_eq!(words.filter(|word| constants.contains(word)).count(), 0);
+        }
+        assert!(CALL.lines().filter_map(constants_of).flatten().count() > 20);
     }
 }

@@ -3,9 +3,9 @@
 //! Every key of a partition has the partition in braces, which is all that a cluster places it by: a call is in one slot.
 //! A meter's own name is the rest of its key, whatever bytes it has, so no two meters share one.
 
-use tidegate_core::Algorithm;
 use tidegate_core::origin::{
-    Ask, Call, CallError, Charge, DEBT_MAX, Decided, Lapse, NEVER_US, NodeId, Reply, Terms, Told, Update,
+    Ask, Call, CallError, Charge, Component, DEBT_MAX, Decided, Gathered, Merge, Merged, NEVER_US, NodeId,
+    Reply, Round, Sums, Terms, Told, UPDATES_PER_CALL_MAX, Update,
 };
 
 /// What the keys begin with.
@@ -15,28 +15,95 @@ const PREFIX: &str = "tg:";
 const NUMBER_BYTES: usize = 8;
 
 /// Numbers of a call, of each of its meters, and of each of its asks beside their charges.
-const CALL_NUMBERS: usize = 5;
-const UPDATE_NUMBERS: usize = 15;
+const CALL_NUMBERS: usize = 6;
+const UPDATE_NUMBERS: usize = 16;
 const ASK_NUMBERS: usize = 2;
 
-/// A call, ready to be sent.
+/// The keys of a partition that are about other regions: until when they count as heard of, the marks, and the meters of which
+/// something was charged to the standing part.
+const ABROAD_KEYS: [char; 3] = ['w', 'k', 'p'];
+
+/// Something to be done by a script, ready to be sent.
 pub(super) struct Words {
     pub(super) keys: Vec<Vec<u8>>,
-    pub(super) arguments: [Vec<u8>; 2],
+    pub(super) arguments: Vec<Vec<u8>>,
+    /// Whether what limits of several regions need is among them.
+    pub(super) is_wide: bool,
 }
 
 impl Words {
-    pub(super) fn of(partition: u16, call: &Call, clustered: bool) -> Self {
+    pub(super) fn of(partition: u16, call: &Call, clustered: bool, is_wide: bool) -> Self {
         let node = node_name(call.node);
-        let mut keys = Vec::with_capacity(2 + 2 * call.updates.len());
-        keys.push(format!("{PREFIX}{{{partition}}}:s").into_bytes());
+        let mut keys = Vec::with_capacity(4 + 2 * call.updates.len());
+        keys.push(partition_key(partition, 's'));
         keys.push(format!("{PREFIX}{{{partition}}}:n:{node}").into_bytes());
-        for update in &call.updates {
-            keys.push(meter_key(partition, 'm', &update.key));
-            keys.push(meter_key(partition, 'e', &update.key));
+        keys.extend(meter_keys(partition, call.updates.iter().map(|update| &*update.key)));
+        if is_wide {
+            keys.extend(ABROAD_KEYS.map(|kind| partition_key(partition, kind)));
         }
-        Self { keys, arguments: [node.into_bytes(), numbers_of(call, clustered)] }
+        let arguments = vec![node.into_bytes(), numbers_of(call, clustered, is_wide)];
+        Self { keys, arguments, is_wide }
     }
+
+    pub(super) fn of_round(partition: u16, round: &Round) -> Self {
+        let keys = ABROAD_KEYS.map(|kind| partition_key(partition, kind)).to_vec();
+        let most = usize::from(round.most).clamp(1, UPDATES_PER_CALL_MAX) as u64;
+        let [trim, after] = [round.trim, round.after].map(|stamp| stamp.min(NEVER_US));
+        let mut numbers = Vec::new();
+        let [whole_for_us, clock_us] = [round.whole_for_us, round.clock_us].map(|us| us.min(NEVER_US));
+        push(&mut numbers, [whole_for_us, clock_us, trim, after, most]);
+        Self { keys, arguments: vec![numbers], is_wide: true }
+    }
+
+    /// Meters to be read, by their names.
+    pub(super) fn of_meters(partition: u16, names: &[Vec<u8>]) -> Self {
+        let mut keys = vec![partition_key(partition, 'w')];
+        keys.extend(names.iter().map(|name| meter_key(partition, 'm', name)));
+        Self { keys, arguments: Vec::new(), is_wide: true }
+    }
+
+    /// Meters on whose parts something was spent, by their names.
+    pub(super) fn of_join(partition: u16, names: &[Vec<u8>], clustered: bool) -> Self {
+        let mut keys = ABROAD_KEYS.map(|kind| partition_key(partition, kind)).to_vec();
+        keys.push(partition_key(partition, 's'));
+        keys.extend(meter_keys(partition, names.iter().map(|name| &**name)));
+        Self { keys, arguments: vec![u8::from(clustered).to_string().into_bytes()], is_wide: true }
+    }
+
+    pub(super) fn of_merge(partition: u16, merge: &Merge) -> Self {
+        let components: Vec<&Component> =
+            merge.components.iter().filter(|component| component.terms.abroad().is_some()).collect();
+        let mut keys = ['w', 'k'].map(|kind| partition_key(partition, kind)).to_vec();
+        keys.extend(meter_keys(partition, components.iter().map(|component| &*component.key)));
+        let mut numbers = Vec::new();
+        for component in components {
+            push_terms(&mut numbers, &component.terms, true);
+            let [first, second, third] = component.sums.numbers();
+            push(&mut numbers, [component.incarnation, first, second, third].map(|sum| sum.min(NEVER_US)));
+        }
+        let arguments = vec![format!("{:016x}", merge.from.0).into_bytes(), numbers];
+        Self { keys, arguments, is_wide: true }
+    }
+
+    /// The lease is of the region: it lies with the first partition, and anywhere would do.
+    pub(super) fn of_lease(holder: u64, for_us: u64) -> Self {
+        let milliseconds = for_us.min(NEVER_US).div_ceil(1_000);
+        let arguments = vec![format!("{holder:016x}").into_bytes(), milliseconds.to_string().into_bytes()];
+        Self { keys: vec![partition_key(0, 'c')], arguments, is_wide: true }
+    }
+}
+
+/// Whether a limit of several regions is told.
+pub(super) fn is_abroad(call: &Call) -> bool {
+    call.updates.iter().any(|update| update.terms.abroad().is_some())
+}
+
+pub(super) fn partition_key(partition: u16, kind: char) -> Vec<u8> {
+    format!("{PREFIX}{{{partition}}}:{kind}").into_bytes()
+}
+
+fn meter_keys<'a>(partition: u16, names: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item = Vec<u8>> {
+    names.flat_map(move |name| ['m', 'e'].map(|kind| meter_key(partition, kind, name)))
 }
 
 /// A node as the script calls it.
@@ -50,15 +117,16 @@ pub(super) fn meter_key(partition: u16, kind: char, name: &[u8]) -> Vec<u8> {
     key
 }
 
-fn numbers_of(call: &Call, clustered: bool) -> Vec<u8> {
+fn numbers_of(call: &Call, clustered: bool, is_wide: bool) -> Vec<u8> {
     let charges: usize = call.asks.iter().map(|ask| ask.charges.len()).sum();
     let numbers =
         CALL_NUMBERS + UPDATE_NUMBERS * call.updates.len() + ASK_NUMBERS * call.asks.len() + 2 * charges;
     let mut bytes = Vec::with_capacity(NUMBER_BYTES * numbers);
     let (updates, asks) = (call.updates.len() as u64, call.asks.len() as u64);
-    push(&mut bytes, [call.sequence, call.acknowledged, u64::from(clustered), updates, asks]);
+    let known_us = call.known_us.min(NEVER_US);
+    push(&mut bytes, [call.sequence, call.acknowledged, u64::from(clustered), known_us, updates, asks]);
     for update in &call.updates {
-        push(&mut bytes, terms_numbers(&update.terms));
+        push_terms(&mut bytes, &update.terms, is_wide);
         push(&mut bytes, said(update));
     }
     for ask in &call.asks {
@@ -86,24 +154,31 @@ pub(super) fn numbers_bytes<const N: usize>(numbers: [u64; N]) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn terms_numbers(terms: &Terms) -> [u64; 8] {
-    let kind = match terms.algorithm() {
-        Algorithm::Gcra => 0,
-        Algorithm::SlidingWindow => 1,
-    };
-    let counted = u64::from(terms.lapse() == Lapse::Counted);
-    let (amount, period, tick_us) = (terms.amount(), terms.period(), terms.tick_us());
-    let (burst, capacity, version) = (terms.burst(), terms.capacity(), terms.version());
-    [kind, amount, period, tick_us, burst, capacity, counted, version]
+/// The numbers of a limit of one region are the first eight of those of any.
+fn push_terms(bytes: &mut Vec<u8>, terms: &Terms, is_wide: bool) {
+    let [kind, amount, period, tick_us, burst, capacity, counted, version, ..] = terms.numbers();
+    push(bytes, [kind, amount, period, tick_us, burst, capacity, counted, version]);
+    if is_wide {
+        let [.., hide, part_amount, part_capacity, debt_max] = terms.numbers();
+        push(bytes, [hide, part_amount, part_capacity, debt_max, terms.share()]);
+    }
+}
+
+/// Terms as the script keeps them.
+#[cfg(test)]
+pub(super) fn terms_bytes(terms: &Terms) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push_terms(&mut bytes, terms, terms.abroad().is_some());
+    bytes
 }
 
 /// What is more than a meter ever holds is as good as the most: the script's numbers end at 2^53.
-fn said(update: &Update) -> [u64; 7] {
-    let [used, refund, keep, want, life_us] =
-        [update.used, update.refund, update.keep, update.want, update.life_us]
+fn said(update: &Update) -> [u64; 8] {
+    let [used, owed, refund, keep, want, life_us] =
+        [update.used, update.owed, update.refund, update.keep, update.want, update.life_us]
             .map(|units| units.min(DEBT_MAX));
     let (cell, refund_of_us) = (update.cell.min(NEVER_US), update.refund_of_us.min(NEVER_US));
-    [used, refund, refund_of_us, keep, want, life_us, cell]
+    [used, owed, refund, refund_of_us, keep, want, life_us, cell]
 }
 
 /// What the script answered.
@@ -111,6 +186,8 @@ fn said(update: &Update) -> [u64; 7] {
 pub(super) enum Answered {
     Reply(Reply),
     Refused(CallError),
+    /// The call is about limits of several regions, which others know it by: that is for the script that knows them.
+    Untold,
 }
 
 /// Reads the script's answer to `call`; `None` for one that makes no sense.
@@ -121,6 +198,9 @@ pub(super) fn read(call: &Call, answer: &[u8]) -> Option<Answered> {
         let sequence = numbers.whole()?;
         return numbers.is_over().then_some(Answered::Refused(CallError::Outdated { sequence }));
     }
+    if first == UNTOLD {
+        return (numbers.whole()? == 0 && numbers.is_over()).then_some(Answered::Untold);
+    }
     let now_us = whole(first)?;
     let lost = numbers.whole()? == 1;
     let told = call.updates.iter().map(|update| read_told(update, &mut numbers)).collect::<Option<_>>()?;
@@ -130,6 +210,59 @@ pub(super) fn read(call: &Call, answer: &[u8]) -> Option<Answered> {
 
 /// What the script says first when a later call of the lane was applied.
 const OUTDATED: f64 = -1.0;
+
+/// What the script that knows limits of one region says first when there is another.
+const UNTOLD: f64 = -2.0;
+
+/// What became of a round: everything but its components, the names of those, and of the meters to be joined.
+pub(super) struct Marked<'a> {
+    pub(super) gathered: Gathered,
+    pub(super) names: &'a [Vec<u8>],
+    pub(super) parted: &'a [Vec<u8>],
+}
+
+pub(super) fn read_round(answer: &[Vec<u8>]) -> Option<Marked<'_>> {
+    let (head, names) = answer.split_first()?;
+    let mut numbers = Numbers::of(head)?;
+    let (now_us, upto, more) = (numbers.whole()?, numbers.whole()?, numbers.whole()? == 1);
+    let parted = usize::try_from(numbers.whole()?).ok()?;
+    let (names, parted) = names.split_at_checked(names.len().checked_sub(parted)?)?;
+    let gathered = Gathered { components: Vec::new(), upto, more, now_us };
+    numbers.is_over().then_some(Marked { gathered, names, parted })
+}
+
+/// Reads components, without those that are gone.
+pub(super) fn read_components(names: &[Vec<u8>], found: &[Vec<u8>]) -> Option<Vec<Component>> {
+    if names.len() != found.len() {
+        return None;
+    }
+    let of_several = names.iter().zip(found).filter(|(_, answer)| !answer.is_empty());
+    of_several.map(|(name, answer)| read_component(name, answer)).collect()
+}
+
+fn read_component(name: &[u8], answer: &[u8]) -> Option<Component> {
+    let mut numbers = Numbers::of(answer)?;
+    let mut terms = [0; 12];
+    for number in &mut terms {
+        *number = numbers.whole()?;
+    }
+    let terms = Terms::of_numbers(terms)?;
+    // The share follows from the rest.
+    numbers.whole()?;
+    let incarnation = numbers.whole()?;
+    let sums = [numbers.whole()?, numbers.whole()?, numbers.whole()?];
+    let sums = Sums::of_numbers(terms.algorithm(), sums);
+    numbers.is_over().then(|| Component { key: name.into(), terms, incarnation, sums })
+}
+
+/// Reads what became of a merge. What is of one region there was not even sent.
+pub(super) fn read_merged(merge: &Merge, answer: &[u8]) -> Option<Merged> {
+    let mut numbers = Numbers::of(answer)?;
+    let (now_us, charged, stale) = (numbers.whole()?, numbers.whole()?, numbers.whole()?);
+    let unsent = merge.components.iter().filter(|component| component.terms.abroad().is_none()).count();
+    let stale = u32::try_from(stale).ok()?.checked_add(u32::try_from(unsent).ok()?)?;
+    numbers.is_over().then_some(Merged { charged, stale, now_us })
+}
 
 /// Numbers as the script writes them.
 pub(super) struct Numbers<'a>(std::slice::Iter<'a, [u8; NUMBER_BYTES]>);
@@ -171,9 +304,10 @@ fn read_told(update: &Update, numbers: &mut Numbers<'_>) -> Option<Told> {
     let (grant, life_us, room, wait_us, cell) = (next()?, next()?, next()?, next()?, next()?);
     let (holders, flags) = (u32::try_from(next()?).ok()?, next()?);
     let (dry, lapsed, recall) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
+    let whole = flags & 8 != 0;
     // Nobody is given more than it has or wants, whatever became of what is stored.
-    let sane = grant <= update.keep.max(update.want) && flags < 8;
-    sane.then_some(Told { grant, life_us, room, wait_us, cell, holders, dry, lapsed, recall })
+    let sane = grant <= update.keep.max(update.want) && flags < 16;
+    sane.then_some(Told { grant, life_us, room, wait_us, cell, holders, dry, lapsed, recall, whole })
 }
 
 fn read_decided(ask: &Ask, numbers: &mut Numbers<'_>) -> Option<Decided> {
@@ -188,7 +322,7 @@ fn read_decided(ask: &Ask, numbers: &mut Numbers<'_>) -> Option<Decided> {
 mod tests {
     use super::*;
     use tidegate_core::Limit;
-    use tidegate_core::origin::StoreId;
+    use tidegate_core::origin::{Lapse, StoreId};
 
     fn call() -> Call {
         let limit = Limit::gcra(10, std::time::Duration::from_secs(1)).expect("in range");
@@ -198,6 +332,7 @@ mod tests {
             key,
             terms,
             used: 1,
+            owed: 6,
             refund: 2,
             refund_of_us: 9,
             keep: 3,
@@ -207,7 +342,7 @@ mod tests {
         };
         let asks = vec![Ask { charges: vec![Charge { meter: 0, cost: u64::MAX }], count: 3 }];
         let (node, store) = (NodeId(255), StoreId::default());
-        Call { node, sequence: 9, acknowledged: 8, store, updates: vec![update], asks }
+        Call { node, sequence: 9, acknowledged: 8, known_us: 0, store, updates: vec![update], asks }
     }
 
     fn doubles(bytes: &[u8]) -> Vec<f64> {
@@ -220,16 +355,16 @@ mod tests {
 
     #[test]
     fn a_call_is_in_one_slot_and_its_names_are_kept_as_they_are() {
-        let words = Words::of(5, &call(), true);
+        let words = Words::of(5, &call(), true, false);
         let keys: Vec<_> = words.keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
         let expected =
             ["tg:{5}:s", "tg:{5}:n:00000000000000ff", "tg:{5}:m:a key \0{b}", "tg:{5}:e:a key \0{b}"];
         assert_eq!(keys, expected);
-        let [node, numbers] = words.arguments;
+        let [node, numbers] = <[Vec<u8>; 2]>::try_from(words.arguments).expect("two");
         assert_eq!(node, b"00000000000000ff");
-        let said = [9.0, 8.0, 1.0, 1.0, 1.0];
+        let said = [9.0, 8.0, 1.0, 0.0, 1.0, 1.0];
         let terms = [0.0, 10.0, 1e6, 1.0, 10.0, 10.0, 1.0, 7.0];
-        let update = [1.0, 2.0, 9.0, 3.0, 4.0, 5.0, 4_503_599_627_370_496.0];
+        let update = [1.0, 6.0, 2.0, 9.0, 3.0, 4.0, 5.0, 4_503_599_627_370_496.0];
         let ask = [3.0, 1.0, 0.0, 1_125_899_906_842_624.0];
         assert_eq!(doubles(&numbers), [&said[..], &terms, &update, &ask].concat());
     }
@@ -253,13 +388,13 @@ mod tests {
             bytes(&[&good[..], &[0.0]].concat()),
             bytes(&good)[1..].to_vec(),
             b"outdated".to_vec(),
-            with(0, -2.0),
+            with(0, -3.0),
             with(11, -1.0),
             with(11, 0.5),
             with(11, f64::NAN),
             with(11, f64::INFINITY),
             with(2, 5.0),
-            with(8, 9.0),
+            with(8, 17.0),
             with(9, 4.0),
             with(10, 1.0),
             bytes(&[-1.0]),

@@ -11,13 +11,17 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::Limit;
 use tidegate_core::origin::{
-    Ask, Call, CallError, Charge, Lapse, NodeId, Reply, StoreId, Terms, UPDATES_PER_CALL_MAX, Update,
+    Abroad, Ask, Call, CallError, Charge, Component, Gathered, Lapse, Merge, Merged, NodeId, RegionId, Reply,
+    Round, StoreId, Sums, Terms, Told, UPDATES_PER_CALL_MAX, Update, WHOLE_US_MAX,
 };
 use tidegate_origin::redis::{RedisConfig, RedisOrigin, Servers};
 use tidegate_origin::{Origin, OriginError, PARTITIONS};
 
 /// How long a store may be away, on a machine that has much else to do.
 pub const TIME_MAX: Duration = Duration::from_mins(1);
+
+/// Between two looks at a condition, which it decides nothing about.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// What a test's limits allow. It drains in a day, which no test takes.
 pub const BURST: u64 = 100;
@@ -50,7 +54,7 @@ impl Lane {
     pub fn next(&mut self, updates: Vec<Update>, asks: Vec<Ask>) -> Call {
         self.sequence += 1;
         let (node, sequence, acknowledged) = (self.node, self.sequence, self.acknowledged);
-        Call { node, sequence, acknowledged, store: StoreId::default(), updates, asks }
+        Call { node, sequence, acknowledged, known_us: 0, store: StoreId::default(), updates, asks }
     }
 
     /// Makes a call until there is an answer, as nodes do.
@@ -66,7 +70,7 @@ impl Lane {
                 Err(error @ OriginError::Refused(_)) => panic!("{error}"),
                 Err(error) => assert!(Instant::now() < deadline, "no answer in {TIME_MAX:?}: {error}"),
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
@@ -75,10 +79,9 @@ impl Lane {
         self.make(&call).await.asks[0].passed
     }
 
-    /// Waits until a loss is taken into account: a store is asked who it is twice in a second, and a meter that must hold
-    /// then has no room.
+    /// Waits until a loss is taken into account: a meter that must hold then has no room.
     pub async fn until_full(&mut self, key: &[u8], terms: Terms) {
-        self.until("a full meter", key, terms, |_, room| room == 0).await;
+        self.until("a full meter", key, terms, |_, told| told.room == 0).await;
     }
 
     /// Waits until this lane is told of a loss.
@@ -86,16 +89,17 @@ impl Lane {
         self.until("a word of the loss", key, terms, |lost, _| lost).await;
     }
 
-    async fn until(&mut self, what: &str, key: &[u8], terms: Terms, condition: fn(bool, u64) -> bool) {
+    /// Asks for nothing until what is told of a meter, and whether writes were lost, is as it should be.
+    async fn until(&mut self, what: &str, key: &[u8], terms: Terms, condition: fn(bool, &Told) -> bool) {
         let deadline = Instant::now() + TIME_MAX;
         loop {
             let call = self.next(vec![update(key, terms)], Vec::new());
-            let room = self.make(&call).await.told[0].room;
-            if condition(self.lost, room) {
+            let told = self.make(&call).await.told[0];
+            if condition(self.lost, &told) {
                 return;
             }
             assert!(Instant::now() < deadline, "waited {TIME_MAX:?} for {what}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
@@ -117,6 +121,7 @@ pub fn update(key: &[u8], terms: Terms) -> Update {
         key: key.into(),
         terms,
         used: 0,
+        owed: 0,
         refund: 0,
         refund_of_us: 0,
         keep: 0,
@@ -138,7 +143,28 @@ pub fn config(servers: Servers) -> RedisConfig {
     config
 }
 
-/// What every origin does.
+/// What the documentation has a user of the store allowed, as `ACL` takes it. Its name is `tide`, with the password `password`.
+pub fn documented_user() -> Vec<&'static str> {
+    let docs = include_str!("../../../../docs/regions.md");
+    let line = docs.lines().find_map(|line| line.strip_prefix("ACL ")).expect("what a user needs");
+    line.split_whitespace().collect()
+}
+
+/// Does something until the store answers, as nodes and couriers do: one whose slots move may ask for patience.
+async fn answered<T>(make: impl AsyncFn() -> Result<T, OriginError>) -> Result<T, OriginError> {
+    let deadline = Instant::now() + TIME_MAX;
+    loop {
+        match make().await {
+            Err(error @ (OriginError::NotApplied(_) | OriginError::Unknown(_))) => {
+                assert!(Instant::now() < deadline, "no answer in {TIME_MAX:?}: {error}");
+            }
+            answer => return answer,
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// What every origin does, in the partitions that [`is_of_suite`] names.
 pub async fn conforms(origin: Arc<dyn Origin>) {
     what_is_held_counts_as_used(&origin).await;
     a_repeat_gets_the_first_answer(&origin).await;
@@ -148,10 +174,25 @@ pub async fn conforms(origin: Arc<dyn Origin>) {
     the_higher_version_holds(&origin).await;
     what_makes_no_sense_is_refused(&origin).await;
     a_full_call_is_taken(&origin).await;
-    for partition in [0, 1, 100, PARTITIONS - 1] {
+    regions_charge_what_others_did_once(&origin).await;
+    a_region_that_hears_of_nobody_has_its_part(&origin).await;
+    what_is_left_of_a_part_is_told_although_nobody_asks_for_it(&origin).await;
+    a_node_may_not_know_yet_that_a_limit_is_of_several_regions(&origin).await;
+    marks_come_in_pages_until_they_are_trimmed(&origin).await;
+    a_full_merge_is_taken_and_nonsense_refused(&origin).await;
+    a_lease_is_of_one(&origin).await;
+    for partition in SPENT {
         let (passed, lost) = spend_all(&origin, partition, b"hot", 8).await;
         assert_eq!((passed, lost), (BURST, false), "partition {partition}");
     }
+}
+
+/// Where much is spent at once.
+const SPENT: [u16; 4] = [0, 1, 100, PARTITIONS - 1];
+
+/// Whether the suite uses this partition.
+pub fn is_of_suite(partition: u16) -> bool {
+    partition <= 17 || SPENT.contains(&partition)
 }
 
 async fn what_is_held_counts_as_used(origin: &Arc<dyn Origin>) {
@@ -169,13 +210,14 @@ async fn a_repeat_gets_the_first_answer(origin: &Arc<dyn Origin>) {
     let mut lane = Lane::new(origin, 4);
     let call = lane.next(vec![update(b"again", terms)], vec![asks(&[(0, 7)], 1)]);
     let first = lane.make(&call).await;
-    assert_eq!(origin.call(4, &call).await, Ok(first.clone()));
-    assert_eq!(origin.hedge(4, &call).await, Ok(first.clone()));
-    let (one, other) = tokio::join!(origin.call(4, &call), origin.hedge(4, &call));
+    let (again, hedge) = (async || origin.call(4, &call).await, async || origin.hedge(4, &call).await);
+    assert_eq!(answered(again).await, Ok(first.clone()));
+    assert_eq!(answered(hedge).await, Ok(first.clone()));
+    let (one, other) = tokio::join!(answered(again), answered(hedge));
     assert_eq!((one, other), (Ok(first.clone()), Ok(first)));
     assert_eq!(lane.ask(b"again", terms, 1, 99).await, 93);
     let outdated = OriginError::Refused(CallError::Outdated { sequence: 2 });
-    assert_eq!(origin.call(4, &call).await, Err(outdated));
+    assert_eq!(answered(again).await, Err(outdated));
 }
 
 async fn all_limits_of_a_request_pass_or_none(origin: &Arc<dyn Origin>) {
@@ -249,6 +291,158 @@ async fn a_full_call_is_taken(origin: &Arc<dyn Origin>) {
     let reply = lane.make(&call).await;
     assert!(reply.told.iter().all(|told| told.grant == 1));
     assert!(reply.asks.iter().all(|decided| decided.passed == 2));
+}
+
+/// A hundred, of which this region has a part of 40, and of which others hear from the tenth on.
+pub fn abroad(version: u32) -> Terms {
+    let abroad = Abroad { hide: 10, part_amount: 1, part_capacity: 40, debt_max: 1_000 };
+    a_day(Lapse::Counted, version).with_abroad(abroad)
+}
+
+/// Makes a round until there is an answer.
+pub async fn gather(origin: &Arc<dyn Origin>, partition: u16, round: Round) -> Gathered {
+    answered(async || origin.round(partition, &round).await).await.expect("nothing to refuse")
+}
+
+async fn merge(
+    origin: &Arc<dyn Origin>,
+    partition: u16,
+    components: Vec<Component>,
+) -> Result<Merged, OriginError> {
+    let merge = Merge { from: RegionId(u64::MAX), components };
+    answered(async || origin.merge(partition, &merge).await).await
+}
+
+/// Nothing new is said of other regions.
+const EVERYTHING: Round = Round { whole_for_us: 0, clock_us: 0, trim: 0, after: 0, most: 256 };
+
+/// All regions are heard of. From when on is for the origin to say: a clock that is behind what it was counts from where it is.
+const HEARD: Round = Round { whole_for_us: WHOLE_US_MAX, clock_us: u64::MAX, ..EVERYTHING };
+
+/// Hears of all regions, and waits until meters count on the whole.
+async fn settle(origin: &Arc<dyn Origin>, partition: u16) -> Gathered {
+    let gathered = gather(origin, partition, HEARD).await;
+    let mut lane = Lane::new(origin, partition);
+    lane.until("a meter that counts on the whole", b"settled", abroad(1), |_, told| told.whole).await;
+    gathered
+}
+
+/// Partitions of one origin stand for regions.
+async fn regions_charge_what_others_did_once(origin: &Arc<dyn Origin>) {
+    let (here, there) = (11, 12);
+    for partition in [here, there] {
+        settle(origin, partition).await;
+    }
+    let (mut near, mut far) = (Lane::new(origin, here), Lane::new(origin, there));
+    assert_eq!(near.ask(b"global", abroad(1), 1, 9).await, 9);
+    assert_eq!(gather(origin, here, EVERYTHING).await.components, [], "too few to be told");
+    assert_eq!(near.ask(b"global", abroad(1), 1, 21).await, 21);
+    let told = gather(origin, here, EVERYTHING).await.components;
+    let [component] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((&*component.key, component.terms), (&b"global"[..], abroad(1)));
+    assert_eq!(component.sums, Sums::Drained { charged: 30, refunded: 0, level: 30 });
+    let first = merge(origin, there, told.clone()).await.expect("merged");
+    let again = merge(origin, there, told).await.expect("merged");
+    assert_eq!(((first.charged, first.stale), (again.charged, again.stale)), ((30, 0), (0, 1)));
+    let call = far.next(vec![update(b"global", abroad(1))], vec![asks(&[(0, 1)], 1)]);
+    let told = far.make(&call).await.told[0];
+    assert_eq!((told.room, told.whole), (69, true));
+    // It counts there too, so here every single one is told.
+    assert_eq!(gather(origin, there, EVERYTHING).await.components.len(), 1);
+}
+
+async fn a_region_that_hears_of_nobody_has_its_part(origin: &Arc<dyn Origin>) {
+    let mut lane = Lane::new(origin, 13);
+    assert_eq!(lane.ask(b"apart", abroad(1), 1, 99).await, 40);
+    assert_eq!(settle(origin, 13).await.components, []);
+    assert_eq!(lane.ask(b"apart", abroad(1), 1, 99).await, 60, "the rest of the whole");
+    let told = gather(origin, 13, EVERYTHING).await.components;
+    assert_eq!(told[0].sums, Sums::Drained { charged: 100, refunded: 0, level: 100 });
+    gather(origin, 13, Round { whole_for_us: 0, ..HEARD }).await;
+    assert_eq!(lane.ask(b"apart", abroad(1), 1, 99).await, 0);
+}
+
+async fn what_is_left_of_a_part_is_told_although_nobody_asks_for_it(origin: &Arc<dyn Origin>) {
+    let mut lane = Lane::new(origin, 17);
+    assert_eq!(lane.ask(b"parted", abroad(1), 1, 30).await, 30);
+    let first = gather(origin, 17, HEARD).await;
+    assert_eq!((first.components, first.more), (vec![], true));
+    let told = gather(origin, 17, Round { after: first.upto, ..EVERYTHING }).await;
+    assert_eq!(told.components[0].sums, Sums::Drained { charged: 30, refunded: 0, level: 30 });
+    assert!(!told.more);
+}
+
+async fn a_node_may_not_know_yet_that_a_limit_is_of_several_regions(origin: &Arc<dyn Origin>) {
+    settle(origin, 14).await;
+    let (mut early, mut late) = (Lane::new(origin, 14), Lane::new(origin, 14));
+    assert_eq!(early.ask(b"known", abroad(2), 1, 20).await, 20);
+    assert_eq!(late.ask(b"known", a_day(Lapse::Counted, 1), 1, 5).await, 5);
+    let told = gather(origin, 14, EVERYTHING).await.components;
+    assert_eq!(told[0].sums, Sums::Drained { charged: 25, refunded: 0, level: 25 });
+}
+
+async fn marks_come_in_pages_until_they_are_trimmed(origin: &Arc<dyn Origin>) {
+    settle(origin, 15).await;
+    let mut lane = Lane::new(origin, 15);
+    for name in 0..5u8 {
+        assert_eq!(lane.ask(&[name], abroad(1), 10, 1).await, 1);
+    }
+    let names =
+        |gathered: &Gathered| gathered.components.iter().map(|found| found.key[0]).collect::<Vec<_>>();
+    let first = gather(origin, 15, Round { most: 2, ..EVERYTHING }).await;
+    assert_eq!((names(&first), first.more), (vec![0, 1], true));
+    let second = gather(origin, 15, Round { after: first.upto, trim: first.upto, ..EVERYTHING }).await;
+    assert_eq!((names(&second), second.more), (vec![2, 3, 4], false));
+    let rest = gather(origin, 15, Round { after: second.upto, ..EVERYTHING }).await;
+    assert_eq!((names(&rest), rest.upto), (vec![], second.upto));
+    assert_eq!(names(&gather(origin, 15, EVERYTHING).await), [2, 3, 4], "what was trimmed is not told again");
+    let unknown =
+        gather(origin, 15, Round { after: second.upto + 1, trim: second.upto + 1, ..EVERYTHING }).await;
+    assert_eq!(names(&unknown), [2, 3, 4], "marks of another life of the store");
+}
+
+async fn a_full_merge_is_taken_and_nonsense_refused(origin: &Arc<dyn Origin>) {
+    let component = |number: usize| Component {
+        key: format!("merged {number}").into_bytes().into(),
+        terms: abroad(1),
+        incarnation: 1,
+        sums: Sums::Drained { charged: 7, refunded: 0, level: 7 },
+    };
+    let all: Vec<Component> = (0..UPDATES_PER_CALL_MAX).map(component).collect();
+    let merged = merge(origin, 16, all.clone()).await.expect("merged");
+    assert_eq!((merged.charged, merged.stale), (7 * UPDATES_PER_CALL_MAX as u64, 0));
+    let regional = Component { terms: a_day(Lapse::Counted, 1), ..component(0) };
+    assert_eq!(merge(origin, 16, vec![regional]).await.expect("merged").stale, 1);
+    let too_many = all.into_iter().chain([component(UPDATES_PER_CALL_MAX)]).collect();
+    let refused = OriginError::Refused(CallError::TooMany { given: UPDATES_PER_CALL_MAX + 1 });
+    assert_eq!(merge(origin, 16, too_many).await, Err(refused));
+    let twice = merge(origin, 16, vec![component(0), component(0)]).await;
+    assert!(matches!(twice, Err(OriginError::Refused(CallError::Twice { .. }))), "{twice:?}");
+    let nothing = Merge { from: RegionId(1), components: Vec::new() };
+    for outside in
+        [origin.round(PARTITIONS, &EVERYTHING).await.err(), origin.merge(PARTITIONS, &nothing).await.err()]
+    {
+        assert!(matches!(outside, Some(OriginError::NotApplied(_))), "{outside:?}");
+    }
+}
+
+async fn a_lease_is_of_one(origin: &Arc<dyn Origin>) {
+    let hour_us = 3_600_000_000;
+    let lease = async |holder, for_us| {
+        answered(async || origin.lease(holder, for_us).await).await.expect("nothing to refuse")
+    };
+    assert!(!lease(1, 0).await, "nobody has it by giving it up");
+    assert!(lease(1, hour_us).await);
+    assert!(!lease(u64::MAX, hour_us).await);
+    assert!(lease(1, hour_us).await, "who has it keeps it");
+    assert!(!lease(u64::MAX, 0).await, "nobody else gives it up");
+    assert!(!lease(u64::MAX, hour_us).await);
+    assert!(!lease(1, 0).await);
+    assert!(lease(u64::MAX, 1_000).await);
+    let deadline = Instant::now() + TIME_MAX;
+    while !lease(1, hour_us).await {
+        assert!(Instant::now() < deadline, "it is over by itself");
+    }
 }
 
 /// Lets many nodes ask for more than there is of one meter, and hold parts of it in between. How much they got together,

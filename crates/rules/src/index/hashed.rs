@@ -1,61 +1,81 @@
-//! A table that is built once: found by a hash, in the order of hashes, with nothing left empty.
+//! A table that is built once and read at places nobody can foresee: as a rule, a look takes one line of the cache.
 
-use super::small;
+use super::pages::{LINE_BYTES, Pages};
 
-/// Items of one bucket, about. Higher: fewer bytes for each item, more to look through.
-const ITEMS_PER_BUCKET: usize = 4;
+/// Items of a line. Those that find no room in theirs lie in the next.
+const ITEMS_PER_LINE: usize = LINE_BYTES / ITEM_BYTES;
+/// Items of a line on average. Higher: fewer bytes for each item, more of them in another line than their own.
+const ITEMS_PER_LINE_MEAN: usize = 6;
+const _: () = assert!(ITEMS_PER_LINE_MEAN < ITEMS_PER_LINE, "every search has to come to an end");
 
-/// Items by hash. What is found may be another item of the same hash: whoever looks has to compare.
-#[derive(Debug)]
-pub(crate) struct Hashed<T> {
-    /// By bucket: where its items begin; one more than there are buckets.
-    starts: Box<[u32]>,
-    /// With the part of the hash that the bucket does not tell.
-    items: Box<[(u32, T)]>,
+/// An item: the part of the hash that the line does not tell, and the number.
+const ITEM_BYTES: usize = 8;
+/// In the place of an item, with those behind it: no number is that large.
+const EMPTY: u64 = u64::MAX;
+
+/// Numbers by hash. What is found may be the number of another hash: whoever looks has to compare.
+#[derive(Debug, Default)]
+pub(crate) struct Hashed {
+    lines: Pages,
+    items: usize,
 }
 
-impl<T> Default for Hashed<T> {
-    fn default() -> Self {
-        Self { starts: Box::default(), items: Box::default() }
+impl Hashed {
+    /// A table of numbers with their hashes. It serves best if no two hashes are the same.
+    pub(crate) fn new(items: &[(u64, u32)]) -> Self {
+        let lines = items.len().div_ceil(ITEMS_PER_LINE_MEAN);
+        let fill = |bytes: &mut [u8]| {
+            bytes.fill(u8::MAX);
+            let (places, _) = bytes.as_chunks_mut::<ITEM_BYTES>();
+            for (hash, number) in items {
+                put(places, *hash, *number);
+            }
+        };
+        Self { lines: Pages::filled(lines * LINE_BYTES, fill), items: items.len() }
     }
-}
 
-impl<T> Hashed<T> {
-    /// A table of items with their hashes, which are in order.
-    pub(crate) fn of_ordered(items: Vec<(u64, T)>) -> Self {
-        let buckets = (items.len() / ITEMS_PER_BUCKET).next_power_of_two();
-        let mut starts = Vec::with_capacity(buckets + 1);
-        for (at, (hash, _)) in items.iter().enumerate() {
-            starts.resize(starts.len().max(bucket(*hash, buckets) + 1), small(at));
+    /// What `look` says of the first number that may be the one with this hash, and of which it says something.
+    #[inline]
+    pub(crate) fn find<T>(&self, hash: u64, mut look: impl FnMut(u32) -> Option<T>) -> Option<T> {
+        let (places, _) = self.lines.as_chunks::<ITEM_BYTES>();
+        let own = line(hash, places.len() / ITEMS_PER_LINE) * ITEMS_PER_LINE;
+        let (before, from_own) = places.split_at_checked(own)?;
+        let items = from_own.iter().chain(before).map(|place| u64::from_le_bytes(*place));
+        for item in items.take_while(|item| *item != EMPTY) {
+            if low(item) == low(hash)
+                && let Some(found) = look(low(item >> u32::BITS))
+            {
+                return Some(found);
+            }
         }
-        starts.resize(buckets + 1, small(items.len()));
-        let items = items.into_iter().map(|(hash, item)| (tag(hash), item)).collect();
-        Self { starts: starts.into(), items }
-    }
-
-    /// The items that may be the one with this hash.
-    pub(crate) fn find(&self, hash: u64) -> impl Iterator<Item = &T> {
-        let bucket = bucket(hash, self.starts.len().saturating_sub(1));
-        let range = self.starts.get(bucket).zip(self.starts.get(bucket + 1));
-        let items = range.map(|(start, end)| &self.items[*start as usize..*end as usize]).unwrap_or_default();
-        items.iter().filter(move |(of, _)| *of == tag(hash)).map(|(_, item)| item)
+        None
     }
 
     /// All items.
     pub(crate) fn len(&self) -> usize {
-        self.items.len()
+        self.items
     }
 }
 
-/// By the first bits, so that items in the order of hashes are in the order of buckets.
-fn bucket(hash: u64, buckets: usize) -> usize {
-    let scaled = u128::from(hash) * buckets as u128;
+/// Into the first place that is free from its line on.
+fn put(places: &mut [[u8; ITEM_BYTES]], hash: u64, number: u32) {
+    let own = line(hash, places.len() / ITEMS_PER_LINE) * ITEMS_PER_LINE;
+    let (before, from_own) = places.split_at_mut(own);
+    let free = from_own.iter_mut().chain(before).find(|place| u64::from_le_bytes(**place) == EMPTY);
+    if let Some(free) = free {
+        *free = (u64::from(number) << u32::BITS | u64::from(low(hash))).to_le_bytes();
+    }
+}
+
+/// By the first bits; the last tell those of a line apart.
+fn line(hash: u64, lines: usize) -> usize {
+    let scaled = u128::from(hash) * lines as u128;
     usize::try_from(scaled >> u64::BITS).unwrap_or_default()
 }
 
-/// By the last bits.
-fn tag(hash: u64) -> u32 {
-    u32::try_from(hash & u64::from(u32::MAX)).unwrap_or_default()
+#[expect(clippy::cast_possible_truncation, reason = "the other half is wanted elsewhere")]
+fn low(both: u64) -> u32 {
+    both as u32
 }
 
 #[cfg(test)]
@@ -66,14 +86,21 @@ mod tests {
     proptest! {
         #[test]
         fn everything_is_found_by_its_hash(
-            mut hashes in prop::collection::vec(prop_oneof![any::<u64>(), 0..4_u64, Just(u64::MAX)], 0..40),
+            hashes in prop::collection::vec(prop_oneof![any::<u64>(), 0..4_u64, Just(u64::MAX)], 0..80),
             other: u64,
         ) {
-            hashes.sort_unstable();
-            let table = Hashed::of_ordered(hashes.iter().map(|hash| (*hash, *hash)).collect());
+            let items: Vec<(u64, u32)> = hashes.iter().copied().zip(0..).collect();
+            let table = Hashed::new(&items);
+            prop_assert_eq!(table.len(), hashes.len());
             for hash in hashes.iter().chain([&other]) {
-                let found = table.find(*hash).filter(|item| *item == hash).count();
-                prop_assert_eq!(found, hashes.iter().filter(|known| *known == hash).count());
+                let mut found = Vec::new();
+                let none: Option<()> = table.find(*hash, |at| {
+                    found.extend((hashes[at as usize] == *hash).then_some(at));
+                    None
+                });
+                prop_assert_eq!(none, None);
+                let expected: Vec<u32> = items.iter().filter(|(of, _)| of == hash).map(|(_, at)| *at).collect();
+                prop_assert_eq!(found, expected);
             }
         }
     }

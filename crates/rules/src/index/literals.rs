@@ -8,13 +8,20 @@ use crate::dimensions::VALUE_BYTES_MAX;
 /// Texts, each with the numbers of those that are found by it.
 #[derive(Debug, Default)]
 pub(crate) struct Literals {
-    /// In the order of their bytes: whatever begins with a text follows it.
-    texts: Box<[Box<[u8]>]>,
-    /// By text: the longest other one that it begins with.
-    parents: Box<[Option<u32>]>,
-    /// By text: where its numbers begin; one more than there are texts.
-    starts: Box<[u32]>,
+    /// One behind the other, in the order of their bytes: whatever begins with a text follows it.
+    bytes: Box<[u8]>,
+    texts: Box<[Text]>,
     numbers: Box<[u32]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Text {
+    /// Where it begins and ends.
+    bytes: (usize, usize),
+    /// Where its numbers begin and end.
+    numbers: (u32, u32),
+    /// The longest other one that it begins with.
+    parent: Option<u32>,
 }
 
 impl Literals {
@@ -30,17 +37,53 @@ impl Literals {
 
     fn new(mut entries: Vec<(Box<[u8]>, u32)>) -> Self {
         entries.sort_unstable();
-        let (mut texts, mut starts, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
-        for (text, number) in entries {
-            if texts.last() != Some(&text) {
-                starts.push(small(numbers.len()));
-                texts.push(text);
+        let (mut bytes, mut texts, mut numbers): (Vec<u8>, Vec<Text>, Vec<u32>) = Default::default();
+        let mut open: Vec<u32> = Vec::new();
+        for same in entries.chunk_by(|(a, _), (b, _)| a == b) {
+            let (text, _) = &same[0];
+            let is_part = |at: &u32| text.starts_with(&bytes[texts[*at as usize].range()]);
+            while open.last().is_some_and(|last| !is_part(last)) {
+                open.pop();
             }
-            numbers.push(number);
+            let parent = open.last().copied();
+            open.push(small(texts.len()));
+            let starts = (bytes.len(), small(numbers.len()));
+            bytes.extend_from_slice(text);
+            numbers.extend(same.iter().map(|(_, number)| *number));
+            texts.push(Text {
+                bytes: (starts.0, bytes.len()),
+                numbers: (starts.1, small(numbers.len())),
+                parent,
+            });
         }
-        starts.push(small(numbers.len()));
-        let parents = parents(&texts);
-        Self { texts: texts.into(), parents: parents.into(), starts: starts.into(), numbers: numbers.into() }
+        Self { bytes: bytes.into(), texts: texts.into(), numbers: numbers.into() }
+    }
+
+    /// How many texts do not come after `value`.
+    fn up_to(&self, value: &[u8]) -> usize {
+        let (mut from, mut to) = (0, self.texts.len());
+        while from < to {
+            let middle = usize::midpoint(from, to);
+            if &self.bytes[self.texts[middle].range()] <= value {
+                from = middle + 1;
+            } else {
+                to = middle;
+            }
+        }
+        from
+    }
+
+    /// The most numbers that one value finds, and the longest text that it finds them by.
+    pub(crate) fn most(&self) -> (usize, &[u8]) {
+        let mut found: Vec<usize> = Vec::with_capacity(self.texts.len());
+        for text in &self.texts {
+            // What a text begins with comes before it, and is found with it.
+            let shorter = text.parent.and_then(|parent| found.get(parent as usize)).copied();
+            let own = text.numbers.1.saturating_sub(text.numbers.0) as usize;
+            found.push(shorter.unwrap_or(0) + own);
+        }
+        let most = found.into_iter().zip(&self.texts).max_by_key(|(found, _)| *found);
+        most.map_or((0, &[]), |(found, text)| (found, &self.bytes[text.range()]))
     }
 
     /// Tells the numbers of all beginnings that `value` has.
@@ -59,29 +102,22 @@ impl Literals {
     /// The last text that does not come after `value` begins with every text that `value` begins with: what lies between a
     /// text and something that begins with it begins with it too.
     fn each(&self, value: &[u8], mut tell: impl FnMut(u32)) {
-        let mut next = self.texts.partition_point(|text| **text <= *value).checked_sub(1);
+        let mut next = self.up_to(value).checked_sub(1);
         while let Some(at) = next {
-            if value.starts_with(&self.texts[at]) {
-                for number in &self.numbers[self.starts[at] as usize..self.starts[at + 1] as usize] {
-                    tell(*number);
-                }
+            let text = &self.texts[at];
+            if value.starts_with(&self.bytes[text.range()]) {
+                let (start, end) = text.numbers;
+                self.numbers[start as usize..end as usize].iter().for_each(|number| tell(*number));
             }
-            next = self.parents[at].map(|parent| parent as usize);
+            next = text.parent.map(|parent| parent as usize);
         }
     }
 }
 
-fn parents(texts: &[Box<[u8]>]) -> Vec<Option<u32>> {
-    let mut open: Vec<usize> = Vec::new();
-    let mut parents = Vec::with_capacity(texts.len());
-    for (at, text) in texts.iter().enumerate() {
-        while open.last().is_some_and(|last| !text.starts_with(&texts[*last])) {
-            open.pop();
-        }
-        parents.push(open.last().map(|last| small(*last)));
-        open.push(at);
+impl Text {
+    fn range(&self) -> std::ops::Range<usize> {
+        self.bytes.0..self.bytes.1
     }
-    parents
 }
 
 #[cfg(test)]

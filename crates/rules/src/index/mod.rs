@@ -2,37 +2,68 @@
 
 mod hashed;
 mod literals;
+mod pages;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasher as _, RandomState};
+use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
+use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
 pub(crate) use hashed::Hashed;
 pub(crate) use literals::Literals;
+pub(crate) use pages::{LINE_BYTES, Pages};
 
 use crate::dimensions::Dimensions;
 use crate::pattern::Pattern;
 use crate::rule::{Condition, Rule};
 
-/// Rules that may apply to a request, by their positions.
+/// In the table of whole values, beside a number: there are several rules with this value, listed from there.
+const LISTED: u32 = 1 << 31;
+/// The largest number that a rule may have.
+pub(crate) const NUMBER_MAX: u32 = LISTED - 1;
+
+/// Rules that may apply to a request, by the numbers that the index was given for them.
 pub(crate) type Candidates = SmallVec<[u32; 32]>;
 
 /// The rules of a set by whose requests they are for, and by what those have to be known by.
 #[derive(Debug, Default)]
 pub(crate) struct RuleIndex {
     everyone: Box<[u32]>,
-    own: HashMap<Arc<str>, Box<[u32]>>,
+    own: HashMap<Arc<str>, Box<[u32]>, RandomState>,
     /// Rules that are found by a whole value, of all tenants.
-    exact: Hashed<u32>,
+    exact: Hashed,
+    /// How many rules share a value, and which.
+    listed: Box<[u32]>,
     hasher: RandomState,
     /// The dimensions of those values, for everyone and for tenants, in order.
     everyone_by: Box<[Arc<str>]>,
     own_by: Box<[Arc<str>]>,
     /// Rules that are not found by a whole value; most tenants have none of their own.
     others: Others,
-    own_others: HashMap<Arc<str>, Others>,
+    own_others: HashMap<Arc<str>, Others, RandomState>,
+    worst: Worst,
+}
+
+/// The rules for everyone, or of one tenant, that a request looks at if it has the worst value of every dimension.
+#[derive(Debug, Default)]
+pub(crate) struct Worst {
+    /// Whose they are; nobody's, if they are for everyone.
+    pub(crate) tenant: Option<Arc<str>>,
+    /// How many.
+    pub(crate) looked_at: usize,
+    /// What most of them are found by.
+    pub(crate) largest: Option<Crowd>,
+}
+
+/// Rules that are found by the same text.
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    pub(crate) dimension: Arc<str>,
+    /// As a pattern.
+    pub(crate) pattern: String,
+    pub(crate) rules: usize,
 }
 
 /// Rules for the same requests, as far as tenants go, that are not found by a whole value.
@@ -61,7 +92,10 @@ enum Anchor<'p> {
 }
 
 /// By dimension and anchor, how many rules of a tenant could be found by it.
-type Crowds<'r> = HashMap<(&'r str, Anchor<'r>), usize>;
+type Crowds<'r> = HashMap<(&'r str, Anchor<'r>), usize, RandomState>;
+
+/// By dimension and whole value, how many rules are found by it, where there are several.
+type Values<'r> = HashMap<(&'r Arc<str>, &'r str), usize, RandomState>;
 
 /// What is found by a whole value, as it is gathered.
 #[derive(Default)]
@@ -72,11 +106,13 @@ struct Exact {
 }
 
 impl RuleIndex {
-    /// An index of rules that are in the order in which they apply.
-    pub(crate) fn new(rules: &[Rule]) -> Self {
+    /// An index of rules that are in the order in which they apply, and of what each is to be told as: numbers in the same
+    /// order.
+    pub(crate) fn new(rules: &[Rule], numbers: &[u32]) -> Self {
+        let rules = Numbered { rules, numbers };
         let mut everyone = Vec::new();
-        let mut own: HashMap<Arc<str>, Vec<u32>> = HashMap::new();
-        for (at, rule) in rules.iter().enumerate() {
+        let mut own: HashMap<Arc<str>, Vec<u32>, RandomState> = HashMap::default();
+        for (at, rule) in rules.rules.iter().enumerate() {
             match &rule.tenant {
                 None => everyone.push(small(at)),
                 Some(tenant) => own.entry(Arc::clone(tenant)).or_default().push(small(at)),
@@ -84,24 +120,29 @@ impl RuleIndex {
         }
         let hasher = RandomState::default();
         let mut exact = Exact::default();
-        let others = Others::new(rules, &everyone, &hasher, &mut exact);
-        let mut own_others = HashMap::new();
+        let (others, mut worst) = Others::new(&rules, &everyone, &hasher, &mut exact);
+        let mut own_others = HashMap::default();
         for (tenant, positions) in &own {
-            let others = Others::new(rules, positions, &hasher, &mut exact);
+            let (others, of_tenant) = Others::new(&rules, positions, &hasher, &mut exact);
+            if of_tenant.looked_at > worst.looked_at {
+                worst = Worst { tenant: Some(Arc::clone(tenant)), ..of_tenant };
+            }
             if !others.is_empty() {
                 own_others.insert(Arc::clone(tenant), others);
             }
         }
-        exact.items.sort_unstable();
+        let (items, listed) = exact.listed();
         Self {
             everyone: everyone.into(),
             own: own.into_iter().map(|(tenant, positions)| (tenant, positions.into())).collect(),
-            exact: Hashed::of_ordered(exact.items),
+            exact: Hashed::new(&items),
+            listed,
             hasher,
             everyone_by: exact.everyone_by.into_iter().collect(),
             own_by: exact.own_by.into_iter().collect(),
             others,
             own_others,
+            worst,
         }
     }
 
@@ -110,10 +151,10 @@ impl RuleIndex {
         let mut found = Candidates::new();
         for (dimension, value) in request.pairs() {
             if is_among(&self.everyone_by, dimension) {
-                found.extend(self.exact.find(hash(&self.hasher, None, dimension, value)).copied());
+                self.find(hash(&self.hasher, None, dimension, value), &mut found);
             }
             if is_among(&self.own_by, dimension) {
-                found.extend(self.exact.find(hash(&self.hasher, Some(tenant), dimension, value)).copied());
+                self.find(hash(&self.hasher, Some(tenant), dimension, value), &mut found);
             }
         }
         self.others.collect(request, &mut found);
@@ -127,6 +168,21 @@ impl RuleIndex {
         found
     }
 
+    #[inline]
+    fn find(&self, hash: u64, found: &mut Candidates) {
+        let _: Option<()> = self.exact.find(hash, |number| {
+            match number.checked_sub(LISTED) {
+                None => found.push(number),
+                Some(list) => {
+                    let list = &self.listed[list as usize..];
+                    let (count, numbers) = list.split_first()?;
+                    found.extend_from_slice(&numbers[..*count as usize]);
+                }
+            }
+            None
+        });
+    }
+
     /// Every rule that is for requests of `tenant`: those for everyone, then its own, each in order.
     pub(crate) fn positions(&self, tenant: &str) -> impl Iterator<Item = usize> {
         let own = self.own.get(tenant).map(|own| &**own).unwrap_or_default();
@@ -138,21 +194,46 @@ impl RuleIndex {
         let own = self.own_others.iter().map(|(tenant, others)| (Some(&**tenant), others.scanned.len()));
         own.chain([(None, self.others.scanned.len())]).max_by_key(|(_, scanned)| *scanned).unwrap_or_default()
     }
+
+    /// What a request looks at, at worst.
+    pub(crate) fn worst(&self) -> &Worst {
+        &self.worst
+    }
 }
 
 fn is_among(dimensions: &[Arc<str>], dimension: &str) -> bool {
     dimensions.binary_search_by(|known| (**known).cmp(dimension)).is_ok()
 }
 
+/// By a hash that is fast, and drawn anew for each set: only those who write rules choose what is in the table, and whoever
+/// asks can at worst make a request look at some rules that are not about it.
 fn hash(hasher: &RandomState, tenant: Option<&str>, dimension: &str, value: &str) -> u64 {
     hasher.hash_one((tenant, dimension, value))
 }
 
+/// Rules, and what each is told as.
+struct Numbered<'r> {
+    rules: &'r [Rule],
+    numbers: &'r [u32],
+}
+
+impl<'r> Numbered<'r> {
+    fn of(&self, position: u32) -> (u32, &'r Rule) {
+        (self.numbers[position as usize], &self.rules[position as usize])
+    }
+}
+
 impl Others {
-    /// What is left of rules when those that are found by a whole value are taken out.
-    fn new(rules: &[Rule], positions: &[u32], hasher: &RandomState, exact: &mut Exact) -> Self {
-        let of = |at: &u32| (*at, &rules[*at as usize]);
-        let mut crowds = Crowds::new();
+    /// What is left of rules when those that are found by a whole value are taken out, and what a request looks at of all of
+    /// them, at worst.
+    fn new(
+        rules: &Numbered<'_>,
+        positions: &[u32],
+        hasher: &RandomState,
+        exact: &mut Exact,
+    ) -> (Self, Worst) {
+        let of = |at: &u32| rules.of(*at);
+        let mut crowds = Crowds::with_hasher(hasher.clone());
         for (_, rule) in positions.iter().map(of) {
             for (condition, anchors) in anchored(rule) {
                 for anchor in anchors {
@@ -162,6 +243,7 @@ impl Others {
         }
         let mut facets: BTreeMap<&Arc<str>, (Vec<_>, Vec<_>)> = BTreeMap::new();
         let mut scanned = Vec::new();
+        let mut values = Values::default();
         for (at, rule) in positions.iter().map(of) {
             let Some((condition, anchors)) = most_selective(rule, &crowds) else {
                 scanned.push(at);
@@ -169,7 +251,13 @@ impl Others {
             };
             for anchor in anchors {
                 match anchor {
-                    Anchor::Exact(value) => exact.add(rule, condition, hasher, value, at),
+                    Anchor::Exact(value) => {
+                        exact.add(rule, condition, hasher, value, at);
+                        // Most rules have a value to themselves: nothing is kept of those.
+                        if crowds.get(&(&*condition.dimension, anchor)).is_some_and(|rules| *rules > 1) {
+                            *values.entry((&condition.dimension, value)).or_default() += 1;
+                        }
+                    }
                     Anchor::Beginning(text) => {
                         facets.entry(&condition.dimension).or_default().0.push((text, at));
                     }
@@ -182,7 +270,17 @@ impl Others {
             beginnings: Literals::beginnings(beginnings),
             ends: Literals::ends(ends),
         });
-        Self { facets: facets.collect(), scanned: scanned.into() }
+        let others = Self { facets: facets.collect(), scanned: scanned.into() };
+        let worst = others.worst(&values);
+        (others, worst)
+    }
+
+    /// A request has one value of each dimension: at worst the one that finds most rules.
+    fn worst(&self, values: &Values<'_>) -> Worst {
+        let crowds: Vec<Crowd> =
+            self.facets.iter().flat_map(Facet::crowds).chain(largest_values(values)).collect();
+        let looked_at = self.scanned.len() + crowds.iter().map(|crowd| crowd.rules).sum::<usize>();
+        Worst { tenant: None, looked_at, largest: crowds.into_iter().max_by_key(|crowd| crowd.rules) }
     }
 
     fn is_empty(&self) -> bool {
@@ -204,6 +302,35 @@ impl Others {
     }
 }
 
+impl Facet {
+    /// The most rules that one value finds, by its beginning and by its end.
+    fn crowds(&self) -> impl Iterator<Item = Crowd> {
+        let (beginnings, ends) = (self.beginnings.most(), self.ends.most());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        // Ends are kept from the right to the left.
+        let end: Vec<u8> = ends.1.iter().rev().copied().collect();
+        let crowds =
+            [(beginnings.0, format!("{}*", text(beginnings.1))), (ends.0, format!("*{}", text(&end)))];
+        let of = |(rules, pattern)| Crowd { dimension: Arc::clone(&self.dimension), pattern, rules };
+        crowds.map(of).into_iter()
+    }
+}
+
+/// Of each dimension, the value that finds most rules.
+fn largest_values(values: &Values<'_>) -> impl Iterator<Item = Crowd> {
+    let mut largest: BTreeMap<&Arc<str>, (usize, &str)> = BTreeMap::new();
+    for ((dimension, value), rules) in values {
+        let most = largest.entry(dimension).or_default();
+        *most = (*most).max((*rules, value));
+    }
+    let of = |(dimension, (rules, value)): (&Arc<str>, (usize, &str))| Crowd {
+        dimension: Arc::clone(dimension),
+        pattern: value.to_owned(),
+        rules,
+    };
+    largest.into_iter().map(of)
+}
+
 impl Exact {
     fn add(&mut self, rule: &Rule, condition: &Condition, hasher: &RandomState, value: &str, at: u32) {
         let by = if rule.tenant.is_none() { &mut self.everyone_by } else { &mut self.own_by };
@@ -211,6 +338,22 @@ impl Exact {
             by.insert(Arc::clone(&condition.dimension));
         }
         self.items.push((hash(hasher, rule.tenant.as_deref(), &condition.dimension, value), at));
+    }
+
+    /// What is found by each hash: a number, or where a list of them begins.
+    fn listed(&mut self) -> (Vec<(u64, u32)>, Box<[u32]>) {
+        self.items.sort_unstable();
+        let mut listed = Vec::new();
+        let same = self.items.chunk_by(|a, b| a.0 == b.0).map(|same| match same {
+            [(hash, number)] => (*hash, *number),
+            several => {
+                let start = small(listed.len());
+                listed.push(small(several.len()));
+                listed.extend(several.iter().map(|(_, number)| *number));
+                (several[0].0, LISTED | start)
+            }
+        });
+        (same.collect(), listed.into())
     }
 }
 

@@ -9,10 +9,12 @@ use sqlx::AssertSqlSafe;
 
 use super::database::{Cells, Transaction, Value};
 use super::writing::Writing;
-use super::{Act, Conflict, Store, StoreError};
+use super::{Act, Checked, Conditions, Conflict, Heads, Store, StoreError};
 use crate::audit::hexadecimal;
 use crate::book::Kind;
-use crate::change::{Change, Needs, Operation, Proposal, State, check_text, kind_name, kind_of};
+use crate::change::{
+    Change, Needs, Operation, Proposal, State, check_effect, check_text, kind_name, kind_of,
+};
 
 /// How many changes one look at the history gives at most. Higher: more memory.
 pub const HISTORY_MAX: u64 = 100;
@@ -31,7 +33,7 @@ const HISTORY: &str = "SELECT id, state, needs, base_revision, author, reason, c
 pub(super) struct Current {
     pub(super) body: Option<String>,
     version: u64,
-    revision: u64,
+    pub(super) revision: u64,
 }
 
 pub(super) type Rows = HashMap<(Kind, String), Current>;
@@ -46,9 +48,14 @@ impl Store {
     }
 
     /// Applies a change that was proposed, all of it or nothing.
-    pub async fn apply(&self, id: u64, confirmed: bool, act: Act<'_>) -> Result<Change, StoreError> {
+    pub async fn apply(
+        &self,
+        id: u64,
+        conditions: impl Into<Conditions>,
+        act: Act<'_>,
+    ) -> Result<Change, StoreError> {
         let mut writing = self.begin(act).await?;
-        writing.apply(id, confirmed).await?;
+        writing.apply(id, conditions.into()).await?;
         self.commit_change(writing, id).await
     }
 
@@ -56,13 +63,13 @@ impl Store {
     pub async fn apply_new(
         &self,
         proposal: &Proposal,
-        confirmed: bool,
+        conditions: impl Into<Conditions>,
         act: Act<'_>,
     ) -> Result<Change, StoreError> {
         proposal.check()?;
         let mut writing = self.begin(act).await?;
         let id = writing.keep(proposal).await?;
-        writing.apply(id, confirmed).await?;
+        writing.apply(id, conditions.into()).await?;
         self.commit_change(writing, id).await
     }
 
@@ -76,12 +83,30 @@ impl Store {
         if change.author == act.by {
             return Err(StoreError::OwnApproval(id));
         }
+        writing.check_approver(&change).await?;
         let approve = "UPDATE tidegate_changes SET state = $2, approver = $3, approved_ms = $4 WHERE id = $1";
         let state = Value::Text(State::Proposed.word());
         let values = [Value::Number(id), state, Value::Text(act.by), Value::Number(act.now_ms)];
         writing.transaction.execute(approve, &values).await?;
         let digest = writing.operations_digest(id).await?;
         writing.note("change.approve", &json!({ "change": id, "operations_sha256": digest })).await?;
+        self.commit_change(writing, id).await
+    }
+
+    /// Lets a change wait for an approval that could be applied, since it would do something else by now: whoever approved it
+    /// has not seen that.
+    pub async fn wait_again(&self, id: u64, effect: &str, act: Act<'_>) -> Result<Change, StoreError> {
+        check_effect(effect)?;
+        let mut writing = self.begin(act).await?;
+        let state = writing.change(id).await?.state;
+        if state != State::Proposed {
+            return Err(StoreError::State(id, state));
+        }
+        let wait = "UPDATE tidegate_changes SET state = $2, needs = $3, effect = $4, approver = NULL, approved_ms = NULL \
+             WHERE id = $1";
+        let (state, needs) = (Value::Text(State::Waiting.word()), Value::Text(Needs::Approver.word()));
+        writing.transaction.execute(wait, &[Value::Number(id), state, needs, Value::Text(effect)]).await?;
+        writing.note("change.wait", &json!({ "change": id, "needs": Needs::Approver.word() })).await?;
         self.commit_change(writing, id).await
     }
 
@@ -169,12 +194,15 @@ impl Writing<'_> {
         Ok(id)
     }
 
-    pub(super) async fn apply(&mut self, id: u64, confirmed: bool) -> Result<(), StoreError> {
+    pub(super) async fn apply(&mut self, id: u64, conditions: Conditions) -> Result<(), StoreError> {
+        let Conditions { confirmed, checked } = conditions;
         let change = self.change(id).await?;
         check_ready(&change, confirmed)?;
         let operations = operations(&mut self.transaction, id).await?;
         let rows = current_rows(&mut self.transaction, &operations).await?;
         check_conflicts(&operations, &rows, change.base_revision)?;
+        self.check_emergencies(&operations).await?;
+        self.check_moved(checked)?;
         self.heads.revision += 1;
         write_rows(&mut self.transaction, &operations, &rows, self.heads.revision).await?;
         self.mark_applied(id, &restore_operations(&operations, rows)).await?;
@@ -190,6 +218,17 @@ impl Writing<'_> {
             "operations_sha256": self.operations_digest(id).await?,
         });
         self.note("change.apply", &detail).await
+    }
+
+    /// Two changes that each make sense may not make any together: only what was checked with all that is there now is
+    /// applied.
+    fn check_moved(&self, checked: Option<Checked>) -> Result<(), StoreError> {
+        let Heads { revision, emergency_revision, .. } = self.heads;
+        let now = Checked { revision, emergency_revision };
+        match checked {
+            Some(checked) if checked != now => Err(StoreError::Moved { checked, now }),
+            _ => Ok(()),
+        }
     }
 
     /// Notes what would restore the rows. Deletions of rows that never were are left out when it comes to that.
@@ -351,7 +390,7 @@ pub(super) async fn change(transaction: &mut Transaction, id: u64) -> Result<Cha
     found.ok_or_else(|| no_change(id))
 }
 
-async fn operations(transaction: &mut Transaction, id: u64) -> Result<Vec<Operation>, StoreError> {
+pub(super) async fn operations(transaction: &mut Transaction, id: u64) -> Result<Vec<Operation>, StoreError> {
     Ok(serde_json::from_str(&operations_text(transaction, id).await?)?)
 }
 

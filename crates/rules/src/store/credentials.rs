@@ -3,9 +3,20 @@
 use serde_json::json;
 
 use super::database::{Cells, Value};
+use super::writing::Writing;
 use super::{Act, Store, StoreError};
 use crate::audit::is_hash;
-use crate::change::{Invalid, check_name};
+use crate::change::{Change, Invalid, check_name};
+
+/// The most credentials of a store. Higher: more people and programs; all of them are in the memory of every server, and read
+/// whenever one of them changes.
+pub const CREDENTIALS_MAX: usize = 10_000;
+
+/// The most credentials that are told at once.
+pub const CREDENTIALS_PAGE_MAX: u64 = 1_000;
+
+/// The most that have expired and are removed at once. Higher: they are gone earlier; whoever else changes the store waits longer.
+const EXPIRED_REMOVED_MAX: u64 = 100;
 
 /// What is known of a token without knowing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,10 +36,12 @@ pub struct Credential {
 }
 
 impl Store {
-    /// Keeps a credential in place of the one with its hash.
+    /// Keeps a credential in place of the one with its hash, if there is room. Those that have expired are removed first.
     pub async fn put_credential(&self, new: &Credential, act: Act<'_>) -> Result<(), StoreError> {
         new.check()?;
         let mut writing = self.begin(act).await?;
+        writing.remove_expired_credentials().await?;
+        writing.check_room_for_credential(&new.hash).await?;
         let put = "INSERT INTO tidegate_credentials (hash, name, tenant, role, created_ms, expires_ms) \
              VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (hash) DO UPDATE SET name = excluded.name, \
              tenant = excluded.tenant, role = excluded.role, created_ms = excluded.created_ms, \
@@ -42,6 +55,7 @@ impl Store {
             Value::OptionalNumber(new.expires_ms),
         ];
         writing.transaction.execute(put, &values).await?;
+        writing.note_maker(&new.name).await?;
         let Credential { hash, name, tenant, role, expires_ms, .. } = new;
         let detail =
             json!({ "hash": hash, "name": name, "tenant": tenant, "role": role, "expires_ms": expires_ms });
@@ -68,6 +82,74 @@ impl Store {
         let mut found = self.database.read().await?.all(all, &[], credential).await?;
         found.sort_unstable_by(|a, b| (&a.name, &a.hash).cmp(&(&b.name, &b.hash)));
         Ok(found)
+    }
+
+    /// Some of them, by hash: those after `after`, up to `limit`.
+    pub async fn credentials_after(&self, after: &str, limit: u64) -> Result<Vec<Credential>, StoreError> {
+        let page = "SELECT hash, name, tenant, role, created_ms, expires_ms FROM tidegate_credentials \
+             WHERE hash > $1 ORDER BY hash LIMIT $2";
+        // One more than a page says whether there is another.
+        let values = [Value::Text(after), Value::Number(limit.min(CREDENTIALS_PAGE_MAX + 1))];
+        self.database.read().await?.all(page, &values, credential).await
+    }
+}
+
+impl Writing<'_> {
+    /// They open nothing, and would take the room of others for ever. Those that ended first go first.
+    async fn remove_expired_credentials(&mut self) -> Result<(), StoreError> {
+        let remove = "DELETE FROM tidegate_credentials WHERE hash IN (SELECT hash FROM tidegate_credentials \
+             WHERE expires_ms <= $1 ORDER BY expires_ms, hash LIMIT $2) RETURNING hash, name";
+        let values = [Value::Number(self.act.now_ms), Value::Number(EXPIRED_REMOVED_MAX)];
+        let named = |cells: &Cells<'_>| Ok((cells.owned(0)?, cells.owned(1)?));
+        let mut removed = self.transaction.all(remove, &values, named).await?;
+        removed.sort_unstable();
+        if !removed.is_empty() {
+            let told: Vec<_> =
+                removed.iter().map(|(hash, name)| json!({ "hash": hash, "name": name })).collect();
+            self.note("credential.expire", &json!({ "credentials": told })).await?;
+        }
+        Ok(())
+    }
+
+    /// Remembers who made a credential of a name, and how many changes had been proposed by then. That outlives the credential:
+    /// who revokes one that they used is still who made it.
+    async fn note_maker(&mut self, name: &str) -> Result<(), StoreError> {
+        let note = "INSERT INTO tidegate_makers (name, made_by, change_count) VALUES ($1, $2, $3) \
+             ON CONFLICT (name, made_by) DO UPDATE SET change_count = excluded.change_count";
+        let values = [Value::Text(name), Value::Text(self.act.by), Value::Number(self.change_count)];
+        self.transaction.execute(note, &values).await?;
+        Ok(())
+    }
+
+    /// Refuses an approval by somebody who may well be the author of the change: whoever makes a credential knows its token.
+    /// Changes are counted, rather than times compared: servers' clocks differ.
+    pub(super) async fn check_approver(&mut self, change: &Change) -> Result<(), StoreError> {
+        let (author, approver) = (Value::Text(&change.author), Value::Text(self.act.by));
+        let related = "SELECT count(*) FROM tidegate_makers \
+             WHERE (name = $1 AND made_by = $2) OR (name = $2 AND made_by = $1)";
+        if self.is_any(related, &[author, approver]).await? {
+            return Err(StoreError::RelatedApproval(change.id));
+        }
+        let later = "SELECT count(*) FROM tidegate_makers WHERE name = $1 AND change_count >= $2";
+        if self.is_any(later, &[approver, Value::Number(change.id)]).await? {
+            return Err(StoreError::LaterApproval(change.id));
+        }
+        Ok(())
+    }
+
+    async fn is_any(&mut self, count: &'static str, values: &[Value<'_>]) -> Result<bool, StoreError> {
+        let found = self.transaction.one(count, values, |cells| cells.number(0)).await?;
+        Ok(found.is_some_and(|found| found > 0))
+    }
+
+    async fn check_room_for_credential(&mut self, hash: &str) -> Result<(), StoreError> {
+        let select = "SELECT count(*) FROM tidegate_credentials WHERE hash <> $1";
+        let others = self.transaction.one(select, &[Value::Text(hash)], |cells| cells.number(0)).await?;
+        if others.is_some_and(|others| others < CREDENTIALS_MAX as u64) {
+            Ok(())
+        } else {
+            Err(StoreError::TooManyCredentials)
+        }
     }
 }
 

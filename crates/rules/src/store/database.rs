@@ -1,6 +1,7 @@
 //! `SQLite` and `PostgreSQL` behind one face: the same statements, with `$1` for the first value, on either.
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
@@ -22,9 +23,12 @@ pub(super) const WAIT_MAX: Duration = Duration::from_secs(5);
 /// is told later.
 const STATEMENT_TIME_MAX: Duration = Duration::from_mins(1);
 
-/// Connections of one process, besides the one that listens. More: more calls at once, of which the store does the
-/// changes one by one all the same.
-const CONNECTIONS_MAX: u32 = 4;
+/// Connections of one process, besides the one that listens and those for what is urgent. More: more calls at once, of which
+/// the store does the changes one by one all the same.
+pub(super) const CONNECTIONS_MAX: u32 = 4;
+
+/// Connections for what is urgent: somebody changes emergencies, and somebody looks how far the store is.
+const URGENT_CONNECTIONS_MAX: u32 = 2;
 
 /// How long a transaction of a process that hangs may keep others from changing anything.
 const IDLE_TRANSACTION_MAX: &str = "30s";
@@ -36,8 +40,10 @@ const ROWS_AHEAD: usize = 1_024;
 const MIGRATIONS_TABLE: &str = "tidegate_migrations";
 
 /// What changes in the schema, in order. Released ones never change.
-const MIGRATIONS: &[(i64, &str, &str)] =
-    &[(1, "rules", include_str!("../../migrations/control/0001_rules.sql"))];
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "rules", include_str!("../../migrations/control/0001_rules.sql")),
+    (2, "makers", include_str!("../../migrations/control/0002_makers.sql")),
+];
 
 /// A value that goes into a statement.
 #[derive(Clone, Copy, Debug)]
@@ -85,11 +91,20 @@ impl Database {
     pub(super) async fn open(address: &Address) -> Result<Self, StoreError> {
         let database = match &address.0 {
             Place::Memory => Self::Sqlite(memory().await?),
-            Place::File(file) => Self::Sqlite(file_pool(SqliteConnectOptions::new().filename(file)).await?),
+            Place::File(file) => Self::Sqlite(file_pool(file, CONNECTIONS_MAX).await?),
             Place::Postgres(options) => Self::Postgres(postgres_pool(options, CONNECTIONS_MAX)),
         };
         database.migrate().await?;
         Ok(database)
+    }
+
+    /// The same by other connections. Of a memory there is one, which all share.
+    pub(super) async fn beside(&self, address: &Address) -> Result<Self, StoreError> {
+        Ok(match &address.0 {
+            Place::Memory => self.clone(),
+            Place::File(file) => Self::Sqlite(file_pool(file, URGENT_CONNECTIONS_MAX).await?),
+            Place::Postgres(options) => Self::Postgres(postgres_pool(options, URGENT_CONNECTIONS_MAX)),
+        })
     }
 
     async fn migrate(&self) -> Result<(), StoreError> {
@@ -106,33 +121,40 @@ impl Database {
 
     /// Begins to read: all that is read is of one moment.
     pub(super) async fn read(&self) -> Result<Transaction, StoreError> {
-        let begun = match self {
-            Self::Sqlite(pool) => pool.begin().await.map(Transaction::Sqlite),
-            Self::Postgres(pool) => {
-                let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
-                pool.begin_with(begin).await.map(Transaction::Postgres)
+        let begun = Box::pin(async {
+            match self {
+                Self::Sqlite(pool) => pool.begin().await.map(Transaction::Sqlite),
+                Self::Postgres(pool) => {
+                    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
+                    pool.begin_with(begin).await.map(Transaction::Postgres)
+                }
             }
-        };
-        self.explained(begun).await
+        });
+        self.begun(begun).await
     }
 
     /// Begins to write. The first statement must lock the heads.
     pub(super) async fn write(&self) -> Result<Transaction, StoreError> {
-        let begun = match self {
-            // A lock that is only taken at the first write would be refused if somebody wrote in between.
-            Self::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Transaction::Sqlite),
-            Self::Postgres(pool) => {
-                pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await.map(Transaction::Postgres)
+        let begun = Box::pin(async {
+            match self {
+                // A lock that is only taken at the first write would be refused if somebody wrote in between.
+                Self::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Transaction::Sqlite),
+                Self::Postgres(pool) => {
+                    pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await.map(Transaction::Postgres)
+                }
             }
-        };
-        self.explained(begun).await
+        });
+        self.begun(begun).await
     }
 
-    async fn explained<T>(&self, outcome: Result<T, Error>) -> Result<T, StoreError> {
-        match outcome {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.explain(error).await),
-        }
+    async fn begun<T>(&self, begun: impl Future<Output = Result<T, Error>> + Unpin) -> Result<T, StoreError> {
+        let explained = async {
+            match begun.await {
+                Ok(value) => Ok(value),
+                Err(error) => Err(self.explain(error).await),
+            }
+        };
+        in_time(explained).await
     }
 
     /// A pool only says that it got no connection: this asks once more for the reason.
@@ -168,13 +190,14 @@ pub(super) fn postgres_pool(options: &PgConnectOptions, connections_max: u32) ->
     PgPoolOptions::new().max_connections(connections_max).acquire_timeout(WAIT_MAX).connect_lazy_with(options)
 }
 
-async fn file_pool(options: SqliteConnectOptions) -> Result<SqlitePool, Error> {
-    let options = options
+async fn file_pool(file: &Path, connections_max: u32) -> Result<SqlitePool, Error> {
+    let options = SqliteConnectOptions::new()
+        .filename(file)
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         // Whoever was told that something is kept finds it there after a power cut, too.
         .synchronous(SqliteSynchronous::Full);
-    let pool = SqlitePoolOptions::new().max_connections(CONNECTIONS_MAX).acquire_timeout(WAIT_MAX);
+    let pool = SqlitePoolOptions::new().max_connections(connections_max).acquire_timeout(WAIT_MAX);
     pool.connect_with(sqlite_options(options)).await
 }
 
@@ -200,16 +223,22 @@ fn migrator() -> Migrator {
 
 impl Transaction {
     /// Runs a statement, and says how many rows it changed.
-    pub(super) async fn execute(&mut self, sql: impl SqlSafeStr, values: &[Value<'_>]) -> Result<u64, Error> {
-        match self {
-            Self::Sqlite(transaction) => {
-                bound!(Sqlite, sql, values).execute(&mut **transaction).await.map(|done| done.rows_affected())
-            }
-            Self::Postgres(transaction) => bound!(Postgres, sql, values)
-                .execute(&mut **transaction)
-                .await
-                .map(|done| done.rows_affected()),
-        }
+    pub(super) async fn execute(
+        &mut self,
+        sql: impl SqlSafeStr,
+        values: &[Value<'_>],
+    ) -> Result<u64, StoreError> {
+        let done = async {
+            Ok(match self {
+                Self::Sqlite(transaction) => {
+                    bound!(Sqlite, sql, values).execute(&mut **transaction).await?.rows_affected()
+                }
+                Self::Postgres(transaction) => {
+                    bound!(Postgres, sql, values).execute(&mut **transaction).await?.rows_affected()
+                }
+            })
+        };
+        in_time(done).await
     }
 
     /// Reads what a statement finds, row by row as they arrive.
@@ -284,12 +313,17 @@ impl Transaction {
     }
 }
 
-async fn in_time<T>(doing: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    let Ok(done) = tokio::time::timeout(STATEMENT_TIME_MAX, doing).await else {
-        let seconds = STATEMENT_TIME_MAX.as_secs();
-        return Err(StoreError::Unreachable(format!("it did not answer within {seconds} s")));
-    };
-    done
+/// On the heap: what asks a database is large, and would be part of all that waits for it.
+fn in_time<T>(
+    doing: impl Future<Output = Result<T, StoreError>>,
+) -> impl Future<Output = Result<T, StoreError>> {
+    let doing = tokio::time::timeout(STATEMENT_TIME_MAX, Box::pin(doing));
+    async {
+        doing.await.unwrap_or_else(|_| {
+            let seconds = STATEMENT_TIME_MAX.as_secs();
+            Err(StoreError::Unreachable(format!("it did not answer within {seconds} s")))
+        })
+    }
 }
 
 impl Cells<'_> {

@@ -1,12 +1,16 @@
 //! Emergencies: what goes before all rules for a while, on a way of its own.
 
+use serde::Deserialize;
 use serde_json::json;
 
 use super::database::Value;
 use super::writing::Writing;
-use super::{Act, Store, StoreError};
-use crate::book::EmergencyRow;
-use crate::change::{Invalid, check_body, check_name};
+use super::{Act, Store, StoreError, rows};
+use crate::RuleSet;
+use crate::book::{Book, EmergencyRow, Kind, Row};
+use crate::change::{Invalid, Operation, check_body, check_name, kind_name};
+use crate::emergency::EMERGENCIES_MAX;
+use crate::problems::Problems;
 
 /// How far ahead an emergency may end, ms. Longer: fewer renewals; what was forgotten stays for longer.
 pub const EMERGENCY_MS_MAX: u64 = 60 * 60 * 1_000;
@@ -17,8 +21,10 @@ impl Store {
         check_name("id", &emergency.id)?;
         check_body(&emergency.body)?;
         check_expiry(emergency.expires_ms, act.now_ms)?;
-        let mut writing = self.begin(act).await?;
+        let mut writing = self.begin_urgently(act).await?;
         writing.remove_expired().await?;
+        writing.check_room(&emergency.id).await?;
+        writing.check_sense(emergency).await?;
         let put = "INSERT INTO tidegate_emergencies (id, body, author, created_ms, expires_ms) \
              VALUES ($1, $2, $3, $4, $5) ON CONFLICT (id) DO UPDATE SET body = excluded.body, \
              author = excluded.author, created_ms = excluded.created_ms, expires_ms = excluded.expires_ms";
@@ -39,7 +45,7 @@ impl Store {
     /// Lets one that has not expired last for longer. Gives the emergency revision.
     pub async fn renew_emergency(&self, id: &str, expires_ms: u64, act: Act<'_>) -> Result<u64, StoreError> {
         check_expiry(expires_ms, act.now_ms)?;
-        let mut writing = self.begin(act).await?;
+        let mut writing = self.begin_urgently(act).await?;
         writing.remove_expired().await?;
         let renew = "UPDATE tidegate_emergencies SET expires_ms = $2 WHERE id = $1";
         let renewed =
@@ -53,27 +59,13 @@ impl Store {
 
     /// Ends one. Gives the emergency revision.
     pub async fn end_emergency(&self, id: &str, act: Act<'_>) -> Result<u64, StoreError> {
-        let mut writing = self.begin(act).await?;
+        let mut writing = self.begin_urgently(act).await?;
         let end = "DELETE FROM tidegate_emergencies WHERE id = $1";
         if writing.transaction.execute(end, &[Value::Text(id)]).await? == 0 {
             return Err(StoreError::NotThere(format!("emergency {id:?}")));
         }
         writing.note("emergency.end", &json!({ "id": id })).await?;
         self.commit_emergency(writing).await
-    }
-
-    /// Removes those that have expired, and says how many. Without any, nothing is locked: every server may ask often.
-    pub async fn remove_expired_emergencies(&self, act: Act<'_>) -> Result<usize, StoreError> {
-        let (_, emergencies) = self.emergencies().await?;
-        if emergencies.iter().all(|emergency| emergency.expires_ms > act.now_ms) {
-            return Ok(0);
-        }
-        let mut writing = self.begin(act).await?;
-        let removed = writing.remove_expired().await?;
-        if removed > 0 {
-            self.commit_emergency(writing).await?;
-        }
-        Ok(removed)
     }
 
     async fn commit_emergency(&self, mut writing: Writing<'_>) -> Result<u64, StoreError> {
@@ -85,7 +77,64 @@ impl Store {
 }
 
 impl Writing<'_> {
-    async fn remove_expired(&mut self) -> Result<usize, StoreError> {
+    /// Whether an emergency makes sense with the rule that it names, as that is at this moment. One that does not would be
+    /// refused by every server, and everything else with it. Other rules do not matter, and there may be many; but for the
+    /// number of header fields that all look at together.
+    async fn check_sense(&mut self, emergency: &EmergencyRow) -> Result<(), StoreError> {
+        let mut rows = Vec::new();
+        if let Refers { rule: Some(name), .. } = refers(&emergency.body) {
+            let missing = || StoreError::NotThere(format!("rule {name:?}"));
+            let rule = self.row(Kind::Rule, &name).await?.ok_or_else(missing)?;
+            if let Refers { template: Some(name), .. } = refers(&rule.body) {
+                rows.extend(self.row(Kind::Template, &name).await?);
+            }
+            rows.push(rule);
+        }
+        let book = Book { rows: rows.into(), emergencies: vec![emergency.clone()], ..Book::default() };
+        let set = RuleSet::compile(&book, None, self.act.now_ms).map_err(|problems| unfit(&problems))?;
+        if set.emergencies_look_at_headers() { self.check_headers(emergency).await } else { Ok(()) }
+    }
+
+    /// All rules and emergencies together may look at so many header fields. Only for one that looks at any are they read
+    /// and compiled, while all who write wait: what was tried before may have been joined by another since.
+    async fn check_headers(&mut self, emergency: &EmergencyRow) -> Result<(), StoreError> {
+        let mut emergencies = self.transaction.all(rows::EMERGENCIES, &[], rows::emergency).await?;
+        emergencies.retain(|other| other.id != emergency.id);
+        let rows = self.transaction.all(rows::RULES, &[], rows::row).await?;
+        let mut book = Book { rows: rows.into(), emergencies, ..Book::default() };
+        // A book that no server takes is not made worse by an emergency, which goes before the one that they have.
+        let Ok(set) = RuleSet::compile(&book, None, self.act.now_ms) else { return Ok(()) };
+        book.emergencies.push(emergency.clone());
+        set.with_emergencies(0, &book.emergencies, self.act.now_ms)
+            .map(drop)
+            .map_err(|problems| unfit(&problems))
+    }
+
+    async fn row(&mut self, kind: Kind, name: &str) -> Result<Option<Row>, StoreError> {
+        let select = "SELECT kind, name, body, version FROM tidegate_rows WHERE kind = $1 AND name = $2 \
+             AND body IS NOT NULL";
+        self.transaction.one(select, &[Value::Text(kind_name(kind)), Value::Text(name)], rows::row).await
+    }
+
+    /// For the same reason a rule is not deleted while an emergency is about it.
+    pub(super) async fn check_emergencies(&mut self, operations: &[Operation]) -> Result<(), StoreError> {
+        let emergencies = self.transaction.all(rows::EMERGENCIES, &[], rows::emergency).await?;
+        let found = in_emergency(operations, &emergencies, self.act.now_ms);
+        if found.is_empty() { Ok(()) } else { Err(StoreError::InEmergency(found)) }
+    }
+
+    /// One more than may be would be refused by every server, and all others with it.
+    async fn check_room(&mut self, id: &str) -> Result<(), StoreError> {
+        let select = "SELECT count(*) FROM tidegate_emergencies WHERE id <> $1";
+        let others = self.transaction.one(select, &[Value::Text(id)], |cells| cells.number(0)).await?;
+        if others.is_some_and(|others| others < EMERGENCIES_MAX as u64) {
+            Ok(())
+        } else {
+            Err(StoreError::TooManyEmergencies)
+        }
+    }
+
+    async fn remove_expired(&mut self) -> Result<(), StoreError> {
         let remove = "DELETE FROM tidegate_emergencies WHERE expires_ms <= $1 RETURNING id";
         let mut removed =
             self.transaction.all(remove, &[Value::Number(self.act.now_ms)], |cells| cells.owned(0)).await?;
@@ -93,8 +142,38 @@ impl Writing<'_> {
         if !removed.is_empty() {
             self.note("emergency.expire", &json!({ "ids": removed })).await?;
         }
-        Ok(removed.len())
+        Ok(())
     }
+}
+
+fn unfit(problems: &Problems) -> StoreError {
+    Invalid(problems.to_string()).into()
+}
+
+/// The rules that operations delete although an emergency is about them, each with its id.
+pub fn in_emergency(
+    operations: &[Operation],
+    emergencies: &[EmergencyRow],
+    now_ms: u64,
+) -> Vec<(String, String)> {
+    let is_deleted = |rule: &str| {
+        operations.iter().any(|operation| operation.row() == (Kind::Rule, rule) && operation.body().is_none())
+    };
+    let lasting = emergencies.iter().filter(|emergency| now_ms < emergency.expires_ms);
+    let about = lasting.filter_map(|emergency| Some((refers(&emergency.body).rule?, emergency.id.clone())));
+    about.filter(|(rule, _)| is_deleted(rule)).collect()
+}
+
+/// What a row says of other rows.
+#[derive(Default, Deserialize)]
+struct Refers {
+    rule: Option<String>,
+    template: Option<String>,
+}
+
+/// Nothing, if it cannot be read.
+fn refers(body: &str) -> Refers {
+    serde_json::from_str(body).unwrap_or_default()
 }
 
 fn check_expiry(expires_ms: u64, now_ms: u64) -> Result<(), Invalid> {

@@ -19,15 +19,16 @@ use std::sync::Arc;
 
 pub use address::{Address, NoAddress};
 pub use changes::HISTORY_MAX;
-pub use credentials::Credential;
-pub use emergencies::EMERGENCY_MS_MAX;
+pub use credentials::{CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, Credential};
+pub use emergencies::{EMERGENCY_MS_MAX, in_emergency};
 pub use rollback::Rollback;
 pub use trail::AUDIT_PAGE_MAX;
-pub use watch::{CHANNEL, Signal, Watch};
+pub use watch::{CHANNEL, RETRY_MAX, RETRY_MIN, Signal, Watch};
 
 use crate::audit::Break;
-use crate::book::Kind;
+use crate::book::{Book, Kind};
 use crate::change::{Invalid, Needs, State, kind_name};
+use crate::emergency::EMERGENCIES_MAX;
 use database::Database;
 
 /// The store of rules. Copies of it share its connections.
@@ -35,6 +36,9 @@ use database::Database;
 pub struct Store {
     address: Address,
     database: Database,
+    /// The same store, by connections that nobody has for long: an emergency, and whoever looks how far the store is, do not wait
+    /// for those who read all of it.
+    urgent: Database,
     /// Tells the watchers of this process that something was committed.
     committed: Arc<tokio::sync::watch::Sender<()>>,
 }
@@ -57,6 +61,36 @@ pub struct Heads {
     pub emergency_revision: u64,
     /// Of credentials.
     pub credential_revision: u64,
+}
+
+/// What has to hold for a change to be applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    /// Whoever applies it has confirmed that it is meant.
+    pub confirmed: bool,
+    /// The book with which all of it was compiled, if it was: another one may not make sense with it.
+    pub checked: Option<Checked>,
+}
+
+impl From<bool> for Conditions {
+    fn from(confirmed: bool) -> Self {
+        Self { confirmed, checked: None }
+    }
+}
+
+/// The book that a change was checked against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// Of its rows.
+    pub revision: u64,
+    /// Of its emergencies.
+    pub emergency_revision: u64,
+}
+
+impl From<&Book> for Checked {
+    fn from(book: &Book) -> Self {
+        Self { revision: book.revision, emergency_revision: book.emergency_revision }
+    }
 }
 
 /// A row that changed after the revision that a change was made for.
@@ -93,6 +127,19 @@ pub enum StoreError {
     Conflict(Vec<Conflict>),
     /// Rows that are to be deleted do not exist.
     Missing(Vec<(Kind, String)>),
+    /// Rules that are to be deleted, each with an emergency that is about it.
+    InEmergency(Vec<(String, String)>),
+    /// There are as many emergencies as may be.
+    TooManyEmergencies,
+    /// There are as many credentials as may be.
+    TooManyCredentials,
+    /// The book that the change was checked against is no longer the latest.
+    Moved {
+        /// Against which it was checked.
+        checked: Checked,
+        /// The latest.
+        now: Checked,
+    },
     /// The change was made for a revision that is yet to come.
     Ahead {
         /// For which it was made.
@@ -104,6 +151,10 @@ pub enum StoreError {
     Needs(u64, Needs),
     /// Its author cannot be its approver.
     OwnApproval(u64),
+    /// One of the two credentials, of its author and of whoever approves it, was made with the other.
+    RelatedApproval(u64),
+    /// The credential of whoever approves it was made when it had been proposed already.
+    LaterApproval(u64),
     /// The change is in a state in which this cannot be done.
     State(u64, State),
     /// What was to be restored is already so.
@@ -133,6 +184,25 @@ impl fmt::Display for StoreError {
                 let row = |row: &(Kind, String)| format!("{} {:?}", kind_name(row.0), row.1);
                 write!(f, "cannot delete what does not exist: {}", listed(rows, row))
             }
+            Self::TooManyEmergencies => {
+                write!(f, "emergencies: there are {EMERGENCIES_MAX}, as many as may be: end one")
+            }
+            Self::TooManyCredentials => {
+                write!(f, "credentials: there are {CREDENTIALS_MAX}, as many as may be: revoke one")
+            }
+            Self::InEmergency(rules) => {
+                let rule = |(rule, id): &(String, String)| format!("rule {rule:?} (emergency {id:?})");
+                write!(
+                    f,
+                    "an emergency is about what is to be deleted: end it first: {}",
+                    listed(rules, rule)
+                )
+            }
+            Self::Moved { checked, now } => write!(
+                f,
+                "conflict: checked against revision {} (emergencies {}), and the latest is {} (emergencies {}): plan it again",
+                checked.revision, checked.emergency_revision, now.revision, now.emergency_revision
+            ),
             Self::Ahead { base_revision, revision } => {
                 write!(f, "base_revision: {base_revision} is outside 0 to {revision}, the latest revision")
             }
@@ -141,6 +211,16 @@ impl fmt::Display for StoreError {
             }
             Self::Needs(id, needs) => write!(f, "change {id} needs a {needs}"),
             Self::OwnApproval(id) => write!(f, "change {id} cannot be approved by its author"),
+            Self::RelatedApproval(id) => write!(
+                f,
+                "change {id} cannot be approved by whoever made its author's credential, or has theirs from its author"
+            ),
+            Self::LaterApproval(id) => {
+                write!(
+                    f,
+                    "change {id} cannot be approved with a credential that was made after it was proposed"
+                )
+            }
             Self::State(id, state) => write!(f, "change {id} is {state}"),
             Self::NothingToRestore => f.write_str("nothing to roll back: all is as it was"),
         }
@@ -208,14 +288,17 @@ impl From<serde_json::Error> for StoreError {
 impl Store {
     /// Opens a store, and makes or upgrades its tables if need be.
     pub async fn open(address: &Address) -> Result<Self, StoreError> {
-        let database = Database::open(address).await.map_err(|error| match error {
+        let named = |error| match error {
             StoreError::Unreachable(why) => StoreError::Unreachable(format!("{address}: {why}")),
             StoreError::Database(error) => StoreError::Unreachable(format!("{address}: {error}")),
             other => other,
-        })?;
+        };
+        let database = Database::open(address).await.map_err(named)?;
+        let urgent = database.beside(address).await.map_err(named)?;
         Ok(Self {
             address: address.clone(),
             database,
+            urgent,
             committed: Arc::new(tokio::sync::watch::Sender::new(())),
         })
     }
@@ -228,5 +311,32 @@ impl Store {
     /// Lets go of all connections. A store that is not closed loses nothing.
     pub async fn close(&self) {
         self.database.close().await;
+        self.urgent.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::database::CONNECTIONS_MAX;
+    use super::*;
+    use crate::book::EmergencyRow;
+
+    #[tokio::test]
+    async fn an_emergency_waits_for_nobody_who_reads() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = format!("sqlite:{}", folder.path().join("rules.db").display());
+        let store = Store::open(&address.parse().expect("an address")).await.expect("opens");
+        let mut held = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            held.push(store.database.read().await.expect("a connection"));
+        }
+        let body = r#"{"action":"block"}"#.to_owned();
+        let row = EmergencyRow { id: "stop".to_owned(), body, expires_ms: 2 };
+        let act = Act { by: "ada", now_ms: 1 };
+        assert_eq!(store.put_emergency(&row, act).await.expect("put"), 1);
+        assert_eq!(store.heads().await.expect("heads").emergency_revision, 1);
+        assert_eq!(store.emergencies().await.expect("read"), (1, vec![row]));
+        store.end_emergency("stop", act).await.expect("ended");
+        drop(held);
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::changes::{change, current_rows};
+use super::changes::{change, current_rows, operations};
 use super::database::{Cells, Transaction, Value};
-use super::{Act, Store, StoreError};
+use super::{Store, StoreError};
 use crate::book::Kind;
-use crate::change::{Change, Invalid, Needs, Operation, Proposal, State};
+use crate::change::{Invalid, Needs, Operation, Proposal, State};
 
 /// How many changes one rollback undoes at most. Higher: more memory; further back in one step.
 const UNDONE_MAX: u64 = 1_000;
@@ -14,25 +14,14 @@ const UNDONE_MAX: u64 = 1_000;
 /// What is undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rollback {
-    /// One change. Rows that another one changed since are conflicts.
+    /// One change. Rows that hold something else by now than it wrote are conflicts.
     Change(u64),
     /// All changes after a revision.
     ToRevision(u64),
 }
 
 impl Store {
-    /// Undoes what was applied, by a change that restores what was there before, at once.
-    pub async fn rollback(&self, what: Rollback, reason: &str, act: Act<'_>) -> Result<Change, StoreError> {
-        let mut writing = self.begin(act).await?;
-        let current = writing.heads.revision;
-        let proposal = restoring(&mut writing.transaction, current, what, reason).await?;
-        proposal.check()?;
-        let id = writing.keep(&proposal).await?;
-        writing.apply(id, false).await?;
-        self.commit_change(writing, id).await
-    }
-
-    /// The change that would undo something, to be looked at, or proposed with what it needs.
+    /// The change that would undo something, to be looked at, applied, or proposed with what it needs.
     pub async fn restoring(&self, what: Rollback, reason: &str) -> Result<Proposal, StoreError> {
         let mut reading = self.database.read().await?;
         let select = "SELECT revision FROM tidegate_heads";
@@ -54,7 +43,7 @@ async fn restoring(
             let (State::Applied, Some(applied)) = (change.state, change.revision) else {
                 return Err(StoreError::State(id, change.state));
             };
-            (applied, applied..=applied)
+            (unless_changed(transaction, id, applied).await?, applied..=applied)
         }
         Rollback::ToRevision(to) if to > revision => {
             return Err(StoreError::Ahead { base_revision: to, revision });
@@ -106,4 +95,22 @@ async fn bodies_before(
     };
     transaction.each(select, &[Value::Number(first), Value::Number(last)], take).await?;
     Ok((bodies, undoes))
+}
+
+/// The revision as of which a change is undone that was applied at one. If every row holds what it wrote, it does not matter that
+/// others were there since and were undone: whoever undid them did not mean to keep this one from being undone. Otherwise, what was
+/// changed since is a conflict.
+async fn unless_changed(transaction: &mut Transaction, id: u64, applied: u64) -> Result<u64, StoreError> {
+    let written = operations(transaction, id).await?;
+    let rows = current_rows(transaction, &written).await?;
+    let mut latest = applied;
+    for operation in &written {
+        let (kind, name) = operation.row();
+        let Some(current) = rows.get(&(kind, name.to_owned())) else { return Ok(applied) };
+        if current.body.as_deref() != operation.body() {
+            return Ok(applied);
+        }
+        latest = latest.max(current.revision);
+    }
+    Ok(latest)
 }

@@ -1,5 +1,11 @@
 //! Reads the book, whole and of one moment.
 
+use std::pin::pin;
+
+use futures_util::future::{Either, select};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
 use super::database::{Cells, Transaction};
 use super::writing::{heads, no_heads};
 use super::{Heads, Store, StoreError};
@@ -8,16 +14,45 @@ use crate::change::kind_of;
 
 const HEADS: &str = "SELECT revision, emergency_revision, credential_revision FROM tidegate_heads";
 const ROWS: &str = "SELECT kind, name, body, version FROM tidegate_rows WHERE body IS NOT NULL";
-const EMERGENCIES: &str = "SELECT id, body, expires_ms FROM tidegate_emergencies ORDER BY id";
+/// All that there is but overrides, of which there may be a million.
+pub(super) const RULES: &str = "SELECT kind, name, body, version FROM tidegate_rows WHERE body IS NOT NULL \
+     AND kind IN ('template', 'rule')";
+pub(super) const EMERGENCIES: &str = "SELECT id, body, expires_ms FROM tidegate_emergencies ORDER BY id";
 
 impl Store {
     /// How far the store is.
     pub async fn heads(&self) -> Result<Heads, StoreError> {
-        read_heads(&mut self.database.read().await?).await
+        read_heads(&mut self.urgent.read().await?).await
     }
 
     /// All rules, in the order of kind and name, and all emergencies, also those that have expired.
+    /// They are read on a thread of their own: there may be a million, and whoever asks has other things to do on theirs. It
+    /// ends when nobody waits for it any more.
     pub async fn load(&self) -> Result<Book, StoreError> {
+        self.aside(async |store: &Self| store.read_book().await).await
+    }
+
+    /// Reads what is long on a thread of its own, for as long as somebody waits for it.
+    pub(super) async fn aside<T: Send + 'static>(
+        &self,
+        read: impl AsyncFnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (store, runtime) = (self.clone(), Handle::current());
+        let (waiting, nobody_waits) = oneshot::channel::<()>();
+        let reading = tokio::task::spawn_blocking(move || {
+            runtime.block_on(async {
+                match select(pin!(read(&store)), nobody_waits).await {
+                    Either::Left((read, _)) => read,
+                    Either::Right(_) => Err(not_read("nobody waits for it")),
+                }
+            })
+        });
+        let read = reading.await;
+        drop(waiting);
+        read.unwrap_or_else(|error| Err(not_read(error)))
+    }
+
+    async fn read_book(&self) -> Result<Book, StoreError> {
         let mut reading = self.database.read().await?;
         let heads = read_heads(&mut reading).await?;
         let mut rows = Vec::new();
@@ -30,23 +65,28 @@ impl Store {
         reading.commit().await?;
         // Here and not in the database, whose order depends on its locale.
         rows.sort_unstable_by(|a: &Row, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
-        Ok(Book { revision: heads.revision, emergency_revision: heads.emergency_revision, rows, emergencies })
+        let Heads { revision, emergency_revision, .. } = heads;
+        Ok(Book { revision, emergency_revision, rows: rows.into(), emergencies })
     }
 
     /// The emergencies alone, with their revision: they must not wait until a large book is read.
     pub async fn emergencies(&self) -> Result<(u64, Vec<EmergencyRow>), StoreError> {
-        let mut reading = self.database.read().await?;
+        let mut reading = self.urgent.read().await?;
         let heads = read_heads(&mut reading).await?;
         let emergencies = reading.all(EMERGENCIES, &[], emergency).await?;
         Ok((heads.emergency_revision, emergencies))
     }
 }
 
+fn not_read(why: impl std::fmt::Display) -> StoreError {
+    StoreError::Unreachable(format!("it was not read to the end: {why}"))
+}
+
 async fn read_heads(reading: &mut Transaction) -> Result<Heads, StoreError> {
     reading.one(HEADS, &[], heads).await?.ok_or_else(no_heads)
 }
 
-fn row(cells: &Cells<'_>) -> Result<Row, StoreError> {
+pub(super) fn row(cells: &Cells<'_>) -> Result<Row, StoreError> {
     let (kind, version) = (cells.text(0)?, cells.number(3)?);
     let (Some(kind), Ok(version)) = (kind_of(kind), u32::try_from(version)) else {
         return Err(StoreError::Foreign(format!("version {version} of a {kind}")));
@@ -54,6 +94,6 @@ fn row(cells: &Cells<'_>) -> Result<Row, StoreError> {
     Ok(Row { kind, name: cells.owned(1)?, body: cells.owned(2)?, version })
 }
 
-fn emergency(cells: &Cells<'_>) -> Result<EmergencyRow, StoreError> {
+pub(super) fn emergency(cells: &Cells<'_>) -> Result<EmergencyRow, StoreError> {
     Ok(EmergencyRow { id: cells.owned(0)?, body: cells.owned(1)?, expires_ms: cells.number(2)? })
 }

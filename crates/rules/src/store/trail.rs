@@ -3,19 +3,29 @@
 use super::database::{Cells, Transaction, Value};
 use super::writing::no_heads;
 use super::{Store, StoreError};
-use crate::audit::{Checkpoint, Entry, Verifier};
+use crate::audit::{Break, Checkpoint, Entry, Verifier};
 
 /// How many entries one page of the audit has at most. Higher: fewer questions to the database, more memory.
 pub const AUDIT_PAGE_MAX: u64 = 1_000;
+
+/// An entry as it lies there: or, if it cannot be read any more, its number, as far as that can.
+type Found = Result<Entry, Option<u64>>;
 
 /// In the order of their numbers. Entries that are out of place are found by whoever follows the chain.
 const PAGE: &str = "SELECT sequence, at_ms, actor, action, detail, previous, hash FROM tidegate_audit \
      WHERE sequence > $1 ORDER BY sequence LIMIT $2";
 
 impl Store {
-    /// The entries after the one with a number, in order, and no more than [`AUDIT_PAGE_MAX`] of them.
+    /// The entries after the one with a number, in order, and no more than [`AUDIT_PAGE_MAX`] of them. One that cannot be
+    /// read is named.
     pub async fn audit(&self, after: u64, limit: u64) -> Result<Vec<Entry>, StoreError> {
-        page(&mut self.database.read().await?, after, limit.min(AUDIT_PAGE_MAX)).await
+        let found = page(&mut self.database.read().await?, after, limit.min(AUDIT_PAGE_MAX)).await?;
+        let mut last = after;
+        let entry = |found: Found| {
+            let entry = found.map_err(|sequence| Break::Changed { sequence: sequence.unwrap_or(last + 1) });
+            entry.inspect(|entry| last = entry.sequence)
+        };
+        found.into_iter().map(entry).collect::<Result<_, _>>().map_err(StoreError::Audit)
     }
 
     /// The known end of the audit, as a line that an operator can keep elsewhere.
@@ -23,30 +33,59 @@ impl Store {
         audit_end(&mut self.database.read().await?).await
     }
 
-    /// Follows the whole audit, through a checkpoint if one was kept, to its known end.
+    /// Follows the whole audit, through a checkpoint if one was kept, to its known end. It is read and hashed on a thread of
+    /// its own: it may be long, and whoever asks has other things to do on theirs.
     pub async fn verify_audit(&self, checkpoint: Option<&Checkpoint>) -> Result<Checkpoint, StoreError> {
-        let mut reading = self.database.read().await?;
-        let end = audit_end(&mut reading).await?;
-        let mut verifier = Verifier::new(checkpoint.cloned());
+        let verifier = Verifier::new(checkpoint.cloned());
+        self.aside(async |store: &Self| store.follow_audit(verifier).await).await
+    }
+
+    /// Has a connection for each page, and not for all of them: others need it too. What is appended meanwhile is followed as well,
+    /// and the end is that of the moment in which there was no more.
+    async fn follow_audit(&self, mut verifier: Verifier) -> Result<Checkpoint, StoreError> {
         let mut after = 0;
         loop {
-            let entries = page(&mut reading, after, AUDIT_PAGE_MAX).await?;
-            let Some(last) = entries.last() else { break };
-            after = last.sequence;
-            entries.iter().try_for_each(|entry| verifier.take(entry)).map_err(StoreError::Audit)?;
+            let (end, found) = self.page_and_end(after).await?;
+            if found.is_empty() {
+                return verifier.finish_at(&end).map_err(StoreError::Audit);
+            }
+            after = follow(&mut verifier, found).map_err(StoreError::Audit)?;
         }
-        verifier.finish_at(&end).map_err(StoreError::Audit)
+    }
+
+    async fn page_and_end(&self, after: u64) -> Result<(Checkpoint, Vec<Found>), StoreError> {
+        let mut reading = self.database.read().await?;
+        let end = audit_end(&mut reading).await?;
+        Ok((end, page(&mut reading, after, AUDIT_PAGE_MAX).await?))
     }
 }
 
-async fn page(reading: &mut Transaction, after: u64, limit: u64) -> Result<Vec<Entry>, StoreError> {
-    reading.all(PAGE, &[Value::Number(after), Value::Number(limit)], entry).await
+async fn page(reading: &mut Transaction, after: u64, limit: u64) -> Result<Vec<Found>, StoreError> {
+    let found = |cells: &Cells<'_>| Ok(found(cells));
+    reading.all(PAGE, &[Value::Number(after), Value::Number(limit)], found).await
+}
+
+/// Follows the chain through a page, and gives the number of its last entry.
+fn follow(verifier: &mut Verifier, page: Vec<Found>) -> Result<u64, Break> {
+    let mut last = 0;
+    for found in page {
+        let entry = found.map_err(|sequence| verifier.damaged(sequence))?;
+        verifier.take(&entry)?;
+        last = entry.sequence;
+    }
+    Ok(last)
 }
 
 async fn audit_end(reading: &mut Transaction) -> Result<Checkpoint, StoreError> {
     let select = "SELECT audit_count, audit_hash FROM tidegate_heads";
     let read = |cells: &Cells<'_>| Ok(Checkpoint { count: cells.number(0)?, hash: cells.owned(1)? });
     reading.one(select, &[], read).await?.ok_or_else(no_heads)
+}
+
+/// A server writes nothing that it cannot read. So what cannot be read was damaged, like what has another hash, and is no failure
+/// of the store.
+fn found(cells: &Cells<'_>) -> Found {
+    entry(cells).map_err(|_| cells.number(0).ok())
 }
 
 fn entry(cells: &Cells<'_>) -> Result<Entry, StoreError> {

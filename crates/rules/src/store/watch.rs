@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sqlx::postgres::{PgListener, PgPool};
+use tidegate_core::Backoff;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -21,10 +22,11 @@ const LOOK_AT_FILE_EVERY: Duration = Duration::from_millis(250);
 /// More often: changes are seen earlier then, for one small question of every process each time.
 const LOOK_AT_SERVER_EVERY: Duration = Duration::from_secs(5);
 
-/// The first wait after a connection is lost, and the longest. Shorter: changes are seen earlier after a restart of
-/// the store; longer: a store that comes up is asked by fewer at once.
-const RETRY_MIN: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(10);
+/// The first wait after a connection is lost, or before a store that is gone is looked for again. Shorter: changes are seen
+/// earlier after a restart of the store; longer: a store that comes up is asked by fewer at once.
+pub const RETRY_MIN: Duration = Duration::from_millis(100);
+/// The longest such wait.
+pub const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// What a watcher is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,10 +65,24 @@ impl Store {
     /// Begins to watch. Watch first and load then, and nothing is missed. The seed spreads the times at which many
     /// processes look for a store that is gone.
     pub fn watch(&self, seed: u64) -> Watch {
+        self.watch_looking(seed, None)
+    }
+
+    /// The same, by whoever says how often to look, beside what the store says itself.
+    pub fn watch_looking(&self, seed: u64, look_every: Option<Duration>) -> Watch {
+        let look_every = look_every.unwrap_or(match &self.address.0 {
+            Place::Memory | Place::File(_) => LOOK_AT_FILE_EVERY,
+            Place::Postgres(_) => LOOK_AT_SERVER_EVERY,
+        });
         let (sender, signals) = watch::channel(Signal::MayHaveChanged);
-        let looker =
-            Looker { store: self.clone(), committed: self.committed.subscribe(), sender, heads: None };
-        let looking = tokio::spawn(looker.run(Backoff { failures: 0, seed })).abort_handle();
+        let looker = Looker {
+            store: self.clone(),
+            committed: self.committed.subscribe(),
+            sender,
+            heads: None,
+            look_every,
+        };
+        let looking = tokio::spawn(looker.run(Backoff::new(RETRY_MIN, RETRY_MAX, seed))).abort_handle();
         Watch { signals, looking }
     }
 }
@@ -77,6 +93,7 @@ struct Looker {
     sender: watch::Sender<Signal>,
     /// As they were last seen.
     heads: Option<Heads>,
+    look_every: Duration,
 }
 
 impl Looker {
@@ -91,7 +108,7 @@ impl Looker {
             };
             self.sender.send_replace(Signal::Lost(problem.to_string()));
             self.heads = None;
-            backoff.pause().await;
+            pause(&mut backoff).await;
         }
     }
 
@@ -101,9 +118,9 @@ impl Looker {
             if let Err(problem) = self.look().await {
                 return problem;
             }
-            backoff.failures = 0;
+            backoff.succeed();
             // Either is a reason to look.
-            let _ = tokio::time::timeout(LOOK_AT_FILE_EVERY, self.committed.changed()).await;
+            let _ = tokio::time::timeout(self.look_every, self.committed.changed()).await;
         }
     }
 
@@ -117,7 +134,7 @@ impl Looker {
             if let Err(problem) = self.look().await {
                 return problem;
             }
-            backoff.failures = 0;
+            backoff.succeed();
             if let Err(problem) = self.hear(&mut listener).await {
                 return problem;
             }
@@ -126,6 +143,7 @@ impl Looker {
 
     /// Passes on what a server says, until it is time to look.
     async fn hear(&mut self, listener: &mut PgListener) -> Result<(), StoreError> {
+        let look_every = self.look_every;
         let listening = async {
             loop {
                 match listener.try_recv().await {
@@ -135,7 +153,7 @@ impl Looker {
                 }
             }
         };
-        match tokio::time::timeout(LOOK_AT_SERVER_EVERY, listening).await {
+        match tokio::time::timeout(look_every, listening).await {
             Ok(problem) => Err(problem),
             Err(_) => Ok(()),
         }
@@ -210,42 +228,14 @@ impl Head {
     }
 }
 
-/// Waits that double, up to a bound, each varied by up to a half of it.
-struct Backoff {
-    failures: u32,
-    seed: u64,
-}
-
-impl Backoff {
-    fn next(&mut self) -> Duration {
-        let doubled = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
-        self.failures = self.failures.saturating_add(1);
-        // One step of a linear congruential generator: nothing but a spread is asked of it.
-        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let share = u32::from((self.seed >> 48) as u16);
-        doubled / 2 + (doubled / 2 / u32::from(u16::MAX)).saturating_mul(share)
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "no condition to wait for: a store is not asked too often")]
-    async fn pause(&mut self) {
-        tokio::time::sleep(self.next()).await;
-    }
+#[expect(clippy::disallowed_methods, reason = "no condition to wait for: a store is not asked too often")]
+async fn pause(backoff: &mut Backoff) {
+    tokio::time::sleep(backoff.after_failure()).await;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn waits_grow_up_to_a_bound_and_differ() {
-        let waits = |seed| {
-            let mut backoff = Backoff { failures: 0, seed };
-            (0..40).map(|_| backoff.next()).collect::<Vec<_>>()
-        };
-        assert!(waits(1)[0] >= RETRY_MIN / 2 && waits(1)[0] <= RETRY_MIN);
-        assert!(waits(1)[30..].iter().all(|wait| *wait >= RETRY_MAX / 2 && *wait <= RETRY_MAX));
-        assert_ne!(waits(1), waits(2));
-    }
 
     #[test]
     fn a_message_says_which_head_moved_and_where() {

@@ -1,6 +1,6 @@
 //! A change of the store under way: the heads are locked until it is committed, and nothing of it is seen before.
 
-use super::database::{Cells, Transaction, Value};
+use super::database::{Cells, Database, Transaction, Value};
 use super::watch::{CHANNEL, Head};
 use super::{Act, Heads, Store, StoreError};
 use crate::audit::{Checkpoint, Entry};
@@ -26,12 +26,21 @@ pub(super) struct Writing<'a> {
 impl Store {
     /// Begins a change, once all others have ended.
     pub(super) async fn begin<'a>(&self, act: Act<'a>) -> Result<Writing<'a>, StoreError> {
+        self.begin_on(&self.database, act).await
+    }
+
+    /// The same of a change that waits for nobody who reads.
+    pub(super) async fn begin_urgently<'a>(&self, act: Act<'a>) -> Result<Writing<'a>, StoreError> {
+        self.begin_on(&self.urgent, act).await
+    }
+
+    async fn begin_on<'a>(&self, database: &Database, act: Act<'a>) -> Result<Writing<'a>, StoreError> {
         check_name("by", act.by)?;
         // The audit seals the very number that the database keeps.
         if i64::try_from(act.now_ms).is_err() {
             return Err(Invalid(format!("now_ms: {} is outside 0 to {}", act.now_ms, i64::MAX)).into());
         }
-        let mut transaction = self.database.write().await?;
+        let mut transaction = database.write().await?;
         let read = |cells: &Cells<'_>| {
             let audit_end = Checkpoint { count: cells.number(4)?, hash: cells.owned(5)? };
             Ok((heads(cells)?, cells.number(3)?, audit_end))

@@ -4,6 +4,8 @@
 
 mod suite;
 
+use std::time::Duration;
+
 use sqlx::Connection as _;
 use suite::{Ground, apply, by, proposal, put, wait_for_heads};
 use tidegate_rules::store::{Address, CHANNEL, Heads, Signal, Store, StoreError};
@@ -42,17 +44,26 @@ on_both! {
     a_change_happens_whole_or_not_at_all,
     the_largest_change_goes_through,
     what_needs_an_approver_waits_for_somebody_else,
+    what_was_approved_waits_again_if_it_does_something_else_by_now,
     the_tables_refuse_an_approval_of_ones_own,
+    whoever_may_be_the_author_by_another_credential_does_not_approve,
     a_store_that_somebody_holds_is_busy_and_can_be_read,
     what_needs_a_confirmation_is_not_applied_without,
     what_is_rejected_never_applies,
     a_rollback_restores_what_was_there,
     a_rollback_of_one_change_minds_later_ones,
+    a_change_can_be_undone_when_what_came_after_it_was,
     a_rollback_to_a_revision_undoes_all_after_it,
     a_rollback_can_be_proposed_like_any_change,
     history_is_told_page_by_page,
+    a_change_that_was_checked_against_another_book_is_planned_again,
+    a_rule_in_an_emergency_is_not_deleted,
     emergencies_have_a_way_of_their_own,
+    an_emergency_fits_its_rule_as_it_is_at_that_moment,
+    emergencies_that_came_at_once_look_at_no_more_header_fields_than_may_be,
+    there_is_a_most_of_emergencies_that_last,
     credentials_are_known_by_their_hash_only,
+    there_is_a_most_of_credentials_and_expired_ones_make_room,
     writers_at_once_are_applied_one_after_the_other,
     those_who_watch_are_told,
     tampering_with_the_tables_is_found,
@@ -135,6 +146,22 @@ async fn a_listener_that_is_cut_off_hears_of_what_it_missed() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_tells_those_who_do_not_look() {
+    let postgres = Postgres::start();
+    let ground = ground(&postgres, "rules").await;
+    let (store, writer) = (ground.store().await, ground.store().await);
+    let mut watch = store.watch_looking(1, Some(Duration::from_hours(1)));
+    // The first look; whoever has looked listens.
+    wait_for_heads(&mut watch, &store, revision(0)).await;
+    for number in 1..=2 {
+        apply(&writer, vec![put("a", number)]).await;
+        let told = tokio::time::timeout(START_TIME_MAX, watch.next()).await.expect("it is told");
+        assert_eq!(told, Signal::MayHaveChanged);
+        assert_eq!(store.heads().await.expect("heads"), revision(u64::from(number)));
+    }
+}
+
 /// A database that is reached through a proxy.
 async fn behind_a_proxy(postgres: &Postgres) -> (Proxy, Ground) {
     let url = ground(postgres, "rules").await.url;
@@ -204,8 +231,8 @@ async fn postgres_says_which_head_moved() {
     let store = ground.store().await;
     apply(&store, vec![put("a", 1)]).await;
     // Not applied, so not told.
-    let failed = store.rollback(tidegate_rules::store::Rollback::Change(9), "", by("ada")).await;
-    assert!(failed.is_err());
+    let stale = store.apply_new(&proposal(0, vec![put("a", 3)]), false, by("ada")).await;
+    assert!(matches!(stale, Err(StoreError::Conflict(_))), "{stale:?}");
     apply(&store, vec![put("a", 2)]).await;
     for wanted in ["revision 1", "revision 2"] {
         let heard =

@@ -22,12 +22,14 @@ pub(super) async fn page(asked: &Asked<'_>) -> Answered {
     Ok(json(StatusCode::OK, &json!({ "entries": entries, "next": next })))
 }
 
-/// `GET /v1/audit/verify?checkpoint=tidegate-audit 7 HASH`
+/// `GET /v1/audit/verify?checkpoint=tidegate-audit 7 HASH`: by one at a time.
 pub(super) async fn verify(asked: &Asked<'_>) -> Answered {
     let given = Given::read(asked, &["checkpoint"])?;
     let kept = given.text("checkpoint").map(str::parse::<Checkpoint>).transpose();
     let kept = kept.map_err(|error| Problem::bad_request(error.to_string()))?;
-    match control(asked)?.store().verify_audit(kept.as_ref()).await {
+    let store = control(asked)?.store();
+    let _following = asked.shared.following_audit.try_lock().map_err(|_| busy())?;
+    match store.verify_audit(kept.as_ref()).await {
         Ok(end) => {
             let answer = json!({ "holds": true, "entries": end.count, "checkpoint": end.to_string() });
             Ok(json(StatusCode::OK, &answer))
@@ -37,4 +39,8 @@ pub(super) async fn verify(asked: &Asked<'_>) -> Answered {
         }
         Err(error) => Err(refused(&error)),
     }
+}
+
+fn busy() -> Problem {
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "audit: it is being verified: one at a time, so try again")
 }

@@ -3,18 +3,33 @@
 use ::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidegate_rules::store::Credential;
+use tidegate_rules::store::{CREDENTIALS_PAGE_MAX, Credential};
 
-use super::given::body;
+use super::given::{Given, body};
 use super::{Answered, act, control, refused, take_over};
 use crate::auth::{Role, TokenHash, is_free_name, new_token};
 use crate::http::{Asked, Problem, json};
 
-/// `GET /v1/credentials`
+/// How many are told where nothing else is said.
+const PAGE: u64 = 100;
+
+/// `GET /v1/credentials?limit=100&after=HASH`
 pub(super) async fn list(asked: &Asked<'_>) -> Answered {
-    let all = control(asked)?.store().credentials().await.map_err(|error| refused(&error))?;
-    let credentials: Vec<Value> = all.iter().map(told).collect();
-    Ok(json(StatusCode::OK, &json!({ "credentials": credentials })))
+    let given = Given::read(asked, &["limit", "after"])?;
+    let limit = given.number("limit", PAGE, 1, CREDENTIALS_PAGE_MAX)?;
+    let after = given.text("after").unwrap_or_default();
+    if !after.is_empty() && format!("sha256:{after}").parse::<TokenHash>().is_err() {
+        let problem = format!("after: {after:?} is not a hash of 64 hexadecimal digits, as `next` has it");
+        return Err(Problem::bad_request(problem));
+    }
+    // One more shows whether there are any behind the page.
+    let found = control(asked)?.store().credentials_after(after, limit + 1).await;
+    let mut found = found.map_err(|error| refused(&error))?;
+    let has_more = found.len() as u64 > limit;
+    found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    let next = found.last().filter(|_| has_more).map(|last| last.hash.as_str());
+    let credentials: Vec<Value> = found.iter().map(told).collect();
+    Ok(json(StatusCode::OK, &json!({ "credentials": credentials, "next": next })))
 }
 
 fn told(credential: &Credential) -> Value {
@@ -38,7 +53,7 @@ struct NewCredential {
 /// `POST /v1/credentials`: makes a token, which is told here and never again.
 pub(super) async fn admit(asked: &Asked<'_>) -> Answered {
     let NewCredential { name, role, tenant, expires_ms } = body(asked)?;
-    let (control, actor) = (control(asked)?, asked.actor());
+    let (control, actor) = (control(asked)?, asked.actor()?);
     let act = act(&actor, control);
     if !is_free_name(&name) {
         return Err(Problem::bad_request(format!("name: {name:?} stands for somebody else")));
@@ -67,7 +82,7 @@ pub(super) async fn admit(asked: &Asked<'_>) -> Answered {
 
 /// `DELETE /v1/credentials/{hash}`
 pub(super) async fn revoke(asked: &Asked<'_>, hash: &str) -> Answered {
-    let (control, actor) = (control(asked)?, asked.actor());
+    let (control, actor) = (control(asked)?, asked.actor()?);
     control.store().revoke_credential(hash, act(&actor, control)).await.map_err(|error| refused(&error))?;
     let problem = take_over(control).await;
     Ok(json(StatusCode::OK, &json!({ "hash": hash, "not_in_force": problem })))

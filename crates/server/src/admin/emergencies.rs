@@ -6,12 +6,12 @@ use ::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tidegate_record::timestamp;
-use tidegate_rules::book::{Book, EmergencyRow, Kind};
+use tidegate_rules::book::EmergencyRow;
+use tidegate_rules::parse_period;
 use tidegate_rules::store::EMERGENCY_MS_MAX;
-use tidegate_rules::{EMERGENCIES_MAX, RuleSet, parse_period};
 
 use super::given::body;
-use super::{Answered, act, control, refused, take_over};
+use super::{Answered, act, control, refused, take_over, unconfirmed, unfit};
 use crate::auth::new_token;
 use crate::http::{Asked, Problem, json};
 
@@ -37,44 +37,67 @@ fn told(row: &EmergencyRow) -> Value {
 struct Declaration {
     id: Option<String>,
     r#for: Option<String>,
+    #[serde(default)]
+    confirmed: bool,
     #[serde(flatten)]
     fields: Map<String, Value>,
 }
 
+/// What an emergency would stop that denies, or may, without saying of whom: by a slip, or because it is meant. Nothing if it says
+/// so. One that makes no sense is told so later.
+fn stops_everybody(fields: &Map<String, Value>) -> Option<String> {
+    let text = |name: &str| fields.get(name).and_then(Value::as_str);
+    let denies = matches!(text("action"), Some("block" | "limit"));
+    let key = fields.get("key").and_then(Value::as_array).into_iter().flatten();
+    // All conditions have to hold: one that is about somebody is enough.
+    let mut when = fields.get("when").and_then(Value::as_object).into_iter().flatten();
+    let is_narrow = key.filter_map(Value::as_str).any(spells_out) || when.any(|(_, any_of)| narrows(any_of));
+    (denies && !is_narrow).then(|| {
+        let rule = text("rule").map_or_else(|| "any rule".to_owned(), |rule| format!("rule {rule:?}"));
+        let whose = text("tenant").map_or_else(String::new, |tenant| format!(" of tenant {tenant:?}"));
+        format!("it is about all{whose} that {rule} applies to: neither `key` nor `when` spells anything out")
+    })
+}
+
+/// Whether a condition is not about everything: each of its patterns has to spell something out, since any of them will do.
+fn narrows(any_of: &Value) -> bool {
+    match any_of {
+        Value::String(pattern) => spells_out(pattern),
+        Value::Array(patterns) => {
+            !patterns.is_empty() && patterns.iter().all(|pattern| pattern.as_str().is_some_and(spells_out))
+        }
+        _ => false,
+    }
+}
+
+/// Whether a pattern has more than stars. Every path has a slash, and every address is in a network without a prefix.
+fn spells_out(pattern: &str) -> bool {
+    let is_everything = pattern.bytes().all(|byte| matches!(byte, b'*' | b'/'));
+    !is_everything && !matches!(pattern, "0.0.0.0/0" | "::/0")
+}
+
 /// `POST /v1/emergencies`
 pub(super) async fn declare(asked: &Asked<'_>) -> Answered {
-    let Declaration { id, r#for, mut fields } = body(asked)?;
-    let (control, actor) = (control(asked)?, asked.actor());
+    let Declaration { id, r#for, confirmed, mut fields } = body(asked)?;
+    let (control, actor) = (control(asked)?, asked.actor()?);
     let act = act(&actor, control);
     let id = match id {
         Some(id) => id,
         None => new_id()?,
     };
+    let stops = stops_everybody(&fields);
     fields.insert("by".to_owned(), actor.as_str().into());
     fields.insert("created_ms".to_owned(), act.now_ms.into());
     let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
     let row = EmergencyRow { id, body: Value::Object(fields).to_string(), expires_ms };
-    let (_, there) = control.store().emergencies().await.map_err(|error| refused(&error))?;
-    if there.len() >= EMERGENCIES_MAX && there.iter().all(|known| known.id != row.id) {
-        let problem = format!("emergencies: there are {EMERGENCIES_MAX}, as many as may be; end one");
-        return Err(Problem::new(StatusCode::CONFLICT, problem));
+    control.try_emergency(&row).await.map_err(unfit)?;
+    if let Some(problem) = stops.filter(|_| !confirmed) {
+        return Err(unconfirmed(&problem));
     }
-    check(&control.book(), &row, act.now_ms)?;
     let revision = control.store().put_emergency(&row, act).await.map_err(|error| refused(&error))?;
     let problem = take_over(control).await;
     let answer = json!({ "emergency_revision": revision, "emergency": told(&row), "not_in_force": problem });
     Ok(json(StatusCode::OK, &answer))
-}
-
-/// Whether an emergency makes sense with the rule that it names. Other rules do not matter, and there may be many.
-fn check(book: &Book, row: &EmergencyRow, now_ms: u64) -> Result<(), Problem> {
-    let body: Value = serde_json::from_str(&row.body).unwrap_or_default();
-    let is_needed =
-        |kind: Kind, name: &str| kind == Kind::Template || kind == Kind::Rule && body["rule"] == *name;
-    let rows = book.rows.iter().filter(|row| is_needed(row.kind, &row.name)).cloned().collect();
-    let small = Book { rows, emergencies: vec![row.clone()], ..Book::default() };
-    let compiled = RuleSet::compile(&small, None, now_ms);
-    compiled.map(|_| ()).map_err(|problems| Problem::bad_request(problems.to_string()))
 }
 
 fn new_id() -> Result<String, Problem> {
@@ -103,7 +126,7 @@ struct Renewal {
 /// `POST /v1/emergencies/{id}/renew`
 pub(super) async fn renew(asked: &Asked<'_>, id: &str) -> Answered {
     let Renewal { r#for } = body(asked)?;
-    let (control, actor) = (control(asked)?, asked.actor());
+    let (control, actor) = (control(asked)?, asked.actor()?);
     let act = act(&actor, control);
     let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
     let revision =
@@ -121,9 +144,56 @@ pub(super) async fn renew(asked: &Asked<'_>, id: &str) -> Answered {
 
 /// `DELETE /v1/emergencies/{id}`
 pub(super) async fn end(asked: &Asked<'_>, id: &str) -> Answered {
-    let (control, actor) = (control(asked)?, asked.actor());
+    let (control, actor) = (control(asked)?, asked.actor()?);
     let revision =
         control.store().end_emergency(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
     let problem = take_over(control).await;
     Ok(json(StatusCode::OK, &json!({ "emergency_revision": revision, "id": id, "not_in_force": problem })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asks(body: &str) -> Option<String> {
+        let Value::Object(fields) = serde_json::from_str(body).expect("JSON") else { return None };
+        stops_everybody(&fields)
+    }
+
+    #[test]
+    fn what_denies_without_saying_whom_is_asked_about() {
+        for body in [
+            r#"{"action":"block"}"#,
+            r#"{"action":"block","rule":"a"}"#,
+            r#"{"action":"block","tenant":"acme"}"#,
+            r#"{"action":"block","rule":"a","key":["*"]}"#,
+            r#"{"action":"block","rule":"a","key":["**","*"]}"#,
+            r#"{"action":"block","when":{}}"#,
+            r#"{"action":"block","when":{"path":"*"}}"#,
+            r#"{"action":"block","when":{"path":"/*"}}"#,
+            r#"{"action":"block","when":{"path":["/v1/*","*"]}}"#,
+            r#"{"action":"block","when":{"path":[]}}"#,
+            r#"{"action":"block","when":{"ip":"0.0.0.0/0"}}"#,
+            r#"{"action":"limit","limit":0,"period":"1s"}"#,
+            r#"{"action":"limit","limit":1000,"period":"1s","rule":"a"}"#,
+        ] {
+            assert!(asks(body).is_some(), "{body}");
+        }
+        for body in [
+            r#"{"action":"block","rule":"a","key":["bob"]}"#,
+            r#"{"action":"block","rule":"a","key":["*","b*"]}"#,
+            r#"{"action":"block","when":{"path":"/v1/*"}}"#,
+            r#"{"action":"block","when":{"path":"*","user":"bob"}}"#,
+            r#"{"action":"block","when":{"ip":["10.0.0.0/8"]}}"#,
+            r#"{"action":"limit","limit":0,"period":"1s","when":{"user":"bob"}}"#,
+            r#"{"action":"allow"}"#,
+        ] {
+            assert_eq!(asks(body), None, "{body}");
+        }
+        let words = asks(r#"{"action":"block","rule":"a","tenant":"acme"}"#).expect("it asks");
+        assert!(
+            words.starts_with("it is about all of tenant \"acme\" that rule \"a\" applies to"),
+            "{words}"
+        );
+    }
 }

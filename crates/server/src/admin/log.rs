@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use ::http::StatusCode;
 use serde::Serialize;
-use tidegate_record::{Heavy, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, Record, moment, timestamp};
+use tidegate_record::{
+    HEAVY_MAX, Heavy, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, Record, moment, timestamp,
+};
 use tidegate_rules::parse_period;
 
 use super::given::Given;
@@ -21,6 +23,8 @@ const WINDOW_MAX: Duration = Duration::from_hours(1);
 const RECORDS: usize = 10;
 /// How many minutes are looked at where nothing else is said.
 const MINUTES: u64 = 10;
+/// How many keys that are near a limit are told where nothing else is said.
+const HEAVY: u64 = 100;
 
 #[derive(Serialize)]
 struct WhyAnswer<'w> {
@@ -78,19 +82,23 @@ fn window(text: Option<&str>) -> Result<u64, Problem> {
 struct HeavyAnswer<'w> {
     tenant: &'w str,
     minutes: u64,
+    /// How many there are.
+    of: usize,
     keys: Vec<Heavy>,
 }
 
-/// `GET /v1/heavy?minutes=10`
-pub(super) fn heavy(asked: &Asked<'_>) -> Answered {
+/// `GET /v1/heavy?minutes=10&limit=100`
+pub(super) async fn heavy(asked: &Asked<'_>) -> Answered {
     let principal = asked.principal(Role::Viewer)?;
-    let given = Given::read(asked, &["minutes", "tenant"])?;
+    let given = Given::read(asked, &["minutes", "limit", "tenant"])?;
     let tenant = tenant(asked, principal, &given)?;
     let journal = journal(asked)?;
     let minutes = given.number("minutes", MINUTES, MINUTES_MIN, MINUTES_MAX)?;
-    let now_ms = asked.shared.now_ms();
-    let keys = journal.heavy(&tenant, minutes, now_ms);
-    Ok(json(StatusCode::OK, &HeavyAnswer { tenant: &tenant, minutes, keys }))
+    let most = given.number("limit", HEAVY, 1, HEAVY_MAX as u64)?;
+    let most = usize::try_from(most).unwrap_or(HEAVY_MAX);
+    let found = journal.heavy(tenant.clone(), minutes, asked.shared.now_ms(), most).await;
+    let HeavyKeys { of, keys } = found.map_err(not_answered)?;
+    Ok(json(StatusCode::OK, &HeavyAnswer { tenant: &tenant, minutes, of, keys }))
 }
 
 /// Whose decisions are asked about: one's own, or any tenant's for whoever runs the server.
@@ -109,7 +117,7 @@ fn journal<'a>(asked: &'a Asked<'_>) -> Result<&'a Journal, Problem> {
     asked.shared.journal.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, off))
 }
 
-pub(super) fn not_answered(why: NotAnswered) -> Problem {
+fn not_answered(why: NotAnswered) -> Problem {
     match why {
         NotAnswered::Busy => Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,

@@ -14,6 +14,8 @@ pub(super) enum To {
     Check,
     Why,
     Heavy,
+    Bounds,
+    Regions,
     Rules,
     Rule,
     Plan,
@@ -74,13 +76,15 @@ const APPROVER: Who = Who::Operators(Role::Approver);
 const ADMIN: Who = Who::Operators(Role::Admin);
 
 /// All of them. Of several that fit, the first is meant.
-static ROUTES: [Route; 26] = [
+static ROUTES: [Route; 28] = [
     get("/healthz", Who::Anybody, To::Alive),
     get("/readyz", Who::Anybody, To::Ready),
     get("/metrics", VIEWER, To::Metrics),
     post("/v1/check", Who::Tenant(Role::Client), To::Check),
     get("/v1/why", Who::Tenant(Role::Viewer), To::Why),
     get("/v1/heavy", Who::Tenant(Role::Viewer), To::Heavy),
+    get("/v1/bounds", VIEWER, To::Bounds),
+    get("/v1/regions", VIEWER, To::Regions),
     get("/v1/rules", VIEWER, To::Rules),
     get("/v1/rules/history", VIEWER, To::History),
     get("/v1/rules/changes/{}", VIEWER, To::Change),

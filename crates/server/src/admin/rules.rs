@@ -1,26 +1,31 @@
 //! Rules of a store: looked at, planned, changed, and changed back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use ::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use tidegate_core::bound::Fleet;
 use tidegate_rules::book::{Book, Kind, Row};
-use tidegate_rules::change::{Change, Needs, Operation, Proposal};
-use tidegate_rules::store::{HISTORY_MAX, Rollback, StoreError};
+use tidegate_rules::change::{Change, Needs, Operation, Proposal, State};
+use tidegate_rules::store::{Conditions, HISTORY_MAX, Rollback};
+use tidegate_rules::{Rule, RuleSet};
 
 use super::given::{Given, body};
-use super::{Answered, act, control, refused, take_over};
+use super::{Answered, act, control, refused, take_over, unfit};
 use crate::auth::Role;
+use crate::bounds::{Situation, ToldBound};
 use crate::control::Control;
-use crate::guardrail::{Effect, Trial, WINDOW_MS};
+use crate::guardrail::{Approved, BackTest, Effect, RECORDS_MAX, Trial, Unknown, WINDOW_MS};
 use crate::http::{Asked, Problem, json};
 
 /// How many rows one page has where nothing else is said.
 const ROWS: u64 = 100;
 /// How many at most. More: fewer questions; longer answers.
 const ROWS_MAX: u64 = 1_000;
+/// How many warnings of a plan are told.
+const WARNINGS_MAX: usize = 100;
 /// How many changes of the history are told where nothing else is said.
 const CHANGES: u64 = 20;
 
@@ -44,12 +49,29 @@ struct ToldRow<'r> {
     name: &'r str,
     version: u32,
     body: Value,
+    /// How far a rule in force may be passed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bound: Option<ToldBound<'r>>,
 }
 
-impl<'r> ToldRow<'r> {
-    fn of(row: &'r Row) -> Self {
-        Self { kind: word(row.kind), name: &row.name, version: row.version, body: object(&row.body) }
-    }
+/// Rows as they are told, with what is known of those that are rules in force.
+fn tell<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [Row]) -> Vec<ToldRow<'r>> {
+    let names: HashSet<&str> =
+        rows.iter().filter(|row| row.kind == Kind::Rule).map(|row| row.name.as_str()).collect();
+    let meant = set.rules().iter().filter(|rule| names.contains(&*rule.name));
+    let meant: HashMap<&str, &Rule> = meant.map(|rule| (&*rule.name, rule)).collect();
+    let situation = Situation::new(fleet.clone());
+    let told = |row: &'r Row| {
+        let rule = meant.get(row.name.as_str()).filter(|_| row.kind == Kind::Rule);
+        ToldRow {
+            kind: word(row.kind),
+            name: &row.name,
+            version: row.version,
+            body: object(&row.body),
+            bound: rule.map(|rule| situation.told(rule)),
+        }
+    };
+    rows.iter().map(told).collect()
 }
 
 /// A body of the store as an object. Only objects are kept there.
@@ -64,16 +86,24 @@ pub(super) async fn list(asked: &Asked<'_>) -> Answered {
     let limit = given.number("limit", ROWS, 1, ROWS_MAX)?;
     let after = given.text("after").map(place).transpose()?;
     let book = current(control(asked)?).await?;
-    let is_meant = |row: &&Row| {
-        only.is_none_or(|only| row.kind == only)
-            && after.as_ref().is_none_or(|after| (row.kind, &row.name) > (after.0, &after.1))
-    };
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let mut rows = book.rows.iter().filter(is_meant);
-    let page: Vec<&Row> = rows.by_ref().take(limit).collect();
-    let next = rows.next().and(page.last()).map(|last| format!("{}/{}", word(last.kind), last.name));
-    let page: Vec<ToldRow<'_>> = page.into_iter().map(ToldRow::of).collect();
-    Ok(json(StatusCode::OK, &json!({ "revision": book.revision, "rows": page, "next": next })))
+    let (rules, fleet) = (asked.shared.rules.load_full(), asked.shared.fleet_now());
+    let told = aside(move || {
+        let after = after.as_ref().map(|(kind, name)| (*kind, name.as_str()));
+        let rows = book.rows_behind(only, after);
+        let (page, rest) = rows.split_at(limit.min(rows.len()));
+        let last = page.last().filter(|_| !rest.is_empty());
+        let next = last.map(|last| format!("{}/{}", word(last.kind), last.name));
+        json!({ "revision": book.revision, "rows": tell(&fleet, rules.set(), page), "next": next })
+    });
+    Ok(json(StatusCode::OK, &told.await?))
+}
+
+/// Does what goes through all rules, of which there may be a million, where that holds up no decisions.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+    let ended =
+        |error: tokio::task::JoinError| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    tokio::task::spawn_blocking(work).await.map_err(ended)
 }
 
 /// Where a page begins: behind this row.
@@ -88,27 +118,22 @@ fn place(text: &str) -> Result<(Kind, String), Problem> {
 pub(super) async fn get(asked: &Asked<'_>, word: &str, name: &str) -> Answered {
     let kind = kind(word)?;
     let book = current(control(asked)?).await?;
-    let row = find(&book, kind, name)?;
-    Ok(json(StatusCode::OK, &json!({ "revision": book.revision, "row": ToldRow::of(row) })))
+    let row = find(&book, kind, name)?.clone();
+    let (rules, fleet) = (asked.shared.rules.load_full(), asked.shared.fleet_now());
+    let told = aside(move || {
+        let row = tell(&fleet, rules.set(), std::slice::from_ref(&row)).pop();
+        json!({ "revision": book.revision, "row": row })
+    });
+    Ok(json(StatusCode::OK, &told.await?))
 }
 
 fn find<'b>(book: &'b Book, kind: Kind, name: &str) -> Result<&'b Row, Problem> {
-    // The rows of a book are in order.
-    let found = book.rows.binary_search_by(|row| (row.kind, row.name.as_str()).cmp(&(kind, name)));
-    found
-        .ok()
-        .and_then(|at| book.rows.get(at))
-        .ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("there is no {} {name:?}", word(kind))))
+    let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no {} {name:?}", word(kind)));
+    book.row(kind, name).ok_or_else(missing)
 }
 
-/// What the store holds now. This server may not have heard of a change by another one yet.
 async fn current(control: &Arc<Control>) -> Result<Arc<Book>, Problem> {
-    let book = control.book();
-    if book.revision == control.store().heads().await.map_err(|error| refused(&error))?.revision {
-        return Ok(book);
-    }
-    control.refresh().await.map_err(|error| Problem::new(StatusCode::SERVICE_UNAVAILABLE, error))?;
-    Ok(control.book())
+    control.current().await.map_err(|error| refused(&error))
 }
 
 /// An operation as it is asked for: bodies are objects.
@@ -149,10 +174,24 @@ pub(super) async fn plan(asked: &Asked<'_>) -> Answered {
     let PlanBody { operations } = body(asked)?;
     let operations = Asking::read(operations)?;
     let book = current(control(asked)?).await?;
-    let effect = judge(asked, &book, &operations).await?;
-    let answer =
-        json!({ "base_revision": book.revision, "diff": differences(&book, &operations), "effect": effect });
+    let trial = attempt(asked, &book, &operations).await?;
+    let warnings = warnings(asked, &trial, &operations);
+    let effect = measure(asked, trial).await;
+    let answer = json!({
+        "base_revision": book.revision,
+        "diff": differences(&book, &operations),
+        "effect": effect,
+        "warnings": warnings,
+    });
     Ok(json(StatusCode::OK, &answer))
+}
+
+/// What the author of a change had better know of the rules that it puts.
+fn warnings(asked: &Asked<'_>, trial: &Trial, operations: &[Operation]) -> Vec<String> {
+    let rows = operations.iter().map(Operation::row);
+    let names: HashSet<&str> = rows.filter(|(kind, _)| *kind == Kind::Rule).map(|(_, name)| name).collect();
+    let rules = trial.after().rules().iter().filter(|rule| names.contains(&*rule.name));
+    rules.flat_map(|rule| rule.warned(&asked.shared.fleet)).take(WARNINGS_MAX).collect()
 }
 
 /// What a change would do to each of its rows, field by field.
@@ -162,7 +201,7 @@ fn differences(book: &Book, operations: &[Operation]) -> Vec<Value> {
 
 fn difference(book: &Book, operation: &Operation) -> Value {
     let (kind, name) = operation.row();
-    let before = find(book, kind, name).map(|row| object(&row.body)).ok();
+    let before = book.row(kind, name).map(|row| object(&row.body));
     let after = operation.body().map(object);
     let does = match (&before, &after) {
         (None, _) => "create",
@@ -188,44 +227,28 @@ fn difference(book: &Book, operation: &Operation) -> Value {
 
 /// Looks at a change as a whole: whether the rules make sense with it, and what it would have done to recent requests.
 async fn judge(asked: &Asked<'_>, book: &Arc<Book>, operations: &[Operation]) -> Result<Effect, Problem> {
-    let test = attempt(asked, book, operations).await?.begin();
+    let effect = measure(asked, attempt(asked, book, operations).await?).await;
+    Ok(if asked.is_open() { effect.for_one() } else { effect })
+}
+
+/// What a change that makes sense would have done to recent requests. A log that does not say keeps nobody from changing rules.
+async fn measure(asked: &Asked<'_>, trial: Trial) -> Effect {
+    let scope = trial.scope().clone();
+    let Some(journal) = &asked.shared.journal else { return Effect::unknown(&scope, Unknown::NoLog) };
     let now_ms = asked.shared.now_ms();
-    let Some(journal) = &asked.shared.journal else { return Ok(test.finish()) };
     let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
-    let test = journal.replay(window, test, crate::guardrail::BackTest::take).await;
-    Ok(test.map_err(super::log::not_answered)?.finish())
-}
-
-/// Compiles the rules with a change in them, on a thread where that holds up no decisions.
-async fn attempt(asked: &Asked<'_>, book: &Arc<Book>, operations: &[Operation]) -> Result<Trial, Problem> {
-    let is_missing = |operation: &&Operation| {
-        let (kind, name) = operation.row();
-        operation.body().is_none() && find(book, kind, name).is_err()
-    };
-    if let Some(operation) = operations.iter().find(is_missing) {
-        let (kind, name) = operation.row();
-        return Err(refused(&StoreError::Missing(vec![(kind, name.to_owned())])));
+    let test = trial.begin(journal.recorder().sample_rate());
+    match journal.replay(window, RECORDS_MAX, test, BackTest::take, BackTest::finish).await {
+        Ok(effect) => effect,
+        Err(error) => {
+            tracing::error!(%error, "a change is not measured: the decision log cannot be read");
+            Effect::unknown(&scope, Unknown::Unread(error.to_string()))
+        }
     }
-    let placement = asked.shared.rules.load().set().placement().map(str::to_owned);
-    let (book, operations, now_ms) = (Arc::clone(book), operations.to_vec(), asked.shared.now_ms());
-    let tried =
-        tokio::task::spawn_blocking(move || Trial::new(&book, &operations, placement.as_deref(), now_ms));
-    let tried =
-        tried.await.map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    let trial = tried.map_err(|problems| Problem::bad_request(problems.to_string()))?;
-    check_tenants(asked, &trial)?;
-    Ok(trial)
 }
 
-fn check_tenants(asked: &Asked<'_>, trial: &Trial) -> Result<(), Problem> {
-    let is_known = |name: &str| asked.shared.tenants.iter().any(|tenant| tenant.name == name);
-    let unknown =
-        trial.after().rules().iter().find(|rule| rule.tenant.as_ref().is_some_and(|name| !is_known(name)));
-    unknown.map_or(Ok(()), |rule| {
-        let name = rule.tenant.as_deref().unwrap_or_default();
-        let problem = format!("rules[{:?}].tenant: there is no [[tenants]] entry named {name:?}", rule.name);
-        Err(Problem::bad_request(problem))
-    })
+async fn attempt(asked: &Asked<'_>, book: &Arc<Book>, operations: &[Operation]) -> Result<Trial, Problem> {
+    control(asked)?.attempt(book, operations).await.map_err(unfit)
 }
 
 /// What is asked of an application.
@@ -256,62 +279,66 @@ pub(super) async fn apply(asked: &Asked<'_>) -> Answered {
                 needs: Needs::Nothing,
                 undoes: Vec::new(),
             };
-            make(asked, &book, proposal, Waits::ForApprover, confirmed).await
+            make(asked, &book, proposal, confirmed).await
         }
-        (None, Some(id)) => {
-            let operations = control.store().operations(id).await.map_err(|error| refused(&error))?;
-            attempt(asked, &book, &operations).await?;
-            let actor = asked.actor();
-            let change = control
-                .store()
-                .apply(id, confirmed, act(&actor, control))
-                .await
-                .map_err(|error| refused(&error))?;
-            let problem = take_over(control).await;
-            Ok(json(StatusCode::OK, &json!({ "change": told(&change), "not_in_force": problem })))
-        }
+        (None, Some(id)) => apply_kept(asked, &book, id, confirmed).await,
         _ => Err(Problem::bad_request("operations, change: one of the two is needed")),
     }
 }
 
-/// Whether a change waits for somebody else if it would deny much.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Waits {
-    ForApprover,
-    /// What it restores was in force before, and whoever restores it is in a hurry.
-    ForNobody,
+/// Applies a change that is kept. Traffic goes on while somebody thinks it over: one that would deny clearly more by now than
+/// when it was approved waits once more.
+async fn apply_kept(asked: &Asked<'_>, book: &Arc<Book>, id: u64, confirmed: bool) -> Answered {
+    let control = control(asked)?;
+    let store = control.store();
+    let kept = store.change(id).await.map_err(|error| refused(&error))?;
+    let operations = store.operations(id).await.map_err(|error| refused(&error))?;
+    let effect = judge(asked, book, &operations).await?;
+    // That took a while: only now does somebody act.
+    let actor = asked.actor()?;
+    let approved = kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(Approved::read);
+    if kept.state == State::Proposed && effect.is_beyond(approved.as_ref()) {
+        let change = store.wait_again(id, &written(&effect)?, act(&actor, control)).await;
+        let change = change.map_err(|error| refused(&error))?;
+        return Ok(json(StatusCode::ACCEPTED, &json!({ "change": told(&change) })));
+    }
+    let applied = store.apply(id, checked(book, confirmed), act(&actor, control)).await;
+    in_force(control, &applied.map_err(|error| refused(&error))?).await
+}
+
+/// Puts a change that was just applied in force, and tells of it.
+async fn in_force(control: &Arc<Control>, change: &Change) -> Answered {
+    let problem = take_over(control).await;
+    Ok(json(StatusCode::OK, &json!({ "change": told(change), "not_in_force": problem })))
+}
+
+/// An effect as it is kept.
+fn written(effect: &Effect) -> Result<String, Problem> {
+    serde_json::to_string(effect)
+        .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
 /// Makes a change: at once, if all that it needs is there.
-async fn make(
-    asked: &Asked<'_>,
-    book: &Arc<Book>,
-    proposal: Proposal,
-    waits: Waits,
-    confirmed: bool,
-) -> Answered {
+async fn make(asked: &Asked<'_>, book: &Arc<Book>, proposal: Proposal, confirmed: bool) -> Answered {
     let control = control(asked)?;
-    let mut effect = judge(asked, book, &proposal.operations).await?;
-    if waits == Waits::ForNobody && effect.needs == Needs::Approver {
-        effect.needs = Needs::Confirmation;
-    }
+    let effect = judge(asked, book, &proposal.operations).await?;
     let needs = effect.needs;
     if needs == Needs::Confirmation && !confirmed {
-        let problem = format!("confirmed: {}; say `\"confirmed\": true` if that is meant", effect.because);
-        return Err(Problem::new(StatusCode::CONFLICT, problem));
+        return Err(super::unconfirmed(&effect.because));
     }
-    let kept = serde_json::to_string(&effect)
-        .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    let proposal = Proposal { effect: Some(kept), needs, ..proposal };
-    let (actor, store) = (asked.actor(), control.store());
+    let proposal = Proposal { effect: Some(written(&effect)?), needs, ..proposal };
+    let (actor, store) = (asked.actor()?, control.store());
     if needs == Needs::Approver {
         let change = store.propose(&proposal, act(&actor, control)).await.map_err(|error| refused(&error))?;
         return Ok(json(StatusCode::ACCEPTED, &json!({ "change": told(&change) })));
     }
-    let change =
-        store.apply_new(&proposal, confirmed, act(&actor, control)).await.map_err(|error| refused(&error))?;
-    let problem = take_over(control).await;
-    Ok(json(StatusCode::OK, &json!({ "change": told(&change), "not_in_force": problem })))
+    let applied = store.apply_new(&proposal, checked(book, confirmed), act(&actor, control)).await;
+    in_force(control, &applied.map_err(|error| refused(&error))?).await
+}
+
+/// What was compiled is applied to the book that it was compiled with, and to no other.
+fn checked(book: &Book, confirmed: bool) -> Conditions {
+    Conditions { confirmed, checked: Some(book.into()) }
 }
 
 /// A change as it is told.
@@ -371,7 +398,7 @@ fn change_id(text: &str) -> Result<u64, Problem> {
 
 /// `POST /v1/rules/changes/{id}/approve`: it can be applied then.
 pub(super) async fn approve(asked: &Asked<'_>, id: &str) -> Answered {
-    let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor());
+    let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor()?);
     let change = control.store().approve(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
 }
@@ -387,7 +414,7 @@ struct ReasonBody {
 /// `POST /v1/rules/changes/{id}/reject`: by an approver, or by its author.
 pub(super) async fn reject(asked: &Asked<'_>, id: &str) -> Answered {
     let ReasonBody { reason } = body(asked)?;
-    let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor());
+    let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor()?);
     if asked.principal(Role::Approver).is_err() {
         let change = control.store().change(id).await.map_err(|error| refused(&error))?;
         if change.author != actor {
@@ -411,7 +438,8 @@ struct RollbackBody {
     confirmed: bool,
 }
 
-/// `POST /v1/rules/rollback`: restores what was there before one change, or at a revision.
+/// `POST /v1/rules/rollback`: restores what was there before one change, or at a revision. That takes what any change takes: the
+/// past may have denied more.
 pub(super) async fn rollback(asked: &Asked<'_>) -> Answered {
     let RollbackBody { change, to_revision, reason, confirmed } = body(asked)?;
     let what = match (change, to_revision) {
@@ -422,7 +450,7 @@ pub(super) async fn rollback(asked: &Asked<'_>) -> Answered {
     let control = control(asked)?;
     let book = current(control).await?;
     let proposal = control.store().restoring(what, &reason).await.map_err(|error| refused(&error))?;
-    make(asked, &book, proposal, Waits::ForNobody, confirmed).await
+    make(asked, &book, proposal, confirmed).await
 }
 
 /// What goes with a change of the mode.
@@ -445,5 +473,5 @@ pub(super) async fn set_mode(asked: &Asked<'_>, name: &str, mode: &str) -> Answe
         vec![Operation::Put { kind: Kind::Rule, name: name.to_owned(), body: wanted.to_string() }];
     let (base_revision, needs) = (book.revision, Needs::Nothing);
     let proposal = Proposal { base_revision, reason, operations, effect: None, needs, undoes: Vec::new() };
-    make(asked, &book, proposal, Waits::ForApprover, confirmed).await
+    make(asked, &book, proposal, confirmed).await
 }

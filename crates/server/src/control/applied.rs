@@ -13,6 +13,7 @@ const ENTRIES_MAX: u64 = 200;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Applied {
     pub(super) change: u64,
+    pub(super) revision: u64,
     pub(super) at_ms: u64,
     pub(super) by: String,
 }
@@ -24,9 +25,11 @@ struct Detail {
 }
 
 impl Control {
-    /// The changes that raised the revision above one, in order.
+    /// The changes that raised the revision above one, up to what is in force, in order.
     pub(super) async fn applied_after(&self, revision: u64) -> Result<Vec<Applied>, StoreError> {
-        Ok(self.last_entries().await?.iter().filter_map(|entry| applied(entry, revision)).collect())
+        let in_force = self.book().revision;
+        let news = |applied: &Applied| revision < applied.revision && applied.revision <= in_force;
+        Ok(self.last_entries().await?.iter().filter_map(applied).filter(news).collect())
     }
 
     /// When emergencies were changed last.
@@ -42,11 +45,10 @@ impl Control {
     }
 }
 
-fn applied(entry: &Entry, after: u64) -> Option<Applied> {
+fn applied(entry: &Entry) -> Option<Applied> {
     if entry.action != "change.apply" {
         return None;
     }
-    let detail: Detail = serde_json::from_str(&entry.detail).ok()?;
-    let applied = Applied { change: detail.change, at_ms: entry.at_ms, by: entry.actor.clone() };
-    (detail.revision > after).then_some(applied)
+    let Detail { change, revision } = serde_json::from_str(&entry.detail).ok()?;
+    Some(Applied { change, revision, at_ms: entry.at_ms, by: entry.actor.clone() })
 }

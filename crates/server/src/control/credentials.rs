@@ -2,33 +2,42 @@
 
 use std::sync::Arc;
 
-use tidegate_rules::store::Credential;
+use tidegate_rules::store::{Credential, Heads};
 
 use super::{Control, NotTaken};
 use crate::auth::{Credentials, Principal, Role, TokenHash};
 use crate::shared::Shared;
 
 impl Control {
-    /// Takes over the tokens of the store. One that makes no sense here opens nothing, and keeps no other from working.
-    pub(super) async fn take_credentials(&self) -> Result<(), NotTaken> {
+    /// Takes over the tokens of the store. One that never had any says nothing of those of another, which a snapshot may have
+    /// had: it may be in the place of one that was lost.
+    pub(super) async fn take_credentials(&self, heads: &Heads) -> Result<(), NotTaken> {
         let shared = self.shared()?;
-        // Whoever reaches a server without tokens of its own may do everything already, also while the store is gone.
-        if self.configured.is_open() {
+        let found = self.store.credentials().await?;
+        let says_nothing = heads.credential_revision == 0 && found.is_empty();
+        if says_nothing || **self.credentials.load() == found {
             return Ok(());
         }
-        let mut merged = (*self.configured).clone();
-        for credential in self.store.credentials().await? {
-            if let Err(problem) = add(&mut merged, &credential, &shared) {
-                tracing::warn!(
-                    credential = credential.name,
-                    problem,
-                    "a token of the store opens nothing here"
-                );
-            }
-        }
-        shared.credentials.store(Arc::new(merged));
+        admit(&self.configured, &found, &shared);
+        self.credentials.store(Arc::new(found));
         Ok(())
     }
+}
+
+/// Opens a server with tokens of a store beside its own. One that makes no sense here opens nothing, and keeps no other from
+/// working.
+pub(super) fn admit(configured: &Credentials, found: &[Credential], shared: &Shared) {
+    // Whoever reaches a server without tokens of its own may do everything already, also while the store is gone.
+    if configured.is_open() {
+        return;
+    }
+    let mut merged = configured.clone();
+    for credential in found {
+        if let Err(problem) = add(&mut merged, credential, shared) {
+            tracing::warn!(credential = credential.name, problem, "a token of the store opens nothing here");
+        }
+    }
+    shared.admit(merged);
 }
 
 fn add(merged: &mut Credentials, credential: &Credential, shared: &Shared) -> Result<(), String> {

@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use crate::rules::GatedRules;
+use crate::guardrail::Approved;
+use crate::rules::{GatedRules, RuleDid};
 
 /// How often denials are looked at. More often: a mistake is undone earlier; all rules are gone through more often.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a change is watched, and how long before it is compared with.
-const WATCHED_MS: u64 = 5 * 60 * 1_000;
+pub(super) const WATCHED_MS: u64 = 5 * 60 * 1_000;
 
 const LOOKS_PER_MINUTE: usize = 12;
 const MINUTES_BEFORE: usize = 5;
@@ -24,8 +25,11 @@ const DENIALS_MIN: u64 = 100;
 /// Denials of a smaller part of a rule's requests, in percent, are no jump: it does what it is for.
 const DENIED_PERCENT_MIN: u64 = 1;
 
+/// What somebody approved is no jump, up to so many times the share that a rule was expected to deny.
+const APPROVED_TIMES: f64 = 2.0;
+
 /// Rules whose denials are remembered for each minute, some 60 bytes each. Those beyond are not judged.
-const REMEMBERED_MAX: usize = 100_000;
+pub(super) const REMEMBERED_MAX: usize = 100_000;
 
 /// Changes that are watched at once: the latest. More: more memory.
 const CHANGES_MAX: usize = 100;
@@ -43,7 +47,7 @@ pub(super) struct Denials {
     watched: Vec<Watched>,
 }
 
-/// Denials by rule.
+/// Denials by rule, also those in shadow mode: a rule that is enforced then denies no more than it said it would.
 #[derive(Debug, Default)]
 struct Minute {
     denied: HashMap<Box<str>, u64>,
@@ -55,6 +59,10 @@ struct Minute {
 struct Watched {
     change: u64,
     applied_ms: u64,
+    /// At which revision the rules would have made no sense without it.
+    refused_at: Option<u64>,
+    /// Whether somebody was told that it cannot be undone.
+    is_told: bool,
     rules: HashMap<Box<str>, Touched>,
 }
 
@@ -62,6 +70,8 @@ struct Watched {
 #[derive(Debug)]
 struct Touched {
     before_per_minute: f64,
+    /// The share that somebody approved.
+    approved: f64,
     /// Denials and requests of each look, for a minute, the latest first.
     looks: VecDeque<(u64, u64)>,
 }
@@ -82,16 +92,17 @@ impl Denials {
             self.minutes.push_front(Minute::default());
         }
         for (rule, count) in rules.counts() {
-            let (denied, asked) = count.take();
-            if denied > 0 || asked > 0 {
-                self.note(&rule.name, u64::from(denied), u64::from(asked));
+            let did = count.take();
+            if did != RuleDid::default() {
+                self.note(&rule.name, did);
             }
         }
     }
 
-    fn note(&mut self, rule: &str, denied: u64, asked: u64) {
-        if let Some(minute) = self.minutes.front_mut().filter(|_| denied > 0) {
-            minute.add(rule, denied);
+    fn note(&mut self, rule: &str, did: RuleDid) {
+        let RuleDid { denied, shadow_denied, asked } = did;
+        if let Some(minute) = self.minutes.front_mut().filter(|_| denied + shadow_denied > 0) {
+            minute.add(rule, denied + shadow_denied);
         }
         for touched in self.watched.iter_mut().filter_map(|watched| watched.rules.get_mut(rule)) {
             if let Some(look) = touched.looks.front_mut() {
@@ -100,9 +111,10 @@ impl Denials {
         }
     }
 
-    /// Ends a look: what jumped in it, and changes that are watched no longer.
+    /// Ends a look: what jumped in it, the latest change first, since it may need what an earlier one made. Changes are
+    /// watched for a while.
     pub(super) fn look(&mut self, now_ms: u64) -> Vec<Jump> {
-        let jumps = self.watched.iter().filter_map(Watched::jump).collect();
+        let jumps = self.jumps();
         self.watched.retain(|watched| now_ms < watched.applied_ms.saturating_add(WATCHED_MS));
         for touched in self.watched.iter_mut().flat_map(|watched| watched.rules.values_mut()) {
             touched.looks.push_front((0, 0));
@@ -117,21 +129,77 @@ impl Denials {
         jumps
     }
 
-    /// Watches the rules that a change touched.
-    pub(super) fn watch(&mut self, change: u64, applied_ms: u64, rules: impl IntoIterator<Item = String>) {
+    /// What a rule denies is held against the latest change of it, and against the one before if that is undone.
+    fn jumps(&self) -> Vec<Jump> {
+        let mut later: HashSet<&str> = HashSet::new();
+        let mut jumps = Vec::new();
+        for watched in self.watched.iter().rev() {
+            jumps.extend(watched.jump(&later));
+            later.extend(watched.rules.keys().map(|rule| &**rule));
+        }
+        jumps
+    }
+
+    /// Remembers what rules denied before this server started, in as long a time as a change is compared with.
+    pub(super) fn recall(&mut self, denied: HashMap<Box<str>, u64>) {
+        if self.minutes.is_empty() {
+            self.minutes.push_front(Minute::default());
+        }
+        self.minutes.push_back(Minute { denied, is_partial: false });
+        self.minutes.resize_with(MINUTES_BEFORE + 1, Minute::default);
+    }
+
+    /// Watches the rules that a change may have made stricter, of which somebody may have approved what it does.
+    pub(super) fn watch(
+        &mut self,
+        (change, applied_ms): (u64, u64),
+        rules: impl IntoIterator<Item = String>,
+        approved: Option<&Approved>,
+    ) {
+        if self.is_watched(change) {
+            return;
+        }
         let touched = |rule: String| {
-            let before_per_minute = self.before_per_minute(&rule)?;
-            Some((rule.into_boxed_str(), Touched { before_per_minute, looks: VecDeque::from([(0, 0)]) }))
+            let before_per_minute = self.before_change(&rule)?;
+            let approved = approved.map_or(0.0, |approved| approved.share_of(&rule));
+            let touched = Touched { before_per_minute, approved, looks: VecDeque::from([(0, 0)]) };
+            Some((rule.into_boxed_str(), touched))
         };
         let rules = rules.into_iter().take(RULES_MAX).filter_map(touched).collect();
-        self.watched.push(Watched { change, applied_ms, rules });
+        self.watched.push(Watched { change, applied_ms, refused_at: None, is_told: false, rules });
         if self.watched.len() > CHANGES_MAX {
             self.watched.remove(0);
         }
     }
 
+    /// Watches a change no longer. What its rules denied by it is no other's.
     pub(super) fn forget(&mut self, change: u64) {
-        self.watched.retain(|watched| watched.change != change);
+        let Some(at) = self.watched.iter().position(|watched| watched.change == change) else { return };
+        let gone = self.watched.remove(at);
+        for watched in &mut self.watched {
+            for (_, touched) in watched.rules.iter_mut().filter(|(rule, _)| gone.rules.contains_key(*rule)) {
+                touched.looks = VecDeque::from([(0, 0)]);
+            }
+        }
+    }
+
+    pub(super) fn is_watched(&self, change: u64) -> bool {
+        self.watched.iter().any(|watched| watched.change == change)
+    }
+
+    /// Whether a change could not be undone at a revision: then it is not tried again.
+    pub(super) fn is_refused(&self, change: u64, revision: u64) -> bool {
+        self.watched.iter().any(|watched| watched.change == change && watched.refused_at == Some(revision))
+    }
+
+    /// Notes that a change could not be undone, and says whether that is news. At the revision that is named it is not tried
+    /// again; without one it is, with every look.
+    pub(super) fn refuse(&mut self, change: u64, at: Option<u64>) -> bool {
+        let watched = self.watched.iter_mut().find(|watched| watched.change == change);
+        watched.is_some_and(|watched| {
+            watched.refused_at = at;
+            !std::mem::replace(&mut watched.is_told, true)
+        })
     }
 
     /// Has the requests of the rules counted that are watched, and of no others.
@@ -141,6 +209,23 @@ impl Denials {
         for (rule, count) in rules.counts() {
             count.watch(!names.is_empty() && names.contains(&*rule.name));
         }
+    }
+
+    /// Whether a rule is watched by a change that nobody approved.
+    pub(super) fn is_in_question(&self, rule: &str) -> bool {
+        self.in_question(rule).next().is_some()
+    }
+
+    fn in_question(&self, rule: &str) -> impl Iterator<Item = &Touched> {
+        let touched = self.watched.iter().filter_map(move |watched| watched.rules.get(rule));
+        touched.filter(|touched| touched.approved <= 0.0)
+    }
+
+    /// What a rule denied a minute before a change. What it denies by another one that is in question is no measure: a second
+    /// mistake would be right by the first.
+    fn before_change(&self, rule: &str) -> Option<f64> {
+        let before = self.in_question(rule).map(|touched| touched.before_per_minute);
+        Some(before.fold(self.before_per_minute(rule)?, f64::min))
     }
 
     /// What a rule denied in the minutes that are known; nothing if that may not be all.
@@ -169,13 +254,16 @@ impl Minute {
 }
 
 impl Watched {
-    fn jump(&self) -> Option<Jump> {
-        let jumps = self.rules.iter().filter_map(|(rule, touched)| {
-            let Touched { before_per_minute, looks } = touched;
+    /// The rule that denies most of those that jump, if any do, but for those of a later change.
+    fn jump(&self, later: &HashSet<&str>) -> Option<Jump> {
+        let own = self.rules.iter().filter(|(rule, _)| !later.contains(&***rule));
+        let jumps = own.filter_map(|(rule, touched)| {
+            let Touched { before_per_minute, approved, looks } = touched;
             let (denied, asked) = looks.iter().fold((0, 0), |sum, look| (sum.0 + look.0, sum.1 + look.1));
             let is_jump = denied >= DENIALS_MIN
                 && denied.saturating_mul(100) >= asked.saturating_mul(DENIED_PERCENT_MIN)
-                && as_float(denied) > JUMP * before_per_minute;
+                && as_float(denied) > JUMP * before_per_minute
+                && as_float(denied) > APPROVED_TIMES * approved * as_float(asked);
             let (change, rule, before_per_minute) = (self.change, rule.to_string(), *before_per_minute);
             is_jump.then_some(Jump { change, rule, before_per_minute, denied })
         });
@@ -199,7 +287,7 @@ mod tests {
         let mut jumps = Vec::new();
         for _ in 0..count {
             denials.take_from(&GatedRules::default());
-            denials.note("a", denied, asked);
+            denials.note("a", RuleDid { denied, shadow_denied: 0, asked });
             jumps = denials.look(NOW_MS);
         }
         jumps
@@ -208,7 +296,7 @@ mod tests {
     fn after(before: (usize, (u64, u64)), look: (u64, u64)) -> Vec<Jump> {
         let mut denials = Denials::default();
         looks(&mut denials, before.0, before.1);
-        denials.watch(7, NOW_MS, ["a".to_owned()]);
+        denials.watch((7, NOW_MS), ["a".to_owned()], None);
         looks(&mut denials, LOOKS_PER_MINUTE, look)
     }
 
@@ -233,20 +321,112 @@ mod tests {
     }
 
     #[test]
+    fn what_a_rule_would_have_denied_in_shadow_mode_is_no_jump_when_it_does() {
+        let enforced_after = |shadow_denied: u64| {
+            let mut denials = Denials::default();
+            denials.take_from(&GatedRules::default());
+            denials.note("a", RuleDid { shadow_denied, ..RuleDid::default() });
+            denials.look(NOW_MS);
+            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            looks(&mut denials, LOOKS_PER_MINUTE, (100, 200)).len()
+        };
+        assert_eq!([0, 119, 120].map(enforced_after), [1, 1, 0]);
+        // While it is in shadow mode it denies nobody.
+        let mut denials = Denials::default();
+        denials.watch((7, NOW_MS), ["a".to_owned()], None);
+        denials.take_from(&GatedRules::default());
+        denials.note("a", RuleDid { shadow_denied: 1_000, ..RuleDid::default() });
+        assert_eq!(denials.look(NOW_MS), []);
+    }
+
+    #[test]
+    fn what_somebody_approved_is_no_jump_up_to_twice_as_much() {
+        let effect = |newly_denied: u32| {
+            let measured = format!(
+                r#"{{"records":100,"requests":100,"newly_denied":{newly_denied},"newly_allowed":0,
+                "newly_denied_percent":{newly_denied},"rules":[{{"rule":"a","requests":100,"newly_denied":{newly_denied}}}]}}"#
+            );
+            Approved::read(&format!(r#"{{"measured":{measured}}}"#)).expect("measured")
+        };
+        let jumps = |approved: Option<&Approved>, rule: &str, look: (u64, u64)| {
+            let mut denials = Denials::default();
+            denials.watch((7, NOW_MS), ["a".to_owned(), "b".to_owned()], approved);
+            denials.take_from(&GatedRules::default());
+            denials.note(rule, RuleDid { denied: look.0, asked: look.1, shadow_denied: 0 });
+            denials.look(NOW_MS).len()
+        };
+        assert_eq!(jumps(None, "a", (990, 1_000)), 1);
+        assert_eq!(jumps(Some(&effect(60)), "a", (990, 1_000)), 0, "as it was approved");
+        assert_eq!(jumps(Some(&effect(20)), "a", (400, 1_000)), 0);
+        assert_eq!(jumps(Some(&effect(20)), "a", (401, 1_000)), 1, "more than twice as much");
+        assert_eq!(jumps(Some(&effect(60)), "b", (990, 1_000)), 1, "another rule than was expected to");
+        assert!(Approved::read(r#"{"measured":null}"#).is_none());
+    }
+
+    #[test]
     fn only_the_rules_of_changes_of_the_last_minutes_are_watched() {
         let mut denials = Denials::default();
-        denials.watch(7, NOW_MS, ["b".to_owned()]);
+        denials.watch((7, NOW_MS), ["b".to_owned()], None);
         assert_eq!(looks(&mut denials, 20, (100, 100)), [], "another rule");
-        denials.watch(8, NOW_MS - WATCHED_MS, ["a".to_owned()]);
+        denials.watch((8, NOW_MS - WATCHED_MS), ["a".to_owned()], None);
         denials.look(NOW_MS);
         assert_eq!(denials.watched.len(), 1, "too long ago");
-        denials.watch(9, NOW_MS, ["a".to_owned()]);
+        denials.watch((9, NOW_MS), ["a".to_owned()], None);
         denials.forget(9);
         assert_eq!(denials.watched.len(), 1);
         for change in 10..300 {
-            denials.watch(change, NOW_MS, []);
+            denials.watch((change, NOW_MS), [], None);
         }
         assert_eq!((denials.watched.len(), denials.watched[0].change), (CHANGES_MAX, 200));
+    }
+
+    #[test]
+    fn the_latest_change_is_undone_first_and_none_is_tried_twice_at_a_revision() {
+        let mut denials = Denials::default();
+        for change in [7, 8] {
+            denials.watch((change, NOW_MS), ["a".to_owned()], None);
+        }
+        denials.watch((9, NOW_MS), ["b".to_owned()], None);
+        let changes = |jumps: Vec<Jump>| jumps.iter().map(|jump| jump.change).collect::<Vec<_>>();
+        assert_eq!(changes(looks(&mut denials, 1, (100, 100))), [8], "of two that touched it");
+        assert!(!denials.is_refused(7, 3));
+        assert_eq!([3, 4].map(|revision| denials.refuse(7, Some(revision))), [true, false], "told once");
+        assert_eq!([3, 4, 5].map(|revision| denials.is_refused(7, revision)), [false, true, false]);
+        assert!(!denials.refuse(7, None) && !denials.is_refused(7, 4), "tried again with every look");
+        assert!(!denials.is_refused(8, 4));
+        denials.forget(8);
+        assert_eq!(denials.look(NOW_MS), [], "that was another's");
+        assert_eq!(changes(looks(&mut denials, 1, (100, 100))), [7], "and this is its own");
+    }
+
+    #[test]
+    fn what_a_change_denies_is_no_measure_for_the_next() {
+        let jumps = |approved: Option<&Approved>| {
+            let mut denials = Denials::default();
+            denials.watch((7, NOW_MS), ["a".to_owned()], approved);
+            looks(&mut denials, 6, (200, 1_000));
+            denials.watch((8, NOW_MS), ["a".to_owned()], None);
+            let jumps = looks(&mut denials, 1, (200, 1_000));
+            jumps.iter().map(|jump| jump.change).collect::<Vec<_>>()
+        };
+        assert_eq!(jumps(None), [8]);
+        let kept = r#"{"measured":{"records":100,"requests":100,"newly_denied":90,"newly_allowed":0,
+            "newly_denied_percent":90,"rules":[{"rule":"a","requests":100,"newly_denied":90}]}}"#;
+        assert_eq!(jumps(Approved::read(kept).as_ref()), [0_u64; 0], "somebody knew of it");
+    }
+
+    #[test]
+    fn what_was_denied_before_a_start_is_compared_with() {
+        let jumps = |before: u64| {
+            let mut denials = Denials::default();
+            denials.recall(HashMap::from([("a".into(), before)]));
+            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            // It is watched once, however often it is found.
+            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            looks(&mut denials, 1, (100, 100)).len()
+        };
+        // In five minutes.
+        assert_eq!([0, 49, 50].map(jumps), [1, 1, 0]);
     }
 
     #[test]
@@ -254,7 +434,7 @@ mod tests {
         let mut denials = Denials::default();
         looks(&mut denials, 1, (1, 1));
         for rule in 0..REMEMBERED_MAX {
-            denials.note(&rule.to_string(), 1, 1);
+            denials.note(&rule.to_string(), RuleDid { denied: 1, shadow_denied: 0, asked: 1 });
         }
         assert_eq!(denials.before_per_minute("another"), None);
         assert_eq!(denials.before_per_minute("a"), Some(1.0));

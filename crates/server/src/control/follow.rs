@@ -1,19 +1,26 @@
 //! Follows the store: begins with what it holds or the last good snapshot, and takes over what changes.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+use tidegate_core::{Backoff, varied};
 use tidegate_rules::book::Book;
-use tidegate_rules::store::{Signal, Store};
+use tidegate_rules::snapshot::Snapshot;
+use tidegate_rules::store::{RETRY_MAX, RETRY_MIN, Signal, Store};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Control, Look, NotTaken, Tried, compile, rollback, snapshots};
+use super::credentials::admit;
+use super::noting::Unnoted;
+use super::trial::TRIALS_MAX;
+use super::{Control, EMPTY, Look, NotTaken, Tried, compile, rollback, snapshots};
+use crate::auth::Credentials;
 use crate::config::StoreConfig;
+use crate::rules::GatedRules;
 use crate::shared::{Shared, StartError};
 
 /// How long to wait before something is tried again that the store did not give. Shorter: what it did not give is there
@@ -24,64 +31,75 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Following {
     config: StoreConfig,
     shared: Arc<Shared>,
+    /// Before any of a store, or of a snapshot, were added.
+    configured: Arc<Credentials>,
     /// What a snapshot gave, until there is a store.
-    begun: Result<Arc<Control>, Book>,
+    begun: Result<Arc<Control>, Snapshot>,
 }
 
 impl Following {
     /// Puts the rules of the store in force; if they cannot be had, those of the last good snapshot.
     pub(crate) async fn start(config: &StoreConfig, shared: &Arc<Shared>) -> Result<Self, StartError> {
         let (config, shared) = (config.clone(), Arc::clone(shared));
+        let configured = Arc::clone(&shared.credentials());
         let (control, problem) = match Store::open(&config.address).await {
             Err(error) => (None, error.to_string()),
             Ok(store) => {
-                let control = control(store, Book::default(), &config, &shared);
+                let control = control(store, Snapshot::default(), &config, &shared, &configured);
                 match control.take_rows(Look::First).await {
                     Ok(()) => {
                         shared.metrics.control.store_is_up(true);
+                        if control.book().revision == 0 {
+                            begin_without_what_was_lost(&config, &shared, &control).await;
+                        }
                         shared.follows(Arc::clone(&control));
-                        return Ok(Self { config, shared, begun: Ok(control) });
+                        return Ok(Self { config, shared, configured, begun: Ok(control) });
                     }
                     Err(problem) => (Some(control), located(&config, &problem.to_string())),
                 }
             }
         };
         shared.metrics.control.store_is_up(control.is_some());
-        let book = begin_with_snapshot(&config, &shared, &problem)?;
+        let last = last_good(&config, &shared).await.map_err(|also| {
+            StartError::Rules(format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))
+        })?;
+        let snapshot = last.begin(&shared, &problem);
         let begun = match control {
-            None => Err(book),
+            None => {
+                admit(&configured, &snapshot.credentials, &shared);
+                Err(snapshot)
+            }
             Some(control) => {
-                *control.in_force() = Arc::new(book);
+                control.begin_with(snapshot, &shared).await;
                 shared.follows(Arc::clone(&control));
                 Ok(control)
             }
         };
-        Ok(Self { config, shared, begun })
+        Ok(Self { config, shared, configured, begun })
     }
 
     /// Takes over what changes, until told to stop.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let Self { config, shared, begun } = self;
+        let Self { config, shared, configured, begun } = self;
         let control = match begun {
             Ok(control) => control,
-            Err(book) => {
+            Err(snapshot) => {
                 let store = tokio::select! {
                     () = stop.cancelled() => return,
-                    store = find(&config) => store,
+                    store = find(&config, seed(&shared)) => store,
                 };
-                let control = control(store, book, &config, &shared);
+                let control = control(store, snapshot, &config, &shared, &configured);
                 shared.follows(Arc::clone(&control));
                 control
             }
         };
         let rows = follow_rows(Arc::clone(&control));
         let emergencies = follow_emergencies(Arc::clone(&control));
-        let kept = config.snapshots.as_deref().map(Arc::<Path>::from);
-        let kept =
-            kept.map(|folder| tokio::spawn(snapshots::keep(Arc::clone(&control), folder, stop.clone())));
+        let kept = config.snapshots.clone().map(Arc::new);
+        let kept = kept.map(|to| tokio::spawn(snapshots::keep(Arc::clone(&control), to, stop.clone())));
         tokio::select! {
             () = stop.cancelled() => {}
-            () = watch(&control, config.reconcile) => {}
+            () = watch(&control, &config) => {}
             () = rows => {}
             () = emergencies => {}
             () = rollback::look(Arc::clone(&control)) => {}
@@ -94,20 +112,30 @@ impl Following {
     }
 }
 
-fn control(store: Store, book: Book, config: &StoreConfig, shared: &Arc<Shared>) -> Arc<Control> {
+fn control(
+    store: Store,
+    Snapshot { book, credentials }: Snapshot,
+    config: &StoreConfig,
+    shared: &Arc<Shared>,
+    configured: &Arc<Credentials>,
+) -> Arc<Control> {
     Arc::new(Control {
         store,
         shared: Arc::downgrade(shared),
         runtime: Handle::current(),
         placement: config.placement.clone(),
-        configured: shared.credentials.load_full(),
-        in_force: Mutex::new(Arc::new(book)),
+        configured: Arc::clone(configured),
+        in_force: ArcSwap::from_pointee(book),
+        replacing: Mutex::new(()),
+        credentials: ArcSwap::from_pointee(credentials.to_vec()),
         loading: tokio::sync::Mutex::new(Tried::default()),
         loading_emergencies: tokio::sync::Mutex::new(()),
         rows_wanted: Notify::new(),
         everything_wanted: AtomicBool::new(false),
         emergencies_wanted: Notify::new(),
         denials: Mutex::default(),
+        unnoted: tokio::sync::Mutex::new(Some(Unnoted::at_start())),
+        trials: Arc::new(Semaphore::new(TRIALS_MAX)),
     })
 }
 
@@ -118,49 +146,99 @@ fn located(config: &StoreConfig, problem: &str) -> String {
     lines.join("\n")
 }
 
-/// Puts the last good snapshot in force, and says so.
-fn begin_with_snapshot(config: &StoreConfig, shared: &Shared, problem: &str) -> Result<Book, StartError> {
-    let begun = config.snapshots.as_deref().ok_or_else(|| "rules_snapshots is \"none\"".to_owned());
-    let begun = begun.and_then(|folder| {
-        let (book, written_ms) = snapshots::read(folder)?;
-        let rules = compile(&book, config.placement.as_deref(), shared)
-            .map_err(|problems| format!("the last good snapshot in {}: {problems}", folder.display()))?;
-        Ok((book, written_ms, rules))
-    });
-    let (book, written_ms, rules) = begun.map_err(|also| {
-        StartError::Rules(format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))
-    })?;
-    let age_s = written_ms.map(|written_ms| shared.now_ms().saturating_sub(written_ms) / 1_000);
-    tracing::error!(
-        problem,
-        revision = book.revision,
-        emergency_revision = book.emergency_revision,
-        written_s_ago = age_s,
-        "the store of rules does not give them: starting with the last good snapshot"
-    );
-    shared.metrics.control.in_force(book.revision, book.emergency_revision);
-    shared.rules.store(Arc::new(rules));
-    Ok(book)
+/// A store that has nothing yet may be in the place of one that was lost: without rules everything would pass.
+async fn begin_without_what_was_lost(config: &StoreConfig, shared: &Arc<Shared>, control: &Control) {
+    if let Ok(last) = last_good(config, shared).await
+        && last.snapshot.book.revision > 0
+    {
+        control.begin_with(last.begin(shared, &located(config, EMPTY)), shared).await;
+        control.loading.lock().await.is_of_another = true;
+    }
 }
 
-/// Opens a store that was gone, once it is there.
-async fn find(config: &StoreConfig) -> Store {
-    let mut ticks = interval(RETRY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+impl Control {
+    /// Goes on from a snapshot whose rules are in force. Of tokens, the store knows better, if it said anything of them.
+    async fn begin_with(&self, Snapshot { book, credentials }: Snapshot, shared: &Shared) {
+        self.in_force.store(Arc::new(book));
+        if self.credentials.load().is_empty() && !self.has_said_who_may_ask().await {
+            admit(&self.configured, &credentials, shared);
+            self.credentials.store(Arc::new(credentials.to_vec()));
+        }
+    }
+
+    /// Whether the store was asked for its tokens, and ever had any.
+    async fn has_said_who_may_ask(&self) -> bool {
+        self.loading.lock().await.credential_revision.is_some_and(|revision| revision > 0)
+    }
+}
+
+/// The last good snapshot, compiled.
+struct LastGood {
+    snapshot: Snapshot,
+    written_ms: Option<u64>,
+    rules: GatedRules,
+}
+
+/// Reads and compiles it beside whoever waits: it may be a million rows, from a network.
+async fn last_good(config: &StoreConfig, shared: &Arc<Shared>) -> Result<LastGood, String> {
+    let (config, shared) = (config.clone(), Arc::clone(shared));
+    let reading = tokio::task::spawn_blocking(move || {
+        let from = config.snapshots.as_ref().ok_or_else(|| "rules_snapshots is \"none\"".to_owned())?;
+        let (snapshot, written_ms) = from.read(shared.now_ms())?;
+        let rules = compile(&snapshot.book, config.placement.as_deref(), &shared)
+            .map_err(|problems| format!("the last good snapshot in {from}: {problems}"))?;
+        Ok(LastGood { snapshot, written_ms, rules })
+    });
+    reading.await.unwrap_or_else(|error| Err(format!("no snapshot was read: {error}")))
+}
+
+impl LastGood {
+    /// Puts it in force, and says so.
+    fn begin(self, shared: &Shared, problem: &str) -> Snapshot {
+        let Self { snapshot, written_ms, rules } = self;
+        let Book { revision, emergency_revision, .. } = snapshot.book;
+        let age_s = written_ms.map(|written_ms| shared.now_ms().saturating_sub(written_ms) / 1_000);
+        tracing::error!(
+            problem,
+            revision,
+            emergency_revision,
+            credentials = snapshot.credentials.len(),
+            written_s_ago = age_s,
+            "the store of rules does not give them: starting with the last good snapshot"
+        );
+        shared.metrics.control.in_force(revision, emergency_revision);
+        shared.rules.store(Arc::new(rules));
+        snapshot
+    }
+}
+
+/// Spreads the times at which many servers do the same.
+fn seed(shared: &Shared) -> u64 {
+    shared.now_ms() ^ u64::from(std::process::id()).rotate_left(32)
+}
+
+/// Opens a store that was gone, once it is there. It is looked for as one is that goes while a server runs.
+async fn find(config: &StoreConfig, seed: u64) -> Store {
+    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX, seed);
     loop {
-        ticks.tick().await;
         match Store::open(&config.address).await {
             Ok(store) => return store,
             Err(error) => tracing::debug!(%error, "looking for the store of rules"),
         }
+        pause(backoff.after_failure()).await;
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "no condition to wait for: a store is not asked too often")]
+async fn pause(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
 /// Wakes whoever loads when something may have changed, and all of it now and then.
-async fn watch(control: &Arc<Control>, reconcile: Duration) {
-    let seed = control.now_ms() ^ u64::from(std::process::id()).rotate_left(32);
-    let mut watch = control.store().watch(seed);
-    let mut ticks = interval(varied(reconcile, seed));
+async fn watch(control: &Arc<Control>, config: &StoreConfig) {
+    let seed = control.shared.upgrade().map_or(0, |shared| seed(&shared));
+    let mut watch = control.store().watch_looking(seed, config.look);
+    let mut ticks = interval(varied(config.reconcile, seed));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first comes at once, and all was just loaded.
     ticks.tick().await;
@@ -257,26 +335,5 @@ fn told(what: &str, taken: Result<(), NotTaken>) -> bool {
             tracing::warn!(what, %error, "not loaded; the last good set stays in force");
             false
         }
-    }
-}
-
-/// A time that is varied by up to a fifth, so that servers that started together do not ask together.
-fn varied(time: Duration, seed: u64) -> Duration {
-    // One step of a linear congruential generator: nothing but a spread is asked of it.
-    let drawn = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 48;
-    let share = u32::try_from(drawn).unwrap_or_default();
-    time / 5 * 4 + (time / 5 * 2 / u32::from(u16::MAX)).saturating_mul(share)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_differ_by_a_fifth_at_most() {
-        let time = Duration::from_mins(5);
-        let drawn: Vec<Duration> = (0..1_000).map(|seed| varied(time, seed)).collect();
-        assert!(drawn.iter().all(|drawn| *drawn >= time / 5 * 4 && *drawn <= time / 5 * 6));
-        assert!(drawn.iter().any(|drawn| *drawn < time / 10 * 9) && drawn.iter().any(|drawn| *drawn > time));
     }
 }

@@ -4,28 +4,38 @@
 //! wait for no book to be read, and no rule is compiled again for them.
 
 mod applied;
+mod bucket;
 mod credentials;
 mod denials;
 mod follow;
+mod noting;
 mod rollback;
 mod snapshots;
+mod trial;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tidegate_rules::RuleSet;
 use tidegate_rules::book::{Book, EmergencyRow};
-use tidegate_rules::store::{Store, StoreError};
+use tidegate_rules::store::{Credential, Store, StoreError};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{MissedTickBehavior, interval};
 
+pub(crate) use bucket::Bucket;
 pub(crate) use follow::Following;
+pub(crate) use snapshots::Snapshots;
+pub(crate) use trial::Unfit;
 
 use denials::Denials;
+use noting::{Replaced, Unnoted};
 
 use crate::auth::Credentials;
 use crate::metrics::Followed;
-use crate::rules::GatedRules;
+use crate::rules::{GatedRules, warn_of};
 use crate::shared::Shared;
 
 /// The rules' store as this server knows it.
@@ -38,7 +48,11 @@ pub(crate) struct Control {
     placement: Option<String>,
     /// Those of the configuration, which hold whatever the store says.
     configured: Arc<Credentials>,
-    in_force: Mutex<Arc<Book>>,
+    /// Whoever looks at it never waits: what replaces it holds `replacing`.
+    in_force: ArcSwap<Book>,
+    replacing: Mutex<()>,
+    /// Those of the store, or of the snapshot that this server began with.
+    credentials: ArcSwap<Vec<Credential>>,
     /// One load of each kind at a time: what changes meanwhile is one more load.
     loading: tokio::sync::Mutex<Tried>,
     loading_emergencies: tokio::sync::Mutex<()>,
@@ -48,12 +62,17 @@ pub(crate) struct Control {
     everything_wanted: AtomicBool,
     emergencies_wanted: Notify,
     denials: Mutex<Denials>,
+    /// One at a time looks at what came into force.
+    unnoted: tokio::sync::Mutex<Option<Unnoted>>,
+    trials: Arc<Semaphore>,
 }
 
 /// What was tried last, so that what was refused is not tried again until it changes.
 #[derive(Debug, Default)]
 struct Tried {
     refused: Option<(u64, u64)>,
+    /// Whether what is in force is of another store than this one, which is new: its revisions say nothing here.
+    is_of_another: bool,
     credential_revision: Option<u64>,
 }
 
@@ -84,6 +103,10 @@ impl From<StoreError> for NotTaken {
     }
 }
 
+/// What a store is that has nothing, where there are rules in force.
+const EMPTY: &str = "it is empty and new, which the store of the rules in force is not: if that was lost, put it back; these \
+                     rules stay until something is applied to this one";
+
 /// How thoroughly the store is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
@@ -103,7 +126,7 @@ impl Control {
 
     /// What the set in force was compiled from.
     pub(crate) fn book(&self) -> Arc<Book> {
-        Arc::clone(&self.in_force())
+        self.in_force.load_full()
     }
 
     /// Milliseconds since the Unix epoch, by the server's clock.
@@ -126,9 +149,10 @@ impl Control {
         }
     }
 
-    fn in_force(&self) -> MutexGuard<'_, Arc<Book>> {
-        // Whoever panicked had not begun to replace it.
-        self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held by whoever replaces the rules in force and the book that they are from.
+    fn replacing(&self) -> MutexGuard<'_, ()> {
+        // Whoever panicked had not begun to replace them.
+        self.replacing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn shared(&self) -> Result<Arc<Shared>, NotTaken> {
@@ -140,38 +164,54 @@ impl Control {
         let mut tried = self.loading.lock().await;
         let heads = self.store.heads().await?;
         if look != Look::Heads || tried.credential_revision != Some(heads.credential_revision) {
-            self.take_credentials().await?;
+            self.take_credentials(&heads).await?;
             tried.credential_revision = Some(heads.credential_revision);
         }
         let seen = (heads.revision, heads.emergency_revision);
-        let is_known = self.book().revision == heads.revision || tried.refused == Some(seen);
-        if look == Look::Heads && is_known {
+        let is_in_force = self.book().revision == heads.revision && !tried.is_of_another;
+        if look == Look::Heads && (is_in_force || tried.refused == Some(seen)) {
             return Ok(());
+        }
+        if heads.revision == 0 && self.book().revision > 0 {
+            *tried = Tried { refused: Some(seen), is_of_another: true, ..*tried };
+            let refused = NotTaken::Refused(EMPTY.to_owned());
+            self.count(Err(&refused));
+            return Err(refused);
         }
         let book = self.store.load().await?;
-        let before = self.book();
-        if *before == book && look != Look::First {
-            return Ok(());
-        }
         let seen = (book.revision, book.emergency_revision);
-        let taken = self.blocking(move |control, shared| control.put_in_force(book, shared)).await;
+        let is_of_another = tried.is_of_another;
+        let taken =
+            self.blocking(move |control, shared| control.take_book(book, look, is_of_another, shared)).await;
         tried.refused = matches!(taken, Err(NotTaken::Refused(_))).then_some(seen);
-        self.count(&taken);
-        if taken.is_ok() && look != Look::First {
-            self.note_applied(before).await;
+        if !matches!(taken, Ok(None)) {
+            self.count(taken.as_ref().map(|_| ()));
         }
-        taken
+        let replaced = taken?;
+        tried.is_of_another = false;
+        if let Some(replaced) = replaced.filter(|_| look != Look::First) {
+            // One that was declared meanwhile may not have fitted the rules before.
+            self.emergencies_wanted.notify_one();
+            self.note_applied(replaced).await;
+        }
+        Ok(())
     }
 
     /// Takes over emergencies, if they moved, for the rules that are in force.
     async fn take_emergencies(self: &Arc<Self>) -> Result<(), NotTaken> {
         let _one_at_a_time = self.loading_emergencies.lock().await;
+        // Before the store is asked: what it says then is later, also where it lost something and counts from less.
+        let known = self.book();
         let (revision, rows) = self.store.emergencies().await?;
-        if self.book().emergency_revision == revision {
+        let is_known = (known.emergency_revision, &known.emergencies) == (revision, &rows);
+        // As with rules: a store that never had any says nothing of those of another.
+        if is_known || revision == 0 {
             return Ok(());
         }
-        let taken = self.blocking(move |control, shared| control.put_under(revision, rows, shared)).await;
-        self.count(&taken);
+        let known = known.emergency_revision;
+        let taken =
+            self.blocking(move |control, shared| control.put_under((revision, rows), known, shared)).await;
+        self.count(taken.as_ref().copied());
         if taken.is_ok() {
             self.note_emergencies().await;
         }
@@ -191,48 +231,77 @@ impl Control {
     }
 
     /// Does what takes long where nobody waits for it.
-    async fn blocking(
+    async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Self, &Shared) -> Result<(), NotTaken> + Send + 'static,
-    ) -> Result<(), NotTaken> {
+        work: impl FnOnce(&Self, &Shared) -> Result<T, NotTaken> + Send + 'static,
+    ) -> Result<T, NotTaken> {
         let (control, shared) = (Arc::clone(self), self.shared()?);
         let done = tokio::task::spawn_blocking(move || work(&control, &shared)).await;
         done.unwrap_or_else(|error| Err(NotTaken::Refused(format!("could not be compiled: {error}"))))
     }
 
-    fn put_in_force(&self, mut book: Book, shared: &Shared) -> Result<(), NotTaken> {
+    /// Puts a book in force that may be of another store, and gives what was; nothing if it is the same.
+    fn take_book(
+        &self,
+        book: Book,
+        look: Look,
+        is_of_another: bool,
+        shared: &Shared,
+    ) -> Result<Option<Replaced>, NotTaken> {
+        if *self.in_force.load_full() == book && look != Look::First {
+            return Ok(None);
+        }
+        self.put_in_force(book, is_of_another, shared).map(Some)
+    }
+
+    /// Replaces what is in force, and gives what was.
+    fn put_in_force(
+        &self,
+        mut book: Book,
+        is_of_another: bool,
+        shared: &Shared,
+    ) -> Result<Replaced, NotTaken> {
         let mut rules = compile(&book, self.placement.as_deref(), shared).map_err(NotTaken::Refused)?;
-        let mut in_force = self.in_force();
+        let replacing = self.replacing();
+        let before = self.book();
         // Emergencies do not wait while a book is read: those of a later moment stay.
-        if in_force.emergency_revision > book.emergency_revision {
-            let later = (in_force.emergency_revision, &*in_force.emergencies);
+        if !is_of_another && before.emergency_revision > book.emergency_revision {
+            let later = (before.emergency_revision, &*before.emergencies);
             rules = rules.with_emergencies(later, shared).map_err(NotTaken::Refused)?;
             (book.emergency_revision, book.emergencies) = (later.0, later.1.to_vec());
         }
         shared.metrics.control.in_force(book.revision, book.emergency_revision);
         let replaced = shared.rules.swap(Arc::new(rules));
-        *in_force = Arc::new(book);
+        self.in_force.store(Arc::new(book));
+        drop(replacing);
         let mut denials = self.denials();
         denials.take_from(&replaced);
         denials.mark(&shared.rules.load());
-        Ok(())
+        drop(denials);
+        Ok(Replaced { book: before, rules: replaced, at_ms: shared.now_ms() })
     }
 
-    fn put_under(&self, revision: u64, rows: Vec<EmergencyRow>, shared: &Shared) -> Result<(), NotTaken> {
-        let mut in_force = self.in_force();
-        if in_force.emergency_revision >= revision {
+    fn put_under(
+        &self,
+        (revision, rows): (u64, Vec<EmergencyRow>),
+        known: u64,
+        shared: &Shared,
+    ) -> Result<(), NotTaken> {
+        let _replacing = self.replacing();
+        let before = self.book();
+        // Those of a book that was read meanwhile are later.
+        if before.emergency_revision != known && before.emergency_revision >= revision {
             return Ok(());
         }
         let rules = shared.rules.load().with_emergencies((revision, &rows), shared);
         shared.rules.store(Arc::new(rules.map_err(NotTaken::Refused)?));
-        // Copied only while somebody else looks at it.
-        let book = Arc::make_mut(&mut in_force);
-        (book.emergency_revision, book.emergencies) = (revision, rows);
+        let book = before.under(revision, rows);
         shared.metrics.control.in_force(book.revision, book.emergency_revision);
+        self.in_force.store(Arc::new(book));
         Ok(())
     }
 
-    fn count(&self, taken: &Result<(), NotTaken>) {
+    fn count(&self, taken: Result<(), &NotTaken>) {
         let outcome = match taken {
             Ok(()) => Followed::Taken,
             Err(NotTaken::Refused(_)) => Followed::Refused,
@@ -245,8 +314,29 @@ impl Control {
     }
 }
 
+/// How often it is looked whether somebody still holds what was replaced, and how often at most: nobody holds it for as long as
+/// that takes.
+const LET_GO_EVERY: Duration = Duration::from_secs(1);
+const LET_GO_LOOKS_MAX: u32 = 60;
+
+/// Keeps what was replaced until nobody else holds it, and ends it on a thread where that holds up nobody: the end of a million
+/// rows takes long, and would otherwise come to whoever looked at them last, which may be a thread that decides.
+async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) {
+    let mut ticks = interval(LET_GO_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for _ in 0..LET_GO_LOOKS_MAX {
+        ticks.tick().await;
+        if Arc::strong_count(&replaced) == 1 {
+            break;
+        }
+    }
+    // A runtime that ends lets go of it too.
+    let _ = tokio::task::spawn_blocking(move || drop(replaced)).await;
+}
+
 /// The rules of a book, ready to decide.
 fn compile(book: &Book, placement: Option<&str>, shared: &Shared) -> Result<GatedRules, String> {
     let set = RuleSet::compile(book, placement, shared.now_ms()).map_err(|problems| problems.to_string())?;
+    warn_of(&set, &shared.fleet);
     GatedRules::new(set, shared)
 }

@@ -87,7 +87,10 @@ impl Importing {
             "override"
         } else {
             body.insert("key".to_owned(), keys(path).into());
-            body.insert("when".to_owned(), conditions(path).into());
+            let conditions = conditions(path);
+            if !conditions.is_empty() {
+                body.insert("when".to_owned(), conditions.into());
+            }
             "rule"
         };
         self.imported.operations.push(json!({ "do": "put", "kind": kind, "name": place, "body": body }));
@@ -213,11 +216,7 @@ descriptors:
         assert_eq!(
             imported.operations,
             [
-                put(
-                    "rule",
-                    "edge/user",
-                    json!({ "limit": 60, "period": "60s", "key": ["user"], "when": {} })
-                ),
+                put("rule", "edge/user", json!({ "limit": 60, "period": "60s", "key": ["user"] })),
                 put(
                     "rule",
                     "edge/user/path=/login",

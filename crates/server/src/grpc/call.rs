@@ -20,6 +20,7 @@ use super::timely::too_slow;
 use crate::auth::{Principal, TenantIndex};
 use crate::envoy::{Refusal, decide};
 use crate::metrics::{Stopwatch, Surface};
+use crate::pieces::Pieces;
 use crate::shared::Shared;
 
 /// The largest request. Higher: more and longer descriptors; more memory for each call that is being read.
@@ -88,29 +89,21 @@ async fn read_in_time(body: Incoming, patience: Duration) -> Result<Bytes, Statu
 
 /// The one message of a call.
 async fn read(mut body: Incoming) -> Result<Bytes, Status> {
-    let mut whole = Bytes::new();
-    let mut joined = BytesMut::new();
+    let mut pieces = Pieces::default();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| Status::cancelled(error.to_string()))?.into_data() else {
             continue;
         };
-        if whole.len() + joined.len() + data.len() > MESSAGE_BYTES_MAX + PREFIX_BYTES {
+        if !pieces.take(data, MESSAGE_BYTES_MAX + PREFIX_BYTES) {
             return Err(Status::resource_exhausted(format!(
                 "a message has at most {MESSAGE_BYTES_MAX} bytes"
             )));
-        }
-        // Nearly always, all comes at once.
-        if whole.is_empty() && joined.is_empty() {
-            whole = data;
-        } else {
-            joined.extend_from_slice(&std::mem::take(&mut whole));
-            joined.extend_from_slice(&data);
         }
         if body.is_end_stream() {
             break;
         }
     }
-    unframed(if joined.is_empty() { whole } else { joined.freeze() })
+    unframed(pieces.into_bytes())
 }
 
 fn unframed(mut whole: Bytes) -> Result<Bytes, Status> {

@@ -65,6 +65,8 @@ struct RuleAnswer<'r> {
     rule: &'r str,
     version: u64,
     class: &'static str,
+    /// How far it reaches where there are several regions.
+    regime: &'static str,
     mode: &'static str,
     /// The override that the limit is from; not there if it is the rule's.
     #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
@@ -81,6 +83,8 @@ struct RuleAnswer<'r> {
     retry_after_ms: Option<u64>,
     /// Whether waiting cannot help: the cost is above the burst, or the limit is 0.
     never: bool,
+    /// How many units above the limit may pass at most, if everything goes wrong once.
+    bound: u64,
 }
 
 /// Answers a check.
@@ -241,13 +245,14 @@ fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {
     }
 }
 
-fn rule_answer<'r>(Applied { rule, terms, .. }: Applied<'r>, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
+fn rule_answer<'r>(Applied { rule, terms, bound, .. }: Applied<'r>, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
     let verdict = outcome.verdict();
     let retry = verdict.retry();
     RuleAnswer {
         rule: &rule.name,
         version: rule.version,
         class: rule.class.as_str(),
+        regime: rule.regime().as_str(),
         mode: terms.mode.as_str(),
         exception: terms.exception,
         emergency: terms.emergency,
@@ -257,6 +262,7 @@ fn rule_answer<'r>(Applied { rule, terms, .. }: Applied<'r>, outcome: &Outcome<'
         reset_after_ms: verdict.reset_after_us().div_ceil(1_000),
         retry_after_ms: retry.and_then(Retry::after_us).map(|us| us.div_ceil(1_000)),
         never: retry.is_some_and(|retry| retry.after_us().is_none()),
+        bound,
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use ::http::request::Parts;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
@@ -29,8 +29,9 @@ use tidegate::Decision;
 use tidegate::headers::set_headers;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::auth::{Principal, Role};
+use crate::auth::{Caller, Principal, Role};
 use crate::metrics::{Rung, Stopwatch, Surface};
+use crate::pieces::Pieces;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
@@ -53,7 +54,7 @@ pub(crate) struct Asked<'s> {
     /// The other end of the connection.
     pub(crate) peer: SocketAddr,
     /// Who asks, if anyone known.
-    principal: Option<Principal>,
+    caller: Option<Caller>,
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
 }
@@ -61,8 +62,8 @@ pub(crate) struct Asked<'s> {
 impl<'s> Asked<'s> {
     /// A request that was read whole. Who asks comes from the credential only.
     pub(crate) fn new(shared: &'s Shared, peer: SocketAddr, parts: Parts, body: Bytes) -> Self {
-        let principal = principal(shared, &parts.headers);
-        Self { shared, peer, principal, parts, body }
+        let caller = caller(shared, &parts.headers);
+        Self { shared, peer, caller, parts, body }
     }
 
     /// Tells of a decision in header fields.
@@ -79,15 +80,21 @@ impl<'s> Asked<'s> {
         }
     }
 
-    /// What whoever asks is called where people read who did something.
-    pub(crate) fn actor(&self) -> String {
-        let authorization = self.parts.headers.get(::http::header::AUTHORIZATION);
-        self.shared.credentials.load().actor(authorization.map(HeaderValue::as_bytes))
+    /// What whoever asks is called where people read who did something. To be asked where something is about to be changed:
+    /// a token that was revoked since the request began changes nothing.
+    pub(crate) fn actor(&self) -> Result<String, Problem> {
+        let caller = self.caller.as_ref();
+        caller.and_then(|caller| self.shared.actor(caller)).ok_or_else(Problem::unauthorized)
+    }
+
+    /// Whether the server has no tokens, so that there is nobody to tell from whoever asks.
+    pub(crate) fn is_open(&self) -> bool {
+        self.caller.is_some_and(|caller| caller.is_anybody())
     }
 
     /// Who asks, if they may do what needs `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
-        match self.principal {
+        match self.caller.map(|caller| caller.principal) {
             None => Err(Problem::unauthorized()),
             Some(principal) if principal.role < role => Err(Problem::forbidden(role)),
             Some(principal) => Ok(principal),
@@ -144,10 +151,10 @@ async fn answer(
     route: impl AsyncFn(&Asked<'_>) -> Answer,
 ) -> Result<Answer, Infallible> {
     let (parts, body) = request.into_parts();
-    let principal = principal(&shared, &parts.headers);
-    Ok(match read(principal.is_some(), body).await {
+    let caller = caller(&shared, &parts.headers);
+    Ok(match read(caller.is_some(), body).await {
         Ok(body) => {
-            let asked = Asked { shared: &shared, peer, principal, parts, body };
+            let asked = Asked { shared: &shared, peer, caller, parts, body };
             let answer = route(&asked).await;
             spare(asked.parts.headers);
             answer
@@ -165,33 +172,25 @@ async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
     if !is_known {
         return Err(Problem::unauthorized());
     }
-    let mut whole = Bytes::new();
-    let mut joined = BytesMut::new();
+    let mut pieces = Pieces::default();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("body: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        if whole.len() + joined.len() + data.len() > BODY_BYTES_MAX {
+        if !pieces.take(data, BODY_BYTES_MAX) {
             let detail = format!("body: more than {BODY_BYTES_MAX} bytes");
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
-        }
-        // Nearly always, all comes at once; what comes in pieces is copied, since each piece may hold on to much more.
-        if whole.is_empty() && joined.is_empty() {
-            whole = data;
-        } else {
-            joined.extend_from_slice(&std::mem::take(&mut whole));
-            joined.extend_from_slice(&data);
         }
         if body.is_end_stream() {
             break;
         }
     }
-    Ok(if joined.is_empty() { whole } else { joined.freeze() })
+    Ok(pieces.into_bytes())
 }
 
 /// Who asks.
-fn principal(shared: &Shared, headers: &HeaderMap) -> Option<Principal> {
+fn caller(shared: &Shared, headers: &HeaderMap) -> Option<Caller> {
     let authorization = headers.get(::http::header::AUTHORIZATION);
-    shared.of_authorization(authorization.map(::http::HeaderValue::as_bytes))
+    shared.caller_of(authorization.map(::http::HeaderValue::as_bytes))
 }
 
 /// Which surface a request is for.

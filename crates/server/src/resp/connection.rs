@@ -57,7 +57,7 @@ pub(super) fn reset(session: &mut Session, _: &Request<'_>, reply: &mut Reply<'_
 /// `AUTH [user] token`.
 pub(super) fn auth(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let (user, token) = match (request.len(), request.get(1), request.get(2)) {
-        (2, ..) if session.shared.credentials.load().is_open() => {
+        (2, ..) if session.shared.credentials().is_open() => {
             reply.error(NO_TOKENS);
             return Flow::Continue;
         }

@@ -78,6 +78,7 @@ impl Dialogue {
     /// was not used has to come again, with more behind it or not.
     pub(super) fn answer(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
         let started = Stopwatch::start();
+        self.session.look_again();
         let answered = self.answer_all(input, out);
         let metrics = &self.session.shared.metrics;
         let decisions = self.session.tally.flush(metrics);

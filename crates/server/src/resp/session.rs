@@ -9,7 +9,7 @@ use super::reply::Protocol;
 use super::request::Trust;
 use super::throttle::Gates;
 use super::waiting::Waiting;
-use crate::auth::Principal;
+use crate::auth::{Principal, TokenHash};
 use crate::metrics::{Metrics, Outcome, Rung, Surface};
 use crate::shared::Shared;
 
@@ -29,6 +29,8 @@ pub(super) struct Session {
     pub(super) protocol: Protocol,
     /// Who asks, once that is known.
     pub(super) principal: Option<Principal>,
+    /// What that rests on.
+    shown: Shown,
     pub(super) gates: Gates,
     /// What was decided and not counted yet.
     pub(super) tally: Tally,
@@ -39,6 +41,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         static NEXT_ID: AtomicI64 = AtomicI64::new(1);
+        let generation = shared.credentials_generation();
         let principal = shared.principal(None);
         Self {
             shared,
@@ -46,6 +49,7 @@ impl Session {
             name: Vec::new(),
             protocol: Protocol::default(),
             principal,
+            shown: Shown { generation, ..Shown::default() },
             gates: Gates::default(),
             tally: Tally::default(),
             waiting: Vec::new(),
@@ -59,21 +63,43 @@ impl Session {
     /// Becomes whoever holds `token`; whether anybody does. A user's name says nothing that the token does not, but on
     /// an open server there is one user only.
     pub(super) fn authenticate(&mut self, user: &[u8], token: &[u8]) -> bool {
-        let is_open = self.shared.credentials.load().is_open();
-        let principal =
-            if is_open && user != DEFAULT_USER { None } else { self.shared.principal(Some(token)) };
-        if principal.is_some() {
-            self.principal = principal;
+        let is_open = self.shared.credentials().is_open();
+        if is_open && user != DEFAULT_USER {
+            return false;
+        }
+        let shown = Shown { token: (!is_open).then(|| TokenHash::of(token)), ..Shown::default() };
+        let is_known = shown.holder(&self.shared).is_some();
+        if is_known {
+            self.become_holder(shown);
+        }
+        is_known
+    }
+
+    /// Is whoever it was only for as long as the token that was shown is one: looks again when the tokens are others, or
+    /// this one has ended.
+    pub(super) fn look_again(&mut self) {
+        let has_ended = self.shown.expires_ms.is_some_and(|at_ms| at_ms <= self.shared.now_ms());
+        if has_ended || self.shown.generation != self.shared.credentials_generation() {
+            self.become_holder(Shown { token: self.shown.token, ..Shown::default() });
+        }
+    }
+
+    fn become_holder(&mut self, shown: Shown) {
+        // Before the tokens are looked at: what changes meanwhile is seen the next time.
+        let generation = self.shared.credentials_generation();
+        let (principal, expires_ms) = shown.holder(&self.shared).unzip();
+        if self.principal != principal {
             self.gates.clear();
         }
-        principal.is_some()
+        self.principal = principal;
+        self.shown = Shown { generation, expires_ms: expires_ms.flatten(), ..shown };
     }
 
     /// Becomes as new.
     pub(super) fn reset(&mut self) {
         self.name = Vec::new();
         self.protocol = Protocol::default();
-        self.principal = self.shared.principal(None);
+        self.become_holder(Shown::default());
         self.gates.clear();
     }
 
@@ -82,6 +108,26 @@ impl Session {
         check_name(name)?;
         name.clone_into(&mut self.name);
         Ok(())
+    }
+}
+
+/// What was shown of who asks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shown {
+    /// Nothing for whoever showed none.
+    token: Option<TokenHash>,
+    /// When the token ends, if it does.
+    expires_ms: Option<u64>,
+    /// Of the tokens there were when it was last looked at.
+    generation: u64,
+}
+
+impl Shown {
+    /// Who that is now, and when it ends.
+    fn holder(&self, shared: &Shared) -> Option<(Principal, Option<u64>)> {
+        let found = shared.credentials().holder(self.token.as_ref())?;
+        let lasts = found.1.is_none_or(|expires_ms| shared.now_ms() < expires_ms);
+        lasts.then_some(found)
     }
 }
 

@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use tidegate_core::engine::Failure;
-use tidegate_core::origin::{Call, CallError, Partition, StoreId};
+use tidegate_core::origin::{Call, Partition};
 
-use super::{Answered, Event, World};
+use super::{Answered, Event, FIRST_BOOT, SECOND_US, World};
 use crate::network::arrivals;
 use crate::scenario::Faults;
-use crate::watch::Lane;
+use crate::watch::{Lane, Watch};
+
+/// A node that has known the origin for longer than a store that has nothing is up knew another one: by more than this, and
+/// than one of so many parts for clocks that run apart. So it is promised, whatever the code makes of it.
+const KNOWN_MARGIN_US: u64 = 2 * SECOND_US;
+const KNOWN_PARTS: u64 = 16;
 
 impl World<'_> {
     pub(super) fn send(&mut self, node: usize, partition: u16, call: &Arc<Call>) {
@@ -58,20 +62,26 @@ impl World<'_> {
         }
         let said = call;
         let mut call = Call::clone(&said);
-        call.store = StoreId { lineage: 1, boot: self.store.boot, parent: 0 };
-        self.spoiler.at_origin(&mut call, partition, self.scenario, &self.book);
+        call.store = self.store.id(self.now_us);
         let origin_us = self.spoiler.origin_us(self.store.epoch_us + self.now_us);
-        let here = &mut self.store.partitions[usize::from(partition)];
-        let before = said.asks.iter().any(|ask| ask.charges.len() > 1).then(|| Partition::clone(here));
+        let place = (partition, &self.store.kept.partitions[usize::from(partition)]);
+        self.spoiler.at_origin(&mut call, place, origin_us, (self.scenario, &self.book));
+        self.find_out(&said, partition);
+        let here = &mut self.store.kept.partitions[usize::from(partition)];
+        let copy = said.asks.iter().any(|ask| ask.charges.len() > 1).then(|| Partition::clone(here));
+        let before = Watch::before(here, &said, origin_us);
         let answer = here.apply(origin_us, &call);
         let mut decided_us = super::EPOCH_US + self.now_us;
         if let Ok(reply) = &answer {
             let is_fresh = reply.now_us == origin_us && !self.watch.was_decided(partition, &call);
             decided_us = self.watch.decided(partition, &call, is_fresh, decided_us);
             if is_fresh {
+                self.watch.counted_by(here, (&said, &before), self.store.boot, decided_us);
+                self.watch.lapsed(here, &said, &before);
+                self.watch.passed(&said, reply);
                 self.watch.granted(here, &call, reply);
-                if let Some(before) = before {
-                    self.watch.charged_whole(before, here, (&said, &call), reply);
+                if let Some(copy) = copy {
+                    self.watch.charged_whole(copy, here, (&said, &call), reply);
                 }
             }
         }
@@ -86,6 +96,21 @@ impl World<'_> {
             let answer = answer.clone();
             let answered = Answered { node, life, partition, sequence, answer, decided_us };
             self.schedule(self.now_us + time, Event::Answered(Box::new(answered)));
+        }
+    }
+
+    /// A partition that has nothing cannot tell whether it ever had anything, and who calls it first only if it has known the
+    /// store for longer than this life of it, or was answered by that partition.
+    fn find_out(&mut self, said: &Call, partition: u16) {
+        let partition = usize::from(partition);
+        let was_called = std::mem::replace(&mut self.store.kept.called[partition], true);
+        if was_called || self.store.boot == FIRST_BOOT {
+            return;
+        }
+        let sure_us = said.known_us - said.known_us / KNOWN_PARTS;
+        let is_known = sure_us > self.store.id(self.now_us).up_us + KNOWN_MARGIN_US;
+        if !is_known && said.acknowledged == 0 {
+            self.unnoticed[partition] += 1;
         }
     }
 
@@ -108,18 +133,11 @@ impl World<'_> {
         match answer {
             Ok(mut reply) => {
                 if let Some((call, sent_us)) = &flight {
-                    self.watch.lapsed(call, &reply);
                     self.spoiler.on_reply(&mut reply, call, self.now_us - sent_us);
                 }
                 here.engine.on_reply(now, &here.table, partition, sequence, &reply, &mut effects);
             }
-            Err(CallError::Outdated { sequence: applied }) => {
-                here.engine.on_failure(now, partition, sequence, Failure::Outdated { sequence: applied });
-            }
-            // A call that makes no sense is not applied, however often it is sent.
-            Err(_) => {
-                here.engine.on_failure(now, partition, sequence, Failure::Unanswered);
-            }
+            Err(error) => here.engine.on_failure(now, partition, sequence, error.into(), &mut effects),
         }
         self.act(node, effects, Some(decided_us));
         self.poll(node);

@@ -11,14 +11,15 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 use fastrand::Rng;
-use tidegate_core::origin::{Call, CallError, Partition, Reply};
+use tidegate_core::origin::{Call, CallError, Partition, Reply, StoreId};
 
 use crate::bug::Bug;
 use crate::clock::SkewedClock;
-use crate::node::{Node, PARTITIONS};
+use crate::node::{Node, PARTITIONS, name, partition_of};
 use crate::report::Report;
 use crate::rulebook::Rulebook;
 use crate::scenario::{Demand, Scenario};
+use crate::schedule::Scheduled;
 use crate::spoil::Spoiler;
 use crate::trace::Trace;
 use crate::watch::Watch;
@@ -65,36 +66,13 @@ enum Event {
     Cut,
     Pause,
     Lose,
+    Wipe,
     ChangeRule,
     LearnRule { node: usize, edition: usize },
     StepNode,
     StepOrigin,
     Snapshot,
     Close,
-}
-
-#[derive(Debug)]
-struct Scheduled {
-    at_us: u64,
-    order: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.order == other.order
-    }
-}
-impl Eq for Scheduled {}
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at_us, self.order).cmp(&(other.at_us, other.order))
-    }
 }
 
 /// A request that waits for its node's engine.
@@ -104,13 +82,51 @@ struct Waits {
     since_us: u64,
 }
 
+/// The life of the store in which the world begins.
+pub(crate) const FIRST_BOOT: u64 = 1;
+
+/// What a store keeps, which a snapshot is of.
+#[derive(Clone)]
+struct Kept {
+    partitions: Vec<Partition>,
+    /// Which of them were called since they were empty.
+    called: Vec<bool>,
+}
+
+impl Kept {
+    fn nothing() -> Self {
+        let count = usize::from(PARTITIONS);
+        Self { partitions: vec![Partition::default(); count], called: vec![false; count] }
+    }
+
+    /// What was charged to a meter in all, what was given back, and what nodes hold of it.
+    fn counts(&self, meter: usize, shared: bool) -> [u64; 3] {
+        let partition = &self.partitions[usize::from(partition_of(meter, shared))];
+        let Some(meter) = partition.meter(&name(meter)) else { return [0; 3] };
+        [meter.charged(), meter.refunded(), meter.held()]
+    }
+}
+
 /// The store of the region.
 struct Store {
-    partitions: Vec<Partition>,
+    kept: Kept,
     paused_until_us: u64,
     boot: u64,
+    /// When this life of it began.
+    booted_us: u64,
     /// What its clock shows beyond the time since the world began.
     epoch_us: u64,
+}
+
+impl Store {
+    /// Which life of it this is.
+    fn id(&self, now_us: u64) -> StoreId {
+        StoreId { lineage: 1, boot: self.boot, parent: 0, up_us: now_us - self.booted_us }
+    }
+
+    fn begin_anew(&mut self, now_us: u64) {
+        (self.boot, self.booted_us) = (self.boot + 1, now_us);
+    }
 }
 
 /// What is counted for the report.
@@ -132,11 +148,13 @@ struct World<'s> {
     rng: Rng,
     now_us: u64,
     order: u64,
-    queue: BinaryHeap<Reverse<Scheduled>>,
+    queue: BinaryHeap<Reverse<Scheduled<Event>>>,
     nodes: Vec<Node>,
     next_node: u64,
     store: Store,
-    snapshot: Vec<Partition>,
+    snapshot: Kept,
+    /// How often a partition came back with nothing, and whoever called it first could not know.
+    unnoticed: Vec<u64>,
     book: Rulebook,
     waiting: BTreeMap<u64, Waits>,
     watch: Watch,
@@ -158,7 +176,6 @@ pub fn run(scenario: &Scenario, bug: Option<Bug>, keeps_trace: bool) -> Report {
 
 impl<'s> World<'s> {
     fn new(scenario: &'s Scenario, bug: Option<Bug>, keeps_trace: bool) -> Self {
-        let partitions = vec![Partition::default(); usize::from(PARTITIONS)];
         let book = Rulebook::new(scenario);
         let mut world = Self {
             scenario,
@@ -169,8 +186,15 @@ impl<'s> World<'s> {
             queue: BinaryHeap::new(),
             nodes: Vec::new(),
             next_node: 1,
-            snapshot: partitions.clone(),
-            store: Store { partitions, paused_until_us: 0, boot: 1, epoch_us: EPOCH_US },
+            snapshot: Kept::nothing(),
+            unnoticed: vec![0; usize::from(PARTITIONS)],
+            store: Store {
+                kept: Kept::nothing(),
+                paused_until_us: 0,
+                boot: FIRST_BOOT,
+                booted_us: 0,
+                epoch_us: EPOCH_US,
+            },
             watch: Watch::new(scenario, &book, scenario.settings().deadline_us),
             book,
             waiting: BTreeMap::new(),
@@ -191,7 +215,9 @@ impl<'s> World<'s> {
         };
         self.next_node += 1;
         let id = self.next_node ^ self.rng.u64(..) << 16;
-        Node::new(id, life, clock, self.book.current, self.scenario.settings())
+        let mut node = Node::new(id, life, clock, self.book.current, self.scenario.settings())?;
+        node.slot_of_limit = self.spoiler.bug == Some(Bug::SlotOfLimit);
+        Some(node)
     }
 
     /// The true time, in a day like ours.
@@ -219,6 +245,7 @@ impl<'s> World<'s> {
             Event::Cut => self.cut(),
             Event::Pause => self.pause(),
             Event::Lose => self.lose(),
+            Event::Wipe => self.wipe(),
             Event::ChangeRule => self.change_rule(),
             Event::LearnRule { node, edition } => self.nodes[node].edition = edition,
             Event::StepNode => self.step_node(),
@@ -229,7 +256,7 @@ impl<'s> World<'s> {
     }
 
     fn take_snapshot(&mut self) {
-        self.snapshot.clone_from(&self.store.partitions);
+        self.snapshot.clone_from(&self.store.kept);
         if !self.closed {
             self.schedule(self.now_us + SNAPSHOT_US, Event::Snapshot);
         }

@@ -11,10 +11,11 @@ impl World<'_> {
             let at_us = self.request_time();
             let (key, cost) = (self.draw_key(), self.draw_cost());
             let shared_cost = self.draw_shared_cost(cost);
-            self.schedule(at_us, Event::Request(Demand { key, cost, shared_cost }));
+            let is_charge = hits(&mut self.rng, self.scenario.charges_ppm);
+            self.schedule(at_us, Event::Request(Demand { key, cost, shared_cost, is_charge }));
         }
         let faults = self.scenario.faults;
-        let plan: [(u32, fn() -> Event); 10] = [
+        let plan: [(u32, fn() -> Event); 11] = [
             (faults.crashes, || Event::Crash),
             (faults.restarts, || Event::Restart { node: None }),
             (faults.deploys, || Event::Deploy),
@@ -22,6 +23,7 @@ impl World<'_> {
             (faults.cuts, || Event::Cut),
             (faults.pauses, || Event::Pause),
             (faults.losses, || Event::Lose),
+            (faults.wipes, || Event::Wipe),
             (faults.rule_changes, || Event::ChangeRule),
             (faults.node_steps, || Event::StepNode),
             (faults.origin_steps, || Event::StepOrigin),
@@ -63,7 +65,7 @@ impl World<'_> {
         if !(self.scenario.shared && self.scenario.uneven) {
             return cost;
         }
-        let most = self.book.widest(self.scenario.keys).burst() / 10;
+        let most = self.book.first(self.scenario.keys).burst() / 10;
         self.rng.u64(0..=most.max(1))
     }
 

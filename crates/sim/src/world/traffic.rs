@@ -29,7 +29,9 @@ impl World<'_> {
         let true_us = self.true_us();
         let Demand { key, cost, .. } = demand;
         let Some(node) = self.draw_node(key) else { return };
-        self.watch.offered(self.scenario.charges_of(demand), true_us);
+        if !demand.is_charge {
+            self.watch.offered(self.scenario.charges_of(demand), true_us);
+        }
         if self.is_frozen(node) {
             // Whoever asked has gone by the time it would be answered.
             self.tally.unanswered += 1;
@@ -44,6 +46,12 @@ impl World<'_> {
             .map(|charge| Metered { charge, rule: self.book.rule(self.nodes[node].edition, charge.meter) })
             .collect();
         let now = self.nodes[node].now(self.now_us);
+        if demand.is_charge {
+            self.watch.owed(self.scenario.charges_of(demand));
+            self.nodes[node].owe(now, self.scenario.shared, &metered);
+            self.poll(node);
+            return;
+        }
         match self.nodes[node].spend(now, &metered) {
             Spent::Allowed => self.admit(demand, true_us),
             Spent::Denied => self.deny(demand),
@@ -116,16 +124,16 @@ impl World<'_> {
 
     /// Does what an engine wants done. What the origin decided was decided when it did, not when its answer came.
     pub(super) fn act(&mut self, node: usize, effects: Vec<Effect>, decided_us: Option<u64>) {
-        let at_us = decided_us.unwrap_or(self.true_us());
         for effect in effects {
             match effect {
                 Effect::Call { partition, call, .. } => self.send(node, partition, &call),
-                Effect::Answer { ticket, resolution } => self.resolve(ticket, at_us, &resolution),
+                Effect::Answer { ticket, resolution } => self.resolve(ticket, decided_us, &resolution),
             }
         }
     }
 
-    fn resolve(&mut self, ticket: u64, at_us: u64, resolution: &Resolution) {
+    fn resolve(&mut self, ticket: u64, decided_us: Option<u64>, resolution: &Resolution) {
+        let at_us = decided_us.unwrap_or(self.true_us());
         let hangs = self.spoiler.bug == Some(Bug::HangsWithStore);
         if hangs && *resolution == Resolution::Unanswered {
             return;
@@ -137,12 +145,22 @@ impl World<'_> {
             self.watch.waited(waited_us);
         }
         match resolution {
-            Resolution::Allowed { .. } => self.admit(waits.demand, at_us),
+            Resolution::Allowed { .. } => {
+                // Who waits may pass by what its node was granted meanwhile.
+                if decided_us.is_some() {
+                    let id = self.nodes[waits.node].id;
+                    self.watch.heard(id, self.scenario.charges_of(waits.demand));
+                }
+                self.admit(waits.demand, at_us);
+            }
             Resolution::Denied { .. } => self.deny(waits.demand),
             Resolution::Unanswered if self.spoiler.bug == Some(Bug::FailsOpen) => {
                 self.admit(waits.demand, at_us);
             }
-            Resolution::Unanswered => self.tally.unanswered += 1,
+            Resolution::Unanswered => {
+                self.tally.unanswered += 1;
+                self.watch.unanswered(waits.demand.key, self.now_us);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What goes wrong, when its time has come.
 
-use super::{Event, PAUSE_US_MAX, RULE_LAG_US, SECOND_US, World};
+use super::{Event, Kept, PAUSE_US_MAX, RULE_LAG_US, SECOND_US, World};
 use crate::bug::Bug;
 
 /// Between two nodes of a rolling deploy.
@@ -76,8 +76,24 @@ impl World<'_> {
 
     pub(super) fn lose(&mut self) {
         self.trouble("the origin comes back without its last writes");
-        self.store.partitions.clone_from(&self.snapshot);
-        self.store.boot += 1;
+        self.come_back_with(self.snapshot.clone());
+    }
+
+    /// Nothing is left, neither now nor for a loss that follows.
+    pub(super) fn wipe(&mut self) {
+        self.trouble("the origin comes back with nothing");
+        self.snapshot = Kept::nothing();
+        self.come_back_with(Kept::nothing());
+    }
+
+    fn come_back_with(&mut self, kept: Kept) {
+        for meter in 0..self.scenario.meters() {
+            let [charged, _, held] = self.store.kept.counts(meter, self.scenario.shared);
+            let [left, ..] = kept.counts(meter, self.scenario.shared);
+            self.watch.lost(meter, charged.saturating_sub(left) + held);
+        }
+        self.store.kept = kept;
+        self.store.begin_anew(self.now_us);
     }
 
     pub(super) fn step_node(&mut self) {
@@ -95,7 +111,7 @@ impl World<'_> {
         self.store.epoch_us = stepped(self.store.epoch_us, back);
     }
 
-    /// The limit changes to half, or back. Nodes hear of it one after another.
+    /// The limit changes, or back. Nodes hear of it one after another.
     pub(super) fn change_rule(&mut self) {
         self.trouble("the limit changes");
         self.book.turn(self.scenario);

@@ -1,11 +1,11 @@
 //! The end of a world: what was promised, against what came of it.
 
 use tidegate_core::Algorithm;
-use tidegate_core::origin::{Lapse, OriginMeter};
+use tidegate_core::origin::Lapse;
 
 use super::{EPOCH_US, World};
-use crate::bucket::Judge;
-use crate::node::{name, partition_of};
+use crate::bucket::{Judge, Judged};
+use crate::node::partition_of;
 use crate::report::{Curve, Report, Violation};
 use crate::scenario::{Faults, Shape};
 use crate::swarm::PLENTY_PER_S;
@@ -17,14 +17,14 @@ impl World<'_> {
     /// Judges everything, and says what came of it.
     pub(super) fn judge(mut self) -> Report {
         let meters = self.scenario.meters();
-        let judged: Vec<Judge> = (0..meters).map(|meter| self.watch.judged(meter)).collect();
+        let judged: Vec<Judged> = (0..meters).map(|meter| self.watch.judged(meter)).collect();
         self.watch.judge_denials();
         let mut violations = self.watch.take_violations();
         for (meter, judge) in judged.iter().enumerate() {
             violations.extend(self.judge_bound(meter, judge));
             violations.extend(self.judge_conservation(meter, judge));
         }
-        let admitted = judged.iter().take(self.scenario.keys).map(Judge::filled).sum();
+        let admitted = judged.iter().take(self.scenario.keys).map(Judged::filled).sum();
         let ideal = (0..self.scenario.keys).map(|key| self.watch.ideal(key)).sum();
         violations.extend(self.judge_share(admitted, ideal));
         let requests = self.waiting.len() as u64;
@@ -57,40 +57,45 @@ impl World<'_> {
     fn surplus(&self, meter: usize) -> u64 {
         let faults = &self.scenario.faults;
         let steps = u64::from(faults.origin_steps);
-        let bursts = match self.scenario.lapse {
-            Lapse::Counted => steps,
-            Lapse::Forgiven => {
-                self.watch.lapses(meter) + u64::from(faults.crashes) + u64::from(faults.losses) + steps
-            }
+        let (bursts, units) = match self.scenario.lapse {
+            Lapse::Counted => (self.unnoticed[usize::from(partition_of(meter, self.scenario.shared))], 0),
+            Lapse::Forgiven => (u64::from(faults.losses + faults.wipes), self.watch.written_off(meter)),
         };
-        bursts * self.book.widest(meter).capacity()
+        (bursts + steps) * self.book.capacity(meter) + units
     }
 
-    fn judge_bound(&self, meter: usize, judge: &Judge) -> Option<Violation> {
-        let (excess, allowed) = (judge.excess(), self.surplus(meter));
-        let at_us = judge.worst_us().saturating_sub(EPOCH_US);
+    fn judge_bound(&self, meter: usize, judged: &Judged) -> Option<Violation> {
+        let ((excess, at_us), allowed) = (judged.worst(), self.surplus(meter));
+        let at_us = at_us.saturating_sub(EPOCH_US);
         (excess > allowed).then_some(Violation::Bound { key: meter, excess, allowed, at_us })
     }
 
-    fn judge_conservation(&self, key: usize, judge: &Judge) -> Option<Violation> {
+    /// Everything that passed is charged once. What is written off is charged where it counts as used, and is not where it is
+    /// forgiven, unless it was reported later: then it counts as what passed. And of what passed at the origin a node that died
+    /// has told nobody. Where a store lost what it was told, as much may be missing, or be told again.
+    fn judge_conservation(&self, key: usize, judged: &Judged) -> Option<Violation> {
         let faults = &self.scenario.faults;
-        if faults.losses > 0 {
-            return None;
-        }
-        let crashed = u64::from(faults.crashes) * self.book.widest(key).capacity();
+        // What a node owes it has not told anyone.
+        let untold = if faults.crashes > 0 { self.watch.owes(key) } else { 0 };
         let is_well = self.tally.faults == 0 && faults.loss_ppm + faults.slow_ppm == 0;
+        let (wasted, open) = if faults.losses + faults.wipes == 0 {
+            let alive = self.nodes.iter().map(|node| node.id).collect();
+            (self.watch.wasted(key), self.watch.stranded(key, &alive))
+        } else {
+            // What is reported late may be of a grant that was forgotten, and what was given back may have been forgotten as well.
+            (self.watch.written_off(key), self.watch.unheard(key))
+        };
+        let lost = self.watch.lost_of(key);
         let (fewer, more) = match self.scenario.lapse {
             Lapse::Counted if is_well => (0, 0),
-            Lapse::Counted => (0, u64::MAX),
-            Lapse::Forgiven => (crashed, crashed),
+            Lapse::Counted => (untold + lost, wasted + open + lost),
+            Lapse::Forgiven => (wasted + untold + lost, open + lost),
         };
-        let partition = partition_of(key, self.scenario.shared);
-        let meter = self.store.partitions[usize::from(partition)].meter(&name(key));
-        let charged = meter.map_or(0, |meter| meter.charged() - meter.refunded().min(meter.charged()));
-        let held = meter.map_or(0, OriginMeter::held);
-        let admitted = judge.filled();
+        let [charged, back, held] = self.store.kept.counts(key, self.scenario.shared);
+        let charged = charged.saturating_sub(back);
+        let admitted = judged.filled() + self.watch.owes(key);
         // What a node that died held still counts as used.
-        let is_lost = admitted > charged + held + fewer || charged > admitted.saturating_add(more);
+        let is_lost = admitted > charged + held + fewer || charged > admitted + more;
         is_lost.then_some(Violation::Conservation { key, admitted, charged, fewer, more })
     }
 
@@ -99,7 +104,8 @@ impl World<'_> {
         let scenario = self.scenario;
         let is_well = scenario.faults == Faults::default()
             && (scenario.shape, scenario.updates_per_s_max) == (Shape::Steady, PLENTY_PER_S)
-            && (scenario.cost_max, scenario.large_ppm, scenario.shared) == (1, 0, false);
+            && (scenario.cost_max, scenario.large_ppm + scenario.charges_ppm) == (1, 0)
+            && !scenario.shared;
         let limit = &scenario.limit;
         let is_roomy = limit.burst() >= 10 * scenario.nodes as u32 && limit.algorithm() == Algorithm::Gcra;
         let is_starved = is_well && is_roomy && admitted * 100 < ideal * WELL_PERCENT;
@@ -108,12 +114,12 @@ impl World<'_> {
 
     /// The busiest key over time.
     fn curve(&self) -> Curve {
-        let mut judge = Judge::new(self.book.widest(0));
+        let mut judge = Judge::new(self.book.first(0));
         let point = |(at_us, cost): &(u64, u64)| {
             judge.fill(*at_us, *cost);
             (at_us.saturating_sub(EPOCH_US), judge.level())
         };
         let points = self.watch.admissions(0).iter().map(point).collect();
-        Curve { points, limit: self.book.widest(0).capacity(), surplus: self.surplus(0) }
+        Curve { points, limit: self.book.first(0).capacity(), surplus: self.surplus(0) }
     }
 }

@@ -1,5 +1,6 @@
 //! A Redis cluster of three masters with a replica each.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use super::{Redis, ask};
@@ -103,6 +104,12 @@ impl Cluster {
     /// Moves a slot with all its keys to another master, as `redis-cli --cluster` does, while clients use them.
     pub fn move_slot(&self, slot: u64, to: usize) {
         let masters = self.masters();
+        // A server that has not heard of the last move may yield what it has to one that no longer has it.
+        wait_until("all masters to say the same", START_TIME_MAX, || {
+            let mut views = masters.iter().map(|master| view(&self.servers[*master]));
+            let first = views.next();
+            views.all(|view| first.as_ref() == Some(&view))
+        });
         let from = masters.iter().copied().find(|master| owns(&self.servers[*master], slot));
         let from = from.expect("an owner");
         if from == to {
@@ -116,14 +123,15 @@ impl Cluster {
         set(from, "MIGRATING", &to_id);
         let port = self.servers[to].port().to_string();
         loop {
-            let keys: Vec<String> =
+            // Names of meters are bytes.
+            let keys: Vec<Vec<u8>> =
                 ask(&self.servers[from], &["CLUSTER", "GETKEYSINSLOT", &number, MOVED_AT_ONCE]);
             if keys.is_empty() {
                 break;
             }
-            let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000", "KEYS"];
-            migrate.extend(keys.iter().map(String::as_str));
-            ask::<String>(&self.servers[from], &migrate);
+            let mut migrate = redis::cmd("MIGRATE");
+            migrate.arg(&["127.0.0.1", &port, "", "0", "10000", "KEYS"]).arg(keys);
+            migrate.exec(&mut self.servers[from].connection()).expect("moves");
         }
         // Who takes it over first, so that nobody is without an owner in between.
         set(to, "NODE", &to_id);
@@ -149,6 +157,21 @@ impl Cluster {
         });
         (master, replica.expect("a replica"))
     }
+}
+
+/// Who has which slots since when, as a server sees it: of each master its name, the number of its configuration, and its slots.
+fn view(server: &Redis) -> BTreeSet<Vec<String>> {
+    let nodes: String = ask(server, &["CLUSTER", "NODES"]);
+    let masters = nodes.lines().filter(|line| line.contains("master"));
+    // Slots that are on their way are told in brackets, and only by those who have a part in that.
+    let known = |line: &str| {
+        let fields = line
+            .split(' ')
+            .enumerate()
+            .filter(|(at, field)| matches!(at, 0 | 6) || (*at >= 8 && !field.starts_with('[')));
+        fields.map(|(_, field)| field.to_owned()).collect()
+    };
+    masters.map(known).collect()
 }
 
 fn owns(server: &Redis, slot: u64) -> bool {

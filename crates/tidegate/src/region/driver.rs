@@ -1,15 +1,16 @@
 //! The task that does what the engine wants done.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tidegate_core::engine::{
-    Charge, Effect, Engine, EngineStats, Failure, Request, Resolution, Settings, Ticket,
+    Charge, Effect, Engine, EngineStats, Failure, Paid, Request, Resolution, Settings, Ticket,
 };
 use tidegate_core::origin::{Call, CallError, NodeId, Reply};
 use tidegate_core::{Digest, Now};
-use tidegate_origin::{Origin, OriginError};
+use tidegate_origin::{Origin, OriginError, PARTITIONS};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -21,6 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The engine and those who wait for it.
 struct State {
     engine: Engine,
+    /// As many as the engine lets wait: [`Settings::waiting_max`].
     waiters: HashMap<Ticket, oneshot::Sender<Resolution>>,
     tickets: Ticket,
     /// How far the origin's clock is ahead of this one, µs, by the quickest of the answers of late.
@@ -37,6 +39,10 @@ pub(super) struct Driver {
     /// Where calls are made: not where whoever asks happens to be.
     runtime: Handle,
     answers: watch::Sender<bool>,
+    /// Why the origin would not take the last call that it would not.
+    refusal: watch::Sender<Option<CallError>>,
+    /// Of each partition: whether it counted what all regions use when it last spoke of a limit that they share.
+    whole: Box<[AtomicBool]>,
     /// Told when the engine may have something to do.
     stirred: Notify,
     /// Told when the engine has nothing left to do.
@@ -58,6 +64,8 @@ impl Driver {
             state: Mutex::new(state),
             runtime: Handle::current(),
             answers: watch::Sender::new(true),
+            refusal: watch::Sender::new(None),
+            whole: (0..PARTITIONS).map(|_| AtomicBool::new(false)).collect(),
             stirred: Notify::new(),
             idle: Notify::new(),
         });
@@ -112,6 +120,15 @@ impl Driver {
         }
     }
 
+    /// Gives back what was charged for a request that does not pass in the end.
+    pub(super) fn roll_back(&self, partition: u16, charge: &Charge, paid: Paid) {
+        if charge.cost > 0 {
+            let (now, table) = (self.limiter.now(), self.limiter.table());
+            self.state().engine.roll_back(now, table, partition, charge, paid);
+            self.stirred.notify_one();
+        }
+    }
+
     /// How many processes share a meter, as far as this one knows, and what was left of it, if the origin ever said.
     pub(super) fn known(&self, partition: u16, digest: Digest) -> (u32, Option<u64>) {
         let state = self.state();
@@ -120,8 +137,45 @@ impl Driver {
         (holders, known.map(|known| known.left))
     }
 
+    /// The most processes that were ever heard to hold a part of one meter, this one among them.
+    pub(super) fn processes(&self) -> u32 {
+        self.state().holders
+    }
+
+    /// Has grants of limits that several regions count together last this long at most.
+    pub(super) fn limit_abroad(&self, life_us: u64) {
+        self.state().engine.limit_abroad(life_us);
+    }
+
+    /// Does something beside whoever asks, where calls are made.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    pub(super) fn origin(&self) -> Arc<dyn Origin> {
+        Arc::clone(&self.origin)
+    }
+
+    /// Whether a partition counts what all regions use, as it last said.
+    pub(super) fn is_whole(&self, partition: u16) -> bool {
+        self.whole.get(usize::from(partition)).is_some_and(|whole| whole.load(Ordering::Relaxed))
+    }
+
+    /// Takes in what a partition said of limits that regions share.
+    fn note_whole(&self, partition: u16, call: &Call, reply: &Reply) {
+        let mut told =
+            call.updates.iter().zip(&reply.told).filter(|(update, _)| update.terms.abroad().is_some());
+        if let (Some((_, told)), Some(whole)) = (told.next(), self.whole.get(usize::from(partition))) {
+            whole.store(told.whole, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn answers(&self) -> watch::Receiver<bool> {
         self.answers.subscribe()
+    }
+
+    pub(super) fn refusal(&self) -> watch::Receiver<Option<CallError>> {
+        self.refusal.subscribe()
     }
 
     pub(super) fn skew_us(&self) -> i64 {
@@ -199,6 +253,7 @@ impl Driver {
         };
         if let Ok(reply) = &answer {
             self.state().skew.measure(sent, self.limiter.now(), reply.now_us);
+            self.note_whole(partition, &call, reply);
         }
         let effects = self.hear(partition, call.sequence, answer);
         self.act(effects);
@@ -218,11 +273,16 @@ impl Driver {
                 state.holders = state.holders.max(holders);
                 state.engine.on_reply(now, self.limiter.table(), partition, sequence, &reply, &mut effects);
             }
-            Err(OriginError::Refused(CallError::Outdated { sequence: applied })) => {
-                let failure = Failure::Outdated { sequence: applied };
-                state.engine.on_failure(now, partition, sequence, failure);
+            // However often it was said again, it would not be taken.
+            Err(OriginError::Refused(why)) => {
+                let before = state.engine.stats().refused;
+                state.engine.on_failure(now, partition, sequence, why.into(), &mut effects);
+                // A second attempt that comes after the answer to the first is of no interest.
+                if state.engine.stats().refused > before {
+                    self.refusal.send_replace(Some(why));
+                }
             }
-            Err(_) => state.engine.on_failure(now, partition, sequence, Failure::Unanswered),
+            Err(_) => state.engine.on_failure(now, partition, sequence, Failure::Unanswered, &mut effects),
         }
         effects
     }

@@ -20,7 +20,9 @@ const OPEN_PER_SECOND: u64 = 10_000;
 /// What a decision rests on, from the best to the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rung {
-    /// The region's origin: its grant, its last word, or its answer.
+    /// The region's origin, which counts what all regions use: its grant, its last word, or its answer.
+    Global,
+    /// The same, of a limit of this region alone, or on this region's part while another one is not heard of.
     Regional,
     /// This process's part of the limit, by the number of processes it last heard of.
     Local,
@@ -34,6 +36,7 @@ impl Rung {
     /// As answers and metrics name it.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Global => "global",
             Self::Regional => "regional",
             Self::Local => "local",
             Self::Open => "open",
@@ -91,7 +94,12 @@ impl Region {
             return kept.open.clone();
         }
         let (nodes, left) = self.driver.known(question.partition(), question.ask.digest);
-        let part = gate.part_in(kept.alone, nodes);
+        // Where regions cannot tell each other what passed, each has its own part and no more.
+        let (limit, left) = match kept.global() {
+            Some(layout) => (layout.part(gate.limit()), left.map(|left| layout.part_of(left))),
+            None => (*gate.limit(), left),
+        };
+        let part = gate.part_in(&limit, kept.alone, nodes);
         if let Some(left) = left {
             // What all have used already is not there for each of them to use again.
             let spent = u64::from(part.limit().burst()).saturating_sub(left / u64::from(nodes));
@@ -116,7 +124,7 @@ fn as_asked<'g>(questions: &[&Question<'g, '_>], alone: &Decision<'_>) -> Decisi
 }
 
 /// Refuses, since nobody can decide.
-fn closed<'g>(questions: &[&Question<'g, '_>]) -> Decision<'g> {
+pub(super) fn closed<'g>(questions: &[&Question<'g, '_>]) -> Decision<'g> {
     let verdict =
         Verdict::Deny { remaining: 0, reset_after_us: CLOSED_RETRY_US, retry: Retry::After(CLOSED_RETRY_US) };
     let answer = tidegate_core::Answer { verdict, source: tidegate_core::Source::Own };

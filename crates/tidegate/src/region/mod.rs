@@ -30,16 +30,19 @@
 //! ```
 
 mod driver;
+mod forward;
 mod ladder;
 mod question;
+mod regions;
 
 use std::fmt;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use tidegate_core::engine::{self, Resolution};
+use tidegate_core::engine::{self, Paid, Resolution};
 use tidegate_core::origin::{NEVER_US, NodeId};
 use tidegate_core::{Answer, Decided, Retry, Source, TooManyLimits, Verdict};
+use tidegate_courier::Act;
 
 use crate::decision::{Decision, LIMITS_INLINE_MAX, Outcome, Outcomes};
 use crate::gate::Ask;
@@ -49,10 +52,17 @@ pub use engine::{EngineStats, Settings};
 pub use ladder::Rung;
 pub(crate) use question::Kept;
 pub use question::{Policy, Question, joined};
-pub use tidegate_core::Class;
+pub use regions::{REGIONS_MAX, Regions, WEIGHT_MAX};
+pub use tidegate_core::origin::CallError;
+pub use tidegate_core::{Class, Regime, bound};
+pub use tidegate_courier::{
+    Certificates, CourierError as RegionsError, CourierStatus, PeerConfig, PeerCounts, PeerStatus,
+};
 pub use tidegate_origin::{MemoryOrigin, Origin, OriginError, redis};
 
 use driver::Driver;
+use forward::owner;
+use regions::Neighbours;
 
 /// A process's place in a region.
 #[derive(Clone)]
@@ -61,6 +71,8 @@ pub struct Region {
     name: Arc<str>,
     limiter: Arc<Limiter>,
     driver: Arc<Driver>,
+    /// Nothing for a region that is alone.
+    neighbours: Option<Arc<Neighbours>>,
 }
 
 impl fmt::Debug for Region {
@@ -102,7 +114,25 @@ impl Region {
     ) -> Result<Self, BuildError> {
         let node = NodeId(random_name()?);
         let driver = Driver::start(node, Arc::clone(&limiter), origin, settings);
-        Ok(Self { name: name.into(), limiter, driver })
+        Ok(Self { name: name.into(), limiter, driver, neighbours: None })
+    }
+
+    /// Joins a region that is one of several. It says nothing to the others before [`Region::meet`]; until it has heard of
+    /// them, it goes on with its standing part of limits that they share. The origin is this region's alone.
+    pub fn join_among(
+        regions: Regions,
+        limiter: Arc<Limiter>,
+        origin: Arc<dyn Origin>,
+        settings: Settings,
+    ) -> Result<Self, RegionsError> {
+        let problems = regions.problems();
+        if !problems.is_empty() {
+            return Err(RegionsError { problems });
+        }
+        // A meter is called the same in every region.
+        let alone = Self::join_as("", limiter, origin, settings);
+        let alone = alone.map_err(|error| RegionsError { problems: vec![format!("region: {error}")] })?;
+        Ok(Self { neighbours: Some(Arc::new(Neighbours::new(regions))), ..alone })
     }
 
     /// Decides a request under several limits as one: either all are charged, or none is.
@@ -112,7 +142,7 @@ impl Region {
     pub async fn check<'g>(&self, questions: &[Question<'g, '_>]) -> Result<Ruling<'g>, TooManyLimits> {
         let decision = self.by_memory(questions)?;
         if !asks_origin(&decision) {
-            return Ok(Ruling { decision, rung: Rung::Regional });
+            return Ok(Ruling { decision, rung: self.rung_of(questions) });
         }
         // Boxed: what memory decides does not carry the room for what it does not.
         Box::pin(self.ask_origin(questions)).await
@@ -131,24 +161,43 @@ impl Region {
     /// Decides what memory did not: by one call for each placement, one after the other. What an earlier one was charged is
     /// given back when a later one denies.
     async fn ask_origin<'g>(&self, questions: &[Question<'g, '_>]) -> Result<Ruling<'g>, TooManyLimits> {
-        let mut groups = by_placement(questions);
+        let mut groups = by_place(questions);
         if let [only] = &groups[..] {
-            return self.ask_one(&only.questions).await;
+            return match only.place {
+                Place::Here(_) => Ok(self.ask_one(&only.questions).await?.ruling),
+                Place::Abroad(owner) => Ok(self.ask_abroad(owner, &only.questions).await),
+            };
         }
         let mut whole = unasked(questions);
         let mut charged = Vec::new();
-        // Where memory decides, what was charged is given back at no cost: those come first.
-        groups.sort_by_key(|group| self.is_undecided(group));
+        // Where memory decides, what was charged is given back at no cost: those come first, and what is far comes last.
+        groups.sort_by_key(|group| (group.is_abroad(), self.is_undecided(group)));
         for group in &groups {
-            let ruling = self.decide_group(&group.questions).await?;
+            let since_us = self.limiter.now().mono_us();
+            let Said { ruling, charged_us } = match group.place {
+                Place::Here(_) => self.decide_group(&group.questions).await?,
+                Place::Abroad(owner) => Said::here(self.ask_abroad(owner, &group.questions).await),
+            };
             whole.add(group, &ruling);
             if !ruling.is_allowed() {
-                self.refund(charged);
+                for (group, paid) in charged {
+                    self.roll_back(group, paid);
+                }
                 break;
             }
-            charged.extend(&group.questions);
+            charged.push((group, charged_us.map_or(Paid::Here { since_us }, |at_us| Paid::There { at_us })));
         }
         Ok(whole)
+    }
+
+    /// Gives back what was charged at one placement for a request that another denies.
+    fn roll_back(&self, group: &Group<'_, '_, '_>, paid: Paid) {
+        for question in &group.questions {
+            match group.place {
+                Place::Here(partition) => self.driver.roll_back(partition, &question.charge(), paid),
+                Place::Abroad(owner) => self.tell_abroad(owner, Act::Refund, question),
+            }
+        }
     }
 
     /// Whether what is held here does not decide these, as far as a look can tell.
@@ -157,44 +206,71 @@ impl Region {
         group.questions.iter().any(|question| look(question) == Some(Retry::Ask))
     }
 
-    async fn decide_group<'g>(&self, group: &[&Question<'g, '_>]) -> Result<Ruling<'g>, TooManyLimits> {
+    async fn decide_group<'g>(&self, group: &[&Question<'g, '_>]) -> Result<Said<'g>, TooManyLimits> {
         let asks: Vec<Ask<'g>> = group.iter().map(|question| question.ask).collect();
         let decision = self.limiter.check_all(&asks)?;
         if !asks_origin(&decision) {
-            return Ok(Ruling { decision, rung: Rung::Regional });
+            return Ok(Said::here(Ruling { decision, rung: self.rung_of(group.iter().copied()) }));
         }
         self.ask_one(group).await
     }
 
     /// Asks one placement.
-    async fn ask_one<'g>(&self, group: &[&Question<'g, '_>]) -> Result<Ruling<'g>, TooManyLimits> {
+    async fn ask_one<'g>(&self, group: &[&Question<'g, '_>]) -> Result<Said<'g>, TooManyLimits> {
         let Some(partition) = group.first().map(|question| question.partition()) else {
-            return Ok(Ruling { decision: allowed(Vec::new()), rung: Rung::Regional });
+            return Ok(Said::here(Ruling { decision: allowed(Vec::new()), rung: Rung::Regional }));
         };
         let charges = group.iter().map(|question| question.charge()).collect();
-        match self.driver.ask(partition, charges).await {
-            Resolution::Unanswered => self.without_origin(group),
-            resolution => Ok(Ruling { decision: resolved(group, &resolution), rung: Rung::Regional }),
+        let resolution = self.driver.ask(partition, charges).await;
+        let charged_us = match resolution {
+            Resolution::Unanswered => return self.without_origin(group).map(Said::here),
+            Resolution::Allowed { charged_us, .. } => charged_us,
+            Resolution::Denied { .. } => None,
+        };
+        let rung = self.rung_of(group.iter().copied());
+        Ok(Said { ruling: Ruling { decision: resolved(group, &resolution), rung }, charged_us })
+    }
+
+    /// What the origin's word on these rests on: the least that any of them does.
+    fn rung_of<'q, 'g: 'q, 'k: 'q>(&self, questions: impl IntoIterator<Item = &'q Question<'g, 'k>>) -> Rung {
+        if self.neighbours.is_none() {
+            return Rung::Regional;
         }
+        let rung = |question: &Question<'_, '_>| {
+            let is_whole = || self.driver.is_whole(question.partition());
+            if question.kept().global().is_some() && is_whole() { Rung::Global } else { Rung::Regional }
+        };
+        questions.into_iter().map(rung).max().unwrap_or(Rung::Regional)
     }
 
     /// Adds costs that were spent already, without asking. The origin learns of them with the next report.
     pub fn charge<'q>(&self, questions: impl IntoIterator<Item = &'q Question<'q, 'q>>) {
         for question in questions {
-            self.driver.owe(question.partition(), &question.charge());
+            match owner(question) {
+                None => self.driver.owe(question.partition(), &question.charge()),
+                Some(owner) => self.tell_abroad(owner, Act::Charge, question),
+            }
         }
     }
 
-    /// Gives charged costs back.
+    /// Gives back costs that were charged at some time, all of it, whatever has drained since; the origin learns of it with the next
+    /// report. What drains while the origin does not answer for longer than half a second is not given back.
     pub fn refund<'q>(&self, questions: impl IntoIterator<Item = &'q Question<'q, 'q>>) {
         for question in questions {
-            self.driver.refund(question.partition(), &question.charge());
+            match owner(question) {
+                None => self.driver.refund(question.partition(), &question.charge()),
+                Some(owner) => self.tell_abroad(owner, Act::Refund, question),
+            }
         }
     }
 
-    /// Reports everything that was spent and gives back everything that is held; done when the origin knows.
+    /// Reports everything that was spent and gives back everything that is held; done when the origin knows. Another process
+    /// of the region tells the other regions then.
     pub async fn leave(&self) {
         self.driver.leave().await;
+        if let Some(neighbours) = &self.neighbours {
+            neighbours.leave().await;
+        }
     }
 
     /// What the engine has seen.
@@ -211,25 +287,60 @@ impl Region {
     pub fn answers(&self) -> tokio::sync::watch::Receiver<bool> {
         self.driver.answers()
     }
+
+    /// Why the origin would not take the last of the calls that it would not: none, unless there is a mistake in this library.
+    /// They are counted in [`EngineStats::refused`].
+    pub fn refusal(&self) -> tokio::sync::watch::Receiver<Option<CallError>> {
+        self.driver.refusal()
+    }
 }
 
-/// Questions of one request that have the same placement, and their places in it.
+/// What one placement said.
+struct Said<'g> {
+    ruling: Ruling<'g>,
+    /// When the origin charged it, by its clock; nothing for what was taken from what is held here.
+    charged_us: Option<u64>,
+}
+
+impl<'g> Said<'g> {
+    fn here(ruling: Ruling<'g>) -> Self {
+        Self { ruling, charged_us: None }
+    }
+}
+
+/// Who decides a question.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// This partition of the own origin.
+    Here(u16),
+    /// This one of the regions.
+    Abroad(usize),
+}
+
+/// Questions of one request that are decided at the same place, and their places in it.
 struct Group<'q, 'g, 'k> {
-    partition: u16,
+    place: Place,
     places: Vec<usize>,
     questions: Vec<&'q Question<'g, 'k>>,
 }
 
-fn by_placement<'q, 'g, 'k>(questions: &'q [Question<'g, 'k>]) -> Vec<Group<'q, 'g, 'k>> {
+impl Group<'_, '_, '_> {
+    fn is_abroad(&self) -> bool {
+        matches!(self.place, Place::Abroad(_))
+    }
+}
+
+/// Questions by who decides them.
+fn by_place<'q, 'g, 'k>(questions: &'q [Question<'g, 'k>]) -> Vec<Group<'q, 'g, 'k>> {
     let mut groups: Vec<Group<'q, 'g, 'k>> = Vec::with_capacity(1);
-    for (place, question) in questions.iter().enumerate() {
-        let partition = question.partition();
-        match groups.iter_mut().find(|group| group.partition == partition) {
+    for (at, question) in questions.iter().enumerate() {
+        let place = owner(question).map_or_else(|| Place::Here(question.partition()), Place::Abroad);
+        match groups.iter_mut().find(|group| group.place == place) {
             Some(group) => {
-                group.places.push(place);
+                group.places.push(at);
                 group.questions.push(question);
             }
-            None => groups.push(Group { partition, places: vec![place], questions: vec![question] }),
+            None => groups.push(Group { place, places: vec![at], questions: vec![question] }),
         }
     }
     groups
@@ -239,7 +350,7 @@ fn by_placement<'q, 'g, 'k>(questions: &'q [Question<'g, 'k>]) -> Vec<Group<'q, 
 /// truth.
 fn unasked<'g>(questions: &[Question<'g, '_>]) -> Ruling<'g> {
     let outcomes = questions.iter().map(|question| told(&question.ask, 0, None)).collect();
-    Ruling { decision: allowed(outcomes), rung: Rung::Regional }
+    Ruling { decision: allowed(outcomes), rung: Rung::Global }
 }
 
 impl<'g> Ruling<'g> {
@@ -269,7 +380,7 @@ fn asks_origin(decision: &Decision<'_>) -> bool {
 fn resolved<'g>(group: &[&Question<'g, '_>], resolution: &Resolution) -> Decision<'g> {
     let (remaining, denied) = match resolution {
         Resolution::Unanswered => (&[][..], None),
-        Resolution::Allowed { remaining } => (&remaining[..], None),
+        Resolution::Allowed { remaining, .. } => (&remaining[..], None),
         Resolution::Denied { by, remaining, retry_us } => (&remaining[..], Some((*by, *retry_us))),
     };
     let outcome = |(place, question): (usize, &&Question<'g, '_>)| {

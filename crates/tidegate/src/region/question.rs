@@ -2,14 +2,16 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use tidegate_core::engine::{Charge, MeterRef};
 use tidegate_core::origin::Terms;
-use tidegate_core::{Class, KeySpace, Limit};
+use tidegate_core::{Class, KeySpace, Limit, Regime};
 use tidegate_origin::partition_of;
 
 use super::Region;
 use super::ladder::open_gate;
+use super::regions::Layout;
 use crate::gate::{Ask, Gate};
 use crate::limiter::UnknownName;
 
@@ -22,6 +24,8 @@ pub struct Policy {
     pub paid: bool,
     /// How far it may be passed, in millionths of its burst.
     pub tolerance_ppm: u32,
+    /// How far it reaches. In a region that knows of no other they are all the same.
+    pub regime: Regime,
     /// Of two versions of a limit that processes know, the higher holds.
     pub version: u32,
 }
@@ -29,13 +33,17 @@ pub struct Policy {
 impl Policy {
     /// What a class asks for, of the first version of a limit.
     pub const fn of(class: Class) -> Self {
-        Self { class, paid: false, tolerance_ppm: class.tolerance_ppm(), version: 1 }
+        Self { class, paid: false, tolerance_ppm: class.tolerance_ppm(), regime: class.regime(), version: 1 }
     }
 }
 
 /// What an origin needs to know of a gate that it keeps, and what takes its place while the origin is gone.
 pub(crate) struct Kept {
     pub(super) policy: Policy,
+    /// The regions that have a part in it; nothing for a limit of this one alone.
+    pub(super) layout: Option<Arc<Layout>>,
+    tenant: Box<str>,
+    name: Box<str>,
     /// What the names of its meters begin with.
     prefix: Box<[u8]>,
     /// Meters of this process's part of the limit.
@@ -53,7 +61,35 @@ impl fmt::Debug for Kept {
 impl Kept {
     fn terms(&self, limit: &Limit) -> Terms {
         let Policy { class, tolerance_ppm, version, .. } = self.policy;
-        Terms::new(limit, tolerance_ppm, class.lapse(), version)
+        let terms = Terms::new(limit, tolerance_ppm, class.lapse(), version);
+        match self.global() {
+            Some(layout) => terms.with_abroad(layout.abroad(limit, &terms, &self.policy)),
+            None => terms,
+        }
+    }
+
+    pub(super) fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    /// As whoever made it calls it; in answers it may be called otherwise.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
+    /// The regions that it is counted with.
+    pub(super) fn global(&self) -> Option<&Layout> {
+        self.layout.as_deref().filter(|_| self.policy.regime == Regime::BestEffort)
+    }
+
+    /// What of a limit is for this region to let pass.
+    pub(crate) fn limit_here(&self, limit: Limit) -> Limit {
+        let shared = self.layout.as_deref().filter(|_| self.policy.regime == Regime::Share);
+        shared.map_or(limit, |layout| layout.part(&limit))
     }
 }
 
@@ -73,11 +109,16 @@ impl Region {
         limit: Limit,
         policy: Policy,
     ) -> Result<Gate, UnknownName> {
-        let space = |kind: &str| self.limiter.gate_with(tenant, &format!("{name}\0{kind}"), limit);
-        let alone = space("alone")?.space();
+        let alone = self.limiter.gate_with(tenant, &format!("{name}\0alone"), limit)?.space();
         let prefix = joined(&[self.name.as_bytes(), tenant.as_bytes(), name.as_bytes()]).into_boxed_slice();
         let open = open_gate(&self.limiter, tenant)?;
-        Ok(space("held")?.with_name(name).kept_as(Kept { policy, prefix, alone, open }))
+        let layout = self.neighbours.as_ref().filter(|_| policy.regime != Regime::Regional);
+        let layout = layout.map(|neighbours| Arc::clone(&neighbours.layout));
+        if let (Regime::Strict, Some(neighbours)) = (policy.regime, &self.neighbours) {
+            neighbours.will_forward();
+        }
+        let (held, tenant) = (self.limiter.gate_held(tenant, name, limit)?, tenant.into());
+        Ok(held.kept_as(Kept { policy, layout, tenant, name: name.into(), prefix, alone, open }))
     }
 }
 
@@ -170,6 +211,10 @@ impl<'g, 'k> Question<'g, 'k> {
 
     pub(super) fn key(&self) -> &[u8] {
         &self.key
+    }
+
+    pub(super) fn placement(&self) -> Option<&[u8]> {
+        self.placement
     }
 }
 

@@ -1,0 +1,238 @@
+//! What a run must show, and whether it did.
+
+use super::strict::Strict;
+use super::wan::{ALWAYS, ALWAYS_FOURFOLD, FOUR_AT_ONCE, HALF, ONCE, QUARTER, Row, UNDER, Wan};
+use crate::region::bars::{Bar, percent};
+
+/// By how much what a key told takes may differ between rows, and bytes from what keys are to each other.
+const ALIKE: f64 = 0.10;
+/// What signs of life take at most, of what is told of as many keys.
+const LIFE_MAX: f64 = 0.02;
+/// Bytes of four requests at once, of those of one: what the first changed, and what the others changed together.
+const AT_ONCE_MAX: f64 = 2.0;
+/// Bytes of four times the requests, where keys are told in every round anyway.
+const ALWAYS_MAX: f64 = 1.2;
+/// Requests that are decided otherwise than by all regions together, at most: more of them, and the rows are about something else.
+const ODD_MAX: f64 = 0.02;
+
+/// What passes at least, of what one bucket lets pass while links are there.
+const SHARE_MIN: f64 = 0.95;
+/// How long refusals take: the time limit of 250 ms, and what a busy machine may add.
+const REFUSED_US_MAX: u64 = 300_000;
+
+/// What regions tell each other. Of a few keys most of it are signs of life, which follow nothing but time.
+pub(super) fn of_wan(wan: &Wan, is_whole: bool) -> Vec<Bar> {
+    if !is_whole {
+        return vec![silent(wan)];
+    }
+    let bytes = |row: &Row| row.bytes as f64;
+    vec![
+        alike(wan),
+        near("half of the keys: bytes, of those of all", ratio(wan, HALF, ONCE, bytes), 0.5),
+        near("a quarter of the keys: bytes, of those of all", ratio(wan, QUARTER, ONCE, bytes), 0.25),
+        silent(wan),
+        at_most("below the threshold: bytes, of those above it", ratio(wan, UNDER, ONCE, bytes), LIFE_MAX),
+        at_most(
+            "four requests at once: bytes, of those of one",
+            ratio(wan, FOUR_AT_ONCE, ONCE, bytes),
+            AT_ONCE_MAX,
+        ),
+        at_most(
+            "four times the requests of keys that are always asked for: bytes per second",
+            ratio(wan, ALWAYS_FOURFOLD, ALWAYS, Row::bytes_per_second),
+            ALWAYS_MAX,
+        ),
+        odd(wan),
+    ]
+}
+
+/// One row as a multiple of another; nothing if there are not both.
+fn ratio(wan: &Wan, one: &str, other: &str, of: impl Fn(&Row) -> f64) -> f64 {
+    let value = |name| wan.row(name).map_or(f64::NAN, &of);
+    value(one) / value(other)
+}
+
+/// What is no number is within nothing, here and below.
+fn at_most(what: &'static str, found: f64, most: f64) -> Bar {
+    Bar { what, asked: format!("at most {most}"), found: format!("{found:.3}"), held: found <= most }
+}
+
+fn near(what: &'static str, found: f64, should: f64) -> Bar {
+    Bar {
+        what,
+        asked: format!("{should}, within {}", percent(ALIKE)),
+        found: format!("{found:.3}"),
+        held: (found / should - 1.0).abs() <= ALIKE,
+    }
+}
+
+fn alike(wan: &Wan) -> Bar {
+    let told = wan.rows.iter().filter(|row| row.name != UNDER);
+    // A row that told nothing leaves nothing to compare, and so does a run without rows.
+    let bytes: Vec<f64> = told.map(|row| row.bytes_per_told).collect::<Option<_>>().unwrap_or_default();
+    let over_all = |pick: fn(f64, f64) -> f64| bytes.iter().copied().reduce(pick).unwrap_or(f64::NAN);
+    let (least, most) = (over_all(f64::min), over_all(f64::max));
+    Bar {
+        what: "a key told: bytes in the dearest row, of those in the cheapest",
+        asked: format!("at most {}", 1.0 + ALIKE),
+        found: format!("{:.3}: {least:.1} to {most:.1}", most / least),
+        held: most / least <= 1.0 + ALIKE,
+    }
+}
+
+fn silent(wan: &Wan) -> Bar {
+    let told = wan.row(UNDER).map(|row| row.told);
+    Bar {
+        what: "below the threshold: keys told",
+        asked: "0".to_owned(),
+        found: told.map_or_else(|| "not asked".to_owned(), |told| told.to_string()),
+        held: told == Some(0),
+    }
+}
+
+fn odd(wan: &Wan) -> Bar {
+    let sum = |of: fn(&Row) -> u64| wan.rows.iter().map(of).sum::<u64>() as f64;
+    let found = sum(|row| row.odd) / sum(|row| row.requests);
+    Bar {
+        what: "not decided by all regions together",
+        asked: format!("at most {}", percent(ODD_MAX)),
+        found: percent(found),
+        held: found <= ODD_MAX,
+    }
+}
+
+/// What a strict rule admits.
+pub(super) fn of_strict(strict: &Strict) -> Vec<Bar> {
+    let refusals = strict.refusals.map(|tail| tail.p99_us);
+    vec![
+        Bar {
+            what: "strict: how far any limit was passed",
+            asked: "0".to_owned(),
+            found: format!("{:.3}, in {} requests", strict.over_units, strict.requests),
+            held: strict.over_units == 0.0 && strict.admitted > 0,
+        },
+        Bar {
+            what: "strict: passed, of what one bucket lets pass while links are there",
+            asked: format!("at least {}", percent(SHARE_MIN)),
+            found: percent(strict.share),
+            held: strict.share >= SHARE_MIN,
+        },
+        Bar {
+            what: "strict: refusals where the owner cannot be asked, p99",
+            asked: format!("at most {} ms", REFUSED_US_MAX / 1_000),
+            found: refusals.map_or_else(|| "none were refused".to_owned(), |us| format!("{} ms", us / 1_000)),
+            held: refusals.is_some_and(|us| us <= REFUSED_US_MAX),
+        },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::tail::Tail;
+
+    fn row(name: &'static str, told: u64) -> Row {
+        Row {
+            name,
+            keys: 100,
+            requests: 300,
+            seconds: 10.0,
+            odd: 0,
+            told,
+            told_per_key: 1.0,
+            bytes: 100 * told + 10,
+            bytes_per_told: (told > 0).then_some(100.0),
+            pairs: Vec::new(),
+        }
+    }
+
+    fn missed(change: impl Fn(&mut Row)) -> Vec<&'static str> {
+        let told = [
+            (ONCE, 600),
+            (FOUR_AT_ONCE, 900),
+            (HALF, 300),
+            (QUARTER, 150),
+            (UNDER, 0),
+            (ALWAYS, 50),
+            (ALWAYS_FOURFOLD, 50),
+        ];
+        let mut rows: Vec<Row> = told.map(|(name, told)| row(name, told)).into();
+        rows.iter_mut().for_each(change);
+        of_wan(&Wan { key_bytes: 32, rows }, true)
+            .iter()
+            .filter(|bar| !bar.held)
+            .map(|bar| bar.what)
+            .collect()
+    }
+
+    fn of(name: &'static str, change: impl Fn(&mut Row)) -> Vec<&'static str> {
+        missed(|row| {
+            if row.name == name {
+                change(row);
+            }
+        })
+    }
+
+    #[test]
+    fn each_bar_of_what_is_told_is_missed_by_what_it_is_about() {
+        assert_eq!(missed(|_| {}), <[&str; 0]>::default());
+        let dear = of(ALWAYS, |row| row.bytes_per_told = Some(111.0));
+        assert_eq!(dear, ["a key told: bytes in the dearest row, of those in the cheapest"]);
+        assert_eq!(of(HALF, |row| row.bytes_per_told = None).len(), 1, "nothing was told at all");
+        assert_eq!(of(HALF, |row| row.bytes = 34_000), ["half of the keys: bytes, of those of all"]);
+        assert_eq!(of(QUARTER, |row| row.bytes = 13_000), ["a quarter of the keys: bytes, of those of all"]);
+        assert_eq!(of(UNDER, |row| row.told = 1), ["below the threshold: keys told"]);
+        assert_eq!(of(UNDER, |row| row.bytes = 1_300), ["below the threshold: bytes, of those above it"]);
+        // Bytes that follow requests.
+        assert_eq!(
+            of(FOUR_AT_ONCE, |row| row.bytes = 240_000),
+            ["four requests at once: bytes, of those of one"]
+        );
+        let fourfold = of(ALWAYS_FOURFOLD, |row| row.bytes = 20_000);
+        assert_eq!(fourfold, ["four times the requests of keys that are always asked for: bytes per second"]);
+        assert_eq!(missed(|row| row.odd = 7), ["not decided by all regions together"]);
+    }
+
+    #[test]
+    fn rows_that_were_not_run_hold_nothing() {
+        let held =
+            of_wan(&Wan { key_bytes: 32, rows: Vec::new() }, true).iter().filter(|bar| bar.held).count();
+        assert_eq!(held, 0);
+    }
+
+    fn missed_in_strict(change: impl FnOnce(&mut Strict)) -> Vec<&'static str> {
+        let mut strict = Strict {
+            requests: 1_000,
+            keys: 10,
+            seconds: 10.0,
+            flapping: "ap-eu".to_owned(),
+            up_seconds: 10.0,
+            down_seconds: 2.0,
+            flaps: 1,
+            admitted: 100,
+            over_units: 0.0,
+            share: 0.95,
+            share_by_owner: vec![0.95; 3],
+            unreachable: 10,
+            unreachable_passed: 0,
+            refused_reachable: 0,
+            refusals: Some(Tail { requests: 10, p99_us: 300_000, p999_us: 400_000 }),
+        };
+        change(&mut strict);
+        of_strict(&strict).iter().filter(|bar| !bar.held).map(|bar| bar.what).collect()
+    }
+
+    #[test]
+    fn each_bar_of_a_strict_rule_is_missed_by_what_it_is_about() {
+        assert_eq!(missed_in_strict(|_| {}), <[&str; 0]>::default());
+        let over = ["strict: how far any limit was passed"];
+        assert_eq!(missed_in_strict(|strict| strict.over_units = 0.001), over);
+        assert_eq!(missed_in_strict(|strict| strict.admitted = 0), over, "nothing was shown");
+        let share = missed_in_strict(|strict| strict.share = 0.949);
+        assert_eq!(share, ["strict: passed, of what one bucket lets pass while links are there"]);
+        let refused = ["strict: refusals where the owner cannot be asked, p99"];
+        assert_eq!(missed_in_strict(|strict| strict.refusals = None), refused);
+        let slow = Tail { requests: 10, p99_us: 300_001, p999_us: 300_001 };
+        assert_eq!(missed_in_strict(|strict| strict.refusals = Some(slow)), refused);
+    }
+}

@@ -1,0 +1,132 @@
+//! The regions, the way between them, and what they counted.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+use tidegate_testkit::{REGIONS, Regions, START_TIME_MAX, Server, Traffic, tidegate, wait_until};
+
+use crate::scrape::Metrics;
+
+/// What an answer takes from one region to another.
+pub(super) const WAY: Duration = Duration::from_millis(80);
+
+/// The table of each server: more than all keys need.
+const MEMORY: &str = "256MB";
+
+/// The pairs of regions.
+pub(super) const PAIRS: [(usize, usize); 3] = [(0, 1), (0, 2), (1, 2)];
+
+pub(super) fn pair_name((one, other): (usize, usize)) -> String {
+    format!("{}-{}", REGIONS[one], REGIONS[other])
+}
+
+/// Three regions of one server each.
+pub(super) struct Ground {
+    regions: Regions,
+    _folder: TempDir,
+}
+
+impl Ground {
+    /// Starts them with these rules, and waits until all of them hear of each other.
+    pub(super) fn start(program: &Path, rules: &str) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("rules.toml");
+        std::fs::write(&path, rules)?;
+        let path = path.to_str().context("a folder whose name is text")?;
+        let common = ["--workers", "1", "--memory", MEMORY, "--grpc-listen", "off", "--rules", path];
+        let start = |place: &[&str]| {
+            let mut command = tidegate(program, &[]);
+            // What is late or refused is in the table.
+            command.env("TIDEGATE_LOG", "error");
+            Server::start_as(command, &[&common[..], place].concat())
+        };
+        let regions = Regions::start(1, Traffic::DelayAnswers(WAY), start);
+        let ground = Self { regions, _folder: folder };
+        wait_until("all regions to hear of each other", START_TIME_MAX, || ground.is_whole());
+        Ok(ground)
+    }
+
+    fn is_whole(&self) -> bool {
+        let whole = |region| self.metrics(region)?.sum("tidegate_region_whole", "");
+        (0..REGIONS.len()).all(|region| matches!(whole(region), Ok(Some(1))))
+    }
+
+    pub(super) fn address(&self, region: usize) -> SocketAddr {
+        self.regions.server((region, 0)).address("http")
+    }
+
+    /// Cuts a pair of regions from each other, or joins them again.
+    pub(super) fn cut(&self, (one, other): (usize, usize), is_cut: bool) {
+        let traffic = if is_cut { Traffic::HalfOpen } else { Traffic::DelayAnswers(WAY) };
+        self.regions.set(|from, to| (from, to) == (one, other) || (to, from) == (one, other), traffic);
+    }
+
+    fn metrics(&self, region: usize) -> Result<Metrics> {
+        Metrics::read(self.regions.server((region, 0)).address("admin"))
+    }
+
+    /// What was counted so far.
+    pub(super) fn counts(&self) -> Result<Counts> {
+        let mut counts = Counts::default();
+        for region in 0..REGIONS.len() {
+            let metrics = self.metrics(region)?;
+            let rung = |label| metrics.sum("tidegate_decisions_total", label);
+            let (all, global) = (rung("")?.unwrap_or(0), rung("rung=\"global\"")?.unwrap_or(0));
+            counts.decided += all;
+            counts.odd += all - global;
+            for (pair, of) in PAIRS.iter().zip(&mut counts.pairs) {
+                let peer = match *pair {
+                    (one, other) if one == region => other,
+                    (one, other) if other == region => one,
+                    _ => continue,
+                };
+                let label = format!("peer=\"{}\"", REGIONS[peer]);
+                let sum = |counter: &str| -> Result<u64> {
+                    metrics
+                        .sum(counter, &label)?
+                        .with_context(|| format!("the server does not count {counter}"))
+                };
+                of.bytes += sum("tidegate_peer_sent_bytes_total")?;
+                of.told += sum("tidegate_peer_components_sent_total")?;
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// What servers counted, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) decided: u64,
+    /// Decided otherwise than by what all regions counted together.
+    pub(super) odd: u64,
+    /// Of each of [`PAIRS`], in both directions.
+    pub(super) pairs: [Told; PAIRS.len()],
+}
+
+/// What two regions told each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) bytes: u64,
+    /// Components: a key that is told again counts again.
+    pub(super) told: u64,
+}
+
+impl Counts {
+    pub(super) fn since(self, before: Self) -> Self {
+        let mut pairs = self.pairs;
+        for (pair, before) in pairs.iter_mut().zip(before.pairs) {
+            *pair = Told { bytes: pair.bytes - before.bytes, told: pair.told - before.told };
+        }
+        Self { decided: self.decided - before.decided, odd: self.odd - before.odd, pairs }
+    }
+
+    /// Of all pairs together.
+    pub(super) fn all(&self) -> Told {
+        let sum = |of: fn(&Told) -> u64| self.pairs.iter().map(of).sum();
+        Told { bytes: sum(|pair| pair.bytes), told: sum(|pair| pair.told) }
+    }
+}

@@ -1,0 +1,171 @@
+//! `regions`: three regions of real servers, each with a store of its own, and 80 ms between them.
+//!
+//! What they tell each other is counted by themselves (`wan`); what they admit under a `strict` rule is judged by what clients saw, as
+//! `region` does it (`strict`).
+
+mod bars;
+mod ground;
+mod report;
+mod strict;
+mod strict_load;
+mod wan;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+
+use self::strict::Strict;
+use self::wan::Wan;
+use crate::region::bars::Bar;
+use crate::region::report::print_bars;
+use crate::servers;
+
+/// How long each row of `wan` is asked for unless told otherwise, and of `--quick`. Longer: less is asked in a second, for slower machines.
+const ROW_SECONDS: u64 = 120;
+const QUICK_SECONDS: u64 = 2;
+
+/// Active keys of `wan`, and of `--quick`.
+const KEYS: u32 = 100_000;
+const QUICK_KEYS: u32 = 400;
+
+/// Requests of `strict`, and of `--quick`.
+const REQUESTS: u64 = 1_000_000;
+const QUICK_REQUESTS: u64 = 4_000;
+
+/// Keys of `strict`, so many that they are asked for at three to four times their limit, and of `--quick`.
+const STRICT_KEYS: u32 = 1_000;
+const QUICK_STRICT_KEYS: u32 = 100;
+
+/// Connections of `strict` to each region, and of `--quick`. More: more requests in a second, since most wait for a region far away;
+/// more of them are too late where the machine is busy.
+const CONNECTIONS: usize = 96;
+const QUICK_CONNECTIONS: usize = 16;
+
+/// For how long the link that flaps is there and gone, s; and with `--quick`.
+const UP_SECONDS: u64 = 10;
+const DOWN_SECONDS: u64 = 2;
+const QUICK_UP_SECONDS: u64 = 1;
+const QUICK_DOWN_SECONDS: u64 = 1;
+
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct Args {
+    /// `wan`: active keys of a global rule, a third of them in each region.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(40..=10_000_000))]
+    keys: Option<u32>,
+    /// `wan`: how long each row is asked for.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    seconds: Option<u64>,
+    /// `strict`: requests of all regions together.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
+    requests: Option<u64>,
+    /// `strict`: for how many seconds at a time the link that flaps is there.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
+    up: Option<u64>,
+    /// `strict`: for how many seconds at a time it is gone.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
+    down: Option<u64>,
+    /// Few keys and requests, within seconds.
+    #[arg(long)]
+    quick: bool,
+    /// Run one part, and leave out the other.
+    #[arg(long, value_name = "PART")]
+    only: Option<Part>,
+    /// Run this build of tidegate, instead of the one of this checkout.
+    #[arg(long, value_name = "FILE")]
+    tidegate: Option<PathBuf>,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+wan: a region tells the others of a key in each round (200 ms) before which it changed at its origin, once it is above the
+threshold. So bytes follow keys and rounds, not requests. Rows:
+  once             every key is asked for once, and that is above the threshold
+  four at once     four requests for each key instead of one, one right after the other
+  half, quarter    of the keys
+  below            every key is asked for once, and stays below the threshold
+  always, always fourfold
+                   a thousandth of the keys, ten times a second each, and the same with four requests each time
+Bars: a key told takes the same bytes in all rows, within 10 %; half and a quarter of the keys take half and a quarter of the
+bytes, within 10 %; below the threshold nothing is told, and signs of life take 2 % at most of what `once` takes; four requests
+at once take twice the bytes of one at most, since the first is told at once and the others may be told together one round later;
+and of keys that are told in every round already, four times the requests take 1.2 times the bytes at most. With --quick there
+are so few keys that most bytes are signs of life: only that nothing is told below the threshold is a bar then.
+
+strict: keys of a strict security rule are asked for in all regions at three to four times their limit while the link of one pair
+of regions comes and goes. Bars: no interval of any key let more pass than one bucket; 95 % of what one bucket lets pass of the
+requests whose owner could be asked; and where it could not, 99 % of the refusals within the time limit of 250 ms and 50 ms.";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// What regions tell each other.
+    Wan,
+    /// What a strict rule admits while a link flaps.
+    Strict,
+}
+
+/// All that a run found, as `--json` prints it.
+#[derive(Default, Serialize)]
+struct Findings {
+    wan: Option<Wan>,
+    strict: Option<Strict>,
+    bars: Vec<Bar>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let program = servers::tidegate(args.tidegate.as_deref())?;
+    let mut found = Findings::default();
+    let is_wanted = |part| args.only.is_none_or(|only| only == part);
+    if is_wanted(Part::Wan) {
+        let wan = args.wan(&program)?;
+        found.bars.extend(bars::of_wan(&wan, !args.quick));
+        found.wan = Some(wan);
+    }
+    if is_wanted(Part::Strict) {
+        let strict = args.strict(&program)?;
+        found.bars.extend(bars::of_strict(&strict));
+        found.strict = Some(strict);
+    }
+    tell(args, &found)?;
+    let missed = found.bars.iter().filter(|bar| !bar.held).count();
+    ensure!(missed == 0, "{missed} of {} bars were missed", found.bars.len());
+    Ok(())
+}
+
+impl Args {
+    /// What was said, or what is usual.
+    fn or<T>(&self, said: Option<T>, usual: T, quick: T) -> T {
+        said.unwrap_or(if self.quick { quick } else { usual })
+    }
+
+    fn wan(&self, program: &Path) -> Result<Wan> {
+        let seconds = self.or(self.seconds, ROW_SECONDS, QUICK_SECONDS);
+        wan::run(program, self.or(self.keys, KEYS, QUICK_KEYS), Duration::from_secs(seconds))
+    }
+
+    fn strict(&self, program: &Path) -> Result<Strict> {
+        let plan = strict::Plan {
+            requests: self.or(self.requests, REQUESTS, QUICK_REQUESTS),
+            keys: self.or(None, STRICT_KEYS, QUICK_STRICT_KEYS),
+            connections: self.or(None, CONNECTIONS, QUICK_CONNECTIONS),
+            up: Duration::from_secs(self.or(self.up, UP_SECONDS, QUICK_UP_SECONDS)),
+            down: Duration::from_secs(self.or(self.down, DOWN_SECONDS, QUICK_DOWN_SECONDS)),
+        };
+        strict::run(program, &plan)
+    }
+}
+
+fn tell(args: &Args, found: &Findings) -> Result<()> {
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(found)?);
+        return Ok(());
+    }
+    found.wan.iter().for_each(report::print_wan);
+    found.strict.iter().for_each(report::print_strict);
+    print_bars(&found.bars);
+    Ok(())
+}

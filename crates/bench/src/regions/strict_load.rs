@@ -1,0 +1,155 @@
+//! The requests of `strict`: who decides for each key, who asks for it, and when the link was gone.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use tidegate_testkit::REGIONS;
+
+use super::ground::{Ground, WAY};
+use super::strict::{FLAPPING, Plan, RULE};
+use crate::machine;
+use crate::region::client::{Basis, Connection, Timeline};
+use crate::region::load::Made;
+
+/// How often the owner of a key is looked for: on a busy machine, its own region may answer as late as another would.
+const OWNER_LOOKS_MAX: usize = 50;
+
+/// A request, and the region in which it was made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) region: usize,
+    pub(super) made: Made,
+}
+
+/// A time in which the link was gone, µs of the timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone {
+    pub(super) from_us: u64,
+    pub(super) to_us: u64,
+}
+
+/// All that was seen.
+pub(super) struct Seen {
+    /// The region that decides for each key.
+    pub(super) owners: Vec<usize>,
+    pub(super) asked: Vec<Asked>,
+    pub(super) gone: Vec<Gone>,
+}
+
+pub(super) fn run(ground: &Ground, plan: &Plan) -> Result<Seen> {
+    let timeline = Timeline::new();
+    let owners = owners(ground, plan, timeline)?;
+    let (count, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let flaps = scope.spawn(|| flap(ground, plan, timeline, &is_over));
+        let client = |number: usize| {
+            let count = &count;
+            scope.spawn(move || ask(ground, plan, timeline, number, count))
+        };
+        let clients: Vec<_> = (0..plan.connections * REGIONS.len()).map(client).collect();
+        let asked: Vec<_> = clients.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        is_over.store(true, Ordering::Relaxed);
+        let mut all = Vec::new();
+        for asked in asked {
+            all.extend(asked.map_err(|_| anyhow!("a client panicked"))??);
+        }
+        let gone = flaps.join().map_err(|_| anyhow!("the link panicked"))?;
+        Ok(Seen { owners, asked: all, gone })
+    })
+}
+
+fn key(number: u32) -> String {
+    format!("key-{number}")
+}
+
+/// Who decides for each key: no answer of another region is there before the way back is over.
+fn owners(ground: &Ground, plan: &Plan, timeline: Timeline) -> Result<Vec<usize>> {
+    let next = AtomicUsize::new(0);
+    let keys = plan.keys as usize;
+    let mut owners = vec![0; keys];
+    thread::scope(|scope| {
+        let look = || {
+            scope.spawn(|| -> Result<Vec<(usize, usize)>> {
+                let open = |region| Connection::open(ground.address(region), timeline);
+                let mut connections = (0..REGIONS.len()).map(open).collect::<Result<Vec<_>>>()?;
+                let mut found = Vec::new();
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= keys {
+                        return Ok(found);
+                    }
+                    found.push((number, owner(&mut connections, number as u32)?));
+                }
+            })
+        };
+        let looks: Vec<_> = (0..plan.connections).map(|_| look()).collect();
+        for look in looks {
+            for (number, owner) in look.join().map_err(|_| anyhow!("a client panicked"))?? {
+                owners[number] = owner;
+            }
+        }
+        Ok(owners)
+    })
+}
+
+fn owner(connections: &mut [Connection], number: u32) -> Result<usize> {
+    for _ in 0..OWNER_LOOKS_MAX {
+        for (region, connection) in connections.iter_mut().enumerate() {
+            let answer = connection.check(RULE, &key(number), 0)?;
+            let took = Duration::from_micros(answer.answered_us - answer.sent_us);
+            if answer.basis == Basis::Region && took < WAY {
+                return Ok(region);
+            }
+        }
+    }
+    bail!("no region decides for {} by itself", key(number))
+}
+
+/// One connection, that asks again as soon as it was answered.
+fn ask(
+    ground: &Ground,
+    plan: &Plan,
+    timeline: Timeline,
+    number: usize,
+    count: &AtomicU64,
+) -> Result<Vec<Asked>> {
+    let region = number % REGIONS.len();
+    let mut chance = SmallRng::seed_from_u64(number as u64);
+    let mut connection = Connection::open(ground.address(region), timeline)?;
+    let mut asked = Vec::new();
+    while count.fetch_add(1, Ordering::Relaxed) < plan.requests {
+        let number = chance.random_range(0..plan.keys);
+        let answer = connection.check(RULE, &key(number), 1)?;
+        asked.push(Asked { region, made: Made { key: number, cost: 1, answer } });
+    }
+    Ok(asked)
+}
+
+/// Lets the link come and go; when it was gone.
+fn flap(ground: &Ground, plan: &Plan, timeline: Timeline, is_over: &AtomicBool) -> Vec<Gone> {
+    let mut gone = Vec::new();
+    loop {
+        rest(plan.up, is_over);
+        if is_over.load(Ordering::Relaxed) {
+            return gone;
+        }
+        let from_us = timeline.now_us();
+        ground.cut(FLAPPING, true);
+        rest(plan.down, is_over);
+        ground.cut(FLAPPING, false);
+        gone.push(Gone { from_us, to_us: timeline.now_us() });
+    }
+}
+
+/// Waits for a while, or until it is over.
+fn rest(time: Duration, is_over: &AtomicBool) {
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+    let ends = machine::now() + time;
+    while machine::now() < ends && !is_over.load(Ordering::Relaxed) {
+        machine::sleep_until(ends.min(machine::now() + LOOK_EVERY));
+    }
+}

@@ -1,0 +1,315 @@
+//! What regions tell each other: how many bytes for how many keys, and how little it depends on requests.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde::Serialize;
+use tidegate_testkit::REGIONS;
+
+use super::ground::{Counts, Ground, PAIRS, pair_name};
+use crate::machine;
+use crate::region::client::{Connection, Timeline};
+use crate::region::load::wait_until;
+
+/// Connections to each region. More: more is asked at once, and an origin that shares the machine is late more often.
+const CONNECTIONS: usize = 16;
+
+/// What a region keeps to itself: a sixteenth of the burst of both rules.
+const BURST: u64 = 10_000;
+const THRESHOLD: u64 = BURST / 16;
+
+/// What is asked for at once: above the threshold, and four times as much still below the limit.
+const ABOVE: u64 = 700;
+const BELOW: u64 = 1;
+const _: () = assert!(BELOW < THRESHOLD && THRESHOLD < ABOVE && ABOVE * 4 < BURST);
+
+/// What keys that are always asked for are asked for after that: four times as much is less than drains.
+const STEADY: u64 = 63;
+const STEADY_TURNS_PER_SECOND: u64 = 10;
+
+/// For how long they are asked for, at most: longer tells nothing more.
+const STEADY_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Of so many active keys, one is asked for all the time.
+const STEADY_ONE_IN: u32 = 1_000;
+/// With fewer of them, what is told is mostly signs of life.
+const STEADY_KEYS_MIN: u32 = 40;
+
+/// Keys before the rows: a few for each partition of an origin.
+const WARM_UP_KEYS: u32 = 1_000;
+const WARM_UP_TIME: Duration = Duration::from_secs(2);
+
+/// Nothing is told any more when nothing was for this long: several rounds after the life of a grant that is still to be reported.
+const QUIET: Duration = Duration::from_secs(2);
+const QUIET_TIME_MAX: Duration = Duration::from_mins(5);
+
+/// Nothing drains of the first while a row lasts, so that a key is as large when it is told late; of the other more drains than is asked for.
+const RULES: &str = "placement = 'key'\n
+[[rules]]\nname = 'once'\nwhen = { rule = 'once' }\nkey = ['key']\nregime = 'best_effort'\nlimit = 10_000\nperiod = '1d'\n
+[[rules]]\nname = 'always'\nwhen = { rule = 'always' }\nkey = ['key']\nregime = 'best_effort'\nlimit = 600_000\nperiod = '1m'\nburst = 10_000\n";
+
+/// How keys are asked for in a row.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    name: &'static str,
+    rule: &'static str,
+    keys: u32,
+    /// How often each key has its turn, and how many requests it gets then, one right after the other.
+    turns: u64,
+    at_once: u64,
+    /// How long it takes until all of them had all of their turns.
+    time: Duration,
+    /// What a request costs in a key's first turn, and later.
+    first: u64,
+    then: u64,
+}
+
+/// A row of the table.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    /// Each asked for in one region, a third of them in each.
+    pub(super) keys: u32,
+    pub(super) requests: u64,
+    pub(super) seconds: f64,
+    /// Of the requests, those that were not decided by what all regions counted together.
+    pub(super) odd: u64,
+    /// Components, of all pairs together: a key that is told again, or to another region, counts again.
+    pub(super) told: u64,
+    /// How often each of the others was told of a key.
+    pub(super) told_per_key: f64,
+    pub(super) bytes: u64,
+    pub(super) bytes_per_told: Option<f64>,
+    pub(super) pairs: Vec<Pair>,
+}
+
+impl Row {
+    pub(super) fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds
+    }
+
+    pub(super) fn told_per_second(&self) -> f64 {
+        self.told as f64 / self.seconds
+    }
+}
+
+/// What two regions told each other, in both directions.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Pair {
+    pub(super) between: String,
+    pub(super) told: u64,
+    pub(super) bytes: u64,
+    pub(super) bytes_per_second: f64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Wan {
+    pub(super) key_bytes: usize,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Wan {
+    pub(super) fn row(&self, name: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.name == name)
+    }
+}
+
+pub(super) const ONCE: &str = "once";
+pub(super) const FOUR_AT_ONCE: &str = "four at once";
+pub(super) const HALF: &str = "half";
+pub(super) const QUARTER: &str = "quarter";
+pub(super) const UNDER: &str = "below";
+pub(super) const ALWAYS: &str = "always";
+pub(super) const ALWAYS_FOURFOLD: &str = "always fourfold";
+
+fn shapes(keys: u32, time: Duration) -> [Shape; 7] {
+    let once = |name, keys| Shape {
+        name,
+        rule: "once",
+        keys,
+        turns: 1,
+        at_once: 1,
+        time,
+        first: ABOVE,
+        then: STEADY,
+    };
+    let always = |name, at_once| Shape {
+        rule: "always",
+        turns: STEADY_TURNS_PER_SECOND * time.min(STEADY_TIME_MAX).as_secs(),
+        time: time.min(STEADY_TIME_MAX),
+        at_once,
+        ..once(name, (keys / STEADY_ONE_IN).max(STEADY_KEYS_MIN))
+    };
+    [
+        once(ONCE, keys),
+        Shape { at_once: 4, ..once(FOUR_AT_ONCE, keys) },
+        once(HALF, keys / 2),
+        once(QUARTER, keys / 4),
+        Shape { first: BELOW, ..once(UNDER, keys) },
+        always(ALWAYS, 1),
+        always(ALWAYS_FOURFOLD, 4),
+    ]
+}
+
+pub(super) fn run(program: &Path, keys: u32, time: Duration) -> Result<Wan> {
+    let ground = Ground::start(program, RULES)?;
+    warm_up(&ground)?;
+    let mut rows = Vec::new();
+    for (number, shape) in (1..).zip(shapes(keys, time)) {
+        eprintln!("wan, {number} of 7: {}, {} keys", shape.name, shape.keys);
+        rows.push(row(&ground, shape, number).with_context(|| shape.name)?);
+    }
+    Ok(Wan { key_bytes: key(1, 0).len(), rows })
+}
+
+/// Asks for a few keys that are in no row: connections and scripts are there then, and every partition knows that all regions are heard of.
+fn warm_up(ground: &Ground) -> Result<()> {
+    let [.., always, _] = shapes(WARM_UP_KEYS, WARM_UP_TIME);
+    let shape = Shape { keys: WARM_UP_KEYS, turns: 1, ..always };
+    ask(ground, shape, 0, machine::now())?;
+    wait_for_quiet(ground)?;
+    Ok(())
+}
+
+fn row(ground: &Ground, shape: Shape, number: u32) -> Result<Row> {
+    // What came before has ended with everything being told.
+    let (before, started) = (ground.counts()?, machine::now());
+    let requests = ask(ground, shape, number, started)?;
+    let after = wait_for_quiet(ground)?;
+    Ok(describe(shape, requests, (machine::now() - started).as_secs_f64(), &after.since(before)))
+}
+
+fn describe(shape: Shape, requests: u64, seconds: f64, counts: &Counts) -> Row {
+    let all = counts.all();
+    let others = (REGIONS.len() - 1) as f64;
+    let pair = |(pair, of): (&(usize, usize), &super::ground::Told)| Pair {
+        between: pair_name(*pair),
+        told: of.told,
+        bytes: of.bytes,
+        bytes_per_second: of.bytes as f64 / seconds,
+    };
+    Row {
+        name: shape.name,
+        keys: shape.keys,
+        requests,
+        seconds,
+        odd: counts.odd + requests.saturating_sub(counts.decided),
+        told: all.told,
+        told_per_key: all.told as f64 / f64::from(shape.keys) / others,
+        bytes: all.bytes,
+        bytes_per_told: (all.told > 0).then(|| all.bytes as f64 / all.told as f64),
+        pairs: PAIRS.iter().zip(&counts.pairs).map(pair).collect(),
+    }
+}
+
+/// Waits until everything was told; what was counted by then.
+fn wait_for_quiet(ground: &Ground) -> Result<Counts> {
+    let deadline = machine::now() + QUIET_TIME_MAX;
+    let mut counts = ground.counts()?;
+    loop {
+        machine::sleep_until(machine::now() + QUIET);
+        let next = ground.counts()?;
+        if next.all().told == counts.all().told {
+            return Ok(next);
+        }
+        ensure!(machine::now() < deadline, "regions do not come to an end with telling");
+        counts = next;
+    }
+}
+
+/// Asks for every key in its region, evenly over the time; how many requests that were.
+fn ask(ground: &Ground, shape: Shape, number: u32, started: Instant) -> Result<u64> {
+    let timeline = Timeline::new();
+    let cursors = REGIONS.map(|_| AtomicU64::new(0));
+    thread::scope(|scope| {
+        let client = |place: usize| {
+            let region = place % REGIONS.len();
+            let (address, cursor) = (ground.address(region), &cursors[region]);
+            let keys = keys_of(region, shape.keys);
+            let turns = keys * shape.turns;
+            scope.spawn(move || -> Result<u64> {
+                let mut connection = Connection::open(address, timeline)?;
+                let mut asked = 0;
+                loop {
+                    let turn = cursor.fetch_add(1, Ordering::Relaxed);
+                    if turn >= turns {
+                        return Ok(asked);
+                    }
+                    wait_until(started + shape.time.mul_f64(turn as f64 / turns as f64));
+                    let cost = if turn < keys { shape.first } else { shape.then };
+                    let key = key(number, turn % keys * REGIONS.len() as u64 + region as u64);
+                    for _ in 0..shape.at_once {
+                        connection.check(shape.rule, &key, cost)?;
+                        asked += 1;
+                    }
+                }
+            })
+        };
+        let clients: Vec<_> = (0..CONNECTIONS * REGIONS.len()).map(client).collect();
+        let asked =
+            clients.into_iter().map(|client| client.join().map_err(|_| anyhow!("a client panicked"))?);
+        asked.sum()
+    })
+}
+
+/// How many keys are those of a region: each has every third.
+fn keys_of(region: usize, keys: u32) -> u64 {
+    let regions = REGIONS.len() as u64;
+    (u64::from(keys) + regions - 1 - region as u64) / regions
+}
+
+/// A key of a row, as long as `tidegate plan` takes keys to be.
+fn key(row: u32, number: u64) -> String {
+    format!("{row:08}{number:024}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::regions::ground::Told;
+
+    #[test]
+    fn rows_differ_by_what_they_are_named_after() {
+        let of = shapes(100_000, Duration::from_secs(90)).map(|shape| {
+            (shape.keys, u64::from(shape.keys) * shape.turns * shape.at_once, shape.first > THRESHOLD)
+        });
+        assert_eq!(of[0], (100_000, 100_000, true));
+        assert_eq!(of[1], (100_000, 400_000, true));
+        assert_eq!((of[2], of[3]), ((50_000, 50_000, true), (25_000, 25_000, true)));
+        assert_eq!(of[4], (100_000, 100_000, false));
+        assert_eq!((of[5], of[6]), ((100, 30_000, true), (100, 120_000, true)));
+    }
+
+    #[test]
+    fn bytes_are_told_by_key_and_by_pair() {
+        let pairs = [100, 200, 300].map(|told| Told { bytes: 90 * told, told });
+        let counts = Counts { decided: 290, odd: 5, pairs };
+        let found = describe(shapes(300, Duration::from_secs(1))[0], 300, 10.0, &counts);
+        assert_eq!(
+            (found.told, found.bytes, found.odd),
+            (600, 54_000, 15),
+            "what was not decided at all is odd too"
+        );
+        assert_eq!((found.told_per_key, found.bytes_per_told), (1.0, Some(90.0)));
+        let pairs: Vec<_> =
+            found.pairs.iter().map(|pair| (pair.between.as_str(), pair.bytes_per_second)).collect();
+        assert_eq!(pairs, [("ap-eu", 900.0), ("ap-us", 1_800.0), ("eu-us", 2_700.0)]);
+    }
+
+    #[test]
+    fn every_key_has_its_region() {
+        for keys in [100, 101, 102] {
+            assert_eq!((0..3).map(|region| keys_of(region, keys)).sum::<u64>(), u64::from(keys));
+        }
+        assert_eq!([0, 1, 2].map(|region| keys_of(region, 100)), [34, 33, 33]);
+    }
+
+    #[test]
+    fn keys_are_of_one_length_and_no_row_meets_those_of_another() {
+        assert_eq!((key(1, 0).len(), key(7, 99_999).len()), (32, 32));
+        assert_ne!(key(1, 5), key(2, 5));
+    }
+}

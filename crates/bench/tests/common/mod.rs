@@ -1,0 +1,41 @@
+//! The program of this checkout under a benchmark, and what that told.
+
+#![allow(unreachable_pub, reason = "a module of test programs")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The program of this checkout, in the profile that tests are built in.
+fn tidegate() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below the target folder");
+    // Any other form of build than that of the whole gate has other features, and takes a minute.
+    if std::env::var_os("TIDEGATE_IS_BUILT").is_none() {
+        build(target);
+    }
+    target.join("debug/tidegate")
+}
+
+fn build(target: &Path) {
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "--package", "tidegate-cli", "--target-dir"]).arg(target);
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+    assert!(status.success(), "tidegate is not built");
+}
+
+/// Runs a benchmark; what it printed.
+pub fn run(benchmark: &str, arguments: &[&str]) -> (Output, Value) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
+    command.args([benchmark, "--json", "--tidegate"]).arg(tidegate()).args(arguments);
+    let output = command.output().expect("it runs");
+    let told = serde_json::from_slice(&output.stdout);
+    let told = told.unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    (output, told)
+}
+
+/// Whether a bar is held, if there is such a bar.
+pub fn is_held(told: &Value, what: &str) -> Option<bool> {
+    let bars = told["bars"].as_array().expect("bars");
+    bars.iter().find(|bar| bar["what"] == what).map(|bar| bar["held"] == true)
+}

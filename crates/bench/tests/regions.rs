@@ -1,0 +1,21 @@
+//! `tidegate-bench regions --quick`, on real servers: what must hold however busy the machine is, holds, and what is told is
+//! what the exit status says.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
+
+mod common;
+
+use common::{is_held, run};
+
+#[test]
+fn a_strict_limit_is_never_passed_while_a_link_flaps() {
+    let (output, told) = run("regions", &["--quick", "--only", "strict"]);
+    let strict = &told["strict"];
+    assert!(told["wan"].is_null(), "{told}");
+    assert!(strict["flaps"].as_u64() > Some(0) && strict["unreachable"].as_u64() > Some(0), "{strict}");
+    assert!(strict["admitted"].as_u64() > Some(0), "{strict}");
+    assert_eq!(is_held(&told, "strict: how far any limit was passed"), Some(true), "{}", told["bars"]);
+    // Shares and times depend on the machine; what they come to is for whoever reads them.
+    let all_held = told["bars"].as_array().expect("bars").iter().all(|bar| bar["held"] == true);
+    assert_eq!(output.status.code(), Some(i32::from(!all_held)), "{}", told["bars"]);
+}

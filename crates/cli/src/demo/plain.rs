@@ -1,0 +1,56 @@
+//! A line each second, for logs and for people without a terminal.
+
+use std::fmt::Write as _;
+use std::io;
+
+use super::account::Standing;
+use super::world::{LINKS, NAMES, Reading, RegionReading, World};
+use super::{LOOK_EVERY, Regions, US_PER_SECOND, View, held};
+use crate::out::{self, Reader};
+
+#[derive(Default)]
+pub(super) struct Plain {
+    /// How many seconds were told.
+    told: u64,
+    is_unread: bool,
+}
+
+impl View for Plain {
+    fn show(&mut self, reading: &Reading, standing: &Standing) -> io::Result<()> {
+        let second = reading.elapsed_us / US_PER_SECOND;
+        if second <= self.told {
+            return Ok(());
+        }
+        self.told = second;
+        let line = format!("{}\n", line(second, reading, standing));
+        self.is_unread = out::write(line.as_bytes())? == Reader::Gone;
+        Ok(())
+    }
+
+    fn wait(&mut self, _: &World, regions: &Regions) -> io::Result<bool> {
+        Ok(self.is_unread || regions.is_stopped(LOOK_EVERY)?)
+    }
+}
+
+fn line(second: u64, reading: &Reading, standing: &Standing) -> String {
+    let Standing { admitted, bucket, bound, is_held, .. } = *standing;
+    let mut line =
+        format!("{second:>3} s: admitted {admitted}, one bucket {bucket}, bound {bound}: {}", held(is_held));
+    // Writing to a string does not fail.
+    for (name, region) in NAMES.iter().zip(&reading.regions) {
+        let _ = write!(line, "; {name} {}", region_words(region));
+    }
+    for (link, (one, other)) in LINKS.iter().enumerate().filter(|(link, _)| !reading.links_up[*link]) {
+        let _ = write!(line, "; link {} {}-{} cut", link + 1, NAMES[*one], NAMES[*other]);
+    }
+    line
+}
+
+fn region_words(region: &RegionReading) -> String {
+    let admitted = region.attacker.admitted;
+    let how = if region.is_whole { "whole" } else { "on its part" };
+    region.lag_us.map_or_else(
+        || format!("{how} {admitted}"),
+        |lag_us| format!("{how} {admitted} lag {} ms", lag_us / 1_000),
+    )
+}

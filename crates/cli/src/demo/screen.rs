@@ -1,0 +1,317 @@
+//! Everything at a glance, drawn anew ten times a second, with keys to cut links by.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::Duration;
+
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{
+    Axis, Block, Chart, Dataset, Gauge, GraphType, LegendPosition, Paragraph, Row, Table,
+};
+use ratatui::{DefaultTerminal, Frame, symbols};
+
+use super::account::Standing;
+use super::world::{ATTACK, LINKS, NAMES, PER_SECOND, REGIONS, Reading};
+use super::{LOOK_EVERY, Regions, US_PER_SECOND, View, World, held, seconds};
+
+/// How much of the past is drawn.
+const PAST: Duration = Duration::from_mins(1);
+
+/// By how much of the past rates are told.
+const RATE_OVER_US: u64 = US_PER_SECOND;
+
+/// A frame, a header and the regions.
+const TABLE_ROWS: u16 = 6;
+
+const GOOD: Color = Color::Green;
+const ODD: Color = Color::Yellow;
+const BAD: Color = Color::Red;
+
+/// The terminal, which is as it was before when this is dropped.
+pub(super) struct Screen {
+    terminal: DefaultTerminal,
+    picture: Picture,
+}
+
+impl Screen {
+    pub(super) fn open(delay: Duration) -> io::Result<Self> {
+        Ok(Self { terminal: ratatui::try_init()?, picture: Picture { delay, past: VecDeque::new() } })
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+impl View for Screen {
+    fn show(&mut self, reading: &Reading, standing: &Standing) -> io::Result<()> {
+        self.picture.take(reading, standing);
+        self.terminal.draw(|frame| self.picture.draw(frame)).map(drop)
+    }
+
+    fn wait(&mut self, world: &World, regions: &Regions) -> io::Result<bool> {
+        let is_quit = event::poll(LOOK_EVERY)? && press(world, &event::read()?);
+        Ok(is_quit || regions.is_stopped(Duration::ZERO)?)
+    }
+}
+
+/// Does what a key is for; whether it is for the end.
+fn press(world: &World, event: &Event) -> bool {
+    let Event::Key(key) = event else { return false };
+    if key.kind != KeyEventKind::Press {
+        return false;
+    }
+    match key.code {
+        KeyCode::Char('1') => world.turn_link(0),
+        KeyCode::Char('2') => world.turn_link(1),
+        KeyCode::Char('3') => world.turn_link(2),
+        KeyCode::Char('a') => world.turn_attacker(),
+        KeyCode::Char('q') | KeyCode::Esc => return true,
+        // In raw mode it does not arrive as a signal.
+        KeyCode::Char('c') => return key.modifiers.contains(KeyModifiers::CONTROL),
+        _ => {}
+    }
+    false
+}
+
+/// What is drawn.
+struct Picture {
+    delay: Duration,
+    past: VecDeque<(Reading, Standing)>,
+}
+
+impl Picture {
+    fn take(&mut self, reading: &Reading, standing: &Standing) {
+        self.past.push_back((reading.clone(), *standing));
+        let past_us = u64::try_from(PAST.as_micros()).unwrap_or(u64::MAX);
+        while self.past.front().is_some_and(|(old, _)| old.elapsed_us + past_us < reading.elapsed_us) {
+            self.past.pop_front();
+        }
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        let Some((reading, standing)) = self.past.back() else { return };
+        let rows = [
+            Constraint::Length(2),
+            Constraint::Length(TABLE_ROWS),
+            Constraint::Length(1),
+            Constraint::Length(3),
+            Constraint::Min(6),
+            Constraint::Length(1),
+        ];
+        let [head, regions, links, gauge, chart, help] = Layout::vertical(rows).areas(frame.area());
+        frame.render_widget(self.head(reading), head);
+        frame.render_widget(self.regions(reading), regions);
+        frame.render_widget(links_line(reading), links);
+        frame.render_widget(bound_gauge(standing), gauge);
+        self.draw_chart(frame, chart);
+        frame.render_widget(help_line(), help);
+    }
+
+    fn head(&self, reading: &Reading) -> Paragraph<'static> {
+        let (attacker, users) = (reading.attacker(), reading.users());
+        let attack = if reading.attacks {
+            Span::styled(format!("asks for {}/s in each region", ATTACK * PER_SECOND), BAD)
+        } else {
+            Span::styled("is quiet", GOOD)
+        };
+        let denied = if users.denied == 0 { GOOD } else { ODD };
+        Paragraph::new(vec![
+            Line::from(vec![
+                Span::styled("tidegate demo ", Style::new().add_modifier(Modifier::BOLD)),
+                Span::raw(format!(
+                    "{:.0} s: one limit of {PER_SECOND}/s for all of three regions, {} ms apart",
+                    seconds(reading.elapsed_us).floor(),
+                    self.delay.as_millis()
+                )),
+            ]),
+            Line::from(vec![
+                Span::raw("The attacker "),
+                attack,
+                Span::raw(format!(": {} denied. Users: {} admitted, ", attacker.denied, users.admitted)),
+                Span::styled(format!("{} denied", users.denied), denied),
+            ]),
+        ])
+    }
+
+    fn regions(&self, reading: &Reading) -> Table<'static> {
+        let rates = self.rates(reading);
+        let rows = NAMES.iter().zip(&reading.regions).zip(rates).map(|((name, region), rate)| {
+            let (how, limit, color) = if region.is_whole {
+                ("the whole limit", PER_SECOND, GOOD)
+            } else {
+                ("its standing part", PER_SECOND / REGIONS as u64, ODD)
+            };
+            let lag = region.lag_us.map_or_else(|| "-".to_owned(), |lag_us| format!("{} ms", lag_us / 1_000));
+            Row::new([
+                (*name).to_owned(),
+                how.to_owned(),
+                format!("{limit}/s"),
+                format!("{rate}/s"),
+                region.attacker.admitted.to_string(),
+                region.attacker.denied.to_string(),
+                lag,
+            ])
+            .style(color)
+        });
+        let header = ["region", "counts on", "limit", "admits", "admitted", "denied", "lag"];
+        let widths = [8, 19, 8, 8, 10, 10, 9].map(Constraint::Length);
+        Table::new(rows, widths)
+            .header(Row::new(header).style(Modifier::BOLD))
+            .block(Block::bordered().title(" the attacker's key, by region "))
+    }
+
+    /// What each region admitted of the attacker in the last second.
+    fn rates(&self, reading: &Reading) -> [u64; REGIONS] {
+        let since_us = reading.elapsed_us.saturating_sub(RATE_OVER_US);
+        let before = self.past.iter().rev().find(|(old, _)| old.elapsed_us <= since_us);
+        std::array::from_fn(|region| {
+            let before = before.map_or(0, |(old, _)| old.regions[region].attacker.admitted);
+            reading.regions[region].attacker.admitted - before
+        })
+    }
+
+    fn draw_chart(&self, frame: &mut Frame<'_>, area: Rect) {
+        let line = |of: fn(&Standing) -> u64| -> Vec<(f64, f64)> {
+            self.past
+                .iter()
+                .map(|(_, standing)| (seconds(standing.elapsed_us), float(of(standing))))
+                .collect()
+        };
+        let (bound, bucket, admitted) = (
+            line(|standing| standing.bound),
+            line(|standing| standing.bucket),
+            line(|standing| standing.admitted),
+        );
+        let lines =
+            [("bound", &bound, BAD), ("one bucket", &bucket, Color::Cyan), ("admitted", &admitted, GOOD)];
+        let datasets = lines.map(|(name, points, color)| {
+            Dataset::default()
+                .name(name)
+                .marker(symbols::Marker::Braille)
+                .graph_type(GraphType::Line)
+                .style(color)
+                .data(points)
+        });
+        let from = admitted.first().map_or(0.0, |(at, _)| *at);
+        let to = admitted.last().map_or(0.0, |(at, _)| *at).max(from + 1.0);
+        let low = admitted.first().map_or(0.0, |(_, units)| *units);
+        let high = bound.last().map_or(1.0, |(_, units)| *units).max(low + 1.0);
+        let axis = |from: f64, to: f64, unit: &str| {
+            Axis::default().bounds([from, to]).labels([format!("{from:.0}{unit}"), format!("{to:.0}{unit}")])
+        };
+        let chart = Chart::new(datasets.into())
+            .block(Block::bordered().title(" admitted in all regions together "))
+            .x_axis(axis(from, to, " s"))
+            .y_axis(axis(low, high, ""))
+            .legend_position(Some(LegendPosition::BottomRight))
+            .hidden_legend_constraints((Constraint::Ratio(1, 2), Constraint::Ratio(1, 2)));
+        frame.render_widget(chart, area);
+    }
+}
+
+fn links_line(reading: &Reading) -> Line<'static> {
+    let mut spans = vec![Span::raw(" links: ")];
+    for (link, (one, other)) in LINKS.iter().enumerate() {
+        let (state, color) = if reading.links_up[link] { ("up", GOOD) } else { ("CUT", BAD) };
+        let words = format!(" {} {}-{} {state} ", link + 1, NAMES[*one], NAMES[*other]);
+        spans.push(Span::styled(words, Style::new().fg(color).add_modifier(Modifier::BOLD)));
+    }
+    Line::from(spans)
+}
+
+fn bound_gauge(standing: &Standing) -> Gauge<'static> {
+    let Standing { admitted, bucket, bound, is_held, .. } = *standing;
+    let color = match (is_held, admitted <= bucket) {
+        (false, _) => BAD,
+        (true, false) => ODD,
+        (true, true) => GOOD,
+    };
+    let label = format!("{admitted} admitted, {bucket} by one bucket, {bound} at most: {}", held(is_held));
+    Gauge::default()
+        .block(Block::bordered().title(" against the bound "))
+        // With a ground of its own, on which what is filled and what is not can both be read.
+        .gauge_style(Style::new().fg(color).bg(Color::Black))
+        .ratio((float(admitted) / float(bound.max(1))).min(1.0))
+        .label(label)
+}
+
+fn help_line() -> Paragraph<'static> {
+    Paragraph::new(" 1 2 3 cut or heal a link   a attacker on or off   q quit ").style(Modifier::REVERSED)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for a picture")]
+fn float(units: u64) -> f64 {
+    units as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::world::{Counts, RegionReading};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn reading(seconds: u64, admitted: u64, is_whole: bool) -> Reading {
+        let region = RegionReading {
+            attacker: Counts { admitted, denied: 9 * admitted },
+            users: Counts { admitted: 10, denied: 0 },
+            is_whole,
+            lag_us: Some(280_000),
+        };
+        let elapsed_us = seconds * US_PER_SECOND;
+        let partitions = u32::from(!is_whole);
+        let links_up = [true, is_whole, true];
+        Reading { elapsed_us, regions: [region; REGIONS], links_up, attacks: true, partitions }
+    }
+
+    fn standing(reading: &Reading, is_held: bool) -> Standing {
+        let (elapsed_us, admitted) = (reading.elapsed_us, reading.attacker().admitted);
+        Standing { elapsed_us, admitted, bucket: 500, bound: 1_300, is_held }
+    }
+
+    fn drawn(picture: &Picture) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(92, 30)).expect("in memory");
+        terminal.draw(|frame| picture.draw(frame)).expect("in memory");
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn a_cut_and_what_passed_since_a_second_ago_are_drawn() {
+        let mut picture = Picture { delay: Duration::from_millis(80), past: VecDeque::new() };
+        for (seconds, admitted, is_whole) in [(3, 100, true), (4, 142, false)] {
+            let reading = reading(seconds, admitted, is_whole);
+            picture.take(&reading, &standing(&reading, true));
+        }
+        let drawn = drawn(&picture);
+        for words in
+            ["2 us-ap CUT", "1 eu-us up", "42/s", "33/s", "its standing part", "280 ms", "426 admitted"]
+        {
+            assert!(drawn.contains(words), "{words:?} in\n{drawn}");
+        }
+        assert!(drawn.contains("1300 at most: held"), "{drawn}");
+    }
+
+    #[test]
+    fn a_bound_that_was_passed_is_said_so() {
+        let mut picture = Picture { delay: Duration::ZERO, past: VecDeque::new() };
+        let reading = reading(4, 900, true);
+        picture.take(&reading, &standing(&reading, false));
+        assert!(drawn(&picture).contains("1300 at most: PASSED"));
+    }
+
+    #[test]
+    fn the_past_is_kept_for_a_minute() {
+        let mut picture = Picture { delay: Duration::ZERO, past: VecDeque::new() };
+        for seconds in 0..200 {
+            let reading = reading(seconds, seconds, true);
+            picture.take(&reading, &standing(&reading, true));
+        }
+        assert_eq!(picture.past.len(), 61);
+    }
+}

@@ -1,0 +1,309 @@
+//! What a described load takes, from what was measured.
+//!
+//! Every figure is of one region. Constants are of one core of the machine that `docs/benchmarks.md` names; where a figure was
+//! not measured it says so.
+
+use serde::Serialize;
+
+/// What was measured, or is assumed, and where it is from.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Constant {
+    pub(super) name: &'static str,
+    pub(super) value: u64,
+    pub(super) unit: &'static str,
+    pub(super) from: &'static str,
+}
+
+const fn constant(name: &'static str, value: u64, unit: &'static str, from: &'static str) -> Constant {
+    Constant { name, value, unit, from }
+}
+
+/// A key of a process's table.
+const TABLE_KEY: Constant = constant("a key in a table", 49, "bytes", "docs/benchmarks.md, How to read it");
+
+/// A check by the SDK: four limits over a hundred million keys.
+const CHECK: Constant = constant("a check by the SDK", 126, "CPU ns", "docs/benchmarks.md, Since that run");
+
+/// What an origin adds to a request of warm keys, half of them at their limit.
+const JOINED: Constant = constant(
+    "an origin behind a request",
+    290,
+    "CPU ns",
+    "docs/benchmarks.md, A region: 0.78 us, 0.49 without",
+);
+
+/// A request over HTTP, under one limit.
+const HTTP: Constant =
+    constant("a request over HTTP", 14_840, "CPU ns", "docs/benchmarks.md, Servers: 67.4 k/s");
+
+/// The same over gRPC.
+const GRPC: Constant =
+    constant("a request over gRPC", 35_220, "CPU ns", "docs/benchmarks.md, Servers: 28.4 k/s");
+
+/// The same over RESP, sixteen at a time.
+const RESP: Constant =
+    constant("a command over RESP", 938, "CPU ns", "docs/benchmarks.md, Servers: 1,067 k/s");
+
+/// Calls for each million requests of warm keys.
+const WARM_CALLS: Constant =
+    constant("calls for warm keys", 2_800, "per million requests", "docs/benchmarks.md, A region");
+
+/// A call about one cold key.
+const CALL: Constant = constant("a call to Redis", 125, "CPU us", "docs/benchmarks.md, What an origin holds");
+
+/// A meter in Redis, all overheads counted.
+const METER: Constant =
+    constant("a meter in Redis", 590, "bytes", "docs/benchmarks.md, What an origin holds");
+
+/// What is told of a key between regions, beside the key itself.
+const COMPONENT: Constant =
+    constant("what a region tells of a key", 64, "bytes and the key", "docs/benchmarks.md, Several regions");
+
+/// How often it is told at most.
+const ROUNDS: Constant = constant("rounds of a courier", 5, "per second", "one each 200 ms");
+
+/// What a courier asks of its origin in each round, whether anything changed or not.
+const PARTITIONS: Constant =
+    constant("partitions of an origin", 256, "looks in a round", "what an origin is");
+
+/// A look that finds nothing.
+const LOOK: Constant =
+    constant("a look into a partition", 50, "CPU us", "docs/benchmarks.md, What couriers carry");
+
+/// A component that a region tells, and one that it is told.
+const GATHERED: Constant =
+    constant("a key that is told, at Redis", 45, "CPU us", "docs/benchmarks.md, What couriers carry");
+const MERGED: Constant =
+    constant("a key that is heard of, at Redis", 35, "CPU us", "docs/benchmarks.md, What couriers carry");
+
+const NS_PER_S: u128 = 1_000_000_000;
+const US_PER_S: u128 = 1_000_000;
+const PERCENT: u128 = 100;
+const BITS: u128 = 8;
+
+/// How requests come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Surface {
+    Sdk,
+    Http,
+    Grpc,
+    Resp,
+}
+
+impl Surface {
+    pub(super) const ALL: [Self; 4] = [Self::Sdk, Self::Http, Self::Grpc, Self::Resp];
+
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sdk => "sdk",
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+            Self::Resp => "resp",
+        }
+    }
+
+    /// A request under one limit, if it is more than a check.
+    const fn request(self) -> Option<Constant> {
+        match self {
+            Self::Sdk => None,
+            Self::Http => Some(HTTP),
+            Self::Grpc => Some(GRPC),
+            Self::Resp => Some(RESP),
+        }
+    }
+}
+
+/// A load that somebody describes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    /// In all regions, which share them evenly.
+    pub(super) requests_per_s: u64,
+    pub(super) regions: u64,
+    /// Live ones in each region, of all limits.
+    pub(super) keys: u64,
+    /// Of them, those that regions tell each other of.
+    pub(super) global_keys: u64,
+    /// Of the requests, those that are about such a key.
+    pub(super) global_percent: u64,
+    pub(super) limits: u64,
+    pub(super) surface: Surface,
+    pub(super) local_percent: u64,
+    pub(super) key_bytes: u64,
+    /// How busy a core or a shard may be.
+    pub(super) busy_percent: u64,
+    pub(super) cores: u64,
+    /// Computed from the cores if not said.
+    pub(super) nodes: Option<u64>,
+}
+
+/// What it takes, in each region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Needs {
+    pub(super) requests_per_s: u64,
+    pub(super) checks_per_s: u64,
+    /// Cores of servers, or what of the callers' cores goes into the SDK.
+    pub(super) cores: u64,
+    pub(super) nodes: u64,
+    /// If each key comes to every process.
+    pub(super) table_bytes_per_node: u64,
+    /// If each key comes to one process.
+    pub(super) table_bytes_per_node_sticky: u64,
+    /// Requests that wait for a call.
+    pub(super) waiting_per_s: u64,
+    pub(super) origin_calls_per_s: u64,
+    /// Looks of the courier into partitions, for what to tell.
+    pub(super) origin_looks_per_s: u64,
+    pub(super) redis_shards: u64,
+    pub(super) redis_bytes_per_shard: u64,
+    /// What one region tells each other of.
+    pub(super) components_per_s: u64,
+    /// What it hears of all others.
+    pub(super) merged_per_s: u64,
+    pub(super) wan_bits_per_s: u64,
+}
+
+impl Load {
+    pub(super) fn needs(&self) -> Needs {
+        let requests = u128::from(self.requests_per_s).div_ceil(self.regions.into());
+        let cores = self.at_most_busy(requests * self.request_ns(), NS_PER_S);
+        let nodes = self.nodes.map_or_else(|| cores.div_ceil(self.cores.into()), u128::from).max(1);
+        let table = u128::from(self.keys) * u128::from(TABLE_KEY.value);
+        let waiting = (requests * u128::from(100 - self.local_percent)).div_ceil(PERCENT);
+        let warm = ((requests - waiting) * u128::from(WARM_CALLS.value)).div_ceil(US_PER_S);
+        let calls = waiting + warm;
+        let peers = u128::from(self.regions - 1);
+        let looks = if peers == 0 { 0 } else { u128::from(PARTITIONS.value * ROUNDS.value) };
+        let components = self.components(requests);
+        // All regions use as much as this one.
+        let merged = components * peers;
+        let work = [(calls, CALL), (looks, LOOK), (components, GATHERED), (merged, MERGED)];
+        let busy_us = work.iter().map(|(count, each)| count * u128::from(each.value)).sum();
+        let shards = self.at_most_busy(busy_us, US_PER_S);
+        let component_bytes = u128::from(COMPONENT.value + self.key_bytes);
+        Needs {
+            requests_per_s: short(requests),
+            checks_per_s: short(requests * u128::from(self.limits)),
+            cores: short(cores),
+            nodes: short(nodes),
+            table_bytes_per_node: short(table),
+            table_bytes_per_node_sticky: short(table.div_ceil(nodes)),
+            waiting_per_s: short(waiting),
+            origin_calls_per_s: short(calls),
+            origin_looks_per_s: short(looks),
+            redis_shards: short(shards),
+            redis_bytes_per_shard: short((u128::from(self.keys) * u128::from(METER.value)).div_ceil(shards)),
+            components_per_s: short(components),
+            merged_per_s: short(merged),
+            wan_bits_per_s: short(components * component_bytes * BITS * peers),
+        }
+    }
+
+    /// CPU time of a request: what its surface takes under one limit, and a check for each further one.
+    fn request_ns(&self) -> u128 {
+        let checks = match self.surface.request() {
+            None => self.limits * CHECK.value,
+            Some(request) => request.value + (self.limits - 1) * CHECK.value,
+        };
+        u128::from(checks + JOINED.value)
+    }
+
+    /// A key is told of once in a round, if it was asked for since.
+    fn components(&self, requests: u128) -> u128 {
+        if self.regions == 1 {
+            return 0;
+        }
+        let changes = (requests * u128::from(self.global_percent)).div_ceil(PERCENT);
+        (u128::from(self.global_keys) * u128::from(ROUNDS.value)).min(changes)
+    }
+
+    /// So many of something that can do `each` in a second, that none is busier than it may be.
+    fn at_most_busy(&self, work: u128, each: u128) -> u128 {
+        (work * PERCENT).div_ceil(each * u128::from(self.busy_percent)).max(1)
+    }
+
+    /// What the figures rest on.
+    pub(super) fn constants(&self) -> Vec<Constant> {
+        let always = [TABLE_KEY, CHECK, JOINED, WARM_CALLS, CALL, METER];
+        let between = [COMPONENT, ROUNDS, PARTITIONS, LOOK, GATHERED, MERGED];
+        let between = between.into_iter().filter(|_| self.regions > 1);
+        self.surface.request().into_iter().chain(always).chain(between).collect()
+    }
+}
+
+fn short(number: u128) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load() -> Load {
+        Load {
+            requests_per_s: 3_000_000,
+            regions: 3,
+            keys: 1_000_000,
+            global_keys: 10_000,
+            global_percent: 10,
+            limits: 1,
+            surface: Surface::Sdk,
+            local_percent: 95,
+            key_bytes: 32,
+            busy_percent: 50,
+            cores: 4,
+            nodes: None,
+        }
+    }
+
+    #[test]
+    fn a_region_takes_its_part_of_the_requests() {
+        let needs = load().needs();
+        assert_eq!((needs.requests_per_s, needs.waiting_per_s), (1_000_000, 50_000));
+        assert_eq!(needs.origin_calls_per_s, 50_000 + 950_000 * 28 / 10_000);
+        // A million times (126 + 290) ns, half busy.
+        assert_eq!((needs.cores, needs.nodes), (1, 1));
+        assert_eq!(needs.table_bytes_per_node, 49_000_000);
+    }
+
+    #[test]
+    fn a_shard_is_no_busier_than_it_may_be() {
+        let needs = load().needs();
+        // Of nodes that ask, and of the courier, which tells of a key once and hears of as many from each of two.
+        let busy_us = needs.origin_calls_per_s * CALL.value
+            + 1_280 * LOOK.value
+            + 50_000 * (GATHERED.value + 2 * MERGED.value);
+        assert!(busy_us * 2 <= needs.redis_shards * 1_000_000, "{needs:?}");
+        assert!(busy_us * 2 > (needs.redis_shards - 1) * 1_000_000, "{needs:?}");
+    }
+
+    #[test]
+    fn a_key_is_told_of_once_in_a_round_to_each_other_region() {
+        let needs = load().needs();
+        assert_eq!(
+            (needs.components_per_s, needs.wan_bits_per_s),
+            (50_000, 50_000 * (COMPONENT.value + 32) * 8 * 2)
+        );
+        let few = Load { requests_per_s: 3_000, ..load() }.needs();
+        assert_eq!(few.components_per_s, 100, "not more often than it is asked for");
+        assert_eq!((needs.merged_per_s, needs.origin_looks_per_s), (100_000, 1_280));
+        let alone = Load { regions: 1, ..load() }.needs();
+        assert_eq!((alone.components_per_s, alone.wan_bits_per_s), (0, 0));
+        assert_eq!((alone.merged_per_s, alone.origin_looks_per_s), (0, 0), "it has no courier");
+    }
+
+    #[test]
+    fn the_largest_load_fits() {
+        let most = u64::MAX;
+        let needs = Load {
+            requests_per_s: most,
+            keys: most,
+            global_keys: most,
+            limits: 128,
+            key_bytes: 1_024,
+            busy_percent: 1,
+            surface: Surface::Grpc,
+            ..load()
+        };
+        assert_eq!(needs.needs().table_bytes_per_node, most);
+    }
+}

@@ -1,0 +1,166 @@
+//! Worlds of several regions.
+
+use clap::ArgMatches;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+use tidegate_sim::{
+    Kind, Reached, RegionSummary, RegionViolation, Size, region_scenario_of, run_regions, shrink_regions,
+    sweep_regions,
+};
+
+use super::{Broken, US_PER_HOUR, ended, explain, figures, swept, told};
+use crate::out::Reader;
+use crate::{Done, Failure};
+
+/// One world, with all there is to see of it.
+pub(super) fn one(matches: &ArgMatches, seed: u64, size: Size) -> Done {
+    let scenario = region_scenario_of(seed, size.length_us, size.requests);
+    let report = run_regions(&scenario, None, matches.get_flag("trace"));
+    if matches.get_flag("trace") {
+        crate::out::print(report.trace.to_string().as_bytes())?;
+    }
+    if matches.get_flag("json") {
+        say!(
+            "{}",
+            json!({
+                "seed": seed,
+                "scenario": scenario.to_string(),
+                "requests": report.requests,
+                "faults": report.faults,
+                "partings": report.partings,
+                "excess": report.reach.excess,
+                "bound": report.reach.allowed,
+                "reached": thousandths(report.reach.milli()),
+                "violations": told(seed, &report.violations).collect::<Value>(),
+                "trace_hash": format!("{:016x}", report.trace.hash()),
+            })
+        )?;
+    } else {
+        say!("seed {seed}: {scenario}")?;
+        say!(
+            "{} of {} requests passed, {} units above the limit of {} that the bound allows ({}); trace {:016x}",
+            report.passed,
+            report.requests,
+            report.reach.excess,
+            report.reach.allowed,
+            percent(report.reach.milli()),
+            report.trace.hash()
+        )?;
+        for violation in &report.violations {
+            say!("broken: {violation}")?;
+        }
+    }
+    Ok(ended(report.violations.is_empty()))
+}
+
+/// Many worlds, and the first that broke a promise.
+pub(super) fn many(matches: &ArgMatches, size: Size) -> Done {
+    let summary = swept(matches, |seeds, threads, done| sweep_regions(seeds, size, threads, done));
+    if matches.get_flag("json") {
+        say!("{}", summed(&summary))?;
+    } else {
+        print(&summary)?;
+    }
+    let scenario_of = |seed| region_scenario_of(seed, size.length_us, size.requests);
+    explain(&summary.broken, scenario_of, |scenario, violation| {
+        let (smaller, report) = shrink_regions(scenario, None, violation);
+        (smaller, report.violations, report.trace)
+    });
+    let loose = summary.loose();
+    for (kind, milli) in &loose {
+        let (algorithm, class) = (algorithm(*kind), kind.class.as_str());
+        aside!(
+            "{algorithm}, {class}: no more than {} of its bound was reached: it says little",
+            percent(*milli)
+        );
+    }
+    Ok(ended(summary.broken.is_empty() && loose.is_empty()))
+}
+
+impl Broken for RegionViolation {
+    fn promise(&self) -> &'static str {
+        Self::promise(self)
+    }
+}
+
+fn thousandths(milli: u64) -> f64 {
+    milli as f64 / 1_000.0
+}
+
+fn percent(milli: u64) -> String {
+    format!("{:.1} %", milli as f64 / 10.0)
+}
+
+fn summed(summary: &RegionSummary) -> Value {
+    json!({
+        "seeds": summary.seeds,
+        "region_hours": summary.simulated_us as f64 / US_PER_HOUR,
+        "requests": summary.requests,
+        "faults": summary.faults,
+        "partings": summary.partings,
+        "batches": summary.batches,
+        "rated": summary.rated,
+        "reached": summary.reached.iter().map(|(kind, reached)| reached_of(*kind, reached)).collect::<Value>(),
+        "violations": summary.broken.iter().flat_map(|(seed, all)| told(*seed, all)).collect::<Value>(),
+        "trace_hash": format!("{:016x}", summary.trace_hash),
+    })
+}
+
+/// The world that reached most of its bound, of its kind.
+fn reached_of(kind: Kind, reached: &Reached) -> Value {
+    json!({
+        "algorithm": algorithm(Kind { is_fast: false, ..kind }),
+        "fast": kind.is_fast,
+        "class": kind.class.as_str(),
+        "cuts": kind.cuts.as_str(),
+        "worlds": reached.worlds,
+        "seed": reached.seed,
+        "excess": reached.reach.excess,
+        "bound": reached.reach.allowed,
+        "share": thousandths(reached.reach.milli()),
+    })
+}
+
+fn algorithm(kind: Kind) -> &'static str {
+    match (kind.is_window, kind.is_fast) {
+        (true, _) => "sliding_window",
+        (false, false) => "gcra",
+        (false, true) => "gcra, fast",
+    }
+}
+
+fn print(summary: &RegionSummary) -> Result<Reader, Failure> {
+    let hours = summary.simulated_us as f64 / US_PER_HOUR;
+    let rows = [
+        ("worlds", summary.seeds.to_string()),
+        ("region-hours", format!("{hours:.1}")),
+        ("requests", summary.requests.to_string()),
+        ("faults", summary.faults.to_string()),
+        ("times a region fell back to its part", summary.partings.to_string()),
+        ("batches merged", summary.batches.to_string()),
+        ("worlds whose long-run rate was judged", summary.rated.to_string()),
+        ("trace", format!("{:016x}", summary.trace_hash)),
+        ("worlds that broke a promise", summary.broken.len().to_string()),
+    ];
+    say!("{}\n\n{}", figures(rows), reached_table(summary))
+}
+
+/// How much of a printed bound was reached at most.
+fn reached_table(summary: &RegionSummary) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["limit", "class", "cuts", "worlds", "bound", "passed by", "reached", "seed"]);
+    for (kind, Reached { worlds, seed, reach }) in &summary.reached {
+        table.add_row([
+            algorithm(*kind).to_owned(),
+            kind.class.as_str().to_owned(),
+            kind.cuts.as_str().to_owned(),
+            worlds.to_string(),
+            reach.allowed.to_string(),
+            reach.excess.to_string(),
+            percent(reach.milli()),
+            seed.to_string(),
+        ]);
+    }
+    table
+}

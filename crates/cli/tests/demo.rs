@@ -1,0 +1,84 @@
+//! `tidegate demo` as a script meets it: three regions in real time, a line each second.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests may panic as tests may")]
+
+use std::process::{Command, Output};
+
+fn demo(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidegate")).arg("demo").args(arguments).output().expect("it starts")
+}
+
+/// What a run said of each second, and in the end.
+struct Told {
+    seconds: Vec<String>,
+    summary: String,
+}
+
+fn told(arguments: &[&str]) -> Told {
+    let output = demo(arguments);
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let is_second = |line: &&str| line.contains(" s: admitted ");
+    let (seconds, summary): (Vec<&str>, Vec<&str>) = text.lines().partition(is_second);
+    Told { seconds: seconds.into_iter().map(str::to_owned).collect(), summary: summary.join("\n") }
+}
+
+/// The number that comes after these words.
+fn after(line: &str, words: &str) -> u64 {
+    let (_, rest) = line.split_once(words).unwrap_or_else(|| panic!("{words:?} in {line:?}"));
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("a number after {words:?} in {line:?}"))
+}
+
+/// Every line says that the bound was held, and its own numbers say so too.
+fn assert_held(told: &Told) {
+    assert!(!told.seconds.is_empty(), "{}", told.summary);
+    for line in &told.seconds {
+        let (admitted, bound) = (after(line, " admitted "), after(line, "bound "));
+        assert!(admitted <= bound, "{line}");
+        assert!(line.contains(&format!("bound {bound}: held")), "{line}");
+    }
+    let (admitted, most) = (after(&told.summary, "was admitted "), after(&told.summary, "promise "));
+    assert!(admitted <= most && told.summary.contains(": held"), "{}", told.summary);
+    // Nobody else pays for the attack, but for a moment's stall of a machine that tests are run on.
+    let (asked, denied) =
+        (after(&told.summary, "ordinary users asked for "), after(&told.summary, "were denied "));
+    assert!(asked > 0 && denied * 20 <= asked, "{}", told.summary);
+}
+
+#[test]
+fn regions_under_attack_admit_no_more_than_they_promise() {
+    let told = told(&["--plain", "--seconds", "5"]);
+    assert_held(&told);
+    let last = told.seconds.last().expect("a line");
+    assert_eq!(last.matches(" whole ").count(), 3, "{last}");
+    // The attacker asked for far more, and got about what the limit is and no less.
+    let (asked, admitted) = (after(&told.summary, "asked for "), after(&told.summary, "was admitted "));
+    assert!(admitted >= 100 && asked > 2 * after(last, "one bucket "), "{}", told.summary);
+    assert!(told.summary.contains("(partitions: 0)"), "{}", told.summary);
+}
+
+#[test]
+fn a_cut_makes_regions_go_on_with_their_parts_until_it_is_healed() {
+    let told = told(&["--plain", "--seconds", "15", "--cut", "1", "--heal", "7", "--link", "2"]);
+    assert_held(&told);
+    let cut = |line: &&String| line.contains("link 2 us-ap cut");
+    let apart = |line: &&String| line.matches("on its part").count() == 3;
+    assert!(told.seconds.iter().filter(cut).any(|line| apart(&line)), "{:#?}", told.seconds);
+    let last = told.seconds.last().expect("a line");
+    assert!(!cut(&last) && last.matches(" whole ").count() == 3, "{:#?}", told.seconds);
+    assert!(told.summary.contains("(partitions: 1)"), "{}", told.summary);
+}
+
+#[test]
+fn what_makes_no_sense_is_wrong_usage() {
+    for arguments in [
+        &["--seconds", "0"][..],
+        &["--delay", "251"],
+        &["--heal", "3"],
+        &["--cut", "3", "--heal", "3"],
+        &["--cut", "1", "--link", "4"],
+    ] {
+        assert_eq!(demo(arguments).status.code(), Some(64), "{arguments:?}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Limits that all regions count together.
+
+use std::time::Duration;
+
+use tidegate_testkit::{REGIONS, wait_until};
+
+use crate::attack::{Attack, Got, rate};
+use crate::field::{FOR_EVER, TIME_MAX, is_long, lasts};
+use crate::world::World;
+
+/// What may pass in a second, and at once.
+const RATE: u32 = 50;
+const BURST: u32 = 100;
+
+/// How much more than that is asked for.
+const TIMES: u32 = 10;
+
+/// By how much the rate in the long run may be passed.
+const RATE_SLACK: f64 = 1.01;
+
+/// The lag that bounds are printed for unless more is measured.
+const LAG_MS: u64 = 500;
+
+/// From when on the run is long, s.
+const LONG_RUN: f64 = 10.0;
+
+/// How soon after a cut heals every server says again that it counts with all regions, when everything that is said arrives, s: two rounds
+/// of couriers, the way of a greeting, its answer, a batch and the word that everybody is heard of, 80 ms each, and half a second in
+/// which what was used apart comes in.
+const HEALED_SECONDS: f64 = 2.0 * 0.2 + 4.0 * 0.08 + 0.5;
+
+/// How much longer that may take on a machine that does much else, and where one answer in fifty is lost with its connection.
+const BUSY_SECONDS: f64 = 2.0;
+
+/// Of this nothing drains. A part of it is a third, and what is used of that is more than regions keep to themselves.
+const QUIET: u64 = 300;
+const QUIETLY_USED: u64 = 50;
+
+fn rules() -> String {
+    let rule = |name: &str, class: &str| {
+        format!(
+            "[[rules]]\nname='{name}'\nclass='{class}'\nregime='best_effort'\nkey=['{name}']\nlimit={}\nperiod='1m'\nburst={BURST}\n",
+            RATE * 60
+        )
+    };
+    let quiet = format!(
+        "[[rules]]\nname='quiet'\nclass='cost'\nregime='best_effort'\nkey=['quiet']\nlimit={QUIET}\nperiod='{FOR_EVER}'\n"
+    );
+    [rule("security", "security"), rule("comfort", "comfort"), quiet].concat()
+}
+
+/// How long an attack or a cut lasts.
+fn span() -> Duration {
+    if is_long() { Duration::from_mins(1) } else { Duration::from_secs(8) }
+}
+
+/// What may have passed after so many seconds, if the limit may be passed by so much.
+fn most(seconds: f64, surplus: u64) -> f64 {
+    f64::from(BURST) + f64::from(RATE) * seconds + f64::from(u32::try_from(surplus).expect("small"))
+}
+
+fn count(admitted: &[f64]) -> f64 {
+    f64::from(u32::try_from(admitted.len()).expect("few"))
+}
+
+#[test]
+fn an_attack_on_all_regions_passes_what_is_printed_and_no_more() {
+    let world = World::start(&rules(), 2, &[]);
+    world.wait_for_whole(true);
+    let attack = Attack::start(&world, "security", "mallory", RATE * TIMES);
+    wait_until("all regions to count together", TIME_MAX, || {
+        attack.sources().iter().all(|source| source == "global")
+    });
+    let lag = world.watch_lags(span());
+    let Got { admitted, seconds, sources } = attack.end();
+    // Of what really happened: how late regions heard of each other, and whether one was on its part for a while.
+    let parted = sources.contains("regional");
+    let lag = lag.max(LAG_MS).to_string();
+    let told = ["--nodes", "2", "--lag", &lag, "--lapses", "0", "--failovers", "0", "--outages", "0"];
+    let bound = world.bound("security", &told);
+    let surplus = bound[if parted { "total" } else { "steady" }].as_u64().expect("a number");
+    let first = admitted.partition_point(|when| *when <= 5.0);
+    let first = f64::from(u32::try_from(first).expect("few"));
+    println!(
+        "attack: {} passed in {seconds:.1} s at {TIMES} times {RATE}/s with a burst of {BURST}; at most {:.0} by the bound of {surplus} \
+         with a lag of {lag} ms, answers by {sources:?}; {first} in the first 5 s, at most {:.0}",
+        admitted.len(),
+        most(seconds, surplus),
+        most(5.0, surplus),
+    );
+    assert!(count(&admitted) <= most(seconds, surplus), "{} passed in {seconds} s", admitted.len());
+    assert!(first <= most(5.0, surplus), "{first} passed in 5 s");
+    // Where nothing passes nothing is passed, which says nothing of the limit.
+    assert!(count(&admitted) >= f64::from(BURST), "{} passed in {seconds} s", admitted.len());
+    if is_long() {
+        let rate = rate(&admitted, LONG_RUN, seconds);
+        println!("attack: {rate:.2}/s in the long run");
+        assert!(rate <= f64::from(RATE) * RATE_SLACK, "{rate}");
+    }
+    for place in world.ground.places() {
+        // On a busy machine the courier is missed for a moment, and another one takes over.
+        let abroad = world.abroad(place);
+        let was_courier = abroad["courier"] == true || abroad["rounds"].as_u64() > Some(0);
+        assert_eq!(
+            was_courier,
+            world.ground.connections_of(place) > 0,
+            "only couriers speak to others: {place:?}, {abroad}"
+        );
+    }
+}
+
+#[test]
+fn nobody_is_locked_out_for_longer_than_is_owed_after_a_cut() {
+    let world = World::start(&rules(), 1, &[]);
+    world.wait_for_whole(true);
+    let attack = Attack::start(&world, "comfort", "alice", RATE * TIMES);
+    let rest_on = |what: &str, source: &str| {
+        wait_until(what, TIME_MAX, || attack.sources().iter().all(|last| last == source));
+    };
+    rest_on("all regions to count together", "global");
+    world.cut_off(0, true);
+    rest_on("everybody to be on its part", "regional");
+    lasts(span());
+    world.cut_off(0, false);
+    rest_on("all regions to count together again", "global");
+    // Each side has heard of what the other used, and owes what that was too much.
+    let Got { admitted, .. } = attack.end();
+    assert!(!admitted.is_empty());
+    let bound = world.bound("comfort", &["--lapses", "0", "--failovers", "0", "--outages", "0"]);
+    let owed = bound["total"].as_u64().expect("a number");
+    let after = Attack::start(&world, "comfort", "alice", 3);
+    wait_until("alice to pass everywhere", TIME_MAX, || {
+        REGIONS.iter().enumerate().all(|(at, _)| world.remaining((at, 0), "comfort", "alice").0 > 0)
+    });
+    let seconds = after.seconds();
+    let longest = most(0.0, owed) / f64::from(RATE);
+    println!(
+        "debt: {} passed through a cut; alice passes everywhere {seconds:.1} s after that; {owed} owed at most, which drain in {longest:.1} s",
+        admitted.len()
+    );
+    assert!(seconds <= longest, "{seconds} s, and {longest} s would do");
+}
+
+#[test]
+fn a_cut_leaves_each_side_its_part_and_is_made_up_for_when_it_heals() {
+    let world = World::start(&rules(), 1, &[]);
+    world.wait_for_whole(true);
+    let bound = world.bound("security", &[]);
+    let total = bound["total"].as_u64().expect("a number");
+    let attack = Attack::start(&world, "security", "mallory", RATE * TIMES);
+    wait_until("all regions to count together", TIME_MAX, || {
+        attack.sources().iter().all(|source| source == "global")
+    });
+    world.cut_off(0, true);
+    let cut = attack.seconds();
+    // Also those that still hear each other: the third may be spending what they would.
+    wait_until("everybody to be on its part", TIME_MAX, || {
+        attack.sources().iter().all(|source| source == "regional")
+    });
+    let apart = attack.seconds();
+    let mut client = world.client((0, 0));
+    let used = (0..QUIETLY_USED).filter(|_| client.check(&[("quiet", "bob")], 1).allowed).count() as u64;
+    assert_eq!(used, QUIETLY_USED);
+    lasts(span());
+    let before = world.rounds();
+    let healing = attack.seconds();
+    world.cut_off(0, false);
+    wait_until("all regions to count together again", TIME_MAX, || {
+        attack.sources().iter().all(|source| source == "global")
+    });
+    let healed = attack.seconds();
+    // Nothing of a courier that was missed for a moment, or is another one by now.
+    let rounds: Vec<Option<u64>> = before
+        .iter()
+        .zip(world.rounds())
+        .map(|((before, _), (_, whole_since))| whole_since?.checked_sub(*before))
+        .collect();
+    // Nobody asks for it where it was used.
+    wait_until("others to know what was used of a part", TIME_MAX, || {
+        (1..REGIONS.len()).all(|at| world.remaining((at, 0), "quiet", "bob").0 == QUIET - QUIETLY_USED)
+    });
+    let Got { admitted, seconds, .. } = attack.end();
+    let between = |from: f64, to: f64| {
+        admitted.partition_point(|when| *when <= to) - admitted.partition_point(|when| *when <= from)
+    };
+    println!(
+        "cut: {} passed in {seconds:.1} s, at most {:.0}; apart {:.1} s after the cut, where {} passed in {:.1} s; all \
+         servers count together {:.2} s after it healed, where {HEALED_SECONDS:.2} s are promised if nothing is lost or late; all regions \
+         were heard of after {rounds:?} rounds of each courier, those among them that did not wait for their time",
+        admitted.len(),
+        most(seconds, total),
+        apart - cut,
+        between(apart, healing),
+        healing - apart,
+        healed - healing,
+    );
+    assert!(count(&admitted) <= most(seconds, total));
+    let passed = f64::from(u32::try_from(between(apart, healing)).expect("few"));
+    let burst = f64::from(BURST);
+    assert!(passed <= burst + f64::from(RATE) * (healing - apart), "parts are together the whole: {passed}");
+    assert!(passed > 0.0, "who is cut off goes on with its part");
+    // From the outside, as clients see it. A machine that is busy with other tests takes longer to connect.
+    if is_long() {
+        let took = healed - healing;
+        assert!(took <= HEALED_SECONDS + BUSY_SECONDS, "{took:.2} s");
+    }
+}

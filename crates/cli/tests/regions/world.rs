@@ -1,0 +1,152 @@
+//! Three regions, and the way between them.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tidegate_testkit::{REGIONS, Regions, Server, Traffic, wait_until};
+
+use crate::field::{Client, TIME_MAX, lasts};
+use crate::support::{serve, tidegate, write};
+
+/// What everything takes from one region to another, in each direction: a round trip takes twice as long.
+const WAY: Duration = Duration::from_millis(80);
+
+/// One answer in so many is lost with its connection.
+const LOST_ONE_IN: u32 = 50;
+
+/// How often couriers are asked for their lags.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Regions that count together.
+pub struct World {
+    pub ground: Regions,
+    /// What every server is told besides where it is.
+    arguments: Vec<String>,
+    /// With the rules, for as long as servers read them.
+    _dir: TempDir,
+}
+
+impl World {
+    /// Three regions of so many servers each, with these rules and these arguments besides.
+    pub fn start(rules: &str, servers: usize, arguments: &[&str]) -> Self {
+        let (arguments, dir) = prepare(rules, arguments);
+        let ground =
+            Regions::start(servers, Traffic::Far(WAY, LOST_ONE_IN), |place| start(place, &arguments));
+        Self { ground, arguments, _dir: dir }
+    }
+
+    /// The same, where everything passes at once, and whatever a server says to another region or to its Redis can be
+    /// kept from there.
+    pub fn start_on_wires(rules: &str, servers: usize, arguments: &[&str]) -> Self {
+        let (arguments, dir) = prepare(rules, arguments);
+        let ground = Regions::start_on_wires(servers, |place| start(place, &arguments));
+        Self { ground, arguments, _dir: dir }
+    }
+
+    /// Starts another server in the place of each that is gone.
+    pub fn replace_gone(&mut self) {
+        for place in self.ground.places() {
+            if !self.ground.regions[place.0].servers[place.1].process.is_running() {
+                self.ground.replace(place, |at| start(at, &self.arguments));
+            }
+        }
+    }
+
+    /// What becomes of everything that is said between `region` and the others: nothing passes, or what did before, late and with
+    /// as much of it lost.
+    pub fn cut_off(&self, region: usize, is_cut: bool) {
+        self.set(region, if is_cut { Traffic::HalfOpen } else { Traffic::Far(WAY, LOST_ONE_IN) });
+    }
+
+    /// The same where nothing is lost while anything passes.
+    pub fn flap(&self, region: usize, is_cut: bool) {
+        self.set(region, if is_cut { Traffic::HalfOpen } else { Traffic::Far(WAY, u32::MAX) });
+    }
+
+    fn set(&self, region: usize, traffic: Traffic) {
+        self.ground.set(|from, to| from == region || to == region, traffic);
+    }
+
+    /// Lets time pass; the longest lag that a courier told of meanwhile, ms.
+    pub fn watch_lags(&self, time: Duration) -> u64 {
+        let mut longest = 0;
+        for _ in 0..time.as_millis() / LOOK_EVERY.as_millis() {
+            lasts(LOOK_EVERY);
+            for place in self.ground.places() {
+                let peers = self.abroad(place)["peers"].as_array().cloned().unwrap_or_default();
+                longest = peers.iter().filter_map(|peer| peer["lag_ms"].as_u64()).fold(longest, u64::max);
+            }
+        }
+        longest
+    }
+
+    pub fn client(&self, at: (usize, usize)) -> Client {
+        Client::new(self.ground.server(at).address("http"))
+    }
+
+    /// How a server stands with the other regions.
+    pub fn abroad(&self, at: (usize, usize)) -> Value {
+        let mut answer =
+            ureq::get(self.ground.server(at).url("admin", "/v1/regions")).call().expect("regions");
+        let text = answer.body_mut().read_to_string().expect("text");
+        serde_json::from_str::<Value>(&text).expect("JSON")["abroad"].clone()
+    }
+
+    /// The server of a region that is its courier, once one is.
+    pub fn courier(&self, region: usize) -> usize {
+        let mut found = None;
+        wait_until("a courier", TIME_MAX, || {
+            let servers = 0..self.ground.regions[region].servers.len();
+            found = servers.into_iter().find(|server| self.abroad((region, *server))["courier"] == true);
+            found.is_some()
+        });
+        found.expect("waited for")
+    }
+
+    /// How many rounds the courier of each region has gone, and after how many of them all were last heard of again.
+    pub fn rounds(&self) -> Vec<(u64, Option<u64>)> {
+        let of = |region: usize| {
+            let abroad = self.abroad((region, self.courier(region)));
+            (abroad["rounds"].as_u64().expect("a number"), abroad["whole_since_round"].as_u64())
+        };
+        (0..REGIONS.len()).map(of).collect()
+    }
+
+    /// Waits until all regions hear of each other, or until none does.
+    pub fn wait_for_whole(&self, is_whole: bool) {
+        let is_so = |region: usize| self.abroad((region, self.courier(region)))["whole"] == is_whole;
+        wait_until("the regions to be whole, or not", TIME_MAX, || (0..REGIONS.len()).all(is_so));
+    }
+
+    /// What `tidegate bound --json` prints of a rule, with these arguments besides.
+    pub fn bound(&self, rule: &str, arguments: &[&str]) -> Value {
+        let server = format!("http://{}", self.ground.server((0, 0)).address("admin"));
+        let said =
+            tidegate(&["bound", "--json", "--server", &server]).args(arguments).output().expect("runs");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        let answer: Value = serde_json::from_slice(&said.stdout).expect("JSON");
+        let bounds = answer["bounds"].as_array().expect("bounds");
+        bounds.iter().find(|bound| bound["rule"] == rule).expect("the rule").clone()
+    }
+
+    /// What is left of a key, as a server says, and what that rests on.
+    pub fn remaining(&self, at: (usize, usize), dimension: &str, key: &str) -> (u64, String) {
+        let answer = self.client(at).check(&[(dimension, key)], 0);
+        (answer.body["rules"][0]["remaining"].as_u64().expect("a number"), answer.source)
+    }
+}
+
+/// What servers with these rules are told, and where the rules are.
+fn prepare(rules: &str, arguments: &[&str]) -> (Vec<String>, TempDir) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let rules = write(dir.path(), "rules.toml", rules);
+    // What is tested is what regions tell each other, also where a busy machine keeps their origins waiting.
+    let all = ["--rules", &rules, "--workers", "1", "--origin-timeout", "2s"];
+    (all.iter().chain(arguments).map(ToString::to_string).collect(), dir)
+}
+
+fn start(place: &[&str], arguments: &[String]) -> Server {
+    let all: Vec<&str> = place.iter().copied().chain(arguments.iter().map(String::as_str)).collect();
+    serve(&all)
+}

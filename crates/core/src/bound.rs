@@ -1,0 +1,750 @@
+//! How far a limit may be passed at most: term by term, in whole units, each rounded up.
+//!
+//! One bucket lets pass `B + r * I` in any interval `I`. What many processes in several regions let pass is that and a
+//! surplus, which is paid once, however long the interval is; under a sliding window it may be paid in each window.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate_core::bound::{Faults, Fleet, Promise, bound};
+//! use tidegate_core::{Class, Limit, Regime};
+//!
+//! let limit = Limit::gcra(100, Duration::from_secs(60))?;
+//! let logins = Promise::new(&limit, Class::Security, Regime::Regional);
+//! assert_eq!(bound(&logins, &Fleet::of(1), &Faults::ONE_OF_EACH).total(), 0);
+//!
+//! let global = Promise { regime: Regime::BestEffort, ..logins };
+//! let surplus = bound(&global, &Fleet::of(3), &Faults::NONE);
+//! assert!(surplus.total() >= 200, "two regions that have not heard of the first pass a burst each");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::fmt;
+
+use crate::class::Class;
+use crate::limit::{Algorithm, Limit};
+use crate::origin::{ABROAD_LIFE_US_MAX, LAPSE_MARGIN_US, Lapse, Terms, part_of};
+use crate::regime::Regime;
+
+/// How often a region tells the others what it counted, µs.
+pub const COURIER_US: u64 = 200_000;
+
+/// The lag between two regions that is alarmed about, µs: a round of the courier and the way. Unless another one is said, a
+/// bound holds for as long as nothing is alarmed.
+pub const LAG_ALARM_US: u64 = 500_000;
+
+/// How long a region may be silent before the others spend from their standing parts only, µs. Higher: fewer hiccups of a
+/// link are noticed; more passes before a real cut is.
+pub const SILENCE_US: u64 = 5_000_000;
+
+/// How much a region keeps to itself before it tells of a key, in millionths of its burst. Higher: less is told of keys that
+/// are far below their limits; each region may hide that much.
+pub const THRESHOLD_PPM: u32 = 62_500;
+
+/// By how much clocks of a region may run apart: a holder believes in its grant for longer by this part of its life.
+const CLOCKS_APART: u64 = 16;
+
+const PPM: u128 = 1_000_000;
+
+/// A limit, and what is to become of it when something goes wrong.
+#[derive(Clone, Copy, Debug)]
+pub struct Promise<'l> {
+    /// What may pass.
+    pub limit: &'l Limit,
+    /// What depends on it.
+    pub class: Class,
+    /// Whether those it limits pay: of class [`Class::Cost`], it is open without an origin.
+    pub paid: bool,
+    /// How far it may be passed in a region, in millionths of its burst.
+    pub tolerance_ppm: u32,
+    /// How far it reaches.
+    pub regime: Regime,
+}
+
+impl<'l> Promise<'l> {
+    /// A limit with what its class says.
+    pub fn new(limit: &'l Limit, class: Class, regime: Regime) -> Self {
+        Self { limit, class, paid: false, tolerance_ppm: class.tolerance_ppm(), regime }
+    }
+
+    fn terms(&self) -> Terms {
+        Terms::new(self.limit, self.tolerance_ppm, self.class.lapse(), 1)
+    }
+}
+
+/// The processes that count together, and how soon they hear of each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fleet {
+    /// The regions, each by the weight of its standing part.
+    pub weights: Box<[u32]>,
+    /// Processes in each region.
+    pub nodes: u32,
+    /// Whether those of a region share an origin. If not, each counts for itself.
+    pub has_origin: bool,
+    /// How often a region tells the others what it counted, µs.
+    pub courier_us: u64,
+    /// How long that is under way, µs.
+    pub transit_us: u64,
+    /// The longest that a grant of a limit of several regions lasts, µs, up to [`ABROAD_LIFE_US_MAX`].
+    pub grant_life_us: u64,
+    /// How long a region may be silent before the others spend from their standing parts only, µs.
+    pub silence_us: u64,
+    /// How much a region keeps to itself before it tells of a key, in millionths of its burst.
+    pub threshold_ppm: u32,
+}
+
+impl Fleet {
+    /// So many regions of the same weight, of one process each. Of none there is one.
+    pub fn of(regions: u32) -> Self {
+        Self {
+            weights: vec![1; regions.max(1) as usize].into(),
+            nodes: 1,
+            has_origin: true,
+            courier_us: COURIER_US,
+            transit_us: LAG_ALARM_US - COURIER_US,
+            grant_life_us: ABROAD_LIFE_US_MAX,
+            silence_us: SILENCE_US,
+            threshold_ppm: THRESHOLD_PPM,
+        }
+    }
+
+    /// How many regions there are.
+    pub fn regions(&self) -> u128 {
+        self.weights.len().max(1) as u128
+    }
+
+    fn others(&self) -> u128 {
+        self.regions() - 1
+    }
+
+    /// The largest standing part of so many units.
+    fn largest_part(&self, units: u128) -> u128 {
+        let all: u128 = self.weights.iter().map(|weight| u128::from(*weight)).sum();
+        let largest = self.weights.iter().max().map_or(1, |weight| u128::from(*weight));
+        if all == 0 { units } else { (units * largest).div_ceil(all) }
+    }
+
+    /// Whether some region's standing part of so many units is nothing.
+    fn leaves_some_nothing(&self, units: u64) -> bool {
+        (0..self.weights.len()).any(|own| part_of(units, &self.weights, own) == 0)
+    }
+}
+
+/// What goes wrong, how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Processes that were not heard of in time while they held a grant of the key: crashes, mostly.
+    pub lapses: u32,
+    /// Times that an origin came back without its last writes; without an origin, restarts of a process.
+    pub failovers: u32,
+    /// Times that an origin did not answer.
+    pub outages: u32,
+    /// Times that regions did not hear of each other. However often that is, it is paid for once.
+    pub partitions: u32,
+}
+
+impl Faults {
+    /// Nothing.
+    pub const NONE: Self = Self { lapses: 0, failovers: 0, outages: 0, partitions: 0 };
+    /// Everything, once.
+    pub const ONE_OF_EACH: Self = Self { lapses: 1, failovers: 1, outages: 1, partitions: 1 };
+}
+
+/// When a term of a bound is paid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// While all is well, too.
+    Always,
+    /// When a process was not heard of in time.
+    Lapse,
+    /// When writes were lost.
+    FailOver,
+    /// When an origin does not answer.
+    Outage,
+    /// When regions do not hear of each other.
+    Partition,
+}
+
+impl When {
+    /// As answers name it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Lapse => "lapse",
+            Self::FailOver => "fail-over",
+            Self::Outage => "outage",
+            Self::Partition => "partition",
+        }
+    }
+}
+
+/// A part of a bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// What it is for.
+    pub name: &'static str,
+    /// How it is counted: B the burst, r the rate, e the tolerance, R regions, N processes in each, D the lag between
+    /// regions, S the silence, h the threshold, q the largest grant.
+    pub formula: &'static str,
+    /// What that comes to.
+    pub units: u64,
+    /// When it is paid.
+    pub when: When,
+}
+
+/// How far a limit may be passed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// What it is made of.
+    pub terms: Vec<Term>,
+    /// How many buckets of the limit there are: one for each region of a limit that is regional, one otherwise. What they let
+    /// pass is what is promised, and not part of the terms.
+    pub buckets: u64,
+    /// Whether the surplus may be paid in each window, not once.
+    pub recurs: bool,
+    /// D: after how long at most a region goes by what another one counted, µs. 0 where no region goes by others.
+    pub lag_us: u64,
+    /// q: the largest grant that a process may hold.
+    pub largest_grant: u64,
+    /// Whether the limit stops nobody while its origin is gone, for which there is no bound.
+    pub is_open_without_origin: bool,
+}
+
+impl Bound {
+    /// The most units that pass above the limit, if all went wrong that was counted.
+    pub fn total(&self) -> u64 {
+        self.sum(|_| true)
+    }
+
+    /// The most units that pass above the limit while nothing goes wrong.
+    pub fn steady(&self) -> u64 {
+        self.sum(|term| term.when == When::Always)
+    }
+
+    fn sum(&self, counts: impl Fn(&&Term) -> bool) -> u64 {
+        self.terms.iter().filter(counts).fold(0, |sum, term| sum.saturating_add(term.units))
+    }
+}
+
+/// How far a limit may be passed by a fleet in which so much goes wrong.
+pub fn bound(promise: &Promise<'_>, fleet: &Fleet, faults: &Faults) -> Bound {
+    let mut sum = Sum::new(promise, fleet);
+    // Nothing passes under a limit of 0, whoever decides.
+    if !promise.limit.is_blocked() {
+        if fleet.has_origin {
+            sum.between_regions(faults);
+            sum.in_regions(faults);
+        } else {
+            sum.apart(faults);
+        }
+    }
+    sum.finish()
+}
+
+/// A bound in the making.
+struct Sum<'a> {
+    promise: &'a Promise<'a>,
+    fleet: &'a Fleet,
+    /// B and B(1+e).
+    burst: u128,
+    capacity: u128,
+    terms: Vec<Term>,
+}
+
+impl<'a> Sum<'a> {
+    fn new(promise: &'a Promise<'a>, fleet: &'a Fleet) -> Self {
+        let terms = promise.terms();
+        let (burst, capacity) = (terms.burst().into(), terms.capacity().into());
+        Self { promise, fleet, burst, capacity, terms: Vec::new() }
+    }
+
+    fn add(&mut self, when: When, name: &'static str, formula: &'static str, units: u128) {
+        self.terms.push(Term { name, formula, units: short(units), when });
+    }
+
+    /// What regions let pass because they have not heard of each other.
+    fn between_regions(&mut self, faults: &Faults) {
+        let others = self.fleet.others();
+        if self.promise.regime != Regime::BestEffort || others == 0 {
+            return;
+        }
+        match self.promise.limit.algorithm() {
+            Algorithm::SlidingWindow => {
+                self.add(When::Always, "windows of other regions", "(R-1) * L", others * self.burst);
+            }
+            Algorithm::Gcra => {
+                let hidden = (self.burst * u128::from(self.fleet.threshold_ppm)).div_ceil(PPM);
+                self.add(When::Always, "bursts of other regions", "(R-1) * B", others * self.burst);
+                self.add(When::Always, "kept below the threshold", "(R-1) * h * B", others * hidden);
+                self.add(When::Always, "passed within the lag", "(R-1) * r * D", others * self.within_lag());
+                if faults.partitions > 0 {
+                    let silence = self.drained(self.fleet.silence_us.into());
+                    self.add(When::Partition, "passed within the silence", "(R-1) * r * S", others * silence);
+                }
+            }
+        }
+    }
+
+    /// What processes of a region let pass because they share an origin, and not a memory.
+    fn in_regions(&mut self, faults: &Faults) {
+        let tolerated = self.capacity - self.burst;
+        match self.promise.regime {
+            Regime::Regional | Regime::BestEffort => {
+                self.add(When::Always, "tolerance", "R * e * B", self.fleet.regions() * tolerated);
+            }
+            Regime::Share | Regime::Strict => self.add(When::Always, "tolerance", "e * B", tolerated),
+        }
+        if self.promise.class.lapse() == Lapse::Forgiven {
+            let grant = self.largest_grant();
+            let (lapses, failovers) = (u128::from(faults.lapses), u128::from(faults.failovers));
+            self.add(When::Lapse, "grants of lost processes", "lapses * q", lapses * grant);
+            self.add(When::FailOver, "lost writes", "fail-overs * q", failovers * grant);
+        }
+        if self.promise.class == Class::Comfort {
+            let (burst, formula) = match self.promise.regime {
+                Regime::Regional | Regime::Strict => (self.burst, "outages * max(B, N)"),
+                Regime::BestEffort | Regime::Share => {
+                    (self.fleet.largest_part(self.burst), "outages * max(largest part of B, N)")
+                }
+            };
+            // Each process has a burst of at least one.
+            let alone = burst.max(self.fleet.nodes.into());
+            self.add(When::Outage, "parts of processes alone", formula, u128::from(faults.outages) * alone);
+        }
+    }
+
+    /// What processes let pass that each count for themselves: they forget when they are restarted.
+    fn apart(&mut self, faults: &Faults) {
+        let units = u128::from(faults.failovers) * self.burst;
+        self.add(When::FailOver, "restarts", "fail-overs * B", units);
+    }
+
+    /// An origin grants a process all there is, if nobody else wants any.
+    fn largest_grant(&self) -> u128 {
+        match self.promise.regime {
+            Regime::Share => self.fleet.largest_part(self.capacity),
+            Regime::Regional | Regime::BestEffort | Regime::Strict => self.capacity,
+        }
+    }
+
+    /// What drains in this time, rounded up.
+    fn drained(&self, us: u128) -> u128 {
+        (self.amount() * us).div_ceil(self.promise.limit.period_us().into())
+    }
+
+    fn amount(&self) -> u128 {
+        self.promise.limit.amount().into()
+    }
+
+    /// What drains within the lag between regions, rounded up.
+    fn within_lag(&self) -> u128 {
+        self.drained(self.lag_us().into())
+    }
+
+    /// The lag between regions: a round of the courier and the way; before it what the writer's processes have not reported,
+    /// which is reported, or written off, when their grants end; behind it what the reader's hold.
+    fn lag_us(&self) -> u64 {
+        let Fleet { courier_us, transit_us, grant_life_us, .. } = *self.fleet;
+        let life_us = grant_life_us.min(ABROAD_LIFE_US_MAX);
+        let held_us = life_us + life_us.div_ceil(CLOCKS_APART);
+        courier_us.saturating_add(transit_us).saturating_add(LAPSE_MARGIN_US + 2 * held_us)
+    }
+
+    fn finish(self) -> Bound {
+        let Promise { limit, class, paid, regime, .. } = *self.promise;
+        let (has_origin, regions) = (self.fleet.has_origin, self.fleet.regions());
+        let goes_by_others = has_origin && regime == Regime::BestEffort && regions > 1;
+        let buckets = match regime {
+            _ if !has_origin => regions * u128::from(self.fleet.nodes),
+            Regime::Regional => regions,
+            Regime::BestEffort | Regime::Share | Regime::Strict => 1,
+        };
+        Bound {
+            buckets: short(buckets),
+            recurs: limit.algorithm() == Algorithm::SlidingWindow,
+            lag_us: if goes_by_others { self.lag_us() } else { 0 },
+            largest_grant: if has_origin { short(self.largest_grant()) } else { 0 },
+            is_open_without_origin: has_origin && class == Class::Cost && paid,
+            terms: self.terms,
+        }
+    }
+}
+
+fn short(units: u128) -> u64 {
+    u64::try_from(units).unwrap_or(u64::MAX)
+}
+
+/// Something about a limit that its author may not have meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Warning {
+    /// A sliding window that all regions share.
+    WindowIsGlobal,
+    /// Regions hear of each other too late for it.
+    RegionalInEffect {
+        /// Its period, µs.
+        period_us: u64,
+        /// The lag between regions, µs.
+        lag_us: u64,
+    },
+    /// It is divided so far that nothing is left for some region.
+    PartOfNothing,
+    /// The same of a limit that is divided only while regions do not hear of each other.
+    NothingWhileApart,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WindowIsGlobal => f.write_str(
+                "regime: a sliding window that is best_effort may be passed by its limit for each other region, in every \
+                 window; gcra is the better choice: it pays for the lag once",
+            ),
+            Self::RegionalInEffect { period_us, lag_us } => write!(
+                f,
+                "regime: in effect regional: its period of {} s is shorter than twice the lag between regions, {} s",
+                Seconds(*period_us),
+                Seconds(*lag_us)
+            ),
+            Self::PartOfNothing => f.write_str(
+                "regime: divided by the weights of the regions, nothing is left for some of them: they let nothing pass",
+            ),
+            Self::NothingWhileApart => f.write_str(
+                "regime: divided by the weights of the regions, nothing is left for some of them: while regions do not hear \
+                 of each other, these let nothing pass",
+            ),
+        }
+    }
+}
+
+/// Microseconds as seconds with up to three decimals.
+struct Seconds(u64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.0.div_ceil(1_000);
+        let text = format!("{}.{:03}", ms / 1_000, ms % 1_000);
+        f.write_str(text.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+/// What the author of a limit had better know. How many regions there are counts for parts only: whoever says that a limit is
+/// `best_effort` has more than one in mind.
+pub fn warnings(promise: &Promise<'_>, fleet: &Fleet) -> Vec<Warning> {
+    let (limit, mut found) = (promise.limit, Vec::new());
+    if limit.is_blocked() {
+        return found;
+    }
+    if promise.regime == Regime::BestEffort {
+        if limit.algorithm() == Algorithm::SlidingWindow {
+            found.push(Warning::WindowIsGlobal);
+        }
+        let (period_us, lag_us) = (limit.period_us(), Sum::new(promise, fleet).lag_us());
+        if period_us < lag_us.saturating_mul(2) {
+            found.push(Warning::RegionalInEffect { period_us, lag_us });
+        }
+    }
+    found.extend(nothing_left(promise, fleet));
+    found
+}
+
+/// Whether a limit is divided so far that some region has nothing of it, for as long as it is divided.
+fn nothing_left(promise: &Promise<'_>, fleet: &Fleet) -> Option<Warning> {
+    let (limit, terms) = (promise.limit, promise.terms());
+    let (warning, burst) = match promise.regime {
+        Regime::Share => (Warning::PartOfNothing, limit.burst().into()),
+        // A standing part counts with what is tolerated.
+        Regime::BestEffort => (Warning::NothingWhileApart, terms.capacity()),
+        Regime::Regional | Regime::Strict => return None,
+    };
+    // Where nothing drains nothing passes, whatever the burst is.
+    let is_nothing = fleet.leaves_some_nothing(burst) || fleet.leaves_some_nothing(limit.amount().into());
+    is_nothing.then_some(warning)
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn gcra(amount: u64, seconds: u64, burst: u64) -> Limit {
+        let limit =
+            Limit::gcra(amount, Duration::from_secs(seconds)).and_then(|limit| limit.with_burst(burst));
+        limit.expect("in range")
+    }
+
+    fn units(bound: &Bound) -> Vec<(&str, u64)> {
+        bound.terms.iter().map(|term| (term.formula, term.units)).collect()
+    }
+
+    /// Regions that hear of each other after two seconds and a half, of limits that drain slowly.
+    fn fleet(regions: u32) -> Fleet {
+        let grant_life_us = 800_000;
+        Fleet { courier_us: 200_000, transit_us: 300_000, grant_life_us, nodes: 4, ..Fleet::of(regions) }
+    }
+
+    #[test]
+    fn a_global_limit_is_bounded_term_by_term() {
+        let limit = gcra(60, 60, 160);
+        let promise = Promise::new(&limit, Class::Comfort, Regime::BestEffort);
+        let found = bound(&promise, &fleet(3), &Faults { lapses: 5, ..Faults::ONE_OF_EACH });
+        let expected = [
+            ("(R-1) * B", 320),
+            ("(R-1) * h * B", 20),
+            ("(R-1) * r * D", 6),
+            ("(R-1) * r * S", 10),
+            ("R * e * B", 24),
+            ("lapses * q", 840),
+            ("fail-overs * q", 168),
+            ("outages * max(largest part of B, N)", 54),
+        ];
+        assert_eq!(units(&found), expected);
+        assert_eq!((found.lag_us, found.buckets, found.recurs), (2_500_000, 1, false));
+        assert_eq!((found.steady(), found.total(), found.largest_grant), (370, 1_442, 168));
+    }
+
+    #[test]
+    fn cuts_are_paid_for_once_whatever_the_parts() {
+        let limit = gcra(60, 60, 100);
+        let promise = Promise::new(&limit, Class::Security, Regime::BestEffort);
+        let surplus = |weights: &[u32], partitions| {
+            let fleet = Fleet { weights: weights.into(), ..fleet(1) };
+            bound(&promise, &fleet, &Faults { partitions, ..Faults::NONE }).total()
+        };
+        // A burst, a sixteenth of it, and what drains in two seconds and a half; and in the silence of five.
+        let (well, cut) = (100 + 7 + 3, 100 + 7 + 3 + 5);
+        assert_eq!((surplus(&[1, 1, 1, 1], 0), surplus(&[1, 1, 1, 1], 1)), (3 * well, 3 * cut));
+        assert_eq!(surplus(&[1, 1, 1, 1], 9), surplus(&[1, 1, 1, 1], 1));
+        assert_eq!(surplus(&[7, 1, 1, 1], 1), 3 * cut);
+        assert_eq!(surplus(&[7, 1, 1, 1], 0), 3 * well, "while nothing is cut, parts are nothing");
+    }
+
+    #[test]
+    fn a_security_limit_of_one_region_is_exact_whatever_goes_wrong() {
+        let many = Faults { lapses: 9, failovers: 9, outages: 9, partitions: 9 };
+        for regime in Regime::ALL {
+            for limit in [gcra(60, 60, 10), Limit::sliding_window(60, SECOND).expect("in range")] {
+                let promise = Promise::new(&limit, Class::Security, regime);
+                assert_eq!(bound(&promise, &fleet(1), &many).total(), 0, "{regime}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_that_is_global_may_be_passed_in_each_window_whatever_the_lag() {
+        let limit = Limit::sliding_window(100, SECOND).expect("in range");
+        let promise = Promise::new(&limit, Class::Cost, Regime::BestEffort);
+        let found = bound(&promise, &fleet(4), &Faults::NONE);
+        assert_eq!((found.total(), found.recurs), (300, true));
+        let late = Fleet { transit_us: u64::MAX, ..fleet(4) };
+        assert_eq!(bound(&promise, &late, &Faults::NONE).total(), 300);
+    }
+
+    #[test]
+    fn other_regimes_do_not_go_by_what_others_counted() {
+        let limit = gcra(60, 60, 100);
+        let of = |regime, class| bound(&Promise::new(&limit, class, regime), &fleet(3), &Faults::ONE_OF_EACH);
+        let regional = of(Regime::Regional, Class::Comfort);
+        assert_eq!((regional.total(), regional.buckets, regional.lag_us), (15 + 105 + 105 + 100, 3, 0));
+        let share = of(Regime::Share, Class::Comfort);
+        // A third of 105 is 35, and of 100 it is 34 at most.
+        assert_eq!((share.total(), share.buckets, share.largest_grant), (5 + 35 + 35 + 34, 1, 35));
+        let strict = of(Regime::Strict, Class::Security);
+        assert_eq!((strict.total(), strict.buckets), (0, 1));
+    }
+
+    #[test]
+    fn parts_go_by_weight() {
+        let limit = gcra(60, 60, 100);
+        let promise = Promise::new(&limit, Class::Security, Regime::Share);
+        let uneven = Fleet { weights: [1, 8, 1].into(), ..fleet(1) };
+        assert_eq!(bound(&promise, &uneven, &Faults::NONE).largest_grant, 80);
+        assert_eq!(warnings(&promise, &uneven), []);
+        let small = gcra(9, 60, 9);
+        assert_eq!(warnings(&Promise { limit: &small, ..promise }, &uneven), [Warning::PartOfNothing]);
+    }
+
+    #[test]
+    fn a_region_that_would_have_nothing_of_a_global_limit_through_a_cut_is_told_of() {
+        let told = |limit: Limit, tolerance_ppm, weights: &[u32]| {
+            let promise = Promise::new(&limit, Class::Security, Regime::BestEffort);
+            let fleet = Fleet { weights: weights.into(), ..fleet(1) };
+            warnings(&Promise { tolerance_ppm, ..promise }, &fleet)
+        };
+        let nothing = [Warning::NothingWhileApart];
+        assert_eq!(told(gcra(600, 60, 2), 0, &[1, 1, 1]), nothing);
+        assert_eq!(told(gcra(600, 60, 100), 0, &[1, 100, 100]), nothing, "by weight");
+        assert_eq!(told(gcra(2, 60, 600), 0, &[1, 1, 1]), nothing, "of the rate");
+        assert_eq!(told(gcra(600, 60, 3), 0, &[1, 1, 1]), []);
+        assert_eq!(told(gcra(600, 60, 2), 0, &[1, 1]), [], "one for each");
+        assert_eq!(told(gcra(600, 60, 2), 500_000, &[1, 1, 1]), [], "three with what is tolerated");
+    }
+
+    #[test]
+    fn processes_without_an_origin_forget_when_they_are_restarted() {
+        let limit = gcra(60, 60, 10);
+        let promise = Promise::new(&limit, Class::Security, Regime::Regional);
+        let apart = Fleet { has_origin: false, nodes: 4, ..Fleet::of(2) };
+        let found = bound(&promise, &apart, &Faults::ONE_OF_EACH);
+        assert_eq!((units(&found), found.buckets), (vec![("fail-overs * B", 10)], 8));
+    }
+
+    #[test]
+    fn nothing_passes_under_a_limit_of_nothing() {
+        let limit = Limit::gcra(0, SECOND).expect("in range");
+        let promise = Promise::new(&limit, Class::Comfort, Regime::BestEffort);
+        assert_eq!(bound(&promise, &fleet(3), &Faults::ONE_OF_EACH).total(), 0);
+        assert_eq!(warnings(&promise, &fleet(3)), []);
+    }
+
+    #[test]
+    fn what_the_author_of_a_limit_had_better_know_is_told() {
+        let told = |limit: &Limit, regime| -> Vec<String> {
+            let promise = Promise::new(limit, Class::Comfort, regime);
+            warnings(&promise, &fleet(1)).iter().map(Warning::to_string).collect()
+        };
+        let short = gcra(1, 4, 1);
+        assert_eq!(
+            told(&short, Regime::BestEffort),
+            [
+                "regime: in effect regional: its period of 4 s is shorter than twice the lag between regions, 2.5 s"
+            ]
+        );
+        assert!(told(&gcra(1, 5, 1), Regime::BestEffort).is_empty(), "twice the lag is enough");
+        for regime in [Regime::Regional, Regime::Share, Regime::Strict] {
+            assert!(told(&short, regime).is_empty(), "{regime}");
+        }
+        let window = Limit::sliding_window(10, Duration::from_mins(1)).expect("in range");
+        assert!(told(&window, Regime::BestEffort)[0].contains("gcra is the better choice"));
+    }
+
+    #[test]
+    fn a_grant_is_taken_to_last_as_long_as_an_origin_lets_it() {
+        let promise = gcra(100, 1, 100);
+        let promise = Promise::new(&promise, Class::Security, Regime::BestEffort);
+        let lag_us =
+            |grant_life_us| bound(&promise, &Fleet { grant_life_us, ..Fleet::of(2) }, &Faults::NONE).lag_us;
+        // A second of each of two, their clocks apart, the margin, and the way.
+        assert_eq!(lag_us(ABROAD_LIFE_US_MAX), 2 * 1_062_500 + 300_000 + 500_000);
+        assert_eq!(lag_us(u64::MAX), lag_us(ABROAD_LIFE_US_MAX), "whoever says more");
+    }
+
+    /// One of everything that a bound depends on.
+    #[derive(Clone, Debug)]
+    struct Situation {
+        amount: u64,
+        burst: u64,
+        period_us: u64,
+        class: Class,
+        regime: Regime,
+        window: bool,
+        tolerance_ppm: u32,
+        fleet: Fleet,
+        faults: Faults,
+    }
+
+    impl Situation {
+        fn bound(&self) -> Option<Bound> {
+            let period = Duration::from_micros(self.period_us);
+            let limit = if self.window {
+                Limit::sliding_window(self.amount, period)
+            } else {
+                Limit::gcra(self.amount, period).and_then(|limit| limit.with_burst(self.burst))
+            };
+            let (limit, tolerance_ppm) = (limit.ok()?, self.tolerance_ppm);
+            let promise = Promise { tolerance_ppm, ..Promise::new(&limit, self.class, self.regime) };
+            Some(bound(&promise, &self.fleet, &self.faults))
+        }
+
+        /// The same with one thing raised.
+        fn raised(&self, which: usize, by: u32) -> Self {
+            let mut raised = self.clone();
+            let (fleet, faults) = (&mut raised.fleet, &mut raised.faults);
+            let by_us = u64::from(by);
+            match which {
+                0 => raised.amount += by_us,
+                1 => raised.burst += by_us,
+                2 => raised.tolerance_ppm += by,
+                3 => fleet.weights = vec![1; fleet.weights.len() + 1 + (by % 4) as usize].into(),
+                4 => fleet.nodes += by,
+                5 => fleet.courier_us += by_us,
+                6 => fleet.transit_us += by_us,
+                7 => fleet.grant_life_us += by_us,
+                8 => fleet.silence_us += by_us,
+                9 => fleet.threshold_ppm += by,
+                10 => faults.lapses += by,
+                11 => faults.failovers += by,
+                12 => faults.outages += by,
+                _ => faults.partitions += by,
+            }
+            raised
+        }
+    }
+
+    const RAISED: usize = 14;
+
+    fn situation() -> impl Strategy<Value = Situation> {
+        let limit = (1_u64..1 << 30, 1_u64..1 << 30, 1_u64..crate::PERIOD_US_MAX, any::<bool>());
+        let kind =
+            (prop::sample::select(&Class::ALL[..]), prop::sample::select(&Regime::ALL[..]), 0_u32..1_000_000);
+        let times = (0_u64..1 << 30, 0_u64..1 << 30, 0_u64..20_000_000, 0_u64..1 << 40);
+        let fleet = (1_u32..6, 1_u32..2_000, 0_u32..1_000_000, any::<bool>(), times);
+        (limit, kind, fleet, prop::array::uniform4(0_u32..100)).prop_map(|(limit, kind, fleet, faults)| {
+            let (amount, burst, period_us, window) = limit;
+            let (class, regime, tolerance_ppm) = kind;
+            let (regions, nodes, threshold_ppm, has_origin, times) = fleet;
+            let (courier_us, transit_us, grant_life_us, silence_us) = times;
+            let [lapses, failovers, outages, partitions] = faults;
+            let fleet = Fleet {
+                nodes,
+                has_origin,
+                courier_us,
+                transit_us,
+                grant_life_us,
+                silence_us,
+                threshold_ppm,
+                ..Fleet::of(regions)
+            };
+            let faults = Faults { lapses, failovers, outages, partitions };
+            Situation { amount, burst, period_us, class, regime, window, tolerance_ppm, fleet, faults }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn more_of_anything_never_lowers_what_may_pass(
+            situation in situation(),
+            which in 0..RAISED,
+            by in 1_u32..1 << 30,
+        ) {
+            // A standing part is smaller where there are more regions; whatever it is, all of them are one limit.
+            prop_assume!(which != 3 || !matches!(situation.regime, Regime::Share | Regime::BestEffort));
+            let pair = (situation.bound(), situation.raised(which, by).bound());
+            if let (Some(less), Some(more)) = pair {
+                prop_assert!(less.steady() <= more.steady(), "{:?} {:?}", less, more);
+                prop_assert!(less.total() <= more.total(), "{:?} {:?}", less, more);
+            }
+        }
+
+        #[test]
+        fn more_regions_never_lower_what_a_global_limit_lets_pass_while_all_is_well(
+            situation in situation(),
+            by in 0_u32..4,
+        ) {
+            let situation = Situation { regime: Regime::BestEffort, faults: Faults::NONE, ..situation };
+            if let (Some(less), Some(more)) = (situation.bound(), situation.raised(3, by).bound()) {
+                prop_assert!(less.total() <= more.total());
+            }
+        }
+
+        #[test]
+        fn a_total_is_the_sum_of_its_terms_and_no_fault_costs_nothing(situation in situation()) {
+            let Some(found) = situation.bound() else { return Ok(()) };
+            prop_assert_eq!(found.total(), found.terms.iter().map(|term| term.units).sum::<u64>());
+            let well = Situation { faults: Faults::NONE, ..situation }.bound();
+            prop_assert_eq!(well.map(|well| well.total()), Some(found.steady()));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What is given back, and what of it.
+
+use super::*;
+
+#[test]
+fn what_the_origin_charged_for_who_does_not_pass_in_the_end_is_given_back_less_what_has_drained() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    bench.ask_at(&meter, 7_000 * MS, told(8, 0));
+    assert!(bench.spend(3).is_allowed());
+    bench.roll_back(&meter, 1, Paid::There { at_us: 7_000 * MS });
+    let update = bench.next_call().updates[0].clone();
+    assert_eq!(
+        (update.used, update.refund, update.refund_of_us),
+        (3, 1, 7_000 * MS),
+        "not of what was spent"
+    );
+}
+
+#[test]
+fn what_was_spent_here_for_who_does_not_pass_in_the_end_was_never_spent_unless_it_was_said() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    bench.ask_at(&meter, 7_000 * MS, told(8, 0));
+    bench.now_us += 16 * MS;
+    let since_us = bench.now_us;
+    assert!(bench.spend(5).is_allowed());
+    bench.roll_back(&meter, 2, Paid::Here { since_us });
+    let call = bench.next_call();
+    assert_eq!((call.updates[0].used, call.updates[0].refund), (3, 0));
+    // What is spent meanwhile is of others.
+    assert!(bench.spend(1).is_allowed());
+    bench.roll_back(&meter, 3, Paid::Here { since_us });
+    bench.reply(&call, 0, 8);
+    let update = bench.next_call().updates[0].clone();
+    // By a clock that may run slower by a sixteenth.
+    assert_eq!((update.used, update.refund, update.refund_of_us), (1, 3, 7_015 * MS));
+}
+
+#[test]
+fn what_the_origin_was_not_told_of_yet_is_given_back_here() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    let since_us = bench.now_us;
+    bench.owe(&meter, 6);
+    bench.roll_back(&meter, 2, Paid::Here { since_us });
+    bench.engine.refund(bench.now(), 0, &meter, 1);
+    let update = bench.next_call().updates[0].clone();
+    assert_eq!((update.owed, update.refund), (3, 0));
+}
+
+/// While reports are on their way as ever, all of it; of what the origin hears of much later, not what has drained by then.
+#[test]
+fn what_a_user_gives_back_counts_from_when_the_origin_should_have_heard_of_it() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    bench.engine.refund(bench.now(), 0, &meter, 4);
+    let first = bench.next_call();
+    assert_eq!(
+        (first.updates[0].refund, first.updates[0].refund_of_us),
+        (4, 0),
+        "nobody knows the time there"
+    );
+    let (now, answer) = (bench.now(), vec![told(0, 9)]);
+    let reply = Reply { told: answer, asks: Vec::new(), now_us: 7_000 * MS, lost: false };
+    bench.engine.on_reply(now, &bench.table, 0, first.sequence, &reply, &mut bench.effects);
+    bench.now_us += 160 * MS;
+    bench.engine.refund(bench.now(), 0, &meter, 4);
+    bench.now_us += 3_000 * MS;
+    let update = bench.next_call().updates[0].clone();
+    assert_eq!((update.refund, update.refund_of_us), (4, 7_650 * MS));
+}
+
+/// A window of ten seconds, and an answer from this cell of it.
+fn windowed(bench: &Bench, cell: u64, grant: u64) -> (MeterRef, Told) {
+    let limit = Limit::sliding_window(100, Duration::from_secs(10)).expect("in range").at_origin();
+    let terms = Terms::new(&limit, 0, Lapse::Counted, 1);
+    (MeterRef { limit, terms, ..bench.meter(10, 1) }, Told { cell, ..told(grant, 50) })
+}
+
+#[test]
+fn what_was_charged_in_one_cell_is_not_given_back_in_the_next() {
+    let second = 1_000 * MS;
+    let mut bench = Bench::new();
+    let (meter, word) = windowed(&bench, 3, 0);
+    bench.ask_at(&meter, 39 * second, word);
+    let (_, word) = windowed(&bench, 4, 8);
+    bench.ask_at(&meter, 41 * second, word);
+    let ask = Ask { limit: &meter.limit, space: &meter.space, digest: meter.digest, cost: 5 };
+    assert!(bench.table.check(bench.now(), &ask).verdict.is_allowed());
+    bench.roll_back(&meter, 1, Paid::There { at_us: 39 * second });
+    let spent = bench.next_call();
+    let said = |call: &Call| (call.updates[0].used, call.updates[0].refund, call.updates[0].cell);
+    assert_eq!(said(&spent), (5, 0, 4), "what was spent is of the present cell");
+    bench.tell(&spent, vec![word], Decided { passed: 0, denied_by: 0, retry_us: 0 });
+    assert_eq!(said(&bench.next_call()), (0, 1, 3), "what is given back is of the one before");
+    let late = bench.engine.stats();
+    assert_eq!(late.dropped, 0);
+}
+
+#[test]
+fn what_was_charged_in_a_window_that_is_over_is_forgotten() {
+    let second = 1_000 * MS;
+    let mut bench = Bench::new();
+    let (meter, word) = windowed(&bench, 3, 0);
+    bench.ask_at(&meter, 39 * second, word);
+    bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+    bench.poll();
+    let call = bench.only_call();
+    bench.roll_back(&meter, 1, Paid::There { at_us: 39 * second });
+    let (_, word) = windowed(&bench, 5, 0);
+    bench.tell(&call, vec![word], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    bench.owe(&meter, 1);
+    let update = bench.next_call().updates[0].clone();
+    assert_eq!((update.owed, update.refund), (1, 0));
+}

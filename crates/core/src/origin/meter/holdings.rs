@@ -1,0 +1,384 @@
+//! What nodes hold of a meter: grants, what is kept for a large request, and what becomes of what nobody reports.
+
+use super::super::call::{NodeId, Told, Update};
+use super::super::terms::Lapse;
+use super::{Moment, OriginMeter};
+use crate::limit::Algorithm;
+
+/// How many grants of nodes that were not heard of a call writes off, beside the caller's own. Higher: a meter with many
+/// holders is sooner rid of dead ones; longer calls.
+pub const LAPSES_PER_CALL: usize = 8;
+
+/// How much longer than its holder an origin believes in a grant, µs, beside a sixteenth of its life for clocks that run
+/// at different rates. Higher: fewer grants written off under slow calls; longer until a dead node's are.
+pub const LAPSE_MARGIN_US: u64 = 300_000;
+
+/// The longest life of a grant, µs.
+pub const LIFE_US_MAX: u64 = 10_000_000;
+
+/// The same of a limit that is counted together with other regions, µs: what a node has spent is told to them when its grant
+/// ends at the latest, and what it holds it may spend whatever they have told meanwhile. Higher: less is said of keys that are
+/// far below their limits; each region may pass what drains in twice this time before it goes by the others.
+pub const ABROAD_LIFE_US_MAX: u64 = 1_000_000;
+
+/// The longest that an origin believes in a grant, µs.
+pub(super) const HELD_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
+
+/// How long what comes back is kept for a request that was too large, µs: long enough for the holders' next flushes.
+pub const RECALL_US: u64 = 300_000;
+
+/// When a request that was too large had better come again, µs.
+const RECALL_RETRY_US: u64 = 200_000;
+
+/// What one node holds of a meter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// Units.
+    pub amount: u64,
+    /// When it is written off, by the origin's clock.
+    pub until_us: u64,
+    /// The cell it is of.
+    pub cell: u64,
+}
+
+/// What is kept for a request that was too large for what was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) node: NodeId,
+    pub(super) units: u64,
+    pub(super) until_us: u64,
+}
+
+impl OriginMeter {
+    /// Extends the node's grant towards what it wants, by a fair part of what is left.
+    pub(in crate::origin) fn grant(&mut self, moment: Moment, update: &Update, lapsed: bool) -> Told {
+        let held = self.holders.get(&moment.node).copied();
+        if let Some(holding) = held.filter(|holding| holding.cell != self.grant_cell()) {
+            return self.told_over(moment, holding);
+        }
+        let kept = self.release(moment.node).map_or(0, |holding| holding.amount);
+        let holders = self.holders.len() as u64 + 1;
+        let room = self.room(moment.node).saturating_sub(self.terms.drops(kept));
+        // Of a part of which nothing drains, nothing is handed out.
+        let units = if self.amount() == 0 { 0 } else { room / self.terms.period() };
+        let want = update.want.min(self.capacity());
+        let missing = want.saturating_sub(kept);
+        let extra = missing.min((units / holders).max(units.min(1)));
+        let life_us = self.life_us(update.life_us);
+        let until_us = moment.now_us + life_us + life_us / 16 + LAPSE_MARGIN_US;
+        let cell = self.grant_cell();
+        self.hold(moment.node, Holding { amount: kept + extra, until_us, cell });
+        debug_assert!(extra == 0 || self.taken(moment.node) <= self.full());
+        Told {
+            grant: kept + extra,
+            life_us,
+            room: units - extra,
+            wait_us: self.wait_us(moment.node, 1),
+            cell,
+            holders: u32::try_from(holders).unwrap_or(u32::MAX),
+            dry: kept + extra < want,
+            lapsed,
+            recall: self.wanted.is_some_and(|wanted| wanted.node != moment.node),
+            whole: self.outward.is_some() && !self.is_apart(),
+        }
+    }
+
+    /// A grant ends with its cell. What the node kept of it may have been spent while the call was under way, so it is held
+    /// until the node has said; only then is there a new one.
+    fn told_over(&self, moment: Moment, holding: Holding) -> Told {
+        Told {
+            grant: holding.amount,
+            life_us: 0,
+            room: self.room(moment.node) / self.terms.period(),
+            wait_us: 0,
+            cell: holding.cell,
+            holders: u32::try_from(self.holders.len()).unwrap_or(u32::MAX),
+            dry: false,
+            lapsed: false,
+            recall: false,
+            whole: self.outward.is_some() && !self.is_apart(),
+        }
+    }
+
+    /// A grant does not outlive its cell, also on a clock that runs slow by a sixteenth: what is spent after it would count in
+    /// a cell that is over.
+    fn life_us(&self, wanted_us: u64) -> u64 {
+        let life_us = wanted_us.min(self.terms.life_us_max());
+        match self.terms.algorithm() {
+            Algorithm::Gcra => life_us,
+            Algorithm::SlidingWindow => {
+                let rest_us = (self.terms.period() - self.elapsed()) * self.terms.tick_us();
+                life_us.min(rest_us * 16 / 17)
+            }
+        }
+    }
+
+    /// Calls back what others hold, if a large request needs it, and keeps what comes back for it. When it had better come
+    /// again, if that helps. Small ones wait for what drains or is given back anyway: calling everything back for each of
+    /// them would leave nobody with a grant.
+    pub(super) fn keep_for(&mut self, moment: Moment, units: u64) -> Option<u64> {
+        let others = self.wanted.is_some_and(|wanted| wanted.node != moment.node);
+        let is_large = units * (self.holders.len() as u64 + 1) > self.capacity();
+        let held = self.terms.drops(self.held + self.held_before);
+        let helps = self.room(moment.node) + held >= self.terms.drops(units);
+        if others || !is_large || !helps {
+            return None;
+        }
+        self.wanted = Some(Wanted { node: moment.node, units, until_us: moment.now_us + RECALL_US });
+        Some(RECALL_RETRY_US)
+    }
+
+    pub(super) fn lapse_others(&mut self, moment: Moment) {
+        let over: Vec<NodeId> = self
+            .by_end
+            .iter()
+            .take(LAPSES_PER_CALL)
+            .take_while(|(until_us, _)| *until_us <= moment.now_us)
+            .map(|(_, node)| *node)
+            .filter(|node| *node != moment.node)
+            .collect();
+        for node in over {
+            if let Some(holding) = self.release(node) {
+                self.write_off(holding);
+            }
+        }
+    }
+
+    /// Grants that end later than any could, since the clock was set back, end as late as they may.
+    pub(super) fn shorten_others(&mut self, moment: Moment) {
+        let latest_us = moment.now_us + HELD_US_MAX;
+        let ahead: Vec<(u64, NodeId)> = self
+            .by_end
+            .iter()
+            .rev()
+            .take(LAPSES_PER_CALL)
+            .take_while(|(until_us, _)| *until_us > latest_us)
+            .filter(|(_, node)| *node != moment.node)
+            .copied()
+            .collect();
+        for (until_us, node) in ahead {
+            self.by_end.remove(&(until_us, node));
+            self.by_end.insert((latest_us, node));
+            if let Some(holding) = self.holders.get_mut(&node) {
+                holding.until_us = latest_us;
+            }
+        }
+    }
+
+    pub(super) fn settle_own(&mut self, moment: Moment, update: &Update) -> bool {
+        self.charge(update.owed, self.cell);
+        let Some(holding) = self.release(moment.node) else {
+            // It was written off, and counted if it had to be; unless the store forgot that there ever was a grant.
+            let forgotten = moment.loss_us > 0 && moment.now_us < moment.loss_at_us + 2 * LIFE_US_MAX;
+            if self.terms.lapse() == Lapse::Forgiven || forgotten {
+                self.charge(update.used, update.cell);
+            }
+            return update.used > 0 || update.keep > 0;
+        };
+        if holding.until_us <= moment.now_us {
+            self.write_off(holding);
+            if self.terms.lapse() == Lapse::Forgiven {
+                self.charge(update.used, holding.cell);
+            }
+            return true;
+        }
+        self.charge(update.used, self.cell_of(holding));
+        let amount = update.keep.min(holding.amount.saturating_sub(update.used));
+        // Not longer than any may last, also after a clock was set back.
+        let until_us = holding.until_us.min(moment.now_us + HELD_US_MAX);
+        self.hold(moment.node, Holding { amount, until_us, ..holding });
+        false
+    }
+
+    fn write_off(&mut self, holding: Holding) {
+        if self.terms.lapse() == Lapse::Counted {
+            self.charge(holding.amount, self.cell_of(holding));
+        }
+    }
+
+    /// The cell that what is spent of a grant counts in. Where cells have become others since it was made, that is the last one
+    /// in which it may be spent: of a limit that changes, nothing goes uncounted.
+    fn cell_of(&self, holding: Holding) -> u64 {
+        if self.cells_ago(holding.cell) < 2 {
+            return holding.cell;
+        }
+        self.cell.min(self.terms.tick(holding.until_us) / self.terms.period())
+    }
+
+    fn release(&mut self, node: NodeId) -> Option<Holding> {
+        let holding = self.holders.remove(&node)?;
+        self.by_end.remove(&(holding.until_us, node));
+        let (own, other) = if holding.cell == self.grant_cell() {
+            (&mut self.held, &mut self.held_before)
+        } else {
+            (&mut self.held_before, &mut self.held)
+        };
+        // After a change of the limit a cell's number may mean another one: the sum is right all the same.
+        let rest = holding.amount.saturating_sub(*own);
+        *own -= holding.amount - rest;
+        *other = other.saturating_sub(rest);
+        Some(holding)
+    }
+
+    fn hold(&mut self, node: NodeId, holding: Holding) {
+        if holding.amount == 0 {
+            return;
+        }
+        if holding.cell == self.grant_cell() {
+            self.held += holding.amount;
+        } else {
+            self.held_before += holding.amount;
+        }
+        self.holders.insert(node, holding);
+        self.by_end.insert((holding.until_us, node));
+    }
+
+    /// The cell that grants are of: only windows have any.
+    fn grant_cell(&self) -> u64 {
+        match self.terms.algorithm() {
+            Algorithm::Gcra => 0,
+            Algorithm::SlidingWindow => self.cell,
+        }
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Ask, Call, Charge, Partition, StoreId, Terms};
+    use super::*;
+    use crate::limit::Limit;
+    use std::time::Duration;
+
+    const SECOND: u64 = 1_000_000;
+
+    /// A moment at which cells of all lengths below begin.
+    const START: u64 = 1_000 * SECOND;
+
+    /// One of several nodes that say what they are told to.
+    struct Caller {
+        node: NodeId,
+        sequence: u64,
+    }
+
+    impl Caller {
+        fn new(node: u64) -> Self {
+            Self { node: NodeId(node), sequence: 0 }
+        }
+
+        /// Says something, and asks for many units. What it is told, and how many pass.
+        fn say(
+            &mut self,
+            partition: &mut Partition,
+            now_us: u64,
+            terms: Terms,
+            change: impl FnOnce(&mut Update),
+            count: u32,
+        ) -> (Told, u32) {
+            self.sequence += 1;
+            let mut update = Update {
+                key: Box::from(*b"key"),
+                terms,
+                used: 0,
+                owed: 0,
+                refund: 0,
+                refund_of_us: 0,
+                keep: 0,
+                want: 0,
+                life_us: SECOND,
+                cell: 0,
+            };
+            change(&mut update);
+            let ask = Ask { charges: vec![Charge { meter: 0, cost: 1 }], count };
+            let store = StoreId { lineage: 1, boot: 1, parent: 0, up_us: 0 };
+            let (node, sequence, acknowledged) = (self.node, self.sequence, self.sequence - 1);
+            let call = Call {
+                node,
+                sequence,
+                acknowledged,
+                known_us: 0,
+                store,
+                updates: vec![update],
+                asks: vec![ask],
+            };
+            let reply = partition.apply(now_us, &call).expect("in order");
+            (reply.told[0], reply.asks[0].passed)
+        }
+    }
+
+    fn gcra(seconds: u64, lapse: Lapse, version: u32) -> Terms {
+        let limit = Limit::gcra(10, Duration::from_secs(seconds)).expect("in range");
+        Terms::new(&limit, 0, lapse, version)
+    }
+
+    fn window(seconds: u64, lapse: Lapse, version: u32) -> Terms {
+        let limit = Limit::sliding_window(10, Duration::from_secs(seconds)).expect("in range");
+        Terms::new(&limit, 0, lapse, version)
+    }
+
+    #[test]
+    fn what_is_owed_counts_in_the_present_whatever_is_held() {
+        for lapse in [Lapse::Counted, Lapse::Forgiven] {
+            for terms in [gcra(100, lapse, 1), window(100, lapse, 1)] {
+                for granted in [0, 5] {
+                    let (mut partition, mut caller) = (Partition::default(), Caller::new(1));
+                    let want = |update: &mut Update| update.want = granted;
+                    let (told, _) = caller.say(&mut partition, START, terms, want, 0);
+                    // The origin was gone for many cells. All that was let through meanwhile is told at once.
+                    let later_us = START + 1_000 * SECOND;
+                    let owes = |update: &mut Update| (update.owed, update.cell) = (4, told.cell);
+                    let (_, passed) = caller.say(&mut partition, later_us, terms, owes, 99);
+                    // What was granted and never reported is written off, and counts or does not.
+                    let lapsed = if lapse == Lapse::Counted && terms.algorithm() == Algorithm::Gcra {
+                        granted
+                    } else {
+                        0
+                    };
+                    assert_eq!(u64::from(passed), 10 - 4 - lapsed, "{terms:?}, {granted} granted");
+                }
+            }
+        }
+    }
+
+    /// The changes that make cells other ones: of the algorithm, both ways, and of the period, both ways.
+    fn changes(lapse: Lapse) -> [(Terms, Terms); 4] {
+        [
+            (gcra(100, lapse, 1), window(100, lapse, 2)),
+            (window(100, lapse, 1), gcra(100, lapse, 2)),
+            (window(100, lapse, 1), window(10, lapse, 2)),
+            (window(10, lapse, 1), window(100, lapse, 2)),
+        ]
+    }
+
+    #[test]
+    fn what_was_spent_of_a_grant_counts_although_the_limit_counts_by_other_cells_now() {
+        for lapse in [Lapse::Counted, Lapse::Forgiven] {
+            for (before, after) in changes(lapse) {
+                let mut partition = Partition::default();
+                let (mut holder, mut other) = (Caller::new(1), Caller::new(2));
+                let (told, _) = holder.say(&mut partition, START, before, |update| update.want = 8, 0);
+                assert_eq!(told.grant, 8);
+                assert_eq!(other.say(&mut partition, START, after, |_| {}, 99).1, 2, "the rest is held");
+                let reports = |update: &mut Update| (update.used, update.cell) = (8, told.cell);
+                holder.say(&mut partition, START + 1, after, reports, 0);
+                assert_eq!(
+                    other.say(&mut partition, START + 2, after, |_| {}, 99).1,
+                    0,
+                    "{before:?} {after:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_grant_that_lapses_counts_although_the_limit_counts_by_other_cells_now() {
+        for (before, after) in changes(Lapse::Counted) {
+            let mut partition = Partition::default();
+            let (mut holder, mut other) = (Caller::new(1), Caller::new(2));
+            holder.say(&mut partition, START, before, |update| update.want = 8, 0);
+            other.say(&mut partition, START, after, |_| {}, 0);
+            let lapsed_us = START + 2 * SECOND;
+            assert_eq!(other.say(&mut partition, lapsed_us, after, |_| {}, 99).1, 2, "{before:?} {after:?}");
+        }
+    }
+}

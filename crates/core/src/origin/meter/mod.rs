@@ -1,0 +1,389 @@
+//! The transition of one meter: lapse, charge, decide, grant.
+//!
+//! A meter holds what was charged, which drains, and what nodes hold of it, which does not. Whenever a grant is made, both
+//! together are at most what the limit allows. Every number is whole and below 2^53, and every step is one that a script can
+//! take as well: see [`Terms`].
+
+mod holdings;
+mod regions;
+mod room;
+
+pub use holdings::{ABROAD_LIFE_US_MAX, Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, RECALL_US};
+pub use room::NEVER_US;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::holdings::{HELD_US_MAX, Wanted};
+use super::call::{NodeId, Update};
+use super::outward::{Ground, Outward};
+use super::tank::{Tank, Turn};
+use super::terms::{DEBT_MAX, Lapse, Terms};
+use crate::limit::Algorithm;
+
+/// How long an idle meter is kept after it has drained, µs, so that its rule's version is not forgotten at once.
+const RETENTION_US: u64 = 60_000_000;
+
+/// The longest that a debt is remembered, µs: seventeen years. A full burst drains in ten, a debt may be larger.
+const DEBT_US_MAX: u64 = 1 << 49;
+
+/// Where the sums of all that was ever charged, and of all that was given back, stop.
+pub(super) const TOTAL_MAX: u64 = 1 << 52;
+
+const _: () = assert!(TOTAL_MAX + DEBT_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
+
+/// A meter as an origin holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OriginMeter {
+    /// The highest version of its limit that anyone brought.
+    terms: Terms,
+    /// What was charged and has not drained, at tick `at`; of a sliding window, in the cell `cell` and the one before.
+    tank: Tank,
+    at: u64,
+    cell: u64,
+    /// What nodes hold, in units: of the present cell, and of former ones.
+    held: u64,
+    held_before: u64,
+    /// All that was ever charged, in units, and all that was given back.
+    charged: u64,
+    refunded: u64,
+    /// When the last call came.
+    seen_us: u64,
+    /// The last loss of writes that was taken into account: when it was noticed, 0 for none.
+    loss_us: u64,
+    holders: BTreeMap<NodeId, Holding>,
+    by_end: BTreeSet<(u64, NodeId)>,
+    wanted: Option<Wanted>,
+    /// Boxed: most limits are of one region.
+    outward: Option<Box<Outward>>,
+}
+
+/// What a meter needs to know of the call it is part of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    pub(super) node: NodeId,
+    pub(super) now_us: u64,
+    /// When the partition last lost writes, by which that loss is known; 0 if it never did. And when that was by a clock that
+    /// has been set back since.
+    pub(super) loss_us: u64,
+    pub(super) loss_at_us: u64,
+    /// Whether that was since this node was last answered.
+    pub(super) lost: bool,
+    /// What limits of several regions count on, and since when all of them have been heard of; 0 while they are not.
+    pub(super) ground: Ground,
+    pub(super) whole_since_us: u64,
+}
+
+impl OriginMeter {
+    /// A meter that nothing was ever charged to.
+    pub(super) fn new(terms: Terms, now_us: u64) -> Self {
+        let at = terms.tick(now_us);
+        Self {
+            terms,
+            tank: Tank::default(),
+            at,
+            cell: at / terms.period(),
+            held: 0,
+            held_before: 0,
+            charged: 0,
+            refunded: 0,
+            seen_us: 0,
+            loss_us: 0,
+            holders: BTreeMap::new(),
+            by_end: BTreeSet::new(),
+            wanted: None,
+            outward: terms.abroad().map(|_| Box::new(Outward::new(now_us))),
+        }
+    }
+
+    /// All that was ever charged, in units.
+    pub fn charged(&self) -> u64 {
+        self.charged
+    }
+
+    /// All that was ever given back, in units.
+    pub fn refunded(&self) -> u64 {
+        self.refunded
+    }
+
+    /// What nodes hold, in units.
+    pub fn held(&self) -> u64 {
+        self.held + self.held_before
+    }
+
+    /// The nodes that hold something.
+    pub fn holders(&self) -> impl Iterator<Item = (NodeId, Holding)> + '_ {
+        self.holders.iter().map(|(node, holding)| (*node, *holding))
+    }
+
+    /// What was charged and has not drained, in drops.
+    pub fn level(&self) -> u64 {
+        self.charged_drops()
+    }
+
+    /// The limit it is under.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Everything it counts, as a script keeps it: level and tick; cell, current and previous; held of the present cell and
+    /// of former ones; charged and given back in all; and the last loss that it took into account.
+    pub fn numbers(&self) -> [u64; 10] {
+        let Tank { level, current, previous } = self.tank;
+        let [at, cell, held, held_before] = [self.at, self.cell, self.held, self.held_before];
+        [level, at, cell, current, previous, held, held_before, self.charged, self.refunded, self.loss_us]
+    }
+
+    /// Whether nothing about this meter is worth remembering.
+    pub(super) fn is_over(&self, now_us: u64) -> bool {
+        self.expires_us() <= now_us
+    }
+
+    /// When nothing about this meter will be worth remembering.
+    pub fn expires_us(&self) -> u64 {
+        let ticks = match self.terms.algorithm() {
+            // What is held may count as used, and drains only then.
+            Algorithm::Gcra => {
+                let drops = self.tank.level + self.terms.drops(self.held());
+                (self.terms.ticks_to_drain(drops) + self.ticks_apart()).max(self.ticks_owned())
+            }
+            Algorithm::SlidingWindow => 2 * self.terms.period(),
+        };
+        self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + HELD_US_MAX + RETENTION_US
+    }
+
+    /// Brings the meter up to the present and takes in what the node says. Whether what the node held had been written off.
+    pub(super) fn settle(&mut self, moment: Moment, update: &Update) -> bool {
+        let since_us = self.at_us();
+        let changed = self.adopt(&update.terms, moment.now_us);
+        self.roll(moment.now_us);
+        self.regard(moment, since_us);
+        self.distrust(moment, changed);
+        self.lapse_others(moment);
+        self.shorten_others(moment);
+        let lapsed = self.settle_own(moment, update);
+        // What is given back may have been charged in writes that were lost: taken from what was assumed instead of them, it
+        // would be handed out twice.
+        if !(moment.lost && self.terms.lapse() == Lapse::Counted) {
+            self.refund(update);
+        }
+        self.seen_us = moment.now_us;
+        // Neither what is over is kept, nor what was kept before the clock was set back.
+        let kept = moment.now_us + 1..=moment.now_us + RECALL_US;
+        self.wanted = self.wanted.filter(|wanted| kept.contains(&wanted.until_us));
+        lapsed
+    }
+
+    /// The highest version of a limit holds. What was charged keeps its meaning in units. Whether the limit changed.
+    fn adopt(&mut self, terms: &Terms, now_us: u64) -> bool {
+        if terms.version() < self.terms.version() || *terms == self.terms {
+            return false;
+        }
+        // Until now what was charged drained by the limit that there was.
+        self.roll(now_us);
+        let before = std::mem::replace(&mut self.terms, *terms);
+        if before.period() != terms.period() {
+            self.tank.resize(&before, terms);
+            if let Some(outward) = &mut self.outward {
+                outward.own.resize(&before, terms);
+                outward.apart.resize(&before, terms);
+            }
+        }
+        if before.tick_us() != terms.tick_us() {
+            self.at = self.at * before.tick_us() / terms.tick_us();
+        }
+        let both_gcra = before.algorithm() == Algorithm::Gcra && terms.algorithm() == Algorithm::Gcra;
+        let recounts =
+            !both_gcra && (before.algorithm() != terms.algorithm() || before.cell_us() != terms.cell_us());
+        if recounts {
+            self.stand_on(Ground::Whole);
+            self.recount(&before);
+        }
+        self.adopt_abroad(now_us, recounts);
+        true
+    }
+
+    /// Takes over what was charged by another algorithm, or in cells of another length, as if it was charged just now.
+    fn recount(&mut self, before: &Terms) {
+        let units = match before.algorithm() {
+            Algorithm::Gcra => before_units(self.tank.level, self.terms.period()),
+            Algorithm::SlidingWindow => self.tank.current + self.tank.previous,
+        };
+        let units = units.min(self.terms.units_max());
+        self.cell = self.at / self.terms.period();
+        self.tank = Tank::default();
+        self.tank.charge(&self.terms, units, 0);
+        (self.held, self.held_before) = (0, self.held + self.held_before);
+    }
+
+    /// When it was last brought up to the present, by the origin's clock.
+    pub(super) fn at_us(&self) -> u64 {
+        self.at * self.terms.tick_us()
+    }
+
+    /// Drains, or moves on to the present cell. A clock that was set back starts again from where it is.
+    pub(super) fn roll(&mut self, now_us: u64) {
+        let now = self.terms.tick(now_us);
+        let elapsed = now.saturating_sub(self.at);
+        self.at = now;
+        match self.terms.algorithm() {
+            Algorithm::Gcra => self.drain(elapsed),
+            Algorithm::SlidingWindow => self.roll_cells(now / self.terms.period()),
+        }
+    }
+
+    /// What was charged to the standing part drains by the part's rate, after what all regions used has drained: so long it
+    /// is this region's share of that which drains. What this region charged is paid off by its own part of the rate.
+    fn drain(&mut self, elapsed: u64) {
+        let amount = self.terms.amount();
+        if let (Some(outward), Some(abroad)) = (&mut self.outward, self.terms.abroad()) {
+            let left = elapsed.saturating_sub(self.terms.ticks_to_drain(self.tank.level));
+            outward.apart.drain(left, abroad.part_amount);
+            outward.own.drain(elapsed, abroad.part_amount);
+        }
+        self.tank.drain(elapsed, amount);
+    }
+
+    fn roll_cells(&mut self, cell: u64) {
+        if cell == self.cell {
+            return;
+        }
+        let turn = match cell {
+            _ if cell == self.cell + 1 => Turn::Next,
+            _ if cell > self.cell => Turn::Later,
+            _ => Turn::Back,
+        };
+        self.tank.turn(turn);
+        if let Some(outward) = &mut self.outward {
+            outward.own.turn(turn);
+            outward.apart.turn(turn);
+        }
+        (self.held, self.held_before) = (0, self.held + self.held_before);
+        self.cell = cell;
+    }
+
+    /// The last loss of writes that it knows of.
+    pub(super) fn loss_us(&self) -> u64 {
+        self.loss_us
+    }
+
+    /// After writes were lost, a limit that must never be passed counts as full at that moment: once for each loss, which
+    /// is known by its time and not by what came after it, since clocks are set back and those of two stores differ; and
+    /// once for each limit that it is changed to later.
+    fn distrust(&mut self, moment: Moment, changed: bool) {
+        let known = std::mem::replace(&mut self.loss_us, moment.loss_us) == moment.loss_us;
+        if moment.loss_us == 0 || (known && !changed) {
+            return;
+        }
+        let assumed = match self.terms.lapse() {
+            Lapse::Counted => self.left_of_full(moment.loss_at_us),
+            Lapse::Forgiven => Tank::default(),
+        };
+        self.tank = self.tank.at_least(&assumed);
+        if !known {
+            self.disown(moment.loss_us, &assumed);
+        }
+    }
+
+    /// What is left of a limit that was full at `loss_at_us`.
+    fn left_of_full(&self, loss_at_us: u64) -> Tank {
+        let lost_at = self.terms.tick(loss_at_us);
+        let mut left = Tank::default();
+        match self.terms.algorithm() {
+            Algorithm::Gcra => {
+                left.level = self.terms.full();
+                left.drain(self.at.saturating_sub(lost_at), self.terms.amount());
+            }
+            Algorithm::SlidingWindow => match self.cells_ago(lost_at / self.terms.period()) {
+                0 => left.current = self.terms.capacity(),
+                1 => left.previous = self.terms.capacity(),
+                _ => {}
+            },
+        }
+        left
+    }
+
+    /// After writes were lost, others hear of this region under a new name: of what may have been lost, and of what it is known to
+    /// have charged, if that is more. What it charged for others is theirs to tell, so nothing of that is in it.
+    fn disown(&mut self, loss_us: u64, assumed: &Tank) {
+        let Some(outward) = &mut self.outward else { return };
+        // What was charged to the standing part is told when the others are heard of again.
+        let untold = if outward.ground == Ground::Part { outward.apart.level } else { 0 };
+        let mut own = Tank::default();
+        if self.terms.lapse() == Lapse::Counted {
+            let told = Tank { level: outward.own.level.saturating_sub(untold), ..outward.own };
+            own = told.at_least(assumed);
+        }
+        outward.begin(&self.terms, loss_us, own);
+        outward.own.level = (outward.own.level + untold).min(DEBT_MAX);
+    }
+
+    /// How many cells ago that one was: the present one, the one before, or one that does not count.
+    fn cells_ago(&self, cell: u64) -> u64 {
+        match cell {
+            _ if cell == self.cell => 0,
+            _ if cell.saturating_add(1) == self.cell => 1,
+            _ => 2,
+        }
+    }
+
+    fn charge(&mut self, units: u64, cell: u64) {
+        let units = units.min(DEBT_MAX);
+        let cells_ago = self.cells_ago(cell);
+        self.charged = (self.charged + units).min(TOTAL_MAX);
+        let Some(outward) = &mut self.outward else {
+            self.tank.charge(&self.terms, units, cells_ago);
+            return;
+        };
+        // What is charged to a standing part drains there as well; cells are told when the others are heard of again.
+        if outward.ground != Ground::Part || self.terms.algorithm() == Algorithm::Gcra {
+            outward.own.charge(&self.terms, units, cells_ago);
+        }
+        let counts = if outward.ground == Ground::Whole { &mut self.tank } else { &mut outward.apart };
+        counts.charge(&self.terms, units, cells_ago);
+        if outward.ground != Ground::Part {
+            outward.add(&self.terms, self.at * self.terms.tick_us(), units);
+        }
+    }
+
+    /// Gives back what was charged, in the cell in which it was, and as far as it has not drained.
+    fn refund(&mut self, update: &Update) {
+        let Update { refund_of_us, cell, .. } = *update;
+        let units = update.refund.min(DEBT_MAX);
+        self.refunded = (self.refunded + units).min(TOTAL_MAX);
+        let drops = match self.terms.algorithm() {
+            Algorithm::Gcra => {
+                let drops = self.terms.drops(units);
+                let age =
+                    if refund_of_us == 0 { 0 } else { self.at.saturating_sub(self.terms.tick(refund_of_us)) };
+                drops.saturating_sub(age.min(self.terms.ticks_to_drain(drops)) * self.terms.amount())
+            }
+            Algorithm::SlidingWindow => 0,
+        };
+        let cells_ago = self.cells_ago(cell);
+        let Some(outward) = &mut self.outward else {
+            self.tank.give_back(drops, units, cells_ago);
+            return;
+        };
+        let counts = if outward.ground == Ground::Whole { &mut self.tank } else { &mut outward.apart };
+        // Others get back what was really given back, and of a window nothing: what it charged in a cell only grows.
+        let taken = counts.level.min(drops);
+        counts.give_back(drops, units, cells_ago);
+        outward.own.give_back(taken, 0, cells_ago);
+        if outward.ground != Ground::Part {
+            outward.refunded = (outward.refunded + taken / self.terms.period()).min(TOTAL_MAX);
+        }
+    }
+
+    /// Charges requests that were decided here.
+    pub(super) fn admit(&mut self, node: NodeId, units: u64) {
+        self.charge(units, self.cell);
+        if units > 0 && self.wanted.is_some_and(|wanted| wanted.node == node) {
+            self.wanted = None;
+        }
+    }
+}
+
+/// Drops as units, rounded up: what was charged is not forgiven by rounding.
+const fn before_units(drops: u64, period: u64) -> u64 {
+    drops.div_ceil(period)
+}

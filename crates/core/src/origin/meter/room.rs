@@ -1,0 +1,133 @@
+//! What is left of a limit, and when there will be more.
+
+use super::super::call::NodeId;
+use super::{Moment, OriginMeter};
+use crate::limit::Algorithm;
+
+/// The wait of a request that no wait helps: it costs more than the burst, or the limit is 0.
+pub const NEVER_US: u64 = 1 << 52;
+
+/// When who is denied by a standing part of which nothing drains had better come again, µs: the other regions may have been
+/// heard of by then.
+const APART_RETRY_US: u64 = 1_000_000;
+
+impl OriginMeter {
+    /// How many requests of `cost` units still pass.
+    pub(in crate::origin) fn passes(&self, node: NodeId, cost: u64, count: u32) -> u32 {
+        if cost > self.terms.burst() || self.amount() == 0 {
+            return 0;
+        }
+        if cost == 0 {
+            return count;
+        }
+        let most = self.room(node) / (cost * self.terms.period());
+        u32::try_from(most).unwrap_or(u32::MAX).min(count)
+    }
+
+    /// When a request of `units` that did not pass had better come again, µs from now; 0 if this meter did not deny it.
+    /// What others hold of what it needs is called back.
+    pub(in crate::origin) fn denial_us(&mut self, moment: Moment, units: u64) -> u64 {
+        if self.passes(moment.node, units, 1) == 1 {
+            return 0;
+        }
+        if units > self.terms.burst() || self.terms.amount() == 0 {
+            return NEVER_US;
+        }
+        self.keep_for(moment, units).unwrap_or_else(|| self.wait_us(moment.node, units))
+    }
+
+    /// When `units` will fit for `node`, if nothing else comes, µs from now.
+    pub(super) fn wait_us(&self, node: NodeId, units: u64) -> u64 {
+        if self.terms.amount() == 0 {
+            return NEVER_US;
+        }
+        if self.amount() == 0 {
+            return APART_RETRY_US;
+        }
+        let need = units * self.terms.period();
+        let (taken, full, amount) = (self.taken(node), self.full(), self.amount());
+        if taken + need <= full {
+            return 0;
+        }
+        let ticks = match self.terms.algorithm() {
+            Algorithm::Gcra => (taken + need - full).div_ceil(amount),
+            Algorithm::SlidingWindow => self.ticks_until_faded(node, need),
+        };
+        self.terms.ticks_us(ticks, NEVER_US)
+    }
+
+    fn ticks_until_faded(&self, node: NodeId, need: u64) -> u64 {
+        let (period, elapsed) = (self.terms.period(), self.elapsed());
+        let standing = self.standing(node) + need;
+        if standing > self.full() {
+            return period - elapsed;
+        }
+        let overlap = (self.full() - standing) / self.fading().max(1);
+        period.saturating_sub(overlap).saturating_sub(elapsed)
+    }
+
+    /// What is left for `node`, in drops.
+    pub(super) fn room(&self, node: NodeId) -> u64 {
+        self.full().saturating_sub(self.taken(node))
+    }
+
+    /// What is taken of the limit as `node` sees it, in drops.
+    pub(super) fn taken(&self, node: NodeId) -> u64 {
+        let draining = match self.terms.algorithm() {
+            Algorithm::Gcra => self.used().level,
+            Algorithm::SlidingWindow => self.fading() * (self.terms.period() - self.elapsed()),
+        };
+        self.standing(node) + draining
+    }
+
+    /// What stays as it is until someone reports or the cell ends, in drops.
+    fn standing(&self, node: NodeId) -> u64 {
+        let wanted = self.wanted.filter(|wanted| wanted.node != node).map_or(0, |wanted| wanted.units);
+        let charged = match self.terms.algorithm() {
+            Algorithm::Gcra => self.held_before,
+            Algorithm::SlidingWindow => self.used().current,
+        };
+        self.terms.drops(self.held) + self.terms.drops(charged) + self.terms.drops(wanted)
+    }
+
+    /// What the cell before still weighs, in units, by what was charged and by what is held of it.
+    fn fading(&self) -> u64 {
+        (self.used().previous + self.held_before).min(self.terms.units_max())
+    }
+
+    pub(super) fn charged_drops(&self) -> u64 {
+        let used = self.used();
+        match self.terms.algorithm() {
+            Algorithm::Gcra => used.level,
+            Algorithm::SlidingWindow => {
+                let previous = used.previous.min(self.terms.units_max());
+                self.terms.drops(used.current) + previous * (self.terms.period() - self.elapsed())
+            }
+        }
+    }
+
+    /// What may be taken at once of the whole, or of the standing part, in units.
+    pub(super) fn capacity(&self) -> u64 {
+        match self.terms.abroad() {
+            Some(abroad) if self.is_apart() => abroad.part_capacity,
+            _ => self.terms.capacity(),
+        }
+    }
+
+    pub(super) fn full(&self) -> u64 {
+        self.capacity() * self.terms.period()
+    }
+
+    /// What drains of the whole, or of the standing part, in a tick.
+    pub(super) fn amount(&self) -> u64 {
+        match self.terms.abroad() {
+            Some(abroad) if self.is_apart() => abroad.part_amount,
+            _ => self.terms.amount(),
+        }
+    }
+
+    /// Ticks of the present cell that have passed.
+    pub(super) fn elapsed(&self) -> u64 {
+        self.at - self.cell * self.terms.period()
+    }
+}

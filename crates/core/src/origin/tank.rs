@@ -1,0 +1,98 @@
+//! What was charged and is not over, by whichever algorithm.
+
+use super::terms::{DEBT_MAX, SHARES, Terms};
+use crate::limit::Algorithm;
+
+/// What was charged and is not over. When that is, is for the meter to know: it has the clock, and the number of its cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tank {
+    /// GCRA: what has not drained, in drops.
+    pub(super) level: u64,
+    /// Sliding window: what was charged in the present cell and in the one before, in units.
+    pub(super) current: u64,
+    pub(super) previous: u64,
+}
+
+/// How the present cell comes after the one that was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    Next,
+    Later,
+    Back,
+}
+
+impl Tank {
+    /// Charges units of the present cell, of the one before it, or of another one, which is over.
+    pub(super) fn charge(&mut self, terms: &Terms, units: u64, cells_ago: u64) {
+        let most = terms.units_max();
+        match (terms.algorithm(), cells_ago) {
+            (Algorithm::Gcra, _) => self.level = (self.level + terms.drops(units)).min(DEBT_MAX),
+            (Algorithm::SlidingWindow, 0) => self.current = (self.current + units).min(most),
+            (Algorithm::SlidingWindow, 1) => self.previous = (self.previous + units).min(most),
+            (Algorithm::SlidingWindow, _) => {}
+        }
+    }
+
+    /// Gives back what is left of it: drops, or units of a cell.
+    pub(super) fn give_back(&mut self, drops: u64, units: u64, cells_ago: u64) {
+        self.level = self.level.saturating_sub(drops);
+        match cells_ago {
+            0 => self.current = self.current.saturating_sub(units),
+            1 => self.previous = self.previous.saturating_sub(units),
+            _ => {}
+        }
+    }
+
+    pub(super) fn drain(&mut self, ticks: u64, amount: u64) {
+        if amount > 0 {
+            let drained = ticks.min(self.level.div_ceil(amount)) * amount;
+            self.level = self.level.saturating_sub(drained);
+        }
+    }
+
+    pub(super) fn turn(&mut self, turn: Turn) {
+        match turn {
+            Turn::Next => (self.previous, self.current) = (self.current, 0),
+            Turn::Later => (self.previous, self.current) = (0, 0),
+            Turn::Back => {}
+        }
+    }
+
+    /// The same in drops of another size, rounded up: what was charged is not forgiven by rounding.
+    pub(super) fn resize(&mut self, before: &Terms, terms: &Terms) {
+        self.level = terms.drops(self.level.div_ceil(before.period()));
+    }
+
+    /// Everything in it, in units, rounded up.
+    pub(super) fn units(&self, terms: &Terms) -> u64 {
+        match terms.algorithm() {
+            Algorithm::Gcra => self.level.div_ceil(terms.period()),
+            Algorithm::SlidingWindow => self.current + self.previous,
+        }
+    }
+
+    /// What of it is due to a standing part, rounded up.
+    pub(super) fn shared(&self, share: u64) -> Self {
+        let of = |whole: u64| whole / SHARES * share + (whole % SHARES * share).div_ceil(SHARES);
+        Self { level: of(self.level), current: of(self.current), previous: of(self.previous) }
+    }
+
+    /// No less of it than the other has.
+    pub(super) fn at_least(&self, other: &Self) -> Self {
+        Self {
+            level: self.level.max(other.level),
+            current: self.current.max(other.current),
+            previous: self.previous.max(other.previous),
+        }
+    }
+
+    /// Both together, as far as a meter holds them.
+    pub(super) fn with(&self, terms: &Terms, other: &Self) -> Self {
+        let most = terms.units_max();
+        Self {
+            level: (self.level + other.level).min(DEBT_MAX),
+            current: (self.current + other.current).min(most),
+            previous: (self.previous + other.previous).min(most),
+        }
+    }
+}

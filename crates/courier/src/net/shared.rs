@@ -1,0 +1,350 @@
+//! What the tasks of a courier share.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate_core::origin::RegionId;
+use tidegate_origin::{Answer, Origin, OriginError, PARTITIONS};
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+use super::config::{Checked, CheckedPeer, ClockUs};
+use super::status::{CourierStatus, PeerCounts, PeerStatus};
+use super::tell::Heard;
+use super::tls::Tls;
+use crate::forward::Answers;
+use crate::message::{Ack, Batch};
+use crate::rounds::{LAG_ALARM_US, Rounds, RoundsConfig};
+
+/// How long a process is the courier without saying so again, µs. It says so three times as often. Longer: a store may be
+/// silent for longer; a courier that crashed is missed for longer.
+pub(super) const LEASE_US: u64 = 1_500_000;
+
+/// How long a call to the own origin may take.
+const ORIGIN_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How often strangers are written about. Shorter: closer to what happens; a longer log.
+const SAY_EVERY_US: u64 = 1_000_000;
+
+/// What the tasks of a courier share.
+pub(super) struct Shared {
+    pub(super) region: String,
+    pub(super) peers: Vec<CheckedPeer>,
+    pub(super) tls: Option<Tls>,
+    pub(super) origin: Arc<dyn Origin>,
+    pub(super) seed: u64,
+    pub(super) answers: Option<Arc<dyn Answers>>,
+    /// What processes of other regions told.
+    pub(super) heard: Heard,
+    /// For each peer: told when there may be something to send.
+    pub(super) stirred: Vec<Notify>,
+    /// Told when a round had better not wait for its time.
+    pub(super) hurry: Notify,
+    /// All that has to be the same in every region, as a hash.
+    pub(super) agreement: u64,
+    /// The present incarnation, while this process is the courier.
+    pub(super) tenure: watch::Sender<Option<u64>>,
+    silence_max_us: u64,
+    clock_us: ClockUs,
+    state: Mutex<State>,
+}
+
+struct State {
+    rounds: Option<Tenure>,
+    tenures: u64,
+    counts: Vec<PeerCounts>,
+    strangers: u64,
+    origin_failures: u64,
+    oversized: u64,
+    said_us: Option<u64>,
+    is_whole: bool,
+    /// All rounds that were gone, and after how many of them all regions were last heard of again.
+    rounds_gone: u64,
+    whole_since: Option<u64>,
+    /// Peers whose lag was found to be too long.
+    late: Vec<bool>,
+    /// Whether each peer was told the same of what has to be the same everywhere; nothing before it was heard of.
+    agrees: Vec<Option<bool>>,
+}
+
+/// The time in which this process is the courier.
+struct Tenure {
+    rounds: Rounds,
+    incarnation: u64,
+    until_us: u64,
+}
+
+impl Shared {
+    pub(super) fn new(checked: Checked, origin: Arc<dyn Origin>) -> Self {
+        let count = checked.peers.len();
+        let state = State {
+            rounds: None,
+            tenures: 0,
+            counts: vec![PeerCounts::default(); count],
+            strangers: 0,
+            origin_failures: 0,
+            oversized: 0,
+            said_us: None,
+            is_whole: false,
+            rounds_gone: 0,
+            whole_since: None,
+            late: vec![false; count],
+            agrees: vec![None; count],
+        };
+        Self {
+            region: checked.region,
+            peers: checked.peers,
+            tls: checked.tls,
+            origin,
+            seed: checked.seed,
+            answers: checked.answers,
+            heard: Heard::default(),
+            stirred: (0..count).map(|_| Notify::new()).collect(),
+            hurry: Notify::new(),
+            agreement: checked.agreement,
+            tenure: watch::Sender::new(None),
+            silence_max_us: checked.silence_max_us,
+            clock_us: checked.now_us,
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(super) fn now_us(&self) -> u64 {
+        (self.clock_us)()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked while holding it left the rounds between two of their steps, none of which is half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with the rounds of a tenure, unless it is over.
+    pub(super) fn during<T>(&self, incarnation: u64, act: impl FnOnce(&mut Rounds, u64) -> T) -> Option<T> {
+        let now_us = self.now_us();
+        let mut state = self.state();
+        let tenure = state.rounds.as_mut()?;
+        let is_on = tenure.incarnation == incarnation && now_us < tenure.until_us;
+        is_on.then(|| act(&mut tenure.rounds, now_us))
+    }
+
+    /// The present tenure, if this process is the courier.
+    pub(super) fn incarnation(&self) -> Option<u64> {
+        let incarnation = *self.tenure.borrow();
+        self.during(incarnation?, |_, _| ()).and(incarnation)
+    }
+
+    /// Takes in that the lease is ours until then.
+    pub(super) fn begin_or_extend(&self, until_us: u64) {
+        let now_us = self.now_us();
+        let mut state = self.state();
+        if let Some(tenure) = state.rounds.as_mut().filter(|tenure| now_us < tenure.until_us) {
+            tenure.until_us = until_us;
+            return;
+        }
+        // One that ran out begins anew: somebody else may have been the courier in between.
+        state.tenures += 1;
+        let incarnation = self.seed.wrapping_add(state.tenures);
+        let rounds = Rounds::new(&self.rounds_config(incarnation));
+        state.rounds = Some(Tenure { rounds, incarnation, until_us });
+        drop(state);
+        tracing::info!(region = self.region, "this process is the region's courier now");
+        self.tenure.send_replace(Some(incarnation));
+    }
+
+    fn rounds_config(&self, incarnation: u64) -> RoundsConfig {
+        RoundsConfig {
+            peers: self.peers.iter().map(|peer| peer.id).collect(),
+            partitions: PARTITIONS,
+            incarnation,
+            silence_max_us: self.silence_max_us,
+        }
+    }
+
+    /// Takes in that the lease is somebody else's, or ran out.
+    pub(super) fn end(&self) {
+        if self.state().rounds.take().is_some() {
+            tracing::info!(region = self.region, "this process is the region's courier no longer");
+            self.tenure.send_replace(None);
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        let now_us = self.now_us();
+        self.state().rounds.as_ref().is_some_and(|tenure| now_us >= tenure.until_us)
+    }
+
+    /// Lets somebody else be the courier, if this process is.
+    pub(super) async fn give_up_lease(&self) {
+        if self.tenure.borrow().is_some() {
+            self.end();
+            // If that fails, the lease runs out.
+            let _ = self.ask_origin(self.origin.lease(self.seed, 0)).await;
+        }
+    }
+
+    /// Waits for the own origin, and counts when it does not answer.
+    pub(super) async fn ask_origin<T>(&self, answer: Answer<'_, T>) -> Result<T, OriginError> {
+        let late = || OriginError::Unknown(format!("no answer within {ORIGIN_TIME_MAX:?}"));
+        let answer = timeout(ORIGIN_TIME_MAX, answer).await.unwrap_or_else(|_| Err(late()));
+        if answer.is_err() {
+            self.state().origin_failures += 1;
+        }
+        answer
+    }
+
+    pub(super) fn peer_named(&self, name: &str) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.name == name)
+    }
+
+    pub(super) fn id(&self, place: usize) -> Option<RegionId> {
+        self.peers.get(place).map(|peer| peer.id)
+    }
+
+    pub(super) fn count(&self, place: usize, count: impl FnOnce(&mut PeerCounts)) {
+        if let Some(counts) = self.state().counts.get_mut(place) {
+            count(counts);
+        }
+    }
+
+    /// Counts a stranger, and says so unless that was just done.
+    pub(super) fn note_stranger(&self, from: std::net::SocketAddr, why: &dyn std::fmt::Display) {
+        let now_us = self.now_us();
+        let mut state = self.state();
+        state.strangers += 1;
+        if state.said_us.is_none_or(|said_us| now_us >= said_us + SAY_EVERY_US) {
+            state.said_us = Some(now_us);
+            tracing::warn!(region = self.region, %from, "a connection of another region was refused: {why}");
+        }
+    }
+
+    pub(super) fn note_oversized(&self, oversized: u64) {
+        if oversized > 0 {
+            self.state().oversized += oversized;
+            tracing::warn!(
+                region = self.region,
+                oversized,
+                "what was used under long keys stays unknown to other regions"
+            );
+        }
+    }
+
+    /// Takes in what a batch says that was merged; what to answer, unless the tenure is over. Where it ends a silence, nobody has
+    /// to wait for the next round to know: not the peers, nor the own origin.
+    pub(super) fn take_news(&self, incarnation: u64, from: RegionId, batch: &Batch) -> Option<Ack> {
+        let (ack, is_whole_again) = self.during(incarnation, |rounds, now_us| {
+            let was_whole = rounds.whole_for_us(now_us) > 0;
+            let ack = rounds.merged(now_us, from, batch);
+            (ack, !was_whole && rounds.whole_for_us(now_us) > 0)
+        })?;
+        self.stirred.iter().for_each(Notify::notify_one);
+        if is_whole_again {
+            self.hurry.notify_one();
+        }
+        Some(ack)
+    }
+
+    /// Whether all regions are heard of.
+    pub(super) fn is_whole(&self, incarnation: u64) -> bool {
+        self.during(incarnation, |rounds, now_us| rounds.whole_for_us(now_us) > 0).unwrap_or(false)
+    }
+
+    /// Takes in that a round ended, in which all regions were heard of or not: tells everyone who sends, and whoever reads the log,
+    /// what is new.
+    pub(super) fn round_ended(&self, incarnation: u64, is_whole: bool) {
+        let lags = self.during(incarnation, |rounds, now_us| {
+            rounds.round_ended();
+            let states = self.peers.iter().map(|peer| rounds.peer_state(now_us, peer.id));
+            states.map(|state| state.and_then(|state| state.lag_us)).collect::<Vec<Option<u64>>>()
+        });
+        self.stirred.iter().for_each(Notify::notify_one);
+        if let Some(lags) = lags {
+            self.note_whole(is_whole);
+            self.note_lags(&lags);
+        }
+    }
+
+    fn note_whole(&self, is_whole: bool) {
+        let mut state = self.state();
+        state.rounds_gone += 1;
+        if std::mem::replace(&mut state.is_whole, is_whole) == is_whole {
+            return;
+        }
+        state.whole_since = is_whole.then_some(state.rounds_gone);
+        drop(state);
+        if is_whole {
+            tracing::info!(region = self.region, "all regions are heard: limits are global");
+        } else {
+            tracing::warn!(
+                region = self.region,
+                "a region is silent: global limits fall back to this region's part"
+            );
+        }
+    }
+
+    /// Takes in what a peer was told of what has to be the same everywhere, and says so where that is another.
+    pub(super) fn note_agreement(&self, place: usize, theirs: u64) {
+        let agrees = theirs == self.agreement;
+        let mut state = self.state();
+        let Some(known) = state.agrees.get_mut(place) else { return };
+        let is_news = known.replace(agrees) != Some(agrees);
+        drop(state);
+        if is_news && !agrees {
+            let peer = self.peers.get(place).map_or("", |peer| &peer.name);
+            tracing::warn!(
+                region = self.region,
+                peer,
+                "a region was told of other regions, weights or silences: standing parts may be more than the whole, and keys of strict \
+                 limits that another region decides for there are refused"
+            );
+        }
+    }
+
+    fn note_lags(&self, lags: &[Option<u64>]) {
+        let mut state = self.state();
+        for ((late, lag_us), peer) in state.late.iter_mut().zip(lags).zip(&self.peers) {
+            let is_late = lag_us.is_some_and(|lag_us| lag_us > LAG_ALARM_US);
+            if std::mem::replace(late, is_late) == is_late {
+                continue;
+            }
+            let lag_ms = lag_us.unwrap_or_default() / 1_000;
+            if is_late {
+                tracing::warn!(peer = peer.name, lag_ms, "a region learns late of what is used here");
+            } else {
+                tracing::info!(
+                    peer = peer.name,
+                    lag_ms,
+                    "a region learns in time again of what is used here"
+                );
+            }
+        }
+    }
+
+    pub(super) fn status(&self) -> CourierStatus {
+        let now_us = self.now_us();
+        let state = self.state();
+        let rounds =
+            state.rounds.as_ref().filter(|tenure| now_us < tenure.until_us).map(|tenure| &tenure.rounds);
+        let peer = |((peer, counts), agrees): ((&CheckedPeer, &PeerCounts), &Option<bool>)| {
+            let known = rounds.and_then(|rounds| rounds.peer_state(now_us, peer.id));
+            PeerStatus {
+                region: peer.name.clone(),
+                is_connected: known.is_some_and(|known| known.connected),
+                lag_us: known.and_then(|known| known.lag_us),
+                silence_us: known.and_then(|known| known.silence_us),
+                agrees: *agrees,
+                counts: *counts,
+            }
+        };
+        CourierStatus {
+            is_courier: rounds.is_some(),
+            is_whole: rounds.is_some_and(|rounds| rounds.whole_for_us(now_us) > 0),
+            silence_us: rounds.and_then(|rounds| rounds.effective_silence_us(now_us)),
+            strangers: state.strangers,
+            origin_failures: state.origin_failures,
+            oversized: state.oversized,
+            rounds: state.rounds_gone,
+            whole_since: state.whole_since,
+            peers: self.peers.iter().zip(&state.counts).zip(&state.agrees).map(peer).collect(),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What was spent already, or is given back, under limits that another region decides: told until it was heard, in time.
+//!
+//! A charge is told again until it is answered, so it counts at least once: more than once only if one process of the other
+//! region took it in, its answer was lost, and another process heard it then. A refund that was sent is not told again: it counts
+//! once at most.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate_core::Backoff;
+use tidegate_core::origin::RegionId;
+use tokio::time::timeout;
+
+use super::forward::{Forwarder, Unheard};
+use super::send::wait;
+use crate::forward::{Act, Answers, Forward, Forwarded, Said};
+
+/// What is told at once, to all regions together; more is given up. Higher: more is kept while a region cannot be reached; more
+/// memory, up to a key and its limit for each.
+pub(super) const TELLS_MAX: usize = 4_096;
+
+/// How often something is told at most. Higher: longer cuts are outlasted; it counts against a later time.
+const TRIES_MAX: u32 = 24;
+
+/// How long an answer may take before it is told again. Longer: slower networks; what was lost is told later.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How long to wait before it is told again, at first and at most: with the tries, some two minutes. Longer: less work while a region is
+/// gone; what was spent is known there later when it is back.
+const WAIT_MIN: Duration = Duration::from_millis(100);
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How much of what others told is remembered. Higher: what is told again is known for longer to have been heard; more memory,
+/// 32 bytes for each.
+const HEARD_MAX: usize = 16_384;
+
+impl Forwarder {
+    /// Tells a region of what was spent, or of what is given back, until it has heard it. False if that was given up, which is
+    /// counted.
+    pub async fn tell(&self, region: RegionId, mut forward: Forward) -> bool {
+        let act = forward.act;
+        let Some(place) = self.number(region, &mut forward) else { return false };
+        let is_told = match self.tells.try_acquire() {
+            Ok(_permit) => self.tell_again(place, forward).await,
+            Err(_) => false,
+        };
+        if !is_told {
+            self.shared.count(place, |counts| match act {
+                Act::Refund => counts.refunds_given_up += 1,
+                Act::Charge | Act::Decide => counts.charges_given_up += 1,
+            });
+        }
+        is_told
+    }
+
+    async fn tell_again(&self, place: usize, forward: Forward) -> bool {
+        let mut backoff = Backoff::new(WAIT_MIN, WAIT_MAX, self.shared.seed.wrapping_add(forward.id));
+        for turn in 1..=TRIES_MAX {
+            match self.ask_once(place, forward.clone(), ANSWER_TIME_MAX).await {
+                Ok(Forwarded { said: Some(_), .. }) => return true,
+                // Twice would let more pass than the limit says.
+                Err(Unheard::Unknown) if forward.act == Act::Refund => return false,
+                // Nobody could take it in, it never left, or it may have been lost.
+                Ok(Forwarded { said: None, .. }) | Err(_) => {}
+            }
+            if turn < TRIES_MAX {
+                wait(backoff.after_failure()).await;
+            }
+        }
+        false
+    }
+
+    /// Waits until everything that is being told was heard or given up, or for this long.
+    pub async fn settle(&self, time_max: Duration) {
+        let all = u32::try_from(TELLS_MAX).unwrap_or(u32::MAX);
+        let _ = timeout(time_max, self.tells.acquire_many(all)).await;
+    }
+}
+
+/// What others told, so that it is taken in once.
+#[derive(Default)]
+pub(super) struct Heard(Mutex<Remembered>);
+
+#[derive(Default)]
+struct Remembered {
+    /// By who told it and its number.
+    all: HashSet<(u64, u64)>,
+    /// In the order in which they are forgotten.
+    order: VecDeque<(u64, u64)>,
+}
+
+impl Heard {
+    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes something in, unless it was: then it is answered alike.
+    pub(super) async fn once(&self, teller: u64, forward: Forward, answers: &dyn Answers) -> Forwarded {
+        let (id, limits) = (forward.id, forward.questions.len());
+        if !self.remembered().begin((teller, id)) {
+            let said = Said { remaining: vec![0; limits], denied: None };
+            return Forwarded { id, said: Some(said) };
+        }
+        let answer = answers.answer(forward).await;
+        if answer.said.is_none() {
+            // It was not taken in: it may be told again.
+            self.remembered().forget((teller, id));
+        }
+        answer
+    }
+}
+
+impl Remembered {
+    /// Whether it is told for the first time, as far as that is remembered.
+    fn begin(&mut self, what: (u64, u64)) -> bool {
+        if !self.all.insert(what) {
+            return false;
+        }
+        self.order.push_back(what);
+        if self.order.len() > HEARD_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.all.remove(&oldest);
+        }
+        true
+    }
+
+    /// Forgets something whole: what is told again later would otherwise be forgotten with what was told before.
+    fn forget(&mut self, what: (u64, u64)) {
+        self.all.remove(&what);
+        // It came of late.
+        if let Some(at) = self.order.iter().rposition(|known| *known == what) {
+            self.order.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_the_oldest_is_forgotten() {
+        let mut remembered = Remembered::default();
+        let most = HEARD_MAX as u64;
+        assert!((0..most).all(|id| remembered.begin((1, id))));
+        assert!(!remembered.begin((1, 0)) && remembered.begin((2, 0)), "by who told it");
+        assert!(remembered.begin((1, 0)), "the oldest made room");
+        assert_eq!((remembered.all.len(), remembered.order.len()), (HEARD_MAX, HEARD_MAX));
+    }
+
+    #[test]
+    fn what_was_told_again_because_it_was_not_taken_in_is_remembered_as_long_as_everything_else() {
+        let mut remembered = Remembered::default();
+        assert!(remembered.begin((1, 7)));
+        remembered.forget((1, 7));
+        assert!((0..1_000).all(|id| remembered.begin((2, id))));
+        assert!(remembered.begin((1, 7)), "told again");
+        let rest = HEARD_MAX as u64 - 1;
+        assert!((0..rest).all(|id| remembered.begin((3, id))));
+        assert!(!remembered.begin((1, 7)), "nothing is older than what is the oldest");
+        assert!(remembered.begin((4, 0)) && remembered.begin((1, 7)), "and then it is its turn");
+    }
+}

@@ -1,0 +1,197 @@
+//! What is heard of a peer, and for how long nothing was.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::BATCHES_UNDER_WAY_MAX;
+use crate::message::{Batch, BatchId, News};
+
+/// What was heard of a peer. Instants are of our own clock, and what they say stays true, so they only ever grow.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hearing {
+    /// The couriers that last spoke, the latest last: for a while there may be two.
+    couriers: VecDeque<Spoken>,
+    /// Everything that the peer had marked by then is merged here.
+    heard_us: Option<u64>,
+    /// By then the peer had heard of each of its own peers.
+    others_us: Option<u64>,
+}
+
+/// How many couriers of a peer are told apart: one that ends, and the one that begins.
+const COURIERS_MAX: usize = 2;
+
+/// What a courier said.
+#[derive(Clone, Debug)]
+struct Spoken {
+    incarnation: u64,
+    /// Every batch up to this one is merged here.
+    upto: u64,
+    /// Those behind it that are merged too, while one before them is missing.
+    ahead: BTreeSet<u64>,
+}
+
+impl Hearing {
+    /// Takes in that a batch was merged, and what it says of all that the peer told: unless one before it is missing, which is
+    /// on its way then.
+    pub(super) fn take_in(&mut self, now_us: u64, batch: &Batch) {
+        let BatchId { incarnation, sequence } = batch.id;
+        let place = self.couriers.iter().position(|spoken| spoken.incarnation == incarnation);
+        let known = place.and_then(|place| self.couriers.remove(place));
+        let mut spoken = known.unwrap_or_else(|| Spoken { incarnation, upto: 0, ahead: BTreeSet::new() });
+        spoken.merge(sequence, batch.news.after);
+        if sequence <= spoken.upto {
+            self.take_in_news(now_us, &batch.news);
+        }
+        self.couriers.push_back(spoken);
+        if self.couriers.len() > COURIERS_MAX {
+            self.couriers.pop_front();
+        }
+    }
+
+    fn take_in_news(&mut self, now_us: u64, news: &News) {
+        // The batch was written after our clock was read there: what it says was true then, or later. No instant is ours that
+        // has not come, whatever a peer says.
+        let written_us = news.echo_us.min(now_us);
+        let before = |age_us: Option<u64>| age_us.and_then(|age_us| written_us.checked_sub(age_us));
+        self.heard_us = self.heard_us.max(before(news.age_us));
+        self.others_us = self.others_us.max(before(news.silence_us));
+    }
+
+    /// For how long nothing was heard of the peer itself.
+    pub(super) fn silence_us(&self, now_us: u64) -> Option<u64> {
+        self.heard_us.map(|heard_us| now_us.saturating_sub(heard_us))
+    }
+
+    /// The same, or for how long the peer has heard nothing of one of its own, if that is longer.
+    pub(super) fn effective_silence_us(&self, now_us: u64) -> Option<u64> {
+        let others_us = now_us.saturating_sub(self.others_us?);
+        self.silence_us(now_us).map(|own_us| own_us.max(others_us))
+    }
+}
+
+impl Spoken {
+    /// Takes in that a batch is merged, and that its courier knows of all up to `after`. It has no more under way than are remembered,
+    /// so what is forgotten is a stranger's mistake, and waits for the peer to say how far it is.
+    fn merge(&mut self, sequence: u64, after: u64) {
+        self.upto = self.upto.max(after);
+        if sequence > self.upto && self.ahead.len() < BATCHES_UNDER_WAY_MAX {
+            self.ahead.insert(sequence);
+        }
+        self.ahead = self.ahead.split_off(&self.upto.saturating_add(1));
+        while self.ahead.remove(&self.upto.saturating_add(1)) {
+            self.upto += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_US: u64 = 1_000_000;
+
+    /// The next batch of a peer that has one under way at a time.
+    fn news(echo_us: u64, age_us: u64, silence_us: u64) -> Batch {
+        batch(1, News { after: 0, echo_us, age_us: Some(age_us), silence_us: Some(silence_us) })
+    }
+
+    fn batch(sequence: u64, news: News) -> Batch {
+        Batch { id: BatchId { incarnation: 1, sequence }, news, groups: vec![] }
+    }
+
+    #[test]
+    fn a_batch_that_was_under_way_for_long_is_as_old_as_it_is() {
+        let mut hearing = Hearing::default();
+        hearing.take_in(60 * SECOND_US, &news(50 * SECOND_US, SECOND_US, 0));
+        assert_eq!(hearing.silence_us(60 * SECOND_US), Some(11 * SECOND_US));
+    }
+
+    #[test]
+    fn an_older_word_takes_nothing_back() {
+        let mut hearing = Hearing::default();
+        hearing.take_in(10 * SECOND_US, &news(10 * SECOND_US, 0, 0));
+        hearing.take_in(11 * SECOND_US, &news(5 * SECOND_US, 0, 3 * SECOND_US));
+        let none = News { after: 0, echo_us: 11 * SECOND_US, age_us: None, silence_us: None };
+        hearing.take_in(11 * SECOND_US, &batch(1, none));
+        assert_eq!(hearing.effective_silence_us(11 * SECOND_US), Some(SECOND_US));
+    }
+
+    #[test]
+    fn a_peer_that_misses_somebody_counts_as_silent_for_as_long() {
+        let mut hearing = Hearing::default();
+        hearing.take_in(10 * SECOND_US, &news(10 * SECOND_US, 0, 4 * SECOND_US));
+        assert_eq!(hearing.silence_us(12 * SECOND_US), Some(2 * SECOND_US));
+        assert_eq!(hearing.effective_silence_us(12 * SECOND_US), Some(6 * SECOND_US));
+    }
+
+    #[test]
+    fn nobody_is_heard_in_the_future_nor_before_the_clock_began() {
+        let mut hearing = Hearing::default();
+        hearing.take_in(SECOND_US, &news(SECOND_US, 2 * SECOND_US, 2 * SECOND_US));
+        assert_eq!(hearing.silence_us(SECOND_US), None, "older than our clock: nobody knows by how much");
+        hearing.take_in(SECOND_US, &news(u64::MAX, 0, 0));
+        assert_eq!(hearing.silence_us(3 * SECOND_US), Some(2 * SECOND_US));
+    }
+
+    /// However many are under way when the next one is made.
+    #[test]
+    fn who_missed_a_batch_hears_again_when_it_has_come() {
+        let of = |sequence: u64, after| {
+            batch(sequence, News { after, echo_us: sequence * 1_000, age_us: Some(0), silence_us: Some(0) })
+        };
+        let heard_us = |hearing: &Hearing| hearing.silence_us(90_000).map(|silence_us| 90_000 - silence_us);
+        let mut hearing = Hearing::default();
+        for (sequence, after) in [(1, 0), (4, 1), (5, 1)] {
+            hearing.take_in(90_000, &of(sequence, after));
+        }
+        assert_eq!(heard_us(&hearing), Some(1_000), "two are missing");
+        hearing.take_in(90_000, &of(2, 1));
+        hearing.take_in(90_000, &of(3, 1));
+        assert_eq!(heard_us(&hearing), Some(3_000));
+        for sequence in 6..40 {
+            hearing.take_in(90_000, &of(sequence, sequence - 3));
+            assert_eq!(heard_us(&hearing), Some(sequence * 1_000));
+        }
+        assert!(hearing.couriers.iter().all(|spoken| spoken.ahead.is_empty()));
+    }
+
+    #[test]
+    fn two_couriers_of_a_peer_are_heard_side_by_side() {
+        let mut hearing = Hearing::default();
+        for sequence in 1..20_u64 {
+            for incarnation in [1, 2] {
+                let echo_us = sequence * 1_000 + incarnation;
+                let after = sequence.saturating_sub(3);
+                let news = News { after, echo_us, age_us: Some(0), silence_us: Some(0) };
+                let id = BatchId { incarnation, sequence };
+                hearing.take_in(90_000, &Batch { id, news, groups: vec![] });
+                assert_eq!(hearing.silence_us(90_000), Some(90_000 - echo_us));
+            }
+        }
+        let stranger = BatchId { incarnation: 3, sequence: 1 };
+        hearing.take_in(90_000, &Batch { id: stranger, ..news(80_000, 0, 0) });
+        assert_eq!((hearing.silence_us(90_000), hearing.couriers.len()), (Some(10_000), COURIERS_MAX));
+    }
+
+    #[test]
+    fn a_batch_says_nothing_of_those_before_it_that_have_not_come() {
+        let of = |sequence, after, echo_us| {
+            batch(sequence, News { after, echo_us, age_us: Some(0), silence_us: Some(0) })
+        };
+        let heard_us = |hearing: &Hearing| hearing.silence_us(9_000).map(|silence_us| 9_000 - silence_us);
+        let mut hearing = Hearing::default();
+        hearing.take_in(9_000, &of(2, 0, 2_000));
+        assert_eq!(heard_us(&hearing), None, "the first is missing");
+        hearing.take_in(9_000, &of(1, 0, 1_000));
+        assert_eq!(heard_us(&hearing), Some(1_000));
+        hearing.take_in(9_000, &of(3, 0, 3_000));
+        assert_eq!(heard_us(&hearing), Some(3_000), "the second had come");
+        hearing.take_in(9_000, &of(5, 3, 5_000));
+        assert_eq!(heard_us(&hearing), Some(3_000), "the fourth is missing");
+        hearing.take_in(9_000, &of(6, 4, 6_000));
+        assert_eq!(heard_us(&hearing), Some(6_000), "the sender knows that it was merged");
+        let mut other = of(7, 0, 7_000);
+        other.id.incarnation = 2;
+        hearing.take_in(9_000, &other);
+        assert_eq!(heard_us(&hearing), Some(6_000), "another courier counts its own");
+    }
+}

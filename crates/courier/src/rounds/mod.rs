@@ -1,0 +1,264 @@
+//! The rounds of a courier: what to ask the own origin for, what to send to whom, and how well others are heard. Nothing here
+//! waits, reads a clock or opens a socket; whoever carries it out says what time it is.
+//!
+//! ```text
+//! own origin  --asks, gathered-->  Rounds  --next_batch, acknowledge-->  each peer
+//! peers       --merged---------->  Rounds  --whole_for_us------------->  own origin, with each ask
+//! ```
+//!
+//! What changed is marked at the origin, in order. A peer's place in that order moves on when the origin has answered, and
+//! what a peer has acknowledged when it has merged a batch, and all before it, into an origin of its own; only what every peer
+//! has acknowledged is dropped from the marks. Several batches are under way to a peer at once, and may be merged and
+//! acknowledged in any order. All of this is in memory: a new courier begins at the oldest mark and says again what its
+//! predecessor may have said. Components are merged by their maximum, so that saying something twice, late or in another
+//! order changes nothing.
+
+mod hearing;
+mod outbox;
+
+use tidegate_core::bound::{COURIER_US, SILENCE_US};
+use tidegate_core::origin::{Gathered, RegionId, Round};
+
+use crate::message::{Ack, Batch};
+use hearing::Hearing;
+use outbox::Outbox;
+
+pub use tidegate_core::bound::LAG_ALARM_US;
+
+pub use outbox::{BATCH_BYTES_MAX, BATCH_COMPONENTS_MAX, BATCHES_UNDER_WAY_MAX, OUTBOX_BYTES_MAX};
+
+/// The most components that an origin is asked for at once. Higher: fewer calls while much changes; a store is busy with each
+/// for longer.
+pub const GATHER_MAX: u16 = 256;
+
+/// The most regions beside the own one. Each costs its part of every batch sent, and a cursor for each partition.
+pub const PEERS_MAX: usize = 15;
+
+/// How often a courier goes its round, µs: as bounds count with it.
+pub const INTERVAL_US: u64 = COURIER_US;
+
+/// For how long others may be silent before a region falls back to its own part, unless told otherwise, µs: as bounds count with it.
+pub const SILENCE_MAX_US: u64 = SILENCE_US;
+
+/// What a courier has to know.
+#[derive(Clone, Debug)]
+pub struct RoundsConfig {
+    /// The other regions, each once.
+    pub peers: Vec<RegionId>,
+    /// How many partitions an origin has.
+    pub partitions: u16,
+    /// The courier: a number that nobody before it had.
+    pub incarnation: u64,
+    /// For how long others may be silent, µs: [`SILENCE_MAX_US`] unless there is a reason.
+    pub silence_max_us: u64,
+}
+
+/// The rounds of a courier, from when it became one until it is none any more.
+#[derive(Debug)]
+pub struct Rounds {
+    incarnation: u64,
+    silence_max_us: u64,
+    peers: Vec<Peer>,
+    /// For each partition what its clock read when it last answered, and ours then.
+    clocks_us: Vec<Option<(u64, u64)>>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    region: RegionId,
+    outbox: Outbox,
+    hearing: Hearing,
+}
+
+/// Something to ask of one partition of the own origin. Of several, one after the other, in any order.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The partition.
+    pub partition: u16,
+    /// What is asked.
+    pub round: Round,
+    since_us: u64,
+    /// For whom: places among the peers.
+    peers: Vec<usize>,
+}
+
+/// How it stands with a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerState {
+    /// Whether there is a link to it.
+    pub connected: bool,
+    /// What a change here takes to be known there, µs, measured; it grows while nothing is acknowledged. Nothing before the
+    /// peer has acknowledged everything once.
+    pub lag_us: Option<u64>,
+    /// For how long nothing was heard of it, µs. Nothing if it never was.
+    pub silence_us: Option<u64>,
+}
+
+impl Rounds {
+    /// The rounds of a new courier, which knows nothing of its predecessor.
+    pub fn new(config: &RoundsConfig) -> Self {
+        let peer = |region: &RegionId| Peer {
+            region: *region,
+            outbox: Outbox::new(config.partitions),
+            hearing: Hearing::default(),
+        };
+        Self {
+            incarnation: config.incarnation,
+            silence_max_us: config.silence_max_us,
+            peers: config.peers.iter().map(peer).collect(),
+            clocks_us: vec![None; usize::from(config.partitions)],
+        }
+    }
+
+    /// What to ask of a partition in this round: for peers that are equally far, once. With no peer to gather for, there is
+    /// still to be said for how long the region is whole.
+    pub fn asks(&self, now_us: u64, partition: u16) -> Vec<Asked> {
+        let mut asks: Vec<Asked> = Vec::with_capacity(1);
+        let ready = self.peers.iter().enumerate().filter(|(_, peer)| peer.outbox.has_room());
+        for (place, peer) in ready {
+            let after = peer.outbox.taken(partition);
+            match asks.iter_mut().find(|asked| asked.round.after == after) {
+                Some(asked) => asked.peers.push(place),
+                None => asks.push(self.ask(now_us, partition, after, GATHER_MAX, vec![place])),
+            }
+        }
+        if asks.is_empty() {
+            asks.push(self.ask(now_us, partition, 0, 0, Vec::new()));
+        }
+        asks
+    }
+
+    /// What to ask next, if there was more than an answer could hold and somebody waits for it.
+    pub fn ask_on(&self, now_us: u64, asked: &Asked, gathered: &Gathered) -> Option<Asked> {
+        let is_ready = |place: &&usize| self.peers.get(**place).is_some_and(|peer| peer.outbox.has_room());
+        let peers: Vec<usize> = asked.peers.iter().filter(is_ready).copied().collect();
+        (gathered.more && !peers.is_empty())
+            .then(|| self.ask(now_us, asked.partition, gathered.upto, GATHER_MAX, peers))
+    }
+
+    fn ask(&self, now_us: u64, partition: u16, after: u64, most: u16, peers: Vec<usize>) -> Asked {
+        let acknowledged = self.peers.iter().map(|peer| peer.outbox.acknowledged(partition));
+        let trim = acknowledged.min().unwrap_or(0);
+        let (whole_for_us, clock_us) = (self.whole_for_us(now_us), self.clock_us(now_us, partition));
+        Asked {
+            partition,
+            round: Round { whole_for_us, clock_us, trim, after, most },
+            since_us: now_us,
+            peers,
+        }
+    }
+
+    /// What the clock of a partition reads by now, at least; 0 if it has never answered.
+    fn clock_us(&self, now_us: u64, partition: u16) -> u64 {
+        let known = self.clocks_us.get(usize::from(partition)).copied().flatten();
+        known.map_or(0, |(clock_us, then_us)| clock_us.saturating_add(now_us.saturating_sub(then_us)))
+    }
+
+    /// Takes in an answer of the own origin. One that never came is asked for again in the next round. How many components are
+    /// too large to be carried: others do not count them.
+    pub fn gathered(&mut self, now_us: u64, asked: &Asked, gathered: &Gathered) -> u64 {
+        if let Some(clock) = self.clocks_us.get_mut(usize::from(asked.partition)) {
+            *clock = Some((gathered.now_us, now_us));
+        }
+        if gathered.upto < asked.round.after {
+            // The store has lost writes, and its marks with them.
+            self.peers.iter_mut().for_each(|peer| peer.outbox.begin_anew(asked.partition));
+            return 0;
+        }
+        let (pieces, oversized) = outbox::pieces(asked.partition, &gathered.components);
+        for place in &asked.peers {
+            let Some(peer) = self.peers.get_mut(*place) else { continue };
+            // Answers that overlap are no harm: what is in both is said twice.
+            peer.outbox.take(asked.since_us, asked.partition, gathered, &pieces);
+        }
+        oversized
+    }
+
+    /// Takes in that every partition was asked: each peer gets a sign of life, also where nothing changed.
+    pub fn round_ended(&mut self) {
+        self.peers.iter_mut().for_each(|peer| peer.outbox.round_ended());
+    }
+
+    /// Takes in that there is a link to a peer, which said what its clock reads.
+    pub fn connected(&mut self, peer: RegionId, echo_us: u64) {
+        if let Some(peer) = self.peer_mut(peer) {
+            peer.outbox.connect(echo_us);
+        }
+    }
+
+    /// Takes in that the link to a peer broke.
+    pub fn disconnected(&mut self, peer: RegionId) {
+        if let Some(peer) = self.peer_mut(peer) {
+            peer.outbox.disconnect();
+        }
+    }
+
+    /// What to send to a peer now, if anything: it has to be sent, or the link taken as broken.
+    pub fn next_batch(&mut self, now_us: u64, peer: RegionId) -> Option<Batch> {
+        let (incarnation, silence_us) = (self.incarnation, self.silence_us(now_us));
+        self.peer_mut(peer)?.outbox.next(now_us, incarnation, silence_us)
+    }
+
+    /// Takes in that a peer merged a batch; false if that is none of those under way: an old one, or a predecessor's.
+    pub fn acknowledged(&mut self, now_us: u64, peer: RegionId, ack: &Ack) -> bool {
+        self.peer_mut(peer).is_some_and(|peer| peer.outbox.acknowledge(now_us, ack))
+    }
+
+    /// Takes in that a batch of a peer was merged into the own origin, whole; what to answer.
+    /// Where it ends a silence, the others wait to hear of that.
+    pub fn merged(&mut self, now_us: u64, peer: RegionId, batch: &Batch) -> Ack {
+        let was_silent = self.is_silent(now_us);
+        if let Some(peer) = self.peer_mut(peer) {
+            peer.hearing.take_in(now_us, batch);
+        }
+        if was_silent && !self.is_silent(now_us) {
+            self.round_ended();
+        }
+        Ack { id: batch.id, clock_us: now_us }
+    }
+
+    /// Whether a peer has been silent for too long, or was never heard of.
+    fn is_silent(&self, now_us: u64) -> bool {
+        self.silence_us(now_us).is_none_or(|silence_us| silence_us >= self.silence_max_us)
+    }
+
+    /// For how long the most silent peer has been silent, µs; nothing while one was never heard of.
+    pub fn silence_us(&self, now_us: u64) -> Option<u64> {
+        most(self.peers.iter().map(|peer| peer.hearing.silence_us(now_us)))
+    }
+
+    /// The same, counting whom peers have not heard of: where two regions are cut from each other and both see a third, all
+    /// three know.
+    pub fn effective_silence_us(&self, now_us: u64) -> Option<u64> {
+        most(self.peers.iter().map(|peer| peer.hearing.effective_silence_us(now_us)))
+    }
+
+    /// For how long from now on the region may act as a part of the whole, µs. Once said it stays true, whoever says less
+    /// later.
+    pub fn whole_for_us(&self, now_us: u64) -> u64 {
+        let silence_us = self.effective_silence_us(now_us);
+        silence_us.map_or(0, |silence_us| self.silence_max_us.saturating_sub(silence_us))
+    }
+
+    /// How it stands with a peer.
+    pub fn peer_state(&self, now_us: u64, peer: RegionId) -> Option<PeerState> {
+        let peer = self.peers.iter().find(|known| known.region == peer)?;
+        Some(PeerState {
+            connected: peer.outbox.is_connected(),
+            lag_us: peer.outbox.lag_us(now_us, INTERVAL_US),
+            silence_us: peer.hearing.silence_us(now_us),
+        })
+    }
+
+    fn peer_mut(&mut self, region: RegionId) -> Option<&mut Peer> {
+        self.peers.iter_mut().find(|peer| peer.region == region)
+    }
+}
+
+/// The longest of several silences; nothing if one of them is not known.
+fn most(silences: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    silences.collect::<Option<Vec<u64>>>()?.into_iter().max()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,192 @@
+//! Forwarded questions as bytes.
+
+use std::time::Duration;
+
+use tidegate_core::{Algorithm, Limit};
+
+use super::bytes::{Reader, put_number, put_optional, put_text};
+use super::{FRAME_BYTES_MAX, Frame, WireError};
+use crate::forward::{Act, FORWARD_QUESTIONS_MAX, Forward, ForwardQuestion, Forwarded, Said};
+
+/// The longest text of a question: what every surface takes as a request, and so as a key, is shorter. Several of them have to
+/// fit into a frame.
+const TEXT_BYTES_MAX: usize = 64 << 10;
+
+const ACTS: [(Act, u8); 3] = [(Act::Decide, 0), (Act::Charge, 1), (Act::Refund, 2)];
+
+/// Whether the other side would take it: a key that is too long must not cost others their connection.
+#[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only connections send questions"))]
+pub(crate) fn fits(forward: &Forward) -> bool {
+    let texts = |question: &ForwardQuestion| {
+        let placement = question.placement.as_ref().map_or(0, |placement| placement.len());
+        [question.tenant.len(), question.name.len(), question.key.len(), placement]
+    };
+    let mut lengths = forward.questions.iter().flat_map(texts);
+    forward.questions.len() <= FORWARD_QUESTIONS_MAX
+        && lengths.all(|length| length <= TEXT_BYTES_MAX)
+        && Frame::Forward(forward.clone(), u64::MAX).encode().len() <= FRAME_BYTES_MAX
+}
+
+pub(super) fn put(bytes: &mut Vec<u8>, forward: &Forward) {
+    put_number(bytes, forward.id);
+    bytes.extend(ACTS.iter().find(|(act, _)| *act == forward.act).map(|(_, byte)| *byte));
+    put_number(bytes, forward.questions.len() as u64);
+    forward.questions.iter().for_each(|question| put_question(bytes, question));
+}
+
+pub(super) fn get(reader: &mut Reader<'_>) -> Result<Forward, WireError> {
+    let id = reader.number()?;
+    let byte = reader.byte()?;
+    let act = ACTS.iter().find(|(_, known)| *known == byte).ok_or(WireError::Kind(byte))?.0;
+    let questions = reader.many("questions", FORWARD_QUESTIONS_MAX, question)?;
+    Ok(Forward { id, act, questions })
+}
+
+fn put_question(bytes: &mut Vec<u8>, question: &ForwardQuestion) {
+    put_text(bytes, question.tenant.as_bytes());
+    put_text(bytes, question.name.as_bytes());
+    let limit = &question.limit;
+    bytes.push(u8::from(limit.algorithm() == Algorithm::SlidingWindow));
+    put_number(bytes, limit.amount().into());
+    put_number(bytes, limit.period_us());
+    put_number(bytes, limit.burst().into());
+    put_number(bytes, question.tolerance_ppm.into());
+    put_number(bytes, question.version.into());
+    put_text(bytes, &question.key);
+    bytes.push(u8::from(question.placement.is_some()));
+    question.placement.iter().for_each(|placement| put_text(bytes, placement));
+    put_number(bytes, question.cost);
+}
+
+fn question(reader: &mut Reader<'_>) -> Result<ForwardQuestion, WireError> {
+    Ok(ForwardQuestion {
+        tenant: text(reader, "tenant")?,
+        name: text(reader, "name")?,
+        limit: limit(reader)?,
+        tolerance_ppm: short(reader, "tolerance_ppm")?,
+        version: short(reader, "version")?,
+        key: reader.text("key", TEXT_BYTES_MAX)?.into(),
+        placement: match reader.byte()? {
+            0 => None,
+            1 => Some(reader.text("placement", TEXT_BYTES_MAX)?.into()),
+            byte => return Err(WireError::Kind(byte)),
+        },
+        cost: reader.number()?,
+    })
+}
+
+fn text(reader: &mut Reader<'_>, what: &'static str) -> Result<String, WireError> {
+    let text = reader.text(what, TEXT_BYTES_MAX)?;
+    std::str::from_utf8(text).map(str::to_owned).map_err(|_| WireError::Terms)
+}
+
+fn short(reader: &mut Reader<'_>, what: &'static str) -> Result<u32, WireError> {
+    let number = reader.bounded(what, u64::from(u32::MAX))?;
+    u32::try_from(number).map_err(|_| WireError::Number)
+}
+
+fn limit(reader: &mut Reader<'_>) -> Result<Limit, WireError> {
+    let kind = reader.byte()?;
+    let (amount, period_us, burst) = (reader.number()?, reader.number()?, reader.number()?);
+    let period = Duration::from_micros(period_us);
+    let limit = match kind {
+        0 => Limit::gcra(amount, period).and_then(|limit| limit.with_burst(burst)),
+        1 => Limit::sliding_window(amount, period),
+        byte => return Err(WireError::Kind(byte)),
+    };
+    limit.map_err(|_| WireError::Terms)
+}
+
+pub(super) fn put_answer(bytes: &mut Vec<u8>, forwarded: &Forwarded) {
+    put_number(bytes, forwarded.id);
+    let Some(Said { remaining, denied }) = &forwarded.said else { return bytes.push(0) };
+    bytes.push(1);
+    put_number(bytes, remaining.len() as u64);
+    for left in remaining {
+        put_number(bytes, u64::from(*left));
+    }
+    put_optional(bytes, denied.map(|(by, _)| u64::from(by)));
+    put_number(bytes, denied.map_or(0, |(_, retry_us)| retry_us));
+}
+
+pub(super) fn get_answer(reader: &mut Reader<'_>) -> Result<Forwarded, WireError> {
+    let id = reader.number()?;
+    let said = match reader.byte()? {
+        0 => None,
+        1 => Some(said(reader)?),
+        byte => return Err(WireError::Kind(byte)),
+    };
+    Ok(Forwarded { id, said })
+}
+
+fn said(reader: &mut Reader<'_>) -> Result<Said, WireError> {
+    let remaining = reader.many("remaining", FORWARD_QUESTIONS_MAX, |reader| short(reader, "remaining"))?;
+    let by = reader.optional()?;
+    let retry_us = reader.number()?;
+    let by = by.map(|by| u16::try_from(by).ok().filter(|by| usize::from(*by) < remaining.len()));
+    let denied = match by {
+        None => None,
+        Some(None) => return Err(WireError::Number),
+        Some(Some(by)) => Some((by, retry_us)),
+    };
+    Ok(Said { remaining, denied })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn question() -> impl Strategy<Value = ForwardQuestion> {
+        let limit = (any::<bool>(), 0_u64..1 << 32, 1_u64..1 << 30, 1_u64..1_000);
+        let texts = (".{0,9}", ".{0,9}", any::<Vec<u8>>(), any::<Option<Vec<u8>>>());
+        (limit, texts, any::<(u32, u32, u64)>()).prop_map(|(limit, texts, (tolerance_ppm, version, cost))| {
+            let (is_window, amount, period_us, burst) = limit;
+            let (tenant, name, key, placement) = texts;
+            let period = Duration::from_micros(period_us);
+            let limit = if is_window {
+                Limit::sliding_window(amount, period)
+            } else {
+                Limit::gcra(amount, period).and_then(|limit| limit.with_burst(burst))
+            };
+            ForwardQuestion {
+                tenant,
+                name,
+                limit: limit.expect("in range"),
+                tolerance_ppm,
+                version,
+                key: key.into(),
+                placement: placement.map(Into::into),
+                cost,
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_forwarded_comes_back_and_no_bytes_do_harm(
+            id: u64,
+            act in prop::sample::select(&ACTS[..]),
+            questions in prop::collection::vec(question(), 0..4),
+            remaining in prop::collection::vec(any::<u32>(), 1..5),
+            retry_us: u64,
+            denies: bool,
+            flip in any::<(usize, u8)>(),
+        ) {
+            let denied = denies.then(|| (u16::try_from(remaining.len() - 1).unwrap_or_default(), retry_us));
+            let forward = Forward { id, act: act.0, questions };
+            for frame in [
+                Frame::Forward(forward, id),
+                Frame::Forwarded(Forwarded { id, said: Some(Said { remaining, denied }) }, u64::MAX),
+                Frame::Forwarded(Forwarded { id, said: None }, id),
+            ] {
+                let mut bytes = frame.encode().split_off(super::super::PREFIX_BYTES);
+                prop_assert_eq!(Frame::decode(&bytes), Ok(frame));
+                let at = flip.0 % bytes.len();
+                bytes[at] ^= flip.1;
+                let _ = Frame::decode(&bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What the tests of couriers share: regions on free ports, and origins that can be stopped in the middle of something.
+
+#![allow(unreachable_pub, reason = "a module of test programs")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use tidegate_core::Limit;
+use tidegate_core::origin::{
+    Abroad, Ask, Call, Charge, Component, Gathered, Lapse, Merge, Merged, NodeId, Round, StoreId, Sums,
+    Terms, Told, Update,
+};
+use tidegate_courier::{Courier, CourierConfig, CourierStatus, PeerConfig};
+use tidegate_origin::{Answer, MemoryOrigin, Origin, partition_of};
+use tidegate_testkit::{free_port, wait_until};
+use tokio::sync::Notify;
+
+/// How long anything may take that a test waits for, on a machine that has much else to do.
+pub const TIME_MAX: Duration = Duration::from_secs(30);
+
+/// The shortest silence that is taken for a cut, so that tests need not wait for long.
+pub const SILENCE_MAX: Duration = Duration::from_secs(2);
+
+/// What a limit of these tests allows at once, of which next to nothing drains while a test runs.
+pub const BURST: u64 = 1_000;
+
+/// This region's part of it.
+pub const PART: u64 = 300;
+
+/// Real time: couriers and origins of these tests live in it.
+#[expect(clippy::disallowed_methods, reason = "tests of real sockets run in real time")]
+pub fn now_us() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    // Not from zero: the time before the test began is long ago, as it is on every machine.
+    let since = START.get_or_init(Instant::now).elapsed();
+    1_000_000_000 + u64::try_from(since.as_micros()).unwrap()
+}
+
+pub fn terms() -> Terms {
+    let limit = Limit::gcra(BURST, Duration::from_hours(1_000)).unwrap();
+    let abroad = Abroad { hide: 1, part_amount: 1, part_capacity: PART, debt_max: 10 * BURST };
+    Terms::new(&limit, 0, Lapse::Counted, 1).with_abroad(abroad)
+}
+
+pub fn component(key: &str, charged: u64) -> Component {
+    let sums = Sums::Drained { charged, refunded: 0, level: charged };
+    Component { key: key.as_bytes().into(), terms: terms(), incarnation: 1, sums }
+}
+
+/// Where a call to an origin can be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    BeforeLease,
+    AfterLease,
+    BeforeRound,
+    AfterRound,
+    BeforeMerge,
+    AfterMerge,
+}
+
+pub const STOPS: [Stop; 6] = [
+    Stop::BeforeLease,
+    Stop::AfterLease,
+    Stop::BeforeRound,
+    Stop::AfterRound,
+    Stop::BeforeMerge,
+    Stop::AfterMerge,
+];
+
+/// An origin at which calls can be stopped for ever, before or after they did what they do.
+pub struct Region {
+    pub name: &'static str,
+    pub origin: Arc<Stoppable>,
+    pub port: u16,
+    calls: AtomicU64,
+}
+
+pub struct Stoppable {
+    origin: MemoryOrigin,
+    stop: Mutex<Option<Stop>>,
+    stopped: Notify,
+    stops: AtomicU64,
+}
+
+impl Stoppable {
+    /// The next calls of this kind never end.
+    pub fn stop_at(&self, stop: Option<Stop>) {
+        *self.stop.lock().unwrap() = stop;
+    }
+
+    /// How many calls were stopped.
+    pub fn stops(&self) -> u64 {
+        self.stops.load(Ordering::SeqCst)
+    }
+
+    async fn pass(&self, here: Stop) {
+        if *self.stop.lock().unwrap() == Some(here) {
+            self.stops.fetch_add(1, Ordering::SeqCst);
+            self.stopped.notified().await;
+        }
+    }
+}
+
+impl Origin for Stoppable {
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+        self.origin.call(partition, call)
+    }
+
+    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+        Box::pin(async move {
+            self.pass(Stop::BeforeRound).await;
+            let answer = self.origin.round(partition, round).await;
+            self.pass(Stop::AfterRound).await;
+            answer
+        })
+    }
+
+    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+        Box::pin(async move {
+            self.pass(Stop::BeforeMerge).await;
+            let answer = self.origin.merge(partition, merge).await;
+            self.pass(Stop::AfterMerge).await;
+            answer
+        })
+    }
+
+    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
+        Box::pin(async move {
+            self.pass(Stop::BeforeLease).await;
+            let answer = self.origin.lease(holder, for_us).await;
+            self.pass(Stop::AfterLease).await;
+            answer
+        })
+    }
+}
+
+impl Region {
+    pub fn new(name: &'static str) -> Self {
+        let origin = Stoppable {
+            origin: MemoryOrigin::new(now_us),
+            stop: Mutex::new(None),
+            stopped: Notify::new(),
+            stops: AtomicU64::new(0),
+        };
+        Self { name, origin: Arc::new(origin), port: free_port(), calls: AtomicU64::new(0) }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
+    }
+
+    /// A configuration under which it speaks to others at these addresses.
+    pub fn config(&self, peers: &[(&str, SocketAddr)]) -> CourierConfig {
+        static SEEDS: AtomicU64 = AtomicU64::new(1);
+        let seed = SEEDS.fetch_add(1, Ordering::Relaxed) << 32;
+        let mut config = CourierConfig::new(self.name, self.address(), now_us, seed);
+        config.silence_max = SILENCE_MAX;
+        let peer = |(region, address): &(&str, SocketAddr)| PeerConfig {
+            region: (*region).to_owned(),
+            addresses: vec![address.to_string()],
+        };
+        config.peers = peers.iter().map(peer).collect();
+        config
+    }
+
+    pub fn start(&self, peers: &[(&str, SocketAddr)]) -> Courier {
+        self.start_with(self.config(peers))
+    }
+
+    pub fn start_with(&self, config: CourierConfig) -> Courier {
+        Courier::start(config, Arc::clone(&self.origin) as Arc<dyn Origin>).unwrap()
+    }
+
+    /// Uses some of a key's limit, or looks at it with 0.
+    pub async fn charge(&self, key: &str, used: u64) -> Told {
+        let sequence = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        let update = Update {
+            key: key.as_bytes().into(),
+            terms: terms(),
+            used: 0,
+            owed: 0,
+            refund: 0,
+            refund_of_us: 0,
+            keep: 0,
+            want: 0,
+            life_us: 0,
+            cell: 0,
+        };
+        let call = Call {
+            // A lane of its own each time: which call is the first of a partition is no matter here.
+            node: NodeId(sequence),
+            sequence: 1,
+            acknowledged: 0,
+            known_us: 0,
+            store: StoreId::default(),
+            updates: vec![update],
+            asks: vec![Ask { charges: vec![Charge { meter: 0, cost: used }], count: 1 }],
+        };
+        let reply = self.origin.call(partition_of(key.as_bytes()), &call).await.unwrap();
+        assert_eq!(reply.asks[0].passed, 1, "there is room for {used}");
+        reply.told[0]
+    }
+
+    /// What is left of a key's limit for anyone.
+    pub fn room(&self, key: &str) -> u64 {
+        self.look(key).room
+    }
+
+    pub fn look(&self, key: &str) -> Told {
+        // The origin is in memory: there is nothing to wait for.
+        futures_util::FutureExt::now_or_never(self.charge(key, 0)).unwrap()
+    }
+
+    /// Waits until the region counts with the others on this key.
+    pub fn wait_until_whole(&self, key: &str) {
+        wait_until(&format!("{} to be whole", self.name), TIME_MAX, || self.look(key).whole);
+    }
+
+    /// Waits until this much is left of a key's limit.
+    pub fn wait_for_room(&self, key: &str, room: u64) {
+        let what = format!("room for {room} in {}", self.name);
+        let waiting = std::panic::AssertUnwindSafe(|| {
+            wait_until(&what, TIME_MAX, || self.room(key) == room);
+        });
+        assert!(std::panic::catch_unwind(waiting).is_ok(), "waited for {what}: it is {}", self.room(key));
+    }
+}
+
+/// Waits until something is so of a courier.
+pub fn wait_for(courier: &Courier, what: &str, is_so: impl Fn(&CourierStatus) -> bool) {
+    let waiting = std::panic::AssertUnwindSafe(|| wait_until(what, TIME_MAX, || is_so(&courier.status())));
+    assert!(std::panic::catch_unwind(waiting).is_ok(), "waited for {what}: {:#?}", courier.status());
+}

@@ -1,0 +1,260 @@
+//! Questions that another region decides.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tidegate_core::Limit;
+use tidegate_courier::{
+    Act, Answers, Certificates, Courier, Forward, ForwardQuestion, Forwarded, Said, region_id,
+};
+use tidegate_testkit::{Proxy, Traffic};
+use tokio::sync::Semaphore;
+
+use common::{Region, TIME_MAX};
+
+/// Says what each question costs, once it may.
+struct Echo {
+    may: Semaphore,
+}
+
+impl Echo {
+    fn new(may: usize) -> Arc<Self> {
+        Arc::new(Self { may: Semaphore::new(may) })
+    }
+}
+
+impl Answers for Echo {
+    fn answer(&self, forward: Forward) -> Pin<Box<dyn Future<Output = Forwarded> + Send + '_>> {
+        Box::pin(async move {
+            self.may.acquire().await.unwrap().forget();
+            let costs = forward.questions.iter().map(|question| u32::try_from(question.cost).unwrap());
+            let said = Said { remaining: costs.collect(), denied: Some((0, 7)) };
+            Forwarded { id: forward.id, said: Some(said) }
+        })
+    }
+}
+
+fn question(cost: u64) -> Forward {
+    let limit = Limit::gcra(10, Duration::from_mins(1)).unwrap();
+    let question = ForwardQuestion {
+        tenant: "acme".to_owned(),
+        name: "logins".to_owned(),
+        limit,
+        tolerance_ppm: 0,
+        version: 1,
+        key: b"alice"[..].into(),
+        placement: None,
+        cost,
+    };
+    Forward { id: 0, act: Act::Decide, questions: vec![question] }
+}
+
+/// Asks until there is an answer: the connection may not be there yet.
+async fn ask(courier: &Courier, cost: u64) -> Said {
+    let forwarder = courier.forwarder();
+    let asking = async {
+        loop {
+            let answer = forwarder.ask(region_id("us"), question(cost), TIME_MAX).await;
+            if let Some(said) = answer.and_then(|answer| answer.said) {
+                return said;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIME_MAX, asking).await.unwrap()
+}
+
+fn start<A: Answers + 'static>(
+    region: &Region,
+    peer: (&str, std::net::SocketAddr),
+    answers: Option<Arc<A>>,
+) -> Courier {
+    let mut config = region.config(&[peer]);
+    config.answers = answers.map(|answers| answers as Arc<dyn Answers>);
+    region.start_with(config)
+}
+
+/// Adds up what it is told; the first of each kind it cannot take in.
+#[derive(Default)]
+struct Ledger {
+    asked: AtomicU64,
+    charged: AtomicU64,
+    refunded: AtomicU64,
+}
+
+impl Ledger {
+    fn sums(&self) -> (u64, u64) {
+        (self.charged.load(Ordering::SeqCst), self.refunded.load(Ordering::SeqCst))
+    }
+}
+
+impl Answers for Ledger {
+    fn answer(&self, forward: Forward) -> Pin<Box<dyn Future<Output = Forwarded> + Send + '_>> {
+        let is_first = self.asked.fetch_add(1, Ordering::SeqCst) == 0;
+        let cost = forward.questions[0].cost;
+        match forward.act {
+            _ if is_first => {}
+            Act::Decide => {}
+            Act::Charge => drop(self.charged.fetch_add(cost, Ordering::SeqCst)),
+            Act::Refund => drop(self.refunded.fetch_add(cost, Ordering::SeqCst)),
+        }
+        let said = (!is_first).then(|| Said { remaining: vec![0], denied: None });
+        Box::pin(std::future::ready(Forwarded { id: forward.id, said }))
+    }
+}
+
+fn telling(
+    courier: &Courier,
+    act: Act,
+    cost: u64,
+) -> impl Future<Output = Result<bool, tokio::task::JoinError>> + use<> {
+    let forwarder = courier.forwarder();
+    tokio::spawn(async move { forwarder.tell(region_id("us"), Forward { act, ..question(cost) }).await })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_spent_is_told_until_it_is_heard_and_counts_once() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let link = Proxy::start(us.address());
+    let asker = start::<Ledger>(&eu, ("us", link.address()), None);
+    // Before anybody is there, and by whoever cannot take in the first word.
+    let early = [telling(&asker, Act::Charge, 1), telling(&asker, Act::Refund, 10)];
+    let ledger = Arc::<Ledger>::default();
+    let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
+    for early in early {
+        assert!(early.await.unwrap());
+    }
+    assert_eq!(ledger.sums(), (1, 10));
+    for (traffic, cost) in
+        [(Traffic::DropAnswers, 100), (Traffic::CutAnswers, 1_000), (Traffic::HalfOpen, 10_000)]
+    {
+        let (before, lost) = (ledger.sums(), link.lost());
+        link.set(traffic);
+        let told = telling(&asker, Act::Charge, cost);
+        if traffic == Traffic::HalfOpen {
+            // For longer than anybody waits for an answer, or a connection is kept.
+            let connections = link.connections();
+            tidegate_testkit::wait_until("another connection", TIME_MAX, || link.connections() > connections);
+        } else {
+            tidegate_testkit::wait_until("it to be heard", TIME_MAX, || {
+                ledger.sums().0 == before.0 + cost && link.lost() > lost
+            });
+        }
+        link.set(Traffic::Pass);
+        assert!(told.await.unwrap(), "{traffic:?}");
+        assert_eq!(ledger.sums(), (before.0 + cost, before.1), "{traffic:?}");
+    }
+    let counts = asker.status().peers[0].counts;
+    assert_eq!((counts.charges_given_up, counts.refunds_given_up), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_back_counts_once_at_most_and_is_counted_where_nobody_knows() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let link = Proxy::start(us.address());
+    let asker = start::<Ledger>(&eu, ("us", link.address()), None);
+    let ledger = Arc::<Ledger>::default();
+    let owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
+    assert!(telling(&asker, Act::Refund, 1).await.unwrap());
+    link.set(Traffic::CutAnswers);
+    assert!(!telling(&asker, Act::Refund, 10).await.unwrap(), "its answer is lost");
+    assert_eq!(ledger.sums(), (0, 11));
+    assert_eq!(asker.status().peers[0].counts.refunds_given_up, 1);
+    // What never left is told again, also after long.
+    owner.stop().await;
+    link.set(Traffic::Pass);
+    let told = telling(&asker, Act::Refund, 100);
+    let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
+    // Whether it left before the owner was gone is for the network to decide.
+    let refunded = if told.await.unwrap() { 111 } else { 11 };
+    assert_eq!(ledger.sums(), (0, refunded));
+    asker.forwarder().settle(TIME_MAX).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_region_decides_for_another_and_many_at_once() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let echo = Echo::new(1);
+    let asker = start::<Echo>(&eu, ("us", us.address()), None);
+    let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&echo)));
+    assert_eq!(ask(&asker, 3).await, Said { remaining: vec![3], denied: Some((0, 7)) });
+    // None of these is answered before all of them were asked.
+    let asks: Vec<_> = (0..100)
+        .map(|cost| {
+            let forwarder = asker.forwarder();
+            tokio::spawn(async move { forwarder.ask(region_id("us"), question(cost), TIME_MAX).await })
+        })
+        .collect();
+    echo.may.add_permits(100);
+    for (cost, asking) in (0_u32..).zip(asks) {
+        let said = asking.await.unwrap().unwrap().said.unwrap();
+        assert_eq!(said.remaining, [cost], "everybody gets the answer to its own question");
+    }
+    let nobody = asker.forwarder().ask(region_id("mars"), question(1), TIME_MAX).await;
+    assert_eq!(nobody, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_longer_than_it_said_and_the_next_connection_works_again() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let link = Proxy::start(us.address());
+    let asker = start::<Echo>(&eu, ("us", link.address()), None);
+    let _owner = start(&us, ("eu", eu.address()), Some(Echo::new(1_000)));
+    ask(&asker, 1).await;
+    common::wait_for(&asker, "a connection", |status| status.peers[0].is_connected && status.is_whole);
+    let before = link.connections();
+    let mut long = question(1);
+    long.questions[0].key = vec![b'x'; 100_000].into();
+    assert_eq!(asker.forwarder().ask(region_id("us"), long, TIME_MAX).await, None, "nobody has such a key");
+    ask(&asker, 1).await;
+    assert_eq!(link.connections(), before, "the connection is none the worse for it");
+    for traffic in [Traffic::DropAnswers, Traffic::HalfOpen, Traffic::CutAnswers] {
+        link.set(traffic);
+        let soon = Duration::from_millis(50);
+        assert_eq!(asker.forwarder().ask(region_id("us"), question(1), soon).await, None, "{traffic:?}");
+        link.set(Traffic::Pass);
+        ask(&asker, 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn questions_are_encrypted_and_only_peers_may_ask() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let mut authority = CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+    let certify = |region: &str| {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![format!("{region}.tidegate")]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        Certificates {
+            authority: authority.pem().into_bytes(),
+            chain: certificate.pem().into_bytes(),
+            key: key.serialize_pem().into_bytes(),
+        }
+    };
+    let mut config = us.config(&[("eu", eu.address())]);
+    config.certificates = Some(certify("us"));
+    config.answers = Some(Echo::new(1_000));
+    let owner = us.start_with(config);
+    let mut config = eu.config(&[("us", us.address())]);
+    config.certificates = Some(certify("eu"));
+    let asker = eu.start_with(config);
+    ask(&asker, 5).await;
+    // Known to the authority, and none of the peers.
+    let stranger = Region::new("ap");
+    let mut config = stranger.config(&[("us", us.address())]);
+    config.certificates = Some(certify("ap"));
+    let stranger = stranger.start_with(config);
+    stranger.forwarder().keep_ready();
+    common::wait_for(&owner, "somebody to be turned away", |status| status.strangers > 0);
+    let answer = stranger.forwarder().ask(region_id("us"), question(1), Duration::from_millis(50)).await;
+    assert_eq!(answer, None);
+}

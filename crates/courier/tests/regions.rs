@@ -1,0 +1,353 @@
+//! Regions with origins in memory and couriers on real sockets.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::time::Duration;
+
+use tidegate_courier::wire::{Frame, Hello, Refusal};
+use tidegate_courier::{Act, Batch, BatchId, Forward, Group, LAG_ALARM_US, News};
+use tidegate_origin::partition_of;
+use tidegate_testkit::{Proxy, Traffic, wait_until};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use common::{BURST, PART, Region, STOPS, Stop, TIME_MAX, component, wait_for};
+
+const KEY: &str = "api/alice";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_used_in_one_region_counts_in_all_others() {
+    let [eu, us, ap] = ["eu", "us", "ap"].map(Region::new);
+    let _eu = eu.start(&[("us", us.address()), ("ap", ap.address())]);
+    let _us = us.start(&[("eu", eu.address()), ("ap", ap.address())]);
+    let courier = ap.start(&[("eu", eu.address()), ("us", us.address())]);
+    for region in [&eu, &us, &ap] {
+        region.wait_until_whole(KEY);
+    }
+    eu.charge(KEY, 10).await;
+    us.charge(KEY, 200).await;
+    for region in [&eu, &us, &ap] {
+        region.wait_for_room(KEY, BURST - 210);
+    }
+    wait_for(&courier, "a round trip", |status| {
+        status.peers.iter().all(|peer| peer.lag_us.is_some() && peer.silence_us.is_some())
+    });
+    let status = courier.status();
+    assert!(status.is_courier && status.is_whole, "{status:#?}");
+    for peer in &status.peers {
+        let counts = peer.counts;
+        assert_eq!((counts.components_received, counts.refused), (1, 0), "{status:#?}");
+        assert!(counts.bytes_sent > 0 && counts.bytes_received > 0 && counts.batches_sent > 0, "{status:#?}");
+    }
+    for _ in 0..3 {
+        eu.charge(KEY, 1).await;
+    }
+    ap.wait_for_room(KEY, BURST - 213);
+}
+
+/// Three regions whose connections between the first two, both ways, lead through a network that can be cut.
+struct Triangle {
+    eu: Region,
+    us: Region,
+    ap: Region,
+    couriers: [tidegate_courier::Courier; 3],
+    links: [Proxy; 2],
+}
+
+fn triangle() -> Triangle {
+    let [eu, us, ap] = ["eu", "us", "ap"].map(Region::new);
+    let links = [Proxy::start(us.address()), Proxy::start(eu.address())];
+    let couriers = [
+        eu.start(&[("us", links[0].address()), ("ap", ap.address())]),
+        us.start(&[("eu", links[1].address()), ("ap", ap.address())]),
+        ap.start(&[("eu", eu.address()), ("us", us.address())]),
+    ];
+    Triangle { eu, us, ap, couriers, links }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_makes_all_regions_fall_back_to_their_parts_and_nothing_is_lost_when_it_heals() {
+    let Triangle { eu, us, ap, couriers, links } = triangle();
+    for region in [&eu, &us, &ap] {
+        region.wait_until_whole(KEY);
+    }
+    for link in &links {
+        link.set(Traffic::HalfOpen);
+    }
+    // Nobody has noticed yet: it is charged as a part of the whole, and marked.
+    eu.charge(KEY, 40).await;
+    for region in [&eu, &us, &ap] {
+        wait_until("the fall back", TIME_MAX, || !region.look(KEY).whole);
+        assert!(region.room(KEY) <= PART, "{} is left in {}", region.room(KEY), region.name);
+    }
+    for courier in &couriers {
+        wait_for(courier, "the fall back", |status| !status.is_whole && status.is_courier);
+    }
+    let late = |status: &tidegate_courier::CourierStatus| {
+        status.peers[0].lag_us.is_some_and(|lag| lag > LAG_ALARM_US)
+    };
+    wait_for(&couriers[0], "the lag to grow", late);
+    for link in &links {
+        link.set(Traffic::Pass);
+    }
+    for region in [&eu, &us, &ap] {
+        region.wait_until_whole(KEY);
+    }
+    for courier in &couriers {
+        wait_for(courier, "everybody to be heard", |status| status.is_whole);
+    }
+    us.wait_for_room(KEY, BURST - 40);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_merged_but_not_heard_to_be_counts_once() {
+    let [eu, us] = ["eu", "us"].map(Region::new);
+    let link = Proxy::start(us.address());
+    let courier = eu.start(&[("us", link.address())]);
+    let _us = us.start(&[("eu", eu.address())]);
+    eu.wait_until_whole(KEY);
+    us.wait_until_whole(KEY);
+    for traffic in [Traffic::CutAnswers, Traffic::DropAnswers] {
+        let (before, lost) = (us.room(KEY), link.lost());
+        eu.charge(KEY, 7).await;
+        link.set(traffic);
+        wait_until("acknowledgements to be lost", TIME_MAX, || link.lost() > lost);
+        link.set(Traffic::Pass);
+        us.wait_for_room(KEY, before - 7);
+        // With everything said again and heard to be.
+        let batches = courier.status().peers[0].counts.batches_sent;
+        wait_for(&courier, "batches to pass again", |status| {
+            status.peers[0].counts.batches_sent > batches + 2
+        });
+        assert_eq!(us.room(KEY), before - 7);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_courier_that_dies_in_the_middle_of_any_step_is_taken_over_and_nothing_is_lost_or_doubled() {
+    for stop in STOPS {
+        let [eu, us] = ["eu", "us"].map(Region::new);
+        let _eu = eu.start(&[("us", us.address())]);
+        let dying = us.start(&[("eu", eu.address())]);
+        eu.wait_until_whole(KEY);
+        us.wait_until_whole(KEY);
+        us.origin.stop_at(Some(stop));
+        // Something is on its way in both directions.
+        eu.charge(KEY, 30).await;
+        us.charge(KEY, 4).await;
+        wait_until(&format!("a call to stand still {stop:?}"), TIME_MAX, || us.origin.stops() > 0);
+        drop(dying);
+        us.origin.stop_at(None);
+        let mut config = us.config(&[("eu", eu.address())]);
+        // Nobody else can listen where the dead one is still being forgotten: the peer finds it there as well.
+        config.listen = us.address();
+        let next = start_when_free(&us, &config);
+        wait_for(&next, "the lease to run out", |status| status.is_courier);
+        for region in [&eu, &us] {
+            wait_until(&format!("both sums in {} after {stop:?}", region.name), TIME_MAX, || {
+                let told = region.look(KEY);
+                told.whole && told.room == BURST - 34
+            });
+        }
+    }
+}
+
+/// Listens as soon as whoever did before has let go.
+fn start_when_free(region: &Region, config: &tidegate_courier::CourierConfig) -> tidegate_courier::Courier {
+    let mut started = None;
+    wait_until("the port to be free", TIME_MAX, || {
+        let origin = std::sync::Arc::clone(&region.origin) as std::sync::Arc<dyn tidegate_origin::Origin>;
+        started = tidegate_courier::Courier::start(config.clone(), origin).ok();
+        started.is_some()
+    });
+    started.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_process_of_a_region_is_its_courier_and_the_next_follows_when_it_stops() {
+    let [eu, us] = ["eu", "us"].map(Region::new);
+    let second_port = tidegate_testkit::free_port();
+    let mut config = eu.config(&[("us", us.address())]);
+    config.peers[0].addresses.push(format!("127.0.0.1:{second_port}"));
+    let sender = eu.start_with(config);
+    let first = us.start(&[("eu", eu.address())]);
+    wait_for(&first, "the lease", |status| status.is_courier);
+    let mut config = us.config(&[("eu", eu.address())]);
+    config.listen.set_port(second_port);
+    let second = us.start_with(config);
+    us.wait_until_whole(KEY);
+    assert!(!second.status().is_courier);
+    eu.wait_until_whole(KEY);
+
+    first.stop().await;
+    wait_for(&second, "the lease to be handed over", |status| status.is_courier);
+    wait_for(&sender, "the new courier to be found", |status| status.peers[0].is_connected);
+    eu.charge(KEY, 3).await;
+    us.wait_for_room(KEY, BURST - 3);
+    wait_for(&second, "everybody to be heard", |status| status.is_whole);
+    assert_eq!(
+        sender.status().peers[0].counts.refused,
+        0,
+        "whoever is not the courier is nothing to worry about"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn regions_that_were_told_of_other_weights_say_so() {
+    let [eu, us, ap] = ["eu", "us", "ap"].map(Region::new);
+    let others = |region: &Region, weights: u64| {
+        let peers = [&eu, &us, &ap].map(|peer| (peer.name, peer.address()));
+        let mut config = region.config(&peers);
+        config.peers.retain(|peer| peer.region != region.name);
+        config.agreement = weights;
+        region.start_with(config)
+    };
+    let couriers = [others(&eu, 1), others(&us, 1), others(&ap, 2)];
+    let agrees = |status: &tidegate_courier::CourierStatus| {
+        status.peers.iter().map(|peer| peer.agrees).collect::<Vec<_>>()
+    };
+    let expected = [[true, false], [true, false], [false, false]];
+    for (courier, expected) in couriers.iter().zip(expected) {
+        let expected = expected.map(Some);
+        wait_for(courier, "all to have greeted", |status| agrees(status) == expected);
+    }
+}
+
+/// Somebody who speaks as a courier does, by hand.
+struct Hand {
+    stream: TcpStream,
+}
+
+impl Hand {
+    async fn greet(to: &Region, from: &str) -> Self {
+        let mut hand = Self { stream: TcpStream::connect(to.address()).await.unwrap() };
+        hand.say(&Frame::Hello(Hello {
+            from: from.to_owned(),
+            to: to.name.to_owned(),
+            incarnation: 9,
+            agreement: 0,
+        }))
+        .await;
+        assert!(matches!(hand.hear().await, Frame::Welcome(_)));
+        hand
+    }
+
+    async fn say(&mut self, frame: &Frame) {
+        self.stream.write_all(&frame.encode()).await.unwrap();
+    }
+
+    async fn hear(&mut self) -> Frame {
+        let length = self.stream.read_u32().await.unwrap();
+        let mut bytes = vec![0; usize::try_from(length).unwrap()];
+        self.stream.read_exact(&mut bytes).await.unwrap();
+        Frame::decode(&bytes).unwrap()
+    }
+}
+
+fn batch(sequence: u64, charged: u64) -> Frame {
+    let id = BatchId { incarnation: 9, sequence };
+    let news = News { after: 0, echo_us: 0, age_us: None, silence_us: None };
+    let group = Group { partition: partition_of(KEY.as_bytes()), components: vec![component(KEY, charged)] };
+    Frame::Batch(Batch { id, news, groups: vec![group.into()] })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_that_come_twice_or_in_another_order_change_nothing() {
+    let [eu, us] = ["eu", "us"].map(Region::new);
+    let _eu = eu.start(&[("us", us.address())]);
+    let courier = us.start(&[("eu", eu.address())]);
+    eu.wait_until_whole(KEY);
+    us.wait_until_whole(KEY);
+    let mut hand = Hand::greet(&us, "eu").await;
+    for (sequence, charged) in [(2, 70), (1, 30), (2, 70), (3, 90), (3, 90), (1, 30)] {
+        hand.say(&batch(sequence, charged)).await;
+        let Frame::Ack(ack) = hand.hear().await else { panic!("it is merged") };
+        assert_eq!(ack.id.sequence, sequence);
+    }
+    assert_eq!(us.room(KEY), BURST - 90);
+    assert_eq!(courier.status().peers[0].counts.components_received, 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_not_the_courier_takes_no_batches() {
+    let us = Region::new("us");
+    us.origin.stop_at(Some(Stop::BeforeLease));
+    let _us = us.start(&[("eu", ([127, 0, 0, 1], 1).into())]);
+    let mut hand = Hand::greet(&us, "eu").await;
+    hand.say(&batch(1, 5)).await;
+    assert_eq!(hand.hear().await, Frame::Refused(Refusal::NotCourier));
+    assert_eq!(us.room(KEY), PART, "nothing was merged");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_that_does_not_answer_acknowledges_nothing_and_what_it_missed_comes_again() {
+    let [eu, us] = ["eu", "us"].map(Region::new);
+    let sender = eu.start(&[("us", us.address())]);
+    let courier = us.start(&[("eu", eu.address())]);
+    eu.wait_until_whole(KEY);
+    us.wait_until_whole(KEY);
+    us.origin.stop_at(Some(Stop::BeforeMerge));
+    eu.charge(KEY, 6).await;
+    wait_for(&courier, "a merge to fail", |status| status.origin_failures > 0);
+    assert_eq!(sender.status().peers[0].counts.components_sent, 0);
+    us.origin.stop_at(None);
+    us.wait_for_room(KEY, BURST - 6);
+    wait_for(&sender, "the acknowledgement", |status| status.peers[0].counts.components_sent == 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_link_shows_in_the_lag() {
+    let [eu, us] = ["eu", "us"].map(Region::new);
+    let link = Proxy::start(us.address());
+    link.set(Traffic::DelayAnswers(Duration::from_millis(400)));
+    let courier = eu.start(&[("us", link.address())]);
+    let _us = us.start(&[("eu", eu.address())]);
+    // Half of the way, and an interval.
+    wait_for(&courier, "the lag to be measured", |status| {
+        status.peers[0].lag_us.is_some_and(|lag_us| lag_us >= 400_000)
+    });
+    assert!(courier.status().peers[0].is_connected);
+}
+
+/// What says that somebody is there who will ask.
+fn question_of_nothing() -> Frame {
+    Frame::Forward(Forward { id: 0, act: Act::Decide, questions: Vec::new() }, u64::MAX)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_that_ask_leave_room_for_the_courier_of_their_region() {
+    let [eu, us] = ["eu", "us"].map(Region::new);
+    let _us = us.start(&[("eu", eu.address())]);
+    let mut asking = Vec::new();
+    loop {
+        let mut hand = Hand::greet(&us, "eu").await;
+        hand.say(&question_of_nothing()).await;
+        match hand.hear().await {
+            Frame::Forwarded(..) => asking.push(hand),
+            said => {
+                assert_eq!(said, Frame::Refused(Refusal::Full));
+                break;
+            }
+        }
+        assert!(asking.len() < 1_000, "there is a bound");
+    }
+    let _eu = eu.start(&[("us", us.address())]);
+    eu.wait_until_whole(KEY);
+    us.wait_until_whole(KEY);
+    drop(asking);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_brings_batches_is_for_nothing_else() {
+    let [eu, us] = ["eu", "us"].map(Region::new);
+    let _eu = eu.start(&[("us", us.address())]);
+    let _us = us.start(&[("eu", eu.address())]);
+    us.wait_until_whole(KEY);
+    let mut hand = Hand::greet(&us, "eu").await;
+    hand.say(&batch(1, 5)).await;
+    assert!(matches!(hand.hear().await, Frame::Ack(_)));
+    hand.say(&question_of_nothing()).await;
+    assert_eq!(hand.hear().await, Frame::Refused(Refusal::Nonsense));
+}

@@ -1,0 +1,39 @@
+-- What `tidegate_core::origin::Partition::round` does with marks. Their meters are read with `gather.lua`, by keys that are
+-- only known then.
+--
+-- KEYS  until when all regions count as heard of, the marks, and the meters of which something was charged to the standing part
+-- ARGV  for how long they do, and from when on; the mark up to which all have everything, the one after which to gather, how many
+
+local ROUND, GATHERED = '<ddddd', '<dddd'
+local AHEAD_US_MAX = 250000
+
+whole_key, marks_key, parted_key = KEYS[1], KEYS[2], KEYS[3]
+local whole_for_us, clock_us, trim, after, most = read(ROUND, ARGV[1])
+local before_us = read_whole(call('MGET', whole_key)[1])
+-- A clock that was set back would make what was said before last longer; by a little, if it runs slower than the courier's.
+local ahead_us = less(clock_us, now)
+if ahead_us > AHEAD_US_MAX or before_us > now + WHOLE_US_MAX then before_us = 0 end
+before_us = less(before_us, ahead_us)
+local whole_until_us = max(before_us, min(clock_us, now) + min(whole_for_us, WHOLE_US_MAX))
+if before_us <= now or whole_since_us > now then whole_since_us = now end
+-- Who remembers marks that were never made knew another life of this store.
+if trim > stamp then trim = 0 end
+if after > stamp then after = 0 end
+trim = max(trim, less(now, MARK_RETENTION_US))
+call('ZREMRANGEBYSCORE', marks_key, '-inf', format(NUMBER, trim))
+call('ZREMRANGEBYRANK', marks_key, 0, -MARKS_MAX - 1)
+local first = '(' .. format(NUMBER, after)
+local found = call('ZRANGEBYSCORE', marks_key, first, '+inf', 'WITHSCORES', 'LIMIT', 0, format(NUMBER, most + 1))
+local more = #found > 2 * most
+local upto = stamp
+if more then upto = found[2 * most] + 0 end
+-- Those are for `join.lua` to mark, if all are heard of again.
+call('ZREMRANGEBYSCORE', parted_key, '-inf', format(NUMBER, less(now, MARK_RETENTION_US)))
+call('ZREMRANGEBYRANK', parted_key, 0, -MARKS_MAX - 1)
+local joined = {}
+if whole_until_us > now then joined = call('ZRANGE', parted_key, 0, most - 1) end
+local answer = { pack(GATHERED, now, upto, (more or #joined > 0) and 1 or 0, #joined) }
+for at = 1, min(#found, 2 * most), 2 do answer[#answer + 1] = found[at] end
+for at = 1, #joined do answer[#answer + 1] = joined[at] end
+save_whole(whole_until_us)
+return answer

@@ -1,0 +1,265 @@
+//! What rules ask of requests, in as little memory as it can be told, and in one line of the cache where it fits: of a rule
+//! that is looked at, no more than this is read.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use tidegate_core::{Algorithm, Limit};
+
+use crate::dimensions::Dimensions;
+use crate::exception::Kinds;
+use crate::index::{LINE_BYTES, NUMBER_MAX, Pages, small};
+use crate::pattern::describes;
+use crate::rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
+use crate::set::RULES_MAX;
+
+/// Position, key and terms, four bytes each, kinds of overrides, whose requests, and where the conditions are.
+const HEAD_BYTES: usize = 15;
+
+/// Tenants that are longer are looked up in the rule. Higher: more memory for them, and rules that take more than a line.
+const TENANT_BYTES_MAX: usize = 64;
+/// Conditions of one rule alone that take more are kept where those are that several share.
+const OWN_CONDITIONS_BYTES_MAX: usize = 256;
+
+/// Whose requests, where it is no length of a tenant's name.
+const EVERYONE: u8 = u8::MAX;
+/// What the rule itself says has to be looked at.
+const NOT_KEPT: u8 = u8::MAX - 1;
+const _: () = assert!(TENANT_BYTES_MAX < NOT_KEPT as usize, "the length of a tenant's name has to fit");
+
+/// Where conditions are: behind the tenant, or where several rules share them. Else, [`NOT_KEPT`]: networks are not kept
+/// here, nor what is too long.
+const HERE: u8 = 0;
+const SHARED: u8 = 1;
+
+/// The most bytes of a rule, with what is left free before it.
+const RULE_BYTES_MAX: usize = HEAD_BYTES + TENANT_BYTES_MAX + OWN_CONDITIONS_BYTES_MAX + LINE_BYTES;
+const _: () =
+    assert!(RULES_MAX * RULE_BYTES_MAX <= NUMBER_MAX as usize, "the number of every rule has to fit");
+
+/// What all rules of a set ask, and what they let pass.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// One behind the other, in the order of the rules. Where a rule begins is its number.
+    rules: Pages,
+    /// Conditions of several rules.
+    shared: Pages,
+    dimensions: Box<[Arc<str>]>,
+    keys: Box<[Arc<[Arc<str>]>]>,
+    terms: Box<[(Limit, Mode)]>,
+}
+
+/// What a rule says of a request that it applies to.
+#[derive(Debug)]
+pub(crate) struct Says<'d> {
+    pub(crate) position: u32,
+    pub(crate) kinds: Kinds,
+    pub(crate) key: Key<'d>,
+    pub(crate) terms: (Limit, Mode),
+}
+
+impl Asked {
+    /// What `rules` ask, and by which number each is looked up here: in the same order.
+    pub(crate) fn new(rules: &[Rule], kinds: impl Fn(u32) -> Kinds) -> (Self, Vec<u32>) {
+        let mut builder = Builder::default();
+        for rule in rules {
+            *builder.uses.entry(address(&rule.when)).or_default() += 1;
+        }
+        let numbers = rules.iter().zip(0..).map(|(rule, at)| builder.add(rule, at, kinds(at))).collect();
+        let asked = Self {
+            rules: Pages::new(&builder.rules),
+            shared: Pages::new(&builder.shared),
+            dimensions: builder.dimensions.into(),
+            keys: builder.keys.into(),
+            terms: builder.terms.into(),
+        };
+        (asked, numbers)
+    }
+
+    /// What the rule with this number says of a request of `tenant`, if it applies.
+    #[inline]
+    pub(crate) fn of<'d>(
+        &self,
+        number: u32,
+        rules: &[Rule],
+        tenant: &str,
+        request: &'d Dimensions<'_>,
+    ) -> Option<Says<'d>> {
+        let rest = &mut self.rules.get(number as usize..)?;
+        let position = u32::from_le_bytes(take(rest)?);
+        let (key, terms) = (u32::from_le_bytes(take(rest)?), u32::from_le_bytes(take(rest)?));
+        let [kinds, whose, conditions] = take(rest)?;
+        let rule = || rules.get(position as usize);
+        let is_for = match whose {
+            EVERYONE => true,
+            NOT_KEPT => rule()?.is_for(tenant),
+            bytes => take_text(rest, usize::from(bytes))? == tenant.as_bytes(),
+        };
+        if !is_for {
+            return None;
+        }
+        match conditions {
+            HERE => self.hold(rest, request)?,
+            SHARED => self.hold(self.shared.get(u32::from_le_bytes(take(rest)?) as usize..)?, request)?,
+            _ => rule()?.when.iter().all(|condition| condition.holds(request)).then_some(())?,
+        }
+        // A rule with more parts than fit is refused.
+        let names = self.keys.get(key as usize)?.iter().take(KEY_PARTS_MAX);
+        let key = names.map(|name| request.get(name)).collect::<Option<_>>()?;
+        let terms = *self.terms.get(terms as usize)?;
+        Some(Says { position, kinds: Kinds(kinds), key, terms })
+    }
+
+    /// Nothing if a condition of those that begin here does not hold.
+    fn hold(&self, mut rest: &[u8], request: &Dimensions<'_>) -> Option<()> {
+        let [conditions] = take(&mut rest)?;
+        for _ in 0..conditions {
+            let [dimension, patterns] = take(&mut rest)?;
+            let value = request.get(self.dimensions.get(usize::from(dimension))?)?.as_bytes();
+            let mut holds = false;
+            for _ in 0..patterns {
+                let bytes = u16::from_le_bytes(take(&mut rest)?);
+                let pattern = take_text(&mut rest, usize::from(bytes))?;
+                holds = holds || describes(pattern, value);
+            }
+            if !holds {
+                return None;
+            }
+        }
+        Some(())
+    }
+}
+
+#[inline]
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, after) = rest.split_first_chunk::<N>()?;
+    *rest = after;
+    Some(*taken)
+}
+
+#[inline]
+fn take_text<'t>(rest: &mut &'t [u8], bytes: usize) -> Option<&'t [u8]> {
+    let (text, after) = rest.split_at_checked(bytes)?;
+    *rest = after;
+    Some(text)
+}
+
+/// Takes rules one by one. What many say alike lies at one address, and is kept once here too.
+#[derive(Default)]
+struct Builder {
+    rules: Vec<u8>,
+    shared: Vec<u8>,
+    /// By address: how many rules have these conditions, and where they are shared.
+    uses: HashMap<usize, u32, RandomState>,
+    known: HashMap<usize, Option<u32>, RandomState>,
+    dimensions: Vec<Arc<str>>,
+    known_dimensions: HashMap<Arc<str>, usize, RandomState>,
+    keys: Vec<Arc<[Arc<str>]>>,
+    known_keys: HashMap<usize, u32, RandomState>,
+    terms: Vec<(Limit, Mode)>,
+    known_terms: HashMap<(Algorithm, u32, u32, u64, Mode), u32, RandomState>,
+}
+
+impl Builder {
+    /// Adds a rule; where it begins.
+    fn add(&mut self, rule: &Rule, position: u32, kinds: Kinds) -> u32 {
+        let mut bytes = Vec::with_capacity(LINE_BYTES);
+        bytes.extend_from_slice(&position.to_le_bytes());
+        bytes.extend_from_slice(&self.key(&rule.key).to_le_bytes());
+        bytes.extend_from_slice(&self.term(rule.limit, rule.mode).to_le_bytes());
+        bytes.push(kinds.0);
+        let tenant = rule.tenant.as_deref().unwrap_or_default();
+        let kept = u8::try_from(tenant.len()).ok().filter(|bytes| usize::from(*bytes) <= TENANT_BYTES_MAX);
+        bytes.push(if rule.tenant.is_none() { EVERYONE } else { kept.unwrap_or(NOT_KEPT) });
+        let (place, conditions) = self.conditions(&rule.when);
+        bytes.push(place);
+        debug_assert_eq!(bytes.len(), HEAD_BYTES);
+        if kept.is_some() {
+            bytes.extend_from_slice(tenant.as_bytes());
+        }
+        bytes.extend_from_slice(&conditions);
+        self.align(bytes.len());
+        let start = small(self.rules.len());
+        self.rules.extend_from_slice(&bytes);
+        start
+    }
+
+    /// What fits into a line does not begin in one and end in the next.
+    fn align(&mut self, bytes: usize) {
+        let left = LINE_BYTES - self.rules.len() % LINE_BYTES;
+        if bytes > left && bytes <= LINE_BYTES {
+            self.rules.resize(self.rules.len() + left, 0);
+        }
+    }
+
+    /// Where conditions are, and what to say of them there.
+    fn conditions(&mut self, when: &Arc<[Condition]>) -> (u8, Vec<u8>) {
+        let is_shared = self.uses.get(&address(when)).is_some_and(|uses| *uses > 1);
+        if !is_shared
+            && let Some(own) = self.encoded(when).filter(|own| own.len() <= OWN_CONDITIONS_BYTES_MAX)
+        {
+            return (HERE, own);
+        }
+        match self.shared(when) {
+            Some(at) => (SHARED, at.to_le_bytes().to_vec()),
+            None => (NOT_KEPT, Vec::new()),
+        }
+    }
+
+    fn shared(&mut self, when: &Arc<[Condition]>) -> Option<u32> {
+        if let Some(known) = self.known.get(&address(when)) {
+            return *known;
+        }
+        let at = u32::try_from(self.shared.len()).ok().zip(self.encoded(when)).map(|(at, conditions)| {
+            self.shared.extend_from_slice(&conditions);
+            at
+        });
+        self.known.insert(address(when), at);
+        at
+    }
+
+    /// Nothing if they cannot be kept here.
+    fn encoded(&mut self, when: &[Condition]) -> Option<Vec<u8>> {
+        let mut out = vec![u8::try_from(when.len()).ok()?];
+        for Condition { dimension, any_of, networks } in when {
+            if !networks.is_empty() {
+                return None;
+            }
+            out.push(u8::try_from(self.dimension(dimension)).ok()?);
+            out.push(u8::try_from(any_of.len()).ok()?);
+            for pattern in any_of {
+                out.extend_from_slice(&u16::try_from(pattern.as_str().len()).ok()?.to_le_bytes());
+                out.extend_from_slice(pattern.as_str().as_bytes());
+            }
+        }
+        Some(out)
+    }
+
+    fn dimension(&mut self, name: &Arc<str>) -> usize {
+        *self.known_dimensions.entry(Arc::clone(name)).or_insert_with(|| {
+            self.dimensions.push(Arc::clone(name));
+            self.dimensions.len() - 1
+        })
+    }
+
+    fn key(&mut self, key: &Arc<[Arc<str>]>) -> u32 {
+        *self.known_keys.entry(address(key)).or_insert_with(|| {
+            self.keys.push(Arc::clone(key));
+            small(self.keys.len() - 1)
+        })
+    }
+
+    fn term(&mut self, limit: Limit, mode: Mode) -> u32 {
+        let same = (limit.algorithm(), limit.amount(), limit.burst(), limit.period_us(), mode);
+        *self.known_terms.entry(same).or_insert_with(|| {
+            self.terms.push((limit, mode));
+            small(self.terms.len() - 1)
+        })
+    }
+}
+
+/// Where something lies: what was read as one is the same there.
+fn address<T: ?Sized>(of: &Arc<T>) -> usize {
+    Arc::as_ptr(of).addr()
+}

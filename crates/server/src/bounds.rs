@@ -1,0 +1,259 @@
+//! How far each rule may be passed, as answers and commands tell it.
+
+use serde::Serialize;
+use tidegate_core::Algorithm;
+use tidegate_core::bound::{COURIER_US, Faults, Fleet, bound};
+use tidegate_rules::Rule;
+
+/// The most regions that are asked about: as many as count together.
+pub const REGIONS_MAX: u64 = tidegate::region::REGIONS_MAX as u64;
+
+/// The largest weight of a region.
+const WEIGHT_MAX: u32 = 1_000_000;
+
+/// What goes wrong in a fleet.
+#[derive(Clone, Debug)]
+pub struct Situation {
+    /// The processes that count together.
+    pub fleet: Fleet,
+    /// What goes wrong.
+    pub faults: Faults,
+}
+
+impl Situation {
+    /// Everything goes wrong once.
+    pub fn new(fleet: Fleet) -> Self {
+        Self { fleet, faults: Faults::ONE_OF_EACH }
+    }
+
+    /// The regions, by the weights of their standing parts, separated by commas.
+    pub fn set_weights(&mut self, text: &str) -> Result<(), String> {
+        let weight = |text: &str| text.trim().parse().ok().filter(|weight| (1..=WEIGHT_MAX).contains(weight));
+        let weights: Option<Box<[u32]>> = text.split(',').map(weight).collect();
+        let weights = weights.filter(|weights| weights.len() as u64 <= REGIONS_MAX).ok_or_else(|| {
+            format!("weights: {text:?} is not 1 to {REGIONS_MAX} numbers from 1 to {WEIGHT_MAX}, separated by commas")
+        })?;
+        self.fleet.weights = weights;
+        Ok(())
+    }
+
+    /// How far a rule may be passed.
+    pub fn told<'r>(&self, rule: &'r Rule) -> ToldBound<'r> {
+        let promise = rule.promise(&rule.limit);
+        let found = bound(&promise, &self.fleet, &self.faults);
+        let terms = found.terms.iter().map(|term| ToldTerm {
+            name: term.name,
+            formula: term.formula,
+            units: term.units,
+            when: term.when.as_str(),
+        });
+        ToldBound {
+            rule: &rule.name,
+            regime: rule.regime().as_str(),
+            class: rule.class.as_str(),
+            algorithm: match rule.limit.algorithm() {
+                Algorithm::Gcra => "gcra",
+                Algorithm::SlidingWindow => "sliding_window",
+            },
+            limit: rule.limit.amount(),
+            period_us: rule.limit.period_us(),
+            burst: rule.limit.burst(),
+            buckets: found.buckets,
+            steady: found.steady(),
+            total: found.total(),
+            each_window: found.recurs,
+            terms: terms.collect(),
+            lag_ms: found.lag_us.div_ceil(US_PER_MS),
+            largest_grant: found.largest_grant,
+            open_without_origin: found.is_open_without_origin,
+            warnings: rule.warnings(&self.fleet).iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// How far a rule may be passed, in units above what its limit lets pass.
+#[derive(Debug, Serialize)]
+pub struct ToldBound<'r> {
+    rule: &'r str,
+    regime: &'static str,
+    class: &'static str,
+    algorithm: &'static str,
+    limit: u32,
+    period_us: u64,
+    burst: u32,
+    /// How many buckets of the limit there are.
+    buckets: u64,
+    /// While nothing goes wrong.
+    steady: u64,
+    /// If all went wrong that was counted.
+    total: u64,
+    /// Whether that may be so in each window; once otherwise.
+    each_window: bool,
+    terms: Vec<ToldTerm>,
+    /// After how long at most a region goes by what another one counted.
+    lag_ms: u64,
+    largest_grant: u64,
+    /// Whether it stops nobody while its origin is gone.
+    open_without_origin: bool,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldTerm {
+    name: &'static str,
+    formula: &'static str,
+    units: u64,
+    when: &'static str,
+}
+
+/// Something that a bound depends on, as it is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// What it is called in a query; as a flag without its unit.
+    pub name: &'static str,
+    /// What it is.
+    pub about: &'static str,
+    /// From.
+    pub least: u64,
+    /// To.
+    pub most: u64,
+    /// What it is.
+    pub get: fn(&Situation) -> u64,
+    /// Sets it to what is in range.
+    pub set: fn(&mut Situation, u64),
+}
+
+const US_PER_MS: u64 = 1_000;
+/// The most that goes wrong, and the most processes of a region.
+const COUNT_MAX: u64 = 1_000_000;
+/// The longest lag and silence: a day.
+const TIME_MS_MAX: u64 = 86_400_000;
+
+/// All of them but for the weights of regions.
+pub const PARAMETERS: [Parameter; 10] = [
+    Parameter {
+        name: "regions",
+        about: "Regions, of the same weight, up to the 16 that can count together",
+        least: 1,
+        most: REGIONS_MAX,
+        get: |of| of.fleet.weights.len() as u64,
+        set: |of, value| of.fleet.weights = Fleet::of(small(value)).weights,
+    },
+    Parameter {
+        name: "nodes",
+        about: "Processes in each region",
+        least: 1,
+        most: COUNT_MAX,
+        get: |of| of.fleet.nodes.into(),
+        set: |of, value| of.fleet.nodes = small(value),
+    },
+    Parameter {
+        name: "lag_ms",
+        about: "Lag between regions: a round of the courier and the way",
+        least: 0,
+        most: TIME_MS_MAX,
+        get: |of| (of.fleet.courier_us + of.fleet.transit_us).div_ceil(US_PER_MS),
+        set: |of, value| {
+            of.fleet.courier_us = COURIER_US.min(value * US_PER_MS);
+            of.fleet.transit_us = value * US_PER_MS - of.fleet.courier_us;
+        },
+    },
+    Parameter {
+        name: "grant_life_ms",
+        about: "The longest that a grant lasts; less than what a busy server may ask for is a promise of yours",
+        least: 0,
+        most: tidegate_core::origin::ABROAD_LIFE_US_MAX / US_PER_MS,
+        get: |of| of.fleet.grant_life_us.div_ceil(US_PER_MS),
+        set: |of, value| of.fleet.grant_life_us = value * US_PER_MS,
+    },
+    Parameter {
+        name: "silence_ms",
+        about: "How long a region may be silent before the others spend from their parts only",
+        least: 0,
+        most: TIME_MS_MAX,
+        get: |of| of.fleet.silence_us.div_ceil(US_PER_MS),
+        set: |of, value| of.fleet.silence_us = value * US_PER_MS,
+    },
+    Parameter {
+        name: "threshold_ppm",
+        about: "How much a region keeps to itself of a key, in millionths of the burst",
+        least: 0,
+        most: 1_000_000,
+        get: |of| of.fleet.threshold_ppm.into(),
+        set: |of, value| of.fleet.threshold_ppm = small(value),
+    },
+    Parameter {
+        name: "lapses",
+        about: "Processes that die, or are not heard of in time, while they hold a grant of the key",
+        least: 0,
+        most: COUNT_MAX,
+        get: |of| of.faults.lapses.into(),
+        set: |of, value| of.faults.lapses = small(value),
+    },
+    Parameter {
+        name: "failovers",
+        about: "Times that an origin comes back without its last writes; without an origin, restarts",
+        least: 0,
+        most: COUNT_MAX,
+        get: |of| of.faults.failovers.into(),
+        set: |of, value| of.faults.failovers = small(value),
+    },
+    Parameter {
+        name: "outages",
+        about: "Times that an origin does not answer",
+        least: 0,
+        most: COUNT_MAX,
+        get: |of| of.faults.outages.into(),
+        set: |of, value| of.faults.outages = small(value),
+    },
+    Parameter {
+        name: "partitions",
+        about: "Times that regions do not hear of each other",
+        least: 0,
+        most: COUNT_MAX,
+        get: |of| of.faults.partitions.into(),
+        set: |of, value| of.faults.partitions = small(value),
+    },
+];
+
+/// What is in range fits.
+fn small(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// What the bounds of an answer are of.
+pub fn told_situation(of: &Situation) -> serde_json::Value {
+    let numbers = PARAMETERS.iter().map(|parameter| (parameter.name.to_owned(), (parameter.get)(of).into()));
+    let mut told: serde_json::Map<String, serde_json::Value> = numbers.collect();
+    told.insert("weights".to_owned(), of.fleet.weights.to_vec().into());
+    told.insert("origin".to_owned(), of.fleet.has_origin.into());
+    told.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parameter_is_what_it_was_set_to() {
+        for parameter in PARAMETERS {
+            let mut situation = Situation::new(Fleet::of(1));
+            for value in [parameter.least, parameter.most] {
+                (parameter.set)(&mut situation, value);
+                assert_eq!((parameter.get)(&situation), value, "{}", parameter.name);
+            }
+        }
+    }
+
+    #[test]
+    fn weights_are_numbers_for_each_region() {
+        let mut situation = Situation::new(Fleet::of(1));
+        situation.set_weights("3, 1,1").expect("good");
+        assert_eq!(*situation.fleet.weights, [3, 1, 1]);
+        for wrong in ["", "1,,1", "0", "1,x", "-1", "1000001", &"1,".repeat(65)] {
+            let problem = situation.set_weights(wrong).expect_err("refused");
+            assert!(problem.starts_with("weights: "), "{problem}");
+        }
+        assert_eq!(*situation.fleet.weights, [3, 1, 1], "what is wrong changes nothing");
+    }
+}

@@ -1,0 +1,283 @@
+//! The configuration: read whole before a port opens, with every problem listed.
+
+mod listen;
+mod log;
+mod reader;
+mod region;
+mod rules;
+mod tenants;
+
+pub use listen::TlsFiles;
+pub use log::LogConfig;
+pub use rules::{RulesConfig, StoreConfig};
+pub use tenants::TenantConfig;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tidegate::headers::ResetStyle;
+use tidegate_rules::pattern::Pattern;
+
+use self::reader::Reader;
+use crate::auth::Credentials;
+use crate::metrics::Listener;
+use crate::origin::RegionConfig;
+
+/// What is tried while the size that was meant is not known, to find what else is wrong.
+pub(crate) const MEMORY_BYTES_STAND_IN: usize = 64 << 20;
+
+/// The tenant of requests without a credential, on a server that has none.
+pub const DEFAULT_TENANT: &str = "";
+
+/// Everything a server is told before it starts.
+#[derive(Debug)]
+pub struct Config {
+    /// Where HTTP clients ask.
+    pub http: Option<SocketAddr>,
+    /// Where Envoy asks.
+    pub grpc: Option<SocketAddr>,
+    /// Where Redis clients ask.
+    pub resp: Option<SocketAddr>,
+    /// Where operators ask.
+    pub admin: Option<SocketAddr>,
+    /// Where the rules are.
+    pub rules: Option<RulesConfig>,
+    /// The file or folder with Envoy's descriptors.
+    pub envoy_descriptors: Option<PathBuf>,
+    /// Namespaces of the direct form that count by GCRA.
+    pub gcra_namespaces: Vec<Pattern>,
+    /// The folder of the embedded store; nothing keeps it in memory.
+    pub data_dir: Option<PathBuf>,
+    /// What is logged of decisions; nothing where they are not.
+    pub log: Option<LogConfig>,
+    /// The region it is a part of.
+    pub region: RegionConfig,
+    /// Memory of the table.
+    pub memory_bytes: usize,
+    /// Threads that answer.
+    pub workers: usize,
+    /// Connections of each listener.
+    pub connections_max: usize,
+    /// How long a connection may be silent.
+    pub idle_timeout: Duration,
+    /// How long one request may take to arrive, or its answer to be taken.
+    pub request_timeout: Duration,
+    /// How long a stop may take.
+    pub drain_timeout: Duration,
+    /// Whose word on the client's address counts.
+    pub trusted_proxies: Vec<IpNet>,
+    /// What `X-RateLimit-Reset` counts.
+    pub reset: ResetStyle,
+    /// Encryption of every listener.
+    pub tls: Option<TlsFiles>,
+    /// Who shares the table.
+    pub tenants: Vec<TenantConfig>,
+    /// Who may ask.
+    pub credentials: Credentials,
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigProblems(pub Vec<String>);
+
+impl fmt::Display for ConfigProblems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for ConfigProblems {}
+
+impl Config {
+    /// The configuration from what was `given` by flags and environment, by key, and the text of the file, which
+    /// they override.
+    pub fn read(given: &HashMap<String, String>, file: Option<&str>) -> Result<Self, ConfigProblems> {
+        let mut reader = Reader::new(given);
+        reader.take_file(file.unwrap_or_default());
+        let config = Self::from_reader(&mut reader);
+        if reader.problems.is_empty() { Ok(config) } else { Err(ConfigProblems(reader.problems)) }
+    }
+
+    /// As much as can be read, with everything that is wrong: where something is, a value that is allowed stands in for
+    /// it, so that problems of what the rest names can be found too.
+    pub fn read_on(given: &HashMap<String, String>, file: Option<&Path>) -> (Self, Vec<String>) {
+        let mut reader = Reader::new(given);
+        if let Some(path) = file {
+            reader.take_path(path);
+        }
+        (Self::from_reader(&mut reader), reader.problems)
+    }
+
+    fn from_reader(reader: &mut Reader<'_>) -> Self {
+        let tenants = reader.tenants();
+        let credentials = reader.credentials(&tenants);
+        let data_dir = reader.data_dir();
+        let config = Self {
+            http: reader.listen("http_listen", &credentials),
+            grpc: reader.listen("grpc_listen", &credentials),
+            resp: reader.listen("resp_listen", &credentials),
+            admin: reader.listen("admin_listen", &credentials),
+            rules: reader.rules(data_dir.as_deref()),
+            envoy_descriptors: reader.path("envoy_descriptors"),
+            gcra_namespaces: reader.patterns("gcra_namespaces"),
+            log: reader.log(data_dir.is_some()),
+            data_dir,
+            region: reader.region(),
+            memory_bytes: reader.size("memory"),
+            workers: reader.workers(),
+            connections_max: reader.number("connections_max", 1, 1_000_000),
+            idle_timeout: reader.time("idle_timeout", Duration::from_secs(1), Duration::from_hours(24)),
+            request_timeout: reader.time(
+                "request_timeout",
+                Duration::from_millis(100),
+                Duration::from_mins(5),
+            ),
+            drain_timeout: reader.time("drain_timeout", Duration::ZERO, Duration::from_mins(10)),
+            trusted_proxies: reader.networks("trusted_proxies"),
+            reset: reader.reset_style(),
+            tls: reader.tls(),
+            tenants,
+            credentials,
+        };
+        reader.unknown_keys();
+        reader.listeners(&config.listeners());
+        config
+    }
+
+    /// What listens, with its key and where; nothing for what does not.
+    pub(crate) fn listeners(&self) -> [(Listener, &'static str, Option<SocketAddr>); 4] {
+        [
+            (Listener::Http, "http_listen", self.http),
+            (Listener::Grpc, "grpc_listen", self.grpc),
+            (Listener::Resp, "resp_listen", self.resp),
+            (Listener::Admin, "admin_listen", self.admin),
+        ]
+    }
+}
+
+impl Reader<'_> {
+    fn data_dir(&mut self) -> Option<PathBuf> {
+        match self.text("data_dir") {
+            Some(text) if text == "none" => None,
+            Some(text) => Some(PathBuf::from(text)),
+            None => state_dir().or_else(|| {
+                self.problem("data_dir", "there is no home folder to keep it in: name one, or \"none\"");
+                None
+            }),
+        }
+    }
+
+    fn workers(&mut self) -> usize {
+        if self.given.contains_key("workers") || self.file.contains_key("workers") {
+            return self.number("workers", 1, 256);
+        }
+        std::thread::available_parallelism().map_or(1, usize::from).min(256)
+    }
+
+    fn reset_style(&mut self) -> ResetStyle {
+        match self.text("reset_header").as_deref() {
+            Some("epoch") => ResetStyle::Epoch,
+            Some("delta") => ResetStyle::Delta,
+            other => {
+                let given = other.unwrap_or_default().to_owned();
+                self.problem("reset_header", format!("{given:?} is neither \"epoch\" nor \"delta\""));
+                ResetStyle::default()
+            }
+        }
+    }
+}
+
+/// Where programs of this user keep their state.
+pub(crate) fn state_dir() -> Option<PathBuf> {
+    let set = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
+    state.map(|state| state.join("tidegate"))
+}
+
+#[cfg(test)]
+fn read(given: &[(&str, &str)], file: &str) -> Result<Config, Vec<String>> {
+    let given = given.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Config::read(&given, Some(file)).map_err(|problems| problems.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_needs_to_be_set() {
+        let config = read(&[], "").expect("defaults are good");
+        assert_eq!(config.http, Some(([127, 0, 0, 1], 8080).into()));
+        assert_eq!(config.resp, Some(([127, 0, 0, 1], 6380).into()));
+        assert_eq!(config.memory_bytes, 64 << 20);
+        assert!(config.credentials.is_open());
+        // Only this machine can ask from there, so whoever does is a proxy on it, or its owner.
+        let trusted: Vec<_> = config.trusted_proxies.iter().map(ToString::to_string).collect();
+        assert_eq!(trusted, ["127.0.0.0/8", "::1/128"]);
+        assert!(read(&[("trusted_proxies", "")], "").is_ok_and(|config| config.trusted_proxies.is_empty()));
+        assert!(read(&[], "trusted_proxies = []").is_ok_and(|config| config.trusted_proxies.is_empty()));
+    }
+
+    #[test]
+    fn what_is_given_overrides_the_file() {
+        let file = "http_listen = '127.0.0.1:1'\ngrpc_listen = 'off'\nconnections_max = 5\ntrusted_proxies = ['10.0.0.0/8', '::1']";
+        let config = read(&[("http_listen", "127.0.0.1:2")], file).expect("good");
+        assert_eq!(config.http, Some(([127, 0, 0, 1], 2).into()));
+        assert_eq!((config.grpc, config.connections_max, config.trusted_proxies.len()), (None, 5, 2));
+    }
+
+    #[test]
+    fn every_problem_is_listed() {
+        let file = "
+            memory = '3 bananas'
+            idle_timeout = '0s'
+            workers = 0
+            reset_header = 'when'
+            tls_key = 'key.pem'
+            colour = 'blue'
+            resp_listen = true
+            trusted_proxies = 'everyone'
+            data_dir = 'none'
+            decision_log = 'on'
+            log_sample = 2
+            log_retention = '1s'
+            log_bytes_max = 'much'
+            rules = 'postgres://ada:secret@db:x/rules'
+            rules_reconcile = '1ms'
+            rules_look = '2d'
+            tenants = [{ name = 'a', weight = 0 }, { name = '' }, { nmae = 'b' }]
+            tokens = [{ name = 't', hash = 'secret', tenant = 'nobody' }]
+        ";
+        let problems = read(&[("http_listen", "localhost")], file).expect_err("has problems");
+        for (key, words) in [
+            ("http_listen", "is not an address"),
+            ("resp_listen", "a boolean is not a value"),
+            ("memory", "is not a size from 1MB"),
+            ("idle_timeout", "is outside 1s to"),
+            ("workers", "is not a number from 1 to 256"),
+            ("reset_header", "neither"),
+            ("tls_cert", "missing: "),
+            ("colour", "not a setting"),
+            ("decision_log", "\"on\" needs a folder"),
+            ("log_sample", "\"2\" is not a share from 0 to 1"),
+            ("log_retention", "1s is outside 60s to 31536000s"),
+            ("log_bytes_max", "\"much\" is not a size from 1MB"),
+            ("rules", "must be `sqlite:FILE`, "),
+            ("rules_reconcile", "1ms is outside 100ms to 86400s"),
+            ("rules_look", "172800s is outside 100ms to 86400s"),
+            ("trusted_proxies", "\"everyone\" is neither an address nor a network"),
+            ("tenants[0]", "weight: 0 is outside 1 to 1000000"),
+            ("tenants[1]", "name: \"\" is not"),
+            ("tenants[2]", "unknown field `nmae`"),
+            ("tokens[0]", "tenant: there is no [[tenants]] entry named \"nobody\""),
+        ] {
+            let found = problems.iter().any(|problem| problem.starts_with(key) && problem.contains(words));
+            assert!(found, "{key}: {words}: {problems:#?}");
+        }
+        assert!(problems.iter().all(|problem| !problem.contains("ada:secret")), "{problems:#?}");
+    }
+}

@@ -1,0 +1,98 @@
+//! Who shares the table, and who may ask.
+
+use serde::Deserialize;
+use toml::Value;
+
+use super::DEFAULT_TENANT;
+use super::reader::{NAME_BYTES_MAX, Reader, is_name};
+use crate::auth::{Credentials, Role, TokenHash};
+
+/// The most tenants: each takes a part of the table.
+const TENANTS_MAX: usize = 1_000;
+/// The most tokens.
+const TOKENS_MAX: usize = 100_000;
+/// The heaviest tenant.
+const WEIGHT_MAX: u32 = 1_000_000;
+
+/// One tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantConfig {
+    /// Unique.
+    pub name: String,
+    /// Parts of the table.
+    #[serde(default = "equal_weight")]
+    pub weight: u32,
+}
+
+const fn equal_weight() -> u32 {
+    1
+}
+
+/// A token as the file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenRow {
+    name: String,
+    hash: String,
+    #[serde(default)]
+    tenant: String,
+    #[serde(default)]
+    role: Role,
+}
+
+impl Reader<'_> {
+    pub(super) fn tenants(&mut self) -> Vec<TenantConfig> {
+        let mut tenants: Vec<TenantConfig> = Vec::new();
+        for (at, row) in self.rows("tenants", TENANTS_MAX).into_iter().enumerate() {
+            let key = format!("tenants[{at}]");
+            match row.try_into::<TenantConfig>() {
+                Err(error) => self.problem(&key, error.message()),
+                Ok(tenant) if !is_name(&tenant.name) => {
+                    self.problem(
+                        &key,
+                        format!("name: {:?} is not 1 to {NAME_BYTES_MAX} printable bytes", tenant.name),
+                    );
+                }
+                Ok(tenant) if tenants.iter().any(|known| known.name == tenant.name) => {
+                    self.problem(&key, format!("name: {:?} is given twice", tenant.name));
+                }
+                Ok(tenant) if !(1..=WEIGHT_MAX).contains(&tenant.weight) => {
+                    self.problem(&key, format!("weight: {} is outside 1 to {WEIGHT_MAX}", tenant.weight));
+                    // Whoever names the tenant is right to.
+                    tenants.push(TenantConfig { weight: equal_weight(), ..tenant });
+                }
+                Ok(tenant) => tenants.push(tenant),
+            }
+        }
+        tenants
+    }
+
+    pub(super) fn credentials(&mut self, tenants: &[TenantConfig]) -> Credentials {
+        let mut credentials = Credentials::default();
+        let problems_before = self.problems.len();
+        for (at, row) in self.rows("tokens", TOKENS_MAX).into_iter().enumerate() {
+            let key = format!("tokens[{at}]");
+            if let Err(problem) = add_token(&mut credentials, row, tenants) {
+                self.problem(&key, problem);
+            }
+        }
+        self.tokens_known &= self.problems.len() == problems_before;
+        credentials
+    }
+}
+
+fn add_token(credentials: &mut Credentials, row: Value, tenants: &[TenantConfig]) -> Result<(), String> {
+    let row: TokenRow = row.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
+    if !is_name(&row.name) {
+        return Err(format!("name: {:?} is not 1 to {NAME_BYTES_MAX} printable bytes", row.name));
+    }
+    let tenant = if row.tenant == DEFAULT_TENANT {
+        0
+    } else {
+        let known = tenants.iter().position(|tenant| tenant.name == row.tenant);
+        1 + known.ok_or_else(|| format!("tenant: there is no [[tenants]] entry named {:?}", row.tenant))?
+    };
+    let hash: TokenHash = row.hash.parse().map_err(|problem| format!("hash: {problem}"))?;
+    credentials.add(hash, tenant, row.role).map_err(|problem| format!("hash: {problem}"))
+}

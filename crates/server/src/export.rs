@@ -1,0 +1,88 @@
+//! The decision log of a server as a file for other tools: read where it is kept, beside a server that may be writing it.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+use tidegate::{Clock, SystemClock};
+use tidegate_record::{Archive, ExportError, moment};
+use tokio::runtime::Builder;
+
+use crate::config::state_dir;
+
+/// What is exported.
+#[derive(Clone, Copy, Debug)]
+pub struct LogExport<'e> {
+    /// The folder that the server keeps its data in; nothing for that of a server without the setting.
+    pub data_dir: Option<&'e Path>,
+    /// Whose decisions; nothing for those of all tenants.
+    pub tenant: Option<&'e str>,
+    /// The first moment, as [`moment`] reads it; nothing for the beginning.
+    pub from: Option<&'e str>,
+    /// The last one; nothing for now.
+    pub to: Option<&'e str>,
+}
+
+/// Why nothing was exported.
+#[derive(Debug)]
+pub enum NotExported {
+    /// What was asked makes no sense.
+    Asked(String),
+    /// The log cannot be read, or the file not written.
+    Failed(String),
+}
+
+impl LogExport<'_> {
+    /// Writes a Parquet file, whole or not at all, in the place of one that is there; how many records it has.
+    pub fn write(&self, out: &Path) -> Result<usize, NotExported> {
+        let (from_ms, to_ms) = self.span()?;
+        let folder = self.data_dir.map(Path::to_owned).or_else(state_dir).ok_or_else(|| {
+            NotExported::Asked("data-dir: there is no home folder with one: name it".to_owned())
+        })?;
+        let part = beside(out);
+        let failed = |problem: String| NotExported::Failed(format!("out: {}: {problem}", part.display()));
+        let file = File::create(&part).map_err(|error| failed(error.to_string()))?;
+        let written = export(&folder, self.tenant, (from_ms, to_ms), &file).and_then(|count| {
+            file.sync_all()
+                .and_then(|()| std::fs::rename(&part, out))
+                .map_err(|error| failed(error.to_string()))?;
+            Ok(count)
+        });
+        if written.is_err() {
+            let _ = std::fs::remove_file(&part);
+        }
+        written
+    }
+
+    fn span(&self) -> Result<(u64, u64), NotExported> {
+        let now_ms = SystemClock::new().now().wall_us() / 1_000;
+        let read = |flag: &str, text: Option<&str>, otherwise: u64| {
+            let problem = |problem| NotExported::Asked(format!("{flag}: {problem}"));
+            text.map_or(Ok(otherwise), |text| moment(text, now_ms)).map_err(problem)
+        };
+        let (from_ms, to_ms) = (read("from", self.from, 0)?, read("to", self.to, now_ms)?);
+        if from_ms > to_ms {
+            return Err(NotExported::Asked("from: is after --to".to_owned()));
+        }
+        Ok((from_ms, to_ms))
+    }
+}
+
+/// The name that a file has until it is whole.
+fn beside(out: &Path) -> PathBuf {
+    let mut name = out.file_name().unwrap_or_default().to_owned();
+    name.push(".part");
+    out.with_file_name(name)
+}
+
+fn export(folder: &Path, tenant: Option<&str>, span: (u64, u64), file: &File) -> Result<usize, NotExported> {
+    let failed = |error: &dyn std::fmt::Display| NotExported::Failed(error.to_string());
+    let runtime = Builder::new_current_thread().build().map_err(|error| failed(&error))?;
+    let exported: Result<usize, ExportError> = runtime.block_on(async {
+        let mut archive = Archive::open(folder).await?;
+        let count = archive.export(tenant, span, BufWriter::new(file)).await?;
+        archive.close().await?;
+        Ok(count)
+    });
+    exported.map_err(|error| failed(&error))
+}

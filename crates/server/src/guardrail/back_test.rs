@@ -1,0 +1,537 @@
+//! Recent decisions, decided again: what became of each is in its record; what would become of it is found with meters.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use tidegate::LIMITS_PER_CHECK_MAX;
+use tidegate_record::{Record, Verdict};
+use tidegate_rules::{Dimensions, Match, Mode, RuleSet};
+
+use super::keys::{Drawn, Guess, Keys, Spent};
+use super::meter::{Meter, Rate, Stream};
+use super::trial::Scope;
+use super::{Effect, Measured, NAMES_MAX, OfRule, RECORDS_MAX, Unknown, Unsure};
+use crate::metrics::{Rung, Surface};
+
+/// How many records the rules of a change must have for a share to mean anything. Higher: surer; more changes of which
+/// nothing is known.
+pub(super) const RECORDS_MIN: u64 = 100;
+
+/// How far off the number of requests that pass may be, as a part of it: one standard deviation. Lower:
+/// surer; more changes of which nothing is known.
+const DOUBT_MAX: f64 = 0.1;
+
+/// How often rules are held for the records, some 120 bytes each: a bound on memory where many of a change apply to one
+/// request. No more records are taken after that.
+const HELD_MAX: usize = 1_000_000;
+
+/// The part of a limit that a key asks for at least, on the average of its time, if it is said to ask steadily.
+const STEADY_FROM: f64 = 0.5;
+
+/// A record without a rate stands for no more than this, and nothing is divided by less.
+const NEARLY_NOTHING: f64 = 1e-6;
+
+/// Two sets, and the requests that rules of a change apply to.
+#[derive(Debug)]
+pub(crate) struct BackTest {
+    before: RuleSet,
+    after: RuleSet,
+    /// What the versions of the rules in force begin with, whatever the emergencies.
+    version: String,
+    scope: Scope,
+    sample_rate: f64,
+    records: u64,
+    held: usize,
+    /// When the first of all records was made, and the last.
+    window_ms: Option<(u64, u64)>,
+    seen: Vec<Seen>,
+}
+
+/// A request of the log that a rule of the change applies to.
+#[derive(Debug)]
+struct Seen {
+    at_ms: u64,
+    cost: u64,
+    verdict: Verdict,
+    /// How many requests it stands for.
+    drawn_from: f64,
+    /// Whether the rules that are in force decided it: then what they make of it is known.
+    is_known: bool,
+    /// The rule that decided it, if the change touches that, and what was spent of it then.
+    decided_by: Option<u32>,
+    level: u32,
+    /// Whether more rules would be enforced for it than can be asked: it would be turned away.
+    is_undecidable: bool,
+    under: Box<[Under]>,
+}
+
+/// What a rule of the change makes of a request, or made.
+#[derive(Debug)]
+struct Under {
+    rule: u32,
+    before: Option<Side>,
+    /// Only if it is enforced.
+    after: Option<Side>,
+}
+
+impl Under {
+    /// Whether a request is counted under the same key, before and after.
+    fn is_same_key(&self) -> bool {
+        self.before.zip(self.after).is_some_and(|(before, after)| before.place == after.place)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Side {
+    place: u64,
+    rate: Rate,
+    is_enforced: bool,
+}
+
+impl Seen {
+    fn passed(&self) -> bool {
+        self.verdict != Verdict::Denied
+    }
+
+    fn is_drawn(&self) -> bool {
+        self.verdict == Verdict::Allowed
+    }
+
+    /// Whether it passes a rule as that would be, where the record says so: 1 or 0.
+    fn told(&self, under: &Under) -> Option<f64> {
+        let (before, after) = (under.before?, under.after?);
+        if !(under.is_same_key() && self.is_known && self.passed()) {
+            return None;
+        }
+        match !before.is_enforced && self.verdict == Verdict::ShadowDenied {
+            false => after.rate.covers(before.rate).then_some(1.0),
+            // Which of the other rules in shadow let it pass is not told.
+            true if self.decided_by != Some(under.rule) => None,
+            true => before.rate.covers(after.rate).then_some(0.0),
+        }
+    }
+
+    /// What its key had spent of a rule as it is.
+    fn spent(&self, under: &Under) -> Option<Spent> {
+        let is_told = self.is_known && self.passed() && self.decided_by == Some(under.rule);
+        let before = under.before.filter(|before| is_told && before.is_enforced)?;
+        Some(Spent { level: self.level, rate: before.rate })
+    }
+
+    /// The most of it that passes a rule as that would be, by what its key had spent in a burst: nothing, if that is more than
+    /// the rule would allow. If it was all that the rule allows now, that may have been so for long, and what leaks passes.
+    fn most(&self, under: &Under, before: &Model) -> f64 {
+        // Where all is logged, meters know better; and so they do of keys that ask steadily.
+        if !self.is_drawn() || self.drawn_from <= 1.0 || !under.is_same_key() {
+            return 1.0;
+        }
+        let (Some(spent), Some(was), Some(after)) = (self.spent(under), under.before, under.after) else {
+            return 1.0;
+        };
+        if !after.rate.is_below(spent.level) || before.is_steady(&was) {
+            return 1.0;
+        }
+        let cost = u32::try_from(self.cost).unwrap_or(u32::MAX);
+        let is_full = was.rate.is_below(spent.level.saturating_add(cost));
+        if is_full { after.rate.part_of(was.rate) } else { 0.0 }
+    }
+
+    /// How much passes at least of what did, by the limits alone.
+    fn by_limits(&self) -> f64 {
+        let part = |under: &Under| match (under.before, under.after) {
+            (Some(before), Some(after)) => after.rate.part_of(before.rate),
+            _ => 1.0,
+        };
+        self.under.iter().map(part).fold(1.0, f64::min)
+    }
+}
+
+impl BackTest {
+    pub(super) fn new(before: RuleSet, after: RuleSet, scope: Scope, sample_rate: f64) -> Self {
+        let version = format!("r{}e", before.revision());
+        let (records, held, window_ms, seen) = (0, 0, None, Vec::new());
+        Self { before, after, version, scope, sample_rate, records, held, window_ms, seen }
+    }
+
+    /// Takes the next record, in the order of their times, and says whether more are wanted.
+    pub(crate) fn take(&mut self, record: &Record) -> bool {
+        self.records += 1;
+        let (first_ms, _) = self.window_ms.unwrap_or((record.at_ms, record.at_ms));
+        self.window_ms = Some((first_ms, record.at_ms.max(first_ms)));
+        if let Some(seen) = self.see(record).filter(|seen| !seen.under.is_empty()) {
+            self.held += seen.under.len();
+            self.seen.push(seen);
+        }
+        self.records < RECORDS_MAX && self.held < HELD_MAX
+    }
+
+    fn see(&self, record: &Record) -> Option<Seen> {
+        let by_rules =
+            [Surface::Check, Surface::ForwardAuth].iter().any(|surface| record.surface == surface.as_str());
+        // Without all of its dimensions nobody knows which rules applied; what was shed, none decided.
+        if !by_rules || record.dimensions_cut || record.rung == Rung::Shed.as_str() {
+            return None;
+        }
+        let pairs = record.dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let dimensions = Dimensions::new(pairs).ok()?;
+        let before: Vec<Match<'_, '_>> =
+            self.before.matching(&record.tenant, &dimensions, record.at_ms).collect();
+        let after: Vec<Match<'_, '_>> =
+            self.after.matching(&record.tenant, &dimensions, record.at_ms).collect();
+        let enforced = after.iter().filter(|found| found.terms.mode == Mode::Enforce).count();
+        // What an emergency said, rules did not.
+        let is_as_ruled = record.replaced_by.is_empty()
+            || before.iter().any(|found| found.terms.exception == Some(record.replaced_by.as_str()));
+        Some(Seen {
+            at_ms: record.at_ms,
+            cost: record.cost,
+            verdict: record.verdict,
+            drawn_from: 1.0 / record.sample_rate.clamp(NEARLY_NOTHING, 1.0),
+            is_known: is_as_ruled && record.set_version.starts_with(&self.version),
+            decided_by: self.scope.number_of(&record.rule),
+            level: record.level,
+            is_undecidable: enforced > LIMITS_PER_CHECK_MAX,
+            under: self.under(&record.tenant, &before, &after),
+        })
+    }
+
+    /// The rules of the change that apply, before or after it.
+    fn under(&self, tenant: &str, before: &[Match<'_, '_>], after: &[Match<'_, '_>]) -> Box<[Under]> {
+        let side = |found: &Match<'_, '_>| {
+            let rule = self.scope.number_of(&found.rule.name)?;
+            let (place, rate) = (place(tenant, found), Rate::of(&found.terms.limit));
+            Some((rule, Side { place, rate, is_enforced: found.terms.mode == Mode::Enforce }))
+        };
+        let before = before.iter().filter_map(side);
+        let mut all: Vec<Under> =
+            before.map(|(rule, before)| Under { rule, before: Some(before), after: None }).collect();
+        for (rule, after) in after.iter().filter_map(side) {
+            let after = Some(after).filter(|after| after.is_enforced);
+            match all.iter_mut().find(|under| under.rule == rule) {
+                Some(under) => under.after = after,
+                None => all.push(Under { rule, before: None, after }),
+            }
+        }
+        all.into()
+    }
+
+    /// What came of it.
+    pub(crate) fn finish(self) -> Effect {
+        let enough = self.enough();
+        let measured = enough.of_all().map(|()| {
+            let at_most = self.measure(Guess::AtMost).newly_denied_percent;
+            let likely = self.measure(Guess::Likely);
+            Measured { at_most_percent: at_most.max(likely.newly_denied_percent), ..likely }
+        });
+        let unsure = self.unsure(&enough);
+        // That says more than how few records there are.
+        let not_logged = unsure.as_ref().and_then(Unsure::not_logged);
+        Effect::new(&self.scope, measured.map_err(|why| not_logged.unwrap_or(why)), unsure.as_ref())
+    }
+
+    fn enough(&self) -> Enough {
+        let one_more = 1.0 / self.sample_rate.clamp(NEARLY_NOTHING, 1.0);
+        let mut enough = Enough { one_more, all: Known::default(), rules: HashMap::new() };
+        for seen in &self.seen {
+            enough.all.add(seen);
+            for under in seen.under.iter().filter(|under| under.after.is_some()) {
+                enough.rules.entry(under.rule).or_default().add(seen);
+            }
+        }
+        enough
+    }
+
+    /// A rule that may deny more, and of which too little is known: of several, one that lets pass half of what it did.
+    fn unsure(&self, enough: &Enough) -> Option<Unsure> {
+        let unsure = self.scope.tighter.iter().filter_map(|tighter| {
+            let not_logged = tighter.not_logged.clone().map(Unknown::NotLogged);
+            let number = self.scope.number_of(&tighter.rule)?;
+            let why = not_logged.or_else(|| enough.of_rule(number).err())?;
+            Some(Unsure { rule: tighter.rule.clone(), is_halved: tighter.is_halved, why })
+        });
+        let all: Vec<Unsure> = unsure.collect();
+        let at = all.iter().position(|unsure| unsure.is_halved).unwrap_or(0);
+        all.into_iter().nth(at)
+    }
+
+    fn measure(&self, guess: Guess) -> Measured {
+        let window_ms = self.window_ms.map_or(0, |(first_ms, last_ms)| last_ms.saturating_sub(first_ms));
+        let mut before = Model::new(self.streams(window_ms, guess, |under| under.before));
+        let mut after = Model::new(self.streams(window_ms, guess, |under| under.after));
+        let mut measured = Measured::default();
+        let mut of_rules: HashMap<u32, OfRule> = HashMap::new();
+        for seen in &self.seen {
+            let becomes = becomes(seen, &mut before, &mut after);
+            let passing = becomes.passing * seen.drawn_from;
+            measured.records += 1;
+            measured.requests += seen.drawn_from;
+            measured.passing += passing;
+            measured.newly_denied += becomes.newly_denied * seen.drawn_from;
+            measured.newly_allowed += becomes.newly_allowed * seen.drawn_from;
+            for under in seen.under.iter().filter(|under| under.after.is_some()) {
+                let of_rule = of_rules.entry(under.rule).or_default();
+                of_rule.records += 1;
+                of_rule.requests += seen.drawn_from;
+                of_rule.passing += passing;
+            }
+            if let Some(rule) = becomes.denied_by {
+                of_rules.entry(rule).or_default().newly_denied += becomes.newly_denied * seen.drawn_from;
+            }
+        }
+        self.judge(&mut measured, of_rules);
+        measured
+    }
+
+    /// What counts is the rule that newly denies the largest part of what passes it: whoever asks under that one is not helped
+    /// by how much passes others. That of all rules together may be larger, where several deny some of the same requests.
+    fn judge(&self, measured: &mut Measured, of_rules: HashMap<u32, OfRule>) {
+        let share = |newly_denied: f64, passing: f64| newly_denied / passing.max(NEARLY_NOTHING);
+        let known = of_rules.iter().filter(|(_, of_rule)| of_rule.records >= RECORDS_MIN);
+        let shares = known.map(|(number, of_rule)| (share(of_rule.newly_denied, of_rule.passing), *number));
+        let worst = shares.max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| b.1.cmp(&a.1)));
+        let of_all = share(measured.newly_denied, measured.passing);
+        let worst = worst.filter(|(of_rule, _)| *of_rule >= of_all);
+        measured.newly_denied_percent = 100.0 * worst.map_or(of_all, |(share, _)| share).min(1.0);
+        measured.worst = worst.and_then(|(_, number)| self.scope.touched.get(number as usize)).cloned();
+        measured.rules = self.told(of_rules);
+    }
+
+    /// What is behind the records, on one side of the change.
+    fn streams(
+        &self,
+        window_ms: u64,
+        guess: Guess,
+        side: fn(&Under) -> Option<Side>,
+    ) -> HashMap<u64, Stream> {
+        let mut keys = Keys::default();
+        for seen in self.seen.iter().filter(|seen| seen.is_drawn()) {
+            for under in &seen.under {
+                if let Some(side) = side(under) {
+                    let Seen { at_ms, drawn_from: from, cost, .. } = *seen;
+                    let spent = seen.spent(under).filter(|_| under.is_same_key());
+                    keys.note((under.rule, side.place), &Drawn { at_ms, from, cost, spent });
+                }
+            }
+        }
+        keys.streams(window_ms, guess)
+    }
+
+    /// The rules that deny more, those first that deny most.
+    fn told(&self, of_rules: HashMap<u32, OfRule>) -> Vec<OfRule> {
+        let named = |(number, of_rule): (u32, OfRule)| {
+            let rule = self.scope.touched.get(number as usize)?.clone();
+            Some(OfRule { rule, ..of_rule }).filter(|of_rule| of_rule.newly_denied > 0.0)
+        };
+        let mut told: Vec<OfRule> = of_rules.into_iter().filter_map(named).collect();
+        told.sort_by(|a, b| b.newly_denied.total_cmp(&a.newly_denied).then_with(|| a.rule.cmp(&b.rule)));
+        told.truncate(NAMES_MAX);
+        told
+    }
+}
+
+/// Whether there are records enough to say anything: of all rules of a change, and of each.
+#[derive(Debug)]
+struct Enough {
+    /// How many requests a record stands for that may be missing.
+    one_more: f64,
+    all: Known,
+    rules: HashMap<u32, Known>,
+}
+
+/// What is known of what passes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    records: u64,
+    /// Requests that pass, or may.
+    passing: f64,
+    /// How far off that may be, squared.
+    doubt: f64,
+}
+
+impl Known {
+    fn add(&mut self, seen: &Seen) {
+        self.records += 1;
+        // What other rules denied may pass these.
+        if seen.passed() || !seen.is_known {
+            self.passing += seen.drawn_from;
+        }
+        if seen.is_drawn() {
+            self.doubt += doubt(seen.drawn_from);
+        }
+    }
+
+    /// That one of many requests that passed is not in the log says little, unless there are many of which some are.
+    fn check(self, one_more: f64) -> Result<(), Unknown> {
+        if self.records < RECORDS_MIN {
+            return Err(Unknown::Few(self.records));
+        }
+        let is_sure = (self.doubt + doubt(one_more)).sqrt() <= DOUBT_MAX * self.passing;
+        if is_sure { Ok(()) } else { Err(Unknown::Rough(self.records)) }
+    }
+}
+
+impl Enough {
+    fn of_all(&self) -> Result<(), Unknown> {
+        self.all.check(self.one_more)
+    }
+
+    fn of_rule(&self, rule: u32) -> Result<(), Unknown> {
+        self.rules.get(&rule).copied().unwrap_or_default().check(self.one_more)
+    }
+}
+
+/// The variance of how many requests a record stands for that was drawn from so many.
+fn doubt(drawn_from: f64) -> f64 {
+    drawn_from * (drawn_from - 1.0)
+}
+
+/// What becomes of what a record stands for, as shares of it.
+#[derive(Debug, Default)]
+struct Becomes {
+    /// What passes under the rules as they are.
+    passing: f64,
+    newly_denied: f64,
+    newly_allowed: f64,
+    /// The rule that does most of it.
+    denied_by: Option<u32>,
+}
+
+fn becomes(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
+    if seen.is_undecidable {
+        return of_undecidable(seen, before);
+    }
+    match (seen.is_known, seen.passed()) {
+        (true, true) => of_passed(seen, before, after),
+        (true, false) => of_denied(seen, before, after),
+        (false, _) => of_modelled(seen, before, after),
+    }
+}
+
+/// A request that passes under the rules as they are.
+fn of_passed(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
+    let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
+    let (is, denied_by) = after.decide(seen, |under| under.after, |under| seen.told(under));
+    // It did pass: where the meters do not say so, they are wrong in the same way on the other side.
+    let passes = if was > NEARLY_NOTHING { is / was } else { seen.by_limits() };
+    let spent = seen.under.iter().map(|under| (seen.most(under, before), under.rule));
+    let (most, spender) = spent
+        .fold((1.0, None), |least, (most, rule)| if most < least.0 { (most, Some(rule)) } else { least });
+    let denied_by = if most < passes { spender } else { denied_by };
+    let newly_denied = 1.0 - passes.min(most).clamp(0.0, 1.0);
+    Becomes { passing: 1.0, newly_denied, newly_allowed: 0.0, denied_by }
+}
+
+/// A request that is denied under the rules as they are. It stays so, unless the rule that did it is no more, or has room
+/// where it had none.
+fn of_denied(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
+    let Some(rule) = seen.decided_by else { return Becomes::default() };
+    let enforced = |under: &Under| under.before.filter(|side| side.is_enforced);
+    let stays = seen.under.iter().any(|under| under.rule == rule && under.after.is_some());
+    let had = if stays { before.room(seen, enforced) } else { 0.0 };
+    let newly_allowed = (after.room(seen, |under| under.after) - had).max(0.0);
+    after.charge(seen, newly_allowed, |under| under.after);
+    Becomes { newly_allowed, ..Becomes::default() }
+}
+
+/// A request that would be under more rules than can be asked: none of them is charged.
+fn of_undecidable(seen: &Seen, before: &mut Model) -> Becomes {
+    let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
+    let passing = match (seen.is_known, seen.passed()) {
+        (true, true) => 1.0,
+        (true, false) => 0.0,
+        (false, _) => was,
+    };
+    let denied_by = seen.under.iter().find(|under| under.after.is_some()).map(|under| under.rule);
+    Becomes { passing, newly_denied: passing, newly_allowed: 0.0, denied_by }
+}
+
+/// A request that other rules decided, or none: all that is known of it is that it came.
+fn of_modelled(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
+    let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
+    let (is, denied_by) = after.decide(seen, |under| under.after, |_| None);
+    let (newly_denied, newly_allowed) = ((was - is).max(0.0), (is - was).max(0.0));
+    Becomes { passing: was, newly_denied, newly_allowed, denied_by }
+}
+
+/// The meters of one side.
+#[derive(Debug)]
+struct Model {
+    meters: HashMap<u64, Meter>,
+    /// What the records of each meter do not show.
+    streams: HashMap<u64, Stream>,
+}
+
+impl Model {
+    fn new(streams: HashMap<u64, Stream>) -> Self {
+        Self { meters: HashMap::new(), streams }
+    }
+
+    /// Whether what comes to a meter is much of what leaks from it, and for longer than a burst takes to leak: then it is not
+    /// filled by bursts.
+    fn is_steady(&self, side: &Side) -> bool {
+        let stream = self.streams.get(&side.place).copied().unwrap_or_default();
+        let is_much = stream.per_ms * stream.cost >= STEADY_FROM * side.rate.per_ms();
+        is_much && stream.to_ms - stream.from_ms >= side.rate.full_ms()
+    }
+
+    fn advance(&mut self, side: &Side, at_ms: u64) -> &mut Meter {
+        let stream = self.streams.get(&side.place).copied().unwrap_or_default();
+        let meter = self.meters.entry(side.place).or_default();
+        meter.advance(side.rate, &stream, at_ms);
+        meter
+    }
+
+    /// How much of a request passes all rules.
+    fn room(&mut self, seen: &Seen, side: impl Fn(&Under) -> Option<Side>) -> f64 {
+        let mut room = 1.0_f64;
+        for side in seen.under.iter().filter_map(side) {
+            room = room.min(self.advance(&side, seen.at_ms).room(side.rate, seen.cost));
+        }
+        room
+    }
+
+    fn charge(&mut self, seen: &Seen, part: f64, side: impl Fn(&Under) -> Option<Side>) {
+        for side in seen.under.iter().filter_map(side) {
+            self.meters.entry(side.place).or_default().charge(part, seen.cost);
+        }
+    }
+
+    /// The share that passes of a request and of what it stands for, and the rule that denies most of the rest. Rules are
+    /// charged for a request that passes all of them; what is `told` of one is not left to its meter.
+    fn decide(
+        &mut self,
+        seen: &Seen,
+        side: impl Fn(&Under) -> Option<Side>,
+        told: impl Fn(&Under) -> Option<f64>,
+    ) -> (f64, Option<u32>) {
+        let (mut least, mut denied_by, mut room) = (1.0, None, 1.0_f64);
+        for under in &seen.under {
+            let share = match (told(under), side(under)) {
+                (Some(told), _) => {
+                    room = room.min(told);
+                    told
+                }
+                (None, None) => 1.0,
+                (None, Some(side)) => {
+                    let meter = self.advance(&side, seen.at_ms);
+                    let own = meter.room(side.rate, seen.cost);
+                    room = room.min(own);
+                    // What is behind a record that was not drawn is no part of it.
+                    if seen.is_drawn() { meter.share(own) } else { own }
+                }
+            };
+            if share < least {
+                (least, denied_by) = (share, Some(under.rule));
+            }
+        }
+        self.charge(seen, room, |under| side(under).filter(|_| told(under).is_none()));
+        (least, denied_by)
+    }
+}
+
+/// Which meter counts a request under a rule.
+fn place(tenant: &str, found: &Match<'_, '_>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (&found.rule.name, tenant, &found.key[..]).hash(&mut hasher);
+    hasher.finish()
+}

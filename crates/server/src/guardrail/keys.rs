@@ -1,0 +1,262 @@
+//! How many requests keys had of which only some were drawn.
+//!
+//! Of a key with many records in a sample, each of the others stands for as many requests as it was drawn from, and the one that
+//! is looked at for itself: so much is found on the average, whatever the key had. Of a key with one record that says nothing:
+//! it may have had one request or a thousand. What keys with so many records had behind each is told by how many keys have one
+//! record more, whoever they are (Good and Turing, Robbins): if none has two, few of those with one have had many. How few is
+//! known as well as those of two records can be counted, so there is a [`Guess`] of what is likely and one of the most
+//! that may be.
+
+use std::collections::HashMap;
+
+use super::meter::{Rate, Stream, as_real};
+
+/// From so many records on, how many requests a key had and when is told by its own records; below, by those of all such keys.
+const OWN_FROM: usize = 5;
+
+/// So many keys have to have as many records for those with one more to tell anything.
+const KEYS_MIN: f64 = 20.0;
+
+/// How many standard deviations more keys may have had two records than have.
+const DEVIATIONS_MAX: f64 = 2.0;
+
+/// What is made of keys with one record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guess {
+    Likely,
+    AtMost,
+}
+
+/// What the sample has of a key.
+#[derive(Clone, Copy, Debug)]
+struct Key {
+    rule: u32,
+    drawn: u32,
+    /// Requests that its records were drawn from, but for themselves.
+    behind: f64,
+    cost: f64,
+    first_ms: u64,
+    last_ms: u64,
+    /// The most that was spent of its limit when one of them was decided, and what leaks of that; nothing if it is not known
+    /// of one of them.
+    spent: Option<Spent>,
+}
+
+/// What the records of a key say of a limit that was in force: no more passed than this says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spent {
+    pub(super) level: u32,
+    pub(super) rate: Rate,
+}
+
+impl Key {
+    /// How long its requests came, if they came evenly.
+    fn span_ms(&self) -> f64 {
+        let drawn = f64::from(self.drawn);
+        as_real(self.last_ms.saturating_sub(self.first_ms)) * (drawn + 1.0) / (drawn - 1.0).max(1.0)
+    }
+}
+
+/// What is known of all keys of a rule.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pool {
+    /// Keys by how many records they have, up to a few.
+    keys: [f64; OWN_FROM + 1],
+    /// How long the requests of those with several came, added up.
+    spans_ms: f64,
+}
+
+/// A record of a sample.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drawn {
+    pub(super) at_ms: u64,
+    /// How many requests it was drawn from.
+    pub(super) from: f64,
+    pub(super) cost: u64,
+    pub(super) spent: Option<Spent>,
+}
+
+/// The keys of a sample, by where they are counted.
+#[derive(Debug, Default)]
+pub(super) struct Keys(HashMap<u64, Key>);
+
+impl Keys {
+    /// Takes a record.
+    pub(super) fn note(&mut self, (rule, place): (u32, u64), drawn: &Drawn) {
+        let Drawn { at_ms, from, cost, spent } = *drawn;
+        let new = Key { rule, drawn: 0, behind: 0.0, cost: 0.0, first_ms: at_ms, last_ms: at_ms, spent };
+        let key = self.0.entry(place).or_insert(new);
+        key.drawn += 1;
+        key.behind += from - 1.0;
+        key.cost += as_real(cost);
+        key.last_ms = key.last_ms.max(at_ms);
+        key.spent = key.spent.zip(spent).map(|(a, b)| if a.level > b.level { a } else { b });
+    }
+
+    /// The requests of each key that were not drawn, none of which came for longer than `window_ms`.
+    pub(super) fn streams(self, window_ms: u64, guess: Guess) -> HashMap<u64, Stream> {
+        let pools = self.pools();
+        let window_ms = as_real(window_ms.max(1));
+        let stream = |(place, key): (u64, Key)| {
+            let pool = pools.get(&key.rule).copied().unwrap_or_default();
+            Some((place, stream(&key, &pool, window_ms, guess)?))
+        };
+        self.0.into_iter().filter_map(stream).collect()
+    }
+
+    fn pools(&self) -> HashMap<u32, Pool> {
+        let mut pools: HashMap<u32, Pool> = HashMap::new();
+        for key in self.0.values() {
+            let pool = pools.entry(key.rule).or_default();
+            if let Some(keys) = pool.keys.get_mut(key.drawn as usize) {
+                *keys += 1.0;
+            }
+            if (2..OWN_FROM).contains(&(key.drawn as usize)) {
+                pool.spans_ms += key.span_ms();
+            }
+        }
+        pools
+    }
+}
+
+impl Pool {
+    /// How many other records there would be of a key with so many, if its records were drawn anew.
+    fn others(&self, drawn: usize, guess: Guess) -> f64 {
+        let own = f64::from(u32::try_from(drawn.saturating_sub(1)).unwrap_or(u32::MAX));
+        let (Some(&keys), Some(&more)) = (self.keys.get(drawn), self.keys.get(drawn + 1)) else { return own };
+        let of_more = |more: f64| ((own + 2.0) * more / keys.max(1.0)).min(own + 1.0);
+        match (drawn, guess) {
+            (1, Guess::Likely) => of_more(more),
+            (1, Guess::AtMost) => of_more(more + DEVIATIONS_MAX * (more + 1.0).sqrt()),
+            (_, Guess::Likely) if keys >= KEYS_MIN => of_more(more),
+            _ => own,
+        }
+    }
+
+    /// How long the requests of keys with few records came: as far as is known, for all of the time.
+    fn span_ms(&self, window_ms: f64) -> f64 {
+        let several: f64 = self.keys.iter().take(OWN_FROM).skip(2).sum();
+        if several > 0.0 { self.spans_ms / several } else { window_ms }
+    }
+}
+
+fn stream(key: &Key, pool: &Pool, window_ms: f64, guess: Guess) -> Option<Stream> {
+    let drawn = f64::from(key.drawn);
+    let share = pool.others(key.drawn as usize, guess) / drawn;
+    if share * key.behind <= 0.0 {
+        return None;
+    }
+    let span_ms = if (key.drawn as usize) < OWN_FROM { pool.span_ms(window_ms) } else { key.span_ms() };
+    let span_ms = whole(span_ms.clamp(1.0, window_ms));
+    let cost = key.cost / drawn;
+    // What passed in a time has leaked since or is what was spent.
+    let most = |spent: Spent| {
+        (f64::from(spent.level) + spent.rate.per_ms() * as_real(span_ms)) / cost.max(1.0) - drawn
+    };
+    let requests = (share * key.behind).min(key.spent.map_or(f64::INFINITY, most)).max(0.0);
+    Some(Stream {
+        from_ms: key.last_ms.saturating_sub(span_ms),
+        to_ms: key.last_ms,
+        per_ms: requests / as_real(span_ms),
+        cost,
+    })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "milliseconds from 1 to those of a window"
+)]
+fn whole(ms: f64) -> u64 {
+    ms as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tidegate::Limit;
+
+    use super::*;
+
+    const HOUR_MS: u64 = 3_600_000;
+
+    fn drawn(at_ms: u64, from: f64, cost: u64) -> Drawn {
+        Drawn { at_ms, from, cost, spent: None }
+    }
+
+    /// The requests behind the records of keys, each of which has records at these times.
+    fn behind(keys: &[(u64, &[u64])], drawn_from: f64, guess: Guess) -> HashMap<u64, f64> {
+        let mut all = Keys::default();
+        for (place, at) in keys {
+            at.iter().for_each(|at_ms| all.note((0, *place), &drawn(*at_ms, drawn_from, 1)));
+        }
+        let streams = all.streams(HOUR_MS, guess);
+        let requests = |stream: Stream| stream.per_ms * as_real(stream.to_ms - stream.from_ms);
+        streams.into_iter().map(|(place, stream)| (place, requests(stream).round())).collect()
+    }
+
+    #[test]
+    fn what_is_not_drawn_has_nothing_behind_it() {
+        for guess in [Guess::Likely, Guess::AtMost] {
+            assert_eq!(behind(&[(1, &[5, 6, 7]), (2, &[5])], 1.0, guess), HashMap::new());
+        }
+    }
+
+    #[test]
+    fn keys_with_several_records_stand_for_many_requests_and_lonely_ones_for_themselves() {
+        assert_eq!(behind(&[(1, &[5]), (2, &[6]), (3, &[7])], 1_000.0, Guess::Likely), HashMap::new());
+        // Each of the others for a thousand, and itself, less the four that are there.
+        let known =
+            behind(&[(1, &[5_000, 6_000, 7_000, 8_000]), (2, &[6]), (3, &[7])], 1_000.0, Guess::Likely);
+        assert_eq!(known, HashMap::from([(1, 2_997.0)]));
+    }
+
+    #[test]
+    fn pairs_tell_what_lonely_records_stand_for() {
+        let keys: Vec<(u64, &[u64])> =
+            (0..90).map(|at| (at, &[5_000][..])).chain([(100, &[4_000, 5_000][..])]).collect();
+        let known = behind(&keys, 1_000.0, Guess::Likely);
+        assert_eq!((known[&0], known[&100]), (22.0, 999.0));
+        // One, and two deviations of what may be.
+        let most = behind(&keys, 1_000.0, Guess::AtMost);
+        assert_eq!((most[&0], most[&100]), (85.0, 999.0));
+    }
+
+    #[test]
+    fn requests_come_for_as_long_as_records_are_apart() {
+        let mut all = Keys::default();
+        (0..6).for_each(|at| all.note((0, 1), &drawn(10_000 + at * 1_000, 1_000.0, 2)));
+        all.note((0, 2), &drawn(10_000, 1_000.0, 1));
+        all.note((0, 2), &drawn(13_000, 1_000.0, 1));
+        all.note((0, 3), &drawn(99_000, 1_000.0, 1));
+        let streams = all.streams(HOUR_MS, Guess::Likely);
+        let told = |place: u64| (streams[&place].from_ms, streams[&place].to_ms, streams[&place].cost);
+        assert_eq!([1, 2, 3].map(told), [(8_000, 15_000, 2.0), (4_000, 13_000, 1.0), (90_000, 99_000, 1.0)]);
+    }
+
+    #[test]
+    fn no_more_passed_than_was_spent_and_leaked() {
+        let limit = Limit::gcra(60, Duration::from_mins(1)).expect("in range");
+        let mut all = Keys::default();
+        for (place, at_ms) in [(1, 10_000), (2, 10_000), (3, 10_000), (3, 12_000)] {
+            let spent = Some(Spent { level: 7, rate: Rate::of(&limit) });
+            all.note((0, place), &Drawn { spent, ..drawn(at_ms, 1_000.0, 1) });
+        }
+        let streams = all.streams(HOUR_MS, Guess::Likely);
+        // Seven were spent and six leaked in six seconds, and some of them are there.
+        let requests = |place: u64| (streams[&place].per_ms * 6_000.0).round();
+        assert_eq!((requests(1), requests(2), requests(3)), (12.0, 12.0, 11.0));
+    }
+
+    #[test]
+    fn keys_with_one_record_more_tell_what_those_with_several_stand_for() {
+        let [ones, twos, threes] = [&[9_000][..], &[8_000, 9_000], &[7_000, 8_000, 9_000]];
+        let keys = |count: u64, from: u64, at: &'static [u64]| (from..from + count).map(move |key| (key, at));
+        let all: Vec<(u64, &[u64])> =
+            keys(200, 0, ones).chain(keys(40, 1_000, twos)).chain(keys(4, 2_000, threes)).collect();
+        let known = behind(&all, 1_001.0, Guess::Likely);
+        // 2 * 40 / 200, 3 * 4 / 40, and of only four keys what they have themselves.
+        assert_eq!((known[&0], known[&1_000], known[&2_000]), (400.0, 300.0, 2_000.0));
+    }
+}

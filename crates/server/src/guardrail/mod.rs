@@ -1,0 +1,290 @@
+//! What a change of rules would have done: recent decisions, decided again as the rules would be, and what a change takes that
+//! would deny much of what passes now.
+//!
+//! What became of a request under the rules in force is in its record. What would become of it is found with meters, record by
+//! record. That needs to know what else its key asked for, and of what passes the log has a sample: one record in a thousand
+//! requests, say, while it has all that was denied. So a record is decided as one request, beside as many others of its
+//! key as the sample makes likely (`keys`), and stands for as many such requests as it was drawn from only when they
+//! are counted. Counted as a thousand requests of one key it would drown every limit, before the change as after it.
+//!
+//! Where a record says more than a model could, it is believed: a request that passed still passes where a limit is not lowered;
+//! one that a rule in shadow mode would have denied is denied when that is enforced; and a key that had spent more than the new
+//! burst would not have. What the rules as they are let pass is found with meters too, and what these get wrong is taken to be as
+//! wrong on the other side: the share is of what they let pass. A record that other rules than those in force decided,
+//! or an emergency, only says that a request came: both sides of it are modelled.
+//!
+//! Nothing here decides for real, and nothing here reads a clock: the records bring their times.
+
+mod back_test;
+mod keys;
+mod meter;
+mod overrides;
+mod trial;
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use tidegate_rules::change::Needs;
+
+pub(crate) use self::back_test::BackTest;
+pub(crate) use self::trial::{Scope, Trial, tightened, with};
+
+/// The share of requests above which a change that denies them asks whether that is meant. Higher: fewer questions; more
+/// people turned away by a mistake.
+const CONFIRM_ABOVE: f64 = 0.05;
+
+/// The share above which it waits for somebody else.
+const APPROVE_ABOVE: f64 = 0.5;
+
+/// How many points of a hundred a change may deny more when it is applied than when it was approved. Higher: fewer approvals that
+/// have to be asked for again; more that nobody approved.
+const APPROVED_PERCENT_MARGIN: f64 = 5.0;
+
+/// How far back decisions are decided again. Longer: also what happens once a day; more to read.
+pub(crate) const WINDOW_MS: u64 = 60 * 60 * 1_000;
+
+/// How many of them at most, the latest. More: surer; a plan takes longer.
+pub(crate) const RECORDS_MAX: u64 = 200_000;
+
+/// How many of the rules that a change touches are told by name.
+const NAMES_MAX: usize = 20;
+
+/// What a change would have done, and what it takes for that. Kept with the change.
+#[derive(Debug, Serialize)]
+pub(crate) struct Effect {
+    /// What it takes before it applies.
+    #[serde(serialize_with = "word")]
+    pub(crate) needs: Needs,
+    /// Why.
+    pub(crate) because: String,
+    /// The rules that it touches, the first of them.
+    touched: Vec<String>,
+    touched_count: usize,
+    /// Nothing if there was nothing to measure.
+    measured: Option<Measured>,
+}
+
+/// Recent requests that rules of the change apply to, and what would have become of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Records of the log that were decided again.
+    records: u64,
+    /// Requests that they stand for.
+    requests: f64,
+    /// Those of them that pass under the rules as they are.
+    #[serde(default)]
+    passing: f64,
+    /// Those that pass, and would be denied.
+    newly_denied: f64,
+    /// Those that are denied, and would pass.
+    newly_allowed: f64,
+    /// In hundredths of what passes: of the rule of which that is most, or of all.
+    newly_denied_percent: f64,
+    /// That rule; nothing if it is most of all together.
+    #[serde(default)]
+    worst: Option<String>,
+    /// The same at most, if keys of which the log has one record asked for as much as may be.
+    #[serde(default)]
+    at_most_percent: f64,
+    /// The same of the rules that deny more, those first that deny most.
+    #[serde(default)]
+    rules: Vec<OfRule>,
+}
+
+/// What one rule would have done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct OfRule {
+    rule: String,
+    #[serde(default)]
+    records: u64,
+    requests: f64,
+    #[serde(default)]
+    passing: f64,
+    newly_denied: f64,
+}
+
+/// A rule of which it is not known what it would have done, though it may deny more.
+#[derive(Debug)]
+struct Unsure {
+    rule: String,
+    /// Whether it was enforced and lets pass half as much by now, or less.
+    is_halved: bool,
+    why: Unknown,
+}
+
+impl Unsure {
+    fn not_logged(&self) -> Option<Unknown> {
+        Some(self.why.clone()).filter(|why| matches!(why, Unknown::NotLogged(_)))
+    }
+}
+
+/// Why it is not known what a change would have done.
+#[derive(Clone, Debug)]
+pub(crate) enum Unknown {
+    /// There is no log.
+    NoLog,
+    /// The log could not be read.
+    Unread(String),
+    /// It has so few records of the rules.
+    Few(u64),
+    /// It has too small a part of what passed.
+    Rough(u64),
+    /// It does not have the dimension of requests that a rule looks at.
+    NotLogged(String),
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nothing to measure: ")?;
+        let which = "records of the last hour that these rules apply to";
+        match self {
+            Self::NoLog => f.write_str("there is no decision log"),
+            Self::Unread(problem) => write!(f, "the decision log cannot be read ({problem})"),
+            Self::Few(records) => {
+                write!(f, "the log has {records} {which}, fewer than {}", back_test::RECORDS_MIN)
+            }
+            Self::Rough(records) => {
+                write!(f, "the log has {records} {which}, too few of them of what passed")
+            }
+            Self::NotLogged(dimension) => {
+                write!(f, "the log has no {dimension:?} of requests, since no rule in force looks at that")
+            }
+        }
+    }
+}
+
+impl Effect {
+    fn new(scope: &Scope, measured: Result<Measured, Unknown>, unsure: Option<&Unsure>) -> Self {
+        let (needs, because) = judge(measured.as_ref(), unsure, scope);
+        let touched_count = scope.touched.len();
+        let touched = scope.touched.iter().take(NAMES_MAX).cloned().collect();
+        Self { needs, because, touched, touched_count, measured: measured.ok() }
+    }
+
+    /// What is said of a change of which nothing is known.
+    pub(crate) fn unknown(scope: &Scope, why: Unknown) -> Self {
+        Self::new(scope, Err(why), None)
+    }
+
+    /// The same where there is nobody else to ask: of what is not known, whoever is there has to be sure. What is measured waits
+    /// until there is somebody.
+    pub(crate) fn for_one(mut self) -> Self {
+        if self.needs == Needs::Approver && self.measured.is_none() {
+            self.needs = Needs::Confirmation;
+            self.because.push_str("; without tokens there is nobody else to ask");
+        }
+        self
+    }
+
+    /// Whether it denies clearly more than what somebody approved.
+    pub(crate) fn is_beyond(&self, approved: Option<&Approved>) -> bool {
+        let percent = approved.map_or(0.0, |approved| approved.newly_denied_percent);
+        let now = self.measured.as_ref().map_or(0.0, |measured| measured.newly_denied_percent);
+        self.needs == Needs::Approver && now > percent + APPROVED_PERCENT_MARGIN
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn word<S: serde::Serializer>(needs: &Needs, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(needs.word())
+}
+
+/// What a change was expected to do when somebody approved it.
+#[derive(Debug, Default)]
+pub(crate) struct Approved {
+    newly_denied_percent: f64,
+    of_rules: HashMap<String, f64>,
+}
+
+/// An effect as it is kept.
+#[derive(Deserialize)]
+struct Kept {
+    measured: Option<Measured>,
+}
+
+impl Approved {
+    /// Reads what is kept with a change; nothing if nothing was measured.
+    pub(crate) fn read(effect: &str) -> Option<Self> {
+        let Measured { newly_denied_percent, rules, .. } =
+            serde_json::from_str::<Kept>(effect).ok()?.measured?;
+        let share = |of_rule: OfRule| (of_rule.rule, of_rule.newly_denied / of_rule.requests.max(1.0));
+        Some(Self { newly_denied_percent, of_rules: rules.into_iter().map(share).collect() })
+    }
+
+    /// The share of a rule's requests that it was expected to newly deny.
+    pub(crate) fn share_of(&self, rule: &str) -> f64 {
+        self.of_rules.get(rule).copied().unwrap_or(0.0)
+    }
+}
+
+/// What a change takes, and why: by what was measured, and by what could not be.
+fn judge(measured: Result<&Measured, &Unknown>, unsure: Option<&Unsure>, scope: &Scope) -> (Needs, String) {
+    let (needs, because) = match measured {
+        Ok(measured) => by_share(measured),
+        Err(why) => by_terms(why, scope),
+    };
+    let Some(Unsure { rule, is_halved, why }) = unsure.filter(|_| measured.is_ok()) else {
+        return (needs, because);
+    };
+    // What is known of other rules says nothing of this one.
+    let (least, may) = of_unknown(rule, *is_halved);
+    if weight(least) > weight(needs) {
+        (least, format!("{because}; of rule {rule:?} there is {why}; {may}"))
+    } else {
+        (needs, because)
+    }
+}
+
+fn weight(needs: Needs) -> u8 {
+    match needs {
+        Needs::Nothing => 0,
+        Needs::Confirmation => 1,
+        Needs::Approver => 2,
+    }
+}
+
+fn by_terms(why: &Unknown, scope: &Scope) -> (Needs, String) {
+    let halved = scope.tighter.iter().find(|tighter| tighter.is_halved);
+    let Some(tighter) = halved.or(scope.tighter.first()) else {
+        return (Needs::Nothing, format!("{why}; the change denies nothing that passes now"));
+    };
+    let (needs, may) = of_unknown(&tighter.rule, tighter.is_halved);
+    (needs, format!("{why}; {may}"))
+}
+
+/// What a rule takes that may deny more, nobody knows how much. One that lets pass half of what it did is like one that denies
+/// half: a log that is empty, or full of something else, does not make it harmless.
+fn of_unknown(rule: &str, is_halved: bool) -> (Needs, String) {
+    if is_halved {
+        (Needs::Approver, format!("the change leaves half of rule {rule:?}, or less"))
+    } else {
+        (Needs::Confirmation, format!("the change may deny more by {rule:?}"))
+    }
+}
+
+fn by_share(measured: &Measured) -> (Needs, String) {
+    let percent = measured.newly_denied_percent;
+    let of =
+        measured.worst.as_ref().map_or_else(|| "these rules".to_owned(), |rule| format!("rule {rule:?}"));
+    let told =
+        |rest: &str| format!("{percent:.1} % of the requests that pass {of} now would be newly denied{rest}");
+    match percent / 100.0 {
+        share if share > APPROVE_ABOVE => {
+            (Needs::Approver, told(&format!(", more than {} %", 100.0 * APPROVE_ABOVE)))
+        }
+        share if share > CONFIRM_ABOVE => {
+            (Needs::Confirmation, told(&format!(", more than {} %", 100.0 * CONFIRM_ABOVE)))
+        }
+        // What may be more is asked about, as what is not known.
+        _ if measured.at_most_percent / 100.0 > CONFIRM_ABOVE => {
+            let at_most = measured.at_most_percent;
+            let rest = format!(", or up to {at_most:.1} %: of most keys the log has one record or none");
+            (Needs::Confirmation, told(&rest))
+        }
+        _ => (Needs::Nothing, told("")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

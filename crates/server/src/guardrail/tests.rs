@@ -1,0 +1,448 @@
+//! What a change takes, and how far off an estimate may be.
+
+mod estimate;
+
+use tidegate_record::{Record, Terms, Verdict};
+use tidegate_rules::RuleSet;
+use tidegate_rules::book::{Book, Kind, Row};
+use tidegate_rules::change::Operation;
+
+use super::*;
+
+const NOW_MS: u64 = 1_800_000_000_000;
+
+fn row(kind: Kind, name: &str, body: &str) -> Row {
+    Row { kind, name: name.to_owned(), body: body.to_owned(), version: 1 }
+}
+
+fn put(kind: Kind, name: &str, body: &str) -> Operation {
+    Operation::Put { kind, name: name.to_owned(), body: body.to_owned() }
+}
+
+fn limit(amount: u32, more: &str) -> String {
+    format!(r#"{{"key":["user"],"limit":{amount},"period":"1h"{more}}}"#)
+}
+
+fn book() -> Book {
+    Book { revision: 1, rows: [row(Kind::Rule, "a", &limit(100, ""))].into(), ..Book::default() }
+}
+
+fn in_force() -> RuleSet {
+    RuleSet::compile(&book(), None, NOW_MS).expect("compiles")
+}
+
+fn record(user: &str, at_ms: u64, sample_rate: f64) -> Record {
+    Record {
+        at_ms,
+        tenant: String::new(),
+        surface: "check".to_owned(),
+        key: format!("user:{user}"),
+        cost: 1,
+        verdict: Verdict::Allowed,
+        rule: "a".to_owned(),
+        rule_version: 1,
+        set_version: "r1e0".to_owned(),
+        replaced_by: String::new(),
+        limit: Terms::default(),
+        remaining: 0,
+        level: 0,
+        retry_ms: None,
+        rung: "local".to_owned(),
+        region: String::new(),
+        node: "n".to_owned(),
+        sample_rate,
+        dimensions: vec![("user".to_owned(), user.to_owned())],
+        dimensions_cut: false,
+    }
+}
+
+/// What is found out about a change after so many requests at once, of which 100 pass.
+fn effect(operations: &[Operation], requests: u64) -> Effect {
+    let mut test = begun(operations, 1.0);
+    for at in 0..requests {
+        let verdict = if at < 100 { Verdict::Allowed } else { Verdict::Denied };
+        assert!(test.take(&Record { verdict, ..record("u", NOW_MS, 1.0) }));
+    }
+    test.finish()
+}
+
+fn begun(operations: &[Operation], sample_rate: f64) -> BackTest {
+    Trial::new(&in_force(), &book(), operations, None, NOW_MS).expect("compiles").begin(sample_rate)
+}
+
+fn lowered(amount: u32, requests: u64) -> Effect {
+    effect(&[put(Kind::Rule, "a", &limit(amount, ""))], requests)
+}
+
+#[test]
+fn the_share_that_is_newly_denied_says_what_a_change_takes() {
+    for (amount, needs) in [
+        (100, Needs::Nothing),
+        (95, Needs::Nothing),
+        (94, Needs::Confirmation),
+        (50, Needs::Confirmation),
+        (49, Needs::Approver),
+        (0, Needs::Approver),
+    ] {
+        let effect = lowered(amount, 100);
+        assert_eq!(effect.needs, needs, "{amount}: {}", effect.because);
+    }
+    let effect = lowered(94, 100);
+    let measured = effect.measured.expect("measured");
+    assert_eq!((measured.records, measured.requests, measured.newly_denied), (100, 100.0, 6.0));
+    assert!(effect.because.starts_with("6.0 % of"), "{}", effect.because);
+    assert_eq!(effect.touched, ["a"]);
+}
+
+#[test]
+fn what_cannot_be_measured_asks_where_more_may_be_denied() {
+    let of = |operation: Operation| effect(&[operation], 99);
+    let rule = |body: &str| of(put(Kind::Rule, "a", body)).needs;
+    assert_eq!(rule(&limit(99, "")), Needs::Confirmation);
+    assert_eq!(rule(&limit(100, r#","burst":99"#)), Needs::Confirmation);
+    assert_eq!(rule(&limit(100, r#","when":{"user":"b*"}"#)), Needs::Confirmation, "others than before");
+    assert_eq!(rule(&limit(100, r#","regime":"share""#)), Needs::Confirmation, "only a part is left");
+    assert_eq!(rule(&limit(100, r#","class":"security""#)), Needs::Confirmation, "another region decides");
+    assert_eq!(rule(&limit(100, r#","regime":"best_effort""#)), Needs::Nothing, "as its class asks for");
+    assert_eq!(rule(&limit(101, "")), Needs::Nothing);
+    assert_eq!(rule(&limit(1, r#","mode":"shadow""#)), Needs::Nothing);
+    // Half of it, or less, is like half of what passes.
+    assert_eq!(rule(&limit(51, "")), Needs::Confirmation);
+    assert_eq!([50, 1, 0].map(|amount| rule(&limit(amount, ""))), [Needs::Approver; 3]);
+    assert_eq!(rule(&limit(100, r#","burst":50"#)), Needs::Approver);
+    assert_eq!(rule(r#"{"key":["user"],"limit":100,"period":"2h"}"#), Needs::Approver);
+    assert_eq!(of(put(Kind::Rule, "new", &limit(1_000, ""))).needs, Needs::Confirmation);
+    assert_eq!(of(put(Kind::Rule, "new", &limit(1, r#","mode":"shadow""#))).needs, Needs::Nothing);
+    let delete = of(Operation::Delete { kind: Kind::Rule, name: "a".to_owned() });
+    assert_eq!(delete.needs, Needs::Nothing);
+    assert!(delete.because.starts_with("nothing to measure"), "{}", delete.because);
+    assert!(delete.measured.is_none());
+}
+
+#[test]
+fn where_there_is_nobody_else_only_what_is_measured_waits_for_somebody() {
+    let unknown = lowered(50, 0);
+    assert_eq!((unknown.needs, unknown.for_one().needs), (Needs::Approver, Needs::Confirmation));
+    let measured = lowered(0, 100);
+    assert_eq!((measured.needs, measured.for_one().needs), (Needs::Approver, Needs::Approver));
+}
+
+#[test]
+fn overrides_and_other_rules_are_part_of_both_sides() {
+    let allowed = put(Kind::Override, "o", r#"{"rule":"a","key":["u"],"limit":1000}"#);
+    let both = effect(&[put(Kind::Rule, "a", &limit(1, "")), allowed], 200);
+    assert_eq!(both.needs, Needs::Nothing, "the only user has an override: {}", both.because);
+    let measured = both.measured.expect("measured");
+    assert_eq!((measured.newly_denied, measured.newly_allowed), (0.0, 100.0));
+    // What another rule touches is no part of the share.
+    let other = effect(&[put(Kind::Rule, "b", &limit(1, r#","when":{"user":"nobody"}"#))], 200);
+    assert!(other.measured.is_none() && other.needs == Needs::Confirmation, "{}", other.because);
+}
+
+#[test]
+fn what_would_be_under_more_rules_than_can_be_asked_is_denied() {
+    let generous = |at: usize| {
+        put(Kind::Rule, &at.to_string(), &limit(4_000_000_000, r#","when":{"user":"*"},"burst":4000000000"#))
+    };
+    let more = |rules: usize| effect(&(0..rules).map(generous).collect::<Vec<_>>(), 100);
+    // With the one that is there it is as many as can be.
+    let most = tidegate::LIMITS_PER_CHECK_MAX - 1;
+    assert_eq!(more(most).needs, Needs::Nothing, "{}", more(most).because);
+    let too_many = more(most + 1);
+    assert_eq!(too_many.needs, Needs::Approver, "{}", too_many.because);
+    let measured = too_many.measured.expect("measured");
+    assert_eq!((measured.newly_denied, measured.newly_allowed), (100.0, 0.0));
+}
+
+/// What an override takes of which nothing can be measured, beside these that are there.
+fn unmeasured(there: &[(&str, &str)], operation: Operation) -> Needs {
+    let over = |(name, fields): &(&str, &str)| row(Kind::Override, name, &over(fields));
+    let rows = [row(Kind::Rule, "a", &limit(100, ""))].into_iter().chain(there.iter().map(over)).collect();
+    let book = Book { revision: 1, rows, ..Book::default() };
+    let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
+    let trial = Trial::new(&set, &book, &[operation], None, NOW_MS).expect("compiles");
+    Effect::unknown(trial.scope(), Unknown::NoLog).needs
+}
+
+fn over(fields: &str) -> String {
+    format!(r#"{{"rule":"a",{fields}}}"#)
+}
+
+#[test]
+fn an_override_asks_unless_it_lets_pass_what_passed() {
+    let new =
+        |there: &[(&str, &str)], fields: &str| unmeasured(there, put(Kind::Override, "o", &over(fields)));
+    for (fields, needs) in [
+        (r#""key":["u"],"limit":100"#, Needs::Nothing),
+        (r#""key":["u"],"limit":101"#, Needs::Nothing),
+        (r#""key":["u"],"limit":101,"expires":1900000000000"#, Needs::Nothing),
+        (r#""key":["u"],"limit":99"#, Needs::Confirmation),
+        (r#""key":["u"],"limit":0"#, Needs::Confirmation),
+        (r#""key":["u"],"limit":0,"mode":"shadow""#, Needs::Nothing),
+        (r#""key":["u"],"limit":150,"period":"2h""#, Needs::Confirmation),
+        (r#""key":["u"],"limit":1000,"burst":1"#, Needs::Confirmation),
+        (r#""key":["u*"],"limit":99"#, Needs::Confirmation),
+        (r#""key":["*"],"limit":51"#, Needs::Confirmation),
+        (r#""key":["*"],"limit":50"#, Needs::Approver),
+    ] {
+        assert_eq!(new(&[], fields), needs, "{fields}");
+    }
+    // What holds for a key is not what the rule says, where another override is there.
+    let wide = [("w", r#""key":["u*"],"limit":500"#)];
+    for (fields, needs) in [
+        (r#""key":["u"],"limit":499"#, Needs::Confirmation),
+        (r#""key":["u"],"limit":500"#, Needs::Nothing),
+        (r#""key":["v"],"limit":100"#, Needs::Nothing),
+        (r#""key":["*u"],"limit":499"#, Needs::Confirmation),
+        (r#""key":["*u"],"limit":500"#, Needs::Nothing),
+    ] {
+        assert_eq!(new(&wide, fields), needs, "{fields}");
+    }
+}
+
+#[test]
+fn an_override_that_changes_or_goes_asks_unless_it_lets_pass_what_passed() {
+    let there = [("o", r#""key":["u"],"limit":500,"burst":20,"expires":1900000000000"#)];
+    let changed = |fields: &str| unmeasured(&there, put(Kind::Override, "o", &over(fields)));
+    for (fields, needs) in [
+        (r#""key":["u"],"limit":501,"burst":20,"expires":1900000000000"#, Needs::Nothing),
+        (r#""key":["u"],"limit":1,"mode":"shadow","expires":1900000000000"#, Needs::Nothing),
+        (r#""key":["u"],"limit":499,"burst":20,"expires":1900000000000"#, Needs::Confirmation),
+        (r#""key":["u"],"limit":600,"burst":19,"expires":1900000000000"#, Needs::Confirmation),
+        (r#""key":["u"],"limit":600,"expires":1800000000001"#, Needs::Confirmation),
+        (r#""key":["u"],"limit":600,"expires":1900000000000,"tenant":"acme""#, Needs::Confirmation),
+        (r#""key":["u"],"limit":600,"expires":1900000000000,"priority":1"#, Needs::Confirmation),
+        (r#""key":["v"],"limit":600,"expires":1900000000000"#, Needs::Confirmation),
+    ] {
+        assert_eq!(changed(fields), needs, "{fields}");
+    }
+    let gone = |fields: &str| {
+        let there = [("o", fields)];
+        unmeasured(&there, Operation::Delete { kind: Kind::Override, name: "o".to_owned() })
+    };
+    assert_eq!(gone(r#""key":["u"],"limit":500"#), Needs::Confirmation);
+    assert_eq!(gone(r#""key":["u"],"limit":100"#), Needs::Nothing);
+    assert_eq!(gone(r#""key":["u"],"limit":1"#), Needs::Nothing);
+}
+
+/// A rule beside that of users, for each team.
+fn by_team(amount: u32) -> String {
+    format!(r#"{{"key":["team"],"limit":{amount},"period":"1h"}}"#)
+}
+
+/// What is found out about a change where there are rules for users and for teams, of so many requests each, of which all
+/// passed.
+fn of_two(operations: &[Operation], (users, teams): (u64, u64)) -> Effect {
+    let rows = [row(Kind::Rule, "a", &limit(100, "")), row(Kind::Rule, "b", &by_team(100))].into();
+    let book = Book { revision: 1, rows, ..Book::default() };
+    let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
+    let mut test = Trial::new(&set, &book, operations, None, NOW_MS).expect("compiles").begin(1.0);
+    for at in 0..users {
+        assert!(test.take(&record(&format!("u{at}"), NOW_MS, 1.0)));
+    }
+    for at in 0..teams {
+        let dimensions = vec![("team".to_owned(), format!("t{at}"))];
+        assert!(test.take(&Record { rule: "b".to_owned(), dimensions, ..record("", NOW_MS, 1.0) }));
+    }
+    test.finish()
+}
+
+#[test]
+fn what_a_rule_denies_is_not_made_less_by_what_passes_another() {
+    let blocked_and_raised = [put(Kind::Rule, "a", &limit(0, "")), put(Kind::Rule, "b", &by_team(101))];
+    let effect = of_two(&blocked_and_raised, (200, 20_000));
+    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    assert!(
+        effect.because.starts_with("100.0 % of the requests that pass rule \"a\" now"),
+        "{}",
+        effect.because
+    );
+    // Nor by requests that are denied anyway.
+    let fewer = lowered(94, 1_000);
+    assert!(fewer.because.starts_with("6.0 % of") && fewer.needs == Needs::Confirmation, "{}", fewer.because);
+}
+
+#[test]
+fn what_is_known_of_one_rule_says_nothing_of_another() {
+    let both = |amount: u32| [put(Kind::Rule, "a", &limit(amount, "")), put(Kind::Rule, "b", &by_team(101))];
+    let few = of_two(&both(99), (99, 20_000));
+    assert_eq!(few.needs, Needs::Confirmation, "{}", few.because);
+    assert!(
+        few.because.contains("of rule \"a\" there is nothing to measure: the log has 99"),
+        "{}",
+        few.because
+    );
+    assert_eq!(of_two(&both(99), (100, 20_000)).needs, Needs::Nothing);
+    assert_eq!(of_two(&both(50), (99, 20_000)).needs, Needs::Approver, "half of it");
+    assert_eq!(of_two(&both(101), (0, 20_000)).needs, Needs::Nothing, "nobody is denied more");
+    // What was measured counts, whatever else is not known.
+    let unknown = put(Kind::Rule, "c", r#"{"key":["plan"],"limit":1,"period":"1h"}"#);
+    let effect = of_two(&[put(Kind::Rule, "a", &limit(0, "")), unknown], (200, 0));
+    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+}
+
+#[test]
+fn what_the_log_does_not_have_of_requests_is_not_taken_for_harmless() {
+    let by_plan = |amount: u32| {
+        let body = format!(r#"{{"key":["plan"],"limit":{amount},"period":"1h"}}"#);
+        effect(&[put(Kind::Rule, "a", &body)], 100)
+    };
+    for (amount, needs) in [(100, Needs::Confirmation), (1, Needs::Approver)] {
+        let effect = by_plan(amount);
+        assert_eq!(effect.needs, needs, "{}", effect.because);
+        assert!(effect.because.contains("the log has no \"plan\" of requests"), "{}", effect.because);
+    }
+    let new = effect(&[put(Kind::Rule, "c", &limit(100, r#","when":{"path":"/*"}"#))], 100);
+    assert_eq!(new.needs, Needs::Confirmation);
+    assert!(new.because.contains("the log has no \"path\" of requests"), "{}", new.because);
+    let harmless =
+        effect(&[put(Kind::Rule, "c", &limit(1, r#","when":{"path":"/*"},"mode":"shadow""#))], 100);
+    assert_eq!(harmless.needs, Needs::Nothing, "{}", harmless.because);
+}
+
+/// What is found out about a change from records of a log with such a sample.
+fn from_log(operations: &[Operation], sample_rate: f64, records: impl IntoIterator<Item = Record>) -> Effect {
+    let mut test = begun(operations, sample_rate);
+    for record in records {
+        assert!(test.take(&record));
+    }
+    test.finish()
+}
+
+fn blocked() -> [Operation; 1] {
+    [put(Kind::Rule, "a", &limit(0, ""))]
+}
+
+/// Users of whom the log has one record each, of a thousand requests that passed.
+fn strangers(count: u64) -> impl Iterator<Item = Record> {
+    (0..count).map(|user| Record { level: 1, ..record(&user.to_string(), NOW_MS + user * 20_000, 0.001) })
+}
+
+#[test]
+fn what_denies_everything_is_found_in_a_sample_of_strangers() {
+    let effect = from_log(&blocked(), 0.001, strangers(150));
+    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    assert!(effect.because.starts_with("100.0 % of"), "{}", effect.because);
+    let halved = from_log(&[put(Kind::Rule, "a", &limit(50, ""))], 0.001, strangers(150));
+    assert!(
+        halved.because.starts_with("0.0 % of"),
+        "nobody is known to have asked often: {}",
+        halved.because
+    );
+}
+
+#[test]
+fn what_nobody_can_tell_from_a_sample_is_asked_about() {
+    // None of them has a second record, and yet some dozens may have asked five times.
+    let effect = from_log(&[put(Kind::Rule, "a", &limit(2, ""))], 0.001, strangers(150));
+    assert_eq!(effect.needs, Needs::Confirmation, "{}", effect.because);
+    assert!(effect.because.contains(", or up to "), "{}", effect.because);
+}
+
+#[test]
+fn records_are_counted_and_not_what_they_stand_for() {
+    for few in [1, 99] {
+        let effect = from_log(&blocked(), 0.001, strangers(few));
+        assert_eq!(effect.needs, Needs::Approver, "nobody knows that it is little");
+        let words = format!("nothing to measure: the log has {few} records");
+        assert!(effect.because.starts_with(&words) && effect.measured.is_none(), "{}", effect.because);
+    }
+}
+
+#[test]
+fn denials_do_not_stand_for_what_passes() {
+    let denied = |count: u64| {
+        let of = |at: u64| Record { verdict: Verdict::Denied, ..record("u", NOW_MS + at, 1.0) };
+        (0..count).map(of)
+    };
+    let is_measured = |(passed, count): (u64, u64)| {
+        let lowered = [put(Kind::Rule, "a", &limit(60, ""))];
+        let effect = from_log(&lowered, 0.001, strangers(passed).chain(denied(count)));
+        assert!(effect.measured.is_some() || effect.needs == Needs::Confirmation, "{}", effect.because);
+        effect.measured.is_some()
+    };
+    // Thousands may have passed, and it is their part that counts.
+    assert_eq!([(0, 200), (50, 200), (150, 200)].map(is_measured), [false, false, true]);
+    assert_eq!([(0, 20_000), (50, 20_000), (150, 20_000)].map(is_measured), [false, false, true]);
+    let blocked = from_log(&blocked(), 0.001, strangers(150).chain(denied(20_000)));
+    assert!(blocked.because.starts_with("100.0 % of"), "{}", blocked.because);
+}
+
+#[test]
+fn what_a_rule_said_in_shadow_mode_it_does_when_it_is_enforced() {
+    let shadow = Book {
+        revision: 1,
+        rows: [row(Kind::Rule, "a", &limit(100, r#","mode":"shadow""#))].into(),
+        ..Book::default()
+    };
+    let set = RuleSet::compile(&shadow, None, NOW_MS).expect("compiles");
+    let said = |verdict: Verdict, count: u64| {
+        (0..count).map(move |user| Record { verdict, ..record(&user.to_string(), NOW_MS, 1.0) })
+    };
+    for (would_deny, needs) in [(5, Needs::Nothing), (6, Needs::Confirmation), (51, Needs::Approver)] {
+        let enforced = [put(Kind::Rule, "a", &limit(100, ""))];
+        let mut test = Trial::new(&set, &shadow, &enforced, None, NOW_MS).expect("compiles").begin(1.0);
+        for record in said(Verdict::ShadowDenied, would_deny).chain(said(Verdict::Allowed, 100 - would_deny))
+        {
+            assert!(test.take(&record));
+        }
+        let effect = test.finish();
+        assert_eq!(effect.needs, needs, "{}", effect.because);
+        assert!(effect.because.starts_with(&format!("{would_deny}.0 % of")), "{}", effect.because);
+    }
+}
+
+#[test]
+fn what_other_rules_or_an_emergency_decided_only_says_that_a_request_came() {
+    // All were denied, which the rules in force would not have done.
+    let denied = |user: u64| Record { verdict: Verdict::Denied, ..record(&user.to_string(), NOW_MS, 1.0) };
+    let earlier = |user| Record { set_version: "r0e0".to_owned(), ..denied(user) };
+    let stopped =
+        |user| Record { set_version: "r1e1".to_owned(), replaced_by: "stop".to_owned(), ..denied(user) };
+    for of in [&earlier as &dyn Fn(u64) -> Record, &stopped] {
+        let effect = from_log(&blocked(), 1.0, (0..100).map(of));
+        assert!(effect.because.starts_with("100.0 % of"), "{}", effect.because);
+    }
+    let effect = from_log(&blocked(), 1.0, (0..100).map(denied));
+    assert!(effect.because.starts_with("0.0 % of"), "they deny it already: {}", effect.because);
+}
+
+#[test]
+fn a_change_that_denies_clearly_more_than_was_approved_is_beyond_it() {
+    let kept = |amount: u32| serde_json::to_string(&lowered(amount, 100)).expect("text");
+    let approved = Approved::read(&kept(40)).expect("measured");
+    assert!((approved.share_of("a") - 0.6).abs() < 1e-9 && approved.share_of("b") <= 0.0);
+    assert_eq!(
+        [40, 35, 34, 60].map(|amount| lowered(amount, 100).is_beyond(Some(&approved))),
+        [false, false, true, false]
+    );
+    assert!(lowered(40, 100).is_beyond(None), "nobody approved anything");
+    assert!(!lowered(60, 100).is_beyond(None), "that takes no approval");
+}
+
+#[test]
+fn a_log_that_cannot_be_read_is_told_and_asked_about() {
+    let unread = |amount: u32| {
+        let change = [put(Kind::Rule, "a", &limit(amount, ""))];
+        let trial = Trial::new(&in_force(), &book(), &change, None, NOW_MS).expect("compiles");
+        let effect = Effect::unknown(trial.scope(), Unknown::Unread("a torn page".to_owned()));
+        assert!(
+            effect.because.contains("the decision log cannot be read (a torn page)"),
+            "{}",
+            effect.because
+        );
+        effect.needs
+    };
+    assert_eq!([60, 50, 0].map(unread), [Needs::Confirmation, Needs::Approver, Needs::Approver]);
+}
+
+#[test]
+fn what_does_not_compile_is_refused_with_all_reasons() {
+    let wrong =
+        [put(Kind::Rule, "a", &limit(1, r#","burst":0"#)), put(Kind::Override, "o", r#"{"rule":"x"}"#)];
+    let problems = Trial::new(&in_force(), &book(), &wrong, None, NOW_MS).expect_err("refused").to_string();
+    assert!(
+        problems.contains("rules[\"a\"].burst") && problems.contains("overrides[\"o\"].rule"),
+        "{problems}"
+    );
+}

@@ -1,0 +1,248 @@
+//! A change beside what is in force: which rules it touches, and which of them may deny more.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use tidegate::Limit;
+use tidegate_rules::book::{Book, Kind, Row};
+use tidegate_rules::change::Operation;
+use tidegate_rules::{Mode, Problems, Regime, Rule, RuleSet};
+
+use super::back_test::BackTest;
+use super::meter::Rate;
+use super::overrides::Overrides;
+
+/// A change, compiled beside what is there.
+#[derive(Debug)]
+pub(crate) struct Trial {
+    before: RuleSet,
+    after: RuleSet,
+    scope: Scope,
+}
+
+/// Which rules a change is about.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scope {
+    /// Those that it touches, in order.
+    pub(super) touched: Arc<[String]>,
+    /// Those of them that deny more than before, or may.
+    pub(super) tighter: Arc<[Tighter]>,
+}
+
+/// A rule that denies more than before, or may.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tighter {
+    pub(super) rule: String,
+    /// Whether it was enforced and lets pass half as much by now, or less.
+    pub(super) is_halved: bool,
+    /// What it looks at, and records do not have.
+    pub(super) not_logged: Option<String>,
+}
+
+impl Scope {
+    /// The number of a rule among those that are touched.
+    pub(super) fn number_of(&self, rule: &str) -> Option<u32> {
+        let found = self.touched.binary_search_by(|name| name.as_str().cmp(rule)).ok()?;
+        u32::try_from(found).ok()
+    }
+}
+
+impl Trial {
+    /// Compiles what a store holds with a change in it, which has to make sense as a whole, beside the rules in force. These
+    /// may be of another book: one that was refused is to be mended.
+    pub(crate) fn new(
+        in_force: &RuleSet,
+        book: &Book,
+        operations: &[Operation],
+        placement: Option<&str>,
+        now_ms: u64,
+    ) -> Result<Self, Problems> {
+        // Emergencies end by themselves: a change is judged by what is there without them. That those of today fit the rules
+        // of tomorrow has to be seen all the same.
+        let after = RuleSet::compile(&with(book, operations), placement, now_ms)?;
+        after.with_emergencies(book.emergency_revision, &book.emergencies, now_ms)?;
+        let before = in_force.with_emergencies(book.emergency_revision, &[], now_ms)?;
+        let found = compare((&before, &after), book, operations, now_ms);
+        let scope =
+            Scope { tighter: found.tighter(&before, &after), touched: found.touched.into_iter().collect() };
+        Ok(Self { before, after, scope })
+    }
+
+    /// The rules as they would be.
+    pub(crate) fn after(&self) -> &RuleSet {
+        &self.after
+    }
+
+    /// The rules that it is about.
+    pub(crate) fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// The same, ready to be shown what was decided, of which so much was logged as passed.
+    pub(crate) fn begin(self, sample_rate: f64) -> BackTest {
+        BackTest::new(self.before, self.after, self.scope, sample_rate)
+    }
+}
+
+/// The rules that deny more after changes than before them, or may. The book is the one before.
+pub(crate) fn tightened(
+    sets: (&RuleSet, &RuleSet),
+    book: &Book,
+    operations: &[Operation],
+    now_ms: u64,
+) -> BTreeSet<String> {
+    compare(sets, book, operations, now_ms).tighter.into_keys().collect()
+}
+
+/// What differs between two sets.
+#[derive(Debug, Default)]
+pub(super) struct Compared {
+    pub(super) touched: BTreeSet<String>,
+    /// Those that deny more than before, or may, and whether they let pass half as much or less.
+    tighter: BTreeMap<String, bool>,
+}
+
+impl Compared {
+    pub(super) fn note_tighter(&mut self, rule: &str, is_halved: bool) {
+        *self.tighter.entry(rule.to_owned()).or_default() |= is_halved;
+    }
+
+    fn tighter(&self, before: &RuleSet, after: &RuleSet) -> Arc<[Tighter]> {
+        if self.tighter.is_empty() {
+            return Arc::default();
+        }
+        let logged = Logged::new(before);
+        let rules = after.rules().iter().filter(|rule| self.tighter.contains_key(&*rule.name));
+        let not_logged: HashMap<&str, &str> =
+            rules.filter_map(|rule| Some((&*rule.name, logged.lacks(rule)?))).collect();
+        let of = |(rule, is_halved): (&String, &bool)| Tighter {
+            rule: rule.clone(),
+            is_halved: *is_halved,
+            not_logged: not_logged.get(rule.as_str()).copied().map(str::to_owned),
+        };
+        self.tighter.iter().map(of).collect()
+    }
+}
+
+/// The dimensions that the log has of requests: those that rules in force look at, for everyone and of tenants.
+struct Logged<'s> {
+    placement: Option<&'s str>,
+    by_tenant: HashMap<Option<&'s str>, HashSet<&'s str>>,
+}
+
+impl<'s> Logged<'s> {
+    fn new(in_force: &'s RuleSet) -> Self {
+        let mut by_tenant: HashMap<Option<&str>, HashSet<&str>> = HashMap::new();
+        for rule in in_force.rules() {
+            by_tenant.entry(rule.tenant.as_deref()).or_default().extend(rule.dimensions_used());
+        }
+        Self { placement: in_force.placement(), by_tenant }
+    }
+
+    /// A dimension that a rule looks at, and of which nothing is known.
+    fn lacks<'r>(&self, rule: &'r Rule) -> Option<&'r str> {
+        let whose = [None, rule.tenant.as_deref()];
+        let has = |name: &str| {
+            self.placement == Some(name)
+                || whose.iter().filter_map(|tenant| self.by_tenant.get(tenant)).any(|all| all.contains(name))
+        };
+        rule.dimensions_used().find(|name| !has(name))
+    }
+}
+
+/// What a change does to the rules of a set and to their overrides.
+fn compare(
+    (before, after): (&RuleSet, &RuleSet),
+    book: &Book,
+    operations: &[Operation],
+    now_ms: u64,
+) -> Compared {
+    let (before, after) = (Named::new(before, now_ms), Named::new(after, now_ms));
+    let mut found = Compared::default();
+    compare_rules(&before, &after, &mut found);
+    Overrides::new(&before, &after, book, operations).compare(&mut found);
+    found
+}
+
+/// A set, whose rules are found by name.
+pub(super) struct Named<'s> {
+    pub(super) set: &'s RuleSet,
+    pub(super) positions: HashMap<&'s str, usize>,
+    pub(super) now_ms: u64,
+}
+
+impl<'s> Named<'s> {
+    fn new(set: &'s RuleSet, now_ms: u64) -> Self {
+        let positions = set.rules().iter().enumerate().map(|(at, rule)| (&*rule.name, at)).collect();
+        Self { set, positions, now_ms }
+    }
+
+    fn rule(&self, name: &str) -> Option<&'s Rule> {
+        self.set.rules().get(*self.positions.get(name)?)
+    }
+
+    fn rules(&self) -> impl Iterator<Item = (&'s str, &'s Rule)> {
+        self.set.rules().iter().map(|rule| (&*rule.name, rule))
+    }
+}
+
+/// Finds the rules that differ, and those of them that deny more, or may.
+fn compare_rules(before: &Named<'_>, after: &Named<'_>, found: &mut Compared) {
+    for (name, rule) in after.rules() {
+        let known = before.rule(name);
+        if known.is_some_and(|known| is_same(known, rule)) {
+            continue;
+        }
+        found.touched.insert(name.to_owned());
+        if is_tighter(known, rule) {
+            found.note_tighter(name, known.is_some_and(|known| is_halved(known, rule)));
+        }
+    }
+    let gone = before.rules().filter(|(name, _)| after.rule(name).is_none());
+    found.touched.extend(gone.map(|(name, _)| name.to_owned()));
+}
+
+/// A book after a change, without emergencies.
+pub(crate) fn with(book: &Book, operations: &[Operation]) -> Book {
+    let mut rows: BTreeMap<(Kind, &str), Row> =
+        book.rows.iter().map(|row| ((row.kind, row.name.as_str()), row.clone())).collect();
+    for operation in operations {
+        let (kind, name) = operation.row();
+        match operation.body() {
+            None => drop(rows.remove(&(kind, name))),
+            Some(body) => {
+                let version = rows.get(&(kind, name)).map_or(1, |row| row.version.saturating_add(1));
+                let row = Row { kind, name: name.to_owned(), body: body.to_owned(), version };
+                rows.insert((kind, name), row);
+            }
+        }
+    }
+    Book { rows: rows.into_values().collect(), emergencies: Vec::new(), ..*book }
+}
+
+/// Whether two rules say the same, whatever their versions are.
+fn is_same(a: &Rule, b: &Rule) -> bool {
+    *a == Rule { version: a.version, ..b.clone() }
+}
+
+/// Whether a rule that was enforced lets pass half as much by now, or less.
+fn is_halved(before: &Rule, after: &Rule) -> bool {
+    let is_enforced = |rule: &Rule| rule.mode == Mode::Enforce;
+    is_enforced(before) && is_enforced(after) && Rate::of(&after.limit).is_half_of(Rate::of(&before.limit))
+}
+
+/// Whether a rule may deny what it did not.
+fn is_tighter(before: Option<&Rule>, after: &Rule) -> bool {
+    let Some(before) = before.filter(|before| before.mode == Mode::Enforce) else {
+        return after.mode == Mode::Enforce;
+    };
+    let rate = |of: &Limit, other: &Limit| u128::from(of.amount()) * u128::from(other.period_us());
+    let slower = rate(&after.limit, &before.limit) < rate(&before.limit, &after.limit);
+    let reaches_others =
+        (&after.tenant, &after.key, &after.when) != (&before.tenant, &before.key, &before.when);
+    // Whatever it was: what other regions pass may count from now on, or only a part be left.
+    let counts_otherwise = after.limit.algorithm() != before.limit.algorithm()
+        || (after.regime() != before.regime() && after.regime() != Regime::Regional);
+    after.mode == Mode::Enforce
+        && (slower || after.limit.burst() < before.limit.burst() || reaches_others || counts_otherwise)
+}

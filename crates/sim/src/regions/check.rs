@@ -1,0 +1,378 @@
+//! Checkers: what is admitted, told and charged, watched by somebody who sees everything.
+
+use std::collections::BTreeMap;
+
+use tidegate_core::Algorithm;
+use tidegate_core::origin::{
+    Call, Gathered, Lapse, MARK_RETENTION_US, Merge, OriginMeter, Partition, RegionId, Reply, Sums,
+};
+use tidegate_courier::SILENCE_MAX_US;
+
+use super::report::RegionViolation as Violation;
+use super::scenario::{KEYS, ORDINARY, RegionScenario, SECOND_US};
+use super::world::{EPOCH_US, Region, region_id};
+use crate::node::{meter_of, name};
+
+/// For how long somebody ordinary may be denied, µs: when a cut ends, what passed everywhere before it was noticed is charged
+/// at once. And so many requests in a row.
+const ORDINARY_US: u64 = 10 * SECOND_US;
+const ORDINARY_REQUESTS: u64 = 4;
+
+/// What a region has to tell of a key at some moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    /// Whose it is.
+    of: usize,
+    key: usize,
+    incarnation: u64,
+    charged: u64,
+}
+
+/// For how long one region may count on the whole while another counts on its part, µs: the one that is told later is told soon.
+const PARTED_US: u64 = 5 * SECOND_US;
+
+/// Where so much is lost between regions, links are dead for three seconds time and again, and silences come close to what they may
+/// last all the time: then it is chance who is beyond that.
+const UNFAIR_PPM: u32 = 10_000;
+
+/// Whether a region counts on the whole, as its courier last found it.
+#[derive(Clone, Copy, Default)]
+struct Stance {
+    is_whole: bool,
+    since_us: u64,
+    told_us: u64,
+}
+
+/// What was last told of a component.
+#[derive(Clone, Copy)]
+struct Told {
+    /// The sum, or the cell and its sum.
+    sums: (u64, u64),
+    /// How often the region had lost data by then.
+    losses: u32,
+    /// Whether it fell because data was lost: then its name is given up.
+    is_given_up: bool,
+}
+
+/// Everything that checkers remember.
+pub(super) struct Check {
+    is_ordinary_safe: bool,
+    is_wan_fair: bool,
+    ordinary_us: Vec<u64>,
+    debt_us: u64,
+    part_capacity: Vec<u64>,
+    burst: u64,
+    /// What has to be untold before anything is told of a key that nobody else counts.
+    hide: u64,
+    /// The most that may count of a limit that forgives.
+    owed_max: Option<u64>,
+    /// What passed of each key: when, and what it cost.
+    admissions: Vec<Vec<(u64, u64)>>,
+    passed_us: Vec<[u64; KEYS]>,
+    told: BTreeMap<(usize, usize, u64), Told>,
+    is_whole: BTreeMap<(usize, u16), bool>,
+    stances: Vec<Stance>,
+    partings: BTreeMap<(usize, u16), u64>,
+    lapses: [u64; KEYS],
+    troubled_us: u64,
+    violations: Vec<Violation>,
+}
+
+impl Check {
+    pub(super) fn new(scenario: &RegionScenario) -> Self {
+        let regions = scenario.regions();
+        let terms: Vec<_> = (0..regions).map(|region| scenario.rule(region, None).terms).collect();
+        let part =
+            |region: usize| terms[region].abroad().map_or((0, 0), |of| (of.part_amount, of.part_capacity));
+        let every_us = |region| scenario.limit.period_us() * 2 / part(region).0.max(1);
+        // What was too much of a window counts until the window is over.
+        let patience_us = match scenario.limit.algorithm() {
+            Algorithm::Gcra => ORDINARY_US,
+            Algorithm::SlidingWindow => ORDINARY_US + scenario.limit.period_us(),
+        };
+        // What others used while there was no courier comes at once, and is paid by the region's own part of the rate if they go
+        // on using theirs.
+        let late_us = |region| {
+            let (own, all) = (part(region).0.max(1), terms[region].amount());
+            let dies = scenario.faults.courier_crashes > 0;
+            if dies { SILENCE_MAX_US * all.saturating_sub(own) / own } else { 0 }
+        };
+        let capacity = terms[0].capacity();
+        let forgives = scenario.lapse() == Lapse::Forgiven;
+        Self {
+            is_ordinary_safe: scenario.faults.are_regions_well(),
+            is_wan_fair: scenario.faults.wan_loss_ppm < UNFAIR_PPM,
+            ordinary_us: (0..regions)
+                .map(|of| patience_us + late_us(of) + ORDINARY_REQUESTS * every_us(of))
+                .collect(),
+            debt_us: scenario.drain_us(capacity + scenario.debt_max())
+                + scenario.drain_us(capacity)
+                + SILENCE_MAX_US
+                + ORDINARY_US,
+            part_capacity: (0..regions).map(|region| part(region).1).collect(),
+            burst: terms[0].burst(),
+            hide: terms[0].abroad().map_or(0, |abroad| abroad.hide),
+            owed_max: forgives.then(|| capacity + scenario.debt_max()),
+            admissions: vec![Vec::new(); KEYS],
+            passed_us: vec![[0; KEYS]; regions],
+            told: BTreeMap::new(),
+            is_whole: BTreeMap::new(),
+            stances: vec![Stance::default(); regions],
+            partings: BTreeMap::new(),
+            lapses: [0; KEYS],
+            troubled_us: 0,
+            violations: Vec::new(),
+        }
+    }
+
+    /// One of each kind is enough: the first says most.
+    pub(super) fn report(&mut self, violation: Violation) {
+        if !self.violations.iter().any(|known| known.is_like(&violation)) {
+            self.violations.push(violation);
+        }
+    }
+
+    pub(super) fn take_violations(&mut self) -> Vec<Violation> {
+        std::mem::take(&mut self.violations)
+    }
+
+    /// Something goes wrong until this time.
+    pub(super) fn troubled(&mut self, until_us: u64) {
+        self.troubled_us = self.troubled_us.max(until_us);
+    }
+
+    pub(super) fn is_troubled_since(&self, since_us: u64) -> bool {
+        self.troubled_us >= since_us
+    }
+
+    pub(super) fn admitted(&mut self, region: usize, key: usize, cost: u64, at_us: u64) {
+        self.admissions[key].push((at_us, cost));
+        let passed_us = &mut self.passed_us[region][key];
+        *passed_us = (*passed_us).max(at_us);
+    }
+
+    /// Nobody who uses less than the parts of all regions is denied for long, and nobody for longer than it may owe.
+    pub(super) fn denied(&mut self, region: usize, key: usize, cost: u64, at_us: u64) {
+        let passed_us = self.passed_us[region][key];
+        if key == ORDINARY && self.is_ordinary_safe && at_us > passed_us + self.ordinary_us[region] {
+            self.report(Violation::LockedOut { region, key, at_us, passed_us });
+        }
+        let passed_us = self.passed_us.iter().map(|passed_us| passed_us[key]).max().unwrap_or(0);
+        let is_small = cost <= self.part_capacity[region] && cost * 2 <= self.burst;
+        if is_small && at_us > passed_us.max(self.troubled_us) + self.debt_us {
+            self.report(Violation::Debt { region, key, at_us });
+        }
+    }
+
+    /// Takes in what an origin told a node. That data was lost may be noticed long after it was.
+    pub(super) fn told(&mut self, region: usize, partition: u16, call: &Call, reply: &Reply, at_us: u64) {
+        if reply.now_us - EPOCH_US != at_us {
+            // The answer of the first time.
+            return;
+        }
+        if reply.lost {
+            self.troubled(at_us);
+        }
+        for (update, told) in call.updates.iter().zip(&reply.told) {
+            self.lapses[meter_of(&update.key)] += u64::from(told.lapsed);
+            let was_whole = self.is_whole.insert((region, partition), told.whole);
+            if was_whole == Some(true) && !told.whole {
+                *self.partings.entry((region, partition)).or_default() += 1;
+            }
+        }
+    }
+
+    /// Regions fall back to their parts together, also where only two of them are cut from each other.
+    pub(super) fn stands(&mut self, region: usize, is_whole: bool, at_us: u64) {
+        let stance = &mut self.stances[region];
+        if stance.is_whole != is_whole {
+            *stance = Stance { is_whole, since_us: at_us, told_us: at_us };
+        }
+        stance.told_us = at_us;
+        let is_settled = is_whole && stance.since_us + PARTED_US <= at_us;
+        if !self.is_wan_fair || !is_settled || self.is_troubled_since(at_us.saturating_sub(2 * PARTED_US)) {
+            return;
+        }
+        let is_parted = |other: &Stance| {
+            let is_recent = other.told_us + SECOND_US >= at_us;
+            !other.is_whole && is_recent && other.since_us + PARTED_US <= other.told_us
+        };
+        if let Some(other) = self.stances.iter().position(is_parted) {
+            self.report(Violation::Alone { region, other, at_us });
+        }
+    }
+
+    /// How often a region fell back to its standing part: most often of any.
+    pub(super) fn partings(&self) -> u64 {
+        self.partings.values().copied().max().unwrap_or(0)
+    }
+
+    pub(super) fn lapses(&self, key: usize) -> u64 {
+        self.lapses[key]
+    }
+
+    /// What passed of a key, in the order in which it did.
+    pub(super) fn admissions(&mut self, key: usize) -> &[(u64, u64)] {
+        self.admissions[key].sort_unstable();
+        &self.admissions[key]
+    }
+
+    /// What is told was charged, and is never taken back.
+    pub(super) fn published(&mut self, place: usize, region: &Region, gathered: &Gathered, at_us: u64) {
+        for component in &gathered.components {
+            let key = meter_of(&component.key);
+            let meter = region.partitions[key].meter(&component.key);
+            let committed = meter.map_or(0, OriginMeter::charged);
+            let [first, second, third] = component.sums.numbers();
+            let (sums, published) = match component.sums {
+                Sums::Drained { .. } => ((first, 0), first),
+                Sums::Cells { .. } => ((first, second), second + third),
+            };
+            if published > committed && region.losses == 0 {
+                self.report(Violation::Uncommitted { region: place, key, published, committed });
+            }
+            if region.losses == 0 && meter.is_some_and(|meter| is_too_little(meter, self.hide)) {
+                self.report(Violation::Chatty { region: place, key, published, at_us });
+            }
+            self.check_fall((place, key, component.incarnation), sums, region.losses, at_us);
+        }
+    }
+
+    fn check_fall(&mut self, of: (usize, usize, u64), sums: (u64, u64), losses: u32, at_us: u64) {
+        let before = self.told.get(&of).copied().unwrap_or(Told { sums, losses, is_given_up: false });
+        let fell = sums < before.sums;
+        let is_lost = fell && losses > before.losses;
+        let grew = sums > before.sums && before.is_given_up;
+        if (fell && !is_lost) || grew {
+            self.report(Violation::Fell { region: of.0, key: of.1, at_us });
+        }
+        self.told.insert(of, Told { sums, losses, is_given_up: before.is_given_up || is_lost });
+    }
+
+    /// A mark is dropped when all regions know what it stands for, or after very long.
+    pub(super) fn trimmed(
+        &mut self,
+        regions: &[Region],
+        place: usize,
+        key: usize,
+        marked: &[(u64, Box<[u8]>)],
+        at_us: u64,
+    ) {
+        let partition = &regions[place].partitions[key];
+        for (stamp, name) in marked {
+            let is_old = *stamp + MARK_RETENTION_US <= EPOCH_US + at_us + SECOND_US;
+            if is_old || partition.marks().any(|(_, marked)| marked == &**name) {
+                continue;
+            }
+            let Some(meter) = partition.meter(name) else { continue };
+            let others = (0..regions.len()).filter(|other| *other != place && regions[*other].losses == 0);
+            let is_unknown = |other: usize| !knows(&regions[other].partitions[key], place, name, meter);
+            if others.into_iter().any(is_unknown) {
+                self.report(Violation::Trimmed { region: place, key, at_us });
+            }
+        }
+    }
+
+    /// What is owed to others has an end, where a limit forgives.
+    pub(super) fn owes(&mut self, region: usize, key: usize, before: u64, owed: u64, at_us: u64) {
+        if let Some(most) = self.owed_max.filter(|most| owed > before.max(*most)) {
+            self.report(Violation::Owed { region, key, owed, most, at_us });
+        }
+    }
+
+    /// An import charges what is new, and nothing else.
+    pub(super) fn merged(&mut self, region: usize, charged: u64, news: Option<u64>, at_us: u64) {
+        if let Some(news) = news.filter(|news| *news != charged) {
+            self.report(Violation::Import { region, charged, news, at_us });
+        }
+    }
+}
+
+/// Whether a partition knows all that the region at `place` counted of a meter.
+fn knows(partition: &Partition, place: usize, name: &[u8], meter: &OriginMeter) -> bool {
+    let Some(numbers) = meter.outward_numbers() else { return true };
+    let [incarnation, charged, _, _, _, current, previous, ..] = numbers;
+    let cell = meter.numbers()[2];
+    match seen(partition, region_id(place), name, incarnation) {
+        None => charged == 0,
+        Some(Sums::Drained { charged: known, .. }) => known >= charged,
+        Some(Sums::Cells { cell: known, current: of_it, .. }) if known == cell => of_it >= current,
+        Some(Sums::Cells { cell: known, current: of_it, .. }) if known + 1 == cell => {
+            current == 0 && of_it >= previous
+        }
+        Some(Sums::Cells { cell: known, .. }) => known > cell || current + previous == 0,
+    }
+}
+
+/// What a partition has charged for a component.
+fn seen(partition: &Partition, from: RegionId, name: &[u8], incarnation: u64) -> Option<Sums> {
+    let meter = partition.meter(name)?;
+    let mut all = meter.seen();
+    all.find(|(of, named, _)| (*of, *named) == (from, incarnation)).map(|(_, _, sums)| sums)
+}
+
+/// What is charged to a key and not over, in units.
+pub(super) fn owed(partition: &Partition, key: usize) -> u64 {
+    let Some(meter) = partition.meter(&name(key)) else { return 0 };
+    let [level, _, _, current, previous, ..] = meter.numbers();
+    match meter.terms().algorithm() {
+        Algorithm::Gcra => level.div_ceil(meter.terms().period()),
+        Algorithm::SlidingWindow => current.max(previous),
+    }
+}
+
+/// Whether less was counted than is worth telling, of a key that no other region has told of.
+fn is_too_little(meter: &OriginMeter, hide: u64) -> bool {
+    let counted = meter.outward_numbers().map_or(0, |[_, charged, refunded, ..]| charged + refunded);
+    counted < hide && meter.seen().next().is_none()
+}
+
+/// What is new in what another region says, in units; nothing is said of windows, where that depends on the time.
+pub(super) fn news(partition: &Partition, said: &Merge) -> Option<u64> {
+    let mut news = 0;
+    for component in &said.components {
+        let Sums::Drained { charged, level, .. } = component.sums else { return None };
+        news += match seen(partition, said.from, &component.key, component.incarnation) {
+            Some(Sums::Drained { charged: known, .. }) => charged.saturating_sub(known),
+            _ => charged.min(level),
+        };
+    }
+    Some(news)
+}
+
+/// All that regions have to tell each other just now.
+pub(super) fn known(regions: &[Region]) -> Vec<Known> {
+    let mut known = Vec::new();
+    for (place, region) in regions.iter().enumerate() {
+        for key in 0..KEYS {
+            let meter = region.partitions[key].meter(&name(key));
+            let Some(numbers) = meter.and_then(OriginMeter::outward_numbers) else { continue };
+            let is_open = numbers[10] % 2 == 1;
+            if is_open {
+                let [incarnation, charged, ..] = numbers;
+                known.push(Known { of: place, key, incarnation, charged });
+            }
+        }
+    }
+    known
+}
+
+/// The first pair of regions of which one does not know what it should of the other.
+pub(super) fn unknown(regions: &[Region], known: &[Known]) -> Option<(usize, usize, usize)> {
+    for Known { of, key, incarnation, charged } in known.iter().copied() {
+        for (place, region) in regions.iter().enumerate() {
+            if place == of || region.losses + regions[of].losses > 0 {
+                continue;
+            }
+            let is_known = match seen(&region.partitions[key], region_id(of), &name(key), incarnation) {
+                None => charged == 0,
+                Some(Sums::Drained { charged: known, .. }) => known >= charged,
+                Some(Sums::Cells { .. }) => true,
+            };
+            if !is_known {
+                return Some((place, of, key));
+            }
+        }
+    }
+    None
+}

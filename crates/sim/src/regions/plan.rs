@@ -1,0 +1,271 @@
+//! What comes from outside: requests and trouble, drawn before the world begins.
+
+use tidegate_core::Algorithm;
+use tidegate_courier::{INTERVAL_US, SILENCE_MAX_US};
+
+use super::scenario::{ATTACKED, Attack, ORDINARY, RARE, SECOND_US};
+use super::world::{Event, PAUSE_US_MAX, World};
+
+/// In how many pieces a burst comes: each is a request.
+const PIECES: u64 = 40;
+
+/// The same where there are many bursts.
+const LARGE_PIECES: u64 = 8;
+
+/// How often the limit is asked for where it is flooded, in times of what it allows.
+const FLOOD: u64 = 4;
+
+/// How many times what drains is asked for where a limit is rushed, in each region.
+const RUSH: u64 = 4;
+
+/// How much of the regions' parts the ordinary user takes, in hundredths. A window that is used to the last unit, however evenly,
+/// denies somebody: also where one process counts it.
+const ORDINARY_PERCENT: u64 = 100;
+const ORDINARY_WINDOW_PERCENT: u64 = 80;
+
+/// How often the third key is asked for.
+const RARE_REQUESTS: u64 = 30;
+
+/// How long an attacker goes on after a burst, how often it tries, and how many times at most.
+const AFTER_US: u64 = 5 * SECOND_US;
+const AFTER_EVERY_US: u64 = SECOND_US / 10;
+const AFTER_MAX: u64 = 1_000;
+
+impl World<'_> {
+    /// Draws everything that comes from outside.
+    pub(super) fn plan(&mut self) {
+        match self.scenario.attack {
+            Attack::Flood => self.plan_flood(),
+            Attack::Lag => self.plan_lag(),
+            Attack::Cut => self.plan_cuts(),
+            Attack::Heal => self.plan_heals(),
+            Attack::Pause => self.plan_pauses(),
+            Attack::Edges => self.plan_edges(),
+            Attack::Wipes => self.plan_burst(self.scenario.length_us / 10, AFTER_US),
+            Attack::Rush => self.plan_rushes(),
+        }
+        self.plan_ordinary();
+        self.plan_rare();
+        self.plan_faults();
+        for region in 0..self.regions.len() {
+            self.take_over(region);
+        }
+        self.schedule(self.scenario.length_us + PAUSE_US_MAX, Event::Close);
+    }
+
+    fn ask(&mut self, at_us: u64, region: usize, key: usize, cost: u64) {
+        if at_us < self.scenario.length_us {
+            self.tally.requests += 1;
+            self.schedule(at_us, Event::Request { region, key, cost });
+        }
+    }
+
+    fn burst(&self) -> u64 {
+        u64::from(self.scenario.limit.burst())
+    }
+
+    /// What drains in this time, in units.
+    pub(super) fn drained(&self, us: u64) -> u64 {
+        let limit = &self.scenario.limit;
+        (u128::from(us) * u128::from(limit.amount()) / u128::from(limit.period_us())) as u64
+    }
+
+    fn plan_flood(&mut self) {
+        let all = FLOOD * self.drained(self.scenario.length_us) + 2 * self.burst();
+        let cost = all.div_ceil(self.scenario.requests.max(1)).clamp(1, (self.burst() / 4).max(1));
+        for _ in 0..(all / cost).min(self.scenario.requests) {
+            let at_us = self.rng.u64(0..self.scenario.length_us);
+            let region = self.rng.usize(0..self.regions.len());
+            let cost = self.rng.u64(1..=2 * cost);
+            self.ask(at_us, region, ATTACKED, cost);
+        }
+    }
+
+    /// All there is of a region, at once.
+    pub(super) fn plan_burst_in(&mut self, region: usize, at_us: u64) {
+        let most = self.burst() + self.burst() / 10;
+        let piece = (self.burst() / PIECES).max(1);
+        for _ in 0..most.div_ceil(piece) {
+            let soon_us = at_us + self.rng.u64(0..20_000);
+            self.ask(soon_us, region, ATTACKED, piece);
+        }
+    }
+
+    /// A burst in every region at once, and what drains after it.
+    fn plan_burst(&mut self, at_us: u64, after_us: u64) {
+        for region in 0..self.regions.len() {
+            self.plan_burst_in(region, at_us);
+            let every_us = AFTER_EVERY_US.max(after_us / AFTER_MAX);
+            let cost = (self.drained(every_us) * 3 / 2).max(1);
+            let mut late_us = at_us + every_us;
+            while late_us < at_us + after_us {
+                self.ask(late_us, region, ATTACKED, cost);
+                late_us += every_us;
+            }
+        }
+    }
+
+    /// What stays below the threshold drains where it was used, and nobody else hears of it; then everyone bursts: when regions
+    /// are cut from each other, if they ever are.
+    fn plan_lag(&mut self) {
+        let hide = self.regions[0].rule.terms.abroad().map_or(1, |abroad| abroad.hide);
+        let drip_us = self.scenario.drain_us(hide);
+        let cut_us = self.scenario.faults.cuts.iter().map(|cut| cut.at_us).min();
+        let late_us = self.rng.u64(0..SECOND_US);
+        let at_us = match cut_us.filter(|cut_us| *cut_us >= drip_us) {
+            Some(cut_us) => cut_us + late_us,
+            None => drip_us + self.rng.u64(20 * SECOND_US..60 * SECOND_US),
+        };
+        for region in 0..self.regions.len() {
+            for unit in 1..hide {
+                self.ask(at_us - drip_us + unit * drip_us / hide, region, ATTACKED, 1);
+            }
+        }
+        self.plan_burst(at_us, AFTER_US);
+    }
+
+    /// When links are cut, and for how long; some time, if they never are.
+    fn cut_times(&mut self) -> Vec<(u64, u64)> {
+        let mut times: Vec<(u64, u64)> =
+            self.scenario.faults.cuts.iter().map(|cut| (cut.at_us, cut.for_us)).collect();
+        if times.is_empty() {
+            times.push((self.rng.u64(0..self.scenario.length_us / 2), AFTER_US));
+        }
+        times
+    }
+
+    /// Everyone bursts just after a cut begins, and takes what drains until it ends.
+    fn plan_cuts(&mut self) {
+        for (at_us, for_us) in self.cut_times() {
+            let begins_us = at_us + self.rng.u64(0..SECOND_US);
+            self.plan_burst(begins_us, for_us + 2 * AFTER_US);
+        }
+    }
+
+    /// Everyone takes all that there is from just before a cut begins, so that nobody hears of it, until everyone must have noticed.
+    fn plan_rushes(&mut self) {
+        let told_us = INTERVAL_US + self.scenario.wan_us;
+        let limit = &self.scenario.limit;
+        let every_us = (limit.period_us() / (u64::from(limit.amount()).max(1) * RUSH)).max(1);
+        for (at_us, _) in self.cut_times() {
+            let begins_us = at_us.saturating_sub(self.rng.u64(0..=told_us));
+            for region in 0..self.regions.len() {
+                self.plan_burst_in(region, begins_us);
+                for again in 1..=(SILENCE_MAX_US + AFTER_US) / every_us {
+                    self.ask(begins_us + again * every_us, region, ATTACKED, 1);
+                }
+            }
+        }
+    }
+
+    /// Everyone bursts just before a cut begins, so that some may hear of it and others not, takes what drains, and bursts when the
+    /// cut ends: nobody knows when exactly a region hears of that, so all the time until it must have.
+    fn plan_heals(&mut self) {
+        let told_us = INTERVAL_US + self.scenario.wan_us;
+        for (at_us, for_us) in self.cut_times() {
+            let begins_us = at_us.saturating_sub(self.rng.u64(0..=told_us));
+            self.plan_burst(begins_us, for_us);
+            self.plan_bursts_from(at_us + for_us);
+        }
+    }
+
+    /// Everyone bursts while nobody has noticed a cut, and again when it is over: who asks for nothing in between lets regions
+    /// forget what they owe each other.
+    fn plan_pauses(&mut self) {
+        for (at_us, for_us) in self.cut_times() {
+            for region in 0..self.regions.len() {
+                let late_us = self.rng.u64(0..SILENCE_MAX_US);
+                self.plan_burst_in(region, at_us + late_us);
+            }
+            self.plan_bursts_from(at_us + for_us);
+        }
+    }
+
+    /// Bursts in every region from a time on, as often as it may take.
+    fn plan_bursts_from(&mut self, at_us: u64) {
+        for again in 0..AFTER_US / AFTER_EVERY_US {
+            self.plan_large_bursts(at_us + again * AFTER_EVERY_US);
+        }
+    }
+
+    /// A burst in every region, in few pieces.
+    fn plan_large_bursts(&mut self, at_us: u64) {
+        let piece = (self.burst() / LARGE_PIECES).max(1);
+        for region in 0..self.regions.len() {
+            for _ in 0..=LARGE_PIECES {
+                let soon_us = at_us + self.rng.u64(0..20_000);
+                self.ask(soon_us, region, ATTACKED, piece);
+            }
+        }
+    }
+
+    fn plan_edges(&mut self) {
+        let period_us = self.scenario.limit.period_us();
+        let piece = (self.burst() / LARGE_PIECES).max(1);
+        let most = self.scenario.requests / ((LARGE_PIECES + 1) * self.regions.len() as u64);
+        for period in 1..=(self.scenario.length_us / period_us).min(most) {
+            for region in 0..self.regions.len() {
+                for _ in 0..=LARGE_PIECES {
+                    let at_us = period * period_us - self.rng.u64(1_000..100_000);
+                    self.ask(at_us, region, ATTACKED, piece);
+                }
+            }
+        }
+    }
+
+    /// Somebody who uses a little less than every region's standing part, evenly.
+    fn plan_ordinary(&mut self) {
+        for region in 0..self.regions.len() {
+            let every_us = self.ordinary_every_us(region);
+            let mut at_us = self.rng.u64(0..every_us);
+            while at_us < self.scenario.length_us {
+                self.ask(at_us, region, ORDINARY, 1);
+                at_us += every_us;
+            }
+        }
+    }
+
+    /// How often the ordinary user asks in a region.
+    pub(super) fn ordinary_every_us(&self, region: usize) -> u64 {
+        let part = self.regions[region].rule.terms.abroad().map_or(1, |abroad| abroad.part_amount).max(1);
+        let percent = match self.scenario.limit.algorithm() {
+            Algorithm::Gcra => ORDINARY_PERCENT,
+            Algorithm::SlidingWindow => ORDINARY_WINDOW_PERCENT,
+        };
+        self.scenario.limit.period_us() * 100 / (part * percent)
+    }
+
+    fn plan_rare(&mut self) {
+        for _ in 0..RARE_REQUESTS {
+            let at_us = self.rng.u64(0..self.scenario.length_us);
+            let region = self.rng.usize(0..self.regions.len());
+            let cost = self.rng.u64(1..=(self.burst() / 4).max(1));
+            self.ask(at_us, region, RARE, cost);
+        }
+    }
+
+    fn plan_faults(&mut self) {
+        let faults = &self.scenario.faults;
+        for (cut, of) in faults.cuts.iter().enumerate() {
+            self.schedule(of.at_us, Event::CutBegins { cut });
+            self.schedule(of.at_us + of.for_us, Event::CutEnds { cut });
+        }
+        let plan: [(u32, fn() -> Event); 6] = [
+            (faults.courier_crashes, || Event::CourierDies),
+            (faults.two_couriers, || Event::SecondCourier),
+            (faults.pauses, || Event::Pause),
+            (faults.losses, || Event::Lose),
+            (faults.wipes, || Event::Wipe),
+            (faults.crashes, || Event::Crash),
+        ];
+        for (count, event) in plan {
+            for _ in 0..count {
+                let at_us = self.rng.u64(0..self.scenario.length_us);
+                self.schedule(at_us, event());
+            }
+        }
+        if faults.losses > 0 {
+            self.schedule(0, Event::Snapshot);
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What came of a world of several regions.
+
+use std::fmt;
+
+use crate::trace::Trace;
+
+/// A promise that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegionViolation {
+    /// More was admitted in all regions together than the limit and its printed bound allow.
+    Bound {
+        /// Which key.
+        key: usize,
+        /// Units above the limit.
+        excess: u64,
+        /// Units that the bound allows.
+        allowed: u64,
+        /// When, µs after the world began.
+        at_us: u64,
+    },
+    /// In the long run more was admitted than the limit allows, and a hundredth.
+    Rate {
+        /// Which key.
+        key: usize,
+        /// Units admitted.
+        admitted: u64,
+        /// What the limit allows in this time.
+        limit: u64,
+    },
+    /// A component fell, or grew under a name that was given up.
+    Fell {
+        /// Whose it is.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// When.
+        at_us: u64,
+    },
+    /// More was told than was charged.
+    Uncommitted {
+        /// Who told.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// Units told.
+        published: u64,
+        /// Units charged there.
+        committed: u64,
+    },
+    /// An import charged something else than what was new in it.
+    Import {
+        /// Who charged.
+        region: usize,
+        /// Units charged.
+        charged: u64,
+        /// Units that were new.
+        news: u64,
+        /// When.
+        at_us: u64,
+    },
+    /// A mark was dropped that another region has not answered to.
+    Trimmed {
+        /// Whose mark.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// When.
+        at_us: u64,
+    },
+    /// A region did not know of another what it should by then.
+    Apart {
+        /// Who does not know.
+        region: usize,
+        /// Of whom.
+        of: usize,
+        /// Which key.
+        key: usize,
+        /// When.
+        at_us: u64,
+    },
+    /// A region counted on the whole while another one counted on its part.
+    Alone {
+        /// Which one counted on the whole.
+        region: usize,
+        /// Which one did not.
+        other: usize,
+        /// When.
+        at_us: u64,
+    },
+    /// Somebody who uses less than the parts of all regions was locked out.
+    LockedOut {
+        /// Where.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// When it was denied, µs after the world began.
+        at_us: u64,
+        /// When it last passed.
+        passed_us: u64,
+    },
+    /// Something was told of a key that only one region counts, and too little of it.
+    Chatty {
+        /// Who told.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// Units told.
+        published: u64,
+        /// When.
+        at_us: u64,
+    },
+    /// More was owed to other regions than a limit that forgives may owe.
+    Owed {
+        /// Who owes.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// Units that count.
+        owed: u64,
+        /// Units that may.
+        most: u64,
+        /// When.
+        at_us: u64,
+    },
+    /// A key was denied for longer than what it may owe takes to drain.
+    Debt {
+        /// Where.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// When.
+        at_us: u64,
+    },
+}
+
+impl RegionViolation {
+    /// Whether the same promise is broken.
+    pub fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+
+    /// The promise that is broken, in a word.
+    pub fn promise(&self) -> &'static str {
+        match self {
+            Self::Bound { .. } => "bound",
+            Self::Rate { .. } => "rate",
+            Self::Fell { .. } => "components",
+            Self::Uncommitted { .. } => "published",
+            Self::Import { .. } => "import",
+            Self::Trimmed { .. } => "marks",
+            Self::Apart { .. } => "convergence",
+            Self::Alone { .. } => "parting",
+            Self::LockedOut { .. } => "ordinary",
+            Self::Chatty { .. } => "threshold",
+            Self::Owed { .. } => "cap",
+            Self::Debt { .. } => "debt",
+        }
+    }
+}
+
+impl fmt::Display for RegionViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bound { key, excess, allowed, at_us } => write!(
+                f,
+                "key {key}: {excess} admitted above the limit at {at_us} us, at most {allowed} may be"
+            ),
+            Self::Rate { key, admitted, limit } => {
+                write!(f, "key {key}: {admitted} admitted in the second half, where the limit is {limit}")
+            }
+            Self::Fell { region, key, at_us } => {
+                write!(f, "region {region}, key {key}: what it had told was taken back at {at_us} us")
+            }
+            Self::Uncommitted { region, key, published, committed } => {
+                write!(f, "region {region}, key {key}: {published} told and {committed} charged")
+            }
+            Self::Import { region, charged, news, at_us } => {
+                write!(f, "region {region}: {charged} charged for what was {news} at {at_us} us")
+            }
+            Self::Trimmed { region, key, at_us } => {
+                write!(f, "region {region}, key {key}: its mark was dropped too early, at {at_us} us")
+            }
+            Self::Apart { region, of, key, at_us } => {
+                write!(f, "region {region}, key {key}: does not know all of region {of} at {at_us} us")
+            }
+            Self::Alone { region, other, at_us } => write!(
+                f,
+                "region {region}: counts on the whole at {at_us} us, and region {other} on its part"
+            ),
+            Self::LockedOut { region, key, at_us, passed_us } => {
+                write!(f, "region {region}, key {key}: denied at {at_us} us, and since {passed_us} us")
+            }
+            Self::Chatty { region, key, published, at_us } => {
+                write!(f, "region {region}, key {key}: {published} told at {at_us} us, below the threshold")
+            }
+            Self::Owed { region, key, owed, most, at_us } => {
+                write!(f, "region {region}, key {key}: {owed} owed at {at_us} us, at most {most} may be")
+            }
+            Self::Debt { region, key, at_us } => {
+                write!(f, "region {region}, key {key}: denied at {at_us} us, for longer than it may owe")
+            }
+        }
+    }
+}
+
+/// How far a limit was passed, and how far it may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Units that were admitted above the limit in all regions together, in the worst interval.
+    pub excess: u64,
+    /// Units that may be, as it is printed.
+    pub allowed: u64,
+}
+
+impl Reach {
+    /// How much of what is printed was reached, in thousandths.
+    pub fn milli(&self) -> u64 {
+        self.excess * 1_000 / self.allowed.max(1)
+    }
+}
+
+/// What came of a world of several regions.
+#[derive(Clone, Debug)]
+pub struct RegionReport {
+    /// The seed.
+    pub seed: u64,
+    /// How long it lasted, for all regions together, µs.
+    pub simulated_us: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Requests that passed.
+    pub passed: u64,
+    /// Things that went wrong on purpose.
+    pub faults: u64,
+    /// How often a region fell back to its standing part.
+    pub partings: u64,
+    /// Batches that were merged.
+    pub batches: u64,
+    /// How far the limit was passed, of the key that reached most of what is printed.
+    pub reach: Reach,
+    /// Whether it says something about the long run.
+    pub is_rated: bool,
+    /// Promises that were broken.
+    pub violations: Vec<RegionViolation>,
+    /// What happened.
+    pub trace: Trace,
+}

@@ -1,0 +1,620 @@
+//! What a world of several regions is like.
+
+use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tidegate_core::bound::{self, Bound, Fleet, Promise, THRESHOLD_PPM, bound};
+use tidegate_core::origin::{Abroad, Lapse, Terms, part_of};
+use tidegate_core::{Algorithm, Class, Limit, Regime};
+use tidegate_courier::{INTERVAL_US, SILENCE_MAX_US};
+
+use super::bug::RegionBug;
+use crate::rulebook::Rule;
+
+pub(super) const SECOND_US: u64 = 1_000_000;
+
+/// The longest cut: an hour.
+const LONG_CUT_US: u64 = 3_600 * SECOND_US;
+
+/// How long other cuts last.
+const CUT_SECONDS: [u64; 6] = [1, 2, 4, 10, 60, 180];
+
+/// How long a region hears of nobody in worlds that are for that: what all others passed drains in that time.
+const DEAF_US: u64 = 300 * SECOND_US;
+
+/// How much longer worlds last that are for the long run, µs.
+const LONG_RUN_US: u64 = 900 * SECOND_US;
+
+/// How many times as many requests there are in those.
+const LONG_RUN_TIMES: u64 = 8;
+
+/// How much of a bound is reached at least, in thousandths; and of that of a fast limit.
+const REACHED_MILLI: u64 = 800;
+const FAST_REACHED_MILLI: u64 = 500;
+
+/// How many bursts of a fast limit drain within the lag and the silence at least.
+const FAST_BURSTS: u32 = 4;
+
+/// Regions of worlds that have many.
+const REGIONS_MAX: usize = 8;
+
+/// How many times origins lose everything in worlds that are for that.
+const WIPES: u32 = 8;
+
+/// How many times as many requests there are in a world with such a cut, at most.
+const LONG_TIMES_MAX: u64 = 20;
+
+const PPM: u64 = 1_000_000;
+
+/// How requests come for the key that is attacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attack {
+    /// At random, several times as often as the limit allows, in every region.
+    Flood,
+    /// As much as stays below the threshold, then a burst everywhere at once, and then all that passes within the lag.
+    Lag,
+    /// A burst everywhere just after regions were cut from each other, and all that passes after it.
+    Cut,
+    /// The same, and a burst everywhere when regions hear of each other again, as often as it takes.
+    Heal,
+    /// A burst everywhere while nobody has noticed that regions are cut from each other, then nothing, so that what is owed may be
+    /// forgotten, and a burst everywhere when they hear of each other again, as often as it takes.
+    Pause,
+    /// At the end of each period, everywhere.
+    Edges,
+    /// A burst in a region each time that its origin has lost everything.
+    Wipes,
+    /// All that passes everywhere, from just before regions are cut from each other until they must have noticed.
+    Rush,
+}
+
+/// Which links are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutKind {
+    /// All of them.
+    All,
+    /// One region from all others.
+    One,
+    /// One pair of regions.
+    Pair,
+    /// One pair, one way only.
+    OneWay,
+    /// The region with the largest part hears of nobody, and everybody of it.
+    Deaf,
+}
+
+/// Which links of a world are cut at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cuts {
+    /// None.
+    None,
+    /// Of three regions or more only pairs: everyone is heard of by somebody.
+    Pairs,
+    /// More than that.
+    More,
+}
+
+impl Cuts {
+    /// In a word or two.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Pairs => "pairs only",
+            Self::More => "more",
+        }
+    }
+}
+
+/// Worlds whose shares of their bounds are compared with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// Whether the limit is a sliding window.
+    pub is_window: bool,
+    /// What depends on it.
+    pub class: Class,
+    /// Whether what drains within the lag and the silence is several bursts: then that is what there is to the bound, and not how
+    /// much passes at once.
+    pub is_fast: bool,
+    /// Which links are cut.
+    pub cuts: Cuts,
+}
+
+impl Kind {
+    /// How much of its bound an attacker reaches at least in many worlds, in thousandths. Of a fast limit it is less: the bound counts
+    /// what drains while grants last, which no attacker can use, and the lag beside the silence, which is within it.
+    pub(super) fn reached_milli_min(self) -> u64 {
+        if self.is_fast { FAST_REACHED_MILLI } else { REACHED_MILLI }
+    }
+}
+
+/// Some links are cut for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Which.
+    pub kind: CutKind,
+    /// When, µs after the world began.
+    pub at_us: u64,
+    /// For how long.
+    pub for_us: u64,
+}
+
+/// What goes wrong between regions and in them. Shares are in millionths.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegionFaults {
+    /// Links that are cut.
+    pub cuts: Vec<Cut>,
+    /// Messages between regions that get lost.
+    pub wan_loss_ppm: u32,
+    /// Messages between regions that arrive twice, or after later ones.
+    pub wan_repeat_ppm: u32,
+    /// Messages between regions that take up to two seconds longer.
+    pub wan_slow_ppm: u32,
+    /// How many times a courier dies, each time in the middle of another step.
+    pub courier_crashes: u32,
+    /// How many times a region has two couriers for a while.
+    pub two_couriers: u32,
+    /// How many times an origin stands still.
+    pub pauses: u32,
+    /// How many times an origin comes back without its last writes.
+    pub losses: u32,
+    /// How many times an origin comes back with nothing.
+    pub wipes: u32,
+    /// How many times a node dies.
+    pub crashes: u32,
+    /// Messages between nodes and origins that get lost.
+    pub loss_ppm: u32,
+}
+
+impl RegionFaults {
+    /// Whether messages between regions may come late without anybody being cut off.
+    pub(super) fn is_wan_bad(&self) -> bool {
+        self.wan_loss_ppm + self.wan_slow_ppm > 0 || self.courier_crashes + self.pauses > 0
+    }
+
+    /// Whether all is well from a time on.
+    pub(super) fn is_well_from(&self, us: u64) -> bool {
+        let are_couriers_well = self.two_couriers == 0 && !self.is_wan_bad();
+        let is_over = |cut: &Cut| cut.at_us + cut.for_us < us;
+        are_couriers_well && self.are_regions_well() && self.cuts.iter().all(is_over)
+    }
+
+    /// Whether everything inside the regions goes well.
+    pub(super) fn are_regions_well(&self) -> bool {
+        self.pauses + self.losses + self.wipes + self.crashes + self.loss_ppm == 0
+    }
+}
+
+/// A world of several regions before it begins.
+#[derive(Clone, Debug)]
+pub struct RegionScenario {
+    /// Everything is drawn from this.
+    pub seed: u64,
+    /// The weight of each region's standing part.
+    pub weights: Vec<u32>,
+    /// The limit of every key, which all regions share.
+    pub limit: Limit,
+    /// What depends on it.
+    pub class: Class,
+    /// Nodes in each region.
+    pub nodes: usize,
+    /// How the first key is asked for. The second is asked for evenly, a little less than its regions' parts allow; the third
+    /// now and then.
+    pub attack: Attack,
+    /// How many requests are made for the first key at most.
+    pub requests: u64,
+    /// How long it lasts.
+    pub length_us: u64,
+    /// One way between two regions, µs.
+    pub wan_us: u64,
+    /// One way inside a region, µs.
+    pub delay_us: u64,
+    /// What goes wrong.
+    pub faults: RegionFaults,
+}
+
+/// The keys of a world.
+pub(super) const KEYS: usize = 3;
+
+/// The key that is attacked.
+pub(super) const ATTACKED: usize = 0;
+
+/// The key of somebody who uses a little less than every region's standing part.
+pub(super) const ORDINARY: usize = 1;
+
+/// The key that is asked for now and then.
+pub(super) const RARE: usize = 2;
+
+impl RegionScenario {
+    /// How many regions there are.
+    pub fn regions(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// What kind of world it is.
+    pub fn kind(&self) -> Kind {
+        let is_pair = |cut: &Cut| self.regions() > 2 && matches!(cut.kind, CutKind::Pair | CutKind::OneWay);
+        let cuts = match &self.faults.cuts[..] {
+            [] => Cuts::None,
+            cuts if cuts.iter().all(is_pair) => Cuts::Pairs,
+            _ => Cuts::More,
+        };
+        let is_window = self.limit.algorithm() == Algorithm::SlidingWindow;
+        Kind { is_window, class: self.class, is_fast: !is_window && self.is_fast(), cuts }
+    }
+
+    /// Whether several bursts drain while a region does not go by what another one passed.
+    fn is_fast(&self) -> bool {
+        let unheard_us = self.bound(&bound::Faults::NONE).lag_us + SILENCE_MAX_US;
+        let drained = u128::from(unheard_us) * u128::from(self.limit.amount());
+        let bursts = u128::from(FAST_BURSTS * self.limit.burst());
+        drained >= bursts * u128::from(self.limit.period_us())
+    }
+
+    pub(super) fn promise(&self) -> Promise<'_> {
+        Promise::new(&self.limit, self.class, Regime::BestEffort)
+    }
+
+    /// How far the limit may be passed, as it is printed, after so much went wrong.
+    pub(super) fn bound(&self, faults: &bound::Faults) -> Bound {
+        let fleet = Fleet {
+            weights: self.weights.clone().into(),
+            nodes: self.nodes as u32,
+            courier_us: INTERVAL_US,
+            transit_us: self.wan_us + self.wan_us / 4 + 4 * self.delay_us,
+            silence_us: SILENCE_MAX_US,
+            ..Fleet::of(self.regions() as u32)
+        };
+        bound(&self.promise(), &fleet, faults)
+    }
+
+    /// The most that is owed beyond the limit, in units.
+    pub(super) fn debt_max(&self) -> u64 {
+        self.bound(&bound::Faults { partitions: 1, ..bound::Faults::NONE }).total()
+    }
+
+    pub(super) fn lapse(&self) -> Lapse {
+        self.class.lapse()
+    }
+
+    /// The limit as nodes of a region know it.
+    pub(super) fn rule(&self, region: usize, bug: Option<RegionBug>) -> Rule {
+        let terms = Terms::new(&self.limit, self.class.tolerance_ppm(), self.lapse(), 1);
+        let hide = match bug {
+            Some(RegionBug::NoThreshold) => 1,
+            _ => (terms.burst() * u64::from(THRESHOLD_PPM) / PPM).max(1),
+        };
+        let part = |whole| match bug {
+            Some(RegionBug::PartIsWhole) => whole,
+            _ => part_of(whole, &self.weights, region),
+        };
+        let debt_max = match bug {
+            Some(RegionBug::ForgivesAll) => 0,
+            Some(RegionBug::ForgivesNothing) => u64::MAX,
+            _ => self.debt_max(),
+        };
+        let (part_amount, part_capacity) = (part(terms.amount()), part(terms.capacity()));
+        let terms = terms.with_abroad(Abroad { hide, part_amount, part_capacity, debt_max });
+        Rule { limit: self.limit.at_origin(), terms }
+    }
+
+    /// How long a full meter takes to drain, µs.
+    pub(super) fn drain_us(&self, units: u64) -> u64 {
+        match self.limit.algorithm() {
+            Algorithm::Gcra => units * self.limit.period_us() / u64::from(self.limit.amount()).max(1),
+            Algorithm::SlidingWindow => 2 * self.limit.period_us(),
+        }
+    }
+}
+
+/// What a world is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Anything may go wrong.
+    Any,
+    /// Somebody is cut off for an hour, and as much more is asked for.
+    LongCut,
+    /// There are many regions, of which one pair is cut.
+    OnePair,
+    /// An origin loses everything again and again.
+    Wipes,
+    /// The region with nearly all of the limit hears of nobody for as long as the others take to pay off what it knows nothing of.
+    Deaf,
+    /// A limit is flooded for so long that all there is to it is its rate.
+    LongRun,
+    /// Much more drains within the lag and the silence than passes at once.
+    Rush,
+}
+
+impl Purpose {
+    fn draw(rng: &mut Rng) -> Self {
+        match rng.u8(0..32) {
+            0 | 1 => Self::LongCut,
+            2 => Self::OnePair,
+            3 => Self::Wipes,
+            4 => Self::Deaf,
+            5 => Self::LongRun,
+            6 | 7 => Self::Rush,
+            _ => Self::Any,
+        }
+    }
+
+    fn regions(self, rng: &mut Rng) -> usize {
+        match self {
+            Self::OnePair => REGIONS_MAX,
+            Self::Deaf | Self::LongRun => pick(rng, &[2, 2, 3]),
+            Self::Any | Self::LongCut | Self::Wipes | Self::Rush => pick(rng, &[2, 3, 3, 4]),
+        }
+    }
+
+    fn attack(self, rng: &mut Rng) -> Attack {
+        match self {
+            Self::Any => pick(
+                rng,
+                &[Attack::Flood, Attack::Lag, Attack::Cut, Attack::Heal, Attack::Pause, Attack::Edges],
+            ),
+            Self::LongCut => {
+                pick(rng, &[Attack::Flood, Attack::Heal, Attack::Cut, Attack::Pause, Attack::Edges])
+            }
+            Self::OnePair => pick(rng, &[Attack::Lag, Attack::Lag, Attack::Edges]),
+            Self::Wipes => Attack::Wipes,
+            Self::Deaf => pick(rng, &[Attack::Heal, Attack::Pause]),
+            Self::LongRun => Attack::Flood,
+            Self::Rush => Attack::Rush,
+        }
+    }
+
+    /// How much longer than others such a world lasts, µs.
+    fn longer_us(self) -> u64 {
+        match self {
+            Self::LongCut => LONG_CUT_US,
+            Self::Deaf => DEAF_US,
+            Self::LongRun => LONG_RUN_US,
+            Self::Any | Self::OnePair | Self::Wipes | Self::Rush => 0,
+        }
+    }
+
+    /// How many times as many requests there are, where a world lasts about `length_us` beside that.
+    fn times(self, length_us: u64) -> u64 {
+        match self {
+            Self::LongCut => (1 + LONG_CUT_US / length_us.max(1)).min(LONG_TIMES_MAX),
+            Self::LongRun => LONG_RUN_TIMES,
+            Self::Any | Self::OnePair | Self::Wipes | Self::Deaf | Self::Rush => 1,
+        }
+    }
+
+    fn weight(self, rng: &mut Rng, is_even: bool, place: usize) -> u32 {
+        match self {
+            Self::Deaf if place == 0 => pick(rng, &[4, 16, 64]),
+            Self::Deaf => 1,
+            _ if is_even => 1,
+            _ => rng.u32(1..=3),
+        }
+    }
+
+    fn limit(self, rng: &mut Rng, attack: Attack, length_us: u64) -> Limit {
+        match self {
+            Self::LongCut => slow_limit(rng),
+            Self::Deaf => even_limit(rng),
+            Self::LongRun => fast_limit(rng, &[16, 64, 160]),
+            Self::Rush => fast_limit(rng, &[16, 32, 48]),
+            Self::Any | Self::OnePair | Self::Wipes => limit(rng, attack, length_us / SECOND_US),
+        }
+    }
+
+    fn faults(self, rng: &mut Rng, length_us: u64) -> RegionFaults {
+        let one_cut = |cut| RegionFaults { cuts: vec![cut], ..RegionFaults::default() };
+        match self {
+            Self::Any => faults(rng, length_us),
+            Self::LongCut => {
+                let kind = pick(rng, &[CutKind::All, CutKind::One, CutKind::Pair, CutKind::Pair]);
+                let at_us = rng.u64(60 * SECOND_US..=120 * SECOND_US);
+                let cut = Cut { kind, at_us, for_us: LONG_CUT_US };
+                RegionFaults { cuts: vec![cut], ..faults(rng, length_us) }
+            }
+            Self::OnePair => {
+                let kind = pick(rng, &[CutKind::Pair, CutKind::OneWay]);
+                let at_us = rng.u64(length_us / 3..=length_us / 2);
+                one_cut(Cut { kind, at_us, for_us: SECOND_US * pick(rng, &CUT_SECONDS) })
+            }
+            Self::Wipes => RegionFaults { wipes: WIPES, ..RegionFaults::default() },
+            Self::Deaf => {
+                let at_us = rng.u64(10 * SECOND_US..=20 * SECOND_US);
+                one_cut(Cut { kind: CutKind::Deaf, at_us, for_us: DEAF_US })
+            }
+            Self::Rush if rng.u8(0..4) == 0 => RegionFaults::default(),
+            Self::Rush => {
+                let kind = pick(rng, &[CutKind::All, CutKind::All, CutKind::One, CutKind::Pair]);
+                let at_us = rng.u64(length_us / 3..=length_us / 2);
+                one_cut(Cut { kind, at_us, for_us: SECOND_US * pick(rng, &CUT_SECONDS) })
+            }
+            Self::LongRun if rng.bool() => RegionFaults::default(),
+            Self::LongRun => {
+                let kind = pick(rng, &[CutKind::All, CutKind::One, CutKind::Pair, CutKind::OneWay]);
+                let at_us = rng.u64(60 * SECOND_US..=120 * SECOND_US);
+                one_cut(Cut { kind, at_us, for_us: SECOND_US * pick(rng, &CUT_SECONDS) })
+            }
+        }
+    }
+}
+
+/// The world of several regions of a seed, about `length_us` long with at most about `requests` requests.
+pub fn region_scenario_of(seed: u64, length_us: u64, requests: u64) -> RegionScenario {
+    let mut rng = Rng::with_seed(seed ^ 0x7e61_0425);
+    let rng = &mut rng;
+    let purpose = Purpose::draw(rng);
+    let is_even = rng.u8(0..3) > 0;
+    let regions = purpose.regions(rng);
+    let weights: Vec<u32> = (0..regions).map(|place| purpose.weight(rng, is_even, place)).collect();
+    let times = purpose.times(length_us);
+    let length_us = length_us + purpose.longer_us();
+    let attack = purpose.attack(rng);
+    let limit = purpose.limit(rng, attack, length_us);
+    let mut faults = purpose.faults(rng, length_us);
+    // Only a limit that forgives has an end to what is owed, which many losses of data reach.
+    let class = if rng.bool() || purpose == Purpose::Wipes { Class::Comfort } else { Class::Security };
+    if class == Class::Security {
+        // A store that has nothing does not know that it had something.
+        faults.wipes = 0;
+    }
+    RegionScenario {
+        seed,
+        weights,
+        limit,
+        class,
+        nodes: pick(rng, &[1, 2, 3]),
+        attack,
+        requests: requests * times,
+        length_us,
+        wan_us: pick(rng, &[1_000, 20_000, 75_000, 150_000]),
+        delay_us: pick(rng, &[200, 500, 1_000]),
+        faults,
+    }
+}
+
+/// Of a limit that is attacked within the lag, a burst takes long to drain: then the lag alone is a small part of it. And what
+/// was lost has not drained when more is.
+fn limit(rng: &mut Rng, attack: Attack, length_s: u64) -> Limit {
+    let (amount, seconds, burst) = if matches!(attack, Attack::Lag | Attack::Wipes) {
+        let burst = pick(rng, &[160, 480, 960]);
+        (burst, length_s * pick(rng, &[2, 4]), burst)
+    } else {
+        let amount = pick(rng, &[16, 40, 100, 300]);
+        (amount, pick(rng, &[10, 10, 60]), pick(rng, &[16, amount, 2 * amount]).max(16))
+    };
+    let period = Duration::from_secs(seconds.max(1));
+    let is_window = match attack {
+        Attack::Edges => rng.bool(),
+        Attack::Lag | Attack::Wipes => false,
+        Attack::Flood | Attack::Cut | Attack::Heal | Attack::Pause | Attack::Rush => rng.u8(0..6) == 0,
+    };
+    let made = if is_window {
+        Limit::sliding_window(amount, period)
+    } else {
+        Limit::gcra(amount, period).and_then(|limit| limit.with_burst(burst))
+    };
+    made.unwrap_or_else(|_| unreachable!("amounts and periods are in range"))
+}
+
+/// A limit of which an hour is not too much to ask for all the time.
+fn slow_limit(rng: &mut Rng) -> Limit {
+    let (amount, seconds) = pick(rng, &[(16, 10), (40, 60), (100, 60)]);
+    let limit = Limit::gcra(amount, Duration::from_secs(seconds))
+        .and_then(|limit| limit.with_burst(pick(rng, &[16, amount, 2 * amount])));
+    limit.unwrap_or_else(|_| unreachable!("amounts and periods are in range"))
+}
+
+/// A limit of which several bursts drain while somebody is deaf, and so slowly that the lag is a small part of it.
+fn even_limit(rng: &mut Rng) -> Limit {
+    let limit = Limit::gcra(pick(rng, &[320, 960]), Duration::from_mins(1));
+    limit.unwrap_or_else(|_| unreachable!("amounts and periods are in range"))
+}
+
+/// A limit of which many bursts drain in a quarter of an hour.
+fn fast_limit(rng: &mut Rng, bursts: &[u64]) -> Limit {
+    let limit =
+        Limit::gcra(300, Duration::from_secs(10)).and_then(|limit| limit.with_burst(pick(rng, bursts)));
+    limit.unwrap_or_else(|_| unreachable!("amounts and periods are in range"))
+}
+
+/// One world in five is well.
+fn faults(rng: &mut Rng, length_us: u64) -> RegionFaults {
+    if rng.u8(0..5) == 0 {
+        return RegionFaults::default();
+    }
+    let cuts = (0..pick(rng, &[0, 1, 1, 3])).map(|_| Cut {
+        kind: pick(rng, &[CutKind::All, CutKind::One, CutKind::Pair, CutKind::OneWay]),
+        at_us: rng.u64(length_us / 10..=length_us * 3 / 4),
+        for_us: SECOND_US * pick(rng, &CUT_SECONDS),
+    });
+    let cuts = cuts.collect();
+    // Inside regions little goes wrong here: that is what worlds of one region are for.
+    let is_rough = rng.u8(0..3) == 0;
+    let mut rough = |of: &[u32]| if is_rough { pick(rng, of) } else { 0 };
+    let (pauses, losses, wipes) = (rough(&[0, 1, 2]), rough(&[0, 0, 1, 2]), rough(&[0, 0, 0, 1]));
+    let (crashes, loss_ppm) = (rough(&[0, 0, 1, 4]), rough(&[0, 0, 1_000, 50_000]));
+    RegionFaults {
+        cuts,
+        wan_loss_ppm: pick(rng, &[0, 0, 1_000, 50_000]),
+        wan_repeat_ppm: pick(rng, &[0, 10_000, 200_000]),
+        wan_slow_ppm: pick(rng, &[0, 0, 10_000, 100_000]),
+        courier_crashes: pick(rng, &[0, 0, 1, 6]),
+        two_couriers: pick(rng, &[0, 0, 1, 3]),
+        pauses,
+        losses,
+        wipes,
+        crashes,
+        loss_ppm,
+    }
+}
+
+pub(super) fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+    of[rng.usize(0..of.len())]
+}
+
+impl fmt::Display for RegionScenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, weights, nodes, .. } = self;
+        let seconds = |us: u64| us as f64 / SECOND_US as f64;
+        match limit.algorithm() {
+            Algorithm::Gcra => write!(
+                f,
+                "{} in {} s with a burst of {}",
+                limit.amount(),
+                seconds(limit.period_us()),
+                limit.burst()
+            )?,
+            Algorithm::SlidingWindow => {
+                write!(f, "{} in a sliding window of {} s", limit.amount(), seconds(limit.period_us()))?;
+            }
+        }
+        let class = self.class.as_str();
+        write!(f, ", class {class}; regions of weights {weights:?} with {nodes} nodes each; ")?;
+        f.write_str(match self.attack {
+            Attack::Flood => "flooded",
+            Attack::Lag => "attacked within the lag",
+            Attack::Cut => "attacked when regions are cut",
+            Attack::Heal => "attacked when regions are cut and when they hear of each other again",
+            Attack::Pause => "attacked before a cut is noticed and when it is over",
+            Attack::Edges => "attacked at the ends of periods",
+            Attack::Wipes => "attacked when origins have lost everything",
+            Attack::Rush => "rushed while nobody has noticed a cut",
+        })?;
+        let (wan_ms, length_s) = (self.wan_us / 1_000, seconds(self.length_us));
+        write!(f, " with up to {} requests in {length_s} s; {wan_ms} ms between regions; ", self.requests)?;
+        write!(f, "{}", self.faults)
+    }
+}
+
+impl fmt::Display for RegionFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::default() {
+            return f.write_str("nothing goes wrong");
+        }
+        let percent = |ppm: u32| f64::from(ppm) / 10_000.0;
+        let cuts = self.cuts.iter().map(|cut| {
+            let what = match cut.kind {
+                CutKind::All => "all regions cut from each other",
+                CutKind::One => "one region cut off",
+                CutKind::Pair => "one pair cut",
+                CutKind::OneWay => "one pair cut one way",
+                CutKind::Deaf => "the largest region deaf",
+            };
+            format!("{what} at {} s for {} s", cut.at_us / SECOND_US, cut.for_us / SECOND_US)
+        });
+        let parts = [
+            (self.wan_loss_ppm, format!("{} % lost between regions", percent(self.wan_loss_ppm))),
+            (self.wan_repeat_ppm, format!("{} % repeated", percent(self.wan_repeat_ppm))),
+            (self.wan_slow_ppm, format!("{} % slow", percent(self.wan_slow_ppm))),
+            (self.courier_crashes, format!("{} couriers die", self.courier_crashes)),
+            (self.two_couriers, format!("{} times two couriers", self.two_couriers)),
+            (self.pauses, format!("{} pauses of an origin", self.pauses)),
+            (self.losses, format!("{} losses of data", self.losses)),
+            (self.wipes, format!("{} losses of all data", self.wipes)),
+            (self.crashes, format!("{} nodes die", self.crashes)),
+            (self.loss_ppm, format!("{} % lost inside regions", percent(self.loss_ppm))),
+        ];
+        let counted = parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, words)| words);
+        f.write_str(&cuts.chain(counted).collect::<Vec<String>>().join(", "))
+    }
+}

@@ -1,0 +1,180 @@
+//! Many worlds of several regions, on as many threads as there are cores, and smaller ones that break the same promise.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::bug::RegionBug;
+use super::report::{Reach, RegionReport, RegionViolation};
+use super::scenario::{Attack, Kind, RegionFaults, RegionScenario, region_scenario_of};
+use super::world::run_regions;
+use crate::shrink::smallest;
+use crate::sweep::{Size, over_seeds, with_world};
+
+/// How many worlds are tried for a smaller one. Higher: a smaller one may be found; longer.
+const TRIES: usize = 120;
+
+/// How many worlds it takes until it says something that a bound was not reached.
+const TELLING_SEEDS: u64 = 2_000;
+
+/// What came of many worlds of several regions.
+#[derive(Clone, Debug, Default)]
+pub struct RegionSummary {
+    /// How many worlds.
+    pub seeds: u64,
+    /// How long they lasted, for all of their regions together, µs.
+    pub simulated_us: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Requests that passed.
+    pub passed: u64,
+    /// Things that went wrong on purpose.
+    pub faults: u64,
+    /// How often a region fell back to its standing part.
+    pub partings: u64,
+    /// Batches that were merged.
+    pub batches: u64,
+    /// Worlds that say something about the long run.
+    pub rated: u64,
+    /// How far limits were passed at worst, for each kind of world.
+    pub reached: BTreeMap<Kind, Reached>,
+    /// One number for everything that happened, whatever the number of threads.
+    pub trace_hash: u64,
+    /// The seeds of worlds that broke a promise, in order.
+    pub broken: Vec<(u64, Vec<RegionViolation>)>,
+}
+
+/// Worlds of one kind, and the one among them that reached most of its bound: of two the first, whichever ended first.
+#[derive(Clone, Copy, Debug)]
+pub struct Reached {
+    /// How many worlds.
+    pub worlds: u64,
+    /// The seed of that world.
+    pub seed: u64,
+    /// What it reached.
+    pub reach: Reach,
+}
+
+impl Reached {
+    fn add(&mut self, other: Self) {
+        self.worlds += other.worlds;
+        let rank = |reached: &Self| (reached.reach.milli(), Reverse(reached.seed));
+        if rank(&other) > rank(self) {
+            (self.seed, self.reach) = (other.seed, other.reach);
+        }
+    }
+}
+
+impl RegionSummary {
+    /// The most of a printed bound that was reached in any world of these kinds, in thousandths.
+    pub fn reached_milli(&self, counts: impl Fn(&Kind) -> bool) -> u64 {
+        let of_these = self.reached.iter().filter(|(kind, _)| counts(kind));
+        of_these.map(|(_, reached)| reached.reach.milli()).max().unwrap_or(0)
+    }
+
+    /// The kinds of limits of whose bound less was reached than an attacker reaches of one that is tight, with that in thousandths,
+    /// whichever links were cut; nothing, where there are too few worlds to tell.
+    pub fn loose(&self) -> Vec<(Kind, u64)> {
+        let mut loose: Vec<(Kind, u64)> = Vec::new();
+        for kind in self.reached.keys().filter(|_| self.seeds >= TELLING_SEEDS) {
+            let is_like = |other: &Kind| Kind { cuts: kind.cuts, ..*other } == *kind;
+            let (reached, least) = (self.reached_milli(is_like), kind.reached_milli_min());
+            if reached < least && !loose.iter().any(|(known, _)| is_like(known)) {
+                loose.push((*kind, reached));
+            }
+        }
+        loose
+    }
+
+    fn add(&mut self, kind: Kind, report: RegionReport) {
+        self.seeds += 1;
+        self.simulated_us += report.simulated_us;
+        self.requests += report.requests;
+        self.passed += report.passed;
+        self.faults += report.faults;
+        self.partings += report.partings;
+        self.batches += report.batches;
+        self.rated += u64::from(report.is_rated);
+        let reached = Reached { worlds: 1, seed: report.seed, reach: report.reach };
+        self.reached.entry(kind).and_modify(|known| known.add(reached)).or_insert(reached);
+        self.trace_hash = with_world(self.trace_hash, report.seed, report.trace.hash());
+        if !report.violations.is_empty() {
+            self.broken.push((report.seed, report.violations));
+        }
+    }
+}
+
+/// Runs the worlds of several regions of many seeds, and calls `progress` after each.
+pub fn sweep_regions(
+    seeds: Range<u64>,
+    size: Size,
+    threads: usize,
+    progress: &(dyn Fn() + Sync),
+) -> RegionSummary {
+    let world = |seed| {
+        let scenario = region_scenario_of(seed, size.length_us, size.requests);
+        (scenario.kind(), run_regions(&scenario, None, false))
+    };
+    let add = |summary: &mut RegionSummary, (kind, report)| summary.add(kind, report);
+    let mut summary = over_seeds(seeds, threads, progress, world, add);
+    summary.broken.sort_by_key(|(seed, _)| *seed);
+    summary
+}
+
+/// The first seed whose world notices a known mistake, and what it noticed.
+pub fn catch_in_regions(bug: RegionBug, seeds: Range<u64>, size: Size) -> Option<(u64, RegionViolation)> {
+    seeds.into_iter().find_map(|seed| {
+        let scenario = region_scenario_of(seed, size.length_us, size.requests);
+        let report = run_regions(&scenario, Some(bug), false);
+        report.violations.into_iter().next().map(|violation| (seed, violation))
+    })
+}
+
+type Change = fn(&mut RegionScenario);
+
+/// What makes a world smaller, the most effective first.
+const CHANGES: &[Change] = &[
+    |world| world.faults = RegionFaults::default(),
+    |world| world.requests /= 2,
+    |world| world.length_us /= 2,
+    |world| world.faults.cuts.clear(),
+    |world| world.faults.wan_loss_ppm = 0,
+    |world| world.faults.wan_repeat_ppm = 0,
+    |world| world.faults.wan_slow_ppm = 0,
+    |world| world.faults.courier_crashes = 0,
+    |world| world.faults.two_couriers = 0,
+    |world| world.faults.pauses = 0,
+    |world| world.faults.losses = 0,
+    |world| world.faults.wipes = 0,
+    |world| world.faults.crashes = 0,
+    |world| world.faults.loss_ppm = 0,
+    |world| world.faults.cuts.truncate(1),
+    |world| world.faults.courier_crashes = world.faults.courier_crashes.min(1),
+    |world| world.faults.pauses = world.faults.pauses.min(1),
+    |world| world.faults.losses = world.faults.losses.min(1),
+    |world| world.faults.crashes = world.faults.crashes.min(1),
+    |world| world.weights.truncate(2),
+    |world| world.weights.truncate(3),
+    |world| world.weights.iter_mut().for_each(|weight| *weight = 1),
+    |world| world.nodes = 1,
+    |world| world.attack = Attack::Flood,
+    |world| world.requests -= world.requests / 5,
+    |world| world.length_us -= world.length_us / 5,
+];
+
+/// The smallest world found that still breaks this promise, and what came of it.
+pub fn shrink_regions(
+    scenario: &RegionScenario,
+    bug: Option<RegionBug>,
+    violation: &RegionViolation,
+) -> (RegionScenario, RegionReport) {
+    let makes_sense = |world: &RegionScenario| world.requests > 0 && world.length_us > 0;
+    let breaks = |world: &RegionScenario| breaks(world, bug, violation);
+    let smallest = smallest(scenario, CHANGES, TRIES, makes_sense, breaks);
+    let report = run_regions(&smallest, bug, true);
+    (smallest, report)
+}
+
+fn breaks(scenario: &RegionScenario, bug: Option<RegionBug>, violation: &RegionViolation) -> bool {
+    run_regions(scenario, bug, false).violations.iter().any(|other| other.is_like(violation))
+}

@@ -1,0 +1,316 @@
+//! The world: one queue of events, from which everything follows.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+
+use fastrand::Rng;
+use tidegate_core::engine::Settings;
+use tidegate_core::origin::{Call, CallError, Gathered, Partition, RegionId, Reply, StoreId};
+use tidegate_courier::{Ack, Asked, Batch};
+
+use super::bug::RegionBug;
+use super::check::{Check, Known};
+use super::courier::Courier;
+use super::report::RegionReport;
+use super::scenario::{KEYS, RegionScenario, SECOND_US};
+use super::spoil::Spoiler;
+use crate::clock::SkewedClock;
+use crate::node::Node;
+use crate::rulebook::Rule;
+use crate::schedule::Scheduled;
+use crate::swarm::PLENTY_PER_S;
+use crate::trace::Trace;
+
+/// What the origins' clocks show when the world begins: some day in our time.
+pub(super) const EPOCH_US: u64 = 1_800_000_000_000_000;
+
+/// How often an origin that will lose data is copied: what it loses is at most this old.
+const SNAPSHOT_US: u64 = SECOND_US / 2;
+
+/// How long the world goes on after the last request, so that everything is reported and every lapse is over.
+const SETTLE_US: u64 = 30 * SECOND_US;
+
+/// The longest pause of an origin.
+pub(super) const PAUSE_US_MAX: u64 = 20 * SECOND_US;
+
+/// How far the clocks of machines run apart, millionths: they are kept in step by others.
+const SKEW_PPM: i64 = 50;
+
+/// An answer on its way to a node.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) region: usize,
+    pub(super) node: usize,
+    pub(super) life: u32,
+    pub(super) partition: u16,
+    pub(super) sequence: u64,
+    pub(super) answer: Result<Reply, CallError>,
+}
+
+/// A link between two couriers: who sends, and who listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) from: usize,
+    pub(super) courier: u64,
+    pub(super) to: usize,
+    /// The courier that listens.
+    pub(super) peer: u64,
+    /// Which of their connections it is: what is said on one that broke breaks no other.
+    pub(super) number: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum Event {
+    Request { region: usize, key: usize, cost: u64 },
+    Wake { region: usize, node: usize, life: u32 },
+    CallArrives { region: usize, node: usize, life: u32, partition: u16, call: Arc<Call> },
+    Answered(Box<Answered>),
+    Round { region: usize, courier: u64 },
+    Ask { region: usize, courier: u64, turn: u64, asked: Box<Asked> },
+    Gathered { region: usize, courier: u64, turn: u64, asked: Box<Asked>, gathered: Gathered },
+    RoundLate { region: usize, courier: u64, turn: u64 },
+    Connect { from: usize, courier: u64, to: usize },
+    Hello { from: usize, courier: u64, to: usize },
+    Welcome { link: Link, clock_us: u64 },
+    Batch { link: Link, batch: Arc<Batch> },
+    Ack { link: Link, ack: Ack },
+    Refused { link: Link },
+    AckLate { link: Link, sequence: u64 },
+    CutBegins { cut: usize },
+    CutEnds { cut: usize },
+    Healed { known: Vec<Known>, begun_us: u64 },
+    CourierDies,
+    TakeOver { region: usize },
+    SecondCourier,
+    CourierEnds { region: usize, courier: u64 },
+    Pause,
+    Lose,
+    Wipe,
+    Crash,
+    Snapshot,
+    Close,
+}
+
+/// A request that waits for its node's engine.
+pub(super) struct Waits {
+    pub(super) region: usize,
+    pub(super) node: usize,
+    pub(super) key: usize,
+    pub(super) cost: u64,
+}
+
+/// A region: its nodes, its origin and its couriers.
+pub(super) struct Region {
+    pub(super) rule: Rule,
+    pub(super) nodes: Vec<Node>,
+    pub(super) partitions: Vec<Partition>,
+    pub(super) snapshot: Vec<Partition>,
+    pub(super) boot: u64,
+    /// When this life of its origin began.
+    pub(super) booted_us: u64,
+    pub(super) paused_until_us: u64,
+    /// Whoever is the courier, the latest last: there may be two for a while, or none.
+    pub(super) couriers: Vec<Courier>,
+    /// In the middle of which step the courier dies next.
+    pub(super) doom: Option<super::courier::Step>,
+    /// How often it lost data.
+    pub(super) losses: u32,
+}
+
+impl Region {
+    /// Which life of its store this is.
+    pub(super) fn store(&self, now_us: u64) -> StoreId {
+        StoreId { lineage: 1, boot: self.boot, parent: 0, up_us: now_us - self.booted_us }
+    }
+}
+
+/// What is counted for the report.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) tickets: u64,
+    pub(super) requests: u64,
+    pub(super) passed: u64,
+    pub(super) faults: u64,
+    pub(super) batches: u64,
+}
+
+pub(super) struct World<'s> {
+    pub(super) scenario: &'s RegionScenario,
+    pub(super) spoiler: Spoiler,
+    pub(super) rng: Rng,
+    pub(super) now_us: u64,
+    order: u64,
+    queue: BinaryHeap<Reverse<Scheduled<Event>>>,
+    pub(super) regions: Vec<Region>,
+    next_process: u64,
+    /// What was last said on a link by one end of it: when, and when that arrives.
+    pub(super) streams: BTreeMap<(u64, usize), (u64, Vec<u64>)>,
+    /// How many cuts there are just now of the way from one region to another.
+    pub(super) cut: Vec<Vec<u32>>,
+    /// Which ways each cut that has begun is of.
+    pub(super) ways: BTreeMap<usize, Vec<(usize, usize)>>,
+    pub(super) waiting: BTreeMap<u64, Waits>,
+    pub(super) check: Check,
+    pub(super) tally: Tally,
+    pub(super) closed: bool,
+    pub(super) trace: Trace,
+}
+
+/// Runs a world of several regions to its end, with a known mistake in it if one is given.
+pub fn run_regions(scenario: &RegionScenario, bug: Option<RegionBug>, keeps_trace: bool) -> RegionReport {
+    let mut world = World::new(scenario, bug, keeps_trace);
+    world.plan();
+    while let Some(Reverse(next)) = world.queue.pop() {
+        world.now_us = next.at_us;
+        world.happen(next.event);
+    }
+    world.judge()
+}
+
+impl<'s> World<'s> {
+    fn new(scenario: &'s RegionScenario, bug: Option<RegionBug>, keeps_trace: bool) -> Self {
+        let count = scenario.regions();
+        let mut world = Self {
+            scenario,
+            spoiler: Spoiler::new(bug),
+            rng: Rng::with_seed(scenario.seed ^ 0x5eed),
+            now_us: 0,
+            order: 0,
+            queue: BinaryHeap::new(),
+            regions: Vec::new(),
+            next_process: 1,
+            streams: BTreeMap::new(),
+            cut: vec![vec![0; count]; count],
+            ways: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            check: Check::new(scenario),
+            tally: Tally::default(),
+            closed: false,
+            trace: Trace::new(keeps_trace),
+        };
+        world.regions = (0..count).map(|place| world.new_region(place, bug)).collect();
+        world
+    }
+
+    fn new_region(&mut self, place: usize, bug: Option<RegionBug>) -> Region {
+        let partitions = vec![Partition::default(); KEYS];
+        let nodes = (0..self.scenario.nodes).filter_map(|_| self.new_node(0)).collect();
+        Region {
+            rule: self.scenario.rule(place, bug),
+            nodes,
+            snapshot: partitions.clone(),
+            partitions,
+            boot: 1,
+            booted_us: 0,
+            paused_until_us: 0,
+            couriers: Vec::new(),
+            doom: None,
+            losses: 0,
+        }
+    }
+
+    pub(super) fn new_node(&mut self, life: u32) -> Option<Node> {
+        let (id, clock) = (self.new_process(), self.new_clock());
+        let settings = Settings { updates_per_s_max: PLENTY_PER_S, ..Settings::default() };
+        Node::new(id, life, clock, 0, settings)
+    }
+
+    /// A number that no process had before.
+    pub(super) fn new_process(&mut self) -> u64 {
+        self.next_process += 1;
+        self.next_process ^ self.rng.u64(..) << 16
+    }
+
+    pub(super) fn new_link(&mut self) -> u64 {
+        self.next_process += 1;
+        self.next_process
+    }
+
+    pub(super) fn new_clock(&mut self) -> SkewedClock {
+        SkewedClock {
+            offset_us: self.rng.u64(SECOND_US..1_000 * SECOND_US),
+            rate_ppm: self.rng.i64(-SKEW_PPM..=SKEW_PPM),
+            wall_offset_us: EPOCH_US,
+        }
+    }
+
+    pub(super) fn schedule(&mut self, at_us: u64, event: Event) {
+        self.order += 1;
+        self.queue.push(Reverse(Scheduled { at_us, order: self.order, event }));
+    }
+
+    /// What an origin's clock shows: all of them the same, so that cells of windows are.
+    pub(super) fn origin_us(&self) -> u64 {
+        EPOCH_US + self.now_us
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Request { region, key, cost } => self.request(region, key, cost),
+            Event::Wake { region, node, life } => self.wake(region, node, life),
+            Event::CallArrives { region, node, life, partition, call } => {
+                self.call_arrives(region, node, life, partition, call);
+            }
+            Event::Answered(answered) => self.answered(*answered),
+            Event::Round { region, courier } => self.begin_round(region, courier),
+            Event::Ask { region, courier, turn, asked } => self.ask_arrives(region, courier, turn, asked),
+            Event::Gathered { region, courier, turn, asked, gathered } => {
+                self.gathered(region, courier, turn, &asked, &gathered);
+            }
+            Event::RoundLate { region, courier, turn } => self.end_round(region, courier, turn),
+            Event::Connect { from, courier, to } => self.connect(from, courier, to),
+            Event::Hello { from, courier, to } => self.hello(from, courier, to),
+            Event::Welcome { link, clock_us } => self.welcome(link, clock_us),
+            Event::Batch { link, batch } => self.batch_arrives(link, &batch),
+            Event::Ack { link, ack } => self.acknowledged(link, &ack),
+            Event::Refused { link } => self.link_breaks(link),
+            Event::AckLate { link, sequence } => self.ack_late(link, sequence),
+            Event::CutBegins { cut } => self.cut_begins(cut),
+            Event::CutEnds { cut } => self.cut_ends(cut),
+            Event::Healed { known, begun_us } => self.healed(&known, begun_us),
+            Event::CourierDies => self.doom_courier(),
+            Event::TakeOver { region } => self.take_over(region),
+            Event::SecondCourier => self.second_courier(),
+            Event::CourierEnds { region, courier } => self.courier_ends(region, courier),
+            Event::Pause => self.pause(),
+            Event::Lose => self.lose(),
+            Event::Wipe => self.wipe(),
+            Event::Crash => self.crash(),
+            Event::Snapshot => self.take_snapshot(),
+            Event::Close => self.close(),
+        }
+    }
+
+    fn take_snapshot(&mut self) {
+        for region in &mut self.regions {
+            region.snapshot.clone_from(&region.partitions);
+        }
+        if !self.closed {
+            self.schedule(self.now_us + SNAPSHOT_US, Event::Snapshot);
+        }
+    }
+
+    /// The end: everything is well again, and everyone reports.
+    fn close(&mut self) {
+        if self.closed {
+            self.queue.clear();
+            return;
+        }
+        self.closed = true;
+        self.ways.clear();
+        self.cut.iter_mut().flatten().for_each(|cuts| *cuts = 0);
+        for region in 0..self.regions.len() {
+            for node in 0..self.regions[region].nodes.len() {
+                self.regions[region].nodes[node].close();
+                self.poll(region, node);
+            }
+        }
+        self.schedule(self.now_us + SETTLE_US, Event::Close);
+    }
+}
+
+/// The id of the region at a place.
+pub(super) fn region_id(place: usize) -> RegionId {
+    RegionId(place as u64 + 1)
+}

@@ -1,0 +1,177 @@
+//! Worlds of several regions keep every promise, reach their bound, and notice every known mistake.
+
+use std::collections::BTreeSet;
+
+use tidegate_core::Class;
+use tidegate_sim::{
+    Attack, CutKind, Cuts, Kind, Reach, Reached, RegionBug, RegionScenario, RegionSummary, Size,
+    catch_in_regions, region_scenario_of, run_regions, shrink_regions, sweep_regions,
+};
+
+const SIZE: Size = Size { length_us: 240_000_000, requests: 2_000 };
+
+/// How much of a printed bound an attacker reaches at least, in thousandths.
+const REACHED_MILLI: u64 = 800;
+
+/// The same of a limit of which several bursts drain within the lag and the silence.
+const FAST_REACHED_MILLI: u64 = 500;
+
+/// How many of those are attacked: some of them are hardly cut.
+const RUSHED_WORLDS: usize = 40;
+
+/// How many worlds are attacked in which only one pair is cut. How much is reached depends on when the cut falls into the attack.
+const PAIR_WORLDS: usize = 4;
+
+/// How many worlds are attacked in which a region hears of nobody. It has to be told less than it tells, which is for the
+/// network to decide.
+const DEAF_WORLDS: usize = 24;
+
+/// In how many worlds of the long run a limit that is passed all the time has to show.
+const LONG_WORLDS: usize = 3;
+
+/// In how many worlds a mistake has to show.
+const MUTANT_SEEDS: u64 = 400;
+
+fn seeds() -> u64 {
+    std::env::var("TIDEGATE_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(64)
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+#[test]
+fn regions_keep_their_promises_and_their_bound_is_tight() {
+    let summary = sweep_regions(0..seeds(), SIZE, threads(), &|| {});
+    println!("{summary:#?}");
+    for (seed, violations) in &summary.broken {
+        let scenario = region_scenario_of(*seed, SIZE.length_us, SIZE.requests);
+        for violation in violations {
+            println!("seed {seed}: {violation}\n    {scenario}");
+        }
+    }
+    assert!(summary.broken.is_empty());
+    assert!(summary.faults > summary.seeds && summary.partings > 0, "worlds without trouble prove little");
+    assert!(summary.rated > 0, "no world says anything about the long run");
+    for cuts in [Cuts::None, Cuts::More] {
+        let reached = summary.reached_milli(|kind| !kind.is_window && kind.cuts == cuts);
+        assert!(reached >= REACHED_MILLI, "a bound that nobody reaches says little: {reached} thousandths");
+    }
+}
+
+/// Where much more drains within the lag and the silence than passes at once, that is what an attacker has to reach.
+#[test]
+fn what_passes_before_a_cut_is_noticed_is_most_of_the_bound_of_a_fast_limit() {
+    let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
+    let rushed = all.filter(|world| world.attack == Attack::Rush).take(RUSHED_WORLDS);
+    let reached = rushed.map(|world| {
+        assert!(world.kind().is_fast, "{world}");
+        let report = run_regions(&world, None, false);
+        assert_eq!(report.violations, [], "{world}");
+        report.reach.milli()
+    });
+    let most = reached.max();
+    assert!(
+        most >= Some(FAST_REACHED_MILLI),
+        "a bound that nobody reaches says little: {most:?} thousandths"
+    );
+}
+
+#[test]
+fn many_worlds_of_which_none_reaches_its_bound_are_told() {
+    let kind = |is_fast, cuts| Kind { is_window: false, class: Class::Comfort, is_fast, cuts };
+    let reached = |excess| Reached { worlds: 1, seed: 1, reach: Reach { excess, allowed: 1_000 } };
+    let summary = |seeds, reached: [(Kind, Reached); 3]| RegionSummary {
+        seeds,
+        reached: reached.into(),
+        ..RegionSummary::default()
+    };
+    let some = |slow, fast| {
+        [
+            (kind(false, Cuts::None), reached(1)),
+            (kind(false, Cuts::More), reached(slow)),
+            (kind(true, Cuts::None), reached(fast)),
+        ]
+    };
+    assert_eq!(summary(2_000, some(REACHED_MILLI, REACHED_MILLI)).loose(), [], "whichever links are cut");
+    assert_eq!(
+        summary(2_000, some(REACHED_MILLI - 1, REACHED_MILLI)).loose(),
+        [(kind(false, Cuts::None), REACHED_MILLI - 1)]
+    );
+    assert_eq!(summary(2_000, some(REACHED_MILLI, 1)).loose(), [(kind(true, Cuts::None), 1)]);
+    assert_eq!(summary(1_999, some(1, 1)).loose(), [], "too few to tell");
+}
+
+#[test]
+fn where_only_one_pair_is_cut_the_bound_is_tight_too() {
+    let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
+    let wide = all.filter(|world| world.regions() > 4 && world.attack == Attack::Lag);
+    let reached = wide.take(PAIR_WORLDS).map(|world| {
+        assert_eq!(world.kind().cuts, Cuts::Pairs);
+        let report = run_regions(&world, None, false);
+        assert_eq!(report.violations, [], "{world}");
+        report.reach.milli()
+    });
+    let reached: Vec<u64> = reached.collect();
+    assert!(reached.iter().any(|milli| *milli >= REACHED_MILLI), "{reached:?} thousandths");
+}
+
+/// Others hear of it, and pay off by their small parts what it knows nothing of.
+#[test]
+fn where_a_region_with_most_of_the_limit_is_deaf_no_more_passes_than_where_parts_are_alike() {
+    let is_deaf = |world: &RegionScenario| world.faults.cuts.iter().any(|cut| cut.kind == CutKind::Deaf);
+    let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
+    let reached = all.filter(is_deaf).take(DEAF_WORLDS).map(|world| {
+        let report = run_regions(&world, None, false);
+        assert_eq!(report.violations, [], "{world}");
+        report.reach.milli()
+    });
+    let most = reached.max();
+    assert!(most >= Some(REACHED_MILLI), "a bound that nobody reaches says little: {most:?} thousandths");
+}
+
+/// What is owed to others and forgotten passes again, for as long as all regions are asked for more than there is.
+#[test]
+fn what_passes_too_much_all_the_time_shows_in_the_long_run() {
+    let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
+    let mut worlds = all.filter(run_is_long).take(LONG_WORLDS);
+    let is_noticed = |world: RegionScenario| {
+        let report = run_regions(&world, Some(RegionBug::ForgivesAll), false);
+        report.is_rated && report.violations.iter().any(|violation| violation.promise() == "rate")
+    };
+    assert!(worlds.any(is_noticed), "no world says anything about the long run");
+}
+
+fn run_is_long(world: &RegionScenario) -> bool {
+    world.attack == Attack::Flood && (2 * SIZE.length_us..3_600_000_000).contains(&world.length_us)
+}
+
+#[test]
+fn the_same_seed_gives_the_same_history_of_regions() {
+    let mut hashes = BTreeSet::new();
+    for seed in 0..6 {
+        let scenario = region_scenario_of(seed, SIZE.length_us / 3, 500);
+        let hash = run_regions(&scenario, None, false).trace.hash();
+        assert_eq!(hash, run_regions(&scenario, None, true).trace.hash());
+        hashes.insert(hash);
+    }
+    assert_eq!(hashes.len(), 6, "another seed gives another history");
+}
+
+#[test]
+fn every_known_mistake_between_regions_is_noticed() {
+    let is_missed = |bug: &RegionBug| catch_in_regions(*bug, 0..MUTANT_SEEDS, SIZE).is_none();
+    let missed: Vec<RegionBug> = RegionBug::ALL.into_iter().filter(is_missed).collect();
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
+
+#[test]
+fn a_world_of_regions_that_breaks_a_promise_shrinks_and_still_does() {
+    let bug = RegionBug::RepublishesForeign;
+    let (seed, violation) = catch_in_regions(bug, 0..MUTANT_SEEDS, SIZE).expect("noticed");
+    let scenario = region_scenario_of(seed, SIZE.length_us, SIZE.requests);
+    let (smaller, report) = shrink_regions(&scenario, Some(bug), &violation);
+    assert!(smaller.length_us < scenario.length_us, "{smaller}");
+    assert!(report.violations.iter().any(|other| other.is_like(&violation)));
+    assert_eq!(run_regions(&smaller, None, false).violations, [], "without the mistake it holds");
+}

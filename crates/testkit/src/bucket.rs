@@ -1,0 +1,84 @@
+//! As much of an object store as snapshots of rules need: one bucket, in memory.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::listener::{Heard, HttpListener, Reply};
+
+/// When objects were written, as far as this store tells.
+const WRITTEN: &str = "2026-11-16T14:00:00.000Z";
+
+type Objects = BTreeMap<String, Vec<u8>>;
+
+/// A bucket of an object store that speaks S3.
+#[derive(Debug)]
+pub struct ObjectStore {
+    listener: HttpListener,
+    objects: Arc<Mutex<Objects>>,
+}
+
+impl ObjectStore {
+    /// A bucket by this name, empty. What comes without a signature, or is not admitted by its query, is refused.
+    pub fn start(bucket: &'static str, admits: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        let objects = Arc::new(Mutex::new(Objects::new()));
+        let known = Arc::clone(&objects);
+        let listener = HttpListener::start(move |_, heard| {
+            let (path, query) = heard.path.split_once('?').unwrap_or((&heard.path, ""));
+            if !query.contains("X-Amz-Signature=") || !admits(query) {
+                return Reply::new(403, "");
+            }
+            match path.trim_start_matches('/').split_once('/').unwrap_or((path.trim_start_matches('/'), "")) {
+                (name, key) if name == bucket => answer(&mut lock(&known), heard, key, bucket),
+                _ => Reply::new(404, ""),
+            }
+        });
+        Self { listener, objects }
+    }
+
+    /// Where it is, as `AWS_ENDPOINT_URL` has it.
+    pub fn url(&self) -> String {
+        self.listener.url()
+    }
+
+    /// What it holds, by key.
+    pub fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Vec<u8>>> {
+        lock(&self.objects)
+    }
+}
+
+fn lock(objects: &Mutex<Objects>) -> MutexGuard<'_, Objects> {
+    objects.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn answer(objects: &mut Objects, heard: &Heard, key: &str, bucket: &str) -> Reply {
+    match (heard.method.as_str(), key) {
+        ("GET", "") => Reply::new(200, listed(objects, bucket)),
+        ("GET", key) => objects.get(key).map_or(Reply::new(404, ""), |body| Reply::new(200, body.clone())),
+        ("PUT", key) => {
+            objects.insert(key.to_owned(), heard.body.clone());
+            Reply::new(200, "")
+        }
+        ("DELETE", key) => {
+            objects.remove(key);
+            Reply::new(204, "")
+        }
+        _ => Reply::new(405, ""),
+    }
+}
+
+fn listed(objects: &Objects, bucket: &str) -> String {
+    let mut text = format!(
+        r#"<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket}</Name><IsTruncated>false</IsTruncated>"#
+    );
+    for (key, body) in objects {
+        let size = body.len();
+        // Writing to a text cannot fail.
+        let _ = write!(
+            text,
+            "<Contents><Key>{key}</Key><LastModified>{WRITTEN}</LastModified><Size>{size}</Size></Contents>"
+        );
+    }
+    text.push_str("</ListBucketResult>");
+    text
+}

@@ -1,0 +1,409 @@
+//! Several regions that count together, and what is this one's part of a limit.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tidegate_core::bound::{Faults, Fleet, LAG_ALARM_US, Promise, SILENCE_US, bound};
+use tidegate_core::origin::{ABROAD_LIFE_US_MAX, Abroad, RegionId, Terms, part_of};
+use tidegate_core::{Algorithm, Limit};
+use tidegate_courier::{
+    Certificates, Courier, CourierConfig, CourierError, CourierStatus, Forwarder, PEERS_MAX, PeerConfig,
+    owner_of, region_id,
+};
+
+use super::Region;
+use super::driver::Driver;
+use super::question::Policy;
+use crate::limiter::random_name;
+
+/// The most regions that count together: each speaks to all others.
+pub const REGIONS_MAX: usize = PEERS_MAX + 1;
+
+/// The heaviest region.
+pub const WEIGHT_MAX: u32 = 1_000_000;
+
+/// How long another region may take to decide, unless it is said.
+const FORWARD_TIME_MAX: Duration = Duration::from_millis(250);
+
+/// How long a process that stops waits until other regions have heard what was spent under limits that they decide. Longer: more is
+/// heard over slow networks; a stop takes longer while one of them is gone.
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How often it is looked how late other regions hear of this one. Shorter: grants follow sooner; more work.
+const LAG_EVERY: Duration = Duration::from_millis(500);
+
+/// However late regions hear of each other, grants last this long: two reports. Shorter: a little less passes meanwhile; more calls to
+/// an origin that may be what is slow.
+const GRANT_LIFE_US_MIN: u64 = 200_000;
+
+const PPM: u64 = 1_000_000;
+
+/// A region among others: what it tells them, and where they are.
+#[derive(Clone, Debug)]
+pub struct Regions {
+    /// What this one is called.
+    pub region: String,
+    /// Where it listens for the others; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// All the others.
+    pub peers: Vec<PeerConfig>,
+    /// The weights of standing parts, by region, this one included. Whoever is not named has a weight of 1. The same in every
+    /// region, or their parts are together more than the whole.
+    pub weights: Vec<(String, u32)>,
+    /// For how long another region may be silent before each goes on with its standing part of global limits: the same in
+    /// every region. Longer: short cuts are not noticed; more passes before a real one is.
+    pub silence_max: Duration,
+    /// How long another region may take to decide what is forwarded to it. Longer: more passes over a slow network; requests
+    /// wait longer for a region that is gone.
+    pub forward_time_max: Duration,
+    /// Who the region is, and whom it believes. Without, only processes of this machine are spoken to.
+    pub certificates: Option<Certificates>,
+}
+
+impl Regions {
+    /// A region that nobody else is known to yet.
+    pub fn new(region: &str, listen: SocketAddr) -> Self {
+        Self {
+            region: region.to_owned(),
+            listen,
+            peers: Vec::new(),
+            weights: Vec::new(),
+            silence_max: Duration::from_micros(SILENCE_US),
+            forward_time_max: FORWARD_TIME_MAX,
+            certificates: None,
+        }
+    }
+
+    /// Everything that is wrong with it, each with the setting that it is about.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = self.courier(|| 0, 0).problems();
+        let mut seen = Vec::new();
+        for (name, weight) in &self.weights {
+            if !self.names().contains(&name.as_str()) {
+                problems.push(format!("weights: {name:?} is none of the regions"));
+            }
+            if seen.contains(&name) {
+                problems.push(format!("weights: {name:?} is there twice"));
+            }
+            if !(1..=WEIGHT_MAX).contains(weight) {
+                problems.push(format!("weights: {name}: {weight} is outside 1 to {WEIGHT_MAX}"));
+            }
+            seen.push(name);
+        }
+        problems
+    }
+
+    /// The regions as bounds count with them.
+    pub fn fleet(&self) -> Fleet {
+        self.layout().fleet
+    }
+
+    fn courier(&self, now_us: impl Fn() -> u64 + Send + Sync + 'static, seed: u64) -> CourierConfig {
+        let mut config = CourierConfig::new(&self.region, self.listen, now_us, seed);
+        config.peers.clone_from(&self.peers);
+        config.certificates.clone_from(&self.certificates);
+        config.silence_max = self.silence_max;
+        config.agreement = region_id(&format!("{:?}", self.layout().fleet.weights)).0;
+        config
+    }
+
+    /// All regions, in the order in which parts are handed out: the same in every one of them.
+    fn names(&self) -> Vec<&str> {
+        let peers = self.peers.iter().map(|peer| peer.region.as_str());
+        let mut names: Vec<&str> = peers.chain([self.region.as_str()]).collect();
+        names.sort_unstable();
+        names
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        let names = self.names();
+        let weight = |name: &&str| {
+            let said = self.weights.iter().find(|(known, _)| known == name);
+            said.map_or(1, |(_, weight)| *weight)
+        };
+        let silence_us = u64::try_from(self.silence_max.as_micros()).unwrap_or(u64::MAX);
+        let fleet = Fleet { weights: names.iter().map(weight).collect(), silence_us, ..Fleet::of(1) };
+        let own = names.iter().position(|name| *name == self.region).unwrap_or_default();
+        let ids = names.iter().map(|name| region_id(name)).collect();
+        Layout { own, ids, fleet }
+    }
+}
+
+/// What regions there are, and which of them this one is.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    own: usize,
+    ids: Box<[RegionId]>,
+    fleet: Fleet,
+}
+
+impl Layout {
+    /// What of so much is due to this region.
+    pub(super) fn part_of(&self, whole: u64) -> u64 {
+        part_of(whole, &self.fleet.weights, self.own)
+    }
+
+    /// This region's standing part of a limit. Where nothing is left for it, nothing passes.
+    pub(super) fn part(&self, limit: &Limit) -> Limit {
+        let burst = self.part_of(limit.burst().into());
+        let amount = part_of(limit.amount().into(), &self.weights_of(limit.burst().into()), self.own);
+        let period = limit.period();
+        let part = match limit.algorithm() {
+            Algorithm::SlidingWindow => Limit::sliding_window(amount, period),
+            // A smaller amount takes longer to drain, and may not have all of its burst.
+            Algorithm::Gcra => {
+                Limit::gcra(amount, period).and_then(|part| part.with_burst_upto(burst.max(1)))
+            }
+        };
+        // A part of what is in range is in range.
+        part.unwrap_or(*limit)
+    }
+
+    /// The weights of those regions that have a part of so large a burst. The others let nothing pass: a rate that was theirs would be lost.
+    fn weights_of(&self, burst: u64) -> Vec<u32> {
+        let weights = &self.fleet.weights;
+        let weight =
+            |(own, weight): (usize, &u32)| if part_of(burst, weights, own) == 0 { 0 } else { *weight };
+        weights.iter().enumerate().map(weight).collect()
+    }
+
+    /// The region that decides for a key, if it is another one.
+    pub(super) fn owner(&self, key: &[&[u8]]) -> Option<usize> {
+        Some(owner_of(&self.ids, key)).filter(|owner| *owner != self.own)
+    }
+
+    pub(super) fn id(&self, place: usize) -> Option<RegionId> {
+        self.ids.get(place).copied()
+    }
+
+    /// How a limit is counted together with the other regions.
+    pub(super) fn abroad(&self, limit: &Limit, terms: &Terms, policy: &Policy) -> Abroad {
+        let Policy { class, paid, tolerance_ppm, regime, .. } = *policy;
+        let promise = Promise { limit, class, paid, tolerance_ppm, regime };
+        // All that may be owed while nothing is lost: less would forgive what the long-run rate rests on.
+        let faults = Faults { partitions: 1, ..Faults::NONE };
+        Abroad {
+            hide: terms.burst() * u64::from(self.fleet.threshold_ppm) / PPM,
+            part_amount: self.part_of(terms.amount()),
+            part_capacity: self.part_of(terms.capacity()),
+            debt_max: bound(&promise, &self.fleet, &faults).total(),
+        }
+    }
+}
+
+/// The others, and what carries words between them and this region.
+pub(super) struct Neighbours {
+    config: Regions,
+    pub(super) layout: Arc<Layout>,
+    courier: Mutex<Option<Courier>>,
+    /// Whether there is a limit that other regions decide for some keys.
+    forwards: AtomicBool,
+}
+
+impl Neighbours {
+    pub(super) fn new(config: Regions) -> Self {
+        let layout = Arc::new(config.layout());
+        Self { config, layout, courier: Mutex::new(None), forwards: AtomicBool::new(false) }
+    }
+
+    fn courier(&self) -> MutexGuard<'_, Option<Courier>> {
+        self.courier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What takes questions to other regions, once they were met.
+    pub(super) fn forwarder(&self) -> Option<Forwarder> {
+        self.courier().as_ref().map(Courier::forwarder)
+    }
+
+    pub(super) fn forward_time_max(&self) -> Duration {
+        self.config.forward_time_max
+    }
+
+    /// Takes in that there will be questions to other regions, which had better not wait for a connection.
+    pub(super) fn will_forward(&self) {
+        self.forwards.store(true, Ordering::Relaxed);
+        if let Some(forwarder) = self.forwarder() {
+            forwarder.keep_ready();
+        }
+    }
+
+    /// Stops telling the others anything; what was not told stays marked at the origin.
+    pub(super) async fn leave(&self) {
+        let courier = self.courier().take();
+        if let Some(courier) = courier {
+            courier.forwarder().settle(SETTLE_TIME_MAX).await;
+            courier.stop().await;
+        }
+    }
+}
+
+impl Region {
+    /// Listens for the other regions from now on, and tells them what is used here whenever no other process of this region
+    /// does. Where it listens; nothing for a region that is alone. Has to be called within a runtime, once.
+    pub fn meet(&self) -> Result<Option<SocketAddr>, CourierError> {
+        let Some(neighbours) = &self.neighbours else { return Ok(None) };
+        let seed =
+            random_name().map_err(|error| CourierError { problems: vec![format!("region: {error}")] })?;
+        let limiter = Arc::clone(&self.limiter);
+        let mut config = neighbours.config.courier(move || limiter.now().mono_us(), seed);
+        config.answers = Some(self.as_owner(Arc::clone(&neighbours.layout)));
+        let courier = Courier::start(config, self.driver.origin())?;
+        let address = courier.address();
+        if neighbours.forwards.load(Ordering::Relaxed) {
+            courier.forwarder().keep_ready();
+        }
+        *neighbours.courier() = Some(courier);
+        let lags = follow_lags(Arc::downgrade(neighbours), Arc::downgrade(&self.driver));
+        self.driver.spawn(lags);
+        Ok(Some(address))
+    }
+
+    /// How many processes share this region's origin, as far as is known: the most that were ever heard to hold a part of one
+    /// meter, this one among them.
+    pub fn processes(&self) -> u32 {
+        self.driver.processes()
+    }
+
+    /// How it stands with the other regions; nothing where there is none, and before [`Region::meet`].
+    pub fn abroad(&self) -> Option<CourierStatus> {
+        self.neighbours.as_ref()?.courier().as_ref().map(Courier::status)
+    }
+}
+
+/// Shortens grants of limits that regions share while these hear of each other late, for as long as the region is met. Only the
+/// courier measures that: where another process is, nothing changes.
+async fn follow_lags(neighbours: Weak<Neighbours>, driver: Weak<Driver>) {
+    let mut ticks = tokio::time::interval(LAG_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let (Some(neighbours), Some(driver)) = (neighbours.upgrade(), driver.upgrade()) else { return };
+        let Some(status) = neighbours.courier().as_ref().map(Courier::status) else { return };
+        let lag_us = status.peers.iter().filter_map(|peer| peer.lag_us).max();
+        driver.limit_abroad(grant_life_us(lag_us.unwrap_or(0)));
+    }
+}
+
+/// How long grants may last where the slowest of the other regions hears of this one so late: as much shorter as that is above what is
+/// alarmed about.
+fn grant_life_us(lag_us: u64) -> u64 {
+    let life_us = ABROAD_LIFE_US_MAX * LAG_ALARM_US / lag_us.max(LAG_ALARM_US);
+    life_us.max(GRANT_LIFE_US_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::{Class, Regime};
+
+    #[test]
+    fn the_later_regions_hear_of_each_other_the_shorter_grants_are() {
+        let lives = [0, 500_000, 1_000_000, 2_000_000, 2_500_000, u64::MAX].map(grant_life_us);
+        assert_eq!(lives, [1_000_000, 1_000_000, 500_000, 250_000, 200_000, 200_000]);
+    }
+
+    fn regions(own: &str, weights: &[(&str, u32)]) -> Regions {
+        let mut regions = Regions::new(own, ([127, 0, 0, 1], 0).into());
+        let others = weights.iter().filter(|(name, _)| *name != own);
+        let peer = |(name, _): &(&str, u32)| PeerConfig {
+            region: (*name).to_owned(),
+            addresses: vec!["127.0.0.1:7000".to_owned()],
+        };
+        regions.peers = others.map(peer).collect();
+        regions.weights = weights.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect();
+        regions
+    }
+
+    const WEIGHTS: [[(&str, u32); 3]; 4] = [
+        [("us", 1), ("eu", 1), ("ap", 1)],
+        [("us", 5), ("eu", 3), ("ap", 1)],
+        [("ap", 1_000_000), ("eu", 1), ("us", 1)],
+        [("us", 7), ("ap", 11), ("eu", 13)],
+    ];
+
+    #[test]
+    fn parts_of_a_limit_are_together_the_limit() {
+        let minute = Duration::from_mins(1);
+        for weights in WEIGHTS {
+            for amount in [1, 2, 100] {
+                for limit in [Limit::gcra(amount, minute), Limit::sliding_window(amount, minute)] {
+                    let limit = limit.expect("in range");
+                    let parts = weights.map(|(own, _)| regions(own, &weights).layout().part(&limit));
+                    let sum = |of: fn(&Limit) -> u32| parts.iter().map(of).sum::<u32>();
+                    assert_eq!(sum(Limit::amount), limit.amount(), "{weights:?} {limit:?}");
+                    let burst = |part: &Limit| if part.is_blocked() { 0 } else { part.burst() };
+                    assert_eq!(sum(burst), limit.burst(), "{weights:?} {limit:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_small_burst_are_together_the_burst_and_the_rate() {
+        for (amount, burst) in [(100, 1), (100, 2), (600, 2), (7, 3), (4_294_967_295, 2)] {
+            let limit = Limit::gcra(amount, Duration::from_secs(1)).and_then(|limit| limit.with_burst(burst));
+            let limit = limit.expect("in range");
+            for weights in WEIGHTS {
+                let parts = weights.map(|(own, _)| regions(own, &weights).layout().part(&limit));
+                let open = || parts.iter().filter(|part| !part.is_blocked());
+                let bursts: u64 = open().map(|part| u64::from(part.burst())).sum();
+                let amounts: u64 = open().map(|part| u64::from(part.amount())).sum();
+                // A rate that was the part of a region without a burst is in those that have one.
+                assert_eq!((bursts, amounts), (burst, amount), "{weights:?} {parts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_limit_that_takes_years_to_drain_passes_what_it_can() {
+        let longest = Limit::gcra(10, Duration::from_hours(24 * 366)).and_then(|limit| limit.with_burst(100));
+        let longest = longest.expect("in range");
+        let parts = WEIGHTS[0].map(|(own, _)| regions(own, &WEIGHTS[0]).layout().part(&longest));
+        let [amounts, bursts] = [Limit::amount, Limit::burst].map(|of| parts.iter().map(of).sum::<u32>());
+        assert_eq!(amounts, 10);
+        assert!((91..=100).contains(&bursts), "{parts:?}");
+    }
+
+    #[test]
+    fn a_global_limit_is_counted_by_parts_that_are_together_the_whole() {
+        let limit = Limit::gcra(160, Duration::from_mins(1)).expect("in range");
+        let policy = Policy { regime: Regime::BestEffort, ..Policy::of(Class::Comfort) };
+        for weights in WEIGHTS {
+            let abroad = weights.map(|(own, _)| {
+                let terms = Terms::new(&limit, policy.tolerance_ppm, policy.class.lapse(), 1);
+                regions(own, &weights).layout().abroad(&limit, &terms, &policy)
+            });
+            assert_eq!(abroad.iter().map(|part| part.part_amount).sum::<u64>(), 160);
+            assert_eq!(
+                abroad.iter().map(|part| part.part_capacity).sum::<u64>(),
+                168,
+                "with what is tolerated"
+            );
+            assert!(abroad.iter().all(|part| part.hide == 10 && part.debt_max == abroad[0].debt_max));
+            let promise = Promise::new(&limit, Class::Comfort, Regime::BestEffort);
+            let fleet = regions("eu", &weights).fleet();
+            assert!(abroad[0].debt_max >= bound(&promise, &fleet, &Faults::NONE).total());
+        }
+    }
+
+    #[test]
+    fn every_problem_is_told() {
+        let mut wrong = regions("eu", &[("us", 0), ("us", 1), ("eu", 1), ("mars", 1)]);
+        wrong.peers.retain(|peer| peer.region != "mars");
+        wrong.peers[1].region = "eu".to_owned();
+        wrong.silence_max = Duration::ZERO;
+        let problems = wrong.problems();
+        for part in [
+            "peers: \"eu\" is there twice",
+            "silence_max: 0ns is not",
+            "weights: \"us\" is there twice",
+            "weights: us: 0 is outside 1 to 1000000",
+            "weights: \"mars\" is none of the regions",
+        ] {
+            assert!(problems.iter().any(|problem| problem.contains(part)), "{part} in {problems:#?}");
+        }
+        assert!(regions("eu", &WEIGHTS[0]).problems().is_empty());
+    }
+}
