@@ -78,12 +78,16 @@ pub(crate) enum Limited {
 
 /// Runs quietly, and ends the program and all it has started when `limit` has passed.
 pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<Limited, Failure> {
+    run_group_within(limit, command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+}
+
+/// Runs with the output that it was given, and ends all that is left of what it has started when it has ended or `limit` has
+/// passed.
+pub(crate) fn run_group_within(limit: Duration, command: &mut Command) -> Result<Limited, Failure> {
     // A group of its own, so that the programs it starts in turn can be ended with it.
     let child = command
         .process_group(0)
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| cannot_start(command, &error))?;
     wait_within(limit, child).map_err(|error| format!("cannot wait for {}: {error}", spelled(command)))
@@ -97,6 +101,7 @@ fn wait_within(limit: Duration, child: Child) -> std::io::Result<Limited> {
         let _ = ended.send(child.wait_with_output());
     });
     if let Ok(output) = end.recv_timeout(limit) {
+        signal_group(group, "KILL")?;
         return output.map(Limited::Ended);
     }
     // The polite signal first: a `git clone` then removes what it has half written.
@@ -110,8 +115,10 @@ fn wait_within(limit: Duration, child: Child) -> std::io::Result<Limited> {
 }
 
 fn signal_group(group: u32, signal: &str) -> std::io::Result<()> {
-    // Fails when the group has ended by itself just now, which is as good.
-    Command::new("sh").arg("-c").arg(format!("kill -s {signal} -- -{group}")).status().map(drop)
+    // Fails when the group has ended by itself, which is as good.
+    let mut kill = Command::new("sh");
+    kill.arg("-c").arg(format!("kill -s {signal} -- -{group}")).stderr(Stdio::null());
+    kill.status().map(drop)
 }
 
 fn must_succeed(command: &Command, status: ExitStatus) -> Result<(), Failure> {

@@ -25,7 +25,7 @@ pub(crate) const LINT_TOOLS: Step = Step { name: "tools", run: |project, _| tool
 pub(crate) const FMT: Step = Step { name: "fmt", run: |_, _| fmt() };
 pub(crate) const CLIPPY: Step = Step { name: "clippy", run: |_, _| clippy() };
 pub(crate) const DENY: Step = Step { name: "deny", run: deny };
-pub(crate) const TEST: Step = Step { name: "test", run: |_, tally| test(tally) };
+pub(crate) const TEST: Step = Step { name: "test", run: test };
 pub(crate) const DOC: Step = Step { name: "doc", run: |_, tally| doc(tally) };
 pub(crate) const LOOM: Step = Step { name: "loom", run: loom };
 pub(crate) const MUTANTS: Step = Step { name: "mutants", run: mutants::run };
@@ -88,9 +88,9 @@ fn clippy() -> Result<(), Failure> {
     Ok(())
 }
 
-fn test(tally: &mut Tally) -> Result<(), Failure> {
+fn test(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
     // Without all features, cargo leaves out the tests that require one and does not say so.
-    suites::run(&["test", "--workspace", "--all-targets", "--all-features"], tally)?;
+    suites::run(&["test", "--workspace", "--all-targets", "--all-features"], project, tally)?;
     must_have_run_tests(tally)
 }
 

@@ -1,19 +1,25 @@
 //! Runs test programs, several at a time: most of them wait for other processes most of the time.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::Failure;
-use crate::command;
+use crate::command::{self, Limited};
 use crate::gate::timed;
+use crate::metadata::Project;
 use crate::tally::Tally;
 
 /// How many programs run at once. More: less waiting; tests with deadlines get less of the machine each.
 const AT_ONCE: usize = 2;
+
+/// How long a program may run. The longest takes four minutes on two cores; one that is not done by then hangs, and what it has
+/// said until then tells in which test.
+const TIME_LIMIT: Duration = Duration::from_mins(15);
 
 /// What takes longest begins first, so that the rest fits beside it.
 const LONGEST_FIRST: &[&str] = &[
@@ -35,21 +41,23 @@ struct Suite {
 
 /// Builds with `cargo test` in one of its forms, runs all that it would, and adds the results to `tally`. Every failing program
 /// is named.
-pub(crate) fn run(form: &[&str], tally: &mut Tally) -> Result<(), Failure> {
+pub(crate) fn run(form: &[&str], project: &Project, tally: &mut Tally) -> Result<(), Failure> {
     let mut build = command::cargo();
     build.args(form).args(["--no-run", "--message-format=json-render-diagnostics"]);
     let mut suites = parse(&String::from_utf8_lossy(&command::capture(&mut build)?))?;
     suites.sort_by_key(|suite| place(&suite.name));
     let count = suites.len();
     println!("{count} test programs, {AT_ONCE} at a time");
+    let notes = project.target_dir.join("said-by-tests");
+    std::fs::create_dir_all(&notes).map_err(|error| format!("cannot make {}: {error}", notes.display()))?;
     let waiting = Mutex::new(suites.into_iter());
     let told = Mutex::new((tally, Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE.min(count) {
             scope.spawn(|| {
                 while let Some(suite) = next(&waiting) {
-                    let (ended, taken) = timed(|| run_suite(&suite));
-                    tell(&suite, taken, &ended, &told);
+                    let (said, taken) = timed(|| run_suite(&suite, &notes, TIME_LIMIT));
+                    tell(&suite, taken, said, &told);
                 }
             });
         }
@@ -70,34 +78,44 @@ fn next(waiting: &Mutex<impl Iterator<Item = Suite>>) -> Option<Suite> {
 /// Tells tests that the workspace's programs are in the target folder, as all of the tests were built with.
 const IS_BUILT: &str = "TIDEGATE_IS_BUILT";
 
-/// What it says is kept until it has ended, so that what two of them say does not mix.
-fn run_suite(suite: &Suite) -> std::io::Result<Output> {
-    let mut program = Command::new(&suite.program);
-    program.current_dir(&suite.folder).env("CARGO_MANIFEST_DIR", &suite.folder).env(IS_BUILT, "1").output()
+/// What a program said, and whether all of its tests passed.
+struct Said {
+    text: String,
+    passed: bool,
+}
+
+/// What it says is kept until it has ended, so that what two of them say does not mix, and in a file: a pipe ends only with the
+/// last process that has it, and a test that fails badly may leave one behind.
+fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<Said, Failure> {
+    let note = notes.join(suite.name.replace(['/', ' '], "-"));
+    let ended = File::create(&note)
+        .and_then(|out| Ok((out.try_clone()?, out)))
+        .map_err(|error| format!("cannot write {}: {error}", note.display()))
+        .and_then(|(out, err)| {
+            let mut program = Command::new(&suite.program);
+            program.current_dir(&suite.folder).env("CARGO_MANIFEST_DIR", &suite.folder).env(IS_BUILT, "1");
+            command::run_group_within(limit, program.stdout(out).stderr(err))
+        })?;
+    let text = std::fs::read(&note).map_err(|error| format!("cannot read {}: {error}", note.display()))?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Ok(match ended {
+        Limited::Ended(output) => Said { text, passed: output.status.success() },
+        Limited::OutOfTime => Said { text: format!("{text}\nnot done within {limit:?}\n"), passed: false },
+    })
 }
 
 fn tell(
     suite: &Suite,
     taken: Duration,
-    ended: &std::io::Result<Output>,
+    said: Result<Said, Failure>,
     told: &Mutex<(&mut Tally, Vec<String>)>,
 ) {
     let Ok(mut told) = told.lock() else { return };
+    let said = said.unwrap_or_else(|failure| Said { text: format!("{failure}\n"), passed: false });
     println!("\n     Running {} ({:.1}s)", suite.name, taken.as_secs_f64());
-    let succeeded = match ended {
-        Ok(output) => {
-            for text in [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)) {
-                text.lines().for_each(|line| told.0.count_line(line));
-                print!("{text}");
-            }
-            output.status.success()
-        }
-        Err(error) => {
-            println!("cannot be run: {error}");
-            false
-        }
-    };
-    if !succeeded {
+    said.text.lines().for_each(|line| told.0.count_line(line));
+    print!("{}", said.text);
+    if !said.passed {
         told.1.push(suite.name.clone());
     }
 }
@@ -144,18 +162,64 @@ mod tests {
         assert_eq!(names, ["origin lib tidegate_origin", "cli test region", "core lib tidegate_core", "a"]);
     }
 
+    fn program(folder: &Path, script: &str) -> Suite {
+        use std::os::unix::fs::PermissionsExt;
+
+        let name = format!("suite {}", script.len());
+        let program = folder.join(&name);
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Suite { name, program, folder: folder.to_owned() }
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("tidegate-xtask-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
     #[test]
     fn what_fails_is_named_and_all_is_counted() {
-        let suite = |name: &str| Suite { name: name.into(), program: name.into(), folder: "/".into() };
+        let folder = folder("fails");
+        let no_such = Suite { name: "none".into(), program: folder.join("none"), folder: folder.clone() };
+        let suites = [
+            program(&folder, "echo 'test result: ok. 2 passed; 0 failed; 1 ignored'"),
+            program(&folder, "exit 101"),
+            no_such,
+        ];
         let mut tally = Tally::default();
         let told = Mutex::new((&mut tally, Vec::new()));
-        for name in ["/bin/true", "/bin/false", "/bin/no-such-program"] {
-            tell(&suite(name), Duration::ZERO, &run_suite(&suite(name)), &told);
+        for suite in &suites {
+            tell(suite, Duration::ZERO, run_suite(suite, &folder, TIME_LIMIT), &told);
         }
-        let mut echo = Command::new("echo");
-        let said = echo.arg("test result: ok. 2 passed; 0 failed; 1 ignored").output();
-        tell(&suite("echo"), Duration::ZERO, &said, &told);
-        assert_eq!(told.into_inner().unwrap().1, ["/bin/false", "/bin/no-such-program"]);
+        assert_eq!(told.into_inner().unwrap().1, [&suites[1].name[..], "none"]);
         assert_eq!(tally, Tally { passed: 2, failed: 0, skipped: 1 });
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_hangs_is_ended_and_what_it_said_is_told() {
+        let folder = folder("hangs");
+        let suite = program(&folder, "echo begun; exec tail -f /dev/null");
+        let said = run_suite(&suite, &folder, Duration::from_millis(300)).unwrap();
+        assert!(!said.passed);
+        assert!(said.text.starts_with("begun\n") && said.text.contains("not done within"), "{}", said.text);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// What it left behind would keep a pipe open, and would stay.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "waits for another process, which can only be looked at")]
+    fn what_a_program_leaves_behind_holds_up_nobody_and_is_ended() {
+        let folder = folder("leaves");
+        let suite = program(&folder, "tail -f /dev/null & echo $!");
+        let said = run_suite(&suite, &folder, TIME_LIMIT).unwrap();
+        let left = Path::new("/proc").join(said.text.trim()).join("cmdline");
+        // One that is killed stays in the list until whoever adopted it looks, with no command line.
+        let is_there = || std::fs::read(&left).is_ok_and(|line| !line.is_empty());
+        assert!(said.passed);
+        let looks = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(10))).take(1_000);
+        assert!(looks.into_iter().any(|()| !is_there()), "it is still there after ten seconds");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }
