@@ -40,6 +40,9 @@ pub const SILENCE_US: u64 = 5_000_000;
 /// are far below their limits; each region may hide that much.
 pub const THRESHOLD_PPM: u32 = 62_500;
 
+/// For how long an origin answers some processes and not others, unless another time is said, µs.
+pub const OUTAGE_US: u64 = 30_000_000;
+
 /// By how much clocks of a region may run apart: a holder believes in its grant for longer by this part of its life.
 const CLOCKS_APART: u64 = 16;
 
@@ -138,15 +141,18 @@ pub struct Faults {
     pub failovers: u32,
     /// Times that an origin did not answer.
     pub outages: u32,
+    /// For how long it answered others of its region meanwhile, µs.
+    pub outage_us: u64,
     /// Times that regions did not hear of each other. However often that is, it is paid for once.
     pub partitions: u32,
 }
 
 impl Faults {
     /// Nothing.
-    pub const NONE: Self = Self { lapses: 0, failovers: 0, outages: 0, partitions: 0 };
+    pub const NONE: Self = Self { lapses: 0, failovers: 0, outages: 0, outage_us: OUTAGE_US, partitions: 0 };
     /// Everything, once.
-    pub const ONE_OF_EACH: Self = Self { lapses: 1, failovers: 1, outages: 1, partitions: 1 };
+    pub const ONE_OF_EACH: Self =
+        Self { lapses: 1, failovers: 1, outages: 1, outage_us: OUTAGE_US, partitions: 1 };
 }
 
 /// When a term of a bound is paid.
@@ -183,7 +189,7 @@ pub struct Term {
     /// What it is for.
     pub name: &'static str,
     /// How it is counted: B the burst, r the rate, e the tolerance, R regions, N processes in each, D the lag between
-    /// regions, S the silence, h the threshold, q the largest grant.
+    /// regions, S the silence, h the threshold, q the largest grant, O how long an outage lasts for some only.
     pub formula: &'static str,
     /// What that comes to.
     pub units: u64,
@@ -300,15 +306,30 @@ impl<'a> Sum<'a> {
             self.add(When::FailOver, "lost writes", "fail-overs * q", failovers * grant);
         }
         if self.promise.class == Class::Comfort {
-            let (burst, formula) = match self.promise.regime {
-                Regime::Regional | Regime::Strict => (self.burst, "outages * max(B, N)"),
-                Regime::BestEffort | Regime::Share => {
-                    (self.fleet.largest_part(self.burst), "outages * max(largest part of B, N)")
-                }
-            };
-            // Each process has a burst of at least one.
-            let alone = burst.max(self.fleet.nodes.into());
-            self.add(When::Outage, "parts of processes alone", formula, u128::from(faults.outages) * alone);
+            self.alone(faults);
+        }
+    }
+
+    /// What processes let pass by their own parts of the limit while the origin does not answer them. Where it answers none, all parts
+    /// are together the limit, once more from the beginning; where it answers others, these have the whole rate beside them.
+    fn alone(&mut self, faults: &Faults) {
+        let (outages, nodes) = (u128::from(faults.outages), u128::from(self.fleet.nodes.max(1)));
+        let rate = self.drained(faults.outage_us.into());
+        let (burst, rate, [at_once, beside]) = match self.promise.regime {
+            Regime::Regional | Regime::Strict => {
+                (self.burst, rate, ["outages * max(B, N)", "outages * (N-1)/N * r * O"])
+            }
+            Regime::BestEffort | Regime::Share => (
+                self.fleet.largest_part(self.burst),
+                self.fleet.largest_part(rate),
+                ["outages * max(largest part of B, N)", "outages * (N-1)/N * largest part of r * O"],
+            ),
+        };
+        // Each process has a burst of at least one.
+        self.add(When::Outage, "parts of processes alone", at_once, outages * burst.max(nodes));
+        if nodes > 1 {
+            let beside_others = (rate * (nodes - 1)).div_ceil(nodes);
+            self.add(When::Outage, "passed beside others", beside, outages * beside_others);
         }
     }
 
@@ -499,10 +520,11 @@ mod tests {
             ("lapses * q", 840),
             ("fail-overs * q", 168),
             ("outages * max(largest part of B, N)", 54),
+            ("outages * (N-1)/N * largest part of r * O", 8),
         ];
         assert_eq!(units(&found), expected);
         assert_eq!((found.lag_us, found.buckets, found.recurs), (2_500_000, 1, false));
-        assert_eq!((found.steady(), found.total(), found.largest_grant), (370, 1_442, 168));
+        assert_eq!((found.steady(), found.total(), found.largest_grant), (370, 1_450, 168));
     }
 
     #[test]
@@ -523,7 +545,7 @@ mod tests {
 
     #[test]
     fn a_security_limit_of_one_region_is_exact_whatever_goes_wrong() {
-        let many = Faults { lapses: 9, failovers: 9, outages: 9, partitions: 9 };
+        let many = Faults { lapses: 9, failovers: 9, outages: 9, partitions: 9, ..Faults::NONE };
         for regime in Regime::ALL {
             for limit in [gcra(60, 60, 10), Limit::sliding_window(60, SECOND).expect("in range")] {
                 let promise = Promise::new(&limit, Class::Security, regime);
@@ -547,12 +569,29 @@ mod tests {
         let limit = gcra(60, 60, 100);
         let of = |regime, class| bound(&Promise::new(&limit, class, regime), &fleet(3), &Faults::ONE_OF_EACH);
         let regional = of(Regime::Regional, Class::Comfort);
-        assert_eq!((regional.total(), regional.buckets, regional.lag_us), (15 + 105 + 105 + 100, 3, 0));
+        assert_eq!((regional.total(), regional.buckets, regional.lag_us), (15 + 105 + 105 + 100 + 23, 3, 0));
         let share = of(Regime::Share, Class::Comfort);
-        // A third of 105 is 35, and of 100 it is 34 at most.
-        assert_eq!((share.total(), share.buckets, share.largest_grant), (5 + 35 + 35 + 34, 1, 35));
+        // A third of 105 is 35, and of 100 it is 34 at most. In half a minute 10 of 30 drain.
+        assert_eq!((share.total(), share.buckets, share.largest_grant), (5 + 35 + 35 + 34 + 8, 1, 35));
         let strict = of(Regime::Strict, Class::Security);
         assert_eq!((strict.total(), strict.buckets), (0, 1));
+    }
+
+    #[test]
+    fn who_is_left_alone_passes_its_part_of_the_rate_beside_those_who_are_not() {
+        let limit = gcra(60, 60, 100);
+        let outage = |regime, nodes, outage_us| {
+            let faults = Faults { outages: 1, outage_us, ..Faults::NONE };
+            let fleet = Fleet { nodes, ..fleet(2) };
+            let found = bound(&Promise::new(&limit, Class::Comfort, regime), &fleet, &faults);
+            let terms = found.terms.iter().filter(|term| term.when == When::Outage);
+            terms.map(|term| term.units).collect::<Vec<_>>()
+        };
+        let minute_us = 60_000_000;
+        assert_eq!(outage(Regime::Regional, 1, minute_us), [100], "there is nobody beside it");
+        assert_eq!(outage(Regime::Regional, 4, minute_us), [100, 45], "three of four, by their parts");
+        assert_eq!(outage(Regime::Regional, 4, 0), [100, 0], "nobody is answered");
+        assert_eq!(outage(Regime::Share, 4, minute_us), [50, 23], "of the region's part");
     }
 
     #[test]
@@ -677,13 +716,14 @@ mod tests {
                 10 => faults.lapses += by,
                 11 => faults.failovers += by,
                 12 => faults.outages += by,
+                13 => faults.outage_us += by_us,
                 _ => faults.partitions += by,
             }
             raised
         }
     }
 
-    const RAISED: usize = 14;
+    const RAISED: usize = 15;
 
     fn situation() -> impl Strategy<Value = Situation> {
         let limit = (1_u64..1 << 30, 1_u64..1 << 30, 1_u64..crate::PERIOD_US_MAX, any::<bool>());
@@ -691,12 +731,13 @@ mod tests {
             (prop::sample::select(&Class::ALL[..]), prop::sample::select(&Regime::ALL[..]), 0_u32..1_000_000);
         let times = (0_u64..1 << 30, 0_u64..1 << 30, 0_u64..20_000_000, 0_u64..1 << 40);
         let fleet = (1_u32..6, 1_u32..2_000, 0_u32..1_000_000, any::<bool>(), times);
-        (limit, kind, fleet, prop::array::uniform4(0_u32..100)).prop_map(|(limit, kind, fleet, faults)| {
+        let faults = (prop::array::uniform4(0_u32..100), 0_u64..1 << 40);
+        (limit, kind, fleet, faults).prop_map(|(limit, kind, fleet, faults)| {
             let (amount, burst, period_us, window) = limit;
             let (class, regime, tolerance_ppm) = kind;
             let (regions, nodes, threshold_ppm, has_origin, times) = fleet;
             let (courier_us, transit_us, grant_life_us, silence_us) = times;
-            let [lapses, failovers, outages, partitions] = faults;
+            let ([lapses, failovers, outages, partitions], outage_us) = faults;
             let fleet = Fleet {
                 nodes,
                 has_origin,
@@ -707,7 +748,7 @@ mod tests {
                 threshold_ppm,
                 ..Fleet::of(regions)
             };
-            let faults = Faults { lapses, failovers, outages, partitions };
+            let faults = Faults { lapses, failovers, outages, outage_us, partitions };
             Situation { amount, burst, period_us, class, regime, window, tolerance_ppm, fleet, faults }
         })
     }

@@ -130,7 +130,7 @@ const COUNT_MAX: u64 = 1_000_000;
 const TIME_MS_MAX: u64 = 86_400_000;
 
 /// All of them but for the weights of regions.
-pub const PARAMETERS: [Parameter; 10] = [
+pub const PARAMETERS: [Parameter; 11] = [
     Parameter {
         name: "regions",
         about: "Regions, of the same weight, up to the 16 that can count together",
@@ -205,6 +205,14 @@ pub const PARAMETERS: [Parameter; 10] = [
         most: COUNT_MAX,
         get: |of| of.faults.outages.into(),
         set: |of, value| of.faults.outages = small(value),
+    },
+    Parameter {
+        name: "outage_ms",
+        about: "For how long an origin that does not answer a process answers others meanwhile",
+        least: 0,
+        most: TIME_MS_MAX,
+        get: |of| of.faults.outage_us.div_ceil(US_PER_MS),
+        set: |of, value| of.faults.outage_us = value * US_PER_MS,
     },
     Parameter {
         name: "partitions",

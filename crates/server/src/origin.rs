@@ -86,7 +86,8 @@ impl RegionConfig {
             OriginConfig::Redis(servers) => Arc::new(self.open(servers)?),
         };
         let deadline_us = u64::try_from(self.wait_max.as_micros()).unwrap_or(u64::MAX);
-        let (limiter, settings) = (Arc::clone(limiter), Settings { deadline_us, ..Settings::default() });
+        let settings = Settings { deadline_us, processes: self.nodes, ..Settings::default() };
+        let limiter = Arc::clone(limiter);
         let joined = match &self.among {
             None => Region::join_as(&self.name, limiter, origin, settings)
                 .map_err(|error| format!("region: {error}")),

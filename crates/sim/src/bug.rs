@@ -53,11 +53,15 @@ pub enum Bug {
     IgnoresLowerLimit,
     /// What is reported of a grant that was written off, and counts as used, is charged once more.
     ChargesWrittenOff,
+    /// A node that is left alone goes on with the whole limit.
+    WholeLimitAlone,
+    /// What a node let pass alone is told to nobody.
+    AloneUntold,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::RepeatIsNew,
         Self::DropsOnFailure,
         Self::DropsWhenFull,
@@ -82,6 +86,8 @@ impl Bug {
         Self::OwedIsUsed,
         Self::IgnoresLowerLimit,
         Self::ChargesWrittenOff,
+        Self::WholeLimitAlone,
+        Self::AloneUntold,
     ];
 }
 
@@ -112,6 +118,8 @@ impl fmt::Display for Bug {
             Self::OwedIsUsed => "what is owed is reported as spent of a grant",
             Self::IgnoresLowerLimit => "a limit that becomes lower is ignored",
             Self::ChargesWrittenOff => "what was written off is charged again when it is reported",
+            Self::WholeLimitAlone => "a node alone goes on with the whole limit",
+            Self::AloneUntold => "what passed alone is told to nobody",
         })
     }
 }

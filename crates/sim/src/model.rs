@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tidegate_core::Limit;
 use tidegate_core::origin::Lapse;
+use tidegate_core::{Class, Limit};
 
 use crate::report::Report;
 use crate::scenario::{Faults, Scenario, Shape, Spread};
@@ -113,6 +113,7 @@ impl Case {
             limit: limit.unwrap_or_else(|_| unreachable!("the model's limits are in range")),
             tolerance_ppm: 0,
             lapse: Lapse::Counted,
+            class: Class::Security,
             nodes: self.nodes,
             keys: 1,
             shared: false,

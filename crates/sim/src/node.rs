@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tidegate_core::engine::{self, Effect, Engine, MeterRef, Request, Settings};
 use tidegate_core::origin::NodeId;
 use tidegate_core::{
-    Answer, Ask, Decided, Digest, KeySpace, Limit, Now, Retry, Secret, Shares, Source, Table, Verdict,
+    Alone, Answer, Ask, Decided, Digest, KeySpace, Limit, Now, Retry, Secret, Shares, Source, Standing,
+    Table, Verdict,
 };
 
 use crate::clock::SkewedClock;
@@ -37,6 +38,8 @@ pub(crate) struct Node {
     pub(crate) table: Table,
     pub(crate) clock: SkewedClock,
     space: KeySpace,
+    /// Its own parts of limits.
+    alone: KeySpace,
     /// Until when nothing reaches it.
     pub(crate) cut_until_us: u64,
     /// When it is to be woken, by the true time.
@@ -67,6 +70,7 @@ impl Node {
             table: Table::new(TABLE_BYTES, &Shares::single()).ok()?,
             clock,
             space: KeySpace::new(&secret, Shares::FIRST, "key"),
+            alone: KeySpace::new(&secret, Shares::FIRST, "alone"),
             cut_until_us: 0,
             wake_us: u64::MAX,
             frozen_until_us: 0,
@@ -84,9 +88,13 @@ impl Node {
     pub(crate) fn spend(&self, now: Now, metered: &[Metered]) -> Spent {
         let ask = |metered: &'_ Metered| (metered.rule.limit, self.digest(metered), metered.charge.cost);
         let found: Vec<(Limit, Digest, u64)> = metered.iter().map(ask).collect();
+        self.check(now, &self.space, &found)
+    }
+
+    fn check(&self, now: Now, space: &KeySpace, found: &[(Limit, Digest, u64)]) -> Spent {
         let asks: Vec<Ask<'_>> = found
             .iter()
-            .map(|(limit, digest, cost)| Ask { limit, space: &self.space, digest: *digest, cost: *cost })
+            .map(|(limit, digest, cost)| Ask { limit, space, digest: *digest, cost: *cost })
             .collect();
         let verdict = Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Ask };
         let mut answers = [Answer { verdict, source: Source::Own }; METERS_MAX];
@@ -130,6 +138,29 @@ impl Node {
         let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
         let charges = metered.iter().map(charge).collect();
         self.engine.ask(now, Request { ticket, partition, charges }, effects);
+    }
+
+    /// Decides by this node's parts of the limits, because the origin does not.
+    pub(crate) fn decide_alone(
+        &self,
+        now: Now,
+        shared: bool,
+        metered: &[Metered],
+        standing: impl Fn(Standing) -> Standing,
+    ) -> bool {
+        let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
+        let part = |metered: &Metered| {
+            let known = standing(self.engine.standing(now, partition, self.digest(metered)));
+            let Alone { limit, spent } = Alone::new(&metered.rule.limit, known);
+            let digest = self.alone.digest(&[&name(metered.charge.meter)]);
+            if spent > 0 {
+                let used = Ask { limit: &limit, space: &self.alone, digest, cost: spent };
+                self.table.merge(now, &used);
+            }
+            (limit, digest, metered.charge.cost)
+        };
+        let parts: Vec<(Limit, Digest, u64)> = metered.iter().map(part).collect();
+        matches!(self.check(now, &self.alone, &parts), Spent::Allowed)
     }
 
     /// Charges a request that nobody is asked about.

@@ -31,6 +31,13 @@ pub enum Violation {
         /// How many more may be charged than admitted.
         more: u64,
     },
+    /// A node that was left alone let pass more than its part.
+    Part {
+        /// Which meter.
+        key: usize,
+        /// Units above its part.
+        excess: u64,
+    },
     /// The origin held more than the limit when it made a grant.
     Overcommitted {
         /// Which key.
@@ -96,6 +103,7 @@ impl Violation {
         match self {
             Self::Bound { .. } => "bound",
             Self::Conservation { .. } => "conservation",
+            Self::Part { .. } => "part",
             Self::Overcommitted { .. } => "invariant",
             Self::Starved { .. } => "share",
             Self::Torn { .. } => "atomicity",
@@ -122,6 +130,9 @@ impl fmt::Display for Violation {
                     f,
                     "key {key}: {admitted} admitted and {charged} charged; at most {fewer} fewer and {more} more may be"
                 )
+            }
+            Self::Part { key, excess } => {
+                write!(f, "key {key}: a node alone let pass {excess} more than its part")
             }
             Self::Overcommitted { key } => write!(f, "key {key}: granted more than there was"),
             Self::Starved { admitted, ideal } => {
@@ -172,6 +183,8 @@ pub struct Report {
     pub waited: u64,
     /// Requests that the origin did not answer in time.
     pub unanswered: u64,
+    /// Requests among those that passed by their node's part of the limit.
+    pub alone: u64,
     /// The longest that one waited, µs.
     pub longest_wait_us: u64,
     /// Units admitted.

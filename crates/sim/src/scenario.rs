@@ -1,8 +1,8 @@
 //! What a world is like: limits, load and what goes wrong.
 
-use tidegate_core::Limit;
 use tidegate_core::engine::Settings;
 use tidegate_core::origin::Lapse;
+use tidegate_core::{Class, Limit};
 
 /// How requests come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,8 @@ pub struct Scenario {
     pub tolerance_ppm: u32,
     /// What becomes of a grant that was not reported.
     pub lapse: Lapse,
+    /// What decides when the origin does not.
+    pub class: Class,
     /// Nodes.
     pub nodes: usize,
     /// Keys, asked for with weights that fall like 1/n.
@@ -127,7 +129,8 @@ pub struct Scenario {
 impl Scenario {
     /// The settings of every node.
     pub(crate) fn settings(&self) -> Settings {
-        Settings { updates_per_s_max: self.updates_per_s_max, ..Settings::default() }
+        let processes = u32::try_from(self.nodes).unwrap_or(u32::MAX);
+        Settings { updates_per_s_max: self.updates_per_s_max, processes, ..Settings::default() }
     }
 
     /// How many meters there are: one for each key, and the one that they share.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidegate_core::Standing;
 use tidegate_core::origin::{Call, Lapse, NodeId, OriginMeter, Partition, Reply, StoreId, Update};
 
 use crate::bug::Bug;
@@ -97,6 +98,14 @@ impl Spoiler {
                 ask.charges.iter_mut().for_each(|charge| charge.cost = first);
             }),
             _ => {}
+        }
+    }
+
+    /// What a node that is left alone goes by.
+    pub(crate) fn standing(&self, known: Standing) -> Standing {
+        match self.bug {
+            Some(Bug::WholeLimitAlone) => Standing { processes: 1, left: None },
+            _ => known,
         }
     }
 

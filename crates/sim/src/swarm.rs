@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use tidegate_core::Limit;
 use tidegate_core::origin::Lapse;
+use tidegate_core::{Class, Limit};
 
 use crate::scenario::{Faults, RuleChange, Scenario, Shape, Spread};
 
@@ -33,6 +33,7 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         limit: limit(rng, amount, period),
         tolerance_ppm: if lapse == Lapse::Counted { 0 } else { pick(rng, &[0, 50_000]) },
         lapse,
+        class: Class::Security,
         nodes,
         keys,
         shared: rng.u8(0..3) == 0,
@@ -51,6 +52,9 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
     if scenario.faults != Faults::default() {
         scenario.faults.wipes = pick(rng, &[0, 0, 0, 0, 0, 0, 0, 1]);
         scenario.faults.change = pick(rng, &[RuleChange::Half, RuleChange::Algorithm, RuleChange::Period]);
+    }
+    if lapse == Lapse::Forgiven {
+        scenario.class = pick(rng, &[Class::Comfort, Class::Comfort, Class::Cost]);
     }
     scenario
 }

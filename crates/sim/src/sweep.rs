@@ -31,6 +31,8 @@ pub struct Summary {
     pub waited: u64,
     /// Requests that the origin did not answer in time.
     pub unanswered: u64,
+    /// Requests among those that passed by their node's part of the limit.
+    pub alone: u64,
     /// The longest that one waited, µs.
     pub longest_wait_us: u64,
     /// Units admitted, and what one bucket for each key would have admitted.
@@ -54,6 +56,7 @@ impl Summary {
         self.requests += report.requests;
         self.waited += report.waited;
         self.unanswered += report.unanswered;
+        self.alone += report.alone;
         self.longest_wait_us = self.longest_wait_us.max(report.longest_wait_us);
         self.admitted += report.admitted;
         self.ideal += report.ideal;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidegate_core::Algorithm;
 use tidegate_core::origin::{self, Call, Holding, NodeId, OriginMeter, Partition, Reply, Terms, Update};
+use tidegate_core::{Algorithm, Now};
 
 use crate::bucket::{Era, Judge, Judged};
 use crate::node::meter_of;
@@ -57,6 +57,8 @@ struct Seen {
     late: u64,
     /// Units that a store lost: what was charged, and what nodes held.
     lost: u64,
+    /// Units that nodes let pass by their own parts.
+    alone: u64,
 }
 
 /// Units that passed at the origin and were not heard of yet, and those that were given back. Fewer than none, where a store lost
@@ -111,6 +113,10 @@ pub(crate) struct Watch {
     under_way: BTreeMap<Lane, Flight>,
     /// What passed at the origin, by who asked and of which meter.
     open: BTreeMap<(NodeId, usize), Open>,
+    /// What nodes let pass by their own parts, each by its own clock; nothing where limits change, or clocks that windows go by.
+    parts: Option<BTreeMap<(NodeId, usize), Judge>>,
+    /// A node's part of each limit.
+    part_terms: Vec<Terms>,
     /// When calls were decided, and in which life of the store.
     decided: BTreeMap<(u16, NodeId, u64), (u64, u64)>,
     deadline_us: u64,
@@ -141,12 +147,18 @@ impl Watch {
                 written_off: 0,
                 late: 0,
                 lost: 0,
+                alone: 0,
             }
         };
+        let processes = u32::try_from(scenario.nodes).unwrap_or(u32::MAX);
+        let part = |meter| Terms::new(&book.rule(0, meter).limit.part(processes), 0, scenario.lapse, 1);
+        let is_steady = scenario.faults.rule_changes + scenario.faults.node_steps == 0;
         Self {
             meters: (0..scenario.meters()).map(seen).collect(),
             under_way: BTreeMap::new(),
             open: BTreeMap::new(),
+            parts: is_steady.then(BTreeMap::new),
+            part_terms: (0..scenario.meters()).map(part).collect(),
             decided: BTreeMap::new(),
             deadline_us,
             troubled_us: 0,
@@ -185,6 +197,33 @@ impl Watch {
             seen.admissions.push((true_us, cost));
             seen.passed_us = seen.passed_us.max(true_us - EPOCH_US);
         }
+    }
+
+    /// Notes what a node let pass by its parts of the limits, by its own clock.
+    pub(crate) fn passed_alone(&mut self, node: NodeId, now: Now, charges: impl Iterator<Item = Charge>) {
+        for Charge { meter, cost } in charges {
+            self.meters[meter].alone += cost;
+            let Some(parts) = &mut self.parts else { continue };
+            let terms = self.part_terms[meter];
+            let at_us = match terms.algorithm() {
+                Algorithm::Gcra => now.mono_us(),
+                Algorithm::SlidingWindow => now.wall_us(),
+            };
+            parts.entry((node, meter)).or_insert_with(|| Judge::new(terms)).fill(at_us, cost);
+        }
+    }
+
+    /// Nobody who was left alone let pass more than its part.
+    pub(crate) fn judge_parts(&self) -> Option<Violation> {
+        let mut parts = self.parts.iter().flatten();
+        let (meter, excess) =
+            parts.find_map(|((_, meter), judge)| (judge.excess() > 0).then(|| (*meter, judge.excess())))?;
+        Some(Violation::Part { key: meter, excess })
+    }
+
+    /// Units that nodes let pass by their own parts.
+    pub(crate) fn alone(&self, meter: usize) -> u64 {
+        self.meters[meter].alone
     }
 
     /// Notes what was charged without being asked about.
@@ -250,7 +289,9 @@ impl Watch {
     /// Since when one bucket would have let a denied request pass, if that is long.
     fn is_locked_out(&self, denial: &Denial, last_us: impl Fn(&usize) -> u64) -> Option<u64> {
         let drain_us = |meter: &usize| self.meters[*meter].terms.iter().map(drain_us).max().unwrap_or(0);
-        let free_us = |meter: &usize| last_us(meter) + 4 * drain_us(meter);
+        // What passed alone may be owed all at once, and drains first.
+        let owed_us = |meter: &usize| self.meters[*meter].alone * unit_us(&self.meters[*meter].terms);
+        let free_us = |meter: &usize| last_us(meter) + 4 * drain_us(meter) + owed_us(meter);
         let since_us = denial.meters.iter().map(free_us).max().unwrap_or(0).max(denial.troubled_us);
         (denial.at_us > since_us + LOCKED_OUT_US).then_some(since_us)
     }
@@ -454,6 +495,12 @@ impl Watch {
     pub(crate) fn ideal(&self, meter: usize) -> u64 {
         self.meters[meter].ideal.filled()
     }
+}
+
+/// How long a unit takes to drain, under the slowest of these.
+fn unit_us(terms: &[Terms]) -> u64 {
+    let unit_us = |terms: &Terms| terms.period().div_ceil(terms.amount().max(1)) * terms.tick_us();
+    terms.iter().map(unit_us).max().unwrap_or(0)
 }
 
 /// How long a full meter takes to be as good as new.

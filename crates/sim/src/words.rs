@@ -26,6 +26,7 @@ impl fmt::Display for Scenario {
             Lapse::Counted => ", lapsed grants counted",
             Lapse::Forgiven => ", lapsed grants forgiven",
         })?;
+        write!(f, ", of class {}", self.class)?;
         if self.tolerance_ppm > 0 {
             write!(f, ", {} % tolerated", f64::from(self.tolerance_ppm) / 10_000.0)?;
         }

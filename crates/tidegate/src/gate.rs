@@ -94,10 +94,10 @@ impl Gate {
         Self { limit, kept: Some(Arc::new(kept)), ..self.clone() }
     }
 
-    /// The part of a limit that one of `nodes` has, in meters of its own.
+    /// A limit that takes the place of this one, in meters of its own.
     #[cfg(feature = "region")]
-    pub(crate) fn part_in(&self, limit: &Limit, space: KeySpace, nodes: u32) -> Self {
-        Self { limit: limit.part(nodes), space, kept: None, ..self.clone() }
+    pub(crate) fn stand_in(&self, limit: Limit, space: KeySpace) -> Self {
+        Self { limit, space, kept: None, ..self.clone() }
     }
 
     #[cfg(feature = "region")]

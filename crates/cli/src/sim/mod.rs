@@ -169,11 +169,12 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> Done {
     } else {
         say!("seed {}: {scenario}", report.seed)?;
         say!(
-            "{} of {} requests passed, {} waited, {} were not answered; trace {:016x}",
+            "{} of {} requests passed, {} waited, {} were not answered, of which {} passed by their node's part; trace {:016x}",
             report.passed,
             report.requests,
             report.waited,
             report.unanswered,
+            report.alone,
             report.trace.hash()
         )?;
         for violation in &report.violations {
@@ -253,6 +254,7 @@ fn summed(summary: &Summary) -> Value {
         "admitted_share": share(summary.admitted, summary.ideal),
         "waited_share": share(summary.waited, summary.requests),
         "unanswered_share": share(summary.unanswered, summary.requests),
+        "alone_share": share(summary.alone, summary.requests),
         "updates_per_request": share(summary.updates, summary.requests),
         "longest_wait_us": summary.longest_wait_us,
         "violations": summary.broken.iter().flat_map(|(seed, all)| told(*seed, all)).collect::<Value>(),
@@ -270,6 +272,7 @@ fn print(summary: &Summary) -> Result<Reader, Failure> {
         ("faults", summary.faults.to_string()),
         ("admitted, of what one bucket admits", percent(summary.admitted, summary.ideal)),
         ("requests that waited for the origin", percent(summary.waited, summary.requests)),
+        ("requests that passed without the origin", percent(summary.alone, summary.requests)),
         ("longest wait", format!("{:.1} ms", summary.longest_wait_us as f64 / 1_000.0)),
         ("meter updates per request", format!("{:.2}", share(summary.updates, summary.requests))),
         ("trace", format!("{:016x}", summary.trace_hash)),

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::tracked::{News, Refund, Tracked};
 use super::{
-    Charge, Context, Effect, EngineStats, Failure, Known, MeterRef, Request, Resolution, STORE_UNKNOWN,
-    Settings, Ticket,
+    Charge, Context, Effect, EngineStats, Failure, MeterRef, Request, Resolution, STORE_UNKNOWN, Settings,
+    Ticket,
 };
 use crate::digest::Digest;
 use crate::origin::{self, Ask, Call, LANE_RETENTION_US, NEVER_US, Reply, UNDECIDED, UPDATES_PER_CALL_MAX};
@@ -163,8 +163,8 @@ impl Lane {
         tracked.forgive(table.give_back(now, &charge.ask()))
     }
 
-    pub(super) fn known(&self, now: Now, digest: Digest) -> Option<Known> {
-        self.meters.get(&digest)?.known(now.mono_us())
+    pub(super) fn left(&self, now: Now, digest: Digest) -> Option<u64> {
+        self.meters.get(&digest)?.left(now.mono_us())
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::digest::{Digest, KeySpace};
+use crate::ladder::Standing;
 use crate::limit::Limit;
 use crate::origin::{ABROAD_LIFE_US_MAX, Call, CallError, NodeId, Reply, StoreId, Terms};
 use crate::table::Table;
@@ -69,6 +70,8 @@ pub struct Settings {
     /// How many requests wait for the origin. Beyond, their class decides at once. Higher: more of a sudden crowd is decided by
     /// the origin; more memory, about a kilobyte for each.
     pub waiting_max: usize,
+    /// How many processes there are at least, for who is left alone with its part of a limit before it has heard of the others.
+    pub processes: u32,
 }
 
 impl Default for Settings {
@@ -87,6 +90,7 @@ impl Default for Settings {
             calls_max: 16,
             tracked_max: 1 << 18,
             waiting_max: 1 << 15,
+            processes: 1,
         }
     }
 }
@@ -188,15 +192,6 @@ pub enum Paid {
     },
 }
 
-/// What is known of a meter without asking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// How many nodes were last heard to hold a part of it, this one included.
-    pub holders: u32,
-    /// What is left of it at the origin, with what has drained since it was heard of, if nobody used any.
-    pub left: u64,
-}
-
 /// How a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -261,6 +256,8 @@ pub struct Engine {
     answered_sent_us: u64,
     /// When the origin first answered, whatever it was asked.
     first_reply_us: Option<u64>,
+    /// The most processes that were ever heard to hold a part of one meter, and no fewer than the settings say.
+    processes: u32,
     closing: bool,
     pace: Pace,
     hedges: Hedges,
@@ -281,6 +278,7 @@ impl Engine {
             last_reply_us: 0,
             answered_sent_us: 0,
             first_reply_us: None,
+            processes: settings.processes.max(1),
             closing: false,
             pace: Pace::default(),
             hedges: Hedges::default(),
@@ -419,6 +417,7 @@ impl Engine {
         let Some(lane) = self.lanes.get_mut(&partition) else { return };
         self.last_reply_us = now.mono_us();
         self.first_reply_us.get_or_insert(now.mono_us());
+        self.processes = reply.told.iter().map(|told| told.holders).fold(self.processes, u32::max);
         let mut cx = Context {
             node: self.node,
             now,
@@ -470,9 +469,16 @@ impl Engine {
         self.lanes.values().all(Lane::is_idle)
     }
 
-    /// What the origin last said of a meter; nothing if it was not asked about of late.
-    pub fn known(&self, now: Now, partition: u16, digest: Digest) -> Option<Known> {
-        self.lanes.get(&partition)?.known(now, digest)
+    /// What there is to go by for a meter while the origin is gone. What is left of it has drained since it was heard of, as if nobody
+    /// had used any.
+    pub fn standing(&self, now: Now, partition: u16, digest: Digest) -> Standing {
+        let left = self.lanes.get(&partition).and_then(|lane| lane.left(now, digest));
+        Standing { processes: self.processes, left }
+    }
+
+    /// How many processes there are, for all that is known.
+    pub fn processes(&self) -> u32 {
+        self.processes
     }
 
     /// Whether the origin is not answering anyone: a call is overdue and nothing was heard since it was sent.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::*;
 use crate::origin::{ABROAD_LIFE_US_MAX, Abroad, Decided, Lapse, Partition, Told, UNDECIDED, Update};
 use crate::table::{Ask, Shares};
-use crate::{Retry, Secret, Verdict};
+use crate::{Retry, Secret, Standing, Verdict};
 
 const MS: u64 = 1_000;
 
@@ -551,14 +551,16 @@ fn what_was_left_is_known_and_grows_as_it_drains() {
     let mut bench = Bench::new();
     let digest = bench.meter(10, 1).digest;
     bench.ask(1);
-    assert_eq!(bench.engine.known(bench.now(), 0, digest), None, "nobody said anything yet");
+    let before = bench.engine.standing(bench.now(), 0, digest);
+    assert_eq!(before, Standing { processes: 1, left: None }, "nobody said anything yet");
     bench.poll();
     let call = bench.only_call();
     let left = Told { holders: 4, ..told(2, 3) };
     bench.tell(&call, vec![left], Decided { passed: 1, denied_by: 0, retry_us: 0 });
     for (later_us, left) in [(0, 3), (500 * MS, 8), (60_000 * MS, 10)] {
         bench.now_us += later_us;
-        assert_eq!(bench.engine.known(bench.now(), 0, digest), Some(Known { holders: 4, left }));
+        let standing = bench.engine.standing(bench.now(), 0, digest);
+        assert_eq!(standing, Standing { processes: 4, left: Some(left) });
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::demand::Demand;
-use super::{Context, Known, MeterRef};
+use super::{Context, MeterRef};
 use crate::limit::Algorithm;
 use crate::origin::{LAPSE_MARGIN_US, Lapse, Told, Update};
 use crate::table::Ask;
@@ -236,15 +236,15 @@ impl Tracked {
         (self.ends_us > 0).then_some(self.ends_us + cx.flush_us_min)
     }
 
-    /// What is known of it by what the origin last said, if it ever did.
-    pub(super) fn known(&self, now_us: u64) -> Option<Known> {
+    /// What is left of it by what the origin last said, if it ever did.
+    pub(super) fn left(&self, now_us: u64) -> Option<u64> {
         let terms = &self.meter.terms;
         let ticks = now_us.saturating_sub(self.heard_us) / terms.tick_us();
         let drained = ticks.saturating_mul(terms.amount()) / terms.period();
         // What is tolerated is for counts that are late, such as these: it is not handed out again.
         let tolerated = terms.capacity().saturating_sub(terms.burst());
         let left = self.room.saturating_add(drained).min(terms.capacity()).saturating_sub(tolerated);
-        (self.heard_us > 0).then_some(Known { holders: self.holders, left })
+        (self.heard_us > 0).then_some(left)
     }
 
     /// The question that finds its slot.

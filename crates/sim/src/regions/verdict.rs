@@ -70,7 +70,7 @@ impl World<'_> {
         let partitions = self.check.partings().max(u64::from(may_part)) as u32;
         let lapses = self.check.lapses(key) as u32 + faults.crashes;
         let failovers = faults.losses + faults.wipes;
-        self.scenario.bound(&Faults { lapses, failovers, outages: 0, partitions }).total()
+        self.scenario.bound(&Faults { lapses, failovers, partitions, ..Faults::NONE }).total()
     }
 
     /// Whether the second half of the world says something about the long run: a limit is asked for more than there is all the

@@ -136,6 +136,7 @@ struct Tally {
     passed: u64,
     waited: u64,
     unanswered: u64,
+    alone: u64,
     calls: u64,
     updates: u64,
     faults: u64,

@@ -1,11 +1,12 @@
 //! Requests, and what nodes do about them.
 
+use tidegate_core::Rung;
 use tidegate_core::engine::{Effect, Resolution};
 
 use super::{Event, Waits, World};
 use crate::bug::Bug;
 use crate::node::{Metered, Spent};
-use crate::scenario::{Demand, Spread};
+use crate::scenario::{Charge, Demand, Spread};
 
 /// How many requests in ten come to their key's own node, where keys have one.
 const AT_HOME_OF_TEN: u8 = 9;
@@ -40,11 +41,7 @@ impl World<'_> {
         self.trace.note([self.now_us, 1, key as u64, self.tally.passed], || {
             format!("node {node}: request of {cost} for key {key}")
         });
-        let metered: Vec<Metered> = self
-            .scenario
-            .charges_of(demand)
-            .map(|charge| Metered { charge, rule: self.book.rule(self.nodes[node].edition, charge.meter) })
-            .collect();
+        let metered = self.metered(node, demand);
         let now = self.nodes[node].now(self.now_us);
         if demand.is_charge {
             self.watch.owed(self.scenario.charges_of(demand));
@@ -66,6 +63,13 @@ impl World<'_> {
                 self.poll(node);
             }
         }
+    }
+
+    /// The limits that a request is under, as a node knows them.
+    fn metered(&self, node: usize, demand: Demand) -> Vec<Metered> {
+        let edition = self.nodes[node].edition;
+        let metered = |charge: Charge| Metered { charge, rule: self.book.rule(edition, charge.meter) };
+        self.scenario.charges_of(demand).map(metered).collect()
     }
 
     /// Notes that a request passed: when its node let it pass, or when the origin did.
@@ -157,10 +161,30 @@ impl World<'_> {
             Resolution::Unanswered if self.spoiler.bug == Some(Bug::FailsOpen) => {
                 self.admit(waits.demand, at_us);
             }
-            Resolution::Unanswered => {
-                self.tally.unanswered += 1;
-                self.watch.unanswered(waits.demand.key, self.now_us);
-            }
+            Resolution::Unanswered => self.without_origin(waits.node, waits.demand),
         }
+    }
+
+    /// Decides a request that the origin did not: by its class.
+    fn without_origin(&mut self, node: usize, demand: Demand) {
+        self.tally.unanswered += 1;
+        self.watch.unanswered(demand.key, self.now_us);
+        if self.scenario.class.without_origin(false) != Rung::Local {
+            return;
+        }
+        let (metered, shared) = (self.metered(node, demand), self.scenario.shared);
+        let here = &mut self.nodes[node];
+        let now = here.clock.read(self.now_us);
+        if !here.decide_alone(now, shared, &metered, |known| self.spoiler.standing(known)) {
+            return;
+        }
+        if self.spoiler.bug != Some(Bug::AloneUntold) {
+            here.owe(now, shared, &metered);
+        }
+        (here.wake_us, self.tally.alone) = (self.now_us, self.tally.alone + 1);
+        let (id, life) = (here.id, here.life);
+        self.watch.passed_alone(id, now, self.scenario.charges_of(demand));
+        self.schedule(self.now_us, Event::Wake { node, life });
+        self.admit(demand, self.true_us());
     }
 }

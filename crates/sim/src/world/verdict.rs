@@ -24,6 +24,7 @@ impl World<'_> {
             violations.extend(self.judge_bound(meter, judge));
             violations.extend(self.judge_conservation(meter, judge));
         }
+        violations.extend(self.watch.judge_parts());
         let admitted = judged.iter().take(self.scenario.keys).map(Judged::filled).sum();
         let ideal = (0..self.scenario.keys).map(|key| self.watch.ideal(key)).sum();
         violations.extend(self.judge_share(admitted, ideal));
@@ -41,6 +42,7 @@ impl World<'_> {
             passed: self.tally.passed,
             waited: self.tally.waited,
             unanswered: self.tally.unanswered,
+            alone: self.tally.alone,
             longest_wait_us: self.tally.longest_wait_us,
             admitted,
             ideal,
@@ -61,6 +63,8 @@ impl World<'_> {
             Lapse::Counted => (self.unnoticed[usize::from(partition_of(meter, self.scenario.shared))], 0),
             Lapse::Forgiven => (u64::from(faults.losses + faults.wipes), self.watch.written_off(meter)),
         };
+        // What nodes let pass alone, each within its part, passes beside what the origin lets pass.
+        let units = units + self.watch.alone(meter);
         (bursts + steps) * self.book.capacity(meter) + units
     }
 
@@ -76,7 +80,7 @@ impl World<'_> {
     fn judge_conservation(&self, key: usize, judged: &Judged) -> Option<Violation> {
         let faults = &self.scenario.faults;
         // What a node owes it has not told anyone.
-        let untold = if faults.crashes > 0 { self.watch.owes(key) } else { 0 };
+        let untold = if faults.crashes > 0 { self.watch.owes(key) + self.watch.alone(key) } else { 0 };
         let is_well = self.tally.faults == 0 && faults.loss_ppm + faults.slow_ppm == 0;
         let (wasted, open) = if faults.losses + faults.wipes == 0 {
             let alive = self.nodes.iter().map(|node| node.id).collect();

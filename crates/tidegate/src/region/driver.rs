@@ -9,7 +9,7 @@ use tidegate_core::engine::{
     Charge, Effect, Engine, EngineStats, Failure, Paid, Request, Resolution, Settings, Ticket,
 };
 use tidegate_core::origin::{Call, CallError, NodeId, Reply};
-use tidegate_core::{Digest, Now};
+use tidegate_core::{Digest, Now, Standing};
 use tidegate_origin::{Origin, OriginError, PARTITIONS};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
@@ -27,8 +27,6 @@ struct State {
     tickets: Ticket,
     /// How far the origin's clock is ahead of this one, µs, by the quickest of the answers of late.
     skew: Skew,
-    /// The most processes that were ever heard to hold a part of one meter: how many there are, for all that is known.
-    holders: u32,
 }
 
 /// Does what the engine wants done.
@@ -57,7 +55,7 @@ impl Driver {
         settings: Settings,
     ) -> Arc<Self> {
         let engine = Engine::new(node, settings);
-        let state = State { engine, waiters: HashMap::new(), tickets: 0, skew: Skew::default(), holders: 1 };
+        let state = State { engine, waiters: HashMap::new(), tickets: 0, skew: Skew::default() };
         let driver = Arc::new(Self {
             limiter,
             origin,
@@ -129,17 +127,14 @@ impl Driver {
         }
     }
 
-    /// How many processes share a meter, as far as this one knows, and what was left of it, if the origin ever said.
-    pub(super) fn known(&self, partition: u16, digest: Digest) -> (u32, Option<u64>) {
-        let state = self.state();
-        let known = state.engine.known(self.limiter.now(), partition, digest);
-        let holders = known.map_or(1, |known| known.holders).max(state.holders);
-        (holders, known.map(|known| known.left))
+    /// What there is to go by for a meter while the origin is gone.
+    pub(super) fn standing(&self, partition: u16, digest: Digest) -> Standing {
+        self.state().engine.standing(self.limiter.now(), partition, digest)
     }
 
-    /// The most processes that were ever heard to hold a part of one meter, this one among them.
+    /// How many processes there are, for all that is known.
     pub(super) fn processes(&self) -> u32 {
-        self.state().holders
+        self.state().engine.processes()
     }
 
     /// Has grants of limits that several regions count together last this long at most.
@@ -269,8 +264,6 @@ impl Driver {
         let mut state = self.state();
         match answer {
             Ok(reply) => {
-                let holders = reply.told.iter().map(|told| told.holders).max().unwrap_or(1);
-                state.holders = state.holders.max(holders);
                 state.engine.on_reply(now, self.limiter.table(), partition, sequence, &reply, &mut effects);
             }
             // However often it was said again, it would not be taken.

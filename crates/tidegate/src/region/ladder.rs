@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_core::{Class, Decided, Limit, Retry, TooManyLimits, Verdict};
+use tidegate_core::{Alone, Decided, Limit, Retry, Rung, Standing, TooManyLimits, Verdict};
 
 use super::question::{Policy, Question};
 use super::{Region, Ruling};
@@ -17,42 +17,10 @@ const CLOSED_RETRY_US: u64 = 1_000_000;
 /// ever turned away; more of what runs wild passes.
 const OPEN_PER_SECOND: u64 = 10_000;
 
-/// What a decision rests on, from the best to the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rung {
-    /// The region's origin, which counts what all regions use: its grant, its last word, or its answer.
-    Global,
-    /// The same, of a limit of this region alone, or on this region's part while another one is not heard of.
-    Regional,
-    /// This process's part of the limit, by the number of processes it last heard of.
-    Local,
-    /// A coarse meter that all requests of the tenant share: the limit fails open, or there is no room for its own meter.
-    Open,
-    /// Nothing: the class of the limit says that it does not pass then.
-    Closed,
-}
-
-impl Rung {
-    /// As answers and metrics name it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Global => "global",
-            Self::Regional => "regional",
-            Self::Local => "local",
-            Self::Open => "open",
-            Self::Closed => "closed",
-        }
-    }
-}
-
 impl Policy {
     /// The rung that a limit comes to when its origin is gone.
     const fn without_origin(&self) -> Rung {
-        match self.class {
-            Class::Comfort => Rung::Local,
-            Class::Cost if self.paid => Rung::Open,
-            Class::Cost | Class::Security => Rung::Closed,
-        }
+        self.class.without_origin(self.paid)
     }
 }
 
@@ -93,16 +61,15 @@ impl Region {
         if kept.policy.without_origin() == Rung::Open {
             return kept.open.clone();
         }
-        let (nodes, left) = self.driver.known(question.partition(), question.ask.digest);
+        let Standing { processes, left } = self.driver.standing(question.partition(), question.ask.digest);
         // Where regions cannot tell each other what passed, each has its own part and no more.
         let (limit, left) = match kept.global() {
             Some(layout) => (layout.part(gate.limit()), left.map(|left| layout.part_of(left))),
             None => (*gate.limit(), left),
         };
-        let part = gate.part_in(&limit, kept.alone, nodes);
-        if let Some(left) = left {
-            // What all have used already is not there for each of them to use again.
-            let spent = u64::from(part.limit().burst()).saturating_sub(left / u64::from(nodes));
+        let Alone { limit, spent } = Alone::new(&limit, Standing { processes, left });
+        let part = gate.stand_in(limit, kept.alone);
+        if spent > 0 {
             self.limiter.raise(part.key(question.key()).cost(spent));
         }
         part

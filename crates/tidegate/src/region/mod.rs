@@ -49,12 +49,11 @@ use crate::gate::Ask;
 use crate::limiter::{BuildError, Limiter, random_name};
 
 pub use engine::{EngineStats, Settings};
-pub use ladder::Rung;
 pub(crate) use question::Kept;
 pub use question::{Policy, Question, joined};
 pub use regions::{REGIONS_MAX, Regions, WEIGHT_MAX};
 pub use tidegate_core::origin::CallError;
-pub use tidegate_core::{Class, Regime, bound};
+pub use tidegate_core::{Class, Regime, Rung, bound};
 pub use tidegate_courier::{
     Certificates, CourierError as RegionsError, CourierStatus, PeerConfig, PeerCounts, PeerStatus,
 };
