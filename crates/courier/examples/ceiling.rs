@@ -25,7 +25,7 @@ use tidegate_core::origin::{
 };
 use tidegate_courier::{Courier, CourierConfig, PeerConfig};
 use tidegate_origin::redis::{RedisConfig, RedisOrigin};
-use tidegate_origin::{Answer, MemoryOrigin, Origin, PARTITIONS, partition_of};
+use tidegate_origin::{Answer, Bid, Lease, MemoryOrigin, Origin, PARTITIONS, partition_of};
 use tidegate_testkit::{Proxy, Redis, Traffic, ask, free_port};
 
 /// Keys that are told, and bytes of each, as in `tidegate plan`.
@@ -89,8 +89,8 @@ impl Origin for Counting {
         })
     }
 
-    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
-        self.origin.lease(holder, for_us)
+    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
+        self.origin.lease(bid)
     }
 }
 

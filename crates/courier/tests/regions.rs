@@ -180,6 +180,9 @@ async fn one_process_of_a_region_is_its_courier_and_the_next_follows_when_it_sto
     us.wait_until_whole(KEY);
     assert!(!second.status().is_courier);
     eu.wait_until_whole(KEY);
+    // Only the courier can measure it, and the others of the region have to know.
+    wait_for(&second, "what the courier measured", |status| status.lag_us.is_some());
+    assert_eq!(second.status().peers[0].lag_us, None);
 
     first.stop().await;
     wait_for(&second, "the lease to be handed over", |status| status.is_courier);

@@ -41,9 +41,28 @@ pub trait Origin: Send + Sync {
     /// Charges what another region charged. May be repeated: what was charged is not charged again.
     fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged>;
 
-    /// Takes, or keeps, what only one courier of a region has, for this long from now; with a time of 0 gives it up. Whether
-    /// `holder` has it now.
-    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool>;
+    /// Takes, or keeps, what only one courier of a region has; and tells whoever has it not what that one measured.
+    fn lease(&self, bid: Bid) -> Answer<'_, Lease>;
+}
+
+/// What a process says that would be its region's courier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bid {
+    /// Which process it is.
+    pub holder: u64,
+    /// For how long from now it would be, µs; with 0 it gives it up.
+    pub for_us: u64,
+    /// How late other regions hear of this one, µs. Counts if it is the courier, which alone can tell.
+    pub lag_us: u64,
+}
+
+/// What became of a [`Bid`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Whether whoever asked is the courier now.
+    pub is_held: bool,
+    /// How late other regions hear of this one, µs, as the courier last said; 0 if none did.
+    pub lag_us: u64,
 }
 
 /// Why there is no answer.

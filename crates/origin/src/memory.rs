@@ -8,7 +8,7 @@ use tidegate_core::origin::{
     StoreId, Told, UNDECIDED, Update,
 };
 
-use crate::{Answer, OriginError, PARTITIONS};
+use crate::{Answer, Bid, Lease, OriginError, PARTITIONS};
 
 /// How often what is over is dropped from a partition, µs. More often: less that is over and still takes memory; more work, since all
 /// of a partition is looked through.
@@ -31,7 +31,8 @@ pub struct MemoryOrigin {
     meters_max: usize,
     parts: Vec<Mutex<Part>>,
     /// Who has what only one courier has, and until when.
-    lease: Mutex<Option<(u64, u64)>>,
+    /// Who is the courier, until when, and how late it says that other regions hear of this one.
+    lease: Mutex<Option<(u64, u64, u64)>>,
 }
 
 /// The answer to a call with newcomers for whom there was no room.
@@ -230,13 +231,15 @@ impl crate::Origin for MemoryOrigin {
         Box::pin(std::future::ready(self.take_in(partition, merge)))
     }
 
-    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
+    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
+        let Bid { holder, for_us, lag_us } = bid;
         let now_us = (self.now_us)();
         let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = lease.is_none_or(|(of, until_us)| of == holder || until_us <= now_us);
+        let is_free = lease.is_none_or(|(of, until_us, _)| of == holder || until_us <= now_us);
         if is_free {
-            *lease = (for_us > 0).then_some((holder, now_us.saturating_add(for_us)));
+            *lease = (for_us > 0).then_some((holder, now_us.saturating_add(for_us), lag_us));
         }
-        Box::pin(std::future::ready(Ok(is_free && for_us > 0)))
+        let lag_us = lease.map_or(0, |(.., lag_us)| lag_us);
+        Box::pin(std::future::ready(Ok(Lease { is_held: is_free && for_us > 0, lag_us })))
     }
 }

@@ -14,7 +14,7 @@ use suite::{
 };
 use tidegate_core::origin::{Component, Lapse, Merge, RegionId, Round, Sums, UNDECIDED};
 use tidegate_origin::redis::{Certificates, LINKS, RedisOrigin, Servers};
-use tidegate_origin::{MemoryOrigin, Origin, OriginError};
+use tidegate_origin::{Bid, Lease, MemoryOrigin, Origin, OriginError};
 use tidegate_testkit::{APPEND_ONLY, Proxy, Redis, SNAPSHOTS, Signal, TlsRedis, Traffic, ask, wait_until};
 
 fn wall_us() -> u64 {
@@ -266,7 +266,8 @@ async fn tls_and_a_user_with_a_password_are_spoken() {
     assert_eq!(spend_all(&origin, 2, b"key", 4).await, (BURST, false));
     let round = Round { whole_for_us: 1, clock_us: 0, trim: 1, after: 0, most: 1 };
     assert_eq!(gather(&origin, 2, round).await.components, []);
-    assert_eq!(origin.lease(1, 1_000_000).await, Ok(true));
+    let bid = Bid { holder: 1, for_us: 1_000_000, lag_us: 0 };
+    assert_eq!(origin.lease(bid).await, Ok(Lease { is_held: true, lag_us: 0 }));
     for (wrong, roots) in [("tide:wrong", roots), ("tide:password", None)] {
         let origin: Arc<dyn Origin> = Arc::new(opened(wrong, roots));
         let call = Lane::new(&origin, 2).next(Vec::new(), Vec::new());

@@ -134,8 +134,8 @@ pub(crate) async fn watch_fleet(shared: Arc<Shared>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let lags = region.abroad().into_iter().flat_map(|status| status.peers).filter_map(|peer| peer.lag_us);
-        shared.note_fleet(seen(&shared.fleet, region.processes(), lags.max()));
+        let lag_us = region.abroad().and_then(|status| status.lag_us);
+        shared.note_fleet(seen(&shared.fleet, region.processes(), lag_us));
         shared.rules.load().note_fleet(shared.fleet_now());
     }
 }

@@ -163,7 +163,7 @@ pub const SETTINGS: &[Setting] = &[
         "nodes",
         "N",
         "1",
-        "Processes in each region, 1 to 1000000, as bounds count with them: this many, or as many as were ever heard of if that is more",
+        "Processes in each region, 1 to 1000000, as bounds, and parts of limits without an origin, count with them: this many, or as many as were ever heard of if that is more",
     ),
     setting(
         "peer",

@@ -12,7 +12,7 @@ use tidegate::region::{
 };
 use tidegate::{Clock, Gate, Limit, Limiter, SystemClock};
 use tidegate_core::origin::{Call, Gathered, Merge, Merged, OriginMeter, Reply, Round};
-use tidegate_origin::{Answer, partition_of};
+use tidegate_origin::{Answer, Bid, Lease, partition_of};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -90,8 +90,8 @@ impl Origin for Watched {
         self.inner.merge(partition, merge)
     }
 
-    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
-        self.inner.lease(holder, for_us)
+    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
+        self.inner.lease(bid)
     }
 }
 

@@ -145,8 +145,10 @@ impl Scene {
         }
     }
 
+    /// Who has the lease. Beside it stands how late others hear of the region.
     fn holder(&self, region: usize) -> Option<String> {
-        ask(&self.world.ground.regions[region].redis, &["GET", LEASE])
+        let lease: Option<String> = ask(&self.world.ground.regions[region].redis, &["GET", LEASE]);
+        lease.and_then(|lease| lease.split(' ').next().map(str::to_owned))
     }
 
     fn courier(&self, region: usize) -> Courier {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use tidegate_origin::PARTITIONS;
+use tidegate_origin::{Lease, PARTITIONS};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::shared::{LEASE_US, Shared};
@@ -26,9 +26,9 @@ pub(super) async fn keep_lease(shared: Arc<Shared>) {
         ticks.tick().await;
         // From before the call: the origin's time begins later, and never ends before ours.
         let until_us = shared.now_us() + LEASE_US;
-        match shared.ask_origin(shared.origin.lease(shared.seed, LEASE_US)).await {
-            Ok(true) => shared.begin_or_extend(until_us),
-            Ok(false) => shared.end(),
+        match shared.ask_origin(shared.origin.lease(shared.bid())).await {
+            Ok(Lease { is_held: true, .. }) => shared.begin_or_extend(until_us),
+            Ok(Lease { lag_us, .. }) => shared.end_where(lag_us),
             Err(_) if shared.is_over() => shared.end(),
             Err(_) => {}
         }

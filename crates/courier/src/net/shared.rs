@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tidegate_core::origin::RegionId;
-use tidegate_origin::{Answer, Origin, OriginError, PARTITIONS};
+use tidegate_origin::{Answer, Bid, Origin, OriginError, PARTITIONS};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
@@ -61,6 +61,8 @@ struct State {
     /// All rounds that were gone, and after how many of them all regions were last heard of again.
     rounds_gone: u64,
     whole_since: Option<u64>,
+    /// How late other regions hear of this one, as whoever is the courier said.
+    told_lag_us: Option<u64>,
     /// Peers whose lag was found to be too long.
     late: Vec<bool>,
     /// Whether each peer was told the same of what has to be the same everywhere; nothing before it was heard of.
@@ -88,6 +90,7 @@ impl Shared {
             is_whole: false,
             rounds_gone: 0,
             whole_since: None,
+            told_lag_us: None,
             late: vec![false; count],
             agrees: vec![None; count],
         };
@@ -160,6 +163,18 @@ impl Shared {
         }
     }
 
+    /// What this process says to be the courier, or to stay it.
+    pub(super) fn bid(&self) -> Bid {
+        let lag_us = self.status().lag_us.unwrap_or(0);
+        Bid { holder: self.seed, for_us: LEASE_US, lag_us }
+    }
+
+    /// Takes in that the lease is somebody else's, who says that other regions hear of this one so late.
+    pub(super) fn end_where(&self, lag_us: u64) {
+        self.end();
+        self.state().told_lag_us = Some(lag_us).filter(|lag_us| *lag_us > 0);
+    }
+
     /// Takes in that the lease is somebody else's, or ran out.
     pub(super) fn end(&self) {
         if self.state().rounds.take().is_some() {
@@ -178,7 +193,7 @@ impl Shared {
         if self.tenure.borrow().is_some() {
             self.end();
             // If that fails, the lease runs out.
-            let _ = self.ask_origin(self.origin.lease(self.seed, 0)).await;
+            let _ = self.ask_origin(self.origin.lease(Bid { for_us: 0, ..self.bid() })).await;
         }
     }
 
@@ -335,7 +350,11 @@ impl Shared {
                 counts: *counts,
             }
         };
+        let peers: Vec<PeerStatus> =
+            self.peers.iter().zip(&state.counts).zip(&state.agrees).map(peer).collect();
+        let measured_us = || peers.iter().filter_map(|peer| peer.lag_us).max();
         CourierStatus {
+            lag_us: if rounds.is_some() { measured_us() } else { state.told_lag_us },
             is_courier: rounds.is_some(),
             is_whole: rounds.is_some_and(|rounds| rounds.whole_for_us(now_us) > 0),
             silence_us: rounds.and_then(|rounds| rounds.effective_silence_us(now_us)),
@@ -344,7 +363,7 @@ impl Shared {
             oversized: state.oversized,
             rounds: state.rounds_gone,
             whole_since: state.whole_since,
-            peers: self.peers.iter().zip(&state.counts).zip(&state.agrees).map(peer).collect(),
+            peers,
         }
     }
 }

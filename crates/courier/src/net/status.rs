@@ -10,6 +10,9 @@ pub struct CourierStatus {
     /// For how long the most silent region has been silent, by our own ears or by those of a peer, µs. Nothing while one was
     /// never heard of.
     pub silence_us: Option<u64>,
+    /// How late the slowest of the other regions hears of this one, µs, as the region's courier measures it: this process, or the
+    /// one that is.
+    pub lag_us: Option<u64>,
     /// Connections that were turned away without being known as a peer's: no certificate or a wrong one, another version, a
     /// region that is none of the peers, nonsense, too many.
     pub strangers: u64,

@@ -15,7 +15,7 @@ use tidegate_core::origin::{
     Terms, Told, Update,
 };
 use tidegate_courier::{Courier, CourierConfig, CourierStatus, PeerConfig};
-use tidegate_origin::{Answer, MemoryOrigin, Origin, partition_of};
+use tidegate_origin::{Answer, Bid, Lease, MemoryOrigin, Origin, partition_of};
 use tidegate_testkit::{free_port, wait_until};
 use tokio::sync::Notify;
 
@@ -128,10 +128,10 @@ impl Origin for Stoppable {
         })
     }
 
-    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
+    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
         Box::pin(async move {
             self.pass(Stop::BeforeLease).await;
-            let answer = self.origin.lease(holder, for_us).await;
+            let answer = self.origin.lease(bid).await;
             self.pass(Stop::AfterLease).await;
             answer
         })

@@ -29,7 +29,7 @@ use tokio::sync::Semaphore;
 
 pub use config::{Certificates, RedisConfig, Servers};
 
-use crate::{Answer, Origin, OriginError, PARTITIONS};
+use crate::{Answer, Bid, Lease, Origin, OriginError, PARTITIONS};
 use config::Source;
 use link::{Connected, Link};
 use script::{Script, Scripts};
@@ -249,15 +249,15 @@ impl Origin for RedisOrigin {
         })
     }
 
-    fn lease(&self, holder: u64, for_us: u64) -> Answer<'_, bool> {
+    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
         let link = &self.links[self.prompt(None)];
         Box::pin(async move {
-            let words = Words::of_lease(holder, for_us);
+            let words = Words::of_lease(bid);
             let exchange = async |mut connected: Connected| {
                 self.run(link, &mut connected, &self.scripts.lease, &words).await
             };
             let said: String = self.in_time(link, exchange).await?;
-            Ok(said == "1")
+            wire::read_lease(&said).ok_or_else(senseless)
         })
     }
 }

@@ -8,6 +8,8 @@ use tidegate_core::origin::{
     Reply, Round, Sums, Terms, Told, UPDATES_PER_CALL_MAX, Update,
 };
 
+use crate::{Bid, Lease};
+
 /// What the keys begin with.
 const PREFIX: &str = "tg:";
 
@@ -86,11 +88,20 @@ impl Words {
     }
 
     /// The lease is of the region: it lies with the first partition, and anywhere would do.
-    pub(super) fn of_lease(holder: u64, for_us: u64) -> Self {
+    pub(super) fn of_lease(bid: Bid) -> Self {
+        let Bid { holder, for_us, lag_us } = bid;
         let milliseconds = for_us.min(NEVER_US).div_ceil(1_000);
-        let arguments = vec![format!("{holder:016x}").into_bytes(), milliseconds.to_string().into_bytes()];
+        let arguments =
+            [format!("{holder:016x}"), milliseconds.to_string(), lag_us.min(NEVER_US).to_string()];
+        let arguments = arguments.map(String::into_bytes).into();
         Self { keys: vec![partition_key(0, 'c')], arguments, is_wide: true }
     }
+}
+
+/// What became of a bid: whether it was taken, and a lag.
+pub(super) fn read_lease(said: &str) -> Option<Lease> {
+    let (held, lag_us) = said.split_once(' ')?;
+    Some(Lease { is_held: held == "1", lag_us: lag_us.parse().ok()? })
 }
 
 /// Whether a limit of several regions is told.

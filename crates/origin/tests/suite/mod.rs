@@ -15,7 +15,7 @@ use tidegate_core::origin::{
     Round, StoreId, Sums, Terms, Told, UPDATES_PER_CALL_MAX, Update, WHOLE_US_MAX,
 };
 use tidegate_origin::redis::{RedisConfig, RedisOrigin, Servers};
-use tidegate_origin::{Origin, OriginError, PARTITIONS};
+use tidegate_origin::{Bid, Lease, Origin, OriginError, PARTITIONS};
 
 /// How long a store may be away, on a machine that has much else to do.
 pub const TIME_MAX: Duration = Duration::from_mins(1);
@@ -428,13 +428,21 @@ async fn a_full_merge_is_taken_and_nonsense_refused(origin: &Arc<dyn Origin>) {
 
 async fn a_lease_is_of_one(origin: &Arc<dyn Origin>) {
     let hour_us = 3_600_000_000;
-    let lease = async |holder, for_us| {
-        answered(async || origin.lease(holder, for_us).await).await.expect("nothing to refuse")
+    let bid = async |holder, for_us, lag_us| {
+        let bid = Bid { holder, for_us, lag_us };
+        answered(async || origin.lease(bid).await).await.expect("nothing to refuse")
     };
+    let lease = async |holder, for_us| bid(holder, for_us, 0).await.is_held;
     assert!(!lease(1, 0).await, "nobody has it by giving it up");
     assert!(lease(1, hour_us).await);
     assert!(!lease(u64::MAX, hour_us).await);
-    assert!(lease(1, hour_us).await, "who has it keeps it");
+    assert_eq!(
+        bid(1, hour_us, 700_000).await,
+        Lease { is_held: true, lag_us: 700_000 },
+        "who has it keeps it"
+    );
+    let other = bid(u64::MAX, hour_us, 9).await;
+    assert_eq!(other, Lease { is_held: false, lag_us: 700_000 }, "only who has it can tell");
     assert!(!lease(u64::MAX, 0).await, "nobody else gives it up");
     assert!(!lease(u64::MAX, hour_us).await);
     assert!(!lease(1, 0).await);

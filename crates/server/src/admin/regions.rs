@@ -7,7 +7,8 @@ use tidegate::region::{PeerStatus, Region};
 use super::Answered;
 use crate::http::{Asked, json};
 
-/// `GET /v1/regions`: what this server knows of the others. Only the courier of the region knows how well they are heard.
+/// `GET /v1/regions`: what this server knows of the others. Only the courier of the region knows how well they are heard;
+/// how late they hear of this one it tells the others.
 #[expect(clippy::unnecessary_wraps, reason = "answers of all routes are of one type")]
 pub(super) fn list(asked: &Asked<'_>) -> Answered {
     let status = asked.shared.decider.region.as_ref().and_then(Region::abroad);
@@ -16,6 +17,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Answered {
             "courier": status.is_courier,
             "whole": status.is_courier.then_some(status.is_whole),
             "silence_ms": status.silence_us.map(ms),
+            "lag_ms": status.lag_us.map(ms),
             "rounds": status.rounds,
             "whole_since_round": status.whole_since,
             "strangers": status.strangers,

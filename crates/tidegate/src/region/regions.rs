@@ -272,8 +272,8 @@ impl Region {
     }
 }
 
-/// Shortens grants of limits that regions share while these hear of each other late, for as long as the region is met. Only the
-/// courier measures that: where another process is, nothing changes.
+/// Shortens grants of limits that regions share while these hear of each other late, for as long as the region is met. The
+/// courier measures that, and tells the others through the origin.
 async fn follow_lags(neighbours: Weak<Neighbours>, driver: Weak<Driver>) {
     let mut ticks = tokio::time::interval(LAG_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -281,8 +281,7 @@ async fn follow_lags(neighbours: Weak<Neighbours>, driver: Weak<Driver>) {
         ticks.tick().await;
         let (Some(neighbours), Some(driver)) = (neighbours.upgrade(), driver.upgrade()) else { return };
         let Some(status) = neighbours.courier().as_ref().map(Courier::status) else { return };
-        let lag_us = status.peers.iter().filter_map(|peer| peer.lag_us).max();
-        driver.limit_abroad(grant_life_us(lag_us.unwrap_or(0)));
+        driver.limit_abroad(grant_life_us(status.lag_us.unwrap_or(0)));
     }
 }
 
