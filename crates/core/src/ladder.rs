@@ -12,7 +12,7 @@ pub enum Rung {
     Regional,
     /// This process's part of the limit, by the number of processes it was told of or has heard of.
     Local,
-    /// A coarse meter that all requests of the tenant share: the limit fails open, or there is no room for its own meter.
+    /// A coarse meter that all requests of the tenant share: the limit fails open.
     Open,
     /// Nothing: the class of the limit says that it does not pass then.
     Closed,

@@ -59,6 +59,9 @@ struct Seen {
     lost: u64,
     /// Units that nodes let pass by their own parts.
     alone: u64,
+    /// Units that nodes have yet to tell the origin, of what was let pass or charged without it, and the most that these ever were.
+    untold: u64,
+    untold_most: u64,
 }
 
 /// Units that passed at the origin and were not heard of yet, and those that were given back. Fewer than none, where a store lost
@@ -105,6 +108,8 @@ struct Denial {
     at_us: u64,
     /// When something last went wrong.
     troubled_us: u64,
+    /// How long it takes to drain what the origin may have been told too much of until then.
+    owed_us: u64,
 }
 
 /// Everything that checkers remember.
@@ -113,6 +118,10 @@ pub(crate) struct Watch {
     under_way: BTreeMap<Lane, Flight>,
     /// What passed at the origin, by who asked and of which meter.
     open: BTreeMap<(NodeId, usize), Open>,
+    /// Units that each node has yet to tell the origin of each meter.
+    untold: BTreeMap<(NodeId, usize), u64>,
+    /// The nodes that died.
+    crashed: BTreeSet<NodeId>,
     /// What nodes let pass by their own parts, each by its own clock; nothing where limits change, or clocks that windows go by.
     parts: Option<BTreeMap<(NodeId, usize), Judge>>,
     /// A node's part of each limit.
@@ -148,6 +157,8 @@ impl Watch {
                 late: 0,
                 lost: 0,
                 alone: 0,
+                untold: 0,
+                untold_most: 0,
             }
         };
         let processes = u32::try_from(scenario.nodes).unwrap_or(u32::MAX);
@@ -157,6 +168,8 @@ impl Watch {
             meters: (0..scenario.meters()).map(seen).collect(),
             under_way: BTreeMap::new(),
             open: BTreeMap::new(),
+            untold: BTreeMap::new(),
+            crashed: BTreeSet::new(),
             parts: is_steady.then(BTreeMap::new),
             part_terms: (0..scenario.meters()).map(part).collect(),
             decided: BTreeMap::new(),
@@ -203,6 +216,7 @@ impl Watch {
     pub(crate) fn passed_alone(&mut self, node: NodeId, now: Now, charges: impl Iterator<Item = Charge>) {
         for Charge { meter, cost } in charges {
             self.meters[meter].alone += cost;
+            self.note_untold(node, meter, cost);
             let Some(parts) = &mut self.parts else { continue };
             let terms = self.part_terms[meter];
             let at_us = match terms.algorithm() {
@@ -221,14 +235,51 @@ impl Watch {
         Some(Violation::Part { key: meter, excess })
     }
 
-    /// Units that nodes let pass by their own parts.
-    pub(crate) fn alone(&self, meter: usize) -> u64 {
-        self.meters[meter].alone
+    /// Units that may pass above the limit of a meter because nodes let some pass alone. When the origin last let something pass, the
+    /// limit held for all that it had been told: what it had not been told comes on top. From then on nodes let pass no more than their
+    /// parts, whose rates are together at most that of the limit: each its burst, once in its life.
+    pub(crate) fn above_alone(&self, meter: usize) -> u64 {
+        let Seen { alone, untold_most, .. } = &self.meters[meter];
+        let Some(parts) = &self.parts else { return *alone };
+        let nodes = parts.keys().filter(|(_, of)| *of == meter).count() as u64;
+        (untold_most + nodes * self.part_terms[meter].burst()).min(*alone)
     }
 
     /// Notes what was charged without being asked about.
-    pub(crate) fn owed(&mut self, charges: impl Iterator<Item = Charge>) {
-        charges.for_each(|Charge { meter, cost }| self.meters[meter].owed += cost);
+    pub(crate) fn owed(&mut self, node: NodeId, charges: impl Iterator<Item = Charge>) {
+        for Charge { meter, cost } in charges {
+            self.meters[meter].owed += cost;
+            self.note_untold(node, meter, cost);
+        }
+    }
+
+    fn note_untold(&mut self, node: NodeId, meter: usize, cost: u64) {
+        *self.untold.entry((node, meter)).or_default() += cost;
+        let seen = &mut self.meters[meter];
+        seen.untold += cost;
+        seen.untold_most = seen.untold_most.max(seen.untold);
+    }
+
+    /// Notes what a call told the origin of what had passed without it.
+    pub(crate) fn told(&mut self, said: &Call) {
+        for update in &said.updates {
+            let meter = meter_of(&update.key);
+            let Some(untold) = self.untold.get_mut(&(said.node, meter)) else { continue };
+            let told = update.owed.min(*untold);
+            *untold -= told;
+            self.meters[meter].untold -= told;
+        }
+    }
+
+    /// Notes that a node died, and tells nobody any more.
+    pub(crate) fn crashed(&mut self, node: NodeId) {
+        self.crashed.insert(node);
+    }
+
+    /// Units of a meter that nodes which died have told nobody. Who was stopped in an orderly way has told everything.
+    pub(crate) fn left_unsaid(&self, meter: usize) -> u64 {
+        let of_dead = |(node, of): &(NodeId, usize)| *of == meter && self.crashed.contains(node);
+        self.untold.iter().filter(|(of, _)| of_dead(of)).map(|(_, units)| units).sum()
     }
 
     /// What an origin knows of the meters of a call before it comes.
@@ -279,7 +330,12 @@ impl Watch {
         let burst = |meter: usize| self.meters[meter].terms.iter().map(Terms::burst).min().unwrap_or(0);
         let is_small = charges.iter().all(|charge| charge.cost * 2 <= burst(charge.meter));
         let meters = charges.iter().map(|charge| charge.meter).collect();
-        let denial = Denial { key, meters, at_us: now_us, troubled_us: self.troubled_us };
+        let owed_us = |charge: &Charge| {
+            let Seen { untold_most, terms, .. } = &self.meters[charge.meter];
+            untold_most * unit_us(terms)
+        };
+        let owed_us = charges.iter().map(owed_us).max().unwrap_or(0);
+        let denial = Denial { key, meters, at_us: now_us, troubled_us: self.troubled_us, owed_us };
         let last = |meter: &usize| self.meters[*meter].passed_us;
         if self.is_reachable && !self.has_debt && is_small && self.is_locked_out(&denial, last).is_some() {
             self.denials.push(denial);
@@ -289,9 +345,8 @@ impl Watch {
     /// Since when one bucket would have let a denied request pass, if that is long.
     fn is_locked_out(&self, denial: &Denial, last_us: impl Fn(&usize) -> u64) -> Option<u64> {
         let drain_us = |meter: &usize| self.meters[*meter].terms.iter().map(drain_us).max().unwrap_or(0);
-        // What passed alone may be owed all at once, and drains first.
-        let owed_us = |meter: &usize| self.meters[*meter].alone * unit_us(&self.meters[*meter].terms);
-        let free_us = |meter: &usize| last_us(meter) + 4 * drain_us(meter) + owed_us(meter);
+        // What passed alone is told all at once, and drains first.
+        let free_us = |meter: &usize| last_us(meter) + 4 * drain_us(meter) + denial.owed_us;
         let since_us = denial.meters.iter().map(free_us).max().unwrap_or(0).max(denial.troubled_us);
         (denial.at_us > since_us + LOCKED_OUT_US).then_some(since_us)
     }

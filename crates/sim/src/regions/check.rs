@@ -26,6 +26,9 @@ pub(super) struct Known {
     key: usize,
     incarnation: u64,
     charged: u64,
+    /// Of a window: the cell, and what was counted in it.
+    cell: u64,
+    current: u64,
 }
 
 /// For how long one region may count on the whole while another counts on its part, µs: the one that is told later is told soon.
@@ -346,11 +349,15 @@ pub(super) fn known(regions: &[Region]) -> Vec<Known> {
     for (place, region) in regions.iter().enumerate() {
         for key in 0..KEYS {
             let meter = region.partitions[key].meter(&name(key));
-            let Some(numbers) = meter.and_then(OriginMeter::outward_numbers) else { continue };
+            let Some((meter, numbers)) = meter.and_then(|meter| Some((meter, meter.outward_numbers()?)))
+            else {
+                continue;
+            };
             let is_open = numbers[10] % 2 == 1;
             if is_open {
-                let [incarnation, charged, ..] = numbers;
-                known.push(Known { of: place, key, incarnation, charged });
+                let [incarnation, charged, _, _, _, current, ..] = numbers;
+                let cell = meter.numbers()[2];
+                known.push(Known { of: place, key, incarnation, charged, cell, current });
             }
         }
     }
@@ -359,7 +366,7 @@ pub(super) fn known(regions: &[Region]) -> Vec<Known> {
 
 /// The first pair of regions of which one does not know what it should of the other.
 pub(super) fn unknown(regions: &[Region], known: &[Known]) -> Option<(usize, usize, usize)> {
-    for Known { of, key, incarnation, charged } in known.iter().copied() {
+    for Known { of, key, incarnation, charged, cell, current } in known.iter().copied() {
         for (place, region) in regions.iter().enumerate() {
             if place == of || region.losses + regions[of].losses > 0 {
                 continue;
@@ -367,7 +374,9 @@ pub(super) fn unknown(regions: &[Region], known: &[Known]) -> Option<(usize, usi
             let is_known = match seen(&region.partitions[key], region_id(of), &name(key), incarnation) {
                 None => charged == 0,
                 Some(Sums::Drained { charged: known, .. }) => known >= charged,
-                Some(Sums::Cells { .. }) => true,
+                Some(Sums::Cells { cell: known, current: of_it, .. }) if known == cell => of_it >= current,
+                Some(Sums::Cells { cell: known, previous, .. }) if known == cell + 1 => previous >= current,
+                Some(Sums::Cells { cell: known, .. }) => known > cell || current == 0,
             };
             if !is_known {
                 return Some((place, of, key));

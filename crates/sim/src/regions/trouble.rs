@@ -46,6 +46,7 @@ impl World<'_> {
             self.cut[*from][*to] += 1;
         }
         self.ways.insert(cut, ways);
+        self.cut_us = self.now_us;
     }
 
     pub(super) fn cut_ends(&mut self, cut: usize) {
@@ -57,7 +58,9 @@ impl World<'_> {
         let is_whole = self.cut.iter().flatten().all(|cuts| *cuts == 0);
         if is_whole && !self.scenario.faults.is_wan_bad() && !self.closed {
             let ways_us = 4 * (self.scenario.wan_us + self.scenario.wan_us / 4 + self.scenario.delay_us);
-            let at_us = self.now_us + NOTICED_US + RECONNECT_US + 2 * INTERVAL_US + ways_us;
+            // Of what lasts for longer, couriers try to connect all the time.
+            let unnoticed_us = (self.cut_us + NOTICED_US).saturating_sub(self.now_us);
+            let at_us = self.now_us + unnoticed_us + RECONNECT_US + 2 * INTERVAL_US + ways_us;
             let event = Event::Healed { known: check::known(&self.regions), begun_us: self.now_us };
             self.schedule(at_us, event);
         }

@@ -148,6 +148,8 @@ pub(super) struct World<'s> {
     pub(super) streams: BTreeMap<(u64, usize), (u64, Vec<u64>)>,
     /// How many cuts there are just now of the way from one region to another.
     pub(super) cut: Vec<Vec<u32>>,
+    /// When the last cut began.
+    pub(super) cut_us: u64,
     /// Which ways each cut that has begun is of.
     pub(super) ways: BTreeMap<usize, Vec<(usize, usize)>>,
     pub(super) waiting: BTreeMap<u64, Waits>,
@@ -182,6 +184,7 @@ impl<'s> World<'s> {
             next_process: 1,
             streams: BTreeMap::new(),
             cut: vec![vec![0; count]; count],
+            cut_us: 0,
             ways: BTreeMap::new(),
             waiting: BTreeMap::new(),
             check: Check::new(scenario),

@@ -79,6 +79,7 @@ impl World<'_> {
                 self.watch.counted_by(here, (&said, &before), self.store.boot, decided_us);
                 self.watch.lapsed(here, &said, &before);
                 self.watch.passed(&said, reply);
+                self.watch.told(&said);
                 self.watch.granted(here, &call, reply);
                 if let Some(copy) = copy {
                     self.watch.charged_whole(copy, here, (&said, &call), reply);

@@ -44,7 +44,7 @@ impl World<'_> {
         let metered = self.metered(node, demand);
         let now = self.nodes[node].now(self.now_us);
         if demand.is_charge {
-            self.watch.owed(self.scenario.charges_of(demand));
+            self.watch.owed(self.nodes[node].id, self.scenario.charges_of(demand));
             self.nodes[node].owe(now, self.scenario.shared, &metered);
             self.poll(node);
             return;

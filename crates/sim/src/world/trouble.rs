@@ -14,6 +14,7 @@ impl World<'_> {
     pub(super) fn crash(&mut self) {
         self.trouble("a node dies");
         let Some(node) = self.any_node() else { return };
+        self.watch.crashed(self.nodes[node].id);
         self.die(node);
     }
 

@@ -63,8 +63,7 @@ impl World<'_> {
             Lapse::Counted => (self.unnoticed[usize::from(partition_of(meter, self.scenario.shared))], 0),
             Lapse::Forgiven => (u64::from(faults.losses + faults.wipes), self.watch.written_off(meter)),
         };
-        // What nodes let pass alone, each within its part, passes beside what the origin lets pass.
-        let units = units + self.watch.alone(meter);
+        let units = units + self.watch.above_alone(meter);
         (bursts + steps) * self.book.capacity(meter) + units
     }
 
@@ -79,8 +78,7 @@ impl World<'_> {
     /// has told nobody. Where a store lost what it was told, as much may be missing, or be told again.
     fn judge_conservation(&self, key: usize, judged: &Judged) -> Option<Violation> {
         let faults = &self.scenario.faults;
-        // What a node owes it has not told anyone.
-        let untold = if faults.crashes > 0 { self.watch.owes(key) + self.watch.alone(key) } else { 0 };
+        let untold = self.watch.left_unsaid(key);
         let is_well = self.tally.faults == 0 && faults.loss_ppm + faults.slow_ppm == 0;
         let (wasted, open) = if faults.losses + faults.wipes == 0 {
             let alive = self.nodes.iter().map(|node| node.id).collect();

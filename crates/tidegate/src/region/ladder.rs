@@ -50,9 +50,7 @@ impl Region {
             // It counts all the same: the origin is told when it is back.
             self.charge(questions.iter().copied());
         }
-        let crowded = alone.outcomes().iter().any(|o| o.source() != tidegate_core::Source::Own);
-        let rung = if crowded { Rung::Open } else { last };
-        Ok(Ruling { decision: as_asked(questions, &alone), rung })
+        Ok(Ruling { decision: as_asked(questions, &alone), rung: last })
     }
 
     /// What takes the place of a limit: this process's part of it, or the coarse meter of its tenant.
