@@ -17,9 +17,12 @@ use crate::tally::Tally;
 /// How many programs run at once. More: less waiting; tests with deadlines get less of the machine each.
 const AT_ONCE: usize = 2;
 
-/// How long a program may run. The longest takes four minutes on two cores; one that is not done by then hangs, and what it has
+/// How long a program may run. The longest takes two minutes on two cores; one that is not done by then hangs, and what it has
 /// said until then tells in which test.
-const TIME_LIMIT: Duration = Duration::from_mins(15);
+const TIME_LIMIT: Duration = Duration::from_mins(10);
+
+/// How often a program may hang before that counts as a failure. Each time is told, with the names of the tests that were not done.
+const HANGS_MAX: usize = 1;
 
 /// What takes longest begins first, so that the rest fits beside it.
 const LONGEST_FIRST: &[&str] = &[
@@ -56,7 +59,7 @@ pub(crate) fn run(form: &[&str], project: &Project, tally: &mut Tally) -> Result
         for _ in 0..AT_ONCE.min(count) {
             scope.spawn(|| {
                 while let Some(suite) = next(&waiting) {
-                    let (said, taken) = timed(|| run_suite(&suite, &notes, TIME_LIMIT));
+                    let (said, taken) = timed(|| run_suite_again(&suite, &notes, TIME_LIMIT));
                     tell(&suite, taken, said, &told);
                 }
             });
@@ -78,10 +81,30 @@ fn next(waiting: &Mutex<impl Iterator<Item = Suite>>) -> Option<Suite> {
 /// Tells tests that the workspace's programs are in the target folder, as all of the tests were built with.
 const IS_BUILT: &str = "TIDEGATE_IS_BUILT";
 
-/// What a program said, and whether all of its tests passed.
+/// What a program said, and how it ended.
 struct Said {
     text: String,
-    passed: bool,
+    ended: Ended,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Passed,
+    Failed,
+    Hung,
+}
+
+/// Runs a program, and once more if it hangs.
+fn run_suite_again(suite: &Suite, notes: &Path, limit: Duration) -> Result<Said, Failure> {
+    for _ in 0..HANGS_MAX {
+        match run_suite(suite, notes, limit)? {
+            Said { text, ended: Ended::Hung } => {
+                println!("\n     HUNG {}: run again\n{text}", suite.name);
+            }
+            said => return Ok(said),
+        }
+    }
+    run_suite(suite, notes, limit)
 }
 
 /// What it says is kept until it has ended, so that what two of them say does not mix, and in a file: a pipe ends only with the
@@ -99,8 +122,11 @@ fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<Said, Failu
     let text = std::fs::read(&note).map_err(|error| format!("cannot read {}: {error}", note.display()))?;
     let text = String::from_utf8_lossy(&text).into_owned();
     Ok(match ended {
-        Limited::Ended(output) => Said { text, passed: output.status.success() },
-        Limited::OutOfTime => Said { text: format!("{text}\nnot done within {limit:?}\n"), passed: false },
+        Limited::Ended(output) if output.status.success() => Said { text, ended: Ended::Passed },
+        Limited::Ended(_) => Said { text, ended: Ended::Failed },
+        Limited::OutOfTime => {
+            Said { text: format!("{text}\nnot done within {limit:?}\n"), ended: Ended::Hung }
+        }
     })
 }
 
@@ -111,11 +137,11 @@ fn tell(
     told: &Mutex<(&mut Tally, Vec<String>)>,
 ) {
     let Ok(mut told) = told.lock() else { return };
-    let said = said.unwrap_or_else(|failure| Said { text: format!("{failure}\n"), passed: false });
+    let said = said.unwrap_or_else(|failure| Said { text: format!("{failure}\n"), ended: Ended::Failed });
     println!("\n     Running {} ({:.1}s)", suite.name, taken.as_secs_f64());
     said.text.lines().for_each(|line| told.0.count_line(line));
     print!("{}", said.text);
-    if !said.passed {
+    if said.ended != Ended::Passed {
         told.1.push(suite.name.clone());
     }
 }
@@ -202,8 +228,22 @@ mod tests {
         let folder = folder("hangs");
         let suite = program(&folder, "echo begun; exec tail -f /dev/null");
         let said = run_suite(&suite, &folder, Duration::from_millis(300)).unwrap();
-        assert!(!said.passed);
+        assert_eq!(said.ended, Ended::Hung);
         assert!(said.text.starts_with("begun\n") && said.text.contains("not done within"), "{}", said.text);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_hangs_once_is_run_again_and_what_hangs_twice_has_failed() {
+        let folder = folder("again");
+        let once = program(&folder, "mkdir begun && exec tail -f /dev/null; exit 0");
+        let limit = Duration::from_secs(2);
+        assert_eq!(run_suite_again(&once, &folder, limit).unwrap().ended, Ended::Passed);
+        let always = program(&folder, "exec tail -f /dev/null");
+        let mut tally = Tally::default();
+        let told = Mutex::new((&mut tally, Vec::new()));
+        tell(&always, Duration::ZERO, run_suite_again(&always, &folder, Duration::from_millis(100)), &told);
+        assert_eq!(told.into_inner().unwrap().1, [always.name]);
         std::fs::remove_dir_all(folder).unwrap();
     }
 
@@ -217,7 +257,7 @@ mod tests {
         let left = Path::new("/proc").join(said.text.trim()).join("cmdline");
         // One that is killed stays in the list until whoever adopted it looks, with no command line.
         let is_there = || std::fs::read(&left).is_ok_and(|line| !line.is_empty());
-        assert!(said.passed);
+        assert_eq!(said.ended, Ended::Passed);
         let looks = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(10))).take(1_000);
         assert!(looks.into_iter().any(|()| !is_there()), "it is still there after ten seconds");
         std::fs::remove_dir_all(folder).unwrap();

@@ -411,6 +411,11 @@ mod tests {
         client
     }
 
+    /// What a server heard next.
+    fn next(heard: &std::sync::mpsc::Receiver<u8>) -> u8 {
+        heard.recv_timeout(START_TIME_MAX).expect("something is said")
+    }
+
     fn says(mut client: &Client, byte: u8) {
         client.write_all(&[byte]).unwrap();
     }
@@ -435,11 +440,11 @@ mod tests {
         let (first, second) = (client(&proxy), client(&proxy));
         for (client, byte) in [(&first, 1), (&second, 2)] {
             says(client, byte);
-            assert_eq!((heard.recv().unwrap(), hears(client)), (byte, byte));
+            assert_eq!((next(&heard), hears(client)), (byte, byte));
         }
         proxy.set(Traffic::DropAnswers);
         says(&first, 3);
-        assert_eq!(heard.recv().unwrap(), 3);
+        assert_eq!(next(&heard), 3);
         assert!(hears_nothing(&first));
         proxy.set(Traffic::DelayAnswers(Duration::from_millis(1)));
         says(&first, 4);
@@ -467,7 +472,7 @@ mod tests {
         let client = client(&proxy);
         proxy.set(Traffic::CutAnswers);
         says(&client, 1);
-        assert_eq!(heard.recv().unwrap(), 1);
+        assert_eq!(next(&heard), 1);
         assert!(matches!((&client).read(&mut [0]), Ok(0) | Err(_)));
     }
 
@@ -492,15 +497,15 @@ mod tests {
         proxy.set(Traffic::QuestionsUpTo(&[1, 2]));
         // Also where the words come in two pieces: the first of them has passed by then.
         says(&client, 1);
-        assert_eq!((heard.recv().unwrap(), hears(&client)), (1, 1));
+        assert_eq!((next(&heard), hears(&client)), (1, 1));
         assert_eq!(proxy.keeping(), 0);
         says(&client, 2);
         assert!(hears_nothing(&client));
         assert_eq!((heard.try_recv().is_err(), proxy.keeping()), (true, 1));
         proxy.set(Traffic::AnswersUpTo(&[4]));
-        assert_eq!((heard.recv().unwrap(), hears(&client)), (2, 2));
+        assert_eq!((next(&heard), hears(&client)), (2, 2));
         (&client).write_all(&[3, 4, 5]).unwrap();
-        assert_eq!([(); 3].map(|()| heard.recv().unwrap()), [3, 4, 5]);
+        assert_eq!([(); 3].map(|()| next(&heard)), [3, 4, 5]);
         assert_eq!(hears(&client), 3);
         assert!(hears_nothing(&client));
         assert_eq!(proxy.keeping(), 1);
@@ -522,7 +527,7 @@ mod tests {
         proxy.set(Traffic::Pass);
         let client = client(&proxy);
         says(&client, 2);
-        assert_eq!((heard.recv().unwrap(), hears(&client)), (2, 2));
+        assert_eq!((next(&heard), hears(&client)), (2, 2));
     }
 
     #[test]
@@ -531,14 +536,14 @@ mod tests {
         let proxy = Proxy::start(old);
         let before = client(&proxy);
         says(&before, 1);
-        assert_eq!((heard_by_old.recv().unwrap(), hears(&before)), (1, 1));
+        assert_eq!((next(&heard_by_old), hears(&before)), (1, 1));
         proxy.lead_to(new);
         let after = client(&proxy);
         says(&after, 2);
-        assert_eq!(heard_by_new.recv().unwrap(), 2);
+        assert_eq!(next(&heard_by_new), 2);
         proxy.set(Traffic::DelayOneIn(2, Duration::from_millis(1)));
         says(&before, 3);
-        assert_eq!((heard_by_old.recv().unwrap(), hears(&before)), (3, 3));
+        assert_eq!((next(&heard_by_old), hears(&before)), (3, 3));
     }
 
     /// However much there is of it: what is said while something is under way does not wait until it has arrived.
@@ -555,7 +560,7 @@ mod tests {
             says(&client, byte);
         }
         for byte in 1..=5 {
-            assert_eq!(heard.recv().unwrap(), byte);
+            assert_eq!(next(&heard), byte);
         }
         for byte in 1..=5 {
             assert_eq!(hears(&client), byte);
@@ -569,9 +574,9 @@ mod tests {
         let client = client(&proxy);
         proxy.set(Traffic::Far(Duration::from_millis(1), 2));
         says(&client, 1);
-        assert_eq!((heard.recv().unwrap(), hears(&client)), (1, 1));
+        assert_eq!((next(&heard), hears(&client)), (1, 1));
         says(&client, 2);
-        assert_eq!(heard.recv().unwrap(), 2);
+        assert_eq!(next(&heard), 2);
         assert!(matches!((&client).read(&mut [0]), Ok(0) | Err(_)));
         assert_eq!((proxy.connections(), proxy.lost()), (1, 1));
     }

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc;
 
 use crate::process::Process;
+use crate::wait::START_TIME_MAX;
 
 /// What a server says, on its first line, when all its listeners are open.
 const READY: &str = "tidegate is ready: ";
@@ -49,8 +51,7 @@ impl Server {
             command.args(["--data-dir", "none"]);
         }
         let mut process = Process::spawn(command.args(arguments).stdout(Stdio::piped()));
-        let mut line = String::new();
-        BufReader::new(process.stdout()).read_line(&mut line).expect("a line of text");
+        let line = first_line(process.stdout());
         let addresses = line.strip_prefix(READY).unwrap_or_else(|| panic!("not ready: {line:?}"));
         let addresses = addresses.split_whitespace().map(listener).collect();
         Self { process, addresses }
@@ -65,6 +66,18 @@ impl Server {
     pub fn url(&self, listener: &str, path: &str) -> String {
         format!("http://{}{path}", self.address(listener))
     }
+}
+
+/// What a process says first, if it says so in time.
+fn first_line(stdout: ChildStdout) -> String {
+    let (said, heard) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = BufReader::new(stdout).read_line(&mut line);
+        // Whoever waited may have given up.
+        let _ = said.send(read.map(|_| line));
+    });
+    heard.recv_timeout(START_TIME_MAX).expect("a server that gets ready in time").expect("a line of text")
 }
 
 fn listener(pair: &str) -> (String, SocketAddr) {

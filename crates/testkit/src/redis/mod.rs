@@ -88,7 +88,10 @@ impl Redis {
     /// The same, of a server that may be gone.
     pub fn try_connection(&self) -> redis::RedisResult<redis::Connection> {
         let url = format!("redis+unix://{}", self.dir.path().join("socket").display());
-        redis::Client::open(url)?.get_connection_with_timeout(START_TIME_MAX)
+        let connection = redis::Client::open(url)?.get_connection_with_timeout(START_TIME_MAX)?;
+        // One that stands still is a test that has failed, not one that never ends.
+        connection.set_read_timeout(Some(START_TIME_MAX))?;
+        Ok(connection)
     }
 
     /// All that it holds, and how long each key has to live, ms; below 0 if for ever.
