@@ -7,7 +7,7 @@ mod suite;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use suite::{
     BURST, Lane, TIME_MAX, a_day, asks, config, conforms, documented_user, gather, open, spend_all, update,
@@ -140,7 +140,10 @@ async fn a_call_that_is_stuck_is_answered_another_way() {
         let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
         let both = async || tokio::join!(origin.call(2, &call), origin.hedge(2, &call));
         // Until the second connection is there, both calls go through the first.
-        while !matches!(both().await, (Ok(_), Ok(_))) || callers(&server) < 2 {}
+        let deadline = Instant::now() + TIME_MAX;
+        while !matches!(both().await, (Ok(_), Ok(_))) || callers(&server) < 2 {
+            assert!(Instant::now() < deadline, "{} connections made a call", callers(&server));
+        }
         proxy.set(Traffic::DropAnswersOn(which));
         let (direct, hedged) = both().await;
         assert!(direct.is_ok() || hedged.is_ok(), "{direct:?}, {hedged:?}");

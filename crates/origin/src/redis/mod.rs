@@ -70,8 +70,9 @@ impl RedisOrigin {
         Ok(Self { scripts: Scripts::new(), links, carriers, under_way, config })
     }
 
-    fn prompt(&self, avoid: Option<usize>) -> usize {
-        choose(self.links.each_ref().map(|link| (link.is_connected(), link.is_late())), avoid)
+    fn prompt(&self, partition: u16, avoid: Option<usize>) -> usize {
+        let links = self.links.each_ref().map(|link| (link.is_connected(), link.is_late()));
+        choose(links, usize::from(partition) % LINKS, avoid)
     }
 
     fn carrier(&self, partition: u16) -> Option<&AtomicU8> {
@@ -81,7 +82,7 @@ impl RedisOrigin {
     /// The link for a call, which is remembered, in case it has to be made a second time.
     #[expect(clippy::cast_possible_truncation, reason = "there are a few links")]
     fn link(&self, partition: u16, avoid: Option<usize>) -> &Link {
-        let chosen = self.prompt(avoid);
+        let chosen = self.prompt(partition, avoid);
         if let Some(carrier) = self.carrier(partition) {
             carrier.store(chosen as u8, Ordering::Relaxed);
         }
@@ -228,7 +229,7 @@ impl Origin for RedisOrigin {
     }
 
     fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
-        let link = &self.links[self.prompt(None)];
+        let link = &self.links[self.prompt(partition, None)];
         Box::pin(async move {
             check_partition(partition)?;
             self.in_time(link, |connected| self.gather(link, connected, partition, round)).await
@@ -236,7 +237,7 @@ impl Origin for RedisOrigin {
     }
 
     fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
-        let link = &self.links[self.prompt(None)];
+        let link = &self.links[self.prompt(partition, None)];
         Box::pin(async move {
             merge.check()?;
             check_partition(partition)?;
@@ -250,7 +251,7 @@ impl Origin for RedisOrigin {
     }
 
     fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
-        let link = &self.links[self.prompt(None)];
+        let link = &self.links[self.prompt(0, None)];
         Box::pin(async move {
             let words = Words::of_lease(bid);
             let exchange = async |mut connected: Connected| {
@@ -274,13 +275,13 @@ fn senseless() -> OriginError {
 }
 
 /// Which link to use, by whether each is connected and late: one that is connected and prompt, if there is one, and not the
-/// one to avoid, if there is another.
-fn choose(links: [(bool, bool); LINKS], avoid: Option<usize>) -> usize {
+/// one to avoid, if there is another. Partitions have different ones to begin with, so that an answer that is late holds up few.
+fn choose(links: [(bool, bool); LINKS], first: usize, avoid: Option<usize>) -> usize {
     let rank = |&at: &usize| {
         let (is_connected, is_late) = links[at];
         (!is_connected, Some(at) == avoid, is_late)
     };
-    (0..LINKS).min_by_key(rank).unwrap_or(0)
+    (0..LINKS).map(|at| (first + at) % LINKS).min_by_key(rank).unwrap_or(first)
 }
 
 fn command(name: &str, script: &str, of: &Words) -> redis::Cmd {
@@ -328,21 +329,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_takes_the_first_link_that_is_there_and_prompt() {
+    fn a_call_takes_the_next_link_that_is_there_and_prompt() {
         let (prompt, late, gone) = ((true, false), (true, true), (false, false));
-        assert_eq!(choose([prompt, prompt, prompt], None), 0);
-        assert_eq!(choose([late, prompt, prompt], None), 1);
-        assert_eq!(choose([late, gone, prompt], None), 2);
-        assert_eq!(choose([gone, late, gone], None), 1, "late is better than not there");
-        assert_eq!(choose([late, late, late], None), 0);
+        assert_eq!([0, 1, 2].map(|first| choose([prompt, prompt, prompt], first, None)), [0, 1, 2]);
+        assert_eq!([0, 1, 2].map(|first| choose([late, prompt, prompt], first, None)), [1, 1, 2]);
+        assert_eq!(choose([late, gone, prompt], 0, None), 2);
+        assert_eq!(choose([gone, late, gone], 0, None), 1, "late is better than not there");
+        assert_eq!(choose([late, late, late], 2, None), 2);
     }
 
     #[test]
     fn a_call_that_is_made_again_takes_another_link_if_there_is_one() {
         let (prompt, late, gone) = ((true, false), (true, true), (false, false));
-        assert_eq!(choose([prompt, prompt, prompt], Some(0)), 1);
-        assert_eq!(choose([late, late, prompt], Some(0)), 2);
-        assert_eq!(choose([late, late, gone], Some(1)), 0, "another that is late is better than the same");
-        assert_eq!(choose([gone, late, gone], Some(1)), 1);
+        assert_eq!([0, 1, 2].map(|first| choose([prompt, prompt, prompt], first, Some(first))), [1, 2, 0]);
+        assert_eq!(choose([late, late, prompt], 0, Some(0)), 2);
+        assert_eq!(choose([late, late, gone], 1, Some(1)), 0, "another that is late is better than the same");
+        assert_eq!(choose([gone, late, gone], 1, Some(1)), 1);
     }
 }
