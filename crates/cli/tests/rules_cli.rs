@@ -15,8 +15,10 @@ use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::{Map, Value, json};
+use sqlx::Connection as _;
 use support::raw::{request, send};
 use support::{serve, tidegate, token_entry, write};
 use tempfile::TempDir;
@@ -84,11 +86,14 @@ impl Desk {
 
     /// The same, of a command at a terminal of its own, where somebody answers the question that it asks.
     fn run_at_terminal(&self, who: &str, arguments: &[&str], answer: &[u8]) -> (i32, String) {
-        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let controller = openpt(flags).expect("a terminal");
         grantpt(&controller).and_then(|()| unlockpt(&controller)).expect("a terminal to open");
         let name = ptsname(&controller, Vec::new()).expect("its name");
-        let terminal = File::options().read(true).write(true).open(OsStr::from_bytes(name.as_bytes()));
-        let terminal = terminal.expect("opens");
+        // Not the tests' own terminal: they would end with it.
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let terminal = open(OsStr::from_bytes(name.as_bytes()), flags, Mode::empty()).expect("opens");
+        let terminal = File::from(terminal);
         let url = self.server.url("admin", "");
         let mut command = tidegate(&[arguments, &["--server", &url, "--token", who]].concat());
         command.stdin(terminal.try_clone().expect("another"));
@@ -357,6 +362,34 @@ fn what_denies_more_by_now_than_was_approved_waits_again() {
 }
 
 #[test]
+fn what_a_template_denies_since_an_approval_waits_again() {
+    let desk = Desk::new();
+    let template = |limit: u32| format!("[[templates]]\nname = 't'\nlimit = {limit}\nperiod = '1h'\n");
+    let rule = |name: &str, users: &str, terms: &str| {
+        format!("[[rules]]\nname = '{name}'\nkey = ['user']\nwhen = {{ user = '{users}' }}\n{terms}\n")
+    };
+    let legacy = |limit: u32| rule("legacy", "l*", &format!("limit = {limit}\nperiod = '1h'"));
+    let file = |name: &str, parts: &[String]| write(desk.folder(), name, &parts.concat());
+    let begun = [template(1_000), legacy(100), rule("main", "m*", "limit = 1000\nperiod = '1h'")];
+    desk.good("ann", &["rules", "apply", &file("begun.toml", &begun), "--yes"]);
+    desk.traffic_of("lea", 100, 100);
+    desk.traffic_of("mia", 100, 200);
+    let moved = file("moved.toml", &[legacy(0), rule("main", "m*", "template = 't'")]);
+    let (status, said) = desk.run("bea", &["rules", "apply", &moved]);
+    assert_eq!(
+        (status, said.contains("100.0 % of the requests that pass rule \"legacy\"")),
+        (3, true),
+        "{said}"
+    );
+    desk.good("cy", &["rules", "approve", "2"]);
+    // Nobody follows the template yet.
+    desk.good("bea", &["rules", "apply", &file("t.toml", &[template(1)])]);
+    let (status, said) = desk.run("bea", &["rules", "apply", "--change", "2", "--yes"]);
+    assert_eq!((status, said.contains("change 2: waiting")), (3, true), "{said}");
+    assert_eq!(desk.check("max")["rules"][0]["limit"], 1_000);
+}
+
+#[test]
 fn a_log_that_cannot_be_read_keeps_nobody_from_changing_rules() {
     let desk = Desk::new();
     desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
@@ -514,6 +547,28 @@ fn the_audit_is_shown_exported_and_verified() {
     let later = format!("tidegate-audit 3 {}", "ab".repeat(32));
     let (status, said) = desk.run("ann", &["audit", "verify", "--checkpoint", &later]);
     assert_eq!((status, said.contains("entry 3 is missing")), (1, true), "{said}");
+}
+
+#[test]
+fn an_export_ends_where_the_store_says_whoever_cut_off_its_entries() {
+    let desk = Desk::new();
+    for limit in [5, 6, 7] {
+        desk.good("ann", &["rules", "apply", &desk.rule(limit), "--yes"]);
+    }
+    let url = format!("sqlite:{}", desk.folder().join("rules.db").display());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut connection = sqlx::SqliteConnection::connect(&url).await.expect("a connection");
+        let cut = "DELETE FROM tidegate_audit WHERE sequence > 3";
+        sqlx::raw_sql(cut).execute(&mut connection).await.expect("cut off");
+    });
+    let shown = desk.good("ann", &["audit", "show", "--json"]);
+    assert_eq!(shown.lines().count(), 4, "{shown}");
+    let last = shown.lines().last().expect("a line");
+    assert!(last.starts_with(r#"{"checkpoint":"tidegate-audit 6 "#), "{last}");
+    let export = write(desk.folder(), "audit.jsonl", &shown);
+    let (status, said) = desk.run("ann", &["audit", "verify", "--file", &export]);
+    assert_eq!((status, said.contains("entry 4 is missing: there were 6 entries")), (1, true), "{said}");
 }
 
 #[test]

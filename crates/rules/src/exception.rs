@@ -92,6 +92,8 @@ pub(crate) struct Exceptions {
     /// By rule.
     wild: HashMap<u32, Wildcards, RandomState>,
     wildcards: usize,
+    /// Whether any of them ends by itself.
+    has_ends: bool,
     /// By rule, as far as any have overrides.
     kinds: Vec<Kinds>,
     /// Every override as a [`Row`].
@@ -159,6 +161,7 @@ impl Builder {
         }
         let tenant = draft.tenant.as_ref().map_or(EVERYONE, |tenant| self.built.number(tenant));
         let at = self.put(&draft, tenant);
+        self.built.has_ends |= draft.expires_ms.is_some();
         self.named.push((self.built.hasher.hash_one(&*draft.name), at));
         let kinds = self.built.add_kind(draft.rule);
         if is_wild {
@@ -244,6 +247,11 @@ impl Exceptions {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.exact.len() + self.wildcards
+    }
+
+    /// Whether any of them ends by itself.
+    pub(crate) fn has_ends(&self) -> bool {
+        self.has_ends
     }
 
     /// The override that applies to a key of a rule: the exact one of the tenant, the exact one for every tenant, or the first

@@ -247,6 +247,11 @@ impl RuleSet {
         self.parts.exceptions.len()
     }
 
+    /// Whether an override ends by itself, so that other terms hold one day.
+    pub fn has_ends(&self) -> bool {
+        self.parts.exceptions.has_ends()
+    }
+
     /// What tells this set from others: the beginning of a digest of its text, or the revisions of a store.
     pub fn version(&self) -> &str {
         &self.version

@@ -24,6 +24,10 @@ const QUESTIONS_MAX: usize = 2;
 /// for whoever looks something up.
 const REPLAYS_MAX: usize = 1;
 
+/// Whoever has it may replay.
+#[derive(Debug)]
+pub(crate) struct Turn(OwnedSemaphorePermit);
+
 /// The log of this server.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -123,18 +127,30 @@ impl Journal {
         &self,
         (from_ms, to_ms): (u64, u64),
         records: u64,
-        mut to: T,
+        to: T,
         take: fn(&mut T, &Record) -> bool,
         finish: fn(T) -> R,
     ) -> Result<R, LogError> {
-        let replay = async move |folder: &Path| {
-            let mut archive = Archive::open(folder).await?;
-            let from_ms = archive.since(from_ms, to_ms, records).await?;
-            archive.replay(from_ms, to_ms, |record| take(&mut to, &record)).await?;
-            archive.close().await?;
-            Ok(finish(to))
-        };
-        self.look_up(Arc::clone(&self.replays).acquire_owned().await.map_err(ended)?, replay).await
+        let Turn(permit) = self.turn().await?;
+        self.look_up(permit, replaying((from_ms, to_ms), records, to, take, finish)).await
+    }
+
+    /// Waits until nobody else replays.
+    pub(crate) async fn turn(&self) -> Result<Turn, LogError> {
+        Arc::clone(&self.replays).acquire_owned().await.map(Turn).map_err(ended)
+    }
+
+    /// The same as `replay`, for whoever is on a thread that nobody waits for, and has waited for the turn.
+    pub(crate) fn replay_here<T, R>(
+        &self,
+        _turn: Turn,
+        window_ms: (u64, u64),
+        records: u64,
+        to: T,
+        take: fn(&mut T, &Record) -> bool,
+        finish: fn(T) -> R,
+    ) -> Result<R, LogError> {
+        asked(self.log.folder(), replaying(window_ms, records, to, take, finish))
     }
 
     /// Looks something up on a thread of its own: those of the workers decide meanwhile.
@@ -146,10 +162,31 @@ impl Journal {
         let folder = self.log.folder().to_owned();
         let looked_up = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
-            runtime.block_on(question(&folder))
+            asked(&folder, question)
         });
         looked_up.await.map_err(ended).flatten()
+    }
+}
+
+/// Waits on this thread for what the log in a folder says.
+fn asked<T>(folder: &Path, question: impl AsyncFnOnce(&Path) -> Result<T, LogError>) -> Result<T, LogError> {
+    let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
+    runtime.block_on(question(folder))
+}
+
+fn replaying<T, R>(
+    (from_ms, to_ms): (u64, u64),
+    records: u64,
+    mut to: T,
+    take: fn(&mut T, &Record) -> bool,
+    finish: fn(T) -> R,
+) -> impl AsyncFnOnce(&Path) -> Result<R, LogError> {
+    async move |folder: &Path| {
+        let mut archive = Archive::open(folder).await?;
+        let from_ms = archive.since(from_ms, to_ms, records).await?;
+        archive.replay(from_ms, to_ms, |record| take(&mut to, &record)).await?;
+        archive.close().await?;
+        Ok(finish(to))
     }
 }
 

@@ -19,13 +19,23 @@ impl Store {
     /// The entries after the one with a number, in order, and no more than [`AUDIT_PAGE_MAX`] of them. One that cannot be
     /// read is named.
     pub async fn audit(&self, after: u64, limit: u64) -> Result<Vec<Entry>, StoreError> {
-        let found = page(&mut self.database.read().await?, after, limit.min(AUDIT_PAGE_MAX)).await?;
+        Ok(self.audit_and_end(after, limit).await?.0)
+    }
+
+    /// The same, with the known end of the audit at that moment. What somebody cut off is missed by that alone.
+    pub async fn audit_and_end(
+        &self,
+        after: u64,
+        limit: u64,
+    ) -> Result<(Vec<Entry>, Checkpoint), StoreError> {
+        let (end, found) = self.end_and_page(after, limit.min(AUDIT_PAGE_MAX)).await?;
         let mut last = after;
         let entry = |found: Found| {
             let entry = found.map_err(|sequence| Break::Changed { sequence: sequence.unwrap_or(last + 1) });
             entry.inspect(|entry| last = entry.sequence)
         };
-        found.into_iter().map(entry).collect::<Result<_, _>>().map_err(StoreError::Audit)
+        let entries = found.into_iter().map(entry).collect::<Result<_, _>>().map_err(StoreError::Audit)?;
+        Ok((entries, end))
     }
 
     /// The known end of the audit, as a line that an operator can keep elsewhere.
@@ -45,7 +55,7 @@ impl Store {
     async fn follow_audit(&self, mut verifier: Verifier) -> Result<Checkpoint, StoreError> {
         let mut after = 0;
         loop {
-            let (end, found) = self.page_and_end(after).await?;
+            let (end, found) = self.end_and_page(after, AUDIT_PAGE_MAX).await?;
             if found.is_empty() {
                 return verifier.finish_at(&end).map_err(StoreError::Audit);
             }
@@ -53,10 +63,10 @@ impl Store {
         }
     }
 
-    async fn page_and_end(&self, after: u64) -> Result<(Checkpoint, Vec<Found>), StoreError> {
+    async fn end_and_page(&self, after: u64, limit: u64) -> Result<(Checkpoint, Vec<Found>), StoreError> {
         let mut reading = self.database.read().await?;
         let end = audit_end(&mut reading).await?;
-        Ok((end, page(&mut reading, after, AUDIT_PAGE_MAX).await?))
+        Ok((end, page(&mut reading, after, limit).await?))
     }
 }
 

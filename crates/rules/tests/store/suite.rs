@@ -859,6 +859,10 @@ pub(crate) async fn an_export_of_the_audit_holds_elsewhere(ground: &Ground) {
     assert_eq!(verify_lines(text.as_bytes(), Some(&kept)).expect("holds"), kept);
     let cut = text.lines().take(8).collect::<Vec<_>>().join("\n");
     assert!(verify_lines(cut.as_bytes(), Some(&kept)).is_err());
+    // Where it ends is told by the heads, whatever entries are left.
+    ground.tamper("DELETE FROM tidegate_audit WHERE sequence > 6").await;
+    let (left, end) = store.audit_and_end(4, 100).await.expect("a page");
+    assert_eq!((left.len(), end), (2, kept));
 }
 
 pub(crate) async fn a_schema_of_a_later_version_is_refused(ground: &Ground) {

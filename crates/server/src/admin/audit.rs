@@ -12,14 +12,16 @@ use crate::http::{Asked, Problem, json};
 /// How many entries one page has where nothing else is said.
 const ENTRIES: u64 = 100;
 
-/// `GET /v1/audit?after=0&limit=100`: in order, with the entry after which the next page begins.
+/// `GET /v1/audit?after=0&limit=100`: in order, with the entry after which the next page begins, and where the audit ends by
+/// what the store knows besides its entries.
 pub(super) async fn page(asked: &Asked<'_>) -> Answered {
     let given = Given::read(asked, &["after", "limit"])?;
     let after = given.number("after", 0, 0, u64::MAX)?;
     let limit = given.number("limit", ENTRIES, 1, AUDIT_PAGE_MAX)?;
-    let entries = control(asked)?.store().audit(after, limit).await.map_err(|error| refused(&error))?;
+    let found = control(asked)?.store().audit_and_end(after, limit).await;
+    let (entries, end) = found.map_err(|error| refused(&error))?;
     let next = entries.last().map(|entry| entry.sequence);
-    Ok(json(StatusCode::OK, &json!({ "entries": entries, "next": next })))
+    Ok(json(StatusCode::OK, &json!({ "entries": entries, "next": next, "checkpoint": end.to_string() })))
 }
 
 /// `GET /v1/audit/verify?checkpoint=tidegate-audit 7 HASH`: by one at a time.

@@ -16,16 +16,14 @@ use super::given::{Given, body};
 use super::{Answered, act, control, refused, take_over, unfit};
 use crate::auth::Role;
 use crate::bounds::{Situation, ToldBound};
-use crate::control::Control;
-use crate::guardrail::{Approved, BackTest, Effect, RECORDS_MAX, Trial, Unknown, WINDOW_MS};
+use crate::control::{Control, Judged};
+use crate::guardrail::{Approved, Effect};
 use crate::http::{Asked, Problem, json};
 
 /// How many rows one page has where nothing else is said.
 const ROWS: u64 = 100;
 /// How many at most. More: fewer questions; longer answers.
 const ROWS_MAX: u64 = 1_000;
-/// How many warnings of a plan are told.
-const WARNINGS_MAX: usize = 100;
 /// How many changes of the history are told where nothing else is said.
 const CHANGES: u64 = 20;
 
@@ -174,9 +172,8 @@ pub(super) async fn plan(asked: &Asked<'_>) -> Answered {
     let PlanBody { operations } = body(asked)?;
     let operations = Asking::read(operations)?;
     let book = current(control(asked)?).await?;
-    let trial = attempt(asked, &book, &operations).await?;
-    let warnings = warnings(asked, &trial, &operations);
-    let effect = measure(asked, trial).await;
+    let judged = control(asked)?.judge(&book, &operations, Approved::default()).await;
+    let Judged { effect, warnings } = judged.map_err(unfit)?;
     let answer = json!({
         "base_revision": book.revision,
         "diff": differences(&book, &operations),
@@ -184,14 +181,6 @@ pub(super) async fn plan(asked: &Asked<'_>) -> Answered {
         "warnings": warnings,
     });
     Ok(json(StatusCode::OK, &answer))
-}
-
-/// What the author of a change had better know of the rules that it puts.
-fn warnings(asked: &Asked<'_>, trial: &Trial, operations: &[Operation]) -> Vec<String> {
-    let rows = operations.iter().map(Operation::row);
-    let names: HashSet<&str> = rows.filter(|(kind, _)| *kind == Kind::Rule).map(|(_, name)| name).collect();
-    let rules = trial.after().rules().iter().filter(|rule| names.contains(&*rule.name));
-    rules.flat_map(|rule| rule.warned(&asked.shared.fleet)).take(WARNINGS_MAX).collect()
 }
 
 /// What a change would do to each of its rows, field by field.
@@ -225,30 +214,15 @@ fn difference(book: &Book, operation: &Operation) -> Value {
     json!({ "kind": word(kind), "name": name, "does": does, "fields": fields })
 }
 
-/// Looks at a change as a whole: whether the rules make sense with it, and what it would have done to recent requests.
-async fn judge(asked: &Asked<'_>, book: &Arc<Book>, operations: &[Operation]) -> Result<Effect, Problem> {
-    let effect = measure(asked, attempt(asked, book, operations).await?).await;
+/// Looks at a change as a whole, beside what was approved of it.
+async fn judge(
+    asked: &Asked<'_>,
+    book: &Arc<Book>,
+    operations: &[Operation],
+    approved: Approved,
+) -> Result<Effect, Problem> {
+    let Judged { effect, .. } = control(asked)?.judge(book, operations, approved).await.map_err(unfit)?;
     Ok(if asked.is_open() { effect.for_one() } else { effect })
-}
-
-/// What a change that makes sense would have done to recent requests. A log that does not say keeps nobody from changing rules.
-async fn measure(asked: &Asked<'_>, trial: Trial) -> Effect {
-    let scope = trial.scope().clone();
-    let Some(journal) = &asked.shared.journal else { return Effect::unknown(&scope, Unknown::NoLog) };
-    let now_ms = asked.shared.now_ms();
-    let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
-    let test = trial.begin(journal.recorder().sample_rate());
-    match journal.replay(window, RECORDS_MAX, test, BackTest::take, BackTest::finish).await {
-        Ok(effect) => effect,
-        Err(error) => {
-            tracing::error!(%error, "a change is not measured: the decision log cannot be read");
-            Effect::unknown(&scope, Unknown::Unread(error.to_string()))
-        }
-    }
-}
-
-async fn attempt(asked: &Asked<'_>, book: &Arc<Book>, operations: &[Operation]) -> Result<Trial, Problem> {
-    control(asked)?.attempt(book, operations).await.map_err(unfit)
 }
 
 /// What is asked of an application.
@@ -293,11 +267,11 @@ async fn apply_kept(asked: &Asked<'_>, book: &Arc<Book>, id: u64, confirmed: boo
     let store = control.store();
     let kept = store.change(id).await.map_err(|error| refused(&error))?;
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
-    let effect = judge(asked, book, &operations).await?;
+    let approved = kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(Approved::read);
+    let effect = judge(asked, book, &operations, approved.unwrap_or_default()).await?;
     // That took a while: only now does somebody act.
     let actor = asked.actor()?;
-    let approved = kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(Approved::read);
-    if kept.state == State::Proposed && effect.is_beyond(approved.as_ref()) {
+    if kept.state == State::Proposed && effect.is_beyond {
         let change = store.wait_again(id, &written(&effect)?, act(&actor, control)).await;
         let change = change.map_err(|error| refused(&error))?;
         return Ok(json(StatusCode::ACCEPTED, &json!({ "change": told(&change) })));
@@ -321,7 +295,7 @@ fn written(effect: &Effect) -> Result<String, Problem> {
 /// Makes a change: at once, if all that it needs is there.
 async fn make(asked: &Asked<'_>, book: &Arc<Book>, proposal: Proposal, confirmed: bool) -> Answered {
     let control = control(asked)?;
-    let effect = judge(asked, book, &proposal.operations).await?;
+    let effect = judge(asked, book, &proposal.operations, Approved::default()).await?;
     let needs = effect.needs;
     if needs == Needs::Confirmation && !confirmed {
         return Err(super::unconfirmed(&effect.because));

@@ -360,7 +360,8 @@ mod tests {
         assert_eq!(jumps(Some(&effect(20)), "a", (400, 1_000)), 0);
         assert_eq!(jumps(Some(&effect(20)), "a", (401, 1_000)), 1, "more than twice as much");
         assert_eq!(jumps(Some(&effect(60)), "b", (990, 1_000)), 1, "another rule than was expected to");
-        assert!(Approved::read(r#"{"measured":null}"#).is_none());
+        let unmeasured = Approved::read(r#"{"measured":null}"#).expect("kept");
+        assert_eq!(jumps(Some(&unmeasured), "a", (990, 1_000)), 1, "nobody knew how much");
     }
 
     #[test]

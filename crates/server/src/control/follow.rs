@@ -10,13 +10,13 @@ use tidegate_rules::book::Book;
 use tidegate_rules::snapshot::Snapshot;
 use tidegate_rules::store::{RETRY_MAX, RETRY_MIN, Signal, Store};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::admit;
 use super::noting::Unnoted;
-use super::trial::TRIALS_MAX;
+use super::trial::Trials;
 use super::{Control, EMPTY, Look, NotTaken, Tried, compile, rollback, snapshots};
 use crate::auth::Credentials;
 use crate::config::StoreConfig;
@@ -112,7 +112,7 @@ impl Following {
     }
 }
 
-fn control(
+pub(super) fn control(
     store: Store,
     Snapshot { book, credentials }: Snapshot,
     config: &StoreConfig,
@@ -135,7 +135,7 @@ fn control(
         emergencies_wanted: Notify::new(),
         denials: Mutex::default(),
         unnoted: tokio::sync::Mutex::new(Some(Unnoted::at_start())),
-        trials: Arc::new(Semaphore::new(TRIALS_MAX)),
+        trials: Trials::default(),
     })
 }
 

@@ -22,16 +22,17 @@ use tidegate_rules::RuleSet;
 use tidegate_rules::book::{Book, EmergencyRow};
 use tidegate_rules::store::{Credential, Store, StoreError};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 pub(crate) use bucket::Bucket;
 pub(crate) use follow::Following;
 pub(crate) use snapshots::Snapshots;
-pub(crate) use trial::Unfit;
+pub(crate) use trial::{Judged, Unfit};
 
 use denials::Denials;
 use noting::{Replaced, Unnoted};
+use trial::Trials;
 
 use crate::auth::Credentials;
 use crate::metrics::Followed;
@@ -64,7 +65,7 @@ pub(crate) struct Control {
     denials: Mutex<Denials>,
     /// One at a time looks at what came into force.
     unnoted: tokio::sync::Mutex<Option<Unnoted>>,
-    trials: Arc<Semaphore>,
+    trials: Trials,
 }
 
 /// What was tried last, so that what was refused is not tried again until it changes.

@@ -164,21 +164,19 @@ impl Control {
             Err(error) if may_pass(&error) => return Err(error),
             Err(_) => return Ok(Before { book, stricter: None }),
         };
-        let trial: Trial = match self.attempt(&book, &restored).await {
-            Ok(trial) => trial,
-            Err(Unfit::Store(error)) if may_pass(&error) => return Err(error),
-            Err(_) => return Ok(Before { book, stricter: None }),
-        };
         let (operations, shared) = (all_of(news), Arc::clone(shared));
-        let compared = aside(move || {
-            let (before, in_force) = (Arc::new(with(&book, &restored)), shared.rules.load());
+        let (known, back) = (Arc::clone(&book), restored.clone());
+        let compare = move |trial: Trial| {
+            let (before, in_force) = (Arc::new(with(&known, &back)), shared.rules.load());
             let sets = (trial.after(), in_force.set());
             let stricter = tightened(sets, &before, &operations, shared.now_ms());
-            (before, stricter)
-        });
-        let unknown = || Before { book: self.book(), stricter: None };
-        let known = |(book, stricter)| Before { book, stricter: Some(stricter) };
-        Ok(compared.await.map_or_else(unknown, known))
+            Before { book: before, stricter: Some(stricter) }
+        };
+        match self.attempt(&book, &restored, compare).await {
+            Ok(before) => Ok(before),
+            Err(Unfit::Store(error)) if may_pass(&error) => Err(error),
+            Err(_) => Ok(Before { book, stricter: None }),
+        }
     }
 
     /// Has what rules denied before a change that is older than this server from the decision log, if there is one: what they

@@ -79,7 +79,7 @@ impl Control {
     async fn try_undo(self: &Arc<Self>, change: u64, reason: &str) -> Result<(), Unfit> {
         let book = self.current().await?;
         let proposal = self.store.restoring(Rollback::Change(change), reason).await?;
-        self.attempt(&book, &proposal.operations).await?;
+        self.attempt(&book, &proposal.operations, drop).await?;
         let conditions = Conditions { confirmed: false, checked: Some((&*book).into()) };
         let act = Act { by: AUTOMATIC, now_ms: self.now_ms() };
         self.store.apply_new(&proposal, conditions, act).await?;

@@ -1,18 +1,51 @@
 //! Changes are looked at as a whole before they are made, by people or by the server itself.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use tidegate_rules::EMERGENCIES_MAX;
-use tidegate_rules::book::{Book, EmergencyRow};
+use tidegate_rules::book::{Book, EmergencyRow, Kind};
 use tidegate_rules::change::Operation;
 use tidegate_rules::store::{StoreError, in_emergency};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Control, let_go};
-use crate::guardrail::Trial;
+use crate::guardrail::{Approved, BackTest, Effect, RECORDS_MAX, Trial, Unknown, WINDOW_MS};
+use crate::journal::Turn;
 use crate::rules::check_tenants;
+use crate::shared::Shared;
 
-/// How many changes are compiled at the same time. More: fewer wait for another; each needs the memory of two books.
-pub(super) const TRIALS_MAX: usize = 1;
+/// How many changes of people are there at the same time, compiled and measured. More: fewer wait for another; each needs the
+/// memory of two books.
+const TRIALS_MAX: usize = 1;
+
+/// The same of what the server does by itself: what it undoes does not wait for all who plan something.
+const OWN_TRIALS_MAX: usize = 1;
+
+/// How many warnings of a plan are told.
+const WARNINGS_MAX: usize = 100;
+
+/// Whose turn it is to have a change compiled.
+#[derive(Debug)]
+pub(super) struct Trials {
+    peoples: Arc<Semaphore>,
+    own: Arc<Semaphore>,
+}
+
+impl Default for Trials {
+    fn default() -> Self {
+        let [peoples, own] = [TRIALS_MAX, OWN_TRIALS_MAX].map(|most| Arc::new(Semaphore::new(most)));
+        Self { peoples, own }
+    }
+}
+
+/// What was found out about a change.
+#[derive(Debug)]
+pub(crate) struct Judged {
+    pub(crate) effect: Effect,
+    /// What its author had better know of the rules that it puts.
+    pub(crate) warnings: Vec<String>,
+}
 
 /// Why a change is not made.
 #[derive(Debug)]
@@ -58,9 +91,45 @@ impl Control {
         loading.await.unwrap_or_else(|error| Err(StoreError::Unreachable(error.to_string())))
     }
 
-    /// Compiles what the store holds with a change in it, on a thread where that holds up no decisions.
-    pub(crate) async fn attempt(&self, book: &Arc<Book>, operations: &[Operation]) -> Result<Trial, Unfit> {
+    /// Looks at a change of somebody as a whole: whether the rules make sense with it, and what it would have done to recent
+    /// requests, beside what was approved of it.
+    pub(crate) async fn judge(
+        &self,
+        book: &Arc<Book>,
+        operations: &[Operation],
+        approved: Approved,
+    ) -> Result<Judged, Unfit> {
+        self.check(book, operations)?;
+        let permit = turn(&self.trials.peoples).await?;
         let shared = self.shared.upgrade().ok_or_else(stopping)?;
+        // Before anything is compiled: while it waits for others who read the log, it holds nothing.
+        let replay = match &shared.journal {
+            None => None,
+            Some(journal) => Some(journal.turn().await.map_err(|_| stopping())?),
+        };
+        let rows = operations.iter().map(Operation::row).filter(|(kind, _)| *kind == Kind::Rule);
+        let puts: HashSet<String> = rows.map(|(_, name)| name.to_owned()).collect();
+        let look = move |trial: Trial| Judged {
+            warnings: warnings(&trial, &puts, &shared),
+            effect: measure(trial, approved, replay, &shared),
+        };
+        self.compile_trial(permit, book, operations, look).await
+    }
+
+    /// Compiles what the store holds with a change in it, for the server itself, and gives what `look` makes of that.
+    pub(super) async fn attempt<T: Send + 'static>(
+        &self,
+        book: &Arc<Book>,
+        operations: &[Operation],
+        look: impl FnOnce(Trial) -> T + Send + 'static,
+    ) -> Result<T, Unfit> {
+        self.check(book, operations)?;
+        let permit = turn(&self.trials.own).await?;
+        self.compile_trial(permit, book, operations, look).await
+    }
+
+    /// Refuses what the store would refuse.
+    fn check(&self, book: &Book, operations: &[Operation]) -> Result<(), Unfit> {
         let is_missing = |operation: &&Operation| {
             let (kind, name) = operation.row();
             operation.body().is_none() && book.row(kind, name).is_none()
@@ -69,21 +138,30 @@ impl Control {
             let (kind, name) = operation.row();
             return Err(StoreError::Missing(vec![(kind, name.to_owned())]).into());
         }
-        let now_ms = shared.now_ms();
-        let in_emergency = in_emergency(operations, &book.emergencies, now_ms);
-        if !in_emergency.is_empty() {
-            return Err(StoreError::InEmergency(in_emergency).into());
-        }
-        let permit = Arc::clone(&self.trials).acquire_owned().await.map_err(|_| stopping())?;
+        let in_emergency = in_emergency(operations, &book.emergencies, self.now_ms());
+        if in_emergency.is_empty() { Ok(()) } else { Err(StoreError::InEmergency(in_emergency).into()) }
+    }
+
+    /// Has a change compiled, looked at and let go of on a thread where none of that holds up decisions. Until it is gone, nobody
+    /// else has the permit: however many ask, there are no more sets than permits.
+    async fn compile_trial<T: Send + 'static>(
+        &self,
+        permit: OwnedSemaphorePermit,
+        book: &Arc<Book>,
+        operations: &[Operation],
+        look: impl FnOnce(Trial) -> T + Send + 'static,
+    ) -> Result<T, Unfit> {
+        let shared = self.shared.upgrade().ok_or_else(stopping)?;
         let (book, operations) = (Arc::clone(book), operations.to_vec());
         let placement = self.placement.clone();
         aside(move || {
-            let _permit = permit;
-            let in_force = shared.rules.load();
-            let trial = Trial::new(in_force.set(), &book, &operations, placement.as_deref(), now_ms)
+            let (placement, now_ms) = (placement.as_deref(), shared.now_ms());
+            let trial = Trial::new(shared.rules.load().set(), &book, &operations, placement, now_ms)
                 .map_err(|problems| problems.to_string())?;
             check_tenants(trial.after(), &shared.tenants)?;
-            Ok(trial)
+            let found = look(trial);
+            drop(permit);
+            Ok(found)
         })
         .await
     }
@@ -104,6 +182,34 @@ impl Control {
     }
 }
 
+async fn turn(trials: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Unfit> {
+    Arc::clone(trials).acquire_owned().await.map_err(|_| stopping())
+}
+
+/// What the author of a change had better know of the rules that it puts.
+fn warnings(trial: &Trial, puts: &HashSet<String>, shared: &Shared) -> Vec<String> {
+    let rules = trial.after().rules().iter().filter(|rule| puts.contains(&*rule.name));
+    rules.flat_map(|rule| rule.warned(&shared.fleet)).take(WARNINGS_MAX).collect()
+}
+
+/// What a change that makes sense would have done to recent requests. A log that does not say keeps nobody from changing rules.
+fn measure(trial: Trial, approved: Approved, replay: Option<Turn>, shared: &Shared) -> Effect {
+    let (Some(journal), Some(turn)) = (&shared.journal, replay) else {
+        return Effect::unknown(trial.scope(), Unknown::NoLog, &approved);
+    };
+    let (scope, approved) = (trial.scope().clone(), Arc::new(approved));
+    let now_ms = shared.now_ms();
+    let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
+    let test = trial.begin(journal.recorder().sample_rate(), Arc::clone(&approved));
+    match journal.replay_here(turn, window, RECORDS_MAX, test, BackTest::take, BackTest::finish) {
+        Ok(effect) => effect,
+        Err(error) => {
+            tracing::error!(%error, "a change is not measured: the decision log cannot be read");
+            Effect::unknown(&scope, Unknown::Unread(error.to_string()), &approved)
+        }
+    }
+}
+
 fn stopping() -> Unfit {
     Unfit::Wrong("the server stops".to_owned())
 }
@@ -113,4 +219,84 @@ async fn aside<T: Send + 'static>(
 ) -> Result<T, Unfit> {
     let ended = |error| Err(format!("could not be compiled: {error}"));
     tokio::task::spawn_blocking(compile).await.unwrap_or_else(ended).map_err(Unfit::Wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::thread::current;
+    use std::time::Duration;
+
+    use tidegate::ManualClock;
+    use tidegate_rules::snapshot::Snapshot;
+    use tidegate_rules::store::Store;
+
+    use super::*;
+    use crate::config::{Config, StoreConfig};
+    use crate::control::follow::control;
+
+    fn shared() -> Arc<Shared> {
+        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+        let given: HashMap<String, String> =
+            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let mut config = Config::read(&given, None).expect("good");
+        Arc::new(Shared::on_clock(&mut config, Arc::new(ManualClock::new())).expect("fits"))
+    }
+
+    async fn followed(shared: &Arc<Shared>) -> Arc<Control> {
+        let address = "sqlite::memory:".parse().expect("an address");
+        let store = Store::open(&address).await.expect("opens");
+        let (reconcile, look) = (Duration::from_mins(5), None);
+        let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
+        control(store, Snapshot::default(), &config, shared, &shared.credentials())
+    }
+
+    fn rule(name: &str, body: &str) -> Vec<Operation> {
+        vec![Operation::Put { kind: Kind::Rule, name: name.to_owned(), body: body.to_owned() }]
+    }
+
+    const GOOD: &str = r#"{"key":["user"],"limit":1,"period":"1h"}"#;
+
+    #[tokio::test]
+    async fn a_change_has_its_permit_until_it_is_gone_and_is_looked_at_beside_the_workers() {
+        let shared = shared();
+        let control = followed(&shared).await;
+        let (book, own) = (control.book(), Arc::clone(&control.trials.own));
+        let look = move |trial: Trial| {
+            assert_eq!(trial.after().rules().len(), 1);
+            (own.available_permits(), current().id())
+        };
+        let (free, thread) = control.attempt(&book, &rule("a", GOOD), look).await.expect("compiles");
+        assert_eq!(free, 0, "another one would be there at the same time");
+        assert_ne!(thread, current().id());
+        assert_eq!(control.trials.own.available_permits(), OWN_TRIALS_MAX);
+        // What is refused gives it back as well.
+        let wrong = control.attempt(&book, &rule("a", "{}"), drop).await;
+        assert!(matches!(wrong, Err(Unfit::Wrong(_))), "{wrong:?}");
+        assert_eq!(control.trials.own.available_permits(), OWN_TRIALS_MAX);
+    }
+
+    #[tokio::test]
+    async fn whoever_plans_waits_for_others_who_do_and_the_server_for_neither() {
+        let shared = shared();
+        let control = followed(&shared).await;
+        let book = control.book();
+        let planning = turn(&control.trials.peoples).await.expect("nobody else plans");
+        let operations = rule("a", GOOD);
+        let mut plan = Box::pin(control.judge(&book, &operations, Approved::default()));
+        assert!(come_of(&mut plan).await.is_none(), "it waits");
+        control.attempt(&book, &operations, drop).await.expect("it does not wait");
+        drop(planning);
+        let Judged { effect, .. } = plan.await.expect("its turn");
+        assert!(effect.because.contains("there is no decision log"), "{}", effect.because);
+    }
+
+    /// What comes of something by now.
+    async fn come_of<T>(of: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = of => Some(done),
+            () = tokio::task::yield_now() => None,
+        }
+    }
 }

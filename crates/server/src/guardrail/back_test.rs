@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 
 use tidegate::LIMITS_PER_CHECK_MAX;
 use tidegate_record::{Record, Verdict};
 use tidegate_rules::{Dimensions, Match, Mode, RuleSet};
 
+use super::approved::{Approved, Shares, in_short};
 use super::keys::{Drawn, Guess, Keys, Spent};
 use super::meter::{Meter, Rate, Stream};
-use super::trial::Scope;
+use super::trial::{AFTER_ALL_MS, Scope, Tighter};
 use super::{Effect, Measured, NAMES_MAX, OfRule, RECORDS_MAX, Unknown, Unsure};
 use crate::metrics::{Rung, Surface};
 
@@ -36,15 +38,21 @@ const NEARLY_NOTHING: f64 = 1e-6;
 pub(crate) struct BackTest {
     before: RuleSet,
     after: RuleSet,
+    /// When other overrides hold than now; nothing if none ever ends.
+    moments: Vec<u64>,
     /// What the versions of the rules in force begin with, whatever the emergencies.
     version: String,
     scope: Scope,
     sample_rate: f64,
+    /// What somebody approved of it.
+    approved: Arc<Approved>,
     records: u64,
     held: usize,
     /// When the first of all records was made, and the last.
     window_ms: Option<(u64, u64)>,
     seen: Vec<Seen>,
+    /// The same requests under the rules as they will be once overrides have ended, if any do.
+    later: Vec<Seen>,
 }
 
 /// A request of the log that a rule of the change applies to.
@@ -147,10 +155,27 @@ impl Seen {
 }
 
 impl BackTest {
-    pub(super) fn new(before: RuleSet, after: RuleSet, scope: Scope, sample_rate: f64) -> Self {
-        let version = format!("r{}e", before.revision());
-        let (records, held, window_ms, seen) = (0, 0, None, Vec::new());
-        Self { before, after, version, scope, sample_rate, records, held, window_ms, seen }
+    pub(super) fn new(
+        (before, after): (RuleSet, RuleSet),
+        scope: Scope,
+        moments: Vec<u64>,
+        sample_rate: f64,
+        approved: Arc<Approved>,
+    ) -> Self {
+        Self {
+            version: format!("r{}e", before.revision()),
+            before,
+            after,
+            moments,
+            scope,
+            sample_rate,
+            approved,
+            records: 0,
+            held: 0,
+            window_ms: None,
+            seen: Vec::new(),
+            later: Vec::new(),
+        }
     }
 
     /// Takes the next record, in the order of their times, and says whether more are wanted.
@@ -158,14 +183,16 @@ impl BackTest {
         self.records += 1;
         let (first_ms, _) = self.window_ms.unwrap_or((record.at_ms, record.at_ms));
         self.window_ms = Some((first_ms, record.at_ms.max(first_ms)));
-        if let Some(seen) = self.see(record).filter(|seen| !seen.under.is_empty()) {
-            self.held += seen.under.len();
+        if let Some((seen, later)) = self.see(record).filter(|(seen, _)| !seen.under.is_empty()) {
+            self.held += seen.under.len() + later.as_ref().map_or(0, |later| later.under.len());
             self.seen.push(seen);
+            self.later.extend(later);
         }
         self.records < RECORDS_MAX && self.held < HELD_MAX
     }
 
-    fn see(&self, record: &Record) -> Option<Seen> {
+    /// A request as it is now and, if overrides end, as it will be.
+    fn see(&self, record: &Record) -> Option<(Seen, Option<Seen>)> {
         let by_rules =
             [Surface::Check, Surface::ForwardAuth].iter().any(|surface| record.surface == surface.as_str());
         // Without all of its dimensions nobody knows which rules applied; what was shed, none decided.
@@ -178,21 +205,76 @@ impl BackTest {
             self.before.matching(&record.tenant, &dimensions, record.at_ms).collect();
         let after: Vec<Match<'_, '_>> =
             self.after.matching(&record.tenant, &dimensions, record.at_ms).collect();
-        let enforced = after.iter().filter(|found| found.terms.mode == Mode::Enforce).count();
         // What an emergency said, rules did not.
         let is_as_ruled = record.replaced_by.is_empty()
             || before.iter().any(|found| found.terms.exception == Some(record.replaced_by.as_str()));
-        Some(Seen {
+        let is_known = is_as_ruled && record.set_version.starts_with(&self.version);
+        let later = (!self.moments.is_empty()).then(|| {
+            let ended = self.ended(&before, &record.tenant, &dimensions);
+            let is_known = is_known && self.is_same(&before, &ended);
+            self.seen(record, &ended, &self.strictest(&record.tenant, &dimensions), is_known)
+        });
+        Some((self.seen(record, &before, &after, is_known), later))
+    }
+
+    fn seen(
+        &self,
+        record: &Record,
+        before: &[Match<'_, '_>],
+        after: &[Match<'_, '_>],
+        is_known: bool,
+    ) -> Seen {
+        let enforced = after.iter().filter(|found| found.terms.mode == Mode::Enforce).count();
+        Seen {
             at_ms: record.at_ms,
             cost: record.cost,
             verdict: record.verdict,
             drawn_from: 1.0 / record.sample_rate.clamp(NEARLY_NOTHING, 1.0),
-            is_known: is_as_ruled && record.set_version.starts_with(&self.version),
+            is_known,
             decided_by: self.scope.number_of(&record.rule),
             level: record.level,
             is_undecidable: enforced > LIMITS_PER_CHECK_MAX,
-            under: self.under(&record.tenant, &before, &after),
-        })
+            under: self.under(&record.tenant, before, after),
+        }
+    }
+
+    /// What holds for a request before the change when overrides have ended that would have ended without it as well. Those that
+    /// it cuts short would be there.
+    fn ended<'s, 'd>(
+        &'s self,
+        now: &[Match<'s, 'd>],
+        tenant: &str,
+        dimensions: &'d Dimensions<'_>,
+    ) -> Vec<Match<'s, 'd>> {
+        let is_cut_short = |name: &str| self.scope.cut_short.contains(name);
+        // Which rules apply does not depend on the time, only what holds by them.
+        let both = self.before.matching(tenant, dimensions, AFTER_ALL_MS).zip(now);
+        let before = |(ended, now): (Match<'s, 'd>, &Match<'s, 'd>)| {
+            if now.terms.exception.is_some_and(is_cut_short) { now.clone() } else { ended }
+        };
+        both.map(before).collect()
+    }
+
+    /// Whether the same holds for a request by the rules of the change.
+    fn is_same(&self, now: &[Match<'_, '_>], later: &[Match<'_, '_>]) -> bool {
+        let is_touched = |found: &Match<'_, '_>| self.scope.number_of(&found.rule.name).is_some();
+        now.iter().zip(later).all(|(now, later)| !is_touched(now) || now.terms == later.terms)
+    }
+
+    /// The strictest that holds for a request after the change, once overrides have ended: one that ends soon would hide what holds
+    /// from then on.
+    fn strictest<'s, 'd>(&'s self, tenant: &str, dimensions: &'d Dimensions<'_>) -> Vec<Match<'s, 'd>> {
+        let mut all: Vec<Match<'s, 'd>> = Vec::new();
+        for moment_ms in &self.moments {
+            for (at, found) in self.after.matching(tenant, dimensions, *moment_ms).enumerate() {
+                match all.get_mut(at) {
+                    None => all.push(found),
+                    Some(known) if allowance(&found) < allowance(known) => *known = found,
+                    Some(_) => {}
+                }
+            }
+        }
+        all
     }
 
     /// The rules of the change that apply, before or after it.
@@ -219,14 +301,42 @@ impl BackTest {
     pub(crate) fn finish(self) -> Effect {
         let enough = self.enough();
         let measured = enough.of_all().map(|()| {
-            let at_most = self.measure(Guess::AtMost).newly_denied_percent;
-            let likely = self.measure(Guess::Likely);
-            Measured { at_most_percent: at_most.max(likely.newly_denied_percent), ..likely }
+            let (at_most, _) = self.measure(Guess::AtMost);
+            let (likely, of_rules) = self.measure(Guess::Likely);
+            let at_most_percent = at_most.newly_denied_percent.max(likely.newly_denied_percent);
+            let is_beyond = self.is_beyond(&likely, &of_rules);
+            (self.tell(Measured { at_most_percent, ..likely }, of_rules), is_beyond)
         });
         let unsure = self.unsure(&enough);
         // That says more than how few records there are.
         let not_logged = unsure.as_ref().and_then(Unsure::not_logged);
-        Effect::new(&self.scope, measured.map_err(|why| not_logged.unwrap_or(why)), unsure.as_ref())
+        let (measured, is_beyond) = match measured {
+            Ok((measured, is_beyond)) => (Ok(measured), is_beyond),
+            Err(why) => (Err(not_logged.unwrap_or(why)), false),
+        };
+        let leaves_less = self.approved.is_passed_by_halved(self.halved_unknown(&enough));
+        Effect::new(&self.scope, measured, unsure.as_ref()).beyond_if(is_beyond || leaves_less)
+    }
+
+    /// Whether what was measured is clearly more than what somebody approved, of all or of one rule.
+    fn is_beyond(&self, measured: &Measured, of_rules: &HashMap<u32, OfRule>) -> bool {
+        let mut known = of_rules.iter().filter(|(_, of_rule)| of_rule.records >= RECORDS_MIN);
+        self.approved.is_passed_by(measured.newly_denied_percent)
+            || known.any(|(number, of_rule)| {
+                let name = self.scope.touched.get(*number as usize);
+                name.is_some_and(|name| self.approved.is_passed_by_rule(name, Shares::from(of_rule)))
+            })
+    }
+
+    /// The rules that are left half of what passes, or less, and of which too little is known to say what that does.
+    fn halved_unknown(&self, enough: &Enough) -> impl Iterator<Item = (&str, f64)> {
+        let is_known = |tighter: &Tighter| {
+            let number = self.scope.number_of(&tighter.rule);
+            let is_measured = number.is_some_and(|number| enough.of_rule(number).is_ok());
+            enough.of_all().is_ok() && tighter.not_logged.is_none() && is_measured
+        };
+        let unknown = self.scope.halved().filter(move |(tighter, _)| !is_known(tighter));
+        unknown.map(|(tighter, left)| (tighter.rule.as_str(), left))
     }
 
     fn enough(&self) -> Enough {
@@ -247,20 +357,39 @@ impl BackTest {
             let not_logged = tighter.not_logged.clone().map(Unknown::NotLogged);
             let number = self.scope.number_of(&tighter.rule)?;
             let why = not_logged.or_else(|| enough.of_rule(number).err())?;
-            Some(Unsure { rule: tighter.rule.clone(), is_halved: tighter.is_halved, why })
+            Some(Unsure { rule: tighter.rule.clone(), is_halved: tighter.left.is_some(), why })
         });
         let all: Vec<Unsure> = unsure.collect();
         let at = all.iter().position(|unsure| unsure.is_halved).unwrap_or(0);
         all.into_iter().nth(at)
     }
 
-    fn measure(&self, guess: Guess) -> Measured {
+    /// What becomes of requests as they are now, or as they will be when overrides have ended, whichever denies the larger share;
+    /// and of each rule the same.
+    fn measure(&self, guess: Guess) -> (Measured, HashMap<u32, OfRule>) {
+        let (now, mut of_rules) = self.judge(self.tally(&self.seen, guess));
+        if self.later.is_empty() {
+            return (now, of_rules);
+        }
+        let (later, of_rules_later) = self.judge(self.tally(&self.later, guess));
+        for (rule, later) in of_rules_later {
+            let known = of_rules.entry(rule).or_default();
+            if Shares::from(&later).of_passing > Shares::from(&*known).of_passing {
+                *known = later;
+            }
+        }
+        let once_ended = later.newly_denied_percent > now.newly_denied_percent;
+        let measured = if once_ended { Measured { once_ended, ..later } } else { now };
+        (measured, of_rules)
+    }
+
+    fn tally(&self, all: &[Seen], guess: Guess) -> (Measured, HashMap<u32, OfRule>) {
         let window_ms = self.window_ms.map_or(0, |(first_ms, last_ms)| last_ms.saturating_sub(first_ms));
-        let mut before = Model::new(self.streams(window_ms, guess, |under| under.before));
-        let mut after = Model::new(self.streams(window_ms, guess, |under| under.after));
+        let mut before = Model::new(streams(all, window_ms, guess, |under| under.before));
+        let mut after = Model::new(streams(all, window_ms, guess, |under| under.after));
         let mut measured = Measured::default();
         let mut of_rules: HashMap<u32, OfRule> = HashMap::new();
-        for seen in &self.seen {
+        for seen in all {
             let becomes = becomes(seen, &mut before, &mut after);
             let passing = becomes.passing * seen.drawn_from;
             measured.records += 1;
@@ -278,13 +407,15 @@ impl BackTest {
                 of_rules.entry(rule).or_default().newly_denied += becomes.newly_denied * seen.drawn_from;
             }
         }
-        self.judge(&mut measured, of_rules);
-        measured
+        (measured, of_rules)
     }
 
     /// What counts is the rule that newly denies the largest part of what passes it: whoever asks under that one is not helped
     /// by how much passes others. That of all rules together may be larger, where several deny some of the same requests.
-    fn judge(&self, measured: &mut Measured, of_rules: HashMap<u32, OfRule>) {
+    fn judge(
+        &self,
+        (mut measured, of_rules): (Measured, HashMap<u32, OfRule>),
+    ) -> (Measured, HashMap<u32, OfRule>) {
         let share = |newly_denied: f64, passing: f64| newly_denied / passing.max(NEARLY_NOTHING);
         let known = of_rules.iter().filter(|(_, of_rule)| of_rule.records >= RECORDS_MIN);
         let shares = known.map(|(number, of_rule)| (share(of_rule.newly_denied, of_rule.passing), *number));
@@ -293,40 +424,46 @@ impl BackTest {
         let worst = worst.filter(|(of_rule, _)| *of_rule >= of_all);
         measured.newly_denied_percent = 100.0 * worst.map_or(of_all, |(share, _)| share).min(1.0);
         measured.worst = worst.and_then(|(_, number)| self.scope.touched.get(number as usize)).cloned();
-        measured.rules = self.told(of_rules);
+        (measured, of_rules)
     }
 
-    /// What is behind the records, on one side of the change.
-    fn streams(
-        &self,
-        window_ms: u64,
-        guess: Guess,
-        side: fn(&Under) -> Option<Side>,
-    ) -> HashMap<u64, Stream> {
-        let mut keys = Keys::default();
-        for seen in self.seen.iter().filter(|seen| seen.is_drawn()) {
-            for under in &seen.under {
-                if let Some(side) = side(under) {
-                    let Seen { at_ms, drawn_from: from, cost, .. } = *seen;
-                    let spent = seen.spent(under).filter(|_| under.is_same_key());
-                    keys.note((under.rule, side.place), &Drawn { at_ms, from, cost, spent });
-                }
-            }
-        }
-        keys.streams(window_ms, guess)
-    }
-
-    /// The rules that deny more, those first that deny most.
-    fn told(&self, of_rules: HashMap<u32, OfRule>) -> Vec<OfRule> {
+    /// Tells of the rules that deny more, those first that deny most, and of the others in short.
+    fn tell(&self, measured: Measured, of_rules: HashMap<u32, OfRule>) -> Measured {
         let named = |(number, of_rule): (u32, OfRule)| {
             let rule = self.scope.touched.get(number as usize)?.clone();
             Some(OfRule { rule, ..of_rule }).filter(|of_rule| of_rule.newly_denied > 0.0)
         };
-        let mut told: Vec<OfRule> = of_rules.into_iter().filter_map(named).collect();
-        told.sort_by(|a, b| b.newly_denied.total_cmp(&a.newly_denied).then_with(|| a.rule.cmp(&b.rule)));
-        told.truncate(NAMES_MAX);
-        told
+        let mut rules: Vec<OfRule> = of_rules.into_iter().filter_map(named).collect();
+        rules.sort_by(|a, b| b.newly_denied.total_cmp(&a.newly_denied).then_with(|| a.rule.cmp(&b.rule)));
+        let (in_short, others) = in_short(rules.split_off(NAMES_MAX.min(rules.len())));
+        Measured { rules, in_short, others, ..measured }
     }
+}
+
+/// How much passes by what holds for a key: less, the lower.
+fn allowance(found: &Match<'_, '_>) -> (bool, f64, u32) {
+    let limit = &found.terms.limit;
+    (found.terms.mode == Mode::Shadow, Rate::of(limit).per_ms(), limit.burst())
+}
+
+/// What is behind records, on one side of the change.
+fn streams(
+    all: &[Seen],
+    window_ms: u64,
+    guess: Guess,
+    side: fn(&Under) -> Option<Side>,
+) -> HashMap<u64, Stream> {
+    let mut keys = Keys::default();
+    for seen in all.iter().filter(|seen| seen.is_drawn()) {
+        for under in &seen.under {
+            if let Some(side) = side(under) {
+                let Seen { at_ms, drawn_from: from, cost, .. } = *seen;
+                let spent = seen.spent(under).filter(|_| under.is_same_key());
+                keys.note((under.rule, side.place), &Drawn { at_ms, from, cost, spent });
+            }
+        }
+    }
+    keys.streams(window_ms, guess)
 }
 
 /// Whether there are records enough to say anything: of all rules of a change, and of each.

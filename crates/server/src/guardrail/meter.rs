@@ -39,8 +39,12 @@ impl Rate {
             || !self.is_blocked() && self.burst >= other.burst && self.product(other) >= other.product(self)
     }
 
-    /// Whether it lets pass half as much as another one, or less, of bursts or in the long run.
-    pub(super) fn is_half_of(self, other: Self) -> bool {
+    /// The part of what passes under another one that is left, if that is half or less, of bursts or in the long run.
+    pub(super) fn half_of(self, other: Self) -> Option<f64> {
+        self.is_half_of(other).then(|| self.part_of(other))
+    }
+
+    fn is_half_of(self, other: Self) -> bool {
         let is_half = self.product(other).saturating_mul(2) <= other.product(self);
         !other.is_blocked()
             && (self.is_blocked() || is_half || u64::from(self.burst) * 2 <= u64::from(other.burst))

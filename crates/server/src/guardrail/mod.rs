@@ -15,18 +15,21 @@
 //!
 //! Nothing here decides for real, and nothing here reads a clock: the records bring their times.
 
+mod approved;
 mod back_test;
 mod keys;
 mod meter;
 mod overrides;
 mod trial;
 
-use std::collections::HashMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use tidegate_rules::change::Needs;
 
+use self::approved::{Halved, InShort, told_halved};
+
+pub(crate) use self::approved::Approved;
 pub(crate) use self::back_test::BackTest;
 pub(crate) use self::trial::{Scope, Trial, tightened, with};
 
@@ -36,10 +39,6 @@ const CONFIRM_ABOVE: f64 = 0.05;
 
 /// The share above which it waits for somebody else.
 const APPROVE_ABOVE: f64 = 0.5;
-
-/// How many points of a hundred a change may deny more when it is applied than when it was approved. Higher: fewer approvals that
-/// have to be asked for again; more that nobody approved.
-const APPROVED_PERCENT_MARGIN: f64 = 5.0;
 
 /// How far back decisions are decided again. Longer: also what happens once a day; more to read.
 pub(crate) const WINDOW_MS: u64 = 60 * 60 * 1_000;
@@ -63,6 +62,12 @@ pub(crate) struct Effect {
     touched_count: usize,
     /// Nothing if there was nothing to measure.
     measured: Option<Measured>,
+    /// The rules that are left half of what passes, or less, the first of them.
+    halved: Vec<Halved>,
+    halved_count: usize,
+    /// Whether it denies clearly more than what somebody approved.
+    #[serde(skip)]
+    pub(crate) is_beyond: bool,
 }
 
 /// Recent requests that rules of the change apply to, and what would have become of them.
@@ -87,9 +92,17 @@ pub(crate) struct Measured {
     /// The same at most, if keys of which the log has one record asked for as much as may be.
     #[serde(default)]
     at_most_percent: f64,
+    /// Whether that much is denied only once overrides have ended.
+    #[serde(default)]
+    once_ended: bool,
     /// The same of the rules that deny more, those first that deny most.
     #[serde(default)]
     rules: Vec<OfRule>,
+    /// The others in short, and the largest shares of those for which there is no room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    in_short: Vec<InShort>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    others: Option<(f64, f64)>,
 }
 
 /// What one rule would have done.
@@ -159,12 +172,23 @@ impl Effect {
         let (needs, because) = judge(measured.as_ref(), unsure, scope);
         let touched_count = scope.touched.len();
         let touched = scope.touched.iter().take(NAMES_MAX).cloned().collect();
-        Self { needs, because, touched, touched_count, measured: measured.ok() }
+        let halved: Vec<(&str, f64)> =
+            scope.halved().map(|(tighter, left)| (tighter.rule.as_str(), left)).collect();
+        let (halved, halved_count) = (told_halved(&halved), halved.len());
+        let (measured, is_beyond) = (measured.ok(), false);
+        Self { needs, because, touched, touched_count, measured, halved, halved_count, is_beyond }
     }
 
-    /// What is said of a change of which nothing is known.
-    pub(crate) fn unknown(scope: &Scope, why: Unknown) -> Self {
-        Self::new(scope, Err(why), None)
+    /// What is said of a change of which nothing is known, beside what somebody approved.
+    pub(crate) fn unknown(scope: &Scope, why: Unknown, approved: &Approved) -> Self {
+        let halved = scope.halved().map(|(tighter, left)| (tighter.rule.as_str(), left));
+        Self::new(scope, Err(why), None).beyond_if(approved.is_passed_by_halved(halved))
+    }
+
+    /// The same, held against what somebody approved. What needs nobody's approval is within it.
+    fn beyond_if(self, is_beyond: bool) -> Self {
+        let is_beyond = is_beyond && self.needs == Needs::Approver;
+        Self { is_beyond, ..self }
     }
 
     /// The same where there is nobody else to ask: of what is not known, whoever is there has to be sure. What is measured waits
@@ -172,50 +196,16 @@ impl Effect {
     pub(crate) fn for_one(mut self) -> Self {
         if self.needs == Needs::Approver && self.measured.is_none() {
             self.needs = Needs::Confirmation;
+            self.is_beyond = false;
             self.because.push_str("; without tokens there is nobody else to ask");
         }
         self
-    }
-
-    /// Whether it denies clearly more than what somebody approved.
-    pub(crate) fn is_beyond(&self, approved: Option<&Approved>) -> bool {
-        let percent = approved.map_or(0.0, |approved| approved.newly_denied_percent);
-        let now = self.measured.as_ref().map_or(0.0, |measured| measured.newly_denied_percent);
-        self.needs == Needs::Approver && now > percent + APPROVED_PERCENT_MARGIN
     }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn word<S: serde::Serializer>(needs: &Needs, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(needs.word())
-}
-
-/// What a change was expected to do when somebody approved it.
-#[derive(Debug, Default)]
-pub(crate) struct Approved {
-    newly_denied_percent: f64,
-    of_rules: HashMap<String, f64>,
-}
-
-/// An effect as it is kept.
-#[derive(Deserialize)]
-struct Kept {
-    measured: Option<Measured>,
-}
-
-impl Approved {
-    /// Reads what is kept with a change; nothing if nothing was measured.
-    pub(crate) fn read(effect: &str) -> Option<Self> {
-        let Measured { newly_denied_percent, rules, .. } =
-            serde_json::from_str::<Kept>(effect).ok()?.measured?;
-        let share = |of_rule: OfRule| (of_rule.rule, of_rule.newly_denied / of_rule.requests.max(1.0));
-        Some(Self { newly_denied_percent, of_rules: rules.into_iter().map(share).collect() })
-    }
-
-    /// The share of a rule's requests that it was expected to newly deny.
-    pub(crate) fn share_of(&self, rule: &str) -> f64 {
-        self.of_rules.get(rule).copied().unwrap_or(0.0)
-    }
 }
 
 /// What a change takes, and why: by what was measured, and by what could not be.
@@ -245,11 +235,11 @@ fn weight(needs: Needs) -> u8 {
 }
 
 fn by_terms(why: &Unknown, scope: &Scope) -> (Needs, String) {
-    let halved = scope.tighter.iter().find(|tighter| tighter.is_halved);
+    let halved = scope.halved().next().map(|(tighter, _)| tighter);
     let Some(tighter) = halved.or(scope.tighter.first()) else {
         return (Needs::Nothing, format!("{why}; the change denies nothing that passes now"));
     };
-    let (needs, may) = of_unknown(&tighter.rule, tighter.is_halved);
+    let (needs, may) = of_unknown(&tighter.rule, tighter.left.is_some());
     (needs, format!("{why}; {may}"))
 }
 
@@ -267,8 +257,10 @@ fn by_share(measured: &Measured) -> (Needs, String) {
     let percent = measured.newly_denied_percent;
     let of =
         measured.worst.as_ref().map_or_else(|| "these rules".to_owned(), |rule| format!("rule {rule:?}"));
-    let told =
-        |rest: &str| format!("{percent:.1} % of the requests that pass {of} now would be newly denied{rest}");
+    let then = if measured.once_ended { " once overrides have ended" } else { "" };
+    let told = |rest: &str| {
+        format!("{percent:.1} % of the requests that pass {of} now would be newly denied{then}{rest}")
+    };
     match percent / 100.0 {
         share if share > APPROVE_ABOVE => {
             (Needs::Approver, told(&format!(", more than {} %", 100.0 * APPROVE_ABOVE)))

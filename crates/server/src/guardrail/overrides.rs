@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tidegate_rules::Mode;
 use tidegate_rules::book::{Book, Kind};
 use tidegate_rules::change::Operation;
@@ -30,8 +30,8 @@ impl Terms {
         }
     }
 
-    fn is_half_of(self, was: Self) -> bool {
-        [self.mode, was.mode] == [Mode::Enforce; 2] && self.rate.is_half_of(was.rate)
+    fn half_of(self, was: Self) -> Option<f64> {
+        self.rate.half_of(was.rate).filter(|_| [self.mode, was.mode] == [Mode::Enforce; 2])
     }
 }
 
@@ -85,6 +85,7 @@ pub(super) struct Overrides<'s> {
     before: &'s Named<'s>,
     after: &'s Named<'s>,
     changed: Vec<(Option<Over>, Option<Over>)>,
+    cut_short: HashSet<String>,
     patterns_before: Patterns,
     patterns_after: Patterns,
 }
@@ -101,6 +102,11 @@ impl<'s> Overrides<'s> {
         let overrides = || book.rows.iter().filter(|row| row.kind == Kind::Override);
         let there = overrides().filter(|row| names.contains(row.name.as_str()));
         let there: HashMap<&str, &str> = there.map(|row| (row.name.as_str(), row.body.as_str())).collect();
+        let is_cut_short = |operation: &&Operation| {
+            there.get(operation.row().1).is_some_and(|old| !lasts(old, operation.body()))
+        };
+        let cut_short = operations.clone().filter(is_cut_short);
+        let cut_short = cut_short.map(|operation| operation.row().1.to_owned()).collect();
         let changed: Vec<(Option<Over>, Option<Over>)> = operations
             .map(|operation| {
                 let old = there.get(operation.row().1).copied().and_then(Over::read);
@@ -118,17 +124,18 @@ impl<'s> Overrides<'s> {
         let news = changed.iter().filter_map(|(_, new)| new.as_ref());
         let patterns_before = patterns(others.iter().chain(olds), before);
         let patterns_after = patterns(others.iter().chain(news), after);
-        Self { before, after, changed, patterns_before, patterns_after }
+        Self { before, after, changed, cut_short, patterns_before, patterns_after }
     }
 
     /// Finds the rules that overrides touch, and those that may deny more by them.
     pub(super) fn compare(&self, found: &mut Compared) {
+        found.cut_short.extend(self.cut_short.iter().cloned());
         for (old, new) in &self.changed {
             let rules: BTreeSet<&String> = old.iter().chain(new).map(|over| &over.rule).collect();
             if self.may_deny_more(old.as_ref(), new.as_ref()) {
-                let is_halved = new.as_ref().is_some_and(|new| self.halves_all(new));
+                let left = new.as_ref().and_then(|new| self.left_to_all(new));
                 for rule in &rules {
-                    found.note_tighter(rule, is_halved);
+                    found.note_tighter(rule, left);
                 }
             }
             found.touched.extend(rules.into_iter().cloned());
@@ -152,11 +159,26 @@ impl<'s> Overrides<'s> {
         }
     }
 
-    /// Whether an override for every key lets pass half of what the rule did, or less.
-    fn halves_all(&self, new: &Over) -> bool {
-        let terms = new.terms(self.before).zip(new.terms(self.after));
-        new.is_for_all() && terms.is_some_and(|(was, is)| is.is_half_of(was))
+    /// The part that an override for every key leaves of what passed the rule, if that is half or less.
+    fn left_to_all(&self, new: &Over) -> Option<f64> {
+        let (was, is) = new.terms(self.before).zip(new.terms(self.after))?;
+        is.half_of(was).filter(|_| new.is_for_all())
     }
+}
+
+/// When an override ends by itself, of a body that was checked before.
+pub(super) fn end_ms(body: &str) -> Option<u64> {
+    serde_json::from_str::<Value>(body).ok()?["expires"].as_u64()
+}
+
+/// Whether an override is there for as long as it was, and says the same, or allows more.
+fn lasts(old: &str, new: Option<&str>) -> bool {
+    let read = |body: &str| serde_json::from_str::<Map<String, Value>>(body).ok();
+    let (Some(mut old), Some(mut new)) = (read(old), new.and_then(read)) else { return false };
+    let mut taken = |field: &str| [old.remove(field), new.remove(field)].map(|value| value?.as_u64());
+    let [old_ms, new_ms] = taken("expires").map(|end_ms| end_ms.unwrap_or(u64::MAX));
+    let [old_limit, new_limit] = taken("limit");
+    new_ms >= old_ms && new_limit >= old_limit && old == new
 }
 
 /// What holds for keys of an override in a set that does not have it.

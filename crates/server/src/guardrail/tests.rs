@@ -1,6 +1,10 @@
 //! What a change takes, and how far off an estimate may be.
 
+mod approval;
+mod endings;
 mod estimate;
+
+use std::sync::Arc;
 
 use tidegate_record::{Record, Terms, Verdict};
 use tidegate_rules::RuleSet;
@@ -67,7 +71,9 @@ fn effect(operations: &[Operation], requests: u64) -> Effect {
 }
 
 fn begun(operations: &[Operation], sample_rate: f64) -> BackTest {
-    Trial::new(&in_force(), &book(), operations, None, NOW_MS).expect("compiles").begin(sample_rate)
+    Trial::new(&in_force(), &book(), operations, None, NOW_MS)
+        .expect("compiles")
+        .begin(sample_rate, Arc::default())
 }
 
 fn lowered(amount: u32, requests: u64) -> Effect {
@@ -161,7 +167,7 @@ fn unmeasured(there: &[(&str, &str)], operation: Operation) -> Needs {
     let book = Book { revision: 1, rows, ..Book::default() };
     let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
     let trial = Trial::new(&set, &book, &[operation], None, NOW_MS).expect("compiles");
-    Effect::unknown(trial.scope(), Unknown::NoLog).needs
+    Effect::unknown(trial.scope(), Unknown::NoLog, &Approved::default()).needs
 }
 
 fn over(fields: &str) -> String {
@@ -236,7 +242,8 @@ fn of_two(operations: &[Operation], (users, teams): (u64, u64)) -> Effect {
     let rows = [row(Kind::Rule, "a", &limit(100, "")), row(Kind::Rule, "b", &by_team(100))].into();
     let book = Book { revision: 1, rows, ..Book::default() };
     let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
-    let mut test = Trial::new(&set, &book, operations, None, NOW_MS).expect("compiles").begin(1.0);
+    let mut test =
+        Trial::new(&set, &book, operations, None, NOW_MS).expect("compiles").begin(1.0, Arc::default());
     for at in 0..users {
         assert!(test.take(&record(&format!("u{at}"), NOW_MS, 1.0)));
     }
@@ -381,7 +388,8 @@ fn what_a_rule_said_in_shadow_mode_it_does_when_it_is_enforced() {
     };
     for (would_deny, needs) in [(5, Needs::Nothing), (6, Needs::Confirmation), (51, Needs::Approver)] {
         let enforced = [put(Kind::Rule, "a", &limit(100, ""))];
-        let mut test = Trial::new(&set, &shadow, &enforced, None, NOW_MS).expect("compiles").begin(1.0);
+        let mut test =
+            Trial::new(&set, &shadow, &enforced, None, NOW_MS).expect("compiles").begin(1.0, Arc::default());
         for record in said(Verdict::ShadowDenied, would_deny).chain(said(Verdict::Allowed, 100 - would_deny))
         {
             assert!(test.take(&record));
@@ -408,24 +416,12 @@ fn what_other_rules_or_an_emergency_decided_only_says_that_a_request_came() {
 }
 
 #[test]
-fn a_change_that_denies_clearly_more_than_was_approved_is_beyond_it() {
-    let kept = |amount: u32| serde_json::to_string(&lowered(amount, 100)).expect("text");
-    let approved = Approved::read(&kept(40)).expect("measured");
-    assert!((approved.share_of("a") - 0.6).abs() < 1e-9 && approved.share_of("b") <= 0.0);
-    assert_eq!(
-        [40, 35, 34, 60].map(|amount| lowered(amount, 100).is_beyond(Some(&approved))),
-        [false, false, true, false]
-    );
-    assert!(lowered(40, 100).is_beyond(None), "nobody approved anything");
-    assert!(!lowered(60, 100).is_beyond(None), "that takes no approval");
-}
-
-#[test]
 fn a_log_that_cannot_be_read_is_told_and_asked_about() {
     let unread = |amount: u32| {
         let change = [put(Kind::Rule, "a", &limit(amount, ""))];
         let trial = Trial::new(&in_force(), &book(), &change, None, NOW_MS).expect("compiles");
-        let effect = Effect::unknown(trial.scope(), Unknown::Unread("a torn page".to_owned()));
+        let effect =
+            Effect::unknown(trial.scope(), Unknown::Unread("a torn page".to_owned()), &Approved::default());
         assert!(
             effect.because.contains("the decision log cannot be read (a torn page)"),
             "{}",

@@ -8,9 +8,17 @@ use tidegate_rules::book::{Book, Kind, Row};
 use tidegate_rules::change::Operation;
 use tidegate_rules::{Mode, Problems, Regime, Rule, RuleSet};
 
+use super::approved::Approved;
 use super::back_test::BackTest;
 use super::meter::Rate;
-use super::overrides::Overrides;
+use super::overrides::{Overrides, end_ms};
+
+/// How many moments are looked at when overrides of a change end: the earliest, and that when all have ended. More: a plan takes
+/// longer, since every request is looked up at each of them.
+const MOMENTS_MAX: usize = 16;
+
+/// When all has ended that ends.
+pub(super) const AFTER_ALL_MS: u64 = u64::MAX;
 
 /// A change, compiled beside what is there.
 #[derive(Debug)]
@@ -18,6 +26,8 @@ pub(crate) struct Trial {
     before: RuleSet,
     after: RuleSet,
     scope: Scope,
+    /// When other overrides hold than now; nothing if none ever ends.
+    moments: Vec<u64>,
 }
 
 /// Which rules a change is about.
@@ -27,14 +37,16 @@ pub(crate) struct Scope {
     pub(super) touched: Arc<[String]>,
     /// Those of them that deny more than before, or may.
     pub(super) tighter: Arc<[Tighter]>,
+    /// The overrides that are not there for as long as they were, or not as they were.
+    pub(super) cut_short: Arc<HashSet<String>>,
 }
 
 /// A rule that denies more than before, or may.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tighter {
     pub(super) rule: String,
-    /// Whether it was enforced and lets pass half as much by now, or less.
-    pub(super) is_halved: bool,
+    /// The part that is left of what passes, if it was enforced and lets pass half as much by now, or less.
+    pub(super) left: Option<f64>,
     /// What it looks at, and records do not have.
     pub(super) not_logged: Option<String>,
 }
@@ -44,6 +56,11 @@ impl Scope {
     pub(super) fn number_of(&self, rule: &str) -> Option<u32> {
         let found = self.touched.binary_search_by(|name| name.as_str().cmp(rule)).ok()?;
         u32::try_from(found).ok()
+    }
+
+    /// The rules that are left half of what passes, or less, with that part.
+    pub(super) fn halved(&self) -> impl Iterator<Item = (&Tighter, f64)> {
+        self.tighter.iter().filter_map(|tighter| Some((tighter, tighter.left?)))
     }
 }
 
@@ -63,9 +80,14 @@ impl Trial {
         after.with_emergencies(book.emergency_revision, &book.emergencies, now_ms)?;
         let before = in_force.with_emergencies(book.emergency_revision, &[], now_ms)?;
         let found = compare((&before, &after), book, operations, now_ms);
-        let scope =
-            Scope { tighter: found.tighter(&before, &after), touched: found.touched.into_iter().collect() };
-        Ok(Self { before, after, scope })
+        let scope = Scope {
+            tighter: found.tighter(&before, &after),
+            touched: found.touched.into_iter().collect(),
+            cut_short: Arc::new(found.cut_short),
+        };
+        let has_ends = before.has_ends() || after.has_ends();
+        let moments = if has_ends { moments(operations, now_ms) } else { Vec::new() };
+        Ok(Self { before, after, scope, moments })
     }
 
     /// The rules as they would be.
@@ -78,10 +100,19 @@ impl Trial {
         &self.scope
     }
 
-    /// The same, ready to be shown what was decided, of which so much was logged as passed.
-    pub(crate) fn begin(self, sample_rate: f64) -> BackTest {
-        BackTest::new(self.before, self.after, self.scope, sample_rate)
+    /// The same, ready to be shown what was decided, of which so much was logged as passed, and held against what somebody
+    /// approved.
+    pub(crate) fn begin(self, sample_rate: f64, approved: Arc<Approved>) -> BackTest {
+        BackTest::new((self.before, self.after), self.scope, self.moments, sample_rate, approved)
     }
+}
+
+/// When overrides that a change puts end, in order, and when all have ended, also those that were there.
+fn moments(operations: &[Operation], now_ms: u64) -> Vec<u64> {
+    let puts = operations.iter().filter(|operation| operation.row().0 == Kind::Override);
+    let ends = puts.filter_map(Operation::body).filter_map(end_ms).filter(|end_ms| *end_ms > now_ms);
+    let ends: BTreeSet<u64> = ends.collect();
+    ends.into_iter().take(MOMENTS_MAX - 1).chain([AFTER_ALL_MS]).collect()
 }
 
 /// The rules that deny more after changes than before them, or may. The book is the one before.
@@ -98,13 +129,16 @@ pub(crate) fn tightened(
 #[derive(Debug, Default)]
 pub(super) struct Compared {
     pub(super) touched: BTreeSet<String>,
-    /// Those that deny more than before, or may, and whether they let pass half as much or less.
-    tighter: BTreeMap<String, bool>,
+    /// The overrides that are not there for as long as they were, or not as they were.
+    pub(super) cut_short: HashSet<String>,
+    /// Those that deny more than before, or may, and what is left where that is half or less.
+    tighter: BTreeMap<String, Option<f64>>,
 }
 
 impl Compared {
-    pub(super) fn note_tighter(&mut self, rule: &str, is_halved: bool) {
-        *self.tighter.entry(rule.to_owned()).or_default() |= is_halved;
+    pub(super) fn note_tighter(&mut self, rule: &str, left: Option<f64>) {
+        let known = self.tighter.entry(rule.to_owned()).or_default();
+        *known = known.iter().copied().chain(left).reduce(f64::min);
     }
 
     fn tighter(&self, before: &RuleSet, after: &RuleSet) -> Arc<[Tighter]> {
@@ -115,9 +149,9 @@ impl Compared {
         let rules = after.rules().iter().filter(|rule| self.tighter.contains_key(&*rule.name));
         let not_logged: HashMap<&str, &str> =
             rules.filter_map(|rule| Some((&*rule.name, logged.lacks(rule)?))).collect();
-        let of = |(rule, is_halved): (&String, &bool)| Tighter {
+        let of = |(rule, left): (&String, &Option<f64>)| Tighter {
             rule: rule.clone(),
-            is_halved: *is_halved,
+            left: *left,
             not_logged: not_logged.get(rule.as_str()).copied().map(str::to_owned),
         };
         self.tighter.iter().map(of).collect()
@@ -195,7 +229,7 @@ fn compare_rules(before: &Named<'_>, after: &Named<'_>, found: &mut Compared) {
         }
         found.touched.insert(name.to_owned());
         if is_tighter(known, rule) {
-            found.note_tighter(name, known.is_some_and(|known| is_halved(known, rule)));
+            found.note_tighter(name, known.and_then(|known| halved(known, rule)));
         }
     }
     let gone = before.rules().filter(|(name, _)| after.rule(name).is_none());
@@ -225,10 +259,10 @@ fn is_same(a: &Rule, b: &Rule) -> bool {
     *a == Rule { version: a.version, ..b.clone() }
 }
 
-/// Whether a rule that was enforced lets pass half as much by now, or less.
-fn is_halved(before: &Rule, after: &Rule) -> bool {
-    let is_enforced = |rule: &Rule| rule.mode == Mode::Enforce;
-    is_enforced(before) && is_enforced(after) && Rate::of(&after.limit).is_half_of(Rate::of(&before.limit))
+/// The part that is left of what passes a rule that was enforced, if that is half as much by now, or less.
+fn halved(before: &Rule, after: &Rule) -> Option<f64> {
+    let is_enforced = [before.mode, after.mode] == [Mode::Enforce; 2];
+    Rate::of(&after.limit).half_of(Rate::of(&before.limit)).filter(|_| is_enforced)
 }
 
 /// Whether a rule may deny what it did not.

@@ -7,6 +7,8 @@
     reason = "small numbers"
 )]
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -104,7 +106,8 @@ fn shares(
     let book = Book { revision: 1, rows: [row(Kind::Rule, "a", &before.body())].into(), ..Book::default() };
     let in_force = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
     let change = [put(Kind::Rule, "a", &after.body())];
-    let mut test = Trial::new(&in_force, &book, &change, None, NOW_MS).expect("compiles").begin(sample);
+    let mut test =
+        Trial::new(&in_force, &book, &change, None, NOW_MS).expect("compiles").begin(sample, Arc::default());
     let (mut was, mut is) = (Exact::new(before), Exact::new(after));
     // Of a key that is denied already, requests trade places: what counts is how many more are denied.
     let mut newly_denied = vec![0_i32; USERS_MAX];

@@ -1,0 +1,116 @@
+//! Overrides that end by themselves hide nothing of what holds from then on.
+
+use super::*;
+
+const MINUTE_MS: u64 = 60_000;
+const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
+
+/// An override for some keys that ends after a time, if ever.
+fn temporary(key: &str, amount: u32, lasts_ms: Option<u64>, more: &str) -> String {
+    let end = lasts_ms.map(|ms| format!(r#","expires":{}"#, NOW_MS + ms)).unwrap_or_default();
+    over(&format!(r#""key":["{key}"],"limit":{amount}{end}{more}"#))
+}
+
+/// What is found out about a change from requests that passed, where the rule allows so much, and an override for everybody may
+/// be there.
+fn from(
+    (rule, there): (u32, Option<&str>),
+    sample_rate: f64,
+    records: impl IntoIterator<Item = Record>,
+    change: &[Operation],
+) -> Effect {
+    let over = there.map(|body| row(Kind::Override, "o", body));
+    let rows = [row(Kind::Rule, "a", &limit(rule, ""))].into_iter().chain(over).collect();
+    let book = Book { revision: 1, rows, ..Book::default() };
+    let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
+    let trial = Trial::new(&set, &book, change, None, NOW_MS).expect("compiles");
+    let mut test = trial.begin(sample_rate, Arc::default());
+    let replaced_by = there.map(|_| "o".to_owned()).unwrap_or_default();
+    for record in records {
+        assert!(test.take(&Record { replaced_by: replaced_by.clone(), ..record }));
+    }
+    test.finish()
+}
+
+/// The same after so many requests of one user.
+fn of(rule: u32, there: Option<&str>, requests: u64, change: &[Operation]) -> Effect {
+    from((rule, there), 1.0, (0..requests).map(|_| record("u", NOW_MS, 1.0)), change)
+}
+
+fn to_rule(amount: u32) -> Operation {
+    put(Kind::Rule, "a", &limit(amount, ""))
+}
+
+fn to_over(name: &str, body: &str) -> Operation {
+    put(Kind::Override, name, body)
+}
+
+#[test]
+fn an_override_that_ends_does_not_hide_what_comes_after_it() {
+    let lowered = |lasts_ms| [to_rule(1), to_over("o", &temporary("*", 1_000, lasts_ms, ""))];
+    let effect = of(100, None, 100, &lowered(Some(10 * MINUTE_MS)));
+    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    let words =
+        "99.0 % of the requests that pass rule \"a\" now would be newly denied once overrides have ended";
+    assert!(effect.because.starts_with(words), "{}", effect.because);
+    let lasting = of(100, None, 100, &lowered(None));
+    assert_eq!(lasting.needs, Needs::Nothing, "{}", lasting.because);
+    assert!(!lasting.because.contains("ended"), "{}", lasting.because);
+    // What lets pass more for a while takes nobody.
+    let more = of(100, None, 100, &[to_over("o", &temporary("*", 1_000, Some(10 * MINUTE_MS), ""))]);
+    assert_eq!(more.needs, Needs::Nothing, "{}", more.because);
+}
+
+#[test]
+fn an_override_that_is_cut_short_counts_as_what_it_was() {
+    let soon = temporary("*", 1_000, Some(10 * MINUTE_MS), "");
+    for there in [temporary("*", 1_000, Some(DAY_MS), ""), temporary("*", 1_000, None, "")] {
+        let changed = |change: &[Operation]| of(1, Some(&there), 100, change).needs;
+        assert_eq!(changed(&[to_over("o", &soon)]), Needs::Approver, "{there}");
+        let gone = Operation::Delete { kind: Kind::Override, name: "o".to_owned() };
+        assert_eq!(changed(&[gone, to_over("p", &soon)]), Needs::Approver, "{there}");
+        // What it says is less, behind another that says more for a while.
+        let first = temporary("*u", 1_000, Some(10 * MINUTE_MS), r#","priority":1"#);
+        let less = there.replace("1000", "1");
+        assert_eq!(changed(&[to_over("o", &less), to_over("p", &first)]), Needs::Approver, "{there}");
+    }
+    let there = temporary("*", 1_000, Some(DAY_MS), "");
+    for longer in [
+        temporary("*", 1_000, Some(7 * DAY_MS), ""),
+        temporary("*", 2_000, Some(DAY_MS), ""),
+        temporary("*", 1_000, None, ""),
+    ] {
+        let effect = of(1, Some(&there), 100, &[to_over("o", &longer)]);
+        assert_eq!(effect.needs, Needs::Nothing, "{longer}: {}", effect.because);
+    }
+}
+
+#[test]
+fn what_ends_without_a_change_is_not_held_against_it() {
+    let there = temporary("*", 1_000, Some(DAY_MS), "");
+    let lowered = |amount: u32| of(100, Some(&there), 1_000, &[to_rule(amount)]);
+    // Of the thousand that pass now, a hundred would tomorrow.
+    let effect = lowered(95);
+    assert_eq!(effect.needs, Needs::Nothing, "{}", effect.because);
+    assert!(effect.because.starts_with("5.0 % of"), "{}", effect.because);
+    // And yet a change behind it is seen.
+    assert_eq!([94, 1].map(|amount| lowered(amount).needs), [Needs::Confirmation, Needs::Approver]);
+}
+
+#[test]
+fn what_was_spent_under_an_override_does_not_tell_what_passes_without_it() {
+    let there = temporary("*", 1_000, Some(DAY_MS), "");
+    let spent = strangers(150).map(|record| Record { level: 500, ..record });
+    let effect = from((100, Some(&there)), 0.001, spent, &[to_rule(99)]);
+    assert!(effect.because.starts_with("0.0 % of"), "{}", effect.because);
+}
+
+#[test]
+fn the_strictest_of_several_that_end_one_after_the_other_counts() {
+    let change = [
+        to_over("first", &temporary("*", 1_000, Some(10 * MINUTE_MS), r#","priority":1"#)),
+        to_over("then", &temporary("*u", 1, Some(DAY_MS), "")),
+    ];
+    let effect = of(100, None, 100, &change);
+    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+}
