@@ -41,8 +41,23 @@ pub enum Act {
     Decide,
     /// What they cost was spent already.
     Charge,
-    /// What they cost is given back.
+    /// What they cost is given back, all of it.
     Refund,
+    /// What they cost was charged for a request that does not pass in the end, and is given back but for what has drained: by then
+    /// others may have used that.
+    RollBack {
+        /// It was charged then or later, by the clock of whoever reads this: the asker's until it is sent, from then on that of the
+        /// process that decides.
+        since_us: u64,
+    },
+}
+
+impl Act {
+    /// Whether it makes room: if it was done twice, more would pass than the limit says.
+    #[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only connections tell something again"))]
+    pub(crate) const fn gives_back(self) -> bool {
+        matches!(self, Self::Refund | Self::RollBack { .. })
+    }
 }
 
 /// A question, spelled out for a process that has the same tenants.

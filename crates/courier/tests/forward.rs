@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tidegate_core::Limit;
+use tidegate_courier::wire::Frame;
 use tidegate_courier::{
     Act, Answers, Certificates, Courier, Forward, ForwardQuestion, Forwarded, Said, region_id,
 };
 use tidegate_testkit::{Proxy, Traffic};
 use tokio::sync::Semaphore;
 
-use common::{Region, TIME_MAX};
+use common::{Hand, Region, TIME_MAX};
 
 /// Says what each question costs, once it may.
 struct Echo {
@@ -87,9 +88,16 @@ struct Ledger {
     asked: AtomicU64,
     charged: AtomicU64,
     refunded: AtomicU64,
+    rolled_back: AtomicU64,
+    /// Since when the last of that was charged.
+    since_us: AtomicU64,
 }
 
 impl Ledger {
+    fn given_back(&self) -> u64 {
+        self.refunded.load(Ordering::SeqCst) + self.rolled_back.load(Ordering::SeqCst)
+    }
+
     fn sums(&self) -> (u64, u64) {
         (self.charged.load(Ordering::SeqCst), self.refunded.load(Ordering::SeqCst))
     }
@@ -104,6 +112,10 @@ impl Answers for Ledger {
             Act::Decide => {}
             Act::Charge => drop(self.charged.fetch_add(cost, Ordering::SeqCst)),
             Act::Refund => drop(self.refunded.fetch_add(cost, Ordering::SeqCst)),
+            Act::RollBack { since_us } => {
+                self.since_us.store(since_us, Ordering::SeqCst);
+                self.rolled_back.fetch_add(cost, Ordering::SeqCst);
+            }
         }
         let said = (!is_first).then(|| Said { remaining: vec![0], denied: None });
         Box::pin(std::future::ready(Forwarded { id: forward.id, said }))
@@ -162,20 +174,77 @@ async fn what_is_given_back_counts_once_at_most_and_is_counted_where_nobody_know
     let asker = start::<Ledger>(&eu, ("us", link.address()), None);
     let ledger = Arc::<Ledger>::default();
     let owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
-    assert!(telling(&asker, Act::Refund, 1).await.unwrap());
-    link.set(Traffic::CutAnswers);
-    assert!(!telling(&asker, Act::Refund, 10).await.unwrap(), "its answer is lost");
-    assert_eq!(ledger.sums(), (0, 11));
-    assert_eq!(asker.status().peers[0].counts.refunds_given_up, 1);
+    for (act, given_up) in [(Act::Refund, 1), (Act::RollBack { since_us: 0 }, 2)] {
+        link.set(Traffic::Pass);
+        // The second one comes after what is said first on every connection, whose answer would be lost in its place.
+        for _ in 0..2 {
+            assert!(telling(&asker, act, 1).await.unwrap());
+        }
+        let (given_back, lost) = (ledger.given_back(), link.lost());
+        link.set(Traffic::CutAnswers);
+        let told = telling(&asker, act, 10);
+        tidegate_testkit::wait_until("its answer to be lost", TIME_MAX, || {
+            ledger.given_back() == given_back + 10 && link.lost() > lost
+        });
+        // Whoever told it again could, and would be answered now.
+        link.set(Traffic::Pass);
+        assert!(!told.await.unwrap(), "{act:?}");
+        assert_eq!(asker.status().peers[0].counts.refunds_given_up, given_up);
+    }
+    assert_eq!((ledger.sums(), ledger.rolled_back.load(Ordering::SeqCst)), ((0, 12), 12));
     // What never left is told again, also after long.
     owner.stop().await;
     link.set(Traffic::Pass);
     let told = telling(&asker, Act::Refund, 100);
     let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
     // Whether it left before the owner was gone is for the network to decide.
-    let refunded = if told.await.unwrap() { 111 } else { 11 };
+    let refunded = if told.await.unwrap() { 112 } else { 12 };
     assert_eq!(ledger.sums(), (0, refunded));
     asker.forwarder().settle(TIME_MAX).await;
+}
+
+/// The clock of whoever decides is another one, and nobody knows for how long a word is under way: what is said to be charged later
+/// than it was would be given back once more when it has drained.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_rolled_back_is_never_said_to_be_charged_later_than_it_was() {
+    const AHEAD_US: u64 = 31_536_000_000_000;
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let link = Proxy::start(us.address());
+    link.set(Traffic::Far(Duration::from_millis(20), u32::MAX));
+    let asker = start::<Ledger>(&eu, ("us", link.address()), None);
+    let since_us = common::now_us();
+    // Before anybody is there, and by whoever cannot take in the first word: it is told again, and no younger for that.
+    let told = telling(&asker, Act::RollBack { since_us }, 10);
+    let ledger = Arc::<Ledger>::default();
+    let mut config = us.config(&[("eu", eu.address())]);
+    config.now_us = Arc::new(|| common::now_us() + AHEAD_US);
+    config.answers = Some(Arc::clone(&ledger) as Arc<dyn Answers>);
+    let _owner = us.start_with(config);
+    assert!(told.await.unwrap());
+    let (took_us, heard_us) = (common::now_us() - since_us, ledger.since_us.load(Ordering::SeqCst));
+    assert_eq!(ledger.rolled_back.load(Ordering::SeqCst), 10);
+    let charged_us = since_us + AHEAD_US;
+    assert!((charged_us - 2 * took_us..=charged_us).contains(&heard_us), "{heard_us}, not {charged_us}");
+}
+
+/// A number that a process gives itself is no proof of who it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_region_tells_is_not_taken_for_what_another_told() {
+    let [ap, eu, us] = ["ap", "eu", "us"].map(Region::new);
+    let ledger = Arc::<Ledger>::default();
+    let mut config = us.config(&[("ap", ap.address()), ("eu", eu.address())]);
+    config.answers = Some(Arc::clone(&ledger) as Arc<dyn Answers>);
+    let _owner = us.start_with(config);
+    let mut hands = [Hand::greet(&us, "ap").await, Hand::greet(&us, "eu").await];
+    for (id, cost, charged) in [(1, 1, 1), (2, 10, 21), (2, 100, 21)] {
+        let forward = Forward { id, act: Act::Charge, ..question(cost) };
+        for hand in &mut hands {
+            hand.say(&Frame::Forward(forward.clone(), u64::MAX)).await;
+            assert!(matches!(hand.hear().await, Frame::Forwarded(..)));
+        }
+        // The first word of all is not taken in.
+        assert_eq!(ledger.sums(), (charged, 0), "number {id}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

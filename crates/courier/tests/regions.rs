@@ -4,16 +4,17 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tidegate_courier::wire::{Frame, Hello, Refusal};
-use tidegate_courier::{Act, Batch, BatchId, Forward, Group, LAG_ALARM_US, News};
-use tidegate_origin::partition_of;
+use tidegate_core::origin::{Ask, Call, Charge, Gathered, MARKS_MAX, Merge, Merged, NodeId, Round, StoreId};
+use tidegate_courier::wire::{Frame, Refusal};
+use tidegate_courier::{Act, Batch, BatchId, Courier, Forward, Group, LAG_ALARM_US, News};
+use tidegate_origin::{Answer, Bid, Lease, MemoryOrigin, Origin, partition_of};
 use tidegate_testkit::{Proxy, Traffic, wait_until};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
-use common::{BURST, PART, Region, STOPS, Stop, TIME_MAX, component, wait_for};
+use common::{BURST, Hand, PART, Region, STOPS, Stop, TIME_MAX, component, now_us, update, wait_for};
 
 const KEY: &str = "api/alice";
 
@@ -218,37 +219,6 @@ async fn regions_that_were_told_of_other_weights_say_so() {
     }
 }
 
-/// Somebody who speaks as a courier does, by hand.
-struct Hand {
-    stream: TcpStream,
-}
-
-impl Hand {
-    async fn greet(to: &Region, from: &str) -> Self {
-        let mut hand = Self { stream: TcpStream::connect(to.address()).await.unwrap() };
-        hand.say(&Frame::Hello(Hello {
-            from: from.to_owned(),
-            to: to.name.to_owned(),
-            incarnation: 9,
-            agreement: 0,
-        }))
-        .await;
-        assert!(matches!(hand.hear().await, Frame::Welcome(_)));
-        hand
-    }
-
-    async fn say(&mut self, frame: &Frame) {
-        self.stream.write_all(&frame.encode()).await.unwrap();
-    }
-
-    async fn hear(&mut self) -> Frame {
-        let length = self.stream.read_u32().await.unwrap();
-        let mut bytes = vec![0; usize::try_from(length).unwrap()];
-        self.stream.read_exact(&mut bytes).await.unwrap();
-        Frame::decode(&bytes).unwrap()
-    }
-}
-
 fn batch(sequence: u64, charged: u64) -> Frame {
     let id = BatchId { incarnation: 9, sequence };
     let news = News { after: 0, echo_us: 0, age_us: None, silence_us: None };
@@ -353,4 +323,85 @@ async fn a_connection_that_brings_batches_is_for_nothing_else() {
     assert!(matches!(hand.hear().await, Frame::Ack(_)));
     hand.say(&question_of_nothing()).await;
     assert_eq!(hand.hear().await, Frame::Refused(Refusal::Nonsense));
+}
+
+/// A partition in which as much changes as it keeps marks of, and one in which nothing does.
+const BUSY: u16 = 7;
+const QUIET: u16 = 8;
+
+/// An origin that takes down after how many looks at a quiet partition the busy one had told everything.
+struct Flooded {
+    inner: MemoryOrigin,
+    looks: AtomicU64,
+    looks_until_told: OnceLock<u64>,
+}
+
+impl Flooded {
+    async fn new() -> Arc<Self> {
+        let (inner, looks) = (MemoryOrigin::new(now_us), AtomicU64::new(0));
+        let flooded = Self { inner, looks, looks_until_told: OnceLock::new() };
+        // On its part a region marks nothing.
+        let whole = Round { whole_for_us: 60_000_000, clock_us: now_us(), trim: 0, after: 0, most: 1 };
+        flooded.inner.round(BUSY, &whole).await.unwrap();
+        let keys: Vec<String> = (0..MARKS_MAX).map(|number| format!("api/{number}")).collect();
+        for (node, some) in (1..).zip(keys.chunks(64)) {
+            let charge = |meter: usize| Charge { meter: meter.try_into().unwrap(), cost: 10 };
+            let ask = |meter| Ask { charges: vec![charge(meter)], count: 1 };
+            let call = Call {
+                node: NodeId(node),
+                sequence: 1,
+                acknowledged: 0,
+                known_us: 0,
+                store: StoreId::default(),
+                updates: some.iter().map(|key| update(key)).collect(),
+                asks: (0..some.len()).map(ask).collect(),
+            };
+            flooded.inner.call(BUSY, &call).await.unwrap();
+        }
+        Arc::new(flooded)
+    }
+}
+
+impl Origin for Flooded {
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+        self.inner.call(partition, call)
+    }
+
+    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+        Box::pin(async move {
+            let gathered = self.inner.round(partition, round).await?;
+            // Only where there is somebody to tell it to.
+            if partition == QUIET && round.most > 0 {
+                self.looks.fetch_add(1, Ordering::SeqCst);
+            }
+            if partition == BUSY && round.after > 0 && !gathered.more {
+                self.looks_until_told.get_or_init(|| self.looks.load(Ordering::SeqCst));
+            }
+            Ok(gathered)
+        })
+    }
+
+    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+        self.inner.merge(partition, merge)
+    }
+
+    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
+        self.inner.lease(bid)
+    }
+}
+
+/// While anything is left to tell in one partition nobody hears of any, and after a while all are on their parts.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_a_partition_can_have_to_tell_is_told_in_one_round() {
+    let [eu, us] = ["eu", "us"].map(Region::new);
+    let _us = us.start(&[("eu", eu.address())]);
+    let origin = Flooded::new().await;
+    let mut config = eu.config(&[("us", us.address())]);
+    // No time passes in which the next round could be due.
+    config.now_us = Arc::new(|| 1_000_000_000);
+    let courier = Courier::start(config, Arc::clone(&origin) as Arc<dyn Origin>).unwrap();
+    let all = u64::try_from(MARKS_MAX).unwrap();
+    wait_for(&courier, "all of it to be told", |status| status.peers[0].counts.components_sent >= all);
+    let looks = *origin.looks_until_told.get().expect("all of it was told");
+    assert!(looks <= 2, "it took {looks} rounds");
 }

@@ -11,7 +11,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tidegate_courier::wire::{Frame, GREETING_BYTES_MAX, Hello, Refusal};
+use tidegate_courier::wire::{Frame, GREETING_BYTES_MAX, Hello, Refusal, VERSION};
 use tidegate_courier::{Certificates, Courier};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -197,7 +197,7 @@ async fn nonsense_and_other_versions_are_told_so_and_counted() {
     let us = Region::new("us");
     let courier = us.start(&[("eu", ([127, 0, 0, 1], 1).into())]);
     let too_long = u32::try_from(GREETING_BYTES_MAX + 1).unwrap().to_be_bytes().to_vec();
-    let other_version = vec![0, 0, 0, 3, 1, 4, 0];
+    let other_version = vec![0, 0, 0, 3, 1, u8::try_from(VERSION + 1).unwrap(), 0];
     let cases = [
         (too_long, Refusal::Nonsense),
         (vec![0, 0, 0, 1, 99], Refusal::Nonsense),

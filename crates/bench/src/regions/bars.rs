@@ -1,5 +1,6 @@
 //! What a run must show, and whether it did.
 
+use super::ground::WAY;
 use super::strict::Strict;
 use super::wan::{ALWAYS, ALWAYS_FOURFOLD, FOUR_AT_ONCE, HALF, ONCE, QUARTER, Row, UNDER, Wan};
 use crate::region::bars::{Bar, percent};
@@ -104,7 +105,14 @@ fn odd(wan: &Wan) -> Bar {
 /// What a strict rule admits.
 pub(super) fn of_strict(strict: &Strict) -> Vec<Bar> {
     let refusals = strict.refusals.map(|tail| tail.p99_us);
+    let far_us = u64::try_from(2 * WAY.as_micros()).unwrap_or(u64::MAX);
     vec![
+        Bar {
+            what: "strict: the quickest answer of a region far away",
+            asked: format!("at least {} ms", far_us / 1_000),
+            found: strict.far_us_min.map_or_else(|| "none".to_owned(), |us| format!("{} ms", us / 1_000)),
+            held: strict.far_us_min.is_some_and(|us| us >= far_us),
+        },
         Bar {
             what: "strict: how far any limit was passed",
             asked: "0".to_owned(),
@@ -216,6 +224,7 @@ mod tests {
             unreachable: 10,
             unreachable_passed: 0,
             refused_reachable: 0,
+            far_us_min: Some(160_000),
             refusals: Some(Tail { requests: 10, p99_us: 300_000, p999_us: 400_000 }),
         };
         change(&mut strict);
@@ -230,6 +239,9 @@ mod tests {
         assert_eq!(missed_in_strict(|strict| strict.admitted = 0), over, "nothing was shown");
         let share = missed_in_strict(|strict| strict.share = 0.949);
         assert_eq!(share, ["strict: passed, of what one bucket lets pass while links are there"]);
+        let near = ["strict: the quickest answer of a region far away"];
+        assert_eq!(missed_in_strict(|strict| strict.far_us_min = Some(159_999)), near);
+        assert_eq!(missed_in_strict(|strict| strict.far_us_min = None), near, "nobody asked far away");
         let refused = ["strict: refusals where the owner cannot be asked, p99"];
         assert_eq!(missed_in_strict(|strict| strict.refusals = None), refused);
         let slow = Tail { requests: 10, p99_us: 300_001, p999_us: 300_001 };

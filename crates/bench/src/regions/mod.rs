@@ -1,4 +1,5 @@
-//! `regions`: three regions of real servers, each with a store of its own, and 80 ms between them.
+//! `regions`: three regions of real servers, each with a store of its own, and 80 ms between them in each
+//! direction.
 //!
 //! What they tell each other is counted by themselves (`wan`); what they admit under a `strict` rule is judged by what clients saw, as
 //! `region` does it (`strict`).
@@ -40,7 +41,7 @@ const QUICK_STRICT_KEYS: u32 = 100;
 
 /// Connections of `strict` to each region, and of `--quick`. More: more requests in a second, since most wait for a region far away;
 /// more of them are too late where the machine is busy.
-const CONNECTIONS: usize = 96;
+const CONNECTIONS: usize = 192;
 const QUICK_CONNECTIONS: usize = 16;
 
 /// For how long the link that flaps is there and gone, s; and with `--quick`.
@@ -98,7 +99,8 @@ are so few keys that most bytes are signs of life: only that nothing is told bel
 
 strict: keys of a strict security rule are asked for in all regions at three to four times their limit while the link of one pair
 of regions comes and goes. Bars: no interval of any key let more pass than one bucket; 95 % of what one bucket lets pass of the
-requests whose owner could be asked; and where it could not, 99 % of the refusals within the time limit of 250 ms and 50 ms.";
+requests whose owner could be asked; and where it could not, 99 % of the refusals within the time limit of 250 ms and 50 ms. All of
+it over a way of 80 ms in each direction: no answer of another region is there before 160 ms are over.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {

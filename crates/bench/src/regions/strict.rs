@@ -57,6 +57,8 @@ pub(super) struct Strict {
     pub(super) unreachable_passed: u64,
     /// Refused undecided though whoever decides could be asked: too late, or on a connection that was not there again yet.
     pub(super) refused_reachable: u64,
+    /// The quickest answer that another region decided, µs.
+    pub(super) far_us_min: Option<u64>,
     /// How long refusals took of requests that were made while the link was gone.
     pub(super) refusals: Option<Tail>,
 }
@@ -79,6 +81,13 @@ impl Seen {
         let answer = asked.made.answer;
         let meets = |gone: &Gone| gone.from_us <= answer.answered_us && answer.sent_us <= gone.to_us;
         is_flapping(sides) && self.gone.iter().any(meets)
+    }
+
+    /// How long an answer took that another region decided; nothing for any other.
+    fn far_us(&self, asked: &Asked) -> Option<u64> {
+        let answer = asked.made.answer;
+        let is_far = asked.region != self.owners[asked.made.key as usize] && answer.basis == Basis::Region;
+        is_far.then_some(answer.answered_us - answer.sent_us)
     }
 
     /// Whether it was sent when the link was gone.
@@ -139,6 +148,7 @@ fn judge(seen: &Seen, plan: &Plan) -> Result<Strict> {
         unreachable: count(&|asked| seen.is_cut(asked)),
         unreachable_passed: count(&|asked| seen.is_cut(asked) && asked.made.answer.allowed),
         refused_reachable: count(&|asked| !seen.is_cut(asked) && is_undecided(&asked.made)),
+        far_us_min: seen.asked.iter().filter_map(|asked| seen.far_us(asked)).min(),
         refusals: Tail::of(took_us).ok(),
     })
 }
@@ -203,6 +213,7 @@ mod tests {
         let of = |count: usize| (0..count).map(|number| asked(number % 3, 1, 0, true)).collect();
         let kept = judge(&seen(of(5)), &plan()).unwrap();
         assert!(kept.over_units == 0.0 && kept.admitted == 5);
+        assert_eq!(kept.far_us_min, Some(250_000), "two of three are far away");
         let over = judge(&seen(of(6)), &plan()).unwrap();
         // A quarter of one drains while a request is under way.
         assert!((over.over_units - 0.75).abs() < 0.01, "{over:?}");
@@ -211,7 +222,7 @@ mod tests {
     #[test]
     fn what_was_under_way_when_the_link_went_could_not_be_answered() {
         let found = judge(&seen(vec![asked(1, 0, 11, true)]), &plan()).unwrap();
-        assert_eq!(found.unreachable, 0, "a region reaches itself");
+        assert_eq!((found.unreachable, found.far_us_min), (0, None), "a region reaches itself");
         let mut late = asked(0, 0, 9, false);
         late.made.answer.answered_us = START_US + 10 * SECOND_US;
         let found = judge(&seen(vec![late]), &plan()).unwrap();

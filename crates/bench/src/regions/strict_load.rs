@@ -66,7 +66,7 @@ fn key(number: u32) -> String {
     format!("key-{number}")
 }
 
-/// Who decides for each key: no answer of another region is there before the way back is over.
+/// Who decides for each key: no answer of another region is there before the way there and back is over.
 fn owners(ground: &Ground, plan: &Plan, timeline: Timeline) -> Result<Vec<usize>> {
     let next = AtomicUsize::new(0);
     let keys = plan.keys as usize;
@@ -101,7 +101,7 @@ fn owner(connections: &mut [Connection], number: u32) -> Result<usize> {
         for (region, connection) in connections.iter_mut().enumerate() {
             let answer = connection.check(RULE, &key(number), 0)?;
             let took = Duration::from_micros(answer.answered_us - answer.sent_us);
-            if answer.basis == Basis::Region && took < WAY {
+            if answer.basis == Basis::Region && took < 2 * WAY {
                 return Ok(region);
             }
         }

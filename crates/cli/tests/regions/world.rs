@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tidegate_testkit::{REGIONS, Regions, Server, Traffic, wait_until};
+use tidegate_testkit::{Proxy, REGIONS, Regions, Server, Traffic, wait_until};
 
 use crate::field::{Client, TIME_MAX, lasts};
 use crate::support::{serve, tidegate, write};
@@ -111,6 +111,13 @@ impl World {
             (abroad["rounds"].as_u64().expect("a number"), abroad["whole_since_round"].as_u64())
         };
         (0..REGIONS.len()).map(of).collect()
+    }
+
+    /// How many answers of other regions were lost, each with its connection.
+    pub fn lost(&self) -> u32 {
+        let ways = |from| (0..REGIONS.len()).flat_map(move |to| self.ground.ways(from, to));
+        let lost: u64 = self.ground.places().into_iter().flat_map(ways).map(Proxy::lost).sum();
+        u32::try_from(lost).expect("few")
     }
 
     /// Waits until all regions hear of each other, or until none does.

@@ -15,7 +15,7 @@ use super::accept::SILENCE_TIME_MAX;
 use super::frames::{Broken, Stream, read, within, write};
 use super::send::{Search, Whom, wait};
 use super::shared::Shared;
-use super::tell::TELLS_MAX;
+use super::tell::{TELLS_MAX, Teller};
 use crate::forward::{Act, Forward, Forwarded};
 use crate::wire::forward::fits;
 use crate::wire::{FRAME_BYTES_MAX, Frame};
@@ -223,7 +223,7 @@ impl<'a> Line<'a> {
     /// Takes down who waits for the answer, and until when that is by the peer's clock; nothing, if nobody does any more, or too
     /// many do.
     fn enter(&self, parcel: Parcel) -> Option<(Forward, u64)> {
-        let Parcel { forward, answer, fate, until_us } = parcel;
+        let Parcel { mut forward, answer, fate, until_us } = parcel;
         if answer.is_closed() {
             return None;
         }
@@ -235,6 +235,9 @@ impl<'a> Line<'a> {
             return None;
         }
         pending.insert(forward.id, answer);
+        if let Act::RollBack { since_us } = &mut forward.act {
+            *since_us = self.at_peer_or_before_us(*since_us);
+        }
         // What was spent or is given back counts, however late it is heard.
         let is_late_in_vain = forward.act == Act::Decide;
         Some((forward, if is_late_in_vain { self.at_peer_us(until_us) } else { u64::MAX }))
@@ -245,6 +248,16 @@ impl<'a> Line<'a> {
     fn at_peer_us(&self, us: u64) -> u64 {
         let (clock_us, then_us) = *self.heard();
         clock_us.saturating_add(us.saturating_sub(then_us))
+    }
+
+    /// One of our instants by the peer's clock, or earlier, whose rates may differ by a sixteenth: what was charged then has drained for
+    /// as long as this says, or for less.
+    fn at_peer_or_before_us(&self, us: u64) -> u64 {
+        let (clock_us, then_us) = *self.heard();
+        let (after_us, before_us) = (us.saturating_sub(then_us), then_us.saturating_sub(us));
+        clock_us
+            .saturating_add(after_us - after_us / 16)
+            .saturating_sub(before_us.saturating_add(before_us / 16))
     }
 
     fn is_silent(&self) -> bool {
@@ -274,10 +287,11 @@ impl<'a> Line<'a> {
 pub(super) async fn answer(
     shared: &Shared,
     place: usize,
-    asker: u64,
+    incarnation: u64,
     stream: impl Stream,
     first: (Forward, u64),
 ) -> Result<(), Broken> {
+    let asker = Teller { place, incarnation };
     let (mut reader, mut writer) = split(stream);
     let (takes, questions) = mpsc::channel(ANSWERS_AT_ONCE);
     let (says, mut said) = mpsc::channel(ANSWERS_AT_ONCE);
@@ -320,13 +334,15 @@ pub(super) async fn answer(
 }
 
 /// Decides what somebody still waits for, what comes too late would be charged for nothing; and takes in what it tells, once.
-async fn decide(shared: &Shared, asker: u64, forward: Forward, until_us: u64) -> Forwarded {
+async fn decide(shared: &Shared, asker: Teller, forward: Forward, until_us: u64) -> Forwarded {
     let nobody = Forwarded { id: forward.id, said: None };
     let is_late = shared.now_us() > until_us;
     match &shared.answers {
         Some(answers) if !forward.questions.is_empty() && !is_late => match forward.act {
             Act::Decide => answers.answer(forward).await,
-            Act::Charge | Act::Refund => shared.heard.once(asker, forward, answers.as_ref()).await,
+            Act::Charge | Act::Refund | Act::RollBack { .. } => {
+                shared.heard.once(asker, forward, answers.as_ref()).await
+            }
         },
         _ => nobody,
     }

@@ -32,7 +32,7 @@ const WAIT_MIN: Duration = Duration::from_millis(100);
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How much of what others told is remembered. Higher: what is told again is known for longer to have been heard; more memory,
-/// 32 bytes for each.
+/// 48 bytes for each.
 const HEARD_MAX: usize = 16_384;
 
 impl Forwarder {
@@ -47,7 +47,7 @@ impl Forwarder {
         };
         if !is_told {
             self.shared.count(place, |counts| match act {
-                Act::Refund => counts.refunds_given_up += 1,
+                Act::Refund | Act::RollBack { .. } => counts.refunds_given_up += 1,
                 Act::Charge | Act::Decide => counts.charges_given_up += 1,
             });
         }
@@ -60,7 +60,7 @@ impl Forwarder {
             match self.ask_once(place, forward.clone(), ANSWER_TIME_MAX).await {
                 Ok(Forwarded { said: Some(_), .. }) => return true,
                 // Twice would let more pass than the limit says.
-                Err(Unheard::Unknown) if forward.act == Act::Refund => return false,
+                Err(Unheard::Unknown) if forward.act.gives_back() => return false,
                 // Nobody could take it in, it never left, or it may have been lost.
                 Ok(Forwarded { said: None, .. }) | Err(_) => {}
             }
@@ -78,6 +78,16 @@ impl Forwarder {
     }
 }
 
+/// Who tells something. The process is what it calls itself, and only its region was shown to be what it says: so what one region tells
+/// is never taken for what another told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Teller {
+    /// The region: its place among the peers.
+    pub(super) place: usize,
+    /// The process.
+    pub(super) incarnation: u64,
+}
+
 /// What others told, so that it is taken in once.
 #[derive(Default)]
 pub(super) struct Heard(Mutex<Remembered>);
@@ -85,9 +95,9 @@ pub(super) struct Heard(Mutex<Remembered>);
 #[derive(Default)]
 struct Remembered {
     /// By who told it and its number.
-    all: HashSet<(u64, u64)>,
+    all: HashSet<(Teller, u64)>,
     /// In the order in which they are forgotten.
-    order: VecDeque<(u64, u64)>,
+    order: VecDeque<(Teller, u64)>,
 }
 
 impl Heard {
@@ -96,7 +106,7 @@ impl Heard {
     }
 
     /// Takes something in, unless it was: then it is answered alike.
-    pub(super) async fn once(&self, teller: u64, forward: Forward, answers: &dyn Answers) -> Forwarded {
+    pub(super) async fn once(&self, teller: Teller, forward: Forward, answers: &dyn Answers) -> Forwarded {
         let (id, limits) = (forward.id, forward.questions.len());
         if !self.remembered().begin((teller, id)) {
             let said = Said { remaining: vec![0; limits], denied: None };
@@ -113,7 +123,7 @@ impl Heard {
 
 impl Remembered {
     /// Whether it is told for the first time, as far as that is remembered.
-    fn begin(&mut self, what: (u64, u64)) -> bool {
+    fn begin(&mut self, what: (Teller, u64)) -> bool {
         if !self.all.insert(what) {
             return false;
         }
@@ -127,7 +137,7 @@ impl Remembered {
     }
 
     /// Forgets something whole: what is told again later would otherwise be forgotten with what was told before.
-    fn forget(&mut self, what: (u64, u64)) {
+    fn forget(&mut self, what: (Teller, u64)) {
         self.all.remove(&what);
         // It came of late.
         if let Some(at) = self.order.iter().rposition(|known| *known == what) {
@@ -140,26 +150,33 @@ impl Remembered {
 mod tests {
     use super::*;
 
+    /// A process of the first region.
+    fn of(incarnation: u64) -> Teller {
+        Teller { place: 0, incarnation }
+    }
+
     #[test]
     fn what_is_remembered_is_bounded_and_the_oldest_is_forgotten() {
         let mut remembered = Remembered::default();
         let most = HEARD_MAX as u64;
-        assert!((0..most).all(|id| remembered.begin((1, id))));
-        assert!(!remembered.begin((1, 0)) && remembered.begin((2, 0)), "by who told it");
-        assert!(remembered.begin((1, 0)), "the oldest made room");
+        assert!((0..most).all(|id| remembered.begin((of(1), id))));
+        assert!(!remembered.begin((of(1), 0)) && remembered.begin((of(2), 0)), "by who told it");
+        let elsewhere = Teller { place: 1, ..of(1) };
+        assert!(remembered.begin((elsewhere, HEARD_MAX as u64 - 1)), "and of which region that is");
+        assert!(remembered.begin((of(1), 0)), "the oldest made room");
         assert_eq!((remembered.all.len(), remembered.order.len()), (HEARD_MAX, HEARD_MAX));
     }
 
     #[test]
     fn what_was_told_again_because_it_was_not_taken_in_is_remembered_as_long_as_everything_else() {
         let mut remembered = Remembered::default();
-        assert!(remembered.begin((1, 7)));
-        remembered.forget((1, 7));
-        assert!((0..1_000).all(|id| remembered.begin((2, id))));
-        assert!(remembered.begin((1, 7)), "told again");
+        assert!(remembered.begin((of(1), 7)));
+        remembered.forget((of(1), 7));
+        assert!((0..1_000).all(|id| remembered.begin((of(2), id))));
+        assert!(remembered.begin((of(1), 7)), "told again");
         let rest = HEARD_MAX as u64 - 1;
-        assert!((0..rest).all(|id| remembered.begin((3, id))));
-        assert!(!remembered.begin((1, 7)), "nothing is older than what is the oldest");
-        assert!(remembered.begin((4, 0)) && remembered.begin((1, 7)), "and then it is its turn");
+        assert!((0..rest).all(|id| remembered.begin((of(3), id))));
+        assert!(!remembered.begin((of(1), 7)), "nothing is older than what is the oldest");
+        assert!(remembered.begin((of(4), 0)) && remembered.begin((of(1), 7)), "and then it is its turn");
     }
 }

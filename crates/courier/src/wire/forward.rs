@@ -12,7 +12,10 @@ use crate::forward::{Act, FORWARD_QUESTIONS_MAX, Forward, ForwardQuestion, Forwa
 /// fit into a frame.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
-const ACTS: [(Act, u8); 3] = [(Act::Decide, 0), (Act::Charge, 1), (Act::Refund, 2)];
+const ACT_DECIDE: u8 = 0;
+const ACT_CHARGE: u8 = 1;
+const ACT_REFUND: u8 = 2;
+const ACT_ROLL_BACK: u8 = 3;
 
 /// Whether the other side would take it: a key that is too long must not cost others their connection.
 #[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only connections send questions"))]
@@ -29,17 +32,38 @@ pub(crate) fn fits(forward: &Forward) -> bool {
 
 pub(super) fn put(bytes: &mut Vec<u8>, forward: &Forward) {
     put_number(bytes, forward.id);
-    bytes.extend(ACTS.iter().find(|(act, _)| *act == forward.act).map(|(_, byte)| *byte));
+    put_act(bytes, forward.act);
     put_number(bytes, forward.questions.len() as u64);
     forward.questions.iter().for_each(|question| put_question(bytes, question));
 }
 
 pub(super) fn get(reader: &mut Reader<'_>) -> Result<Forward, WireError> {
     let id = reader.number()?;
-    let byte = reader.byte()?;
-    let act = ACTS.iter().find(|(_, known)| *known == byte).ok_or(WireError::Kind(byte))?.0;
+    let act = act(reader)?;
     let questions = reader.many("questions", FORWARD_QUESTIONS_MAX, question)?;
     Ok(Forward { id, act, questions })
+}
+
+fn put_act(bytes: &mut Vec<u8>, act: Act) {
+    match act {
+        Act::Decide => bytes.push(ACT_DECIDE),
+        Act::Charge => bytes.push(ACT_CHARGE),
+        Act::Refund => bytes.push(ACT_REFUND),
+        Act::RollBack { since_us } => {
+            bytes.push(ACT_ROLL_BACK);
+            put_number(bytes, since_us);
+        }
+    }
+}
+
+fn act(reader: &mut Reader<'_>) -> Result<Act, WireError> {
+    Ok(match reader.byte()? {
+        ACT_DECIDE => Act::Decide,
+        ACT_CHARGE => Act::Charge,
+        ACT_REFUND => Act::Refund,
+        ACT_ROLL_BACK => Act::RollBack { since_us: reader.number()? },
+        byte => return Err(WireError::Kind(byte)),
+    })
 }
 
 fn put_question(bytes: &mut Vec<u8>, question: &ForwardQuestion) {
@@ -163,11 +187,16 @@ mod tests {
         })
     }
 
+    fn act() -> impl Strategy<Value = Act> {
+        let roll_back = any::<u64>().prop_map(|since_us| Act::RollBack { since_us });
+        prop_oneof![Just(Act::Decide), Just(Act::Charge), Just(Act::Refund), roll_back]
+    }
+
     proptest! {
         #[test]
         fn what_is_forwarded_comes_back_and_no_bytes_do_harm(
             id: u64,
-            act in prop::sample::select(&ACTS[..]),
+            act in act(),
             questions in prop::collection::vec(question(), 0..4),
             remaining in prop::collection::vec(any::<u32>(), 1..5),
             retry_us: u64,
@@ -175,7 +204,7 @@ mod tests {
             flip in any::<(usize, u8)>(),
         ) {
             let denied = denies.then(|| (u16::try_from(remaining.len() - 1).unwrap_or_default(), retry_us));
-            let forward = Forward { id, act: act.0, questions };
+            let forward = Forward { id, act, questions };
             for frame in [
                 Frame::Forward(forward, id),
                 Frame::Forwarded(Forwarded { id, said: Some(Said { remaining, denied }) }, u64::MAX),

@@ -14,9 +14,12 @@ use tidegate_core::origin::{
     Abroad, Ask, Call, Charge, Component, Gathered, Lapse, Merge, Merged, NodeId, Round, StoreId, Sums,
     Terms, Told, Update,
 };
+use tidegate_courier::wire::{Frame, Hello};
 use tidegate_courier::{Courier, CourierConfig, CourierStatus, PeerConfig};
 use tidegate_origin::{Answer, Bid, Lease, MemoryOrigin, Origin, partition_of};
 use tidegate_testkit::{free_port, wait_until};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 /// How long anything may take that a test waits for, on a machine that has much else to do.
@@ -49,6 +52,22 @@ pub fn terms() -> Terms {
 pub fn component(key: &str, charged: u64) -> Component {
     let sums = Sums::Drained { charged, refunded: 0, level: charged };
     Component { key: key.as_bytes().into(), terms: terms(), incarnation: 1, sums }
+}
+
+/// A meter of which nothing is held.
+pub fn update(key: &str) -> Update {
+    Update {
+        key: key.as_bytes().into(),
+        terms: terms(),
+        used: 0,
+        owed: 0,
+        refund: 0,
+        refund_of_us: 0,
+        keep: 0,
+        want: 0,
+        life_us: 0,
+        cell: 0,
+    }
 }
 
 /// Where a call to an origin can be stopped.
@@ -178,18 +197,6 @@ impl Region {
     /// Uses some of a key's limit, or looks at it with 0.
     pub async fn charge(&self, key: &str, used: u64) -> Told {
         let sequence = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
-        let update = Update {
-            key: key.as_bytes().into(),
-            terms: terms(),
-            used: 0,
-            owed: 0,
-            refund: 0,
-            refund_of_us: 0,
-            keep: 0,
-            want: 0,
-            life_us: 0,
-            cell: 0,
-        };
         let call = Call {
             // A lane of its own each time: which call is the first of a partition is no matter here.
             node: NodeId(sequence),
@@ -197,7 +204,7 @@ impl Region {
             acknowledged: 0,
             known_us: 0,
             store: StoreId::default(),
-            updates: vec![update],
+            updates: vec![update(key)],
             asks: vec![Ask { charges: vec![Charge { meter: 0, cost: used }], count: 1 }],
         };
         let reply = self.origin.call(partition_of(key.as_bytes()), &call).await.unwrap();
@@ -234,4 +241,38 @@ impl Region {
 pub fn wait_for(courier: &Courier, what: &str, is_so: impl Fn(&CourierStatus) -> bool) {
     let waiting = std::panic::AssertUnwindSafe(|| wait_until(what, TIME_MAX, || is_so(&courier.status())));
     assert!(std::panic::catch_unwind(waiting).is_ok(), "waited for {what}: {:#?}", courier.status());
+}
+
+/// What whoever speaks by hand says that it is.
+pub const HAND: u64 = 9;
+
+/// Somebody who speaks as a courier does, by hand.
+pub struct Hand {
+    stream: TcpStream,
+}
+
+impl Hand {
+    pub async fn greet(to: &Region, from: &str) -> Self {
+        let mut hand = Self { stream: TcpStream::connect(to.address()).await.unwrap() };
+        hand.say(&Frame::Hello(Hello {
+            from: from.to_owned(),
+            to: to.name.to_owned(),
+            incarnation: HAND,
+            agreement: 0,
+        }))
+        .await;
+        assert!(matches!(hand.hear().await, Frame::Welcome(_)));
+        hand
+    }
+
+    pub async fn say(&mut self, frame: &Frame) {
+        self.stream.write_all(&frame.encode()).await.unwrap();
+    }
+
+    pub async fn hear(&mut self) -> Frame {
+        let length = self.stream.read_u32().await.unwrap();
+        let mut bytes = vec![0; usize::try_from(length).unwrap()];
+        self.stream.read_exact(&mut bytes).await.unwrap();
+        Frame::decode(&bytes).unwrap()
+    }
 }

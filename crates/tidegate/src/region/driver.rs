@@ -27,6 +27,8 @@ struct State {
     tickets: Ticket,
     /// How far the origin's clock is ahead of this one, µs, by the quickest of the answers of late.
     skew: Skew,
+    /// Of each partition that has answered: every origin on a cluster has a clock of its own.
+    clocks: HashMap<u16, Reading>,
 }
 
 /// Does what the engine wants done.
@@ -55,7 +57,8 @@ impl Driver {
         settings: Settings,
     ) -> Arc<Self> {
         let engine = Engine::new(node, settings);
-        let state = State { engine, waiters: HashMap::new(), tickets: 0, skew: Skew::default() };
+        let (waiters, clocks) = (HashMap::new(), HashMap::new());
+        let state = State { engine, waiters, tickets: 0, skew: Skew::default(), clocks };
         let driver = Arc::new(Self {
             limiter,
             origin,
@@ -127,6 +130,17 @@ impl Driver {
         }
     }
 
+    /// Gives back what this region charged for a request of another one that does not pass in the end. Whichever process of this
+    /// region it was that charged it, what is held here is left alone: it may be what others have spent since.
+    pub(super) fn roll_back_for_another(&self, partition: u16, charge: &Charge, since_us: u64) {
+        let clock = self.state().clocks.get(&partition).copied();
+        // Where nobody here knows the origin's time, nobody knows what has drained: then all of it has.
+        let at_us =
+            clock.map_or(0, |clock| clock.at_or_before_us(since_us.min(self.limiter.now().mono_us())));
+        // To the origin 0 says that nothing has drained.
+        self.roll_back(partition, charge, Paid::There { at_us: at_us.max(1) });
+    }
+
     /// What there is to go by for a meter while the origin is gone.
     pub(super) fn standing(&self, partition: u16, digest: Digest) -> Standing {
         self.state().engine.standing(self.limiter.now(), partition, digest)
@@ -163,6 +177,14 @@ impl Driver {
         if let (Some((_, told)), Some(whole)) = (told.next(), self.whole.get(usize::from(partition))) {
             whole.store(told.whole, Ordering::Relaxed);
         }
+    }
+
+    /// Takes in what a partition's clock read in an answer to a call that was sent at that time.
+    fn note_clock(&self, partition: u16, sent: Now, clock_us: u64) {
+        let now = self.limiter.now();
+        let mut state = self.state();
+        state.skew.measure(sent, now, clock_us);
+        state.clocks.insert(partition, Reading { clock_us, heard_us: now.mono_us() });
     }
 
     pub(super) fn answers(&self) -> watch::Receiver<bool> {
@@ -247,7 +269,7 @@ impl Driver {
             self.origin.call(partition, &call).await
         };
         if let Ok(reply) = &answer {
-            self.state().skew.measure(sent, self.limiter.now(), reply.now_us);
+            self.note_clock(partition, sent, reply.now_us);
             self.note_whole(partition, &call, reply);
         }
         let effects = self.hear(partition, call.sequence, answer);
@@ -278,6 +300,25 @@ impl Driver {
             Err(_) => state.engine.on_failure(now, partition, sequence, Failure::Unanswered, &mut effects),
         }
         effects
+    }
+}
+
+/// What another clock read, and when that was heard by the one here.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    clock_us: u64,
+    heard_us: u64,
+}
+
+impl Reading {
+    /// What the other clock read at a moment of the one here, or earlier, whose rates may differ by a sixteenth: it was read before it
+    /// was heard.
+    fn at_or_before_us(self, mono_us: u64) -> u64 {
+        let Self { clock_us, heard_us } = self;
+        let (after_us, before_us) = (mono_us.saturating_sub(heard_us), heard_us.saturating_sub(mono_us));
+        clock_us
+            .saturating_add(after_us - after_us / 16)
+            .saturating_sub(before_us.saturating_add(before_us / 16))
     }
 }
 
@@ -321,6 +362,15 @@ async fn drive(driver: Weak<Driver>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_moment_of_another_clock_is_taken_for_a_later_one() {
+        let reading = Reading { clock_us: 5_000_000, heard_us: 1_000_000 };
+        assert_eq!(reading.at_or_before_us(1_000_000), 5_000_000);
+        assert_eq!(reading.at_or_before_us(1_160_000), 5_150_000, "it may run slower");
+        assert_eq!(reading.at_or_before_us(840_000), 4_830_000, "or have run faster");
+        assert_eq!(Reading { clock_us: 7, heard_us: u64::MAX }.at_or_before_us(0), 0);
+    }
 
     #[test]
     fn skew_is_measured_by_the_quickest_answer_of_late() {

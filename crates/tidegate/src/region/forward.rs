@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tidegate_core::engine::Resolution;
+use tidegate_core::engine::{Paid, Resolution};
 use tidegate_core::origin::NEVER_US;
 use tidegate_core::{Class, Decided, Retry};
 use tidegate_courier::{Act, Answers, Forward, ForwardQuestion, Forwarded, Said};
@@ -22,6 +22,15 @@ pub(super) fn owner(question: &Question<'_, '_>) -> Option<usize> {
     layout.owner(&[kept.prefix(), question.key()])
 }
 
+/// What tells another region to give back what it charged. The moment is of the clock here, by which the courier counts as well.
+pub(super) fn rolled_back(paid: Paid) -> Act {
+    match paid {
+        Paid::Here { since_us } => Act::RollBack { since_us },
+        // Nobody here knows another region's clock: all of it has drained then.
+        Paid::There { .. } => Act::RollBack { since_us: 0 },
+    }
+}
+
 impl Region {
     /// Has another region decide. Where it does not answer in time, nothing passes.
     pub(super) async fn ask_abroad<'g>(&self, owner: usize, group: &[&Question<'g, '_>]) -> Ruling<'g> {
@@ -36,6 +45,13 @@ impl Region {
     async fn forward(&self, owner: usize, act: Act, group: &[&Question<'_, '_>]) -> Option<Said> {
         let neighbours = self.neighbours.as_deref()?;
         ask(neighbours, owner, forwarded(act, group)).await
+    }
+
+    /// Gives back what was charged here, then or later, for a request of another region that does not pass in the end.
+    fn roll_back_for_another(&self, questions: &[Question<'_, '_>], since_us: u64) {
+        for question in questions {
+            self.driver.roll_back_for_another(question.partition(), &question.charge(), since_us);
+        }
     }
 
     /// Tells another region of what was spent or is given back, by and by and again until it was heard: a charge counts at least
@@ -126,6 +142,10 @@ impl Owner {
                 self.region.refund(&questions);
                 Some(nothing_left(&questions))
             }
+            Act::RollBack { since_us } => {
+                self.region.roll_back_for_another(&questions, since_us);
+                Some(nothing_left(&questions))
+            }
         }
     }
 
@@ -185,12 +205,15 @@ impl Region {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
-    use tidegate_core::Limit;
     use tidegate_core::engine::Settings;
+    use tidegate_core::origin::{Call, Gathered, Merge, Merged, Round};
+    use tidegate_core::{Limit, Now};
     use tidegate_courier::{PeerConfig, owner_of, region_id};
-    use tidegate_origin::MemoryOrigin;
+    use tidegate_origin::{Answer, Bid, Lease, MemoryOrigin, Origin};
 
     use super::super::Regions;
     use super::*;
@@ -204,6 +227,18 @@ mod tests {
     /// A region of one process that waits for whoever decides, however long it takes, and a limit that one region decides for each
     /// key.
     fn among(own: &str, peers: &[(&str, &str)]) -> (Region, Gate) {
+        let clock = SystemClock::new();
+        let origin = Arc::new(MemoryOrigin::new(move || clock.now().wall_us()));
+        among_around(own, peers, origin, SystemClock::new())
+    }
+
+    /// The same around this origin, by this clock.
+    fn among_around(
+        own: &str,
+        peers: &[(&str, &str)],
+        origin: Arc<dyn Origin>,
+        clock: impl Clock + 'static,
+    ) -> (Region, Gate) {
         let mut regions = Regions::new(own, ([127, 0, 0, 1], 0).into());
         let peer = |(region, address): &(&str, &str)| PeerConfig {
             region: (*region).to_owned(),
@@ -211,15 +246,148 @@ mod tests {
         };
         regions.peers = peers.iter().map(peer).collect();
         regions.forward_time_max = MINUTE;
-        let clock = SystemClock::new();
-        let origin = Arc::new(MemoryOrigin::new(move || clock.now().wall_us()));
-        let limiter = Arc::new(Limiter::builder().build().expect("a limiter"));
+        let limiter = Arc::new(Limiter::builder().clock(clock).build().expect("a limiter"));
         let patient = Settings { deadline_us: 60_000_000, hedge_us: 60_000_000, ..Settings::default() };
         let region = Region::join_among(regions, limiter, origin, patient).expect("a good one");
         let policy = Policy { regime: Regime::Strict, ..Policy::of(Class::Security) };
         let limit = Limit::gcra(10, MINUTE).expect("in range");
         let gate = region.gate_with("", "logins", limit, policy).expect("a name");
         (region, gate)
+    }
+
+    /// A key for which that one of the regions decides.
+    fn key_of(owner: &str, regions: &[&str], gate: &Gate) -> String {
+        let prefix = gate.kept().expect("an origin keeps it").prefix();
+        let ids: Vec<_> = regions.iter().map(|name| region_id(name)).collect();
+        let mut keys = (0..1_000).map(|number| format!("198.51.100.{number}"));
+        let is_of_it = |key: &String| regions[owner_of(&ids, &[prefix, key.as_bytes()])] == owner;
+        keys.find(is_of_it).expect("each region decides for some")
+    }
+
+    /// Asks until whoever decides is there: the first question may come before there is a connection.
+    async fn ask_all(region: &Region, questions: &[Question<'_, '_>]) -> bool {
+        let decided = async {
+            loop {
+                let ruling = region.check(questions).await.expect("few limits");
+                if ruling.rung != Rung::Closed {
+                    return ruling.is_allowed();
+                }
+            }
+        };
+        tokio::time::timeout(MINUTE, decided).await.expect("a connection")
+    }
+
+    /// A clock that is moved by hand, and is everybody's.
+    #[derive(Clone, Debug)]
+    struct Hand(Arc<AtomicU64>);
+
+    impl Clock for Hand {
+        fn now(&self) -> Now {
+            let us = self.0.load(Ordering::Relaxed);
+            Now::from_micros(us, us)
+        }
+    }
+
+    /// What a region charged for a request of another one may be rolled back late. By then it has drained, and others have used what
+    /// drained.
+    #[tokio::test]
+    async fn what_another_region_rolls_back_late_passes_once() {
+        let clock = Hand(Arc::new(AtomicU64::new(1 << 50)));
+        let reads = clock.clone();
+        let origin = Arc::new(MemoryOrigin::new(move || reads.now().wall_us()));
+        let eu =
+            || among_around("eu", &[("us", NOBODY)], Arc::clone(&origin) as Arc<dyn Origin>, clock.clone());
+        let (region, gate) = eu();
+        let key = key_of("eu", &["eu", "us"], &gate);
+        let told = async |region: &Region, act: Act| {
+            let layout = Arc::clone(&region.neighbours.as_ref().expect("one of two").layout);
+            let owner = region.as_owner(layout);
+            let said = owner.answer(forwarded(act, &[&gate.question(&key).cost(10)])).await.said;
+            said.expect("it decides for the key").denied.is_none()
+        };
+        let since_us = clock.now().mono_us();
+        assert!(told(&region, Act::Decide).await);
+        // All of it drains in a minute.
+        clock.0.fetch_add(61_000_000, Ordering::Relaxed);
+        assert!(told(&region, Act::Decide).await, "one burst");
+        assert!(told(&region, Act::RollBack { since_us }).await);
+        region.leave().await;
+        assert!(!told(&eu().0, Act::Decide).await, "what had drained passes once");
+        // Of what was charged just now nothing has.
+        let (last, since_us) = (eu().0, clock.now().mono_us());
+        assert!(!told(&last, Act::Decide).await);
+        assert!(told(&last, Act::RollBack { since_us }).await);
+        last.leave().await;
+        assert!(told(&eu().0, Act::Decide).await, "it was given back");
+    }
+
+    /// An origin that takes down when it charged something, and of what moment something was given back.
+    struct Witness {
+        inner: MemoryOrigin,
+        charged_us: AtomicU64,
+        given_back: Mutex<Option<(u64, u64)>>,
+    }
+
+    impl Origin for Witness {
+        fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+            Box::pin(async move {
+                let reply = self.inner.call(partition, call).await?;
+                if call.asks.iter().flat_map(|ask| &ask.charges).any(|charge| charge.cost > 0) {
+                    self.charged_us.store(reply.now_us, Ordering::SeqCst);
+                }
+                if let Some(update) = call.updates.iter().find(|update| update.refund > 0) {
+                    let given_back = (update.refund, update.refund_of_us);
+                    *self.given_back.lock().expect("nobody panicked") = Some(given_back);
+                }
+                Ok(reply)
+            })
+        }
+
+        fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+            self.inner.round(partition, round)
+        }
+
+        fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+            self.inner.merge(partition, merge)
+        }
+
+        fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
+            self.inner.lease(bid)
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_one_region_charged_and_another_denied_is_rolled_back_with_the_moment_of_the_charge() {
+        let clock = SystemClock::new();
+        let witness = Arc::new(Witness {
+            inner: MemoryOrigin::new(move || clock.now().wall_us()),
+            charged_us: AtomicU64::new(0),
+            given_back: Mutex::default(),
+        });
+        let peers = [("ap", NOBODY), ("us", NOBODY)];
+        let (eu, _) = among_around("eu", &peers, Arc::clone(&witness) as Arc<dyn Origin>, SystemClock::new());
+        let (ap, _) = among("ap", &[("eu", NOBODY), ("us", NOBODY)]);
+        let address =
+            |region: &Region| region.meet().expect("a free port").expect("it has peers").to_string();
+        let (us, logins) = among("us", &[("eu", &address(&eu)), ("ap", &address(&ap))]);
+        address(&us);
+        let [of_eu, of_ap] = ["eu", "ap"].map(|owner| key_of(owner, &["ap", "eu", "us"], &logins));
+        assert!(ask_all(&us, &[logins.question(&of_ap).cost(10)]).await);
+        assert!(ask_all(&us, &[logins.question(&of_eu)]).await);
+        let both = [logins.question(&of_eu).cost(7), logins.question(&of_ap).cost(10)];
+        assert!(!ask_all(&us, &both).await, "nothing is left in ap");
+        let heard = async {
+            loop {
+                if let Some(given_back) = *witness.given_back.lock().expect("nobody panicked") {
+                    return given_back;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let (units, of_us) = tokio::time::timeout(MINUTE, heard).await.expect("it is told");
+        let charged_us = witness.charged_us.load(Ordering::SeqCst);
+        assert_eq!(units, 7);
+        assert!((1..=charged_us).contains(&of_us), "charged at {charged_us}, and given back as of {of_us}");
     }
 
     /// Where one region was told of another that is not known everywhere yet, keys that move there have one bucket and not two.

@@ -60,7 +60,7 @@ pub use tidegate_courier::{
 pub use tidegate_origin::{MemoryOrigin, Origin, OriginError, redis};
 
 use driver::Driver;
-use forward::owner;
+use forward::{owner, rolled_back};
 use regions::Neighbours;
 
 /// A process's place in a region.
@@ -194,7 +194,7 @@ impl Region {
         for question in &group.questions {
             match group.place {
                 Place::Here(partition) => self.driver.roll_back(partition, &question.charge(), paid),
-                Place::Abroad(owner) => self.tell_abroad(owner, Act::Refund, question),
+                Place::Abroad(owner) => self.tell_abroad(owner, rolled_back(paid), question),
             }
         }
     }
