@@ -112,8 +112,11 @@ fn hasty(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, Gate) {
 }
 
 fn node(origin: &Arc<Watched>, class: Class, limit: Limit, settings: Settings) -> (Region, Gate) {
+    node_of(Arc::clone(origin) as Arc<dyn Origin>, class, limit, settings)
+}
+
+fn node_of(origin: Arc<dyn Origin>, class: Class, limit: Limit, settings: Settings) -> (Region, Gate) {
     let limiter = Limiter::builder().limit("per_user", limit).build().expect("a limiter");
-    let origin = Arc::clone(origin) as Arc<dyn Origin>;
     let region = Region::join_as("", Arc::new(limiter), origin, settings).expect("a name");
     let gate = region.gate("", "per_user", class).expect("known");
     (region, gate)
@@ -164,6 +167,65 @@ async fn a_warm_key_is_decided_without_a_call() {
     }
     let stats = node.0.stats();
     assert!(stats.waited * 50 < 20_000, "{stats:?}");
+}
+
+/// An origin whose answers pass through tasks of their own, as those of a connection do.
+struct Relayed(Arc<MemoryOrigin>);
+
+/// How soon its answers come: before anybody is tired of waiting.
+const ANSWERS_AFTER: Duration = Duration::from_millis(5);
+
+impl Origin for Relayed {
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+        Box::pin(async move {
+            let socket = tokio::spawn(tokio::time::sleep(ANSWERS_AFTER));
+            let connection = tokio::spawn(async move { socket.await.is_ok() });
+            assert!(connection.await.expect("it ends"));
+            self.0.call(partition, call).await
+        })
+    }
+
+    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+        self.0.round(partition, round)
+    }
+
+    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+        self.0.merge(partition, merge)
+    }
+
+    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
+        self.0.lease(bid)
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_was_late_itself_reads_what_has_come_before_it_goes_on_alone() {
+    let clock = SystemClock::new();
+    let origin = Arc::new(Relayed(Arc::new(MemoryOrigin::new(|| SystemClock::new().now().wall_us()))));
+    let limit = Limit::gcra(100, MINUTE).expect("in range");
+    let (region, gate) = node_of(origin, Class::Comfort, limit, Settings::default());
+    let question = [gate.question("alice")];
+    let mut asked = std::pin::pin!(region.check(&question));
+    assert!(poll_once(asked.as_mut()).await.is_none(), "it has to ask");
+    // Twice: the call is made, and its answer is awaited.
+    tokio::task::yield_now().await;
+    tokio::task::yield_now().await;
+    // Nothing of this process runs for longer than anybody waits.
+    let until_us = clock.now().mono_us() + 2 * Settings::default().deadline_us;
+    while clock.now().mono_us() < until_us {
+        std::hint::spin_loop();
+    }
+    let ruling = asked.await.expect("one limit");
+    assert_eq!((ruling.is_allowed(), ruling.rung), (true, Rung::Regional));
+}
+
+/// What a future has to say by now.
+async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
 }
 
 #[tokio::test]

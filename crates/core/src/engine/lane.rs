@@ -48,6 +48,9 @@ struct UnderWay {
     meters: Vec<Digest>,
     asked: Vec<Asked>,
     sent_us: u64,
+    /// Whether it was looked at after its time and had no answer. Time alone does not say so: whoever carries calls may not have run
+    /// meanwhile, and not have read the answer.
+    overdue: bool,
     hedged: bool,
     retried: bool,
     retry_at_us: u64,
@@ -172,18 +175,20 @@ impl Lane {
     }
 
     /// When the call under way was sent, if its answer is overdue.
-    pub(super) fn overdue_since(&self, now: Now, settings: &Settings) -> Option<u64> {
-        let sent_us = self.under_way.as_ref()?.sent_us;
-        (now.mono_us() >= sent_us + settings.deadline_us).then_some(sent_us)
+    pub(super) fn overdue_since(&self) -> Option<u64> {
+        self.under_way.as_ref().filter(|call| call.overdue).map(|call| call.sent_us)
     }
 
-    pub(super) fn is_stalled(&self, now: Now, settings: &Settings) -> bool {
-        self.overdue_since(now, settings).is_some()
+    pub(super) fn is_stalled(&self) -> bool {
+        self.overdue_since().is_some()
     }
 
     /// Does what time asks for. How many meters were forgotten.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) -> usize {
         self.held_up = false;
+        if let Some(call) = &mut self.under_way {
+            call.overdue |= cx.now_us() >= call.sent_us + cx.settings.deadline_us;
+        }
         self.give_up(cx, effects);
         self.repeat(cx, partition, effects);
         let before = self.meters.len();
@@ -379,6 +384,7 @@ impl Lane {
             meters,
             asked,
             sent_us,
+            overdue: false,
             hedged: false,
             retried: false,
             retry_at_us,
@@ -481,8 +487,10 @@ impl Lane {
 
 impl UnderWay {
     fn wake_us(&self, settings: &Settings) -> u64 {
-        let deadline_us = self.waits().map(|asked| asked.since_us + settings.deadline_us).min();
-        self.hedge_at_us(settings).min(self.retry_at_us).min(deadline_us.unwrap_or(u64::MAX))
+        let waits_until_us = self.waits().map(|asked| asked.since_us + settings.deadline_us).min();
+        let overdue_us = (!self.overdue).then_some(self.sent_us + settings.deadline_us);
+        let others = [waits_until_us, overdue_us].into_iter().flatten();
+        others.fold(self.hedge_at_us(settings).min(self.retry_at_us), u64::min)
     }
 
     fn waits(&self) -> impl Iterator<Item = &Asked> {

@@ -19,6 +19,11 @@ use crate::limiter::Limiter;
 /// How often the engine is looked at when it asks for nothing. Only what spends a grant does so without telling it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// By how much later than it wanted the task may be woken before it lets answers in that have come meanwhile, and how often it
+/// gives way for them: an answer passes from a socket through the connection's task and that of its call.
+const LATE_BY: Duration = Duration::from_millis(1);
+const GIVES_WAY: usize = 4;
+
 /// The engine and those who wait for it.
 struct State {
     engine: Engine,
@@ -254,7 +259,7 @@ impl Driver {
 
     /// Whether the origin answers nobody: one call that is late does not mean that.
     fn is_stalled(&self) -> bool {
-        self.state().engine.is_stalled(self.limiter.now())
+        self.state().engine.is_stalled()
     }
 
     fn note_answers(&self, answers: bool) {
@@ -353,9 +358,22 @@ impl Skew {
 async fn drive(driver: Weak<Driver>) {
     loop {
         let Some(strong) = driver.upgrade() else { return };
-        let wait = strong.turn();
+        let wait = strong.turn().min(LOOK_EVERY);
+        let asleep = strong.limiter.now();
         // Held only for the wait, which ends at the latest when the engine wants to be looked after again.
-        let _ = tokio::time::timeout(wait.min(LOOK_EVERY), strong.stirred.notified()).await;
+        let _ = tokio::time::timeout(wait, strong.stirred.notified()).await;
+        let slept_us = strong.limiter.now().mono_us().saturating_sub(asleep.mono_us());
+        if Duration::from_micros(slept_us) > wait + LATE_BY {
+            give_way().await;
+        }
+    }
+}
+
+/// Lets everything else go on that can. A process that did not run for a while finds its timers over and the answers unread that
+/// came meanwhile: the time that it was late itself is not held against the origin.
+async fn give_way() {
+    for _ in 0..GIVES_WAY {
+        tokio::task::yield_now().await;
     }
 }
 
