@@ -51,6 +51,9 @@ pub struct News {
     /// Everything that was marked at least this long ago is known to whoever has merged this batch and those before it.
     /// Nothing while the sender has not yet looked everywhere.
     pub age_us: Option<u64>,
+    /// The same of all that was charged, also to standing parts. It grows while the sender's region counts on those, of which it tells
+    /// nothing.
+    pub joined_age_us: Option<u64>,
     /// For how long the most silent of the sender's peers has been silent. Nothing while one was never heard of.
     pub silence_us: Option<u64>,
 }

@@ -221,7 +221,7 @@ async fn regions_that_were_told_of_other_weights_say_so() {
 
 fn batch(sequence: u64, charged: u64) -> Frame {
     let id = BatchId { incarnation: 9, sequence };
-    let news = News { after: 0, echo_us: 0, age_us: None, silence_us: None };
+    let news = News { after: 0, echo_us: 0, age_us: None, joined_age_us: None, silence_us: None };
     let group = Group { partition: partition_of(KEY.as_bytes()), components: vec![component(KEY, charged)] };
     Frame::Batch(Batch { id, news, groups: vec![group.into()] })
 }
@@ -341,7 +341,8 @@ impl Flooded {
         let (inner, looks) = (MemoryOrigin::new(now_us), AtomicU64::new(0));
         let flooded = Self { inner, looks, looks_until_told: OnceLock::new() };
         // On its part a region marks nothing.
-        let whole = Round { whole_for_us: 60_000_000, clock_us: now_us(), trim: 0, after: 0, most: 1 };
+        let whole =
+            Round { whole_for_us: 60_000_000, settled: true, clock_us: now_us(), trim: 0, after: 0, most: 1 };
         flooded.inner.round(BUSY, &whole).await.unwrap();
         let keys: Vec<String> = (0..MARKS_MAX).map(|number| format!("api/{number}")).collect();
         for (node, some) in (1..).zip(keys.chunks(64)) {

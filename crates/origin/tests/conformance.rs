@@ -267,7 +267,7 @@ async fn tls_and_a_user_with_a_password_are_spoken() {
     let roots = Some(server.roots.clone());
     let origin: Arc<dyn Origin> = Arc::new(opened("tide:password", roots.clone()));
     assert_eq!(spend_all(&origin, 2, b"key", 4).await, (BURST, false));
-    let round = Round { whole_for_us: 1, clock_us: 0, trim: 1, after: 0, most: 1 };
+    let round = Round { whole_for_us: 1, settled: false, clock_us: 0, trim: 1, after: 0, most: 1 };
     assert_eq!(gather(&origin, 2, round).await.components, []);
     let bid = Bid { holder: 1, for_us: 1_000_000, lag_us: 0 };
     assert_eq!(origin.lease(bid).await, Ok(Lease { is_held: true, lag_us: 0 }));

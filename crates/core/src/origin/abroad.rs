@@ -105,6 +105,9 @@ pub struct Round {
     /// For how long all regions count as heard of, µs: then this one counts on its standing parts. It takes nothing back of what
     /// was said before.
     pub whole_for_us: u64,
+    /// Whether all that the others charged is here that is older than regions may be silent, also what they charged to their standing
+    /// parts. Only then this one counts on the whole; without, it stays on its standing parts, and tells what it charged to them.
+    pub settled: bool,
     /// From when on: the origin's own clock when this was said, as far as the courier knows it, and at least that. 0 while it
     /// does not.
     pub clock_us: u64,
@@ -126,6 +129,8 @@ pub struct Gathered {
     pub upto: u64,
     /// Whether there is more after it.
     pub more: bool,
+    /// Whether what was charged to standing parts is among what was told, or is still to come if there is more: all regions were heard of.
+    pub joined: bool,
     /// The origin's clock, µs.
     pub now_us: u64,
 }

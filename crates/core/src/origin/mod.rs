@@ -23,7 +23,7 @@ pub use meter::{
     RECALL_US,
 };
 pub use partition::{
-    CallError, LANE_RETENTION_US, MARK_RETENTION_US, MARKS_MAX, Partition, SEQUENCE_MAX, SETTLE_US,
+    CallError, LANE_RETENTION_US, MARK_RETENTION_US, MARKS_MAX, Partition, SEQUENCE_MAX,
     UPDATES_PER_CALL_MAX, WHOLE_US_MAX,
 };
 pub use terms::{DEBT_MAX, DROPS_MAX, Lapse, Terms};

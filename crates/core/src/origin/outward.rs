@@ -22,8 +22,8 @@ const _: () = assert!(SUMS_MAX + DEBT_MAX < TOTAL_MAX, "no charge is cut off");
 pub(super) enum Ground {
     /// The whole limit: all regions were heard of.
     Whole,
-    /// The standing part, and others hear of what was charged to it: they were heard of again, and have not had the time to
-    /// tell what they charged to theirs.
+    /// The standing part, and others hear of what was charged to it: they were heard of again, and what they charged to theirs has
+    /// not come yet.
     Settling,
     /// The standing part: another region has not been heard of for too long.
     Part,

@@ -28,11 +28,6 @@ pub const MARK_RETENTION_US: u64 = 604_800_000_000;
 /// make room. Higher: more keys may be used while a region is gone; more memory until it is back.
 pub const MARKS_MAX: usize = 16_384;
 
-/// How long meters stay on their standing parts when all regions are heard of again, µs: what was charged to parts is told at
-/// once, and has arrived by then unless the lag is worth an alarm. Higher: longer until a region has more than its part again;
-/// lower: regions may pass a burst before they hear of what others charged to their parts.
-pub const SETTLE_US: u64 = 500_000;
-
 /// How far an estimate of this clock may be ahead of it, µs, before the clock counts as set back. Lower: a clock that is slewed
 /// while its store is hardly ever asked keeps its region from settling. Higher: nothing, since what was said before is cut by as
 /// much as the estimate is ahead.
@@ -156,6 +151,8 @@ pub struct Partition {
     /// Until when all regions count as heard of, and since when they have been without a break.
     whole_until_us: u64,
     whole_since_us: u64,
+    /// Whether what they charged to their standing parts has come since then.
+    settled: bool,
     /// The last mark that was made, and those that are left: by their order, and by their meters.
     stamp: u64,
     marks: BTreeMap<u64, Box<[u8]>>,
@@ -208,7 +205,7 @@ impl Partition {
         let components = found.iter().filter_map(|(_, key)| component(key)).collect();
         // What is told now is marked behind all that was gathered.
         let more = more_marks | self.tell_parted(moment, store, most);
-        Gathered { components, upto, more, now_us }
+        Gathered { components, upto, more, joined: moment.ground != Ground::Part, now_us }
     }
 
     /// Marks meters on whose parts something was spent while their region was apart, so many at once, if it is no longer. Whether
@@ -257,8 +254,13 @@ impl Partition {
         let ahead_us = round.clock_us - said_us;
         let is_set_back = ahead_us > AHEAD_US_MAX || self.whole_until_us > now_us + WHOLE_US_MAX;
         let before_us = if is_set_back { 0 } else { self.whole_until_us.saturating_sub(ahead_us) };
-        self.whole_until_us = before_us.max(said_us + round.whole_for_us.min(WHOLE_US_MAX));
         let was_apart = before_us <= now_us;
+        self.settled &= !was_apart;
+        // Who counts on the whole goes on by what makes it one, and by nothing less.
+        let is_enough = round.settled || !self.settled;
+        let until_us = if is_enough { said_us + round.whole_for_us.min(WHOLE_US_MAX) } else { 0 };
+        self.whole_until_us = before_us.max(until_us);
+        self.settled |= round.settled && until_us > now_us;
         if was_apart || self.whole_since_us > now_us {
             self.whole_since_us = now_us;
         }
@@ -305,9 +307,7 @@ impl Partition {
         if self.is_apart(now_us) {
             return Ground::Part;
         }
-        // A clock that was set back makes nothing last longer.
-        let settles = self.whole_since_us..self.whole_since_us + SETTLE_US;
-        if settles.contains(&now_us) { Ground::Settling } else { Ground::Whole }
+        if self.settled { Ground::Whole } else { Ground::Settling }
     }
 
     fn moment(&self, node: NodeId, now_us: u64, lost: bool) -> Moment {
@@ -328,9 +328,10 @@ impl Partition {
         self.marks.insert(self.stamp, key.into());
     }
 
-    /// Until when all regions count as heard of, the last mark that was made, and since when they count so.
-    pub fn heard_and_marked(&self) -> (u64, u64, u64) {
-        (self.whole_until_us, self.stamp, self.whole_since_us)
+    /// Until when all regions count as heard of, the last mark that was made, since when they count so, and whether what they charged
+    /// to their standing parts has come since.
+    pub fn heard_and_marked(&self) -> (u64, u64, u64, bool) {
+        (self.whole_until_us, self.stamp, self.whole_since_us, self.settled)
     }
 
     /// The marks: every meter that other regions may not have heard of, in the order in which they were last due.

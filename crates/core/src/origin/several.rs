@@ -6,14 +6,18 @@ use proptest::prelude::*;
 
 use super::{
     Abroad, Ask, Call, Charge, Component, Decided, Gathered, Lapse, MARK_RETENTION_US, Merge, Merged, NodeId,
-    OriginMeter, Partition, RegionId, Round, SETTLE_US, StoreId, Sums, Terms, Told, Update, WHOLE_US_MAX,
-    part_of,
+    OriginMeter, Partition, RegionId, Round, StoreId, Sums, Terms, Told, Update, WHOLE_US_MAX, part_of,
 };
 use crate::limit::Limit;
 
 const SECOND: u64 = 1_000_000;
 const START: u64 = 1_000_000 * SECOND;
 const KEY: &[u8] = b"key";
+
+/// What a courier asks that has all that others charged.
+fn round(whole_for_us: u64, clock_us: u64) -> Round {
+    Round { whole_for_us, settled: true, clock_us, trim: 0, after: 0, most: 1 }
+}
 
 /// A region that one node calls.
 struct Region {
@@ -32,7 +36,7 @@ impl Region {
     /// One that has heard of all others for long enough to count with them.
     fn whole(terms: Terms, now: u64) -> Self {
         let mut region = Self::new(terms);
-        region.hear(now - SETTLE_US, WHOLE_US_MAX);
+        region.hear(now, WHOLE_US_MAX);
         region
     }
 
@@ -40,8 +44,14 @@ impl Region {
         self.partition.round(now, self.store, round)
     }
 
+    /// All others were heard of, and what they charged to their parts has come.
     fn hear(&mut self, now: u64, whole_for_us: u64) {
-        self.round(now, &Round { whole_for_us, clock_us: now, trim: 0, after: 0, most: 1 });
+        self.round(now, &round(whole_for_us, now));
+    }
+
+    /// All others were heard of.
+    fn hear_of(&mut self, now: u64, whole_for_us: u64) {
+        self.round(now, &Round { settled: false, ..round(whole_for_us, now) });
     }
 
     fn say(&mut self, now: u64, change: impl FnOnce(&mut Update), count: u32) -> (Told, Decided) {
@@ -77,7 +87,7 @@ impl Region {
     }
 
     fn gather(&mut self, now: u64) -> Vec<Component> {
-        let round = Round { whole_for_us: 0, clock_us: now, trim: 0, after: 0, most: 256 };
+        let round = Round { most: 256, ..round(0, now) };
         self.round(now, &round).components
     }
 
@@ -199,7 +209,7 @@ fn a_region_alone_has_its_part_and_tells_what_is_left_of_it() {
     let (told, decided) = here.say(START, |update| update.want = 9, 4);
     assert_eq!((decided.passed, told.grant, told.whole), (4, 1, false), "nobody was ever heard of");
     assert_eq!(here.gather(START), [], "what is spent of a part is nobody's business");
-    here.hear(START, SECOND);
+    here.hear_of(START, SECOND);
     let (told, decided) = here.say(START, |update| update.used = 1, 99);
     assert_eq!(
         (decided.passed, told.whole),
@@ -207,7 +217,9 @@ fn a_region_alone_has_its_part_and_tells_what_is_left_of_it() {
         "others may have spent their parts, and have not told yet"
     );
     assert_eq!(drained(&here.gather(START)), (5, 0, 5), "but they are told at once");
-    let later = START + SETTLE_US;
+    let later = START + SECOND / 2;
+    assert!(!here.say(later, |_| {}, 0).0.whole, "nothing has come, however long that takes");
+    here.hear(later, SECOND / 2);
     let (told, decided) = here.say(later, |_| {}, 99);
     assert_eq!((decided.passed, told.whole), (7, true), "five, of which half of five have drained");
     let told = here.gather(later);
@@ -222,22 +234,24 @@ fn what_is_left_of_a_part_is_told_although_nobody_asks_for_it() {
     let mut here = Region::new(ten(Lapse::Counted));
     here.ask(START, 4);
     let later = START + SECOND / 5;
-    let round = |whole_for_us, after| Round { whole_for_us, clock_us: later, trim: 0, after, most: 9 };
+    let round = |whole_for_us, after| Round { settled: false, after, most: 9, ..round(whole_for_us, later) };
     let apart = here.round(later, &round(0, 0));
+    assert!(!apart.joined, "nothing is told of it");
     assert_eq!((apart.components, apart.more, here.partition.parted().count()), (vec![], false, 1));
     let first = here.round(later, &round(SECOND, 0));
-    assert_eq!((first.components, first.more), (vec![], true), "there is more to tell");
+    assert_eq!((first.components, first.more, first.joined), (vec![], true, true), "there is more to tell");
     let second = here.round(later, &round(SECOND, first.upto));
     assert_eq!((drained(&second.components), second.more), ((3, 0, 3), false), "one has drained");
     assert_eq!(here.ask(later, 99), 2, "of the part");
-    assert_eq!(here.ask(later + SETTLE_US, 99), 7, "of the whole, with what has drained of the part");
+    here.hear(later, SECOND);
+    assert_eq!(here.ask(later + SECOND / 2, 99), 7, "of the whole, with what has drained of the part");
     assert_eq!(here.partition.parted().count(), 0);
 }
 
 /// What was told before the loss may have been more: under the same name nobody would hear of what is new.
 #[test]
 fn what_is_left_of_a_part_is_not_told_under_a_name_that_lost_writes() {
-    let round = |now| Round { whole_for_us: SECOND, clock_us: now, trim: 0, after: 0, most: 9 };
+    let round = |now| Round { most: 9, ..round(SECOND, now) };
     let later = START + SECOND / 5;
     for is_noticed in [false, true] {
         let mut here = Region::new(ten(Lapse::Forgiven));
@@ -249,7 +263,7 @@ fn what_is_left_of_a_part_is_not_told_under_a_name_that_lost_writes() {
         assert!(here.round(later, &round(later)).components.is_empty());
         let told = here.round(later, &round(later)).components;
         assert!(told.iter().all(|component| *component.key != *KEY), "{is_noticed}: {told:?}");
-        let settled = later + SETTLE_US;
+        let settled = later + SECOND / 2;
         here.ask(settled, 4);
         let told = here.round(settled, &round(settled)).components;
         let name = told.iter().find(|component| *component.key == *KEY).map(|told| told.incarnation);
@@ -260,30 +274,45 @@ fn what_is_left_of_a_part_is_not_told_under_a_name_that_lost_writes() {
 #[test]
 fn a_part_counts_its_share_of_what_all_used_and_forgets_nothing_of_it() {
     let mut here = Region::new(ten(Lapse::Counted));
-    here.hear(START - SETTLE_US, SETTLE_US + 1);
+    here.hear(START, 1);
     assert_eq!(here.ask(START, 8), 8);
     assert_eq!(here.ask(START + 1, 99), 1, "half of eight are four of five");
-    here.hear(START + 1, SECOND);
-    assert_eq!(here.ask(START + 1 + SETTLE_US, 99), 3, "nine, of which the part has paid two and a half");
+    here.hear_of(START + 1, SECOND);
+    let later = START + 1 + SECOND / 2;
+    here.hear(later, SECOND);
+    assert_eq!(here.ask(later, 99), 3, "nine, of which the part has paid two and a half");
 }
 
 #[test]
 fn what_was_heard_is_not_taken_back_by_who_heard_less() {
     let mut here = Region::new(ten(Lapse::Counted));
     let is_whole = |here: &mut Region, now| here.say(now, |_| {}, 0).0.whole;
-    here.hear(START - SETTLE_US, SETTLE_US + SECOND);
+    here.hear(START, SECOND);
     // Somebody else has become the courier, and has heard of nobody yet.
     here.hear(START + 1, 0);
-    here.round(START + 1, &Round { whole_for_us: 0, clock_us: 0, trim: 0, after: 0, most: 1 });
+    here.round(START + 1, &round(0, 0));
     assert!(is_whole(&mut here, START + SECOND - 1));
     assert!(!is_whole(&mut here, START + SECOND), "nobody was heard of since");
 }
 
 #[test]
+fn who_counts_on_the_whole_goes_on_only_by_what_makes_it_one() {
+    let mut here = Region::new(ten(Lapse::Counted));
+    let is_whole = |here: &mut Region, now| here.say(now, |_| {}, 0).0.whole;
+    here.hear(START, SECOND);
+    here.hear_of(START + SECOND / 2, SECOND);
+    assert!(is_whole(&mut here, START + SECOND - 1));
+    assert!(!is_whole(&mut here, START + SECOND), "somebody is on its part, and tells nothing of it");
+    here.hear_of(START + SECOND, SECOND);
+    assert!(!is_whole(&mut here, START + SECOND));
+    here.hear(START + SECOND, SECOND);
+    assert!(is_whole(&mut here, START + SECOND));
+}
+
+#[test]
 fn what_a_store_comes_to_late_was_heard_when_it_was_said() {
     let mut here = Region::new(ten(Lapse::Counted));
-    let round = Round { whole_for_us: 2 * SECOND, clock_us: START, trim: 0, after: 0, most: 1 };
-    here.round(START + 20 * SECOND, &round);
+    here.round(START + 20 * SECOND, &round(2 * SECOND, START));
     assert!(!here.say(START + 20 * SECOND, |_| {}, 0).0.whole);
 }
 
@@ -292,10 +321,10 @@ fn a_clock_that_is_set_back_makes_nobody_whole_for_longer() {
     let mut here = Region::whole(ten(Lapse::Counted), START);
     let back = START - 5 * SECOND;
     // Who says so has heard of nobody, and knows what the clock was.
-    here.round(back, &Round { whole_for_us: 0, clock_us: START, trim: 0, after: 0, most: 1 });
+    here.round(back, &round(0, START));
     assert!(!here.say(back, |_| {}, 0).0.whole);
-    here.round(back, &Round { whole_for_us: SECOND, clock_us: START, trim: 0, after: 0, most: 1 });
-    assert!(here.say(back + SETTLE_US, |_| {}, 0).0.whole, "and it is no reason not to believe it");
+    here.round(back, &round(SECOND, START));
+    assert!(here.say(back + SECOND / 2, |_| {}, 0).0.whole, "and it is no reason not to believe it");
 }
 
 #[test]
@@ -398,7 +427,7 @@ fn marks_are_gathered_in_pages_trimmed_and_told_again_by_a_store_that_forgot() {
         call.say(START, |update| (update.key, update.used) = (Box::from([name]), 9), 0);
     }
     // Nothing was charged here by the node: its report came without a grant. So it is asked for.
-    let round = |after, trim, most| Round { whole_for_us: SECOND, clock_us: START, trim, after, most };
+    let round = |after, trim, most| Round { trim, after, most, ..round(SECOND, START) };
     call.hear(START, SECOND);
     for name in 0..5 {
         call.say(START, |update| update.key = Box::from([name]), 1);
@@ -453,6 +482,8 @@ struct Message {
     upto: u64,
     /// The longest that one of the sender's peers was silent when it was sent.
     silence: u64,
+    /// When it was sent, if all that was charged by then is in it, also to the sender's part.
+    joined: Option<u64>,
     components: Vec<Component>,
 }
 
@@ -465,6 +496,8 @@ struct World {
     cut: Vec<Vec<bool>>,
     /// When each region last heard of each, and how silent that one's peers were.
     heard: Vec<Vec<(u64, u64)>>,
+    /// By when each has all that each other charged, also to its part.
+    joined: Vec<Vec<u64>>,
     acknowledged: Vec<Vec<u64>>,
     next_round: Vec<u64>,
     /// Whether anybody asks for anything at present: who pauses lets regions forget what they owe.
@@ -494,6 +527,7 @@ impl World {
             on_the_way: Vec::new(),
             cut: vec![vec![false; regions]; regions],
             heard: vec![vec![(START, 0); regions]; regions],
+            joined: vec![vec![0; regions]; regions],
             acknowledged: vec![vec![0; regions]; regions],
             next_round: vec![START; regions],
             is_asking: true,
@@ -524,14 +558,27 @@ impl World {
         let silence = reported.max().unwrap_or(0);
         let trim = peers.iter().map(|peer| self.acknowledged[at][*peer]).min().unwrap_or(0);
         let (now, whole_for_us) = (self.now, SILENCE_MAX.saturating_sub(silence));
-        let round = Round { whole_for_us, clock_us: now, trim, after: 0, most: 256 };
+        let parted = peers.iter().map(|peer| now - self.joined[at][*peer]).max().unwrap_or(0);
+        let joined_for_us = SILENCE_MAX.saturating_sub(parted);
+        let settled = joined_for_us > 0;
+        let whole_for_us = if settled { whole_for_us.min(joined_for_us) } else { whole_for_us };
+        let round = Round { settled, trim, most: 256, ..round(whole_for_us, now) };
         let gathered = self.regions[at].round(now, &round);
+        let joined = (gathered.joined && !gathered.more).then_some(now);
         let silence = self.silence(at);
         for to in peers {
             for _ in 0..=self.below(2) {
                 let due = self.now + self.below(LAG_MAX);
                 let components = gathered.components.clone();
-                self.on_the_way.push(Message { from: at, to, due, upto: gathered.upto, silence, components });
+                self.on_the_way.push(Message {
+                    from: at,
+                    to,
+                    due,
+                    upto: gathered.upto,
+                    silence,
+                    joined,
+                    components,
+                });
             }
         }
         self.next_round[at] = self.now + INTERVAL;
@@ -542,12 +589,13 @@ impl World {
         let (due, later): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.on_the_way).into_iter().partition(|message| message.due <= now);
         self.on_the_way = later;
-        for Message { from, to, upto, silence, components, .. } in due {
+        for Message { from, to, upto, silence, joined, components, .. } in due {
             if self.cut[from][to] {
                 continue;
             }
             self.regions[to].merge(now, from as u64, components);
             self.heard[to][from] = (now, silence);
+            self.joined[to][from] = self.joined[to][from].max(joined.unwrap_or(0));
             self.acknowledged[from][to] = self.acknowledged[from][to].max(upto);
         }
     }
@@ -589,7 +637,7 @@ impl World {
     fn quiet(&mut self) {
         for from in 0..self.regions.len() {
             let now = self.now;
-            self.regions[from].hear(now, SECOND);
+            self.regions[from].hear_of(now, SECOND);
             self.regions[from].ask(now, 0);
         }
         for _ in 0..2 {
@@ -600,8 +648,9 @@ impl World {
                 }
             }
         }
-        self.now += SETTLE_US;
+        self.now += SECOND / 2;
         for at in 0..self.regions.len() {
+            self.regions[at].hear(self.now, SECOND);
             self.regions[at].ask(self.now, 0);
         }
         self.admit(0, 0);
@@ -660,7 +709,7 @@ fn what_others_used_is_never_told_as_ones_own_after_a_loss() {
         let mut here = Region::whole(terms, START);
         assert_eq!(here.ask(START, 8), 8);
         let mut there = that_lost_writes(terms, START - 3_600 * SECOND);
-        there.hear(START - SETTLE_US, WHOLE_US_MAX);
+        there.hear(START, WHOLE_US_MAX);
         there.merge(START, 1, here.gather(START));
         assert_eq!(there.ask(START, 1), 1);
         let mut told = there.gather(START).into_iter();
@@ -692,7 +741,7 @@ fn what_may_have_been_lost_and_what_is_known_are_told_under_a_new_name() {
 fn a_clock_that_is_set_back_after_a_loss_closes_nothing_for_longer() {
     let mut here = that_lost_writes(ten(Lapse::Counted), START);
     let set_back = START - 3_600 * SECOND;
-    here.hear(set_back - SETTLE_US, WHOLE_US_MAX);
+    here.hear(set_back, WHOLE_US_MAX);
     assert_eq!(here.ask(set_back, 1), 0, "as if it was lost just now");
     assert_eq!(here.ask(set_back + SECOND / 2, 99), 5, "and what is assumed drains");
     let later = set_back + 2 * SECOND;
@@ -715,13 +764,12 @@ fn a_region_knows_its_own_part_whichever_version_others_know() {
 #[test]
 fn a_clock_that_runs_slow_keeps_no_region_from_settling() {
     let mut here = Region::whole(ten(Lapse::Counted), START);
-    for round in 1..20 {
-        let now = START + round * SECOND / 5;
-        let whole_for_us = SECOND;
-        here.round(now, &Round { whole_for_us, clock_us: now + 400, trim: 0, after: 0, most: 1 });
+    for turn in 1..20 {
+        let now = START + turn * SECOND / 5;
+        here.round(now, &round(SECOND, now + 400));
         assert!(here.say(now, |_| {}, 0).0.whole);
     }
     let now = START + 5 * SECOND;
-    here.round(now, &Round { whole_for_us: SECOND, clock_us: now + SECOND, trim: 0, after: 0, most: 1 });
+    here.round(now, &Round { settled: false, ..round(SECOND, now + SECOND) });
     assert!(!here.say(now, |_| {}, 0).0.whole, "one that was set back begins anew");
 }

@@ -246,21 +246,22 @@ impl Shared {
     /// Takes in what a batch says that was merged; what to answer, unless the tenure is over. Where it ends a silence, nobody has
     /// to wait for the next round to know: not the peers, nor the own origin.
     pub(super) fn take_news(&self, incarnation: u64, from: RegionId, batch: &Batch) -> Option<Ack> {
-        let (ack, is_whole_again) = self.during(incarnation, |rounds, now_us| {
-            let was_whole = rounds.whole_for_us(now_us) > 0;
+        let (ack, is_news) = self.during(incarnation, |rounds, now_us| {
+            let stance = |rounds: &Rounds| (rounds.whole_for_us(now_us) > 0, rounds.is_settled(now_us));
+            let before = stance(rounds);
             let ack = rounds.merged(now_us, from, batch);
-            (ack, !was_whole && rounds.whole_for_us(now_us) > 0)
+            (ack, stance(rounds) > before)
         })?;
         self.stirred.iter().for_each(Notify::notify_one);
-        if is_whole_again {
+        if is_news {
             self.hurry.notify_one();
         }
         Some(ack)
     }
 
-    /// Whether all regions are heard of.
+    /// Whether the region counts with all others.
     pub(super) fn is_whole(&self, incarnation: u64) -> bool {
-        self.during(incarnation, |rounds, now_us| rounds.whole_for_us(now_us) > 0).unwrap_or(false)
+        self.during(incarnation, |rounds, now_us| rounds.is_settled(now_us)).unwrap_or(false)
     }
 
     /// Takes in that a round ended, in which all regions were heard of or not: tells everyone who sends, and whoever reads the log,
@@ -356,7 +357,7 @@ impl Shared {
         CourierStatus {
             lag_us: if rounds.is_some() { measured_us() } else { state.told_lag_us },
             is_courier: rounds.is_some(),
-            is_whole: rounds.is_some_and(|rounds| rounds.whole_for_us(now_us) > 0),
+            is_whole: rounds.is_some_and(|rounds| rounds.is_settled(now_us)),
             silence_us: rounds.and_then(|rounds| rounds.effective_silence_us(now_us)),
             strangers: state.strangers,
             origin_failures: state.origin_failures,

@@ -12,6 +12,8 @@ pub(super) struct Hearing {
     couriers: VecDeque<Spoken>,
     /// Everything that the peer had marked by then is merged here.
     heard_us: Option<u64>,
+    /// Everything that the peer had charged by then is merged here, also what it charged to standing parts.
+    joined_us: Option<u64>,
     /// By then the peer had heard of each of its own peers.
     others_us: Option<u64>,
 }
@@ -53,6 +55,7 @@ impl Hearing {
         let written_us = news.echo_us.min(now_us);
         let before = |age_us: Option<u64>| age_us.and_then(|age_us| written_us.checked_sub(age_us));
         self.heard_us = self.heard_us.max(before(news.age_us));
+        self.joined_us = self.joined_us.max(before(news.joined_age_us));
         self.others_us = self.others_us.max(before(news.silence_us));
     }
 
@@ -61,7 +64,13 @@ impl Hearing {
         self.heard_us.map(|heard_us| now_us.saturating_sub(heard_us))
     }
 
-    /// The same, or for how long the peer has heard nothing of one of its own, if that is longer.
+    /// For how long nothing was heard of what the peer charged to standing parts: while it charges nothing to them, as long as nothing
+    /// was heard of it at all.
+    pub(super) fn parted_us(&self, now_us: u64) -> Option<u64> {
+        self.joined_us.map(|joined_us| now_us.saturating_sub(joined_us))
+    }
+
+    /// The same as the first, or for how long the peer has heard nothing of one of its own, if that is longer.
     pub(super) fn effective_silence_us(&self, now_us: u64) -> Option<u64> {
         let others_us = now_us.saturating_sub(self.others_us?);
         self.silence_us(now_us).map(|own_us| own_us.max(others_us))
@@ -91,7 +100,16 @@ mod tests {
 
     /// The next batch of a peer that has one under way at a time.
     fn news(echo_us: u64, age_us: u64, silence_us: u64) -> Batch {
-        batch(1, News { after: 0, echo_us, age_us: Some(age_us), silence_us: Some(silence_us) })
+        batch(
+            1,
+            News {
+                after: 0,
+                echo_us,
+                age_us: Some(age_us),
+                joined_age_us: Some(age_us),
+                silence_us: Some(silence_us),
+            },
+        )
     }
 
     fn batch(sequence: u64, news: News) -> Batch {
@@ -110,7 +128,8 @@ mod tests {
         let mut hearing = Hearing::default();
         hearing.take_in(10 * SECOND_US, &news(10 * SECOND_US, 0, 0));
         hearing.take_in(11 * SECOND_US, &news(5 * SECOND_US, 0, 3 * SECOND_US));
-        let none = News { after: 0, echo_us: 11 * SECOND_US, age_us: None, silence_us: None };
+        let none =
+            News { after: 0, echo_us: 11 * SECOND_US, age_us: None, joined_age_us: None, silence_us: None };
         hearing.take_in(11 * SECOND_US, &batch(1, none));
         assert_eq!(hearing.effective_silence_us(11 * SECOND_US), Some(SECOND_US));
     }
@@ -136,7 +155,16 @@ mod tests {
     #[test]
     fn who_missed_a_batch_hears_again_when_it_has_come() {
         let of = |sequence: u64, after| {
-            batch(sequence, News { after, echo_us: sequence * 1_000, age_us: Some(0), silence_us: Some(0) })
+            batch(
+                sequence,
+                News {
+                    after,
+                    echo_us: sequence * 1_000,
+                    age_us: Some(0),
+                    joined_age_us: Some(0),
+                    silence_us: Some(0),
+                },
+            )
         };
         let heard_us = |hearing: &Hearing| hearing.silence_us(90_000).map(|silence_us| 90_000 - silence_us);
         let mut hearing = Hearing::default();
@@ -161,7 +189,8 @@ mod tests {
             for incarnation in [1, 2] {
                 let echo_us = sequence * 1_000 + incarnation;
                 let after = sequence.saturating_sub(3);
-                let news = News { after, echo_us, age_us: Some(0), silence_us: Some(0) };
+                let news =
+                    News { after, echo_us, age_us: Some(0), joined_age_us: Some(0), silence_us: Some(0) };
                 let id = BatchId { incarnation, sequence };
                 hearing.take_in(90_000, &Batch { id, news, groups: vec![] });
                 assert_eq!(hearing.silence_us(90_000), Some(90_000 - echo_us));
@@ -175,7 +204,10 @@ mod tests {
     #[test]
     fn a_batch_says_nothing_of_those_before_it_that_have_not_come() {
         let of = |sequence, after, echo_us| {
-            batch(sequence, News { after, echo_us, age_us: Some(0), silence_us: Some(0) })
+            batch(
+                sequence,
+                News { after, echo_us, age_us: Some(0), joined_age_us: Some(0), silence_us: Some(0) },
+            )
         };
         let heard_us = |hearing: &Hearing| hearing.silence_us(9_000).map(|silence_us| 9_000 - silence_us);
         let mut hearing = Hearing::default();

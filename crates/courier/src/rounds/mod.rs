@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! own origin  --asks, gathered-->  Rounds  --next_batch, acknowledge-->  each peer
-//! peers       --merged---------->  Rounds  --whole_for_us------------->  own origin, with each ask
+//! peers       --merged---------->  Rounds  --whole_for_us, settled---->  own origin, with each ask
 //! ```
 //!
 //! What changed is marked at the origin, in order. A peer's place in that order moves on when the origin has answered, and
@@ -139,10 +139,11 @@ impl Rounds {
     fn ask(&self, now_us: u64, partition: u16, after: u64, most: u16, peers: Vec<usize>) -> Asked {
         let acknowledged = self.peers.iter().map(|peer| peer.outbox.acknowledged(partition));
         let trim = acknowledged.min().unwrap_or(0);
-        let (whole_for_us, clock_us) = (self.whole_for_us(now_us), self.clock_us(now_us, partition));
+        let (whole_for_us, settled) = (self.whole_for_us(now_us), self.is_settled(now_us));
+        let clock_us = self.clock_us(now_us, partition);
         Asked {
             partition,
-            round: Round { whole_for_us, clock_us, trim, after, most },
+            round: Round { whole_for_us, settled, clock_us, trim, after, most },
             since_us: now_us,
             peers,
         }
@@ -233,10 +234,28 @@ impl Rounds {
         most(self.peers.iter().map(|peer| peer.hearing.effective_silence_us(now_us)))
     }
 
-    /// For how long from now on the region may act as a part of the whole, µs. Once said it stays true, whoever says less
-    /// later.
+    /// For how long from now on all regions count as heard of, µs. Once said it stays true, whoever says less later. Where the region
+    /// counts on the whole, as long as it may.
     pub fn whole_for_us(&self, now_us: u64) -> u64 {
-        let silence_us = self.effective_silence_us(now_us);
+        let heard_for_us = self.rest_us(self.effective_silence_us(now_us));
+        match self.joined_for_us(now_us) {
+            0 => heard_for_us,
+            joined_for_us => heard_for_us.min(joined_for_us),
+        }
+    }
+
+    /// Whether the region may count on the whole: all that the others charged is here, also to their standing parts, but for what they
+    /// charged of late.
+    pub fn is_settled(&self, now_us: u64) -> bool {
+        self.joined_for_us(now_us) > 0 && self.whole_for_us(now_us) > 0
+    }
+
+    fn joined_for_us(&self, now_us: u64) -> u64 {
+        self.rest_us(most(self.peers.iter().map(|peer| peer.hearing.parted_us(now_us))))
+    }
+
+    /// What is left of the longest silence allowed.
+    fn rest_us(&self, silence_us: Option<u64>) -> u64 {
         silence_us.map_or(0, |silence_us| self.silence_max_us.saturating_sub(silence_us))
     }
 

@@ -60,6 +60,8 @@ struct Progress {
     queued: u32,
     /// Everything that was marked by then is in the batches that were made.
     spoken_us: Option<u64>,
+    /// The same of all that was charged, also to standing parts.
+    joined_us: Option<u64>,
     /// How often the store has lost its marks: stamps of an earlier life say nothing about this one.
     life: u32,
 }
@@ -79,6 +81,8 @@ struct End {
     upto: u64,
     /// When it was asked for, if it was all there was.
     asked_us: Option<u64>,
+    /// The same, if what was charged to standing parts was among it.
+    joined_us: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -89,6 +93,8 @@ struct UnderWay {
     ends: Vec<End>,
     /// Everything that was marked by then is in it, or was in one before it.
     whole_us: Option<u64>,
+    /// The same of all that was charged, also to standing parts.
+    joined_us: Option<u64>,
     /// When it was handed to the link that there is now.
     sent_us: Option<u64>,
     is_merged: bool,
@@ -98,6 +104,14 @@ struct UnderWay {
 struct Link {
     /// The peer's clock as it was last told.
     echo_us: u64,
+}
+
+impl Progress {
+    /// Takes in that what was gathered is in the batches that were made, to its end.
+    fn note_spoken(&mut self, end: &End) {
+        self.spoken_us = self.spoken_us.max(end.asked_us);
+        self.joined_us = self.joined_us.max(end.joined_us);
+    }
 }
 
 impl Outbox {
@@ -148,11 +162,12 @@ impl Outbox {
         let Some(progress) = self.partitions.get_mut(usize::from(partition)) else { return };
         progress.taken = progress.taken.max(gathered.upto);
         let asked_us = (!gathered.more).then_some(asked_us);
-        let end = End { partition, life: progress.life, upto: gathered.upto, asked_us };
+        let joined_us = asked_us.filter(|_| gathered.joined);
+        let end = End { partition, life: progress.life, upto: gathered.upto, asked_us, joined_us };
         if pieces.is_empty() {
             // With nothing of the partition in the queue, everything that was marked until now has been said.
             if progress.queued == 0 {
-                progress.spoken_us = progress.spoken_us.max(end.asked_us);
+                progress.note_spoken(&end);
             }
             return;
         }
@@ -191,8 +206,9 @@ impl Outbox {
         let after = self.merged_upto();
         let under_way = self.under_way.iter_mut().find(|under_way| is_unsaid(under_way))?;
         under_way.sent_us = Some(now_us);
-        let age_us = under_way.whole_us.map(|whole_us| now_us.saturating_sub(whole_us));
-        let news = News { after, echo_us: link.echo_us, age_us, silence_us };
+        let age_us = |then_us: Option<u64>| then_us.map(|then_us| now_us.saturating_sub(then_us));
+        let (age_us, joined_age_us) = (age_us(under_way.whole_us), age_us(under_way.joined_us));
+        let news = News { after, echo_us: link.echo_us, age_us, joined_age_us, silence_us };
         Some(Batch { id: under_way.id, news, groups: under_way.groups.clone() })
     }
 
@@ -219,20 +235,17 @@ impl Outbox {
             };
             progress.queued -= 1;
             if let Some(end) = piece.end {
-                progress.spoken_us = progress.spoken_us.max(end.asked_us);
+                progress.note_spoken(&end);
                 ends.push(end);
             }
             groups.push(piece.group);
         }
         let id = BatchId { incarnation, sequence: self.sequence };
-        let whole_us = self.spoken_us();
-        self.under_way.push_back(UnderWay { id, groups, ends, whole_us, sent_us: None, is_merged: false });
-    }
-
-    /// Everything that was marked by then is in the batches that were made.
-    fn spoken_us(&self) -> Option<u64> {
         // `None` is below everything: one partition that was not looked at leaves the whole unknown.
-        self.partitions.iter().map(|progress| progress.spoken_us).min().flatten()
+        let whole_us = self.partitions.iter().map(|progress| progress.spoken_us).min().flatten();
+        let joined_us = self.partitions.iter().map(|progress| progress.joined_us).min().flatten();
+        let under_way = UnderWay { id, groups, ends, whole_us, joined_us, sent_us: None, is_merged: false };
+        self.under_way.push_back(under_way);
     }
 
     /// Takes in that a batch was merged; whether it is one that is under way.

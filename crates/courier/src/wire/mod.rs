@@ -20,7 +20,7 @@ use crate::rounds::{BATCH_COMPONENTS_MAX, GATHER_MAX};
 pub use component::{COMPONENT_BYTES_MAX, component_len};
 
 /// What is spoken here. Whoever speaks something else is told so and turned away.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// The bytes that say how long a frame is.
 pub const PREFIX_BYTES: usize = 4;
@@ -307,6 +307,7 @@ fn put_batch(bytes: &mut Vec<u8>, batch: &Batch) {
     put_number(bytes, batch.news.after);
     put_number(bytes, batch.news.echo_us);
     put_optional(bytes, batch.news.age_us);
+    put_optional(bytes, batch.news.joined_age_us);
     put_optional(bytes, batch.news.silence_us);
     put_number(bytes, batch.groups.len() as u64);
     for group in &batch.groups {
@@ -322,6 +323,7 @@ fn batch(reader: &mut Reader<'_>) -> Result<Batch, WireError> {
         after: reader.number()?,
         echo_us: reader.number()?,
         age_us: reader.optional()?,
+        joined_age_us: reader.optional()?,
         silence_us: reader.optional()?,
     };
     let groups = reader.many("groups", BATCH_COMPONENTS_MAX, |reader| group(reader).map(Arc::new))?;

@@ -36,8 +36,15 @@ fn batch() -> impl Strategy<Value = Batch> {
     let group = (any::<u16>(), vec(component(), 0..5))
         .prop_map(|(partition, components)| Arc::new(Group { partition, components }));
     let age = || proptest::option::of(0..u64::MAX - 1);
-    let news = (any::<u64>(), any::<u64>(), age(), age())
-        .prop_map(|(after, echo_us, age_us, silence_us)| News { after, echo_us, age_us, silence_us });
+    let news = (any::<u64>(), any::<u64>(), age(), age(), age()).prop_map(
+        |(after, echo_us, age_us, joined_age_us, silence_us)| News {
+            after,
+            echo_us,
+            age_us,
+            joined_age_us,
+            silence_us,
+        },
+    );
     (id(), news, vec(group, 0..5)).prop_map(|(id, news, groups)| Batch { id, news, groups })
 }
 
@@ -107,10 +114,10 @@ proptest! {
 
 #[test]
 fn a_frame_may_not_announce_more_than_it_has() {
-    let mut bytes = vec![KIND_BATCH, 1, 1, 0, 0, 0, 0];
+    let mut bytes = vec![KIND_BATCH, 1, 1, 0, 0, 0, 0, 0];
     put_number(&mut bytes, BATCH_COMPONENTS_MAX as u64);
     assert_eq!(Frame::decode(&bytes), Err(WireError::Short));
-    let mut bytes = vec![KIND_BATCH, 1, 1, 0, 0, 0, 0];
+    let mut bytes = vec![KIND_BATCH, 1, 1, 0, 0, 0, 0, 0];
     put_number(&mut bytes, BATCH_COMPONENTS_MAX as u64 + 1);
     let most = BATCH_COMPONENTS_MAX as u64;
     assert_eq!(Frame::decode(&bytes), Err(WireError::Range { what: "groups", given: most + 1, most }));

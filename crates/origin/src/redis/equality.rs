@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use tidegate_core::origin::{
     Abroad, Ask, Call, CallError, Charge, Component, Gathered, Lapse, MARK_RETENTION_US, Merge, Merged,
-    NodeId, OriginMeter, Partition, RECALL_US, RegionId, Reply, Round, SETTLE_US, StoreId, Sums, Terms, Told,
-    Update,
+    NodeId, OriginMeter, Partition, RECALL_US, RegionId, Reply, Round, StoreId, Sums, Terms, Told, Update,
 };
 use tidegate_core::{Algorithm, Limit, PERIOD_US_MAX};
 use tidegate_testkit::Redis;
@@ -239,10 +238,10 @@ fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(
         compare_meter(connection, name, meter).map_err(|difference| format!("{name:?}: {difference}"))?;
         keys += 1 + usize::from(meter.holders().count() > 0);
     }
-    let (whole_until_us, stamp, whole_since_us) = world.partition.heard_and_marked();
+    let (whole_until_us, stamp, whole_since_us, settled) = world.partition.heard_and_marked();
     let kept: Option<Vec<u8>> = query(connection, "GET", &wire::partition_key(PARTITION, 'w'));
-    let nothing = wire::numbers_bytes([0, 0, 0]);
-    let expected = wire::numbers_bytes([whole_until_us, stamp, whole_since_us]);
+    let nothing = wire::numbers_bytes([0; 4]);
+    let expected = wire::numbers_bytes([whole_until_us, stamp, whole_since_us, settled.into()]);
     same(kept.as_ref().unwrap_or(&nothing), &expected, || "what is heard".to_owned())?;
     let marks = redis::cmd("ZRANGE")
         .arg(wire::partition_key(PARTITION, 'k'))
@@ -445,7 +444,8 @@ impl World {
             4 => self.now_us + AHEAD_US_MAX + chance.below(2),
             _ => self.now_us - chance.below(SECOND / 2),
         };
-        let round = Round { whole_for_us, clock_us, trim, after, most };
+        let settled = chance.one_in(2);
+        let round = Round { whole_for_us, settled, clock_us, trim, after, most };
         let gathered = self.partition.round(self.now_us, self.store, &round);
         self.upto = gathered.upto;
         Done::Round(round, self.store, gathered)
@@ -536,8 +536,8 @@ impl World {
         let mut edges: Vec<u64> = ends.map(|(_, holding)| holding.until_us).collect();
         edges.sort_unstable();
         edges.extend([self.recall_us; 4]);
-        let (whole_until_us, _, whole_since_us) = self.partition.heard_and_marked();
-        edges.extend([whole_until_us, whole_until_us, whole_since_us + SETTLE_US]);
+        let (whole_until_us, ..) = self.partition.heard_and_marked();
+        edges.extend([whole_until_us; 3]);
         if let Some((stamp, _)) = self.partition.marks().next().filter(|_| self.chance.one_in(3)) {
             edges.push(stamp + MARK_RETENTION_US);
         }

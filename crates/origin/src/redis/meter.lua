@@ -15,7 +15,6 @@ local INDEX_EXTRA_US = 1000000
 local WHOLE_US_MAX = 60000000
 local MARK_RETENTION_US = 604800000000
 local MARKS_MAX = 16384
-local SETTLE_US = 500000
 local SUMS_MAX = 2251799813685248
 local SHARES = 1048576
 
@@ -28,7 +27,7 @@ local TERMS, TERMS_BYTES = '<dddddddd', 64
 local ABROAD, ABROAD_AT = '<ddddd', 65
 local METER, METER_BYTES = '<ddddddddddddddddc16', 144
 local OUTWARD, OUTWARD_AT = '<dddddddddddd', 145
-local WHOLE = '<ddd'
+local WHOLE = '<dddd'
 local NOBODY = '----------------'
 
 local format, match, sub = string.format, string.match, string.sub
@@ -108,7 +107,7 @@ local function milliseconds(us) return format(NUMBER, div_up(us, 1000)) end
 -- What only limits of several regions need. To make functions takes time, so they are made only where there are such limits.
 
 local whole_key, marks_key, parted_key, stamp, marked, parted = false, false, false, 0, false, false
-local ground, whole_since_us = ON_PART, 0
+local ground, whole_since_us, settled = ON_PART, 0, 0
 local turn, drain, tank_units, add, empty_tank, new_outward, read_outward, pack_outward, set_force, begin, tell, stand_on,
   regard, come_to, whole_flag, shared, used, ticks_apart, ticks_owned, read_whole, save_whole, name_of, mark_if_due, note_parted,
   save_marks
@@ -233,22 +232,23 @@ if IS_WIDE then
     return div_up(meter.out.own.level, max(meter.abroad.amount, 1))
   end
 
-  -- Marks: the meters that other regions may not have heard of; until when all regions count as heard of, and since when.
+  -- Marks: the meters that other regions may not have heard of; until when all regions count as heard of, since when, and whether
+  -- what they charged to their standing parts has come since.
 
   read_whole = function(text)
     local until_us = 0
-    if text then until_us, stamp, whole_since_us = read(WHOLE, text) end
+    if text then until_us, stamp, whole_since_us, settled = read(WHOLE, text) end
     ground = ON_WHOLE
     if until_us <= now or until_us > now + WHOLE_US_MAX then
       ground = ON_PART
-    elseif now >= whole_since_us and now < whole_since_us + SETTLE_US then
+    elseif settled == 0 then
       ground = SETTLING
     end
     return until_us
   end
 
   save_whole = function(until_us)
-    local text = pack(WHOLE, until_us, stamp, whole_since_us)
+    local text = pack(WHOLE, until_us, stamp, whole_since_us, settled)
     call('SET', whole_key, text, 'PX', milliseconds(2 * MARK_RETENTION_US))
   end
 

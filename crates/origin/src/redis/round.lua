@@ -2,19 +2,24 @@
 -- only known then.
 --
 -- KEYS  until when all regions count as heard of, the marks, and the meters of which something was charged to the standing part
--- ARGV  for how long they do, and from when on; the mark up to which all have everything, the one after which to gather, how many
+-- ARGV  for how long they do, whether all that they charged has come, and from when on; the mark up to which all have everything, the one after which to gather, how many
 
-local ROUND, GATHERED = '<ddddd', '<dddd'
+local ROUND, GATHERED = '<dddddd', '<ddddd'
 local AHEAD_US_MAX = 250000
 
 whole_key, marks_key, parted_key = KEYS[1], KEYS[2], KEYS[3]
-local whole_for_us, clock_us, trim, after, most = read(ROUND, ARGV[1])
+local whole_for_us, is_settled, clock_us, trim, after, most = read(ROUND, ARGV[1])
 local before_us = read_whole(call('MGET', whole_key)[1])
 -- A clock that was set back would make what was said before last longer; by a little, if it runs slower than the courier's.
 local ahead_us = less(clock_us, now)
 if ahead_us > AHEAD_US_MAX or before_us > now + WHOLE_US_MAX then before_us = 0 end
 before_us = less(before_us, ahead_us)
-local whole_until_us = max(before_us, min(clock_us, now) + min(whole_for_us, WHOLE_US_MAX))
+if before_us <= now then settled = 0 end
+-- Who counts on the whole goes on by what makes it one, and by nothing less.
+local until_us = 0
+if is_settled == 1 or settled == 0 then until_us = min(clock_us, now) + min(whole_for_us, WHOLE_US_MAX) end
+local whole_until_us = max(before_us, until_us)
+if is_settled == 1 and until_us > now then settled = 1 end
 if before_us <= now or whole_since_us > now then whole_since_us = now end
 -- Who remembers marks that were never made knew another life of this store.
 if trim > stamp then trim = 0 end
@@ -32,7 +37,7 @@ call('ZREMRANGEBYSCORE', parted_key, '-inf', format(NUMBER, less(now, MARK_RETEN
 call('ZREMRANGEBYRANK', parted_key, 0, -MARKS_MAX - 1)
 local joined = {}
 if whole_until_us > now then joined = call('ZRANGE', parted_key, 0, most - 1) end
-local answer = { pack(GATHERED, now, upto, (more or #joined > 0) and 1 or 0, #joined) }
+local answer = { pack(GATHERED, now, upto, (more or #joined > 0) and 1 or 0, whole_until_us > now and 1 or 0, #joined) }
 for at = 1, min(#found, 2 * most), 2 do answer[#answer + 1] = found[at] end
 for at = 1, #joined do answer[#answer + 1] = joined[at] end
 save_whole(whole_until_us)

@@ -53,7 +53,7 @@ impl Words {
         let [trim, after] = [round.trim, round.after].map(|stamp| stamp.min(NEVER_US));
         let mut numbers = Vec::new();
         let [whole_for_us, clock_us] = [round.whole_for_us, round.clock_us].map(|us| us.min(NEVER_US));
-        push(&mut numbers, [whole_for_us, clock_us, trim, after, most]);
+        push(&mut numbers, [whole_for_us, round.settled.into(), clock_us, trim, after, most]);
         Self { keys, arguments: vec![numbers], is_wide: true }
     }
 
@@ -235,10 +235,11 @@ pub(super) struct Marked<'a> {
 pub(super) fn read_round(answer: &[Vec<u8>]) -> Option<Marked<'_>> {
     let (head, names) = answer.split_first()?;
     let mut numbers = Numbers::of(head)?;
-    let (now_us, upto, more) = (numbers.whole()?, numbers.whole()?, numbers.whole()? == 1);
+    let (now_us, upto) = (numbers.whole()?, numbers.whole()?);
+    let (more, joined) = (numbers.whole()? == 1, numbers.whole()? == 1);
     let parted = usize::try_from(numbers.whole()?).ok()?;
     let (names, parted) = names.split_at_checked(names.len().checked_sub(parted)?)?;
-    let gathered = Gathered { components: Vec::new(), upto, more, now_us };
+    let gathered = Gathered { components: Vec::new(), upto, more, joined, now_us };
     numbers.is_over().then_some(Marked { gathered, names, parted })
 }
 

@@ -27,10 +27,12 @@ impl Spoiler {
             Some(RegionBug::PairNotParted) => {
                 let whole_for_us =
                     silence_us.map_or(0, |silence_us| SILENCE_MAX_US.saturating_sub(silence_us));
-                Round { whole_for_us, ..*round }
+                Round { whole_for_us, settled: true, ..*round }
             }
-            Some(RegionBug::NeverParts) => Round { whole_for_us: WHOLE_US_MAX, ..*round },
-            Some(RegionBug::OneNeverParts) if region == 0 => Round { whole_for_us: WHOLE_US_MAX, ..*round },
+            Some(RegionBug::NeverParts) => Round { whole_for_us: WHOLE_US_MAX, settled: true, ..*round },
+            Some(RegionBug::OneNeverParts) if region == 0 => {
+                Round { whole_for_us: WHOLE_US_MAX, settled: true, ..*round }
+            }
             Some(RegionBug::TrimsEarly) => Round { trim: round.after, ..*round },
             _ => *round,
         }

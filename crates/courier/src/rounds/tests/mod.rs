@@ -24,7 +24,7 @@ pub(super) fn charged(component: &Component) -> u64 {
 }
 
 pub(super) fn gathered(components: Vec<Component>, upto: u64, more: bool) -> Gathered {
-    Gathered { components, upto, more, now_us: 0 }
+    Gathered { components, upto, more, joined: true, now_us: 0 }
 }
 
 pub(super) fn rounds(peers: &[u64], partitions: u16, incarnation: u64) -> Rounds {

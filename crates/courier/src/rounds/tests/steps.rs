@@ -102,7 +102,10 @@ fn a_batch_whose_link_broke_is_sent_again_with_the_same_number_and_fresh_news() 
     rounds.connected(NEAR, 555);
     let again = rounds.next_batch(30, NEAR).expect("it may not have arrived");
     assert_eq!((again.id, &again.groups), (first.id, &first.groups));
-    assert_eq!(again.news, News { after: 0, echo_us: 555, age_us: Some(30), silence_us: None });
+    assert_eq!(
+        again.news,
+        News { after: 0, echo_us: 555, age_us: Some(30), joined_age_us: Some(30), silence_us: None }
+    );
 }
 
 /// A full batch, which is gathered and sent.
@@ -205,7 +208,10 @@ fn each_round_ends_with_a_sign_of_life() {
     assert!(rounds.next_batch(20, NEAR).is_none(), "the round goes on");
     rounds.round_ended();
     let second = rounds.next_batch(30, NEAR).expect("a sign of life");
-    assert_eq!(second.news, News { after: 1, echo_us: 78, age_us: Some(20), silence_us: None });
+    assert_eq!(
+        second.news,
+        News { after: 1, echo_us: 78, age_us: Some(20), joined_age_us: Some(20), silence_us: None }
+    );
 }
 
 #[test]
@@ -313,7 +319,8 @@ fn lag_is_half_a_round_trip_and_an_interval_and_grows_while_nothing_is_acknowled
 
 /// A batch without changes whose sender hears everybody.
 fn silent_batch(echo_us: u64, silence_us: u64) -> Batch {
-    let news = News { after: 0, echo_us, age_us: Some(0), silence_us: Some(silence_us) };
+    let news =
+        News { after: 0, echo_us, age_us: Some(0), joined_age_us: Some(0), silence_us: Some(silence_us) };
     Batch { id: BatchId { incarnation: 1, sequence: 1 }, news, groups: vec![] }
 }
 
@@ -327,6 +334,48 @@ fn a_region_is_whole_while_everybody_is_heard() {
     assert_eq!(rounds.silence_us(2_000_000), Some(1_000_000));
     assert_eq!(rounds.whole_for_us(2_000_000), SILENCE_MAX_US - 1_000_000);
     assert_eq!(rounds.whole_for_us(1_000_000 + SILENCE_MAX_US), 0);
+}
+
+#[test]
+fn a_region_on_its_parts_does_not_say_that_it_told_everything() {
+    let mut rounds = rounds(&[1], 2, 7);
+    rounds.connected(NEAR, 0);
+    let mut news_after = |now_us: u64, joined: [bool; 2]| {
+        for (partition, joined) in (0..).zip(joined) {
+            let asked = only(rounds.asks(now_us, partition));
+            rounds.gathered(now_us, &asked, &Gathered { joined, ..gathered(vec![], 0, false) });
+        }
+        rounds.round_ended();
+        let batch = rounds.next_batch(now_us, NEAR).expect("a sign of life");
+        rounds.acknowledged(now_us, NEAR, &ack(&batch, now_us));
+        (batch.news.age_us, batch.news.joined_age_us)
+    };
+    assert_eq!(news_after(10, [false, false]), (Some(0), None));
+    assert_eq!(news_after(20, [true, false]), (Some(0), None), "not in every partition");
+    assert_eq!(news_after(30, [true, true]), (Some(0), Some(0)));
+    assert_eq!(news_after(40, [false, true]), (Some(0), Some(10)), "it is on its part again in one of them");
+}
+
+#[test]
+fn a_region_counts_on_the_whole_when_all_that_was_charged_to_parts_has_come_and_for_as_long() {
+    let mut rounds = rounds(&[1, 2], 1, 7);
+    let said = |joined_age_us| {
+        let mut batch = silent_batch(10_000_000, 0);
+        batch.news.joined_age_us = joined_age_us;
+        batch
+    };
+    let stance = |rounds: &Rounds| (rounds.whole_for_us(10_000_000), rounds.is_settled(10_000_000));
+    rounds.merged(10_000_000, NEAR, &said(Some(1_000)));
+    rounds.merged(10_000_000, FAR, &said(None));
+    assert_eq!(stance(&rounds), (SILENCE_MAX_US, false), "all are heard of, and one has not told all");
+    rounds.merged(10_000_000, FAR, &said(Some(SILENCE_MAX_US)));
+    assert_eq!(stance(&rounds), (SILENCE_MAX_US, false), "what it told is too old");
+    rounds.merged(10_000_000, FAR, &said(Some(3_000)));
+    assert_eq!(stance(&rounds), (SILENCE_MAX_US - 3_000, true));
+    assert!(rounds.asks(10_000_000, 0).iter().all(|asked| asked.round.settled));
+    let later_us = 10_000_000 + SILENCE_MAX_US - 3_000;
+    assert_eq!((rounds.whole_for_us(later_us), rounds.is_settled(later_us)), (3_000, false));
+    assert!(rounds.asks(later_us, 0).iter().all(|asked| !asked.round.settled));
 }
 
 #[test]
@@ -351,7 +400,7 @@ fn where_two_are_cut_from_each_other_all_three_fall_back_at_about_the_same_time(
                 // As it is between couriers: what is given back is the clock of one interval ago.
                 let echo_us = now_us.saturating_sub(INTERVAL_US);
                 let silence_us = all[place(from)].silence_us(now_us);
-                let news = News { after: turn, echo_us, age_us: Some(0), silence_us };
+                let news = News { after: turn, echo_us, age_us: Some(0), joined_age_us: Some(0), silence_us };
                 let batch = Batch { id: BatchId { incarnation: 1, sequence: turn }, news, groups: vec![] };
                 all[place(to)].merged(now_us, RegionId(from), &batch);
             }

@@ -91,8 +91,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("if IS_WIDE then regard(meter, div(since_us, meter.tick)) end\n", ""),
     ("  roll(meter)\n  local kind, period", "  local kind, period"),
     ("come_to(meter)\n    meter.out", "roll(meter)\n    meter.out"),
-    ("SETTLE_US = 500000", "SETTLE_US = 500001"),
-    ("now >= whole_since_us and now < whole_since_us + SETTLE_US", "now < whole_since_us + SETTLE_US"),
+    ("elseif settled == 0 then", "elseif false then"),
+    ("if before_us <= now then settled = 0 end\n", ""),
+    ("if is_settled == 1 or settled == 0 then until_us", "if true then until_us"),
+    ("if is_settled == 1 and until_us > now then settled = 1 end", "if is_settled == 1 then settled = 1 end"),
+    ("whole_until_us > now and 1 or 0, #joined", "1, #joined"),
     ("if before_us <= now or whole_since_us > now then", "if before_us <= now then"),
     ("if before_us <= now or whole_since_us > now then", "if whole_since_us > now then"),
     // What counts as soon as all are heard of again, and what does not while they are.
