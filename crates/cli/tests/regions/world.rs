@@ -104,13 +104,13 @@ impl World {
         found.expect("waited for")
     }
 
-    /// How many rounds the courier of each region has gone, and after how many of them all were last heard of again.
-    pub fn rounds(&self) -> Vec<(u64, Option<u64>)> {
-        let of = |region: usize| {
-            let abroad = self.abroad((region, self.courier(region)));
-            (abroad["rounds"].as_u64().expect("a number"), abroad["whole_since_round"].as_u64())
+    /// Waits until the courier of each region is connected to those of all others.
+    pub fn wait_for_links(&self) {
+        let is_linked = |region: usize| {
+            let peers = self.abroad((region, self.courier(region)))["peers"].clone();
+            peers.as_array().is_some_and(|peers| peers.iter().all(|peer| peer["connected"] == true))
         };
-        (0..REGIONS.len()).map(of).collect()
+        wait_until("couriers to be connected", TIME_MAX, || (0..REGIONS.len()).all(is_linked));
     }
 
     /// How many answers of other regions were lost, each with its connection.
