@@ -3,6 +3,16 @@
 //! One bucket lets pass `B + r * I` in any interval `I`. What many processes in several regions let pass is that and a
 //! surplus, which is paid once, however long the interval is; under a sliding window it may be paid in each window.
 //!
+//! Between regions it follows from what they know of each other. Let `g` be the last moment at which anything was granted or
+//! decided that passed in `I`, `i` the region where that was, and `K` how old at most what it knew of the others was. All that
+//! another region passed in `I` it had either charged by `g - K`: then it counted at `i` as well, and both the level there and what
+//! was granted of it were together within the limit at `g`. Or it is less than that region itself lets pass from `g - K` on, `B + r * K`,
+//! since by its own count what it charged and what it had granted were together within the limit too. What is granted counts as
+//! used from then on, so it does not matter how long grants last, here or there. Beside that, `i` may never have known what
+//! another region kept below the threshold; nor what had drained there by the time that it first told of the key, which drained at
+//! `i` as well, where it was not known: that is `r * K` once more. While regions do not hear of each other, what is known is as old as
+//! the silence that is allowed, and no older: then everyone spends from its standing part.
+//!
 //! ```
 //! use std::time::Duration;
 //! use tidegate_core::bound::{Faults, Fleet, Promise, bound};
@@ -119,6 +129,12 @@ impl Fleet {
         self.regions() - 1
     }
 
+    /// K: how old at most what the origin of a region knows of another one is while nothing is cut, µs: a round of the courier, and
+    /// the way.
+    fn lag_us(&self) -> u64 {
+        self.courier_us.saturating_add(self.transit_us)
+    }
+
     /// The largest standing part of so many units.
     fn largest_part(&self, units: u128) -> u128 {
         let all: u128 = self.weights.iter().map(|weight| u128::from(*weight)).sum();
@@ -188,8 +204,8 @@ impl When {
 pub struct Term {
     /// What it is for.
     pub name: &'static str,
-    /// How it is counted: B the burst, r the rate, e the tolerance, R regions, N processes in each, D the lag between
-    /// regions, S the silence, h the threshold, q the largest grant, O how long an outage lasts for some only.
+    /// How it is counted: B the burst, r the rate, e the tolerance, R regions, N processes in each, K the lag between their
+    /// origins, S the silence, h the threshold, q the largest grant, O how long an outage lasts for some only.
     pub formula: &'static str,
     /// What that comes to.
     pub units: u64,
@@ -207,7 +223,8 @@ pub struct Bound {
     pub buckets: u64,
     /// Whether the surplus may be paid in each window, not once.
     pub recurs: bool,
-    /// D: after how long at most a region goes by what another one counted, µs. 0 where no region goes by others.
+    /// D: after how long at most nobody in a region passes anything without going by what another one passed, µs. 0 where no region
+    /// goes by others.
     pub lag_us: u64,
     /// q: the largest grant that a process may hold.
     pub largest_grant: u64,
@@ -246,6 +263,18 @@ pub fn bound(promise: &Promise<'_>, fleet: &Fleet, faults: &Faults) -> Bound {
     sum.finish()
 }
 
+/// The most that a limit of several regions may owe beyond its capacity, in units: a limit that forgives forgets what is above.
+///
+/// It is not its surplus, and does not become less with it. A level counts what others passed when that is heard of, which is later than
+/// it was passed by the lives of grants as well: so it may be above the surplus by what drains in that time, and a cap below that
+/// would forget what was never too much. Then the long-run rate would be more than the limit's.
+pub fn debt_max(promise: &Promise<'_>, fleet: &Fleet) -> u64 {
+    if promise.limit.is_blocked() {
+        return 0;
+    }
+    short(Sum::new(promise, fleet).debt())
+}
+
 /// A bound in the making.
 struct Sum<'a> {
     promise: &'a Promise<'a>,
@@ -278,13 +307,15 @@ impl<'a> Sum<'a> {
                 self.add(When::Always, "windows of other regions", "(R-1) * L", others * self.burst);
             }
             Algorithm::Gcra => {
-                let hidden = (self.burst * u128::from(self.fleet.threshold_ppm)).div_ceil(PPM);
                 self.add(When::Always, "bursts of other regions", "(R-1) * B", others * self.burst);
-                self.add(When::Always, "kept below the threshold", "(R-1) * h * B", others * hidden);
-                self.add(When::Always, "passed within the lag", "(R-1) * r * D", others * self.within_lag());
+                self.add(When::Always, "kept below the threshold", "(R-1) * h * B", others * self.hidden());
+                let (lag, silence) = (self.within_lag(), self.within_silence());
+                self.add(When::Always, "passed within the lag", "(R-1) * r * K", others * lag);
+                self.add(When::Always, "drained before the first word", "(R-1) * r * K", others * lag);
                 if faults.partitions > 0 {
-                    let silence = self.drained(self.fleet.silence_us.into());
-                    self.add(When::Partition, "passed within the silence", "(R-1) * r * S", others * silence);
+                    let more = others * silence.saturating_sub(lag);
+                    self.add(When::Partition, "passed within the silence", "(R-1) * r * (S-K)", more);
+                    self.add(When::Partition, "drained within the silence", "(R-1) * r * (S-K)", more);
                 }
             }
         }
@@ -356,18 +387,41 @@ impl<'a> Sum<'a> {
         self.promise.limit.amount().into()
     }
 
-    /// What drains within the lag between regions, rounded up.
+    /// What drains within the lag between origins, rounded up.
     fn within_lag(&self) -> u128 {
-        self.drained(self.lag_us().into())
+        self.drained(self.fleet.lag_us().into())
     }
 
-    /// The lag between regions: a round of the courier and the way; before it what the writer's processes have not reported,
+    /// What drains before a region that does not hear of others spends from its standing part, rounded up. The silence is
+    /// measured by a courier and runs out at an origin, whose clocks may run apart.
+    fn within_silence(&self) -> u128 {
+        let silence_us = u128::from(self.fleet.silence_us);
+        self.drained(silence_us + silence_us.div_ceil(CLOCKS_APART.into()))
+    }
+
+    /// The lag between processes of two regions: that between origins; before it what the writer's processes have not reported,
     /// which is reported, or written off, when their grants end; behind it what the reader's hold.
     fn lag_us(&self) -> u64 {
-        let Fleet { courier_us, transit_us, grant_life_us, .. } = *self.fleet;
-        let life_us = grant_life_us.min(ABROAD_LIFE_US_MAX);
+        let life_us = self.fleet.grant_life_us.min(ABROAD_LIFE_US_MAX);
         let held_us = life_us + life_us.div_ceil(CLOCKS_APART);
-        courier_us.saturating_add(transit_us).saturating_add(LAPSE_MARGIN_US + 2 * held_us)
+        self.fleet.lag_us().saturating_add(LAPSE_MARGIN_US + 2 * held_us)
+    }
+
+    /// What regions owe each other at most while nothing is lost.
+    fn debt(&self) -> u128 {
+        let unheard = match self.promise.limit.algorithm() {
+            Algorithm::SlidingWindow => self.burst,
+            Algorithm::Gcra => {
+                let lag = self.drained(self.lag_us().into());
+                self.burst + self.hidden() + lag + self.drained(self.fleet.silence_us.into())
+            }
+        };
+        self.fleet.others() * unheard + self.fleet.regions() * (self.capacity - self.burst)
+    }
+
+    /// What a region keeps to itself below the threshold.
+    fn hidden(&self) -> u128 {
+        (self.burst * u128::from(self.fleet.threshold_ppm)).div_ceil(PPM)
     }
 
     fn finish(self) -> Bound {
@@ -514,8 +568,10 @@ mod tests {
         let expected = [
             ("(R-1) * B", 320),
             ("(R-1) * h * B", 20),
-            ("(R-1) * r * D", 6),
-            ("(R-1) * r * S", 10),
+            ("(R-1) * r * K", 2),
+            ("(R-1) * r * K", 2),
+            ("(R-1) * r * (S-K)", 10),
+            ("(R-1) * r * (S-K)", 10),
             ("R * e * B", 24),
             ("lapses * q", 840),
             ("fail-overs * q", 168),
@@ -524,7 +580,7 @@ mod tests {
         ];
         assert_eq!(units(&found), expected);
         assert_eq!((found.lag_us, found.buckets, found.recurs), (2_500_000, 1, false));
-        assert_eq!((found.steady(), found.total(), found.largest_grant), (370, 1_450, 168));
+        assert_eq!((found.steady(), found.total(), found.largest_grant), (368, 1_458, 168));
     }
 
     #[test]
@@ -535,12 +591,39 @@ mod tests {
             let fleet = Fleet { weights: weights.into(), ..fleet(1) };
             bound(&promise, &fleet, &Faults { partitions, ..Faults::NONE }).total()
         };
-        // A burst, a sixteenth of it, and what drains in two seconds and a half; and in the silence of five.
-        let (well, cut) = (100 + 7 + 3, 100 + 7 + 3 + 5);
+        // A burst, a sixteenth of it, and what drains in half a second, twice; or in a silence of five and their sixteenth.
+        let (well, cut) = (100 + 7 + 2, 100 + 7 + 2 * 6);
         assert_eq!((surplus(&[1, 1, 1, 1], 0), surplus(&[1, 1, 1, 1], 1)), (3 * well, 3 * cut));
         assert_eq!(surplus(&[1, 1, 1, 1], 9), surplus(&[1, 1, 1, 1], 1));
         assert_eq!(surplus(&[7, 1, 1, 1], 1), 3 * cut);
         assert_eq!(surplus(&[7, 1, 1, 1], 0), 3 * well, "while nothing is cut, parts are nothing");
+    }
+
+    #[test]
+    fn how_long_grants_last_is_nothing_to_a_bound_and_something_to_a_debt() {
+        let limit = gcra(60, 60, 160);
+        let promise = Promise::new(&limit, Class::Comfort, Regime::BestEffort);
+        let faults = Faults { partitions: 1, ..Faults::NONE };
+        let of = |grant_life_us| {
+            let fleet = Fleet { grant_life_us, ..fleet(3) };
+            (bound(&promise, &fleet, &faults).total(), debt_max(&promise, &fleet))
+        };
+        // Bursts and what is hidden of them, what drains in two and a half seconds and in five, and what is tolerated.
+        assert_eq!(of(800_000), (388, 2 * (160 + 10 + 3 + 5) + 24));
+        assert_eq!(of(0), (388, 2 * (160 + 10 + 1 + 5) + 24));
+        let window = Limit::sliding_window(100, SECOND).expect("in range");
+        assert_eq!(debt_max(&Promise { limit: &window, ..promise }, &fleet(3)), 200 + 15);
+        let nothing = Limit::gcra(0, SECOND).expect("in range");
+        assert_eq!(debt_max(&Promise { limit: &nothing, ..promise }, &fleet(3)), 0);
+    }
+
+    #[test]
+    fn a_lag_that_is_longer_than_the_silence_is_all_there_is() {
+        let limit = gcra(60, 60, 160);
+        let promise = Promise::new(&limit, Class::Security, Regime::BestEffort);
+        let late = Fleet { transit_us: 60_000_000, ..fleet(2) };
+        let found = bound(&promise, &late, &Faults { partitions: 1, ..Faults::NONE });
+        assert_eq!(found.total(), found.steady());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tidegate_core::bound::{Faults, Fleet, LAG_ALARM_US, Promise, SILENCE_US, bound};
+use tidegate_core::bound::{Fleet, LAG_ALARM_US, Promise, SILENCE_US, debt_max};
 use tidegate_core::origin::{ABROAD_LIFE_US_MAX, Abroad, RegionId, Terms, part_of};
 use tidegate_core::{Algorithm, Limit};
 use tidegate_courier::{
@@ -182,13 +182,11 @@ impl Layout {
     pub(super) fn abroad(&self, limit: &Limit, terms: &Terms, policy: &Policy) -> Abroad {
         let Policy { class, paid, tolerance_ppm, regime, .. } = *policy;
         let promise = Promise { limit, class, paid, tolerance_ppm, regime };
-        // All that may be owed while nothing is lost: less would forgive what the long-run rate rests on.
-        let faults = Faults { partitions: 1, ..Faults::NONE };
         Abroad {
             hide: terms.burst() * u64::from(self.fleet.threshold_ppm) / PPM,
             part_amount: self.part_of(terms.amount()),
             part_capacity: self.part_of(terms.capacity()),
-            debt_max: bound(&promise, &self.fleet, &faults).total(),
+            debt_max: debt_max(&promise, &self.fleet),
         }
     }
 }
@@ -295,6 +293,7 @@ fn grant_life_us(lag_us: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_core::bound::{Faults, bound};
     use tidegate_core::{Class, Regime};
 
     #[test]
