@@ -339,6 +339,15 @@ impl World<'_> {
         self.schedule(at_us, Event::Connect { from, courier, to });
     }
 
+    /// The couriers of a region notice that they do not reach another one any more.
+    pub(super) fn reset_links(&mut self, from: usize, to: usize) {
+        let links: Vec<Link> =
+            self.regions[from].couriers.iter().filter_map(|courier| courier.links[to]).collect();
+        for link in links {
+            self.link_breaks(link);
+        }
+    }
+
     /// A batch was not acknowledged in time, unless it was.
     pub(super) fn ack_late(&mut self, link: Link, sequence: u64) {
         let now_us = self.now_us;

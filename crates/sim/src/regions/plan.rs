@@ -18,6 +18,9 @@ const FLOOD: u64 = 4;
 /// How many times what drains is asked for where a limit is rushed, in each region.
 const RUSH: u64 = 4;
 
+/// How long after a cut a rush begins at most, µs.
+const RUSH_LATE_US: u64 = SECOND_US / 100;
+
 /// How much of the regions' parts the ordinary user takes, in hundredths. A window that is used to the last unit, however evenly,
 /// denies somebody: also where one process counts it.
 const ORDINARY_PERCENT: u64 = 100;
@@ -142,18 +145,37 @@ impl World<'_> {
         }
     }
 
-    /// Everyone takes all that there is from just before a cut begins, so that nobody hears of it, until everyone must have noticed.
+    /// Everyone takes all that there is from when a cut begins, of a key that nobody has heard of: what drains until it is first told
+    /// is never known elsewhere. That lasts for as long as all that is known is used up, and adds to what is taken so in the next cut,
+    /// if there is time to let what is known drain before.
     fn plan_rushes(&mut self) {
-        let told_us = INTERVAL_US + self.scenario.wan_us;
+        let mut times = self.cut_times();
+        if let &[(at_us, for_us)] = &times[..] {
+            times.push((at_us + for_us, for_us));
+        }
+        times.sort_unstable();
+        for (turn, (at_us, _)) in times.iter().copied().enumerate() {
+            let begins_us = at_us + self.rng.u64(0..=RUSH_LATE_US);
+            // Where levels are above the burst, they take a little longer.
+            let quiet_us = self.scenario.drain_us(self.burst()) + self.rng.u64(0..=SECOND_US / 2);
+            let until_us = match times.get(turn + 1) {
+                Some((next_us, _)) => next_us.saturating_sub(quiet_us),
+                None => begins_us + SILENCE_MAX_US + AFTER_US,
+            };
+            self.plan_rush(begins_us, until_us);
+        }
+    }
+
+    /// All that passes in every region for a while.
+    fn plan_rush(&mut self, begins_us: u64, until_us: u64) {
         let limit = &self.scenario.limit;
         let every_us = (limit.period_us() / (u64::from(limit.amount()).max(1) * RUSH)).max(1);
-        for (at_us, _) in self.cut_times() {
-            let begins_us = at_us.saturating_sub(self.rng.u64(0..=told_us));
-            for region in 0..self.regions.len() {
-                self.plan_burst_in(region, begins_us);
-                for again in 1..=(SILENCE_MAX_US + AFTER_US) / every_us {
-                    self.ask(begins_us + again * every_us, region, ATTACKED, 1);
-                }
+        for region in 0..self.regions.len() {
+            self.plan_burst_in(region, begins_us);
+            let mut at_us = begins_us + every_us;
+            while at_us < until_us {
+                self.ask(at_us, region, ATTACKED, 1);
+                at_us += every_us;
             }
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tidegate_core::bound::{self, Bound, Fleet, Promise, THRESHOLD_PPM, bound};
+use tidegate_core::bound::{self, Bound, Fleet, Promise, THRESHOLD_PPM, bound, debt_max};
 use tidegate_core::origin::{Abroad, Lapse, Terms, part_of};
 use tidegate_core::{Algorithm, Class, Limit, Regime};
 use tidegate_courier::{INTERVAL_US, SILENCE_MAX_US};
@@ -20,6 +20,9 @@ const LONG_CUT_US: u64 = 3_600 * SECOND_US;
 /// How long other cuts last.
 const CUT_SECONDS: [u64; 6] = [1, 2, 4, 10, 60, 180];
 
+/// How long cuts last in worlds that are for what passes before anybody notices.
+const RUSHED_SECONDS: [u64; 5] = [2, 4, 10, 10, 60];
+
 /// How long a region hears of nobody in worlds that are for that: what all others passed drains in that time.
 const DEAF_US: u64 = 300 * SECOND_US;
 
@@ -29,9 +32,8 @@ const LONG_RUN_US: u64 = 900 * SECOND_US;
 /// How many times as many requests there are in those.
 const LONG_RUN_TIMES: u64 = 8;
 
-/// How much of a bound is reached at least, in thousandths; and of that of a fast limit.
-const REACHED_MILLI: u64 = 800;
-const FAST_REACHED_MILLI: u64 = 500;
+/// How much of a bound is reached at least, in thousandths.
+pub(super) const REACHED_MILLI: u64 = 800;
 
 /// How many bursts of a fast limit drain within the lag and the silence at least.
 const FAST_BURSTS: u32 = 4;
@@ -65,7 +67,8 @@ pub enum Attack {
     Edges,
     /// A burst in a region each time that its origin has lost everything.
     Wipes,
-    /// All that passes everywhere, from just before regions are cut from each other until they must have noticed.
+    /// All that passes everywhere of a key that nobody has heard of, from when regions are cut from each other until they have heard
+    /// of each other again; nothing, until what they know of has drained; and all that passes again when they are cut once more.
     Rush,
 }
 
@@ -120,14 +123,6 @@ pub struct Kind {
     pub cuts: Cuts,
 }
 
-impl Kind {
-    /// How much of its bound an attacker reaches at least in many worlds, in thousandths. Of a fast limit it is less: the bound counts
-    /// what drains while grants last, which no attacker can use, and the lag beside the silence, which is within it.
-    pub(super) fn reached_milli_min(self) -> u64 {
-        if self.is_fast { FAST_REACHED_MILLI } else { REACHED_MILLI }
-    }
-}
-
 /// Some links are cut for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
@@ -144,6 +139,8 @@ pub struct Cut {
 pub struct RegionFaults {
     /// Links that are cut.
     pub cuts: Vec<Cut>,
+    /// Whether couriers notice at once that a link is cut, as they do where something on the way says so.
+    pub resets: bool,
     /// Messages between regions that get lost.
     pub wan_loss_ppm: u32,
     /// Messages between regions that arrive twice, or after later ones.
@@ -257,20 +254,23 @@ impl RegionScenario {
 
     /// How far the limit may be passed, as it is printed, after so much went wrong.
     pub(super) fn bound(&self, faults: &bound::Faults) -> Bound {
-        let fleet = Fleet {
+        bound(&self.promise(), &self.fleet(), faults)
+    }
+
+    fn fleet(&self) -> Fleet {
+        Fleet {
             weights: self.weights.clone().into(),
             nodes: self.nodes as u32,
             courier_us: INTERVAL_US,
             transit_us: self.wan_us + self.wan_us / 4 + 4 * self.delay_us,
             silence_us: SILENCE_MAX_US,
             ..Fleet::of(self.regions() as u32)
-        };
-        bound(&self.promise(), &fleet, faults)
+        }
     }
 
     /// The most that is owed beyond the limit, in units.
     pub(super) fn debt_max(&self) -> u64 {
-        self.bound(&bound::Faults { partitions: 1, ..bound::Faults::NONE }).total()
+        debt_max(&self.promise(), &self.fleet())
     }
 
     pub(super) fn lapse(&self) -> Lapse {
@@ -423,11 +423,7 @@ impl Purpose {
                 one_cut(Cut { kind: CutKind::Deaf, at_us, for_us: DEAF_US })
             }
             Self::Rush if rng.u8(0..4) == 0 => RegionFaults::default(),
-            Self::Rush => {
-                let kind = pick(rng, &[CutKind::All, CutKind::All, CutKind::One, CutKind::Pair]);
-                let at_us = rng.u64(length_us / 3..=length_us / 2);
-                one_cut(Cut { kind, at_us, for_us: SECOND_US * pick(rng, &CUT_SECONDS) })
-            }
+            Self::Rush => two_cuts(rng, length_us),
             Self::LongRun if rng.bool() => RegionFaults::default(),
             Self::LongRun => {
                 let kind = pick(rng, &[CutKind::All, CutKind::One, CutKind::Pair, CutKind::OneWay]);
@@ -535,6 +531,7 @@ fn faults(rng: &mut Rng, length_us: u64) -> RegionFaults {
     let (crashes, loss_ppm) = (rough(&[0, 0, 1, 4]), rough(&[0, 0, 1_000, 50_000]));
     RegionFaults {
         cuts,
+        resets: false,
         wan_loss_ppm: pick(rng, &[0, 0, 1_000, 50_000]),
         wan_repeat_ppm: pick(rng, &[0, 10_000, 200_000]),
         wan_slow_ppm: pick(rng, &[0, 0, 10_000, 100_000]),
@@ -546,6 +543,16 @@ fn faults(rng: &mut Rng, length_us: u64) -> RegionFaults {
         crashes,
         loss_ppm,
     }
+}
+
+/// Two cuts, the second soon after regions have heard of each other again.
+fn two_cuts(rng: &mut Rng, length_us: u64) -> RegionFaults {
+    let kind = pick(rng, &[CutKind::All, CutKind::All, CutKind::All, CutKind::One, CutKind::Pair]);
+    let cut = |at_us, seconds| Cut { kind, at_us, for_us: SECOND_US * seconds };
+    let first = cut(rng.u64(length_us / 3..=length_us / 2), pick(rng, &RUSHED_SECONDS));
+    let healed_us = first.at_us + first.for_us + rng.u64(3 * SECOND_US..=6 * SECOND_US);
+    let cuts = vec![first, cut(healed_us, pick(rng, &RUSHED_SECONDS))];
+    RegionFaults { cuts, resets: rng.u8(0..4) > 0, ..RegionFaults::default() }
 }
 
 pub(super) fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
@@ -578,7 +585,7 @@ impl fmt::Display for RegionScenario {
             Attack::Pause => "attacked before a cut is noticed and when it is over",
             Attack::Edges => "attacked at the ends of periods",
             Attack::Wipes => "attacked when origins have lost everything",
-            Attack::Rush => "rushed while nobody has noticed a cut",
+            Attack::Rush => "rushed while nobody has noticed a cut, twice",
         })?;
         let (wan_ms, length_s) = (self.wan_us / 1_000, seconds(self.length_us));
         write!(f, " with up to {} requests in {length_s} s; {wan_ms} ms between regions; ", self.requests)?;
@@ -603,6 +610,7 @@ impl fmt::Display for RegionFaults {
             format!("{what} at {} s for {} s", cut.at_us / SECOND_US, cut.for_us / SECOND_US)
         });
         let parts = [
+            (u32::from(self.resets), "cuts noticed at once".to_owned()),
             (self.wan_loss_ppm, format!("{} % lost between regions", percent(self.wan_loss_ppm))),
             (self.wan_repeat_ppm, format!("{} % repeated", percent(self.wan_repeat_ppm))),
             (self.wan_slow_ppm, format!("{} % slow", percent(self.wan_slow_ppm))),

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::bug::RegionBug;
 use super::report::{Reach, RegionReport, RegionViolation};
-use super::scenario::{Attack, Kind, RegionFaults, RegionScenario, region_scenario_of};
+use super::scenario::{Attack, Kind, REACHED_MILLI, RegionFaults, RegionScenario, region_scenario_of};
 use super::world::run_regions;
 use crate::shrink::smallest;
 use crate::sweep::{Size, over_seeds, with_world};
@@ -78,8 +78,8 @@ impl RegionSummary {
         let mut loose: Vec<(Kind, u64)> = Vec::new();
         for kind in self.reached.keys().filter(|_| self.seeds >= TELLING_SEEDS) {
             let is_like = |other: &Kind| Kind { cuts: kind.cuts, ..*other } == *kind;
-            let (reached, least) = (self.reached_milli(is_like), kind.reached_milli_min());
-            if reached < least && !loose.iter().any(|(known, _)| is_like(known)) {
+            let reached = self.reached_milli(is_like);
+            if reached < REACHED_MILLI && !loose.iter().any(|(known, _)| is_like(known)) {
                 loose.push((*kind, reached));
             }
         }
@@ -149,6 +149,7 @@ const CHANGES: &[Change] = &[
     |world| world.faults.crashes = 0,
     |world| world.faults.loss_ppm = 0,
     |world| world.faults.cuts.truncate(1),
+    |world| world.faults.resets = false,
     |world| world.faults.courier_crashes = world.faults.courier_crashes.min(1),
     |world| world.faults.pauses = world.faults.pauses.min(1),
     |world| world.faults.losses = world.faults.losses.min(1),

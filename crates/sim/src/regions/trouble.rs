@@ -44,6 +44,9 @@ impl World<'_> {
         self.trouble(&format!("cut: {ways:?}"));
         for (from, to) in &ways {
             self.cut[*from][*to] += 1;
+            if self.scenario.faults.resets {
+                self.reset_links(*from, *to);
+            }
         }
         self.ways.insert(cut, ways);
         self.cut_us = self.now_us;
