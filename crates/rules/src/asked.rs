@@ -62,10 +62,8 @@ pub(crate) struct Says<'d> {
 impl Asked {
     /// What `rules` ask, and by which number each is looked up here: in the same order.
     pub(crate) fn new(rules: &[Rule], kinds: impl Fn(u32) -> Kinds) -> (Self, Vec<u32>) {
-        let mut builder = Builder::default();
-        for rule in rules {
-            *builder.uses.entry(address(&rule.when)).or_default() += 1;
-        }
+        let mut builder =
+            Builder { rules: Vec::with_capacity(rules.len() * LINE_BYTES), ..Builder::default() };
         let numbers = rules.iter().zip(0..).map(|(rule, at)| builder.add(rule, at, kinds(at))).collect();
         let asked = Self {
             rules: Pages::new(&builder.rules),
@@ -150,8 +148,9 @@ fn take_text<'t>(rest: &mut &'t [u8], bytes: usize) -> Option<&'t [u8]> {
 struct Builder {
     rules: Vec<u8>,
     shared: Vec<u8>,
-    /// By address: how many rules have these conditions, and where they are shared.
-    uses: HashMap<usize, u32, RandomState>,
+    /// What is to be added next.
+    next: Vec<u8>,
+    /// By address: where conditions are that are shared.
     known: HashMap<usize, Option<u32>, RandomState>,
     dimensions: Vec<Arc<str>>,
     known_dimensions: HashMap<Arc<str>, usize, RandomState>,
@@ -164,7 +163,8 @@ struct Builder {
 impl Builder {
     /// Adds a rule; where it begins.
     fn add(&mut self, rule: &Rule, position: u32, kinds: Kinds) -> u32 {
-        let mut bytes = Vec::with_capacity(LINE_BYTES);
+        let mut bytes = std::mem::take(&mut self.next);
+        bytes.clear();
         bytes.extend_from_slice(&position.to_le_bytes());
         bytes.extend_from_slice(&self.key(&rule.key).to_le_bytes());
         bytes.extend_from_slice(&self.term(rule.limit, rule.mode).to_le_bytes());
@@ -172,16 +172,17 @@ impl Builder {
         let tenant = rule.tenant.as_deref().unwrap_or_default();
         let kept = u8::try_from(tenant.len()).ok().filter(|bytes| usize::from(*bytes) <= TENANT_BYTES_MAX);
         bytes.push(if rule.tenant.is_none() { EVERYONE } else { kept.unwrap_or(NOT_KEPT) });
-        let (place, conditions) = self.conditions(&rule.when);
-        bytes.push(place);
+        let place = bytes.len();
+        bytes.push(HERE);
         debug_assert_eq!(bytes.len(), HEAD_BYTES);
         if kept.is_some() {
             bytes.extend_from_slice(tenant.as_bytes());
         }
-        bytes.extend_from_slice(&conditions);
+        bytes[place] = self.put_conditions(&rule.when, &mut bytes);
         self.align(bytes.len());
         let start = small(self.rules.len());
         self.rules.extend_from_slice(&bytes);
+        self.next = bytes;
         start
     }
 
@@ -193,17 +194,20 @@ impl Builder {
         }
     }
 
-    /// Where conditions are, and what to say of them there.
-    fn conditions(&mut self, when: &Arc<[Condition]>) -> (u8, Vec<u8>) {
-        let is_shared = self.uses.get(&address(when)).is_some_and(|uses| *uses > 1);
-        if !is_shared
-            && let Some(own) = self.encoded(when).filter(|own| own.len() <= OWN_CONDITIONS_BYTES_MAX)
-        {
-            return (HERE, own);
+    /// Says where conditions are, or what they are; which of the two it was.
+    fn put_conditions(&mut self, when: &Arc<[Condition]>, out: &mut Vec<u8>) -> u8 {
+        let start = out.len();
+        let is_shared = Arc::strong_count(when) > 1;
+        if !is_shared && self.encode(when, out).is_some() && out.len() - start <= OWN_CONDITIONS_BYTES_MAX {
+            return HERE;
         }
+        out.truncate(start);
         match self.shared(when) {
-            Some(at) => (SHARED, at.to_le_bytes().to_vec()),
-            None => (NOT_KEPT, Vec::new()),
+            None => NOT_KEPT,
+            Some(at) => {
+                out.extend_from_slice(&at.to_le_bytes());
+                SHARED
+            }
         }
     }
 
@@ -211,17 +215,20 @@ impl Builder {
         if let Some(known) = self.known.get(&address(when)) {
             return *known;
         }
-        let at = u32::try_from(self.shared.len()).ok().zip(self.encoded(when)).map(|(at, conditions)| {
-            self.shared.extend_from_slice(&conditions);
-            at
-        });
+        let mut shared = std::mem::take(&mut self.shared);
+        let start = shared.len();
+        let at = u32::try_from(start).ok().filter(|_| self.encode(when, &mut shared).is_some());
+        if at.is_none() {
+            shared.truncate(start);
+        }
+        self.shared = shared;
         self.known.insert(address(when), at);
         at
     }
 
-    /// Nothing if they cannot be kept here.
-    fn encoded(&mut self, when: &[Condition]) -> Option<Vec<u8>> {
-        let mut out = vec![u8::try_from(when.len()).ok()?];
+    /// Nothing if they cannot be kept here, however much of them was written.
+    fn encode(&mut self, when: &[Condition], out: &mut Vec<u8>) -> Option<()> {
+        out.push(u8::try_from(when.len()).ok()?);
         for Condition { dimension, any_of, networks } in when {
             if !networks.is_empty() {
                 return None;
@@ -233,7 +240,7 @@ impl Builder {
                 out.extend_from_slice(pattern.as_str().as_bytes());
             }
         }
-        Some(out)
+        Some(())
     }
 
     fn dimension(&mut self, name: &Arc<str>) -> usize {

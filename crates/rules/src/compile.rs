@@ -1,7 +1,9 @@
 //! How rows become a set: read one by one, checked against each other, and refused whole if anything is wrong.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
 use foldhash::quality::RandomState;
@@ -20,7 +22,7 @@ use crate::fields::{
     Fields, as_counted, kind_of, read_choice, read_dimension, read_instant, read_key, read_name, read_number,
     read_patterns, read_period, read_text,
 };
-use crate::index::{Crowd, RuleIndex, Worst, small};
+use crate::index::{Crowd, Hashed, RuleIndex, Worst, small};
 use crate::interner::Interner;
 use crate::pattern::Pattern;
 use crate::problems::{Findings, Problems};
@@ -129,17 +131,44 @@ pub(crate) struct Ordered {
     placement: Option<String>,
     rules: Vec<Stated>,
     faulty: HashSet<String>,
-    positions: HashMap<Box<str>, u32, RandomState>,
+    positions: Positions,
     exceptions: exception::Builder,
     emergencies: Vec<Emergency>,
+}
+
+/// Where rules are, by the hashes of their names: there may be a million, and each has its name already.
+#[derive(Debug, Default)]
+struct Positions {
+    hashed: Hashed,
+    hasher: RandomState,
+}
+
+impl Positions {
+    /// The positions of rules that are in order; and of those that have the name of one before them.
+    fn new(rules: &[Stated]) -> (Self, Vec<u32>) {
+        let hasher = RandomState::default();
+        let hash = |(at, (rule, _)): (usize, &Stated)| (hasher.hash_one(&*rule.name), small(at));
+        let mut items: Vec<(u64, u32)> = rules.iter().enumerate().map(hash).collect();
+        items.sort_unstable();
+        let name = |at: u32| rules.get(at as usize).map(|(rule, _)| &rule.name);
+        let is_same = |pair: &&[(u64, u32)]| matches!(pair, [a, b] if a.0 == b.0 && name(a.1) == name(b.1));
+        let mut repeated: Vec<u32> = items.windows(2).filter(is_same).map(|pair| pair[1].1).collect();
+        repeated.sort_unstable();
+        (Self { hashed: Hashed::new(&items), hasher }, repeated)
+    }
+
+    fn find(&self, rules: &[Stated], name: &str) -> Option<u32> {
+        let is_it = |at: u32| rules.get(at as usize).is_some_and(|(rule, _)| *rule.name == *name);
+        self.hashed.find(self.hasher.hash_one(name), |at| is_it(at).then_some(at))
+    }
 }
 
 /// Compiles what a store holds.
 pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Result<RuleSet, Problems> {
     let mut compiler = Compiler::default();
     let of = |kind: Kind| book.rows.iter().filter(move |row| row.kind == kind);
-    let overrides = of(Kind::Override).count();
-    has_room_for(of(Kind::Template).count(), of(Kind::Rule).count(), overrides)?;
+    let (rules, overrides) = (of(Kind::Rule).count(), of(Kind::Override).count());
+    has_room_for(of(Kind::Template).count(), rules, overrides)?;
     refuse_too_many(&book.emergencies)?;
     if let Some(placement) = placement {
         compiler.placement(Value::from(placement));
@@ -151,6 +180,7 @@ pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Resu
             Some(value) => compiler.template(&place, value),
         }
     }
+    compiler.rules.reserve_exact(rules);
     for row in of(Kind::Rule) {
         let place = Place::Named("rules", &row.name);
         match compiler.problems.named_body(&place, row) {
@@ -280,7 +310,7 @@ impl Compiler {
             Ok(Template { name, fields }) => (Some(name), Some(fields)),
             Err(found) => {
                 self.problems.of_row(place, found);
-                (name, None)
+                (name.map(Cow::into_owned), None)
             }
         };
         let Some(name) = name else { return };
@@ -295,9 +325,9 @@ impl Compiler {
         match self.read_rule(row) {
             Ok(Some(stated)) => self.rules.push(stated),
             // Its template says what is wrong.
-            Ok(None) => self.faulty.extend(name),
+            Ok(None) => self.faulty.extend(name.map(Cow::into_owned)),
             Err(found) => {
-                self.faulty.extend(name);
+                self.faulty.extend(name.map(Cow::into_owned));
                 self.problems.of_row(place, found);
             }
         }
@@ -329,11 +359,10 @@ impl Compiler {
             };
             b.priority.cmp(&a.priority).then_with(by_name)
         });
-        let mut positions = HashMap::with_capacity_and_hasher(self.rules.len(), RandomState::default());
-        for (at, (rule, _)) in self.rules.iter().enumerate() {
-            if positions.insert(rule.name.clone(), small(at)).is_some() {
-                self.problems.add(format_args!("rules: {:?} is given twice", rule.name));
-            }
+        let (positions, repeated) = Positions::new(&self.rules);
+        for at in repeated {
+            let (rule, _) = &self.rules[at as usize];
+            self.problems.add(format_args!("rules: {:?} is given twice", rule.name));
         }
         let Self { problems, texts, placement, rules, faulty, .. } = self;
         let exceptions = exception::Builder::with_capacity(overrides);
@@ -342,10 +371,10 @@ impl Compiler {
 }
 
 /// The name of a row that may be wrong in other ways.
-fn named(place: &Place<'_>, row: &Value) -> Option<String> {
+fn named<'r>(place: &Place<'r>, row: &Value) -> Option<Cow<'r, str>> {
     match place {
-        Place::Named(_, name) => Some((*name).to_owned()),
-        Place::Row(..) => row.get("name")?.as_str().map(str::to_owned),
+        Place::Named(_, name) => Some(Cow::Borrowed(*name)),
+        Place::Row(..) => row.get("name")?.as_str().map(|name| Cow::Owned(name.to_owned())),
     }
 }
 
@@ -444,8 +473,8 @@ impl Ordered {
     }
 
     fn named(&self, name: &str) -> Named {
-        match self.positions.get(name) {
-            Some(at) => Named::At(*at),
+        match self.positions.find(&self.rules, name) {
+            Some(at) => Named::At(at),
             None if self.faulty.contains(name) => Named::Faulty,
             None => Named::Unknown,
         }
@@ -557,6 +586,8 @@ impl Ordered {
         let exceptions =
             self.exceptions.finish(|name, misfit| problems.add(format_args!("overrides[{name:?}]{misfit}")));
         let rules: Box<[Rule]> = self.rules.into_iter().map(|(rule, _)| rule).collect();
+        // From here on, what several hold is what several rules say.
+        drop((self.texts, self.positions));
         let emergencies = Emergencies::new(self.emergencies);
         refuse_headers(&mut self.problems, &rules, &emergencies);
         let (asked, numbers) = Asked::new(&rules, |rule| exceptions.kinds_of(rule));

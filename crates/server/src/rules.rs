@@ -203,12 +203,13 @@ impl GatedRules {
     pub(crate) fn new(set: RuleSet, shared: &Shared) -> Result<Self, String> {
         check_tenants(&set, &shared.tenants)?;
         let of_tenant = |tenant: &Tenant| {
-            let gates = set
-                .rules_for(&tenant.name)
-                .map(|(position, rule)| Ok((position, gate(&shared.decider, tenant, rule, rule.limit)?)));
-            let mut gates = gates.collect::<Result<Box<[_]>, _>>()?;
+            // There may be a million: they are not moved as more of them come.
+            let mut gates = Vec::with_capacity(set.rules_for(&tenant.name).count());
+            for (position, rule) in set.rules_for(&tenant.name) {
+                gates.push((position, gate(&shared.decider, tenant, rule, rule.limit)?));
+            }
             gates.sort_unstable_by_key(|(position, _)| *position);
-            Ok(gates)
+            Ok(gates.into())
         };
         let of_tenants: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
         let of_tenants = of_tenants.map_err(|error| error.to_string())?;

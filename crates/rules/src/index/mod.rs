@@ -91,8 +91,30 @@ enum Anchor<'p> {
     End(&'p str),
 }
 
-/// By dimension and anchor, how many rules of a tenant could be found by it.
-type Crowds<'r> = HashMap<(&'r str, Anchor<'r>), usize, RandomState>;
+/// By the hash of a dimension and an anchor, how many rules of a tenant could be found by it. It says which of two is better: where
+/// two have the same hash, that is worse and not wrong.
+#[derive(Debug, Default)]
+struct Crowds {
+    rules: HashMap<u64, u32, RandomState>,
+    hasher: RandomState,
+}
+
+impl Crowds {
+    fn add(&mut self, condition: &Condition, anchor: Anchor<'_>) {
+        *self.rules.entry(self.hash(condition, anchor)).or_default() += 1;
+    }
+
+    fn of(&self, condition: &Condition, anchor: Anchor<'_>) -> usize {
+        self.rules.get(&self.hash(condition, anchor)).map_or(0, |rules| *rules as usize)
+    }
+
+    fn hash(&self, condition: &Condition, anchor: Anchor<'_>) -> u64 {
+        self.hasher.hash_one((&*condition.dimension, anchor))
+    }
+}
+
+/// What a condition is found by; most have few patterns.
+type Anchors<'r> = SmallVec<[Anchor<'r>; 4]>;
 
 /// By dimension and whole value, how many rules are found by it, where there are several.
 type Values<'r> = HashMap<(&'r Arc<str>, &'r str), usize, RandomState>;
@@ -233,12 +255,11 @@ impl Others {
         exact: &mut Exact,
     ) -> (Self, Worst) {
         let of = |at: &u32| rules.of(*at);
-        let mut crowds = Crowds::with_hasher(hasher.clone());
+        let mut crowds = Crowds { hasher: hasher.clone(), ..Crowds::default() };
+        crowds.rules.reserve(positions.len());
         for (_, rule) in positions.iter().map(of) {
             for (condition, anchors) in anchored(rule) {
-                for anchor in anchors {
-                    *crowds.entry((&*condition.dimension, anchor)).or_default() += 1;
-                }
+                anchors.into_iter().for_each(|anchor| crowds.add(condition, anchor));
             }
         }
         let mut facets: BTreeMap<&Arc<str>, (Vec<_>, Vec<_>)> = BTreeMap::new();
@@ -254,7 +275,7 @@ impl Others {
                     Anchor::Exact(value) => {
                         exact.add(rule, condition, hasher, value, at);
                         // Most rules have a value to themselves: nothing is kept of those.
-                        if crowds.get(&(&*condition.dimension, anchor)).is_some_and(|rules| *rules > 1) {
+                        if crowds.of(condition, anchor) > 1 {
                             *values.entry((&condition.dimension, value)).or_default() += 1;
                         }
                     }
@@ -358,20 +379,19 @@ impl Exact {
 }
 
 /// The conditions that a rule can be found by, each with one anchor for each of its patterns.
-fn anchored(rule: &Rule) -> impl Iterator<Item = (&Condition, Vec<Anchor<'_>>)> {
+fn anchored(rule: &Rule) -> impl Iterator<Item = (&Condition, Anchors<'_>)> {
     rule.when.iter().filter_map(|condition| {
         // An address has many spellings: networks are not found by text.
         let by_text = condition.networks.is_empty();
-        let anchors: Option<Vec<_>> = condition.any_of.iter().map(anchor).collect();
+        let anchors: Option<Anchors<'_>> = condition.any_of.iter().map(anchor).collect();
         by_text.then_some(condition).zip(anchors)
     })
 }
 
 /// The condition that shares what it is found by with the fewest other rules, and of those the one that spells out most.
-fn most_selective<'r>(rule: &'r Rule, crowds: &Crowds<'r>) -> Option<(&'r Condition, Vec<Anchor<'r>>)> {
+fn most_selective<'r>(rule: &'r Rule, crowds: &Crowds) -> Option<(&'r Condition, Anchors<'r>)> {
     anchored(rule).min_by_key(|(condition, anchors)| {
-        let crowd = |anchor| crowds.get(&(&*condition.dimension, anchor)).copied().unwrap_or_default();
-        let sharing: usize = anchors.iter().map(|anchor| crowd(*anchor)).sum();
+        let sharing: usize = anchors.iter().map(|anchor| crowds.of(condition, *anchor)).sum();
         let spelled_out = anchors.iter().map(Anchor::bytes).min().unwrap_or_default();
         (sharing, std::cmp::Reverse(spelled_out))
     })
