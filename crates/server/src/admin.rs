@@ -170,6 +170,7 @@ fn refused(error: &StoreError) -> Problem {
         | StoreError::InEmergency(_)
         | StoreError::TooManyEmergencies
         | StoreError::TooManyCredentials
+        | StoreError::TooManyWaiting
         | StoreError::Moved { .. }
         | StoreError::Needs(..)
         | StoreError::State(..)

@@ -19,6 +19,11 @@ use crate::change::{
 /// How many changes one look at the history gives at most. Higher: more memory.
 pub const HISTORY_MAX: u64 = 100;
 
+/// How many changes wait for an approver at the same time. Higher: more that approvers have to look through, each of which may be
+/// as large as a change may be; lower: whoever proposes carelessly sooner keeps others from proposing, until one is approved or
+/// rejected. Its author may reject one too.
+pub const WAITING_MAX: u64 = 100;
+
 /// How many rows one statement is about. More: fewer statements, each longer; each row has up to five values, of
 /// which `SQLite` takes 32,766.
 const ROWS_AT_ONCE: usize = 500;
@@ -28,6 +33,9 @@ const CHANGE: &str = "SELECT id, state, needs, base_revision, author, reason, cr
 
 const HISTORY: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, effect, \
      undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id < $1 ORDER BY id DESC LIMIT $2";
+
+/// As its index says it: they are found without going through all changes there ever were.
+const WAITING: &str = "SELECT COUNT(*) FROM tidegate_changes WHERE state = 'waiting'";
 
 /// A row as it is, before a change.
 pub(super) struct Current {
@@ -102,6 +110,7 @@ impl Store {
         if state != State::Proposed {
             return Err(StoreError::State(id, state));
         }
+        writing.check_room_to_wait().await?;
         let wait = "UPDATE tidegate_changes SET state = $2, needs = $3, effect = $4, approver = NULL, approved_ms = NULL \
              WHERE id = $1";
         let (state, needs) = (Value::Text(State::Waiting.word()), Value::Text(Needs::Approver.word()));
@@ -161,9 +170,12 @@ impl Writing<'_> {
         if base_revision > self.heads.revision {
             return Err(StoreError::Ahead { base_revision, revision: self.heads.revision });
         }
+        let state = if needs == Needs::Approver { State::Waiting } else { State::Proposed };
+        if state == State::Waiting {
+            self.check_room_to_wait().await?;
+        }
         self.change_count += 1;
         let id = self.change_count;
-        let state = if needs == Needs::Approver { State::Waiting } else { State::Proposed };
         let operations = serde_json::to_string(&proposal.operations)?;
         let undoes = serde_json::to_string(&proposal.undoes)?;
         let insert = "INSERT INTO tidegate_changes (id, state, needs, base_revision, author, reason, created_ms, \
@@ -192,6 +204,15 @@ impl Writing<'_> {
         });
         self.note("change.propose", &detail).await?;
         Ok(id)
+    }
+
+    async fn check_room_to_wait(&mut self) -> Result<(), StoreError> {
+        let waiting = self.transaction.one(WAITING, &[], |cells| cells.number(0)).await?;
+        if waiting.is_some_and(|waiting| waiting < WAITING_MAX) {
+            Ok(())
+        } else {
+            Err(StoreError::TooManyWaiting)
+        }
     }
 
     pub(super) async fn apply(&mut self, id: u64, conditions: Conditions) -> Result<(), StoreError> {

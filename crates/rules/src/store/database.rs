@@ -43,6 +43,7 @@ const MIGRATIONS_TABLE: &str = "tidegate_migrations";
 const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "rules", include_str!("../../migrations/control/0001_rules.sql")),
     (2, "makers", include_str!("../../migrations/control/0002_makers.sql")),
+    (3, "waiting", include_str!("../../migrations/control/0003_waiting.sql")),
 ];
 
 /// A value that goes into a statement.

@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use address::{Address, NoAddress};
-pub use changes::HISTORY_MAX;
+pub use changes::{HISTORY_MAX, WAITING_MAX};
 pub use credentials::{CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, Credential};
 pub use emergencies::{EMERGENCY_MS_MAX, in_emergency};
 pub use rollback::Rollback;
@@ -133,6 +133,8 @@ pub enum StoreError {
     TooManyEmergencies,
     /// There are as many credentials as may be.
     TooManyCredentials,
+    /// As many changes wait for an approver as may.
+    TooManyWaiting,
     /// The book that the change was checked against is no longer the latest.
     Moved {
         /// Against which it was checked.
@@ -190,6 +192,10 @@ impl fmt::Display for StoreError {
             Self::TooManyCredentials => {
                 write!(f, "credentials: there are {CREDENTIALS_MAX}, as many as may be: revoke one")
             }
+            Self::TooManyWaiting => write!(
+                f,
+                "changes: {WAITING_MAX} wait for an approver, as many as may: approve or reject one"
+            ),
             Self::InEmergency(rules) => {
                 let rule = |(rule, id): &(String, String)| format!("rule {rule:?} (emergency {id:?})");
                 write!(

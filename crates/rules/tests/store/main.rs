@@ -45,6 +45,7 @@ on_both! {
     the_largest_change_goes_through,
     what_needs_an_approver_waits_for_somebody_else,
     what_was_approved_waits_again_if_it_does_something_else_by_now,
+    there_is_a_most_of_changes_that_wait,
     the_tables_refuse_an_approval_of_ones_own,
     whoever_may_be_the_author_by_another_credential_does_not_approve,
     a_store_that_somebody_holds_is_busy_and_can_be_read,

@@ -6,7 +6,7 @@ use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
 use tidegate_rules::change::{Change, Needs, OPERATIONS_MAX, Operation, Proposal, State};
 use tidegate_rules::store::{
     Act, CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, Checked, Conditions, Credential, EMERGENCY_MS_MAX, Heads,
-    Rollback, Signal, Store, StoreError, Watch,
+    Rollback, Signal, Store, StoreError, WAITING_MAX, Watch,
 };
 use tidegate_rules::{EMERGENCIES_MAX, RuleSet};
 use tidegate_testkit::START_TIME_MAX;
@@ -235,6 +235,28 @@ pub(crate) async fn what_was_approved_waits_again_if_it_does_something_else_by_n
         store.audit(0, 100).await.expect("an audit").into_iter().map(|entry| entry.action).collect();
     let did = ["propose", "approve", "wait", "approve", "apply"].map(|did| format!("change.{did}"));
     assert_eq!(actions, did);
+}
+
+pub(crate) async fn there_is_a_most_of_changes_that_wait(ground: &Ground) {
+    let store = ground.store().await;
+    let wanted = needing(Needs::Approver, vec![put("a", 1)]);
+    store.propose(&wanted, by("ada")).await.expect("kept");
+    store.approve(1, by("bob")).await.expect("approved");
+    for _ in 0..WAITING_MAX {
+        store.propose(&wanted, by("ada")).await.expect("what is approved does not wait");
+    }
+    let entries = audit_count(&store).await;
+    let message = "changes: 100 wait for an approver, as many as may: approve or reject one";
+    assert_eq!(refused(store.propose(&wanted, by("eve")).await), message);
+    assert_eq!(refused(store.wait_again(1, "{}", by("ada")).await), message);
+    assert_eq!(store.change(1).await.expect("there").state, State::Proposed);
+    assert_eq!(refused(store.change(WAITING_MAX + 2).await), "there is no change 102");
+    assert_eq!((audit_count(&store).await, store.heads().await.expect("heads")), (entries, Heads::default()));
+    // What waits for nobody has room.
+    store.apply_new(&proposal(0, vec![put("b", 1)]), false, by("eve")).await.expect("applies");
+    store.reject(2, "not now", by("ada")).await.expect("rejected");
+    store.propose(&wanted, by("eve")).await.expect("there is room for one");
+    assert_eq!(refused(store.propose(&wanted, by("eve")).await), message);
 }
 
 pub(crate) async fn the_tables_refuse_an_approval_of_ones_own(ground: &Ground) {
