@@ -18,7 +18,7 @@ pub const LIFE_US_MAX: u64 = 10_000_000;
 
 /// The same of a limit that is counted together with other regions, µs: what a node has spent is told to them when its grant
 /// ends at the latest, and what it holds it may spend whatever they have told meanwhile. Higher: less is said of keys that are
-/// far below their limits; each region may pass what drains in twice this time before it goes by the others.
+/// far below their limits; regions go by what others passed later, and may owe each other what drains in twice this time more.
 pub const ABROAD_LIFE_US_MAX: u64 = 1_000_000;
 
 /// The longest that an origin believes in a grant, µs.
