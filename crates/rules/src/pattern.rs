@@ -29,6 +29,21 @@ impl Pattern {
         self.wild
     }
 
+    /// Whether some value may be what both patterns describe. Of two with a `*` only what they begin and end with is compared, so
+    /// there may be none all the same.
+    pub fn may_meet(&self, other: &Self) -> bool {
+        match (self.wild, other.wild) {
+            (false, _) => other.matches(&self.text),
+            (true, false) => self.matches(&other.text),
+            (true, true) => {
+                let (begin, of) = (self.beginning(), other.beginning());
+                let begins = begin.starts_with(of) || of.starts_with(begin);
+                let (end, of) = (self.end(), other.end());
+                begins && (end.ends_with(of) || of.ends_with(end))
+            }
+        }
+    }
+
     /// What every value begins with that the pattern describes: all of it, if it has no `*`.
     pub(crate) fn beginning(&self) -> &str {
         self.text.split('*').next().unwrap_or_default()
@@ -99,7 +114,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn patterns_that_begin_or_end_otherwise_do_not_meet() {
+        let meet = |(a, b): (&str, &str)| Pattern::new(a).may_meet(&Pattern::new(b));
+        assert!([("*", "a"), ("a*", "*b"), ("ab*", "a*c"), ("a*", "abc"), ("a", "a")].into_iter().all(meet));
+        assert!(
+            ![("a", "b"), ("a*", "b*"), ("*a", "*b"), ("a*", "ba"), ("ab*", "ac*")].into_iter().any(meet)
+        );
+    }
+
     proptest! {
+        #[test]
+        fn patterns_of_one_value_meet(a in "[ab*]{0,5}", b in "[ab*]{0,5}", value in "[ab]{0,6}") {
+            let (a, b) = (Pattern::new(a), Pattern::new(b));
+            if a.matches(&value) && b.matches(&value) {
+                prop_assert!(a.may_meet(&b) && b.may_meet(&a));
+            }
+        }
+
         #[test]
         fn matching_follows_the_definition(pattern in "[ab*]{0,7}", value in "[ab]{0,8}") {
             let expected = slow(pattern.as_bytes(), value.as_bytes());

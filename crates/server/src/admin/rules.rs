@@ -172,8 +172,7 @@ pub(super) async fn plan(asked: &Asked<'_>) -> Answered {
     let PlanBody { operations } = body(asked)?;
     let operations = Asking::read(operations)?;
     let book = current(control(asked)?).await?;
-    let judged = control(asked)?.judge(&book, &operations, Approved::default()).await;
-    let Judged { effect, warnings } = judged.map_err(unfit)?;
+    let Judged { effect, warnings } = judge(asked, &book, &operations, Approved::default()).await?;
     let answer = json!({
         "base_revision": book.revision,
         "diff": differences(&book, &operations),
@@ -220,9 +219,19 @@ async fn judge(
     book: &Arc<Book>,
     operations: &[Operation],
     approved: Approved,
-) -> Result<Effect, Problem> {
-    let Judged { effect, .. } = control(asked)?.judge(book, operations, approved).await.map_err(unfit)?;
-    Ok(if asked.is_open() { effect.for_one() } else { effect })
+) -> Result<Judged, Problem> {
+    let control = control(asked)?;
+    let Judged { effect, warnings } = control.judge(book, operations, approved).await.map_err(unfit)?;
+    // A new store in the place of one that was lost is not new to whoever goes by the rules in force.
+    let is_first = book.revision == 0 && control.book().revision == 0;
+    let effect = if asked.is_open() {
+        effect.for_one()
+    } else if is_first {
+        effect.for_first()
+    } else {
+        effect
+    };
+    Ok(Judged { effect, warnings })
 }
 
 /// What is asked of an application.
@@ -268,7 +277,7 @@ async fn apply_kept(asked: &Asked<'_>, book: &Arc<Book>, id: u64, confirmed: boo
     let kept = store.change(id).await.map_err(|error| refused(&error))?;
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
     let approved = kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(Approved::read);
-    let effect = judge(asked, book, &operations, approved.unwrap_or_default()).await?;
+    let Judged { effect, .. } = judge(asked, book, &operations, approved.unwrap_or_default()).await?;
     // That took a while: only now does somebody act.
     let actor = asked.actor()?;
     if kept.state == State::Proposed && effect.is_beyond {
@@ -295,7 +304,7 @@ fn written(effect: &Effect) -> Result<String, Problem> {
 /// Makes a change: at once, if all that it needs is there.
 async fn make(asked: &Asked<'_>, book: &Arc<Book>, proposal: Proposal, confirmed: bool) -> Answered {
     let control = control(asked)?;
-    let effect = judge(asked, book, &proposal.operations, Approved::default()).await?;
+    let Judged { effect, .. } = judge(asked, book, &proposal.operations, Approved::default()).await?;
     let needs = effect.needs;
     if needs == Needs::Confirmation && !confirmed {
         return Err(super::unconfirmed(&effect.because));

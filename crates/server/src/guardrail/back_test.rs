@@ -309,10 +309,10 @@ impl BackTest {
         });
         let unsure = self.unsure(&enough);
         // That says more than how few records there are.
-        let not_logged = unsure.as_ref().and_then(Unsure::not_logged);
+        let not_measured = unsure.as_ref().and_then(Unsure::not_measured);
         let (measured, is_beyond) = match measured {
             Ok((measured, is_beyond)) => (Ok(measured), is_beyond),
-            Err(why) => (Err(not_logged.unwrap_or(why)), false),
+            Err(why) => (Err(not_measured.unwrap_or(why)), false),
         };
         let leaves_less = self.approved.is_passed_by_halved(self.halved_unknown(&enough));
         Effect::new(&self.scope, measured, unsure.as_ref()).beyond_if(is_beyond || leaves_less)
@@ -333,7 +333,7 @@ impl BackTest {
         let is_known = |tighter: &Tighter| {
             let number = self.scope.number_of(&tighter.rule);
             let is_measured = number.is_some_and(|number| enough.of_rule(number).is_ok());
-            enough.of_all().is_ok() && tighter.not_logged.is_none() && is_measured
+            enough.of_all().is_ok() && tighter.not_measured.is_none() && is_measured
         };
         let unknown = self.scope.halved().filter(move |(tighter, _)| !is_known(tighter));
         unknown.map(|(tighter, left)| (tighter.rule.as_str(), left))
@@ -354,13 +354,12 @@ impl BackTest {
     /// A rule that may deny more, and of which too little is known: of several, one that lets pass half of what it did.
     fn unsure(&self, enough: &Enough) -> Option<Unsure> {
         let unsure = self.scope.tighter.iter().filter_map(|tighter| {
-            let not_logged = tighter.not_logged.clone().map(Unknown::NotLogged);
             let number = self.scope.number_of(&tighter.rule)?;
-            let why = not_logged.or_else(|| enough.of_rule(number).err())?;
-            Some(Unsure { rule: tighter.rule.clone(), is_halved: tighter.left.is_some(), why })
+            let why = tighter.not_measured.clone().or_else(|| enough.of_rule(number).err())?;
+            Some(Unsure { rule: tighter.rule.clone(), left: tighter.left, why })
         });
         let all: Vec<Unsure> = unsure.collect();
-        let at = all.iter().position(|unsure| unsure.is_halved).unwrap_or(0);
+        let at = all.iter().position(|unsure| unsure.left.is_some()).unwrap_or(0);
         all.into_iter().nth(at)
     }
 

@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_rules::change::Needs;
 
 use self::approved::{Halved, InShort, told_halved};
+use self::trial::NOTHING_LEFT;
 
 pub(crate) use self::approved::Approved;
 pub(crate) use self::back_test::BackTest;
@@ -62,7 +63,7 @@ pub(crate) struct Effect {
     touched_count: usize,
     /// Nothing if there was nothing to measure.
     measured: Option<Measured>,
-    /// The rules that are left half of what passes, or less, the first of them.
+    /// The rules that are left half of what passes at worst, or less, the first of them.
     halved: Vec<Halved>,
     halved_count: usize,
     /// Whether it denies clearly more than what somebody approved.
@@ -121,19 +122,20 @@ struct OfRule {
 #[derive(Debug)]
 struct Unsure {
     rule: String,
-    /// Whether it was enforced and lets pass half as much by now, or less.
-    is_halved: bool,
+    /// The part that is left of what passes at worst, if that is half or less.
+    left: Option<f64>,
     why: Unknown,
 }
 
 impl Unsure {
-    fn not_logged(&self) -> Option<Unknown> {
-        Some(self.why.clone()).filter(|why| matches!(why, Unknown::NotLogged(_)))
+    /// Why it could not be known, however many records there were.
+    fn not_measured(&self) -> Option<Unknown> {
+        Some(self.why.clone()).filter(|why| matches!(why, Unknown::NotLogged(_) | Unknown::CountedOtherwise))
     }
 }
 
 /// Why it is not known what a change would have done.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Unknown {
     /// There is no log.
     NoLog,
@@ -145,6 +147,8 @@ pub(crate) enum Unknown {
     Rough(u64),
     /// It does not have the dimension of requests that a rule looks at.
     NotLogged(String),
+    /// A rule counts by another algorithm, or with other regions, of which it says nothing.
+    CountedOtherwise,
 }
 
 impl fmt::Display for Unknown {
@@ -162,6 +166,9 @@ impl fmt::Display for Unknown {
             }
             Self::NotLogged(dimension) => {
                 write!(f, "the log has no {dimension:?} of requests, since no rule in force looks at that")
+            }
+            Self::CountedOtherwise => {
+                f.write_str("the log does not tell what passes by another algorithm or beside other regions")
             }
         }
     }
@@ -193,11 +200,20 @@ impl Effect {
 
     /// The same where there is nobody else to ask: of what is not known, whoever is there has to be sure. What is measured waits
     /// until there is somebody.
-    pub(crate) fn for_one(mut self) -> Self {
+    pub(crate) fn for_one(self) -> Self {
+        self.asked_instead("without tokens there is nobody else to ask")
+    }
+
+    /// The same of the first change of a store: whoever makes it may be the only one yet, and nobody goes by what the store says.
+    pub(crate) fn for_first(self) -> Self {
+        self.asked_instead("the store is new")
+    }
+
+    fn asked_instead(mut self, why: &str) -> Self {
         if self.needs == Needs::Approver && self.measured.is_none() {
             self.needs = Needs::Confirmation;
             self.is_beyond = false;
-            self.because.push_str("; without tokens there is nobody else to ask");
+            self.because = format!("{}; {why}", self.because);
         }
         self
     }
@@ -214,11 +230,11 @@ fn judge(measured: Result<&Measured, &Unknown>, unsure: Option<&Unsure>, scope: 
         Ok(measured) => by_share(measured),
         Err(why) => by_terms(why, scope),
     };
-    let Some(Unsure { rule, is_halved, why }) = unsure.filter(|_| measured.is_ok()) else {
+    let Some(Unsure { rule, left, why }) = unsure.filter(|_| measured.is_ok()) else {
         return (needs, because);
     };
     // What is known of other rules says nothing of this one.
-    let (least, may) = of_unknown(rule, *is_halved);
+    let (least, may) = of_unknown(rule, *left);
     if weight(least) > weight(needs) {
         (least, format!("{because}; of rule {rule:?} there is {why}; {may}"))
     } else {
@@ -239,17 +255,19 @@ fn by_terms(why: &Unknown, scope: &Scope) -> (Needs, String) {
     let Some(tighter) = halved.or(scope.tighter.first()) else {
         return (Needs::Nothing, format!("{why}; the change denies nothing that passes now"));
     };
-    let (needs, may) = of_unknown(&tighter.rule, tighter.left.is_some());
+    let (needs, may) = of_unknown(&tighter.rule, tighter.left);
     (needs, format!("{why}; {may}"))
 }
 
-/// What a rule takes that may deny more, nobody knows how much. One that lets pass half of what it did is like one that denies
-/// half: a log that is empty, or full of something else, does not make it harmless.
-fn of_unknown(rule: &str, is_halved: bool) -> (Needs, String) {
-    if is_halved {
-        (Needs::Approver, format!("the change leaves half of rule {rule:?}, or less"))
-    } else {
-        (Needs::Confirmation, format!("the change may deny more by {rule:?}"))
+/// What a rule takes that may deny more, nobody knows how much: what the worst takes that it can be. A log that is empty, or full
+/// of something else, makes nothing harmless.
+fn of_unknown(rule: &str, left: Option<f64>) -> (Needs, String) {
+    match left {
+        None => (Needs::Confirmation, format!("the change may deny more by {rule:?}")),
+        Some(left) if left > NOTHING_LEFT => {
+            (Needs::Approver, format!("the change leaves half of rule {rule:?}, or less"))
+        }
+        Some(_) => (Needs::Approver, format!("the change may deny all by {rule:?} that passes now")),
     }
 }
 

@@ -1,17 +1,23 @@
-//! Overrides of a change: whether one may deny what passes, for some key.
+//! Overrides of a change: whether one may deny what passes, for some key, and how much of it at worst.
 //!
-//! What holds for a key is asked of both sets. A pattern stands for many keys: of those that it may take over, or leave to
-//! others, each may have been under any other pattern of the rule, so it is compared with all of them.
+//! What holds for a key is asked of both sets. A pattern stands for many keys: of those that it comes to, or leaves, some may be
+//! under another pattern of the rule that describes a part of them, so it is compared with all of these.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 
 use serde_json::{Map, Value};
 use tidegate_rules::Mode;
 use tidegate_rules::book::{Book, Kind};
 use tidegate_rules::change::Operation;
+use tidegate_rules::pattern::Pattern;
 
 use super::meter::Rate;
-use super::trial::{Compared, Named};
+use super::trial::{AFTER_ALL_MS, Compared, NOTHING_LEFT, Named};
+
+/// How many keys of a rule a change may leave half, one by one, before they count as all that the rule has. Higher: more customers
+/// that one person turns away without anything to measure it by; lower: a second one is asked about a few keys.
+const KEYS_MAX: usize = 10;
 
 /// What holds for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +35,32 @@ impl Terms {
             (Mode::Enforce, Mode::Enforce) => self.rate.covers(was.rate),
         }
     }
+}
 
-    fn half_of(self, was: Self) -> Option<f64> {
-        self.rate.half_of(was.rate).filter(|_| [self.mode, was.mode] == [Mode::Enforce; 2])
+/// What held for a key, and what holds for it by the change. A rule that is not there says nothing.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    was: Option<Terms>,
+    is: Option<Terms>,
+}
+
+impl Turn {
+    /// Whether a key may be denied what it was not. A rule that is gone denies nothing.
+    fn is_tighter(self) -> bool {
+        match (self.was, self.is) {
+            (_, None) => false,
+            (None, Some(is)) => is.mode == Mode::Enforce,
+            (Some(was), Some(is)) => !is.covers(was),
+        }
+    }
+
+    /// The part of what passed that is left at worst, if that is half or less. Of what was not enforced nobody knows how much is.
+    fn left(self) -> Option<f64> {
+        let is = self.is.filter(|is| is.mode == Mode::Enforce)?;
+        match self.was {
+            Some(Terms { rate, mode: Mode::Enforce }) => is.rate.half_of(rate),
+            _ => Some(NOTHING_LEFT),
+        }
     }
 }
 
@@ -40,9 +69,9 @@ impl Terms {
 struct Over {
     rule: String,
     tenant: Option<String>,
-    key: Vec<String>,
+    key: Vec<Pattern>,
     priority: i64,
-    expires: Value,
+    expires_ms: Option<u64>,
 }
 
 impl Over {
@@ -50,35 +79,60 @@ impl Over {
     fn read(body: &str) -> Option<Self> {
         let body: Value = serde_json::from_str(body).ok()?;
         let text = |field: &str| body[field].as_str().map(str::to_owned);
-        let key = body["key"].as_array()?.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+        let key = body["key"].as_array()?.iter().filter_map(Value::as_str).map(Pattern::new).collect();
         let priority = body["priority"].as_i64().unwrap_or(0);
-        let expires = body["expires"].clone();
-        Some(Self { rule: text("rule")?, tenant: text("tenant"), key, priority, expires })
+        let expires_ms = body["expires"].as_u64();
+        Some(Self { rule: text("rule")?, tenant: text("tenant"), key, priority, expires_ms })
     }
 
     fn is_wild(&self) -> bool {
-        self.key.iter().any(|part| part.contains('*'))
+        self.key.iter().any(Pattern::is_wild)
     }
 
-    /// Whether it is for every key.
-    fn is_for_all(&self) -> bool {
-        self.key.iter().all(|part| part.bytes().all(|byte| byte == b'*'))
+    /// Whether all keys may be among those that it is for, as far as anybody knows: a pattern may describe every key that there
+    /// is, also one that spells out much, such as `user:*`.
+    fn may_be_for_all(&self) -> bool {
+        self.is_wild() || self.key.is_empty()
     }
 
-    /// What holds for its keys. A pattern is told as what holds for its own text: whatever describes that describes all that
-    /// the pattern does.
-    fn terms(&self, set: &Named<'_>) -> Option<Terms> {
+    /// Whether it is for all keys that another one is for. Whatever describes the text of a pattern describes all that it does.
+    fn is_for_all_of(&self, other: &Self) -> bool {
+        let mut parts = self.key.iter().zip(&other.key);
+        (self.tenant.is_none() || self.tenant == other.tenant)
+            && parts.all(|(own, of)| own.matches(of.as_str()))
+    }
+
+    /// Whether a key may be among those of both.
+    fn may_meet(&self, other: &Self) -> bool {
+        let is_other_tenant = self.tenant.is_some() && other.tenant.is_some() && self.tenant != other.tenant;
+        // Addresses have many spellings.
+        let is_address = |part: &Pattern| part.as_str().parse::<IpAddr>().is_ok();
+        let meet = |(own, of): (&Pattern, &Pattern)| is_address(own) || is_address(of) || own.may_meet(of);
+        !is_other_tenant && self.key.iter().zip(&other.key).all(meet)
+    }
+
+    /// What holds for its keys at a time. A pattern is told as what holds for its own text: whatever describes that describes all
+    /// that the pattern does.
+    fn terms_at(&self, set: &Named<'_>, at_ms: u64) -> Option<Terms> {
         let position = *set.positions.get(self.rule.as_str())?;
         let rule = set.set.rules().get(position)?;
         let tenant = self.tenant.as_deref().or(rule.tenant.as_deref()).unwrap_or_default();
-        let key: Vec<&str> = self.key.iter().map(String::as_str).collect();
-        let terms = set.set.usual_terms(position, tenant, &key, set.now_ms)?;
+        let key: Vec<&str> = self.key.iter().map(Pattern::as_str).collect();
+        let terms = set.set.usual_terms(position, tenant, &key, at_ms)?;
         Some(Terms { rate: Rate::of(&terms.limit), mode: terms.mode })
+    }
+
+    fn terms(&self, set: &Named<'_>) -> Option<Terms> {
+        self.terms_at(set, set.now_ms)
     }
 }
 
-/// What holds for keys that no override has to itself: by rule, the terms of its patterns that differ.
-type Patterns = HashMap<String, Vec<Terms>>;
+/// A pattern of a rule, before the change or after it, and what becomes of its keys.
+#[derive(Debug)]
+struct Known {
+    over: Over,
+    turn: Turn,
+}
 
 /// The overrides that a change is about, beside those that are there.
 pub(super) struct Overrides<'s> {
@@ -86,8 +140,8 @@ pub(super) struct Overrides<'s> {
     after: &'s Named<'s>,
     changed: Vec<(Option<Over>, Option<Over>)>,
     cut_short: HashSet<String>,
-    patterns_before: Patterns,
-    patterns_after: Patterns,
+    /// By rule.
+    patterns: HashMap<String, Vec<Known>>,
 }
 
 impl<'s> Overrides<'s> {
@@ -114,55 +168,100 @@ impl<'s> Overrides<'s> {
             })
             .collect();
         let wild = changed.iter().flat_map(|(old, new)| old.iter().chain(new)).filter(|over| over.is_wild());
-        let wild: HashSet<&str> = wild.map(|over| over.rule.as_str()).collect();
+        let wild: Vec<&Over> = wild.collect();
+        let rules: HashSet<&str> = wild.iter().map(|over| over.rule.as_str()).collect();
         // All overrides are only gone through where patterns change.
         let others = overrides()
-            .filter(|row| !wild.is_empty() && row.body.contains('*') && !names.contains(row.name.as_str()));
+            .filter(|row| !rules.is_empty() && row.body.contains('*') && !names.contains(row.name.as_str()));
         let others = others.filter_map(|row| Over::read(&row.body));
-        let others: Vec<Over> = others.filter(|over| wild.contains(over.rule.as_str())).collect();
-        let olds = changed.iter().filter_map(|(old, _)| old.as_ref());
-        let news = changed.iter().filter_map(|(_, new)| new.as_ref());
-        let patterns_before = patterns(others.iter().chain(olds), before);
-        let patterns_after = patterns(others.iter().chain(news), after);
-        Self { before, after, changed, cut_short, patterns_before, patterns_after }
+        let others = others.filter(|over| over.is_wild() && rules.contains(over.rule.as_str()));
+        let mut patterns: HashMap<String, Vec<Known>> = HashMap::new();
+        for over in others.chain(wild.into_iter().cloned()) {
+            let turn = Turn { was: over.terms(before), is: over.terms(after) };
+            patterns.entry(over.rule.clone()).or_default().push(Known { over, turn });
+        }
+        Self { before, after, changed, cut_short, patterns }
     }
 
     /// Finds the rules that overrides touch, and those that may deny more by them.
     pub(super) fn compare(&self, found: &mut Compared) {
         found.cut_short.extend(self.cut_short.iter().cloned());
+        let mut keys: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for (old, new) in &self.changed {
             let rules: BTreeSet<&String> = old.iter().chain(new).map(|over| &over.rule).collect();
-            if self.may_deny_more(old.as_ref(), new.as_ref()) {
-                let left = new.as_ref().and_then(|new| self.left_to_all(new));
+            let turns = self.turns(old.as_ref(), new.as_ref());
+            // Other keys, or another time: what that means takes somebody who knows.
+            let is_another = old.is_some() && new.is_some() && old != new;
+            if is_another || turns.iter().any(|turn| turn.is_tighter()) {
+                let left = turns.iter().filter_map(|turn| turn.left()).reduce(f64::min);
+                let is_for_all = old.iter().chain(new).any(Over::may_be_for_all);
                 for rule in &rules {
-                    found.note_tighter(rule, left);
+                    found.note_tighter(rule, left.filter(|_| is_for_all));
+                    keys.entry(rule.as_str()).or_default().extend(left);
                 }
             }
             found.touched.extend(rules.into_iter().cloned());
         }
+        for (rule, left) in keys.into_iter().filter(|(_, left)| left.len() > KEYS_MAX) {
+            found.note_tighter(rule, left.into_iter().reduce(f64::min));
+        }
     }
 
-    fn may_deny_more(&self, old: Option<&Over>, new: Option<&Over>) -> bool {
+    /// What becomes of the keys of an override.
+    fn turns(&self, old: Option<&Over>, new: Option<&Over>) -> Vec<Turn> {
         match (old, new) {
-            (None, None) => false,
-            // Other keys, or another time: what that means takes somebody who knows.
-            (Some(old), Some(new)) if old != new => true,
-            (Some(_), Some(new)) => is_tighter(new.terms(self.before), new.terms(self.after)),
-            (None, Some(new)) => {
-                let is = new.terms(self.after);
-                others(new, self.before, &self.patterns_before).any(|was| is_tighter(was, is))
-            }
-            (Some(old), None) => {
-                let was = old.terms(self.before);
-                others(old, self.after, &self.patterns_after).any(|is| is_tighter(was, is))
+            (Some(old), Some(new)) if old == new => vec![self.turn(new)],
+            _ => {
+                let gone = old.map(|old| self.turns_without(old)).unwrap_or_default();
+                let come = new.map(|new| self.turns_with(new)).unwrap_or_default();
+                let over = old.zip(new).map(|(old, new)| self.turns_in_time(old, new)).unwrap_or_default();
+                [gone, come, over].concat()
             }
         }
     }
 
-    /// The part that an override for every key leaves of what passed the rule, if that is half or less.
-    fn left_to_all(&self, new: &Over) -> Option<f64> {
-        let (was, is) = new.terms(self.before).zip(new.terms(self.after))?;
-        is.half_of(was).filter(|_| new.is_for_all())
+    fn turn(&self, over: &Over) -> Turn {
+        Turn { was: over.terms(self.before), is: over.terms(self.after) }
+    }
+
+    /// Of an override that was not there.
+    fn turns_with(&self, new: &Over) -> Vec<Turn> {
+        let own = self.turn(new);
+        let met = self.met(new).map(|Known { over, turn }| {
+            if new.is_for_all_of(over) { *turn } else { Turn { was: turn.was, is: own.is } }
+        });
+        [own].into_iter().chain(met).collect()
+    }
+
+    /// Of an override that is no more.
+    fn turns_without(&self, old: &Over) -> Vec<Turn> {
+        let own = self.turn(old);
+        let met = self.met(old).map(|Known { over, turn }| {
+            if old.is_for_all_of(over) { *turn } else { Turn { was: own.was, is: turn.is } }
+        });
+        [own].into_iter().chain(met).collect()
+    }
+
+    /// Of an override that ends at another time: of what was to last longer, and of what lasts longer now.
+    fn turns_in_time(&self, old: &Over, new: &Over) -> Vec<Turn> {
+        let [old_ms, new_ms] = [old, new].map(|over| over.expires_ms.unwrap_or(u64::MAX));
+        let sooner = Turn { was: old.terms(self.before), is: old.terms_at(self.after, AFTER_ALL_MS) };
+        let later = Turn { was: new.terms_at(self.before, AFTER_ALL_MS), is: new.terms(self.after) };
+        match new_ms.cmp(&old_ms) {
+            std::cmp::Ordering::Less => vec![sooner],
+            std::cmp::Ordering::Equal => Vec::new(),
+            std::cmp::Ordering::Greater => vec![later],
+        }
+    }
+
+    /// The other patterns of the rule that may describe keys which one of them does, but for those that describe all of these:
+    /// what they say is part of what holds for the pattern itself.
+    fn met(&self, over: &Over) -> impl Iterator<Item = &Known> {
+        let patterns = self.patterns.get(&over.rule).filter(|_| over.is_wild()).into_iter().flatten();
+        patterns.filter(|known| {
+            let is_wider = known.over.is_for_all_of(over) && !over.is_for_all_of(&known.over);
+            known.over.may_meet(over) && !is_wider
+        })
     }
 }
 
@@ -179,28 +278,4 @@ fn lasts(old: &str, new: Option<&str>) -> bool {
     let [old_ms, new_ms] = taken("expires").map(|end_ms| end_ms.unwrap_or(u64::MAX));
     let [old_limit, new_limit] = taken("limit");
     new_ms >= old_ms && new_limit >= old_limit && old == new
-}
-
-/// What holds for keys of an override in a set that does not have it.
-fn others(over: &Over, set: &Named<'_>, patterns: &Patterns) -> impl Iterator<Item = Option<Terms>> {
-    let patterns = patterns.get(&over.rule).filter(|_| over.is_wild()).into_iter().flatten();
-    [over.terms(set)].into_iter().chain(patterns.copied().map(Some))
-}
-
-/// Whether a key may be denied what it was not. A rule that is gone denies nothing.
-fn is_tighter(was: Option<Terms>, is: Option<Terms>) -> bool {
-    match (was, is) {
-        (_, None) => false,
-        (None, Some(is)) => is.mode == Mode::Enforce,
-        (Some(was), Some(is)) => !is.covers(was),
-    }
-}
-
-fn patterns<'o>(overrides: impl Iterator<Item = &'o Over>, set: &Named<'_>) -> Patterns {
-    let mut patterns = Patterns::new();
-    for over in overrides.filter(|over| over.is_wild()) {
-        let known = patterns.entry(over.rule.clone()).or_default();
-        known.extend(over.terms(set).filter(|terms| !known.contains(terms)));
-    }
-    patterns
 }

@@ -101,24 +101,28 @@ fn the_share_that_is_newly_denied_says_what_a_change_takes() {
 }
 
 #[test]
-fn what_cannot_be_measured_asks_where_more_may_be_denied() {
+fn what_cannot_be_measured_takes_what_the_worst_takes_that_it_can_be() {
     let of = |operation: Operation| effect(&[operation], 99);
     let rule = |body: &str| of(put(Kind::Rule, "a", body)).needs;
     assert_eq!(rule(&limit(99, "")), Needs::Confirmation);
     assert_eq!(rule(&limit(100, r#","burst":99"#)), Needs::Confirmation);
-    assert_eq!(rule(&limit(100, r#","when":{"user":"b*"}"#)), Needs::Confirmation, "others than before");
     assert_eq!(rule(&limit(100, r#","regime":"share""#)), Needs::Confirmation, "only a part is left");
     assert_eq!(rule(&limit(100, r#","class":"security""#)), Needs::Confirmation, "another region decides");
     assert_eq!(rule(&limit(100, r#","regime":"best_effort""#)), Needs::Nothing, "as its class asks for");
+    // What can only let pass more.
     assert_eq!(rule(&limit(101, "")), Needs::Nothing);
     assert_eq!(rule(&limit(1, r#","mode":"shadow""#)), Needs::Nothing);
+    assert_eq!(rule(&limit(100, r#","when":{"user":"b*"}"#)), Needs::Nothing, "some of those before");
+    assert_eq!(rule(&limit(100, r#","tenant":"acme""#)), Needs::Nothing, "some of those before");
+    assert_eq!(of(put(Kind::Rule, "new", &limit(1, r#","mode":"shadow""#))).needs, Needs::Nothing);
     // Half of it, or less, is like half of what passes.
     assert_eq!(rule(&limit(51, "")), Needs::Confirmation);
     assert_eq!([50, 1, 0].map(|amount| rule(&limit(amount, ""))), [Needs::Approver; 3]);
     assert_eq!(rule(&limit(100, r#","burst":50"#)), Needs::Approver);
     assert_eq!(rule(r#"{"key":["user"],"limit":100,"period":"2h"}"#), Needs::Approver);
-    assert_eq!(of(put(Kind::Rule, "new", &limit(1_000, ""))).needs, Needs::Confirmation);
-    assert_eq!(of(put(Kind::Rule, "new", &limit(1, r#","mode":"shadow""#))).needs, Needs::Nothing);
+    // What was not counted so before may be more than is allowed, all of it.
+    assert_eq!(rule(r#"{"key":[],"limit":100,"period":"1h"}"#), Needs::Approver);
+    assert_eq!(of(put(Kind::Rule, "new", &limit(1_000, ""))).needs, Needs::Approver);
     let delete = of(Operation::Delete { kind: Kind::Rule, name: "a".to_owned() });
     assert_eq!(delete.needs, Needs::Nothing);
     assert!(delete.because.starts_with("nothing to measure"), "{}", delete.because);
@@ -126,11 +130,34 @@ fn what_cannot_be_measured_asks_where_more_may_be_denied() {
 }
 
 #[test]
+fn a_rule_of_which_nothing_is_known_is_enforced_for_others_by_two_people() {
+    let needs = |before: &str, after: &str| {
+        let body = |fields: &str| limit(100, fields);
+        let book =
+            Book { revision: 1, rows: [row(Kind::Rule, "a", &body(before))].into(), ..Book::default() };
+        let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
+        let change = [put(Kind::Rule, "a", &body(after))];
+        let trial = Trial::new(&set, &book, &change, None, NOW_MS).expect("compiles");
+        Effect::unknown(trial.scope(), Unknown::NoLog, &Approved::default()).needs
+    };
+    let (get, post) = (r#","when":{"method":"GET"}"#, r#","when":{"method":"POST"}"#);
+    assert_eq!(needs(r#","mode":"shadow""#, ""), Needs::Approver);
+    assert_eq!(needs(get, ""), Needs::Approver);
+    assert_eq!(needs(get, post), Needs::Approver);
+    assert_eq!(needs(get, r#","when":{"method":"GET","path":"/a*"}"#), Needs::Nothing);
+    assert_eq!(needs(r#","tenant":"acme""#, ""), Needs::Approver);
+    assert_eq!(needs(r#","tenant":"acme""#, r#","tenant":"other""#), Needs::Approver);
+}
+
+#[test]
 fn where_there_is_nobody_else_only_what_is_measured_waits_for_somebody() {
-    let unknown = lowered(50, 0);
-    assert_eq!((unknown.needs, unknown.for_one().needs), (Needs::Approver, Needs::Confirmation));
-    let measured = lowered(0, 100);
-    assert_eq!((measured.needs, measured.for_one().needs), (Needs::Approver, Needs::Approver));
+    let alone: [fn(Effect) -> Effect; 2] = [Effect::for_one, Effect::for_first];
+    for alone in alone {
+        let unknown = lowered(50, 0);
+        assert_eq!((unknown.needs, alone(unknown).needs), (Needs::Approver, Needs::Confirmation));
+        let measured = lowered(0, 100);
+        assert_eq!((measured.needs, alone(measured).needs), (Needs::Approver, Needs::Approver));
+    }
 }
 
 #[test]
@@ -142,7 +169,7 @@ fn overrides_and_other_rules_are_part_of_both_sides() {
     assert_eq!((measured.newly_denied, measured.newly_allowed), (0.0, 100.0));
     // What another rule touches is no part of the share.
     let other = effect(&[put(Kind::Rule, "b", &limit(1, r#","when":{"user":"nobody"}"#))], 200);
-    assert!(other.measured.is_none() && other.needs == Needs::Confirmation, "{}", other.because);
+    assert!(other.measured.is_none() && other.needs == Needs::Approver, "{}", other.because);
 }
 
 #[test]
@@ -188,6 +215,7 @@ fn an_override_asks_unless_it_lets_pass_what_passed() {
         (r#""key":["u"],"limit":150,"period":"2h""#, Needs::Confirmation),
         (r#""key":["u"],"limit":1000,"burst":1"#, Needs::Confirmation),
         (r#""key":["u*"],"limit":99"#, Needs::Confirmation),
+        (r#""key":["u*"],"limit":50"#, Needs::Approver),
         (r#""key":["*"],"limit":51"#, Needs::Confirmation),
         (r#""key":["*"],"limit":50"#, Needs::Approver),
     ] {
@@ -201,6 +229,11 @@ fn an_override_asks_unless_it_lets_pass_what_passed() {
         (r#""key":["v"],"limit":100"#, Needs::Nothing),
         (r#""key":["*u"],"limit":499"#, Needs::Confirmation),
         (r#""key":["*u"],"limit":500"#, Needs::Nothing),
+        (r#""key":["*u"],"limit":250"#, Needs::Approver),
+        // Of what spells out more, nothing is taken, unless it comes first.
+        (r#""key":["*"],"limit":100"#, Needs::Nothing),
+        (r#""key":["*"],"limit":100,"priority":1"#, Needs::Approver),
+        (r#""key":["v*"],"limit":100"#, Needs::Nothing),
     ] {
         assert_eq!(new(&wide, fields), needs, "{fields}");
     }
@@ -229,6 +262,62 @@ fn an_override_that_changes_or_goes_asks_unless_it_lets_pass_what_passed() {
     assert_eq!(gone(r#""key":["u"],"limit":500"#), Needs::Confirmation);
     assert_eq!(gone(r#""key":["u"],"limit":100"#), Needs::Nothing);
     assert_eq!(gone(r#""key":["u"],"limit":1"#), Needs::Nothing);
+    // For many keys, which may be all that there are.
+    assert_eq!(gone(r#""key":["*"],"limit":500"#), Needs::Approver);
+    assert_eq!(gone(r#""key":["u*"],"limit":200"#), Needs::Approver);
+    assert_eq!(gone(r#""key":["u*"],"limit":199"#), Needs::Confirmation);
+    assert_eq!(gone(r#""key":["u*"],"limit":200,"tenant":"acme""#), Needs::Approver);
+    assert_eq!(gone(r#""key":["*"],"limit":1,"mode":"shadow""#), Needs::Approver, "the rule is enforced");
+    assert_eq!(gone(r#""key":["*"],"limit":100"#), Needs::Nothing);
+}
+
+#[test]
+fn an_override_for_many_keys_that_leaves_them_to_others_takes_what_those_leave() {
+    let there =
+        [("o", r#""key":["*"],"limit":500,"priority":2"#), ("w", r#""key":["u*"],"limit":100,"priority":1"#)];
+    let delete = || Operation::Delete { kind: Kind::Override, name: "o".to_owned() };
+    assert_eq!(unmeasured(&there, delete()), Needs::Approver);
+    let wider = [there[0], ("w", r#""key":["*"],"limit":500,"tenant":"acme""#)];
+    assert_eq!(unmeasured(&wider, delete()), Needs::Approver, "what is left to one tenant helps no other");
+    let changed = |fields: &str| unmeasured(&there, put(Kind::Override, "o", &over(fields)));
+    for (fields, needs) in [
+        (r#""key":["*"],"limit":251,"priority":2"#, Needs::Confirmation),
+        (r#""key":["*"],"limit":250,"priority":2"#, Needs::Approver),
+        (r#""key":["b*"],"limit":500,"priority":2"#, Needs::Approver),
+        (r#""key":["*"],"limit":500,"priority":2,"tenant":"acme""#, Needs::Approver),
+        (r#""key":["*"],"limit":500,"priority":2,"expires":1900000000000"#, Needs::Approver),
+        (r#""key":["*"],"limit":500,"priority":3"#, Needs::Confirmation),
+    ] {
+        assert_eq!(changed(fields), needs, "{fields}");
+    }
+    // What holds for longer than it was to.
+    let there = [("o", r#""key":["*"],"limit":10,"expires":1900000000000"#)];
+    let lasts = put(Kind::Override, "o", &over(r#""key":["*"],"limit":10"#));
+    assert_eq!(unmeasured(&there, lasts), Needs::Approver);
+}
+
+#[test]
+fn a_rule_without_a_key_has_one_override_that_is_for_all() {
+    let body = r#"{"key":[],"limit":100,"period":"1h"}"#;
+    let over = row(Kind::Override, "o", &over(r#""key":[],"limit":500"#));
+    let book = Book { revision: 1, rows: [row(Kind::Rule, "a", body), over].into(), ..Book::default() };
+    let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
+    let delete = [Operation::Delete { kind: Kind::Override, name: "o".to_owned() }];
+    let trial = Trial::new(&set, &book, &delete, None, NOW_MS).expect("compiles");
+    let effect = Effect::unknown(trial.scope(), Unknown::NoLog, &Approved::default());
+    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+}
+
+#[test]
+fn many_keys_one_by_one_are_like_all_of_them() {
+    let blocked = |keys: usize| {
+        let one =
+            |at| put(Kind::Override, &format!("o{at}"), &over(&format!(r#""key":["u{at}"],"limit":0"#)));
+        let change: Vec<Operation> = (0..keys).map(one).collect();
+        let trial = Trial::new(&in_force(), &book(), &change, None, NOW_MS).expect("compiles");
+        Effect::unknown(trial.scope(), Unknown::NoLog, &Approved::default()).needs
+    };
+    assert_eq!([blocked(10), blocked(11)], [Needs::Confirmation, Needs::Approver]);
 }
 
 /// A rule beside that of users, for each team.
@@ -294,17 +383,34 @@ fn what_the_log_does_not_have_of_requests_is_not_taken_for_harmless() {
         let body = format!(r#"{{"key":["plan"],"limit":{amount},"period":"1h"}}"#);
         effect(&[put(Kind::Rule, "a", &body)], 100)
     };
-    for (amount, needs) in [(100, Needs::Confirmation), (1, Needs::Approver)] {
+    for amount in [100, 1] {
         let effect = by_plan(amount);
-        assert_eq!(effect.needs, needs, "{}", effect.because);
+        assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
         assert!(effect.because.contains("the log has no \"plan\" of requests"), "{}", effect.because);
     }
     let new = effect(&[put(Kind::Rule, "c", &limit(100, r#","when":{"path":"/*"}"#))], 100);
-    assert_eq!(new.needs, Needs::Confirmation);
+    assert_eq!(new.needs, Needs::Approver);
     assert!(new.because.contains("the log has no \"path\" of requests"), "{}", new.because);
     let harmless =
         effect(&[put(Kind::Rule, "c", &limit(1, r#","when":{"path":"/*"},"mode":"shadow""#))], 100);
     assert_eq!(harmless.needs, Needs::Nothing, "{}", harmless.because);
+}
+
+#[test]
+fn what_the_log_does_not_tell_of_a_rule_that_counts_otherwise_is_asked_about() {
+    for (fields, needs) in [
+        (r#","regime":"share""#, Needs::Confirmation),
+        (r#","algorithm":"sliding_window""#, Needs::Confirmation),
+        (r#","regime":"best_effort""#, Needs::Nothing),
+        (r#","regime":"share","mode":"shadow""#, Needs::Nothing),
+    ] {
+        let effect = effect(&[put(Kind::Rule, "a", &limit(100, fields))], 100);
+        assert_eq!(effect.needs, needs, "{fields}: {}", effect.because);
+        assert!(effect.measured.is_some(), "{fields}");
+    }
+    let halved = effect(&[put(Kind::Rule, "a", &limit(50, r#","regime":"share""#))], 100);
+    assert_eq!(halved.needs, Needs::Approver, "{}", halved.because);
+    assert!(halved.because.contains("beside other regions"), "{}", halved.because);
 }
 
 /// What is found out about a change from records of a log with such a sample.

@@ -8,6 +8,7 @@ use tidegate_rules::book::{Book, Kind, Row};
 use tidegate_rules::change::Operation;
 use tidegate_rules::{Mode, Problems, Regime, Rule, RuleSet};
 
+use super::Unknown;
 use super::approved::Approved;
 use super::back_test::BackTest;
 use super::meter::Rate;
@@ -16,6 +17,9 @@ use super::overrides::{Overrides, end_ms};
 /// How many moments are looked at when overrides of a change end: the earliest, and that when all have ended. More: a plan takes
 /// longer, since every request is looked up at each of them.
 const MOMENTS_MAX: usize = 16;
+
+/// What is left at worst by what was not enforced before: nobody knows how much of it passes.
+pub(super) const NOTHING_LEFT: f64 = 0.0;
 
 /// When all has ended that ends.
 pub(super) const AFTER_ALL_MS: u64 = u64::MAX;
@@ -45,10 +49,10 @@ pub(crate) struct Scope {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tighter {
     pub(super) rule: String,
-    /// The part that is left of what passes, if it was enforced and lets pass half as much by now, or less.
+    /// The part that is left of what passes at worst, if that is half or less.
     pub(super) left: Option<f64>,
-    /// What it looks at, and records do not have.
-    pub(super) not_logged: Option<String>,
+    /// Why no record could tell what it does.
+    pub(super) not_measured: Option<Unknown>,
 }
 
 impl Scope {
@@ -131,6 +135,8 @@ pub(super) struct Compared {
     pub(super) touched: BTreeSet<String>,
     /// The overrides that are not there for as long as they were, or not as they were.
     pub(super) cut_short: HashSet<String>,
+    /// Those that count by another algorithm, or with other regions.
+    counted_otherwise: HashSet<String>,
     /// Those that deny more than before, or may, and what is left where that is half or less.
     tighter: BTreeMap<String, Option<f64>>,
 }
@@ -152,7 +158,10 @@ impl Compared {
         let of = |(rule, left): (&String, &Option<f64>)| Tighter {
             rule: rule.clone(),
             left: *left,
-            not_logged: not_logged.get(rule.as_str()).copied().map(str::to_owned),
+            not_measured: not_logged
+                .get(rule.as_str())
+                .map(|name| Unknown::NotLogged((*name).to_owned()))
+                .or_else(|| self.counted_otherwise.contains(rule).then_some(Unknown::CountedOtherwise)),
         };
         self.tighter.iter().map(of).collect()
     }
@@ -228,8 +237,11 @@ fn compare_rules(before: &Named<'_>, after: &Named<'_>, found: &mut Compared) {
             continue;
         }
         found.touched.insert(name.to_owned());
+        if known.is_some_and(|known| counts_otherwise(known, rule)) {
+            found.counted_otherwise.insert(name.to_owned());
+        }
         if is_tighter(known, rule) {
-            found.note_tighter(name, known.and_then(|known| halved(known, rule)));
+            found.note_tighter(name, left(known, rule));
         }
     }
     let gone = before.rules().filter(|(name, _)| after.rule(name).is_none());
@@ -259,10 +271,14 @@ fn is_same(a: &Rule, b: &Rule) -> bool {
     *a == Rule { version: a.version, ..b.clone() }
 }
 
-/// The part that is left of what passes a rule that was enforced, if that is half as much by now, or less.
-fn halved(before: &Rule, after: &Rule) -> Option<f64> {
-    let is_enforced = [before.mode, after.mode] == [Mode::Enforce; 2];
-    Rate::of(&after.limit).half_of(Rate::of(&before.limit)).filter(|_| is_enforced)
+/// The part that is left at worst of what passes a rule that may deny more, if that is half or less.
+fn left(before: Option<&Rule>, after: &Rule) -> Option<f64> {
+    match before.filter(|before| before.mode == Mode::Enforce) {
+        Some(before) if !reaches_others(before, after) => {
+            Rate::of(&after.limit).half_of(Rate::of(&before.limit))
+        }
+        _ => Some(NOTHING_LEFT),
+    }
 }
 
 /// Whether a rule may deny what it did not.
@@ -272,11 +288,24 @@ fn is_tighter(before: Option<&Rule>, after: &Rule) -> bool {
     };
     let rate = |of: &Limit, other: &Limit| u128::from(of.amount()) * u128::from(other.period_us());
     let slower = rate(&after.limit, &before.limit) < rate(&before.limit, &after.limit);
-    let reaches_others =
-        (&after.tenant, &after.key, &after.when) != (&before.tenant, &before.key, &before.when);
-    // Whatever it was: what other regions pass may count from now on, or only a part be left.
-    let counts_otherwise = after.limit.algorithm() != before.limit.algorithm()
-        || (after.regime() != before.regime() && after.regime() != Regime::Regional);
     after.mode == Mode::Enforce
-        && (slower || after.limit.burst() < before.limit.burst() || reaches_others || counts_otherwise)
+        && (slower
+            || after.limit.burst() < before.limit.burst()
+            || reaches_others(before, after)
+            || counts_otherwise(before, after))
+}
+
+/// Whether a rule counts by another algorithm, or otherwise with other regions. Whatever it was: what those pass may count from now
+/// on, or only a part be left.
+fn counts_otherwise(before: &Rule, after: &Rule) -> bool {
+    after.limit.algorithm() != before.limit.algorithm()
+        || (after.regime() != before.regime() && after.regime() != Regime::Regional)
+}
+
+/// Whether a rule may apply to requests that it did not, or count them together with others. One that has more conditions than it
+/// had, or is for one tenant of all, applies to a part of what it did.
+fn reaches_others(before: &Rule, after: &Rule) -> bool {
+    let is_for_others = before.tenant.is_some() && before.tenant != after.tenant;
+    let has_all_conditions = before.when.iter().all(|condition| after.when.contains(condition));
+    is_for_others || before.key != after.key || !has_all_conditions
 }
