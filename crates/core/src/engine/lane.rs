@@ -23,6 +23,10 @@ use crate::verdict::{Retry, Verdict};
 /// one, since Redis takes about 76 µs for a call and 25 µs for each further meter.
 const METERS_PER_CALL_MAX: usize = 64;
 
+/// After how many times the time that anybody waits for it a call counts as overdue although nobody has looked for its answer: whoever
+/// carries calls may stand still for as long as nobody is to wait for that.
+const UNREAD_DEADLINES: u64 = 2;
+
 /// A request that waits for the next call.
 #[derive(Debug)]
 struct Waiting {
@@ -175,12 +179,15 @@ impl Lane {
     }
 
     /// When the call under way was sent, if its answer is overdue.
-    pub(super) fn overdue_since(&self) -> Option<u64> {
-        self.under_way.as_ref().filter(|call| call.overdue).map(|call| call.sent_us)
+    pub(super) fn overdue_since(&self, now: Now, settings: &Settings) -> Option<u64> {
+        let is_overdue = |call: &&UnderWay| {
+            call.overdue || now.mono_us() >= call.sent_us + UNREAD_DEADLINES * settings.deadline_us
+        };
+        self.under_way.as_ref().filter(is_overdue).map(|call| call.sent_us)
     }
 
-    pub(super) fn is_stalled(&self) -> bool {
-        self.overdue_since().is_some()
+    pub(super) fn is_stalled(&self, now: Now, settings: &Settings) -> bool {
+        self.overdue_since(now, settings).is_some()
     }
 
     /// Does what time asks for. How many meters were forgotten.

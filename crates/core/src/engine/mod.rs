@@ -300,11 +300,11 @@ impl Engine {
     /// Takes in a request that the table could not decide. Its answer comes as an [`Effect`], now or later.
     pub fn ask(&mut self, now: Now, request: Request, effects: &mut Vec<Effect>) {
         self.stats.waited += 1;
-        let stalled = self.is_stalled();
+        let stalled = self.is_stalled(now);
         let lane = self.lanes.entry(request.partition).or_default();
         let crowded = self.waiting >= self.settings.waiting_max;
         self.stats.crowded += u64::from(crowded);
-        if crowded || stalled || lane.is_stalled() {
+        if crowded || stalled || lane.is_stalled(now, &self.settings) {
             self.stats.unanswered += 1;
             effects.push(Effect::Answer { ticket: request.ticket, resolution: Resolution::Unanswered });
             return;
@@ -482,9 +482,9 @@ impl Engine {
     }
 
     /// Whether the origin is not answering anyone: a call is overdue and nothing was heard since it was sent.
-    pub fn is_stalled(&self) -> bool {
-        let overdue_us = self.lanes.values().filter_map(Lane::overdue_since).min();
-        overdue_us.is_some_and(|sent_us| self.last_reply_us < sent_us)
+    pub fn is_stalled(&self, now: Now) -> bool {
+        let mut overdue_us = self.lanes.values().filter_map(|lane| lane.overdue_since(now, &self.settings));
+        overdue_us.any(|sent_us| self.last_reply_us < sent_us)
     }
 }
 

@@ -241,11 +241,11 @@ fn while_the_origin_is_silent_nobody_waits_for_it() {
     let call = bench.only_call();
     bench.poll_after(20 * MS);
     bench.answers();
-    assert!(bench.engine.is_stalled());
+    assert!(bench.engine.is_stalled(bench.now()));
     let ticket = bench.ask(1);
     assert_eq!(bench.answers(), [(ticket, Resolution::Unanswered)], "at once");
     bench.reply(&call, 0, 0);
-    assert!(!bench.engine.is_stalled());
+    assert!(!bench.engine.is_stalled(bench.now()));
     bench.ask(1);
     bench.poll();
     assert_eq!(bench.only_call().asks.len(), 1, "asked again after the first answer");
@@ -260,8 +260,11 @@ fn that_nobody_looked_for_an_answer_is_not_held_against_the_origin() {
     let call = bench.only_call();
     bench.now_us += 30 * MS;
     let second = bench.ask(1);
-    assert!(!bench.engine.is_stalled());
+    assert!(!bench.engine.is_stalled(bench.now()));
     assert_eq!(bench.answers(), []);
+    bench.now_us += 10 * MS;
+    let third = bench.ask(1);
+    assert_eq!(bench.answers(), [(third, Resolution::Unanswered)], "but not for ever");
     bench.reply(&call, 1, 5);
     bench.poll();
     let answered: Vec<_> = bench
@@ -291,7 +294,33 @@ fn a_report_that_nobody_waits_for_is_overdue_all_the_same() {
     let wakes_us = bench.poll().expect("something to do");
     assert!(wakes_us <= bench.now_us + 20 * MS, "{wakes_us}");
     bench.poll_after(20 * MS);
-    assert!(bench.engine.is_stalled());
+    assert!(bench.engine.is_stalled(bench.now()));
+}
+
+#[test]
+fn one_shard_that_hangs_does_not_hide_that_all_do() {
+    let mut bench = Bench::new();
+    let ask_of = |bench: &mut Bench, partition: u16| {
+        bench.tickets += 1;
+        let charges = vec![Charge { meter: bench.meter(10, 1), cost: 1 }];
+        let request = Request { ticket: bench.tickets, partition, charges };
+        bench.engine.ask(bench.now(), request, &mut bench.effects);
+        bench.poll();
+        bench.calls()
+    };
+    ask_of(&mut bench, 1);
+    let answered = ask_of(&mut bench, 2).remove(0).0;
+    bench.poll_after(10 * MS);
+    let asks = vec![Decided { passed: 1, denied_by: 0, retry_us: 0 }];
+    let reply = Reply { told: vec![told(0, 9)], asks, now_us: 99, lost: false };
+    let now = bench.now();
+    bench.engine.on_reply(now, &bench.table, 2, answered.sequence, &reply, &mut bench.effects);
+    bench.poll_after(10 * MS);
+    assert!(!bench.engine.is_stalled(bench.now()), "others answer");
+    bench.poll_after(MS);
+    ask_of(&mut bench, 3);
+    bench.poll_after(20 * MS);
+    assert!(bench.engine.is_stalled(bench.now()), "nobody has since");
 }
 
 #[test]
@@ -351,7 +380,7 @@ fn who_is_not_decided_is_answered_at_once_and_others_of_the_call_as_ever() {
     let allowed = Resolution::Allowed { remaining: Box::from([9]), charged_us: Some(99) };
     assert_eq!(bench.answers(), [(known, allowed), (stranger, Resolution::Unanswered)]);
     assert_eq!(bench.engine.stats().unanswered, 1);
-    assert!(!bench.engine.is_stalled());
+    assert!(!bench.engine.is_stalled(bench.now()));
 }
 
 #[test]
@@ -897,7 +926,7 @@ fn a_call_that_is_never_applied_is_over_for_who_waits_and_what_it_said_is_said_a
         bench.poll();
         assert_eq!(bench.calls(), [], "not at once: what is wrong may still be");
         bench.poll_after(100 * MS);
-        assert!(!bench.engine.is_stalled());
+        assert!(!bench.engine.is_stalled(bench.now()));
         let again = bench.only_call();
         assert_eq!((said(&again), again.asks.len(), again.sequence), ((3, 2, 1, 50), 0, next));
         bench.reply(&again, 0, 0);

@@ -256,10 +256,14 @@ impl Partition {
         let before_us = if is_set_back { 0 } else { self.whole_until_us.saturating_sub(ahead_us) };
         let was_apart = before_us <= now_us;
         self.settled &= !was_apart;
-        // Who counts on the whole goes on by what makes it one, and by nothing less.
-        let is_enough = round.settled || !self.settled;
-        let until_us = if is_enough { said_us + round.whole_for_us.min(WHOLE_US_MAX) } else { 0 };
-        self.whole_until_us = before_us.max(until_us);
+        let until_us = said_us + round.whole_for_us.min(WHOLE_US_MAX);
+        self.whole_until_us = match (self.settled, round.settled && until_us > now_us) {
+            // Who counts on the whole goes on by what makes it one, and by nothing less.
+            (true, false) => before_us,
+            // And begins to by that: that all were heard of lasts longer.
+            (false, true) => until_us,
+            (true, true) | (false, false) => before_us.max(until_us),
+        };
         self.settled |= round.settled && until_us > now_us;
         if was_apart || self.whole_since_us > now_us {
             self.whole_since_us = now_us;

@@ -305,8 +305,9 @@ fn who_counts_on_the_whole_goes_on_only_by_what_makes_it_one() {
     assert!(!is_whole(&mut here, START + SECOND), "somebody is on its part, and tells nothing of it");
     here.hear_of(START + SECOND, SECOND);
     assert!(!is_whole(&mut here, START + SECOND));
-    here.hear(START + SECOND, SECOND);
+    here.hear(START + SECOND, SECOND / 2);
     assert!(is_whole(&mut here, START + SECOND));
+    assert!(!is_whole(&mut here, START + SECOND + SECOND / 2), "that all were heard of lasts longer");
 }
 
 #[test]

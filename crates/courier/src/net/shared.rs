@@ -57,8 +57,9 @@ struct State {
     origin_failures: u64,
     oversized: u64,
     said_us: Option<u64>,
+    /// Whether the region counts with all others, as its origin was last told.
     is_whole: bool,
-    /// All rounds that were gone, and after how many of them all regions were last heard of again.
+    /// All rounds that were gone, and after how many of them it last began to.
     rounds_gone: u64,
     whole_since: Option<u64>,
     /// How late other regions hear of this one, as whoever is the courier said.
@@ -264,7 +265,7 @@ impl Shared {
         self.during(incarnation, |rounds, now_us| rounds.is_settled(now_us)).unwrap_or(false)
     }
 
-    /// Takes in that a round ended, in which all regions were heard of or not: tells everyone who sends, and whoever reads the log,
+    /// Takes in that a round ended, in which the region was told to count with all others or not: tells everyone who sends, and whoever reads the log,
     /// what is new.
     pub(super) fn round_ended(&self, incarnation: u64, is_whole: bool) {
         let lags = self.during(incarnation, |rounds, now_us| {
@@ -288,11 +289,11 @@ impl Shared {
         state.whole_since = is_whole.then_some(state.rounds_gone);
         drop(state);
         if is_whole {
-            tracing::info!(region = self.region, "all regions are heard: limits are global");
+            tracing::info!(region = self.region, "all that other regions used is known: limits are global");
         } else {
             tracing::warn!(
                 region = self.region,
-                "a region is silent: global limits fall back to this region's part"
+                "a region is silent, or has not told what it used of its part: global limits fall back to this region's part"
             );
         }
     }
@@ -357,7 +358,7 @@ impl Shared {
         CourierStatus {
             lag_us: if rounds.is_some() { measured_us() } else { state.told_lag_us },
             is_courier: rounds.is_some(),
-            is_whole: rounds.is_some_and(|rounds| rounds.is_settled(now_us)),
+            is_whole: state.is_whole && rounds.is_some_and(|rounds| rounds.is_settled(now_us)),
             silence_us: rounds.and_then(|rounds| rounds.effective_silence_us(now_us)),
             strangers: state.strangers,
             origin_failures: state.origin_failures,

@@ -128,11 +128,13 @@ impl Rounds {
         asks
     }
 
-    /// What to ask next, if there was more than an answer could hold and somebody waits for it.
+    /// What to ask next, if there was more than an answer could hold and somebody waits for it. Of a store that has lost its marks
+    /// everything is asked for in the next round, from the beginning.
     pub fn ask_on(&self, now_us: u64, asked: &Asked, gathered: &Gathered) -> Option<Asked> {
         let is_ready = |place: &&usize| self.peers.get(**place).is_some_and(|peer| peer.outbox.has_room());
         let peers: Vec<usize> = asked.peers.iter().filter(is_ready).copied().collect();
-        (gathered.more && !peers.is_empty())
+        let goes_on = gathered.more && gathered.upto >= asked.round.after;
+        (goes_on && !peers.is_empty())
             .then(|| self.ask(now_us, asked.partition, gathered.upto, GATHER_MAX, peers))
     }
 

@@ -15,11 +15,12 @@ local ahead_us = less(clock_us, now)
 if ahead_us > AHEAD_US_MAX or before_us > now + WHOLE_US_MAX then before_us = 0 end
 before_us = less(before_us, ahead_us)
 if before_us <= now then settled = 0 end
--- Who counts on the whole goes on by what makes it one, and by nothing less.
-local until_us = 0
-if is_settled == 1 or settled == 0 then until_us = min(clock_us, now) + min(whole_for_us, WHOLE_US_MAX) end
+local until_us = min(clock_us, now) + min(whole_for_us, WHOLE_US_MAX)
+local settles = is_settled == 1 and until_us > now
 local whole_until_us = max(before_us, until_us)
-if is_settled == 1 and until_us > now then settled = 1 end
+-- Who counts on the whole goes on by what makes it one, and by nothing less; and begins to by that.
+if settled == 1 and not settles then whole_until_us = before_us end
+if settled == 0 and settles then whole_until_us, settled = until_us, 1 end
 if before_us <= now or whole_since_us > now then whole_since_us = now end
 -- Who remembers marks that were never made knew another life of this store.
 if trim > stamp then trim = 0 end

@@ -21,6 +21,10 @@ pub enum RegionBug {
     NeverParts,
     /// One of the regions never falls back to its part.
     OneNeverParts,
+    /// A region counts on the whole as soon as it hears of all others, whatever they charged to their parts.
+    SettlesAtOnce,
+    /// One of the regions stays on its part for ever.
+    NeverSettles,
     /// A region that hears nobody has all of the limit for its part.
     PartIsWhole,
     /// Everything is told at once, however little it is.
@@ -43,7 +47,7 @@ pub enum RegionBug {
 
 impl RegionBug {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::RepublishesForeign,
         Self::PublishesGrants,
         Self::MergeAdds,
@@ -52,6 +56,8 @@ impl RegionBug {
         Self::PairNotParted,
         Self::NeverParts,
         Self::OneNeverParts,
+        Self::SettlesAtOnce,
+        Self::NeverSettles,
         Self::PartIsWhole,
         Self::NoThreshold,
         Self::ThresholdOnLevel,
@@ -75,6 +81,8 @@ impl fmt::Display for RegionBug {
             Self::PairNotParted => "a third region does not notice that two are cut",
             Self::NeverParts => "regions that hear nobody go on as before",
             Self::OneNeverParts => "one region that hears nobody goes on as before",
+            Self::SettlesAtOnce => "a region goes on before others have told what they charged to parts",
+            Self::NeverSettles => "one region stays on its part for ever",
             Self::PartIsWhole => "a standing part is the whole limit",
             Self::NoThreshold => "everything is told, however little it is",
             Self::ThresholdOnLevel => "the threshold is on the level, not on what is untold",

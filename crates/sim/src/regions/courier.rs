@@ -177,8 +177,8 @@ impl World<'_> {
     /// Looks whether a region counts on the whole: all of its partitions hear the same.
     fn look(&mut self, region: usize, place: usize) {
         if place == ORDINARY {
-            let (whole_until_us, ..) = self.regions[region].partitions[place].heard_and_marked();
-            self.check.stands(region, whole_until_us > self.origin_us(), self.now_us);
+            let (whole_until_us, _, _, settled) = self.regions[region].partitions[place].heard_and_marked();
+            self.check.stands(region, settled && whole_until_us > self.origin_us(), self.now_us);
         }
     }
 

@@ -33,6 +33,8 @@ impl Spoiler {
             Some(RegionBug::OneNeverParts) if region == 0 => {
                 Round { whole_for_us: WHOLE_US_MAX, settled: true, ..*round }
             }
+            Some(RegionBug::SettlesAtOnce) => Round { settled: true, ..*round },
+            Some(RegionBug::NeverSettles) if region == 0 => Round { settled: false, ..*round },
             Some(RegionBug::TrimsEarly) => Round { trim: round.after, ..*round },
             _ => *round,
         }

@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// By how much later than it wanted the task may be woken before it lets answers in that have come meanwhile, and how often it
 /// gives way for them: an answer passes from a socket through the connection's task and that of its call.
-const LATE_BY: Duration = Duration::from_millis(1);
+const LATE_BY: Duration = Duration::from_millis(3);
 const GIVES_WAY: usize = 4;
 
 /// The engine and those who wait for it.
@@ -84,7 +84,7 @@ impl Driver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the origin, by and by. The engine answers within its deadline, whatever becomes of the call.
+    /// Asks the origin, by and by. The engine answers within its deadline, whatever becomes of the call, if its task runs.
     pub(super) async fn ask(self: &Arc<Self>, partition: u16, charges: Vec<Charge>) -> Resolution {
         let (sender, answer) = oneshot::channel();
         let effects = {
@@ -259,7 +259,7 @@ impl Driver {
 
     /// Whether the origin answers nobody: one call that is late does not mean that.
     fn is_stalled(&self) -> bool {
-        self.state().engine.is_stalled()
+        self.state().engine.is_stalled(self.limiter.now())
     }
 
     fn note_answers(&self, answers: bool) {

@@ -295,6 +295,16 @@ fn a_component_that_no_frame_can_carry_is_counted_and_holds_up_nobody() {
 }
 
 #[test]
+fn of_a_store_that_lost_its_marks_no_page_is_passed_over() {
+    let mut rounds = with_something_to_say();
+    let asked = only(rounds.asks(0, 0));
+    let first_page = gathered(vec![component(b"a", 1)], 3, true);
+    rounds.gathered(0, &asked, &first_page);
+    assert!(rounds.ask_on(0, &asked, &first_page).is_none(), "it was thrown away");
+    assert_eq!(only(rounds.asks(0, 0)).round.after, 0);
+}
+
+#[test]
 fn a_store_that_lost_its_marks_is_listened_to_from_the_beginning() {
     let mut rounds = with_something_to_say();
     let before = rounds.next_batch(0, NEAR).expect("something to say");
