@@ -25,6 +25,8 @@ type Place = (u16, u8);
 #[derive(Default)]
 struct Store {
     charged: BTreeMap<Place, u64>,
+    /// What was charged to the standing part, and is not told while the region is on it.
+    parted: BTreeMap<Place, u64>,
     /// Stamps by place, and the last one given.
     marks: BTreeMap<Place, u64>,
     stamp: u64,
@@ -46,7 +48,25 @@ impl Store {
         found.truncate(most);
         let upto = found.last().map_or(round.after, |(stamp, _)| *stamp);
         let components = found.iter().map(|(_, key)| component(&[*key], self.charged[&(partition, *key)]));
-        gathered(components.collect(), upto, more)
+        let told = gathered(components.collect(), upto, more);
+        let joined = round.whole_for_us > 0;
+        let more = more | (joined && self.join(partition));
+        Gathered { more, joined, ..told }
+    }
+
+    /// Marks what was charged to the standing part, behind all that was gathered; whether there was anything.
+    fn join(&mut self, partition: u16) -> bool {
+        let parted: Vec<(Place, u64)> = self.parted.extract_if(.., |(of, _), _| *of == partition).collect();
+        for (place, units) in &parted {
+            self.charge(*place, *units);
+        }
+        !parted.is_empty()
+    }
+
+    fn charge(&mut self, place: Place, units: u64) {
+        self.stamp += 1;
+        self.marks.insert(place, self.stamp);
+        *self.charged.entry(place).or_default() += units;
     }
 }
 
@@ -56,6 +76,8 @@ struct Charged {
     region: usize,
     place: Place,
     sum: u64,
+    /// The same with what was charged to the standing part.
+    all: u64,
 }
 
 enum Said {
@@ -80,6 +102,11 @@ enum Step {
         us: u64,
     },
     Charge {
+        region: usize,
+        partition: u16,
+        key: u8,
+    },
+    ChargeApart {
         region: usize,
         partition: u16,
         key: u8,
@@ -132,6 +159,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => (1u64..400_000).prop_map(|us| Step::Wait { us }),
         4 => (region(), 0..PARTITIONS, 0..KEYS).prop_map(|(region, partition, key)| Step::Charge { region, partition, key }),
+        2 => (region(), 0..PARTITIONS, 0..KEYS).prop_map(|(region, partition, key)| Step::ChargeApart { region, partition, key }),
         8 => (region(), index(), 0..PARTITIONS)
             .prop_map(|(region, courier, partition)| Step::Gather { region, courier, partition }),
         8 => (index(), prop::bool::weighted(0.1)).prop_map(|(which, lost)| Step::Answer { which, lost }),
@@ -186,12 +214,20 @@ impl World {
     }
 
     fn charge(&mut self, region: usize, place: Place) {
-        let store = &mut self.stores[region];
-        store.stamp += 1;
-        store.marks.insert(place, store.stamp);
-        let sum = store.charged.entry(place).or_default();
-        *sum += 1;
-        self.history.push(Charged { at_us: self.now_us, region, place, sum: *sum });
+        self.stores[region].charge(place, 1);
+        self.note(region, place);
+    }
+
+    fn charge_apart(&mut self, region: usize, place: Place) {
+        *self.stores[region].parted.entry(place).or_default() += 1;
+        self.note(region, place);
+    }
+
+    fn note(&mut self, region: usize, place: Place) {
+        let store = &self.stores[region];
+        let sum = store.charged.get(&place).copied().unwrap_or_default();
+        let all = sum + store.parted.get(&place).copied().unwrap_or_default();
+        self.history.push(Charged { at_us: self.now_us, region, place, sum, all });
     }
 
     fn gather(&mut self, region: usize, courier: usize, partition: u16) {
@@ -280,6 +316,7 @@ impl World {
         match step {
             Step::Wait { us } => self.now_us += us,
             Step::Charge { region, partition, key } => self.charge(*region, (*partition, *key)),
+            Step::ChargeApart { region, partition, key } => self.charge_apart(*region, (*partition, *key)),
             Step::Gather { region, courier: which, partition } => {
                 self.gather(*region, courier(self, *region, which), *partition);
             }
@@ -326,31 +363,33 @@ impl World {
             let now_us = self.clock_us(region);
             let rounds = self.couriers[region].last().expect("there is always one");
             for peer in (0..REGIONS).filter(|peer| *peer != region) {
-                let silence_us = rounds.peer_state(now_us, RegionId(peer as u64)).expect("known").silence_us;
-                self.check_known(region, peer, silence_us);
+                let hearing = &rounds
+                    .peers
+                    .iter()
+                    .find(|of| of.region == RegionId(peer as u64))
+                    .expect("known")
+                    .hearing;
+                self.check_known(region, peer, hearing.silence_us(now_us), |charged| charged.sum);
+                self.check_known(region, peer, hearing.parted_us(now_us), |charged| charged.all);
             }
             let effective_us = rounds.effective_silence_us(now_us);
             for at in 0..REGIONS {
                 for of in (0..REGIONS).filter(|of| *of != at) {
-                    self.check_known(at, of, effective_us);
+                    self.check_known(at, of, effective_us, |charged| charged.sum);
                 }
             }
         }
     }
 
-    fn check_known(&self, at: usize, of: usize, silence_us: Option<u64>) {
+    fn check_known(&self, at: usize, of: usize, silence_us: Option<u64>, sum: impl Fn(&Charged) -> u64) {
         let Some(until_us) = silence_us.map(|silence_us| self.now_us.saturating_sub(silence_us)) else {
             return;
         };
         // Something that was charged at the very instant may have come a moment later.
         for charged in self.history.iter().filter(|charged| charged.region == of && charged.at_us < until_us)
         {
-            let merged = self.merged(at, of, charged.place);
-            assert!(
-                merged >= charged.sum,
-                "{at} says it knows {of} until {until_us}, but {merged} < {}",
-                charged.sum
-            );
+            let (merged, sum) = (self.merged(at, of, charged.place), sum(charged));
+            assert!(merged >= sum, "{at} says it knows {of} until {until_us}, but {merged} < {sum}");
         }
     }
 
@@ -401,6 +440,8 @@ proptest! {
             }
             let rounds = world.couriers[region].last().expect("there is always one");
             prop_assert!(rounds.whole_for_us(world.clock_us(region)) > 0, "and knows that it does");
+            prop_assert!(rounds.is_settled(world.clock_us(region)), "of standing parts as well");
+            prop_assert!(world.stores[region].parted.is_empty());
         }
     }
 }
