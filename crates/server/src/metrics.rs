@@ -638,7 +638,7 @@ fn encode_abroad(status: &CourierStatus, encoder: &mut DescriptorEncoder<'_>) ->
         ConstCounter::new(of(status)).encode(counter)?;
     }
     if status.is_courier {
-        let about = "Whether all regions are heard of, and global limits are not on this region's part";
+        let about = "Whether global limits count on the whole, and not on this region's part";
         let whole = encoder.encode_descriptor("region_whole", about, None, MetricType::Gauge)?;
         ConstGauge::new(i64::from(status.is_whole)).encode(whole)?;
         encode_ages(status, encoder)?;
