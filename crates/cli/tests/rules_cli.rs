@@ -63,7 +63,19 @@ impl Desk {
             ("dan", "admin"),
             ("app", "client"),
         ];
-        let config: String = people.map(|(name, role)| token_entry(name, "", role)).concat();
+        Self::of(&people, rules, folder, log)
+    }
+
+    /// One where nobody but an admin may approve anything.
+    fn of_one_admin() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let rules = format!("sqlite:{}", folder.path().join("rules.db").display());
+        let people = [("ann", "operator"), ("dan", "admin"), ("app", "client")];
+        Self::of(&people, &rules, folder, &["--log-sample", "1"])
+    }
+
+    fn of(people: &[(&str, &str)], rules: &str, folder: TempDir, log: &[&str]) -> Self {
+        let config: String = people.iter().map(|(name, role)| token_entry(name, "", role)).collect();
         let config = write(folder.path(), "tidegate.toml", &config);
         let data = folder.path().join("data").to_string_lossy().into_owned();
         let common = ["--config", &config, "--rules", rules, "--data-dir", &data, "--workers", "3"];
@@ -302,6 +314,35 @@ fn what_cannot_be_measured_and_may_deny_everybody_waits_for_somebody_else() {
     desk.good("ann", &["rules", "apply", "--change", "5"]);
     let (status, said) = desk.run("ann", &["override", "delete", "all", "--yes"]);
     assert_eq!((status, said.contains("change 6: waiting")), (3, true), "{said}");
+}
+
+#[test]
+fn the_only_one_who_may_approve_is_asked_about_what_is_not_known() {
+    let desk = Desk::of_one_admin();
+    desk.good("dan", &["rules", "apply", &desk.rule(100), "--yes"]);
+    let team = |name: &str| {
+        let text = format!("[[rules]]\nname = '{name}'\nkey = ['team']\nlimit = 100\nperiod = '1h'\n");
+        write(desk.folder(), &format!("{name}.toml"), &text)
+    };
+    let (status, said) = desk.run("dan", &["rules", "apply", &team("one")]);
+    assert_eq!((status, said.contains("; nobody else may approve; --yes")), (1, true), "{said}");
+    desk.good("dan", &["rules", "apply", &team("one"), "--yes"]);
+    // Whoever may not approve has somebody who does.
+    let (status, said) = desk.run("ann", &["rules", "apply", &team("two"), "--yes"]);
+    assert_eq!((status, said.contains("change 3: waiting")), (3, true), "{said}");
+    desk.good("dan", &["rules", "approve", "3"]);
+    desk.good("ann", &["rules", "apply", "--change", "3"]);
+    // What is known waits, though nobody is there yet.
+    desk.traffic(100, 100);
+    let (status, said) = desk.run("dan", &["rules", "apply", &desk.rule(49), "--yes"]);
+    assert_eq!((status, said.contains("change 4: waiting")), (3, true), "{said}");
+    let body = r#"{"name":"eve","role":"approver"}"#;
+    let (status, made) = desk.ask("dan", "POST", "/v1/credentials", Some(body));
+    let eve = made["token"].as_str().unwrap_or_else(|| panic!("{status}: {made}"));
+    let (status, said) = desk.run(eve, &["rules", "approve", "4"]);
+    assert_eq!(status, 1, "with a credential that was made since: {said}");
+    let (status, said) = desk.run("dan", &["rules", "apply", &team("three"), "--yes"]);
+    assert_eq!((status, said.contains("change 5: waiting")), (3, true), "{said}");
 }
 
 #[test]

@@ -496,7 +496,8 @@ impl Ordered {
         let burst = burst.or(rule_burst.map(|burst| burst.min(amount.max(1))));
         let limit =
             fields.limit(rule.limit.algorithm(), amount, period.unwrap_or(rule.limit.period()), burst)?;
-        Some(Draft { name: name?, rule: at, tenant, key, limit, mode, priority, expires_ms })
+        let rule_has_burst = rule_burst.is_some();
+        Some(Draft { name: name?, rule: at, tenant, key, limit, mode, priority, expires_ms, rule_has_burst })
     }
 
     fn named(&self, name: &str) -> Named {

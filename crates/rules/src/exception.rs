@@ -37,6 +37,8 @@ pub(crate) struct Draft {
     pub(crate) mode: Option<Mode>,
     pub(crate) priority: i32,
     pub(crate) expires_ms: Option<u64>,
+    /// Whether its rule says a burst, which it has then unless it says one itself.
+    pub(crate) rule_has_burst: bool,
 }
 
 /// What an override says.
@@ -78,6 +80,8 @@ impl Kinds {
     /// For one tenant, by a whole key.
     const EXACT_OF_TENANT: u8 = 2;
     const WILD: u8 = 4;
+    /// Whatever they are, the rule says a burst that they have too.
+    const WITH_BURST: u8 = 8;
 
     fn has(self, kind: u8) -> bool {
         self.0 & kind != 0
@@ -164,6 +168,7 @@ impl Builder {
         self.built.has_ends |= draft.expires_ms.is_some();
         self.named.push((self.built.hasher.hash_one(&*draft.name), at));
         let kinds = self.built.add_kind(draft.rule);
+        kinds.0 |= if draft.rule_has_burst { Kinds::WITH_BURST } else { 0 };
         if is_wild {
             kinds.0 |= Kinds::WILD;
             self.built.wildcards += 1;
@@ -306,6 +311,12 @@ impl Exceptions {
     /// What kinds of overrides a rule has.
     pub(crate) fn kinds_of(&self, rule: u32) -> Kinds {
         self.kinds.get(rule as usize).copied().unwrap_or_default()
+    }
+
+    /// Whether a rule has overrides, and if so, whether it says a burst that they have too.
+    pub(crate) fn pass_on_burst(&self, rule: u32) -> Option<bool> {
+        let kinds = self.kinds_of(rule);
+        (kinds != Kinds::default()).then(|| kinds.has(Kinds::WITH_BURST))
     }
 
     fn add_kind(&mut self, rule: u32) -> &mut Kinds {

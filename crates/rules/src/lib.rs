@@ -53,6 +53,6 @@ pub use network::{canonical, parse_network};
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};
 pub use rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
-pub use set::{LOOKED_AT_RULES_MAX, Match, RULES_MAX, RuleSet, SCANNED_RULES_MAX, Terms};
+pub use set::{LOOKED_AT_RULES_MAX, Match, PassedOn, RULES_MAX, RuleSet, SCANNED_RULES_MAX, Terms};
 pub use template::TEMPLATES_MAX;
 pub use tidegate_core::{Class, Regime};

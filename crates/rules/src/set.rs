@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use tidegate_core::Limit;
 use tidegate_core::bound::Fleet;
+use tidegate_core::{Algorithm, Limit};
 
 use crate::asked::{Asked, Says};
 use crate::book::{Book, EmergencyRow};
@@ -83,6 +83,16 @@ pub struct Terms<'s> {
     pub exception: Option<&'s str>,
     /// The emergency that said so, by id.
     pub emergency: Option<&'s str>,
+}
+
+/// What overrides of a rule have from it where they say nothing themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassedOn {
+    algorithm: Algorithm,
+    period_us: u64,
+    /// Where the rule says one: what follows from its limit is not theirs.
+    burst: Option<u32>,
+    mode: Mode,
 }
 
 impl<'s> Terms<'s> {
@@ -180,6 +190,15 @@ impl RuleSet {
         let found = exceptions.find((position, exceptions.kinds_of(position)), tenant, &key, now_ms);
         let own = Terms { limit: rule.limit, mode: rule.mode, exception: None, emergency: None };
         Some(found.map_or(own, |found| own.under(&found)))
+    }
+
+    /// What the rule at a position passes on to its overrides; nothing if it has none.
+    pub fn passed_on(&self, position: usize) -> Option<PassedOn> {
+        let rule = self.rules().get(position)?;
+        let has_burst = self.parts.exceptions.pass_on_burst(small(position))?;
+        let (limit, mode) = (&rule.limit, rule.mode);
+        let burst = has_burst.then(|| limit.burst());
+        Some(PassedOn { algorithm: limit.algorithm(), period_us: limit.period_us(), burst, mode })
     }
 
     /// The rules that are for requests of `tenant`, with their places: those for everyone, then its own, each in order.

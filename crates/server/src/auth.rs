@@ -236,6 +236,15 @@ impl Credentials {
         lasts(known.expires_ms, now_ms).then(|| known.told())
     }
 
+    /// Whether anybody of a tenant may approve what somebody of this name does.
+    pub(crate) fn has_approver_beside(&self, author: &str, tenant: TenantIndex, now_ms: u64) -> bool {
+        let may = |known: &Known| {
+            let Principal { tenant: of, role } = known.principal;
+            of == tenant && role >= Role::Approver && lasts(known.expires_ms, || now_ms)
+        };
+        self.known.values().flatten().any(|known| may(known) && known.told() != author)
+    }
+
     /// The principal of an `Authorization` value: `Bearer` and the token.
     pub fn of_authorization(&self, value: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Principal> {
         self.principal(value.and_then(bearer), now_ms)
@@ -337,6 +346,27 @@ mod tests {
         let mut revoked = Credentials::default();
         revoked.add(TokenHash::of(b"b"), 0, Role::Admin).expect("new");
         assert_eq!(revoked.actor(&caller, || 0), None, "revoked, and not `local`");
+    }
+
+    #[test]
+    fn nobody_is_the_approver_of_their_own() {
+        let of = |tenant, role, name: &str| {
+            let mut credentials = Credentials::default();
+            credentials.add_named(
+                TokenHash::of(b"a"),
+                Principal { tenant: 0, role: Role::Admin },
+                "ada",
+                None,
+            )?;
+            credentials.add_named(TokenHash::of(b"b"), Principal { tenant, role }, name, Some(10))?;
+            Ok::<_, &str>([9, 10].map(|now_ms| credentials.has_approver_beside("ada", 0, now_ms)))
+        };
+        assert_eq!(of(0, Role::Approver, "bob"), Ok([true, false]), "until it ends");
+        assert_eq!(of(0, Role::Admin, "bob"), Ok([true, false]));
+        assert_eq!(of(0, Role::Operator, "bob"), Ok([false; 2]));
+        assert_eq!(of(1, Role::Admin, "bob"), Ok([false; 2]), "a tenant's");
+        assert_eq!(of(0, Role::Admin, "ada"), Ok([false; 2]), "another token of hers");
+        assert!(!Credentials::default().has_approver_beside("local", 0, 0));
     }
 
     #[test]

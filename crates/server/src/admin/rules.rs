@@ -13,7 +13,7 @@ use tidegate_rules::store::{Conditions, HISTORY_MAX, Rollback};
 use tidegate_rules::{Rule, RuleSet};
 
 use super::given::{Given, body};
-use super::{Answered, act, control, refused, take_over, unfit};
+use super::{Answered, OPERATING_TENANT, act, control, refused, take_over, unfit};
 use crate::auth::Role;
 use crate::bounds::{Situation, ToldBound};
 use crate::control::{Control, Judged};
@@ -172,7 +172,7 @@ pub(super) async fn plan(asked: &Asked<'_>) -> Answered {
     let PlanBody { operations } = body(asked)?;
     let operations = Asking::read(operations)?;
     let book = current(control(asked)?).await?;
-    let Judged { effect, warnings } = judge(asked, &book, &operations, Approved::default()).await?;
+    let Judged { effect, warnings } = judge(asked, &book, &operations, None).await?;
     let answer = json!({
         "base_revision": book.revision,
         "diff": differences(&book, &operations),
@@ -213,14 +213,16 @@ fn difference(book: &Book, operation: &Operation) -> Value {
     json!({ "kind": word(kind), "name": name, "does": does, "fields": fields })
 }
 
-/// Looks at a change as a whole, beside what was approved of it.
+/// Looks at a change as a whole, beside what was approved of it if it is kept. The author of one that is not is whoever asks.
 async fn judge(
     asked: &Asked<'_>,
     book: &Arc<Book>,
     operations: &[Operation],
-    approved: Approved,
+    kept: Option<&Change>,
 ) -> Result<Judged, Problem> {
     let control = control(asked)?;
+    let effect = kept.filter(|kept| kept.approval.is_some()).and_then(|kept| kept.effect.as_deref());
+    let approved = effect.and_then(Approved::read).unwrap_or_default();
     let Judged { effect, warnings } = control.judge(book, operations, approved).await.map_err(unfit)?;
     // A new store in the place of one that was lost is not new to whoever goes by the rules in force.
     let is_first = book.revision == 0 && control.book().revision == 0;
@@ -228,10 +230,19 @@ async fn judge(
         effect.for_one()
     } else if is_first {
         effect.for_first()
+    } else if is_alone(asked, kept)? {
+        effect.for_only()
     } else {
         effect
     };
     Ok(Judged { effect, warnings })
+}
+
+/// Whether nobody but the author of a change has a credential that may approve it.
+fn is_alone(asked: &Asked<'_>, kept: Option<&Change>) -> Result<bool, Problem> {
+    let author = kept.map_or_else(|| asked.actor(), |kept| Ok(kept.author.clone()))?;
+    let (known, now_ms) = (asked.shared.credentials(), asked.shared.now_ms());
+    Ok(!known.has_approver_beside(&author, OPERATING_TENANT, now_ms))
 }
 
 /// What is asked of an application.
@@ -276,8 +287,7 @@ async fn apply_kept(asked: &Asked<'_>, book: &Arc<Book>, id: u64, confirmed: boo
     let store = control.store();
     let kept = store.change(id).await.map_err(|error| refused(&error))?;
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
-    let approved = kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(Approved::read);
-    let Judged { effect, .. } = judge(asked, book, &operations, approved.unwrap_or_default()).await?;
+    let Judged { effect, .. } = judge(asked, book, &operations, Some(&kept)).await?;
     // That took a while: only now does somebody act.
     let actor = asked.actor()?;
     if kept.state == State::Proposed && effect.is_beyond {
@@ -304,7 +314,7 @@ fn written(effect: &Effect) -> Result<String, Problem> {
 /// Makes a change: at once, if all that it needs is there.
 async fn make(asked: &Asked<'_>, book: &Arc<Book>, proposal: Proposal, confirmed: bool) -> Answered {
     let control = control(asked)?;
-    let Judged { effect, .. } = judge(asked, book, &proposal.operations, Approved::default()).await?;
+    let Judged { effect, .. } = judge(asked, book, &proposal.operations, None).await?;
     let needs = effect.needs;
     if needs == Needs::Confirmation && !confirmed {
         return Err(super::unconfirmed(&effect.because));

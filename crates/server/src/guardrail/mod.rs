@@ -209,8 +209,16 @@ impl Effect {
         self.asked_instead("the store is new")
     }
 
+    /// The same where no other credential may approve: what would wait for its holder would wait forever.
+    pub(crate) fn for_only(self) -> Self {
+        self.asked_instead("nobody else may approve")
+    }
+
     fn asked_instead(mut self, why: &str) -> Self {
-        if self.needs == Needs::Approver && self.measured.is_none() {
+        // Something may have been measured, and yet it waits for what is not known of another rule.
+        let waits_by_share =
+            self.measured.as_ref().is_some_and(|measured| by_share(measured).0 == Needs::Approver);
+        if self.needs == Needs::Approver && !waits_by_share {
             self.needs = Needs::Confirmation;
             self.is_beyond = false;
             self.because = format!("{}; {why}", self.because);

@@ -2,13 +2,17 @@
 //!
 //! What holds for a key is asked of both sets. A pattern stands for many keys: of those that it comes to, or leaves, some may be
 //! under another pattern of the rule that describes a part of them, so it is compared with all of these.
+//!
+//! What an override does not say it has from its rule. So a change of a rule may be one of overrides that nobody named.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use tidegate_rules::Mode;
-use tidegate_rules::book::{Book, Kind};
+use tidegate_rules::book::{Book, Kind, Row};
 use tidegate_rules::change::Operation;
 use tidegate_rules::pattern::Pattern;
 
@@ -142,19 +146,69 @@ pub(super) struct Overrides<'s> {
     cut_short: HashSet<String>,
     /// By rule.
     patterns: HashMap<String, Vec<Known>>,
+    heirs: Heirs<'s>,
+}
+
+/// The overrides that a change does not name, of rules that pass on something else by it.
+struct Heirs<'s> {
+    rows: &'s [Row],
+    rules: HashSet<&'s str>,
+    named: HashSet<&'s str>,
+}
+
+impl<'s> Heirs<'s> {
+    fn new(before: &Named<'s>, after: &Named<'s>, rows: &'s [Row], named: HashSet<&'s str>) -> Self {
+        let passes_on_other = |name: &&str| {
+            let passed_on = |set: &Named<'s>| set.set.passed_on(*set.positions.get(name)?);
+            passed_on(before).zip(passed_on(after)).is_some_and(|(was, is)| was != is)
+        };
+        let rules = after.positions.keys().copied().filter(passes_on_other).collect();
+        Self { rows, rules, named }
+    }
+
+    /// There may be a million overrides: they are only gone through where a rule passes on something else, and only those of such
+    /// a rule are read whole.
+    fn iter(&self) -> impl Iterator<Item = Over> {
+        let rows = if self.rules.is_empty() { &[] } else { self.rows };
+        let is_heir = |row: &&Row| {
+            rule_of(&row.body).is_some_and(|rule| self.rules.contains(&*rule))
+                && !self.named.contains(row.name.as_str())
+        };
+        rows.iter().filter(is_heir).filter_map(|row| Over::read(&row.body))
+    }
+}
+
+/// The keys that a change leaves half, or less, one by one: how many of each rule, and the least that is left of any.
+#[derive(Default)]
+struct Keys(BTreeMap<String, (usize, f64)>);
+
+impl Keys {
+    /// Takes a key, if that much is left of it.
+    fn add(&mut self, rule: &str, left: Option<f64>) {
+        let Some(left) = left else { return };
+        let (count, least) = self.0.entry(rule.to_owned()).or_insert((0, left));
+        *count += 1;
+        *least = least.min(left);
+    }
+
+    /// Rules with so many of them that they count as all.
+    fn many(&self) -> impl Iterator<Item = (&str, f64)> {
+        let many = self.0.iter().filter(|(_, (count, _))| *count > KEYS_MAX);
+        many.map(|(rule, (_, least))| (rule.as_str(), *least))
+    }
 }
 
 impl<'s> Overrides<'s> {
     pub(super) fn new(
         before: &'s Named<'s>,
         after: &'s Named<'s>,
-        book: &Book,
-        operations: &[Operation],
+        book: &'s Book,
+        operations: &'s [Operation],
     ) -> Self {
         let operations = operations.iter().filter(|operation| operation.row().0 == Kind::Override);
-        let names: HashSet<&str> = operations.clone().map(|operation| operation.row().1).collect();
-        let overrides = || book.rows.iter().filter(|row| row.kind == Kind::Override);
-        let there = overrides().filter(|row| names.contains(row.name.as_str()));
+        let names: HashSet<&'s str> = operations.clone().map(|operation| operation.row().1).collect();
+        let rows = book.rows_behind(Some(Kind::Override), None);
+        let there = rows.iter().filter(|row| names.contains(row.name.as_str()));
         let there: HashMap<&str, &str> = there.map(|row| (row.name.as_str(), row.body.as_str())).collect();
         let is_cut_short = |operation: &&Operation| {
             there.get(operation.row().1).is_some_and(|old| !lasts(old, operation.body()))
@@ -171,7 +225,8 @@ impl<'s> Overrides<'s> {
         let wild: Vec<&Over> = wild.collect();
         let rules: HashSet<&str> = wild.iter().map(|over| over.rule.as_str()).collect();
         // All overrides are only gone through where patterns change.
-        let others = overrides()
+        let others = rows
+            .iter()
             .filter(|row| !rules.is_empty() && row.body.contains('*') && !names.contains(row.name.as_str()));
         let others = others.filter_map(|row| Over::read(&row.body));
         let others = others.filter(|over| over.is_wild() && rules.contains(over.rule.as_str()));
@@ -180,13 +235,14 @@ impl<'s> Overrides<'s> {
             let turn = Turn { was: over.terms(before), is: over.terms(after) };
             patterns.entry(over.rule.clone()).or_default().push(Known { over, turn });
         }
-        Self { before, after, changed, cut_short, patterns }
+        let heirs = Heirs::new(before, after, rows, names);
+        Self { before, after, changed, cut_short, patterns, heirs }
     }
 
     /// Finds the rules that overrides touch, and those that may deny more by them.
     pub(super) fn compare(&self, found: &mut Compared) {
         found.cut_short.extend(self.cut_short.iter().cloned());
-        let mut keys: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        let mut keys = Keys::default();
         for (old, new) in &self.changed {
             let rules: BTreeSet<&String> = old.iter().chain(new).map(|over| &over.rule).collect();
             let turns = self.turns(old.as_ref(), new.as_ref());
@@ -197,13 +253,28 @@ impl<'s> Overrides<'s> {
                 let is_for_all = old.iter().chain(new).any(Over::may_be_for_all);
                 for rule in &rules {
                     found.note_tighter(rule, left.filter(|_| is_for_all));
-                    keys.entry(rule.as_str()).or_default().extend(left);
+                    keys.add(rule, left);
                 }
             }
             found.touched.extend(rules.into_iter().cloned());
         }
-        for (rule, left) in keys.into_iter().filter(|(_, left)| left.len() > KEYS_MAX) {
-            found.note_tighter(rule, left.into_iter().reduce(f64::min));
+        self.compare_heirs(found, &mut keys);
+        for (rule, left) in keys.many() {
+            found.note_tighter(rule, Some(left));
+        }
+    }
+
+    /// The same of overrides that have something else from their rules. A rule that says the burst that followed from its limit is
+    /// the same rule, and only touched by these.
+    fn compare_heirs(&self, found: &mut Compared, keys: &mut Keys) {
+        for over in self.heirs.iter() {
+            let turn = self.turn(&over);
+            if turn.is_tighter() {
+                let left = turn.left();
+                found.note_tighter(&over.rule, left.filter(|_| over.may_be_for_all()));
+                keys.add(&over.rule, left);
+                found.touched.insert(over.rule);
+            }
         }
     }
 
@@ -263,6 +334,16 @@ impl<'s> Overrides<'s> {
             known.over.may_meet(over) && !is_wider
         })
     }
+}
+
+/// The rule of an override, of a body that was checked before. What else it says is not kept.
+fn rule_of(body: &str) -> Option<Cow<'_, str>> {
+    #[derive(Deserialize)]
+    struct OfRule<'b> {
+        #[serde(borrow)]
+        rule: Cow<'b, str>,
+    }
+    serde_json::from_str::<OfRule<'_>>(body).ok().map(|of| of.rule)
 }
 
 /// When an override ends by itself, of a body that was checked before.

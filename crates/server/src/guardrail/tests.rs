@@ -3,6 +3,7 @@
 mod approval;
 mod endings;
 mod estimate;
+mod heirs;
 
 use std::sync::Arc;
 
@@ -151,12 +152,21 @@ fn a_rule_of_which_nothing_is_known_is_enforced_for_others_by_two_people() {
 
 #[test]
 fn where_there_is_nobody_else_only_what_is_measured_waits_for_somebody() {
-    let alone: [fn(Effect) -> Effect; 2] = [Effect::for_one, Effect::for_first];
+    let alone: [fn(Effect) -> Effect; 3] = [Effect::for_one, Effect::for_first, Effect::for_only];
     for alone in alone {
         let unknown = lowered(50, 0);
         assert_eq!((unknown.needs, alone(unknown).needs), (Needs::Approver, Needs::Confirmation));
         let measured = lowered(0, 100);
         assert_eq!((measured.needs, alone(measured).needs), (Needs::Approver, Needs::Approver));
+        // Of the one much is known, of the other nothing.
+        let new = || put(Kind::Rule, "c", r#"{"key":["plan"],"limit":1,"period":"1h"}"#);
+        let both = |amount: u32| of_two(&[put(Kind::Rule, "a", &limit(amount, "")), new()], (200, 0));
+        let harmless = both(101);
+        assert!(harmless.measured.is_some() && harmless.needs == Needs::Approver, "{}", harmless.because);
+        assert_eq!(
+            [both(101), both(0)].map(|effect| alone(effect).needs),
+            [Needs::Confirmation, Needs::Approver]
+        );
     }
 }
 
