@@ -19,10 +19,11 @@ use crate::limiter::Limiter;
 /// How often the engine is looked at when it asks for nothing. Only what spends a grant does so without telling it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// By how much later than it wanted the task may be woken before it lets answers in that have come meanwhile, and how often it
-/// gives way for them: an answer passes from a socket through the connection's task and that of its call.
-const LATE_BY: Duration = Duration::from_millis(3);
-const GIVES_WAY: usize = 4;
+/// By how much later than it wanted the task may be woken before it lets answers in that have come meanwhile; and for how long at most,
+/// as long as it was late: what kept this process from running may have kept the origin's as well, which has to run first. Longer: fewer
+/// decisions without the origin on a machine that stops now and then; longer answers there.
+const LATE_BY: Duration = Duration::from_millis(5);
+const GRACE_MAX: Duration = Duration::from_millis(10);
 
 /// The engine and those who wait for it.
 struct State {
@@ -362,18 +363,13 @@ async fn drive(driver: Weak<Driver>) {
         let asleep = strong.limiter.now();
         // Held only for the wait, which ends at the latest when the engine wants to be looked after again.
         let _ = tokio::time::timeout(wait, strong.stirred.notified()).await;
+        // A process that did not run for a while finds its timers over and the answers unread that came meanwhile: the time that
+        // it was late itself is not held against the origin.
         let slept_us = strong.limiter.now().mono_us().saturating_sub(asleep.mono_us());
-        if Duration::from_micros(slept_us) > wait + LATE_BY {
-            give_way().await;
+        let late = Duration::from_micros(slept_us).saturating_sub(wait);
+        if late > LATE_BY {
+            tokio::time::sleep(late.min(GRACE_MAX)).await;
         }
-    }
-}
-
-/// Lets everything else go on that can. A process that did not run for a while finds its timers over and the answers unread that
-/// came meanwhile: the time that it was late itself is not held against the origin.
-async fn give_way() {
-    for _ in 0..GIVES_WAY {
-        tokio::task::yield_now().await;
     }
 }
 
