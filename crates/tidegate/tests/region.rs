@@ -176,6 +176,7 @@ struct Relayed(Arc<MemoryOrigin>);
 const ANSWERS_AFTER: Duration = Duration::from_millis(5);
 
 impl Origin for Relayed {
+    #[expect(clippy::disallowed_methods, reason = "this is how long its answers take")]
     fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
         Box::pin(async move {
             let socket = tokio::spawn(tokio::time::sleep(ANSWERS_AFTER));
