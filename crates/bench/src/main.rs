@@ -27,6 +27,10 @@ mod table;
 mod trial;
 mod workload;
 
+/// The one of the server: what is compiled or recorded here takes what it takes there. Peers have the same.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 

@@ -247,10 +247,9 @@ mod tests {
             security_without: 100,
             security_passed: 0,
             in_trouble: 0,
-            requests_before: 100,
-            odd_before: 0,
+            odd_before: vec![0; 8],
+            odd_after: vec![10, 0],
             requests_after: 1_000,
-            odd_after: 10,
             last_odd_ms: 1_000.0,
             regional_again_ms: Some(1_000.0),
         };

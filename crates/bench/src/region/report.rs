@@ -105,10 +105,13 @@ pub(super) fn print_stall(stall: &Stall) {
     print_tail("comfort before", &stall.comfort_before);
     print_tail("comfort meanwhile", &stall.comfort_meanwhile);
     println!("  security without the store: {} of {} passed", stall.security_passed, stall.security_without);
-    println!("  not regional in the second before: {} of {}", stall.odd_before, stall.requests_before);
+    let seconds = |odd: &[u64]| odd.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+    println!("  not regional in each second before: {}", seconds(&stall.odd_before));
     println!(
-        "  not regional after it goes on: {} of {}, the last of them after {:.0} ms",
-        stall.odd_after, stall.requests_after, stall.last_odd_ms
+        "  not regional in each second after it goes on: {}, the last after {:.0} ms, of {}",
+        seconds(&stall.odd_after),
+        stall.last_odd_ms,
+        stall.requests_after
     );
 }
 

@@ -24,7 +24,9 @@ const PER_MINUTE: u32 = 100_000;
 /// Of so many requests one is of a security rule.
 const SECURITY_ONE_IN: f64 = 8.0;
 
-/// How long before the store stands still is looked at what is late by itself.
+/// How many seconds before the store stands still are looked at for what is late by itself.
+const SECONDS_BEFORE: u64 = 8;
+
 const SECOND_US: u64 = 1_000_000;
 
 /// How long each phase lasts, and how much is asked throughout.
@@ -38,7 +40,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) const WHOLE: Self = Self {
-        before: Duration::from_secs(4),
+        before: Duration::from_secs(12),
         stalled: Duration::from_secs(30),
         after: Duration::from_secs(8),
         per_second: 2_000.0,
@@ -68,13 +70,11 @@ pub(super) struct Stall {
     pub(super) security_passed: u64,
     /// Of status 5xx.
     pub(super) in_trouble: u64,
-    /// Of all requests in the second before, those that were not decided by the region: what the machine is late for by
-    /// itself.
-    pub(super) requests_before: u64,
-    pub(super) odd_before: u64,
-    /// The same from when the store goes on, and when the last of them was answered.
+    /// Of each of the last seconds before, how many requests were not decided by the region: what the machine is late for by itself.
+    pub(super) odd_before: Vec<u64>,
+    /// The same of each second from when the store goes on, all requests since then, and when the last of the odd ones was answered.
+    pub(super) odd_after: Vec<u64>,
     pub(super) requests_after: u64,
-    pub(super) odd_after: u64,
     pub(super) last_odd_ms: f64,
     /// How long it took until every answer was regional; nothing, if none was after the last that was not.
     pub(super) regional_again_ms: Option<f64>,
@@ -145,10 +145,11 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer]) -> Result<Stall>
     let tail = |is_meant: &dyn Fn(&Answer) -> bool| {
         Tail::of(comfort.iter().filter(|one| is_meant(one)).map(|one| one.answered_us - one.sent_us))
     };
-    let odd = |answers: &[&Answer]| answers.iter().filter(|one| !is_regional(one)).count() as u64;
-    let last_second = from_us.saturating_sub(SECOND_US)..from_us;
-    let before: Vec<&Answer> = all().filter(|one| last_second.contains(&one.sent_us)).collect();
-    let after: Vec<&Answer> = all().filter(|one| one.sent_us >= until_us).collect();
+    let of = |from_us: u64, until_us: u64| -> Vec<&Answer> {
+        all().filter(|one| (from_us..until_us).contains(&one.sent_us)).collect()
+    };
+    let looked_at_us = from_us.saturating_sub(SECONDS_BEFORE * SECOND_US);
+    let (before, after) = (of(looked_at_us, from_us), of(until_us, u64::MAX));
     let without = security.iter().filter(|one| !is_regional(one));
     Ok(Stall {
         seconds: (until_us - from_us) as f64 / 1e6,
@@ -159,10 +160,9 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer]) -> Result<Stall>
         security_without: without.clone().count() as u64,
         security_passed: without.filter(|one| one.allowed).count() as u64,
         in_trouble: all().filter(|one| one.is_of_trouble()).count() as u64,
-        requests_before: before.len() as u64,
-        odd_before: odd(&before),
+        odd_before: odd_each_second(looked_at_us, &before),
+        odd_after: odd_each_second(until_us, &after),
         requests_after: after.len() as u64,
-        odd_after: odd(&after),
         last_odd_ms: last_odd_us(until_us, &after) as f64 / 1e3,
         regional_again_ms: regional_again_us(until_us, &after).map(|us| us as f64 / 1e3),
     })
@@ -170,6 +170,15 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer]) -> Result<Stall>
 
 fn is_regional(answer: &Answer) -> bool {
     answer.basis == Basis::Region
+}
+
+/// Of each second from `from_us` to the last of these, how many were not regional.
+fn odd_each_second(from_us: u64, answers: &[&Answer]) -> Vec<u64> {
+    let second = |one: &Answer| ((one.sent_us - from_us) / SECOND_US) as usize;
+    let seconds = answers.iter().map(|one| second(one) + 1).max().unwrap_or(0);
+    let mut odd = vec![0; seconds];
+    answers.iter().filter(|one| !is_regional(one)).for_each(|one| odd[second(one)] += 1);
+    odd
 }
 
 /// How long after `from_us` the last of these was answered that was not regional.
@@ -221,8 +230,8 @@ mod tests {
         assert_eq!(stall.comfort_meanwhile, Tail { requests: 2, p99_us: 900, p999_us: 900 });
         assert_eq!((stall.requests, stall.in_trouble), (8, 0));
         assert_eq!((stall.security_without, stall.security_passed), (1, 0));
-        assert_eq!((stall.requests_before, stall.odd_before), (2, 0));
-        assert_eq!((stall.requests_after, stall.odd_after), (3, 1));
+        assert_eq!(stall.odd_before, [0; 8]);
+        assert_eq!((stall.requests_after, stall.odd_after), (3, vec![1, 0]));
         assert_eq!(stall.regional_again_ms, Some(150.0));
         assert!((stall.seconds - 10.0).abs() < 1e-9 && (stall.last_odd_ms - 150.0).abs() < 1e-9);
     }
@@ -246,6 +255,16 @@ mod tests {
         assert_eq!(regional_again_us(20_000_000, &[&early, &odd]), None);
         assert_eq!(regional_again_us(20_000_000, &[&fine]), Some(0));
         assert_eq!(regional_again_us(20_000_000, &[]), None);
+    }
+
+    #[test]
+    fn what_is_late_by_itself_is_told_second_by_second() {
+        let (mut comfort, security) = good();
+        comfort.extend([answer(3_100, 300, Basis::Alone), answer(3_200, 300, Basis::Nothing)]);
+        comfort.extend([answer(1_900, 300, Basis::Alone), answer(23_999, 300, Basis::Alone)]);
+        let stall = judge(STOOD, &comfort, &security).unwrap();
+        assert_eq!(stall.odd_before, [0, 2, 0, 0, 0, 0, 0, 0], "the eight seconds before");
+        assert_eq!(stall.odd_after, [1, 0, 0, 1]);
     }
 
     #[test]
