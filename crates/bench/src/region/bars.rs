@@ -251,6 +251,8 @@ mod tests {
             odd_after: vec![10, 0],
             requests_after: 1_000,
             last_odd_ms: 1_000.0,
+            pauses: 0,
+            odd_in_pauses: 0,
             regional_again_ms: Some(1_000.0),
         };
         change(&mut stall);

@@ -11,6 +11,7 @@ mod fleet;
 mod hedge;
 pub(crate) mod load;
 pub(crate) mod over;
+mod pauses;
 pub(crate) mod report;
 mod row;
 mod stall;

@@ -113,6 +113,10 @@ pub(super) fn print_stall(stall: &Stall) {
         stall.last_odd_ms,
         stall.requests_after
     );
+    println!(
+        "  a core of this machine stood still {} times; {} of those that were not regional met that, and are not counted below",
+        stall.pauses, stall.odd_in_pauses
+    );
 }
 
 pub(super) fn print_hedge(hedge: &Hedge) {

@@ -14,6 +14,7 @@ use super::case::{Case, Class, Costs, Offer, Rule};
 use super::client::{Answer, Basis, Timeline};
 use super::fleet::Fleet;
 use super::load::{Load, Made, wait_until};
+use super::pauses::Pauses;
 use super::tail::Tail;
 use crate::machine;
 
@@ -76,7 +77,10 @@ pub(super) struct Stall {
     pub(super) odd_after: Vec<u64>,
     pub(super) requests_after: u64,
     pub(super) last_odd_ms: f64,
-    /// How long it took until every answer was regional; nothing, if none was after the last that was not.
+    /// How often a core of the machine stood still, and how many of the odd ones after the first second met that.
+    pub(super) pauses: usize,
+    pub(super) odd_in_pauses: u64,
+    /// How long it took until every answer was regional, those not counted; nothing, if none was after the last that was not.
     pub(super) regional_again_ms: Option<f64>,
 }
 
@@ -92,18 +96,28 @@ pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, Fleet)> {
     let fleet = Fleet::start(program, 1)?;
     eprintln!("stall: a store that stands still for {:?}, {} requests/s", plan.stalled, plan.per_second);
     let timeline = Timeline::new();
+    let (asked, pauses) = Pauses::watch(timeline, || ask_throughout(&fleet, timeline, plan))?;
+    let (comfort, security, stood) = asked?;
+    Ok((judge(stood, &comfort, &security, &pauses)?, fleet))
+}
+
+/// Answers to requests of comfort rules and of security rules, and when the store stood still.
+fn ask_throughout(
+    fleet: &Fleet,
+    timeline: Timeline,
+    plan: &Plan,
+) -> Result<(Vec<Answer>, Vec<Answer>, Stood)> {
     let of_security = plan.per_second / SECURITY_ONE_IN;
-    let (comfort, security, stood) = thread::scope(|scope| {
+    thread::scope(|scope| {
         let comfort =
-            scope.spawn(|| ask(&fleet, timeline, Class::Comfort, plan.per_second - of_security, plan.time()));
-        let security = scope.spawn(|| ask(&fleet, timeline, Class::Security, of_security, plan.time()));
-        let stood = stand_still(&fleet, timeline, plan);
+            scope.spawn(|| ask(fleet, timeline, Class::Comfort, plan.per_second - of_security, plan.time()));
+        let security = scope.spawn(|| ask(fleet, timeline, Class::Security, of_security, plan.time()));
+        let stood = stand_still(fleet, timeline, plan);
         let answers = |asking: thread::ScopedJoinHandle<'_, Result<Vec<Answer>>>| {
             asking.join().map_err(|_| anyhow!("a client panicked"))?
         };
-        Ok::<_, anyhow::Error>((answers(comfort)?, answers(security)?, stood?))
-    })?;
-    Ok((judge(stood, &comfort, &security)?, fleet))
+        Ok((answers(comfort)?, answers(security)?, stood?))
+    })
 }
 
 fn ask(
@@ -139,7 +153,7 @@ fn stand_still(fleet: &Fleet, timeline: Timeline, plan: &Plan) -> Result<Stood> 
     Ok(Stood { from_us, until_us })
 }
 
-fn judge(stood: Stood, comfort: &[Answer], security: &[Answer]) -> Result<Stall> {
+fn judge(stood: Stood, comfort: &[Answer], security: &[Answer], pauses: &Pauses) -> Result<Stall> {
     let Stood { from_us, until_us } = stood;
     let all = || comfort.iter().chain(security);
     let tail = |is_meant: &dyn Fn(&Answer) -> bool| {
@@ -150,6 +164,11 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer]) -> Result<Stall>
     };
     let looked_at_us = from_us.saturating_sub(SECONDS_BEFORE * SECOND_US);
     let (before, after) = (of(looked_at_us, from_us), of(until_us, u64::MAX));
+    // In the first second nothing is excused: then the store itself has most to do.
+    let is_excused = |one: &Answer| {
+        one.sent_us >= until_us + SECOND_US && pauses.touch(one.sent_us, one.answered_us) && !is_regional(one)
+    };
+    let judged: Vec<&Answer> = after.iter().copied().filter(|one| !is_excused(one)).collect();
     let without = security.iter().filter(|one| !is_regional(one));
     Ok(Stall {
         seconds: (until_us - from_us) as f64 / 1e6,
@@ -164,7 +183,9 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer]) -> Result<Stall>
         odd_after: odd_each_second(until_us, &after),
         requests_after: after.len() as u64,
         last_odd_ms: last_odd_us(until_us, &after) as f64 / 1e3,
-        regional_again_ms: regional_again_us(until_us, &after).map(|us| us as f64 / 1e3),
+        pauses: pauses.count(),
+        odd_in_pauses: (after.len() - judged.len()) as u64,
+        regional_again_ms: regional_again_us(until_us, &judged).map(|us| us as f64 / 1e3),
     })
 }
 
@@ -225,7 +246,7 @@ mod tests {
     #[test]
     fn each_phase_is_judged_by_what_was_sent_in_it() {
         let (comfort, security) = good();
-        let stall = judge(STOOD, &comfort, &security).unwrap();
+        let stall = judge(STOOD, &comfort, &security, &Pauses::default()).unwrap();
         assert_eq!(stall.comfort_before, Tail { requests: 1, p99_us: 400, p999_us: 400 });
         assert_eq!(stall.comfort_meanwhile, Tail { requests: 2, p99_us: 900, p999_us: 900 });
         assert_eq!((stall.requests, stall.in_trouble), (8, 0));
@@ -243,7 +264,7 @@ mod tests {
         security.push(answer(21_500, 300, Basis::Nothing));
         comfort.push(Answer { status: 500, ..refusal(9_000) });
         comfort.push(Answer { status: 503, ..refusal(20_050) });
-        let stall = judge(STOOD, &comfort, &security).unwrap();
+        let stall = judge(STOOD, &comfort, &security, &Pauses::default()).unwrap();
         assert_eq!((stall.security_without, stall.security_passed, stall.in_trouble), (3, 2, 2));
     }
 
@@ -262,14 +283,29 @@ mod tests {
         let (mut comfort, security) = good();
         comfort.extend([answer(3_100, 300, Basis::Alone), answer(3_200, 300, Basis::Nothing)]);
         comfort.extend([answer(1_900, 300, Basis::Alone), answer(23_999, 300, Basis::Alone)]);
-        let stall = judge(STOOD, &comfort, &security).unwrap();
+        let stall = judge(STOOD, &comfort, &security, &Pauses::default()).unwrap();
         assert_eq!(stall.odd_before, [0, 2, 0, 0, 0, 0, 0, 0], "the eight seconds before");
         assert_eq!(stall.odd_after, [1, 0, 0, 1]);
     }
 
     #[test]
+    fn what_meets_a_pause_of_the_machine_is_told_apart_but_not_in_the_first_second() {
+        let (mut comfort, security) = good();
+        comfort.extend([answer(24_000, 21_000, Basis::Alone), answer(25_000, 400, Basis::Region)]);
+        let again = |pauses: &Pauses| {
+            let stall = judge(STOOD, &comfort, &security, pauses).unwrap();
+            assert!((stall.last_odd_ms - 4_021.0).abs() < 1e-9, "that is told all the same");
+            (stall.odd_in_pauses, stall.regional_again_ms)
+        };
+        assert_eq!(again(&Pauses::default()), (0, Some(4_021.0)));
+        assert_eq!(again(&Pauses::at(24_010_000, 24_020_500)), (1, Some(150.0)));
+        assert_eq!(again(&Pauses::at(24_022_000, 24_090_000)), (0, Some(4_021.0)), "it was answered before");
+        assert_eq!(again(&Pauses::at(20_100_000, 20_149_000)), (0, Some(4_021.0)), "nor is the first second");
+    }
+
+    #[test]
     fn a_stall_in_which_nothing_was_asked_is_no_finding() {
         let (comfort, security) = good();
-        assert!(judge(STOOD, &comfort[..1], &security).is_err());
+        assert!(judge(STOOD, &comfort[..1], &security, &Pauses::default()).is_err());
     }
 }

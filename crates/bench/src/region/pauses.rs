@@ -1,0 +1,108 @@
+//! Moments in which the machine itself stood still: another guest of its host had a core, or the host had other work. What is late
+//! then is late by no fault of a server, and a run on a shared machine has some.
+//!
+//! A thread on each core sleeps for a millisecond at a time and looks at the clock. Whoever has slept is let run before those
+//! that run all the time, so it comes late by more than a few milliseconds only if nobody was let run there.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::client::Timeline;
+use crate::machine;
+
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// From when on a look that comes late is a pause, µs: half of the time that a request waits for its store. Shorter: what several
+/// busy processes take from each other counts too.
+const PAUSE_US_MIN: u64 = 10_000;
+
+/// When a core stood still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pause {
+    from_us: u64,
+    until_us: u64,
+}
+
+/// When cores stood still.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pauses(Vec<Pause>);
+
+impl Pauses {
+    /// Does something, and watches every core meanwhile.
+    pub(super) fn watch<T>(timeline: Timeline, work: impl FnOnce() -> T) -> Result<(T, Self)> {
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let watchers: Vec<_> = (0..machine::cores())
+                .map(|core| {
+                    let is_done = &is_done;
+                    scope.spawn(move || watch_core(core, timeline, is_done))
+                })
+                .collect();
+            let done = work();
+            is_done.store(true, Ordering::Relaxed);
+            let mut pauses = Vec::new();
+            for watcher in watchers {
+                pauses.extend(watcher.join().map_err(|_| anyhow!("a watcher panicked"))??);
+            }
+            Ok((done, Self(pauses)))
+        })
+    }
+
+    /// How many there were.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether a core stood still at any time between these.
+    pub(super) fn touch(&self, from_us: u64, until_us: u64) -> bool {
+        self.0.iter().any(|pause| pause.from_us <= until_us && from_us <= pause.until_us)
+    }
+}
+
+fn watch_core(core: usize, timeline: Timeline, is_done: &AtomicBool) -> Result<Vec<Pause>> {
+    let mut only = CpuSet::new();
+    only.set(core);
+    sched_setaffinity(None, &only).with_context(|| format!("a thread on core {core}"))?;
+    let mut pauses = Vec::new();
+    while !is_done.load(Ordering::Relaxed) {
+        let due_us = timeline.now_us() + LOOK_EVERY.as_micros() as u64;
+        machine::sleep_until(machine::now() + LOOK_EVERY);
+        let woken_us = timeline.now_us();
+        if woken_us >= due_us + PAUSE_US_MIN {
+            pauses.push(Pause { from_us: due_us, until_us: woken_us });
+        }
+    }
+    Ok(pauses)
+}
+
+#[cfg(test)]
+impl Pauses {
+    pub(super) fn at(from_us: u64, until_us: u64) -> Self {
+        Self(vec![Pause { from_us, until_us }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_overlaps_a_pause_is_touched_by_it() {
+        let pauses = Pauses::at(100, 200);
+        assert!(
+            pauses.touch(50, 100) && pauses.touch(150, 160) && pauses.touch(200, 300) && pauses.touch(0, 999)
+        );
+        assert!(!pauses.touch(0, 99) && !pauses.touch(201, 300));
+        assert!(!Pauses::default().touch(0, u64::MAX));
+    }
+
+    #[test]
+    fn cores_are_watched_while_something_is_done_and_what_it_gave_is_handed_on() {
+        let (done, _) = Pauses::watch(Timeline::new(), || 7).unwrap();
+        assert_eq!(done, 7);
+    }
+}
