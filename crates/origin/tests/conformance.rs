@@ -100,6 +100,25 @@ async fn scripts_that_are_flushed_all_the_time_are_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn as_long_as_a_call_is_made_again_its_answer_is_kept() {
+    const SHORT_MS: i64 = 60_000;
+    let server = Redis::start(&[]);
+    let origin: Arc<dyn Origin> = single(&server);
+    let mut lane = Lane::new(&origin, 3);
+    let call = lane.next(vec![update(b"key", a_day(Lapse::Counted, 1))], Vec::new());
+    let reply = lane.make(&call).await;
+    let kept = || {
+        let is_lane = |(key, _): &(Vec<u8>, i64)| key.windows(3).any(|part| part == b":n:");
+        server.keys().into_iter().find(is_lane).expect("a lane")
+    };
+    let (key, _) = kept();
+    redis::cmd("PEXPIRE").arg(&key).arg(SHORT_MS).exec(&mut server.connection()).expect("it is there");
+    assert!(kept().1 <= SHORT_MS);
+    assert_eq!(origin.call(3, &call).await, Ok(reply));
+    assert!(kept().1 > SHORT_MS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_answer_is_lost_is_charged_once() {
     let server = Redis::start(&[]);
     let proxy = Proxy::start(server.address());

@@ -38,10 +38,15 @@ struct Waiting {
 #[derive(Debug)]
 struct Asked {
     /// Those that still wait; nothing where one was given up.
-    tickets: Vec<Option<Ticket>>,
+    waiters: Vec<Option<Waiter>>,
     /// Where each of their limits is in the call.
     places: Vec<u16>,
-    /// The oldest.
+}
+
+/// One of them. Each has its own time, however many are asked as one.
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    ticket: Ticket,
     since_us: u64,
 }
 
@@ -197,10 +202,10 @@ impl Lane {
             call.overdue |= cx.now_us() >= call.sent_us + cx.settings.deadline_us;
         }
         self.give_up(cx, effects);
+        self.begin_anew(cx);
         self.repeat(cx, partition, effects);
         let before = self.meters.len();
         if self.under_way.is_none() {
-            self.begin_anew(cx);
             self.speak(cx, partition, effects);
         }
         // One that is held up is looked at again with the next answer, whatever the time.
@@ -232,10 +237,16 @@ impl Lane {
         [flush, waiting, call].into_iter().flatten().min()
     }
 
-    /// An origin forgets lanes that were silent for long: what it does not know must not look like a loss.
+    /// An origin forgets lanes that were silent for long: what it does not know must not look like a loss. Nor must it in a call that is
+    /// still made again by then. Should the origin have applied that, and forgotten it since, it applies it twice: what it says was used
+    /// counts twice, and no more passes for it.
     fn begin_anew(&mut self, cx: &Context<'_>) {
-        if cx.now_us() > self.answered_us + LANE_RETENTION_US / 2 {
-            self.acknowledged = 0;
+        if cx.now_us() <= self.answered_us + LANE_RETENTION_US / 2 {
+            return;
+        }
+        self.acknowledged = 0;
+        if let Some(under_way) = self.under_way.as_mut().filter(|under_way| under_way.call.acknowledged > 0) {
+            Arc::make_mut(&mut under_way.call).acknowledged = 0;
         }
     }
 
@@ -254,8 +265,9 @@ impl Lane {
             waits
         });
         let asked = self.under_way.iter_mut().flat_map(|call| &mut call.asked);
-        for asked in asked.filter(|asked| asked.since_us <= latest_us) {
-            asked.tickets.iter_mut().filter_map(Option::take).for_each(&mut unanswered);
+        for waiter in asked.flat_map(|asked| &mut asked.waiters) {
+            let given_up = waiter.take_if(|waiter| waiter.since_us <= latest_us);
+            given_up.into_iter().for_each(|waiter| unanswered(waiter.ticket));
         }
     }
 
@@ -475,12 +487,11 @@ impl Lane {
     /// The call under way will never be applied. Nobody waits for it any more, and what it said is said again, by fewer meters
     /// at a time: whatever is wrong with one of them is not for long the trouble of all others.
     fn end_refused(&mut self, now: Now, stats: &mut EngineStats, effects: &mut Vec<Effect>) {
-        let Some(mut under_way) = self.under_way.take() else { return };
+        let Some(under_way) = self.under_way.take() else { return };
         stats.refused += 1;
         self.meters_max = (under_way.meters.len() / 2).max(1);
         self.rests_until_us = now.mono_us() + under_way.retry_us / 2;
-        let asked = under_way.asked.iter_mut().flat_map(|asked| &mut asked.tickets);
-        for ticket in asked.filter_map(Option::take) {
+        for Waiter { ticket, .. } in under_way.waiters() {
             stats.unanswered += 1;
             effects.push(Effect::Answer { ticket, resolution: Resolution::Unanswered });
         }
@@ -494,19 +505,20 @@ impl Lane {
 
 impl UnderWay {
     fn wake_us(&self, settings: &Settings) -> u64 {
-        let waits_until_us = self.waits().map(|asked| asked.since_us + settings.deadline_us).min();
+        let waits_until_us = self.waiters().map(|waiter| waiter.since_us + settings.deadline_us).min();
         let overdue_us = (!self.overdue).then_some(self.sent_us + settings.deadline_us);
         let others = [waits_until_us, overdue_us].into_iter().flatten();
         others.fold(self.hedge_at_us(settings).min(self.retry_at_us), u64::min)
     }
 
-    fn waits(&self) -> impl Iterator<Item = &Asked> {
-        self.asked.iter().filter(|asked| asked.tickets.iter().any(Option::is_some))
+    /// Those who still wait.
+    fn waiters(&self) -> impl Iterator<Item = Waiter> {
+        self.asked.iter().flat_map(|asked| asked.waiters.iter().flatten().copied())
     }
 
     /// When it is late for someone who waits.
     fn hedge_at_us(&self, settings: &Settings) -> u64 {
-        let is_waited_for = !self.hedged && self.waits().next().is_some();
+        let is_waited_for = !self.hedged && self.waiters().next().is_some();
         if is_waited_for { self.sent_us + settings.hedge_us } else { u64::MAX }
     }
 
@@ -534,7 +546,7 @@ impl Asked {
 
     /// How many of those who wait the origin did not decide.
     fn undecided(&self, decided: origin::Decided) -> u64 {
-        let waiting = self.tickets.iter().flatten().count() as u64;
+        let waiting = self.waiters.iter().flatten().count() as u64;
         if decided.denied_by == UNDECIDED { waiting.saturating_sub(decided.passed.into()) } else { 0 }
     }
 
@@ -550,7 +562,7 @@ impl Asked {
         let retry_us = decided.retry_us.min(NEVER_US);
         // Those who still wait pass first.
         let mut passed = decided.passed;
-        for ticket in self.tickets.iter().flatten() {
+        for Waiter { ticket, .. } in self.waiters.iter().flatten() {
             let remaining = Box::from(remaining);
             let resolution = match passed {
                 1.. => Resolution::Allowed { remaining, charged_us: Some(charged_us) },
@@ -602,17 +614,17 @@ impl Draft {
     /// Requests of one kind are asked as one: as many pass as there is room for.
     fn ask(&mut self, waiting: Waiting, places: Vec<u16>) {
         let Waiting { request, since_us } = waiting;
+        let waiter = Some(Waiter { ticket: request.ticket, since_us });
         let charges = charges_at(&places, &request.charges);
         let last = self.call.asks.last_mut().zip(self.asked.last_mut());
         let is_alike = |ask: &Ask, asked: &Asked| ask.charges == charges && asked.places == places;
         if let Some((ask, asked)) = last.filter(|(ask, asked)| is_alike(ask, asked)) {
             ask.count += 1;
-            asked.tickets.push(Some(request.ticket));
+            asked.waiters.push(waiter);
             return;
         }
         self.call.asks.push(Ask { charges, count: 1 });
-        let tickets = vec![Some(request.ticket)];
-        self.asked.push(Asked { tickets, places, since_us });
+        self.asked.push(Asked { waiters: vec![waiter], places });
     }
 }
 

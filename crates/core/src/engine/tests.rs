@@ -1,6 +1,7 @@
 //! The engine, step by step: a test is its clock, its network and its origin.
 
 mod given_back;
+mod silence;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -167,8 +167,10 @@ impl Partition {
     /// Applies a call at `now_us`, the origin's clock: whole, or not at all, and at most once.
     pub fn apply(&mut self, now_us: u64, call: &Call) -> Result<Reply, CallError> {
         call.check()?;
-        if let Some(lane) = self.lanes.get(&call.node) {
+        if let Some(lane) = self.lanes.get_mut(&call.node) {
             if call.sequence == lane.sequence {
+                // As long as it is said it is remembered, or it would be applied again.
+                lane.seen_us = now_us;
                 return Ok(lane.reply.clone());
             }
             if call.sequence < lane.sequence {

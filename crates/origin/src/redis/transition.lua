@@ -442,7 +442,11 @@ local answered, told = 0, 0
 local before = IS_WIDE and call('MGET', KEYS[1], KEYS[2], whole_key) or call('MGET', KEYS[1], KEYS[2])
 if before[2] then
   answered, told = read(LANE, before[2])
-  if sequence == answered then return sub(before[2], LANE_BYTES + 1) end
+  if sequence == answered then
+    -- As long as it is said it is remembered, or it would be applied again.
+    call('PEXPIRE', KEYS[2], milliseconds(LANE_RETENTION_US))
+    return sub(before[2], LANE_BYTES + 1)
+  end
   if sequence < answered then return pack(REPLY, OUTDATED, answered) end
 end
 
