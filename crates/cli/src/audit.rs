@@ -10,7 +10,7 @@ use tidegate_server::audit::{Checkpoint, verify_lines};
 use tidegate_server::timestamp;
 
 use crate::client::{self, Client};
-use crate::out::Reader;
+use crate::out::{Reader, shown};
 use crate::{Done, Failure};
 
 /// How many entries are asked for at once.
@@ -93,7 +93,8 @@ fn known_end(last_page: &Value) -> Result<Checkpoint, Failure> {
 fn print(entry: &Value) -> Result<Reader, Failure> {
     let text = |field: &str| entry[field].as_str().unwrap_or_default();
     let at = timestamp(entry["at_ms"].as_u64().unwrap_or_default());
-    say!("{} {at} {} {} {}", entry["sequence"], text("actor"), text("action"), text("detail"))
+    let (actor, action, detail) = (text("actor"), text("action"), text("detail"));
+    say!("{}", shown(format_args!("{} {at} {actor} {action} {detail}", entry["sequence"])))
 }
 
 fn verify(matches: &ArgMatches) -> Done {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::client::{self, Answer, Client};
-use crate::out::Reader;
+use crate::out::{Reader, shown};
 use crate::{Done, Failure};
 
 /// How a check that was denied ends: told apart from a check that did not come about, and from one that passed.
@@ -99,7 +99,7 @@ impl Word {
 
 fn print(word: &Word) -> Result<Reader, Failure> {
     match &word.denied_by {
-        Some(rule) => say!("{}, by {rule}", word.decision)?,
+        Some(rule) => say!("{}, by {}", word.decision, shown(rule))?,
         None => say!("{}", word.decision)?,
     };
     if word.rules.is_empty() {
@@ -115,7 +115,7 @@ fn table(rules: &[RuleWord]) -> Table {
     table.load_style(presets::NOTHING);
     table.set_header(["rule", "class", "mode", "says", "limit", "remaining", "reset after", "retry after"]);
     for rule in rules {
-        table.add_row(row(rule));
+        table.add_row(row(rule).map(shown));
     }
     for column in table.column_iter_mut().skip(4) {
         column.set_cell_alignment(CellAlignment::Right);

@@ -9,6 +9,7 @@ use tidegate_server::auth::Role;
 use tidegate_server::timestamp;
 
 use crate::client::{self, Client, segment};
+use crate::out::shown;
 use crate::rules::change::tell_not_in_force;
 use crate::rules::unexpected;
 use crate::{Done, Failure};
@@ -88,7 +89,8 @@ fn print(credential: &Value) -> Result<(), Failure> {
     };
     let until =
         credential["expires_ms"].as_u64().map_or_else(String::new, |ms| format!(", until {}", timestamp(ms)));
-    say!("{} {}: {}{of}{until}", text("hash"), text("name"), text("role"))?;
+    let (hash, name, role) = (text("hash"), text("name"), text("role"));
+    say!("{}", shown(format_args!("{hash} {name}: {role}{of}{until}")))?;
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 
 use crate::client::{self, Client, segment};
+use crate::out::shown;
 use crate::rules::change::{ask, reason_arg, tell_not_in_force, yes_arg};
 use crate::rules::unexpected;
 use crate::{Done, Failure};
@@ -92,7 +93,8 @@ fn list(matches: &ArgMatches) -> Done {
     }
     for emergency in body["emergencies"].as_array().ok_or_else(|| unexpected("emergencies"))? {
         let text = |field: &str| emergency[field].as_str().unwrap_or_default();
-        say!("{} until {}: {}", text("id"), text("expires"), emergency["body"])?;
+        let (id, expires) = (text("id"), text("expires"));
+        say!("{}", shown(format_args!("{id} until {expires}: {}", emergency["body"])))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -146,7 +148,7 @@ fn tell(
     if matches.get_flag("json") {
         say!("{body}")?;
     } else {
-        say!("{}", words(body))?;
+        say!("{}", shown(words(body)))?;
     }
     tell_not_in_force(body);
     Ok(ExitCode::SUCCESS)

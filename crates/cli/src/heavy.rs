@@ -7,6 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 
 use crate::client::{self, Client};
+use crate::out::shown;
 use crate::why::{LimitWord, or_dash, query, tenant_arg};
 use crate::{Done, Failure};
 
@@ -83,8 +84,8 @@ fn table(word: &Word) -> Table {
     table.set_header(["key", "rule", "limit", "minutes", "level %", "use %", "denied"]);
     for key in &word.keys {
         table.add_row([
-            or_dash(&key.key).to_owned(),
-            or_dash(&key.rule).to_owned(),
+            shown(or_dash(&key.key)),
+            shown(or_dash(&key.rule)),
             key.limit.to_string(),
             format!("{} of {}", key.minutes_near, word.minutes),
             key.level_percent_max.to_string(),
@@ -96,4 +97,27 @@ fn table(word: &Word) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn no_text_of_a_key_reaches_the_terminal_raw() {
+        let wild = "\u{1b}[2Jx\nnobody\u{9b}1A";
+        let word = json!({
+            "minutes": 2,
+            "of": 1,
+            "keys": [{
+                "key": wild, "rule": wild, "minutes_near": 2, "level_percent_max": 90, "denied": 0,
+                "limit": { "amount": 6, "burst": 7, "period_ms": 8 },
+            }],
+        });
+        let table = table(&Word::deserialize(word).expect("an answer")).to_string();
+        assert_eq!(table.lines().count(), 2, "{table:?}");
+        assert!(!table.contains(['\u{1b}', '\u{9b}']), "{table:?}");
+    }
 }

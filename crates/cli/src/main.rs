@@ -130,7 +130,7 @@ fn main() -> ExitCode {
         Ok(status) => status,
         Err(failure) => {
             for line in failure.words.lines() {
-                aside!("error: {line}");
+                aside!("error: {}", out::shown(line));
             }
             ExitCode::from(failure.status)
         }

@@ -1,6 +1,6 @@
 //! What the command says: the only place that writes to standard output and standard error.
 
-use std::fmt::Arguments;
+use std::fmt::{Arguments, Display};
 use std::io::{self, ErrorKind, Write};
 
 use crate::Failure;
@@ -45,6 +45,29 @@ pub(crate) fn ask(words: &str) -> Result<(), Failure> {
     told.map_err(|error| Failure::failed(format!("not applied: standard error: {error}")))
 }
 
+/// Words as they may stand on a terminal: what strangers choose, such as keys, could move the cursor, begin another line or
+/// turn the order of letters around, and so show what is not there. Such characters are told by their numbers instead.
+pub(crate) fn shown(words: impl Display) -> String {
+    let words = words.to_string();
+    if !words.contains(is_unseen) {
+        return words;
+    }
+    let each = |letter: char| {
+        if is_unseen(letter) { letter.escape_default().to_string() } else { letter.to_string() }
+    };
+    words.chars().map(each).collect()
+}
+
+/// Whether a character is not seen itself, but does something to what is around it.
+fn is_unseen(letter: char) -> bool {
+    letter.is_control()
+        || matches!(
+            letter,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
 /// A line of the answer, on standard output.
 macro_rules! say {
     ($($words:tt)*) => { $crate::out::print_line(format_args!($($words)*)) };
@@ -53,4 +76,30 @@ macro_rules! say {
 /// A line about the answer, on standard error.
 macro_rules! aside {
     ($($words:tt)*) => { $crate::out::print_aside(format_args!($($words)*)) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_act_on_a_terminal_is_told_by_its_number() {
+        let cases = [
+            ("a\nb\r\tc", r"a\nb\r\tc"),
+            ("\u{1b}[2J\u{1b}]0;owned\u{7}", r"\u{1b}[2J\u{1b}]0;owned\u{7}"),
+            ("\u{9b}31m\u{7f}\0", r"\u{9b}31m\u{7f}\u{0}"),
+            ("abc\u{202e}fed\u{2066}", r"abc\u{202e}fed\u{2066}"),
+            ("ann\u{200b}\u{feff}\u{2028}", r"ann\u{200b}\u{feff}\u{2028}"),
+        ];
+        for (words, wanted) in cases {
+            assert_eq!(shown(words), wanted);
+        }
+    }
+
+    #[test]
+    fn what_is_seen_stays_as_it_is() {
+        for words in ["", "user:42", r#"C:\users 'ann' "bob""#, "größe 日本語 عربى 🙂"] {
+            assert_eq!(shown(words), words);
+        }
+    }
 }

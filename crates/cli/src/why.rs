@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 
 use crate::client::{self, Answer, Client};
-use crate::out::Reader;
+use crate::out::shown;
 use crate::{Done, Failure};
 
 /// How a question ends to which the log has no answer: told apart from one that was not answered.
@@ -61,7 +61,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     if matches.get_flag("json") {
         say!("{}", answer.body)?;
     } else {
-        print(&word)?;
+        say!("{}", told(&word))?;
     }
     Ok(if word.records.is_empty() { ExitCode::from(EXIT_NOTHING) } else { ExitCode::SUCCESS })
 }
@@ -121,12 +121,13 @@ impl Word {
     }
 }
 
-fn print(word: &Word) -> Result<Reader, Failure> {
+/// What the log says, in words.
+fn told(word: &Word) -> String {
     let [nearest, ..] = word.records.as_slice() else {
-        return say!("nothing in the log about {} within {} ms of {}", word.key, word.window_ms, word.at);
+        let Word { key, at, window_ms, .. } = word;
+        return shown(format_args!("nothing in the log about {key} within {window_ms} ms of {at}"));
     };
-    say!("{}", sentence(nearest))?;
-    say!("{}", table(&word.records))
+    format!("{}\n{}", shown(sentence(nearest)), table(&word.records))
 }
 
 /// The nearest record in words.
@@ -171,7 +172,7 @@ fn table(records: &[RecordWord]) -> Table {
         "retry ms",
     ]);
     for record in records {
-        table.add_row(row(record));
+        table.add_row(row(record).map(shown));
     }
     for column in table.column_iter_mut().skip(7) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -197,4 +198,55 @@ fn row(record: &RecordWord) -> [String; 11] {
 
 pub(crate) fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const WILD: &str = "\u{1b}[2Jx\nerror: y\u{9b}1A\u{202e}";
+    const ACTING: [char; 3] = ['\u{1b}', '\u{9b}', '\u{202e}'];
+
+    fn told_of(key: &str, records: &Value) -> String {
+        let word = json!({ "key": key, "at": "now", "window_ms": 1, "records": records });
+        told(&Word::deserialize(word).expect("an answer"))
+    }
+
+    #[test]
+    fn a_key_that_nothing_is_known_of_is_told_in_one_line() {
+        let told = told_of(WILD, &json!([]));
+        assert!(told.starts_with("nothing in the log about \\u{1b}[2Jx\\nerror: y"), "{told:?}");
+        assert!(!told.contains(ACTING) && told.lines().count() == 1, "{told:?}");
+    }
+
+    #[test]
+    fn no_text_of_a_record_reaches_the_terminal_raw() {
+        let texts = [
+            "at",
+            "verdict",
+            "surface",
+            "key",
+            "rule",
+            "set_version",
+            "replaced_by",
+            "rung",
+            "region",
+            "node",
+        ];
+        for field in texts {
+            let mut record = json!({
+                "cost": 1, "rule_version": 2, "remaining": 3, "level": 4, "retry_ms": 5,
+                "limit": { "amount": 6, "burst": 7, "period_ms": 8 },
+            });
+            for text in texts {
+                record[text] = "x".into();
+            }
+            record[field] = WILD.into();
+            let told = told_of(WILD, &json!([record]));
+            assert_eq!(told.lines().count(), 3, "{field}: {told:?}");
+            assert!(!told.contains(ACTING), "{field}: {told:?}");
+        }
+    }
 }

@@ -878,6 +878,9 @@ fn emergencies_are_declared_renewed_listed_and_ended() {
     assert_eq!(desk.json("ann", &["emergency", "list"])["emergencies"], json!([]));
     let (status, said) = desk.run("ann", &["emergency", "renew", "calm"]);
     assert_eq!(status, 1, "{said}");
+    let (status, said) = desk.run("ann", &["emergency", "block", "--tenant", "acme", "--yes"]);
+    let told = "tenant: there is no [[tenants]] entry named \"acme\"";
+    assert!(status != 0 && said.contains(told), "{status}: {said}");
 }
 
 #[test]
@@ -905,7 +908,9 @@ fn an_override_says_whose_it_is_how_much_it_counts_and_when_it_ends() {
     let set =
         ["override", "set", "--rule", "per_user", "--key", "b*", "--limit", "500", "--name", "bees", "--yes"];
     let more = ["--priority", "-2", "--expires", "4000000000000", "--tenant", "acme"];
-    desk.good("ann", &[&set[..], &more].concat());
+    let said = desk.good("ann", &[&set[..], &more].concat());
+    let warning = r#"warning: overrides["bees"].tenant: there is no [[tenants]] entry named "acme": it is for nobody here"#;
+    assert!(said.contains(warning), "{said}");
     let body = desk.json("ann", &["rules", "get", "override/bees"])["row"]["body"].clone();
     let said = (&body["priority"], &body["expires"], &body["tenant"]);
     assert_eq!(said, (&json!(-2), &json!(4_000_000_000_000_u64), &json!("acme")));

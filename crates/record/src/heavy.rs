@@ -21,6 +21,9 @@ const SAMPLES_MIN: u64 = 16;
 /// The most minutes that are remembered, and that can be asked for.
 pub const MINUTES_MAX: u64 = 60;
 
+/// How many minutes a record may be ahead of the moment at which it is taken in, which was looked up before the record was.
+const MINUTES_AHEAD_MAX: u64 = 1;
+
 /// The fewest that can be asked for: below, nothing is sustained.
 pub const MINUTES_MIN: u64 = 2;
 
@@ -102,18 +105,26 @@ struct Minute {
 }
 
 impl Minutes {
-    /// Takes a record in.
-    pub(crate) fn see(&mut self, entry: &Entry<'_>) {
-        let minute = entry.at_ms / MINUTE_MS;
-        let newest = self.known.last_key_value().map_or(minute, |(newest, _)| *newest);
+    /// Takes a record in, at `now_ms`.
+    pub(crate) fn see(&mut self, entry: &Entry<'_>, now_ms: u64) {
+        let (minute, now) = (entry.at_ms / MINUTE_MS, now_ms / MINUTE_MS);
+        self.forget_after(now + MINUTES_AHEAD_MAX);
         // A record from long ago, or from a clock that is far ahead, says nothing about now.
-        if minute + MINUTES_MAX <= newest || entry.limit.burst == 0 {
+        let near = (now + 1).saturating_sub(MINUTES_MAX)..=now + MINUTES_AHEAD_MAX;
+        if !near.contains(&minute) || entry.limit.burst == 0 {
             return;
         }
         let id = self.id(entry);
         self.known.entry(minute).or_default().note(id, entry);
         while self.known.len() as u64 > MINUTES_MAX {
             self.known.pop_first();
+        }
+    }
+
+    /// Forgets minutes that have not come yet, since the clock was set back: they would take the place of those that come.
+    fn forget_after(&mut self, newest: u64) {
+        while self.known.last_key_value().is_some_and(|(minute, _)| *minute > newest) {
+            self.known.pop_last();
         }
     }
 
@@ -287,6 +298,11 @@ mod tests {
         keys.into_iter().map(|heavy| heavy.key).collect()
     }
 
+    /// Takes a record in when it was made.
+    fn see(minutes: &mut Minutes, entry: &Entry<'_>) {
+        minutes.see(entry, entry.at_ms);
+    }
+
     fn allowed(key: &str, at_ms: u64, remaining: u32) -> Entry<'_> {
         Entry { verdict: Verdict::Allowed, remaining, ..denied(key, at_ms) }
     }
@@ -295,14 +311,14 @@ mod tests {
     fn who_is_near_a_limit_in_half_of_the_minutes_is_heavy() {
         let mut minutes = Minutes::default();
         for minute in 0..10 {
-            minutes.see(&allowed("calm", minute * MINUTE, 50));
+            see(&mut minutes, &allowed("calm", minute * MINUTE, 50));
             // It found exactly 80 of 100 spent.
-            minutes.see(&allowed("edge", minute * MINUTE, 19));
+            see(&mut minutes, &allowed("edge", minute * MINUTE, 19));
             if minute % 2 == 0 {
-                minutes.see(&allowed("half", minute * MINUTE, 18));
+                see(&mut minutes, &allowed("half", minute * MINUTE, 18));
             }
             if minute >= 6 {
-                minutes.see(&denied("late", minute * MINUTE));
+                see(&mut minutes, &denied("late", minute * MINUTE));
             }
         }
         let now = 9 * MINUTE + 1;
@@ -319,8 +335,8 @@ mod tests {
         let mut minutes = Minutes::default();
         let limit = Terms { amount: 10, burst: 1, period_ms: 1_000 };
         for minute in 0..4 {
-            minutes.see(&Entry { limit, ..allowed("one", minute * MINUTE, 0) });
-            minutes.see(&Entry { limit, ..denied("more", minute * MINUTE) });
+            see(&mut minutes, &Entry { limit, ..allowed("one", minute * MINUTE, 0) });
+            see(&mut minutes, &Entry { limit, ..denied("more", minute * MINUTE) });
         }
         assert_eq!(keys(&minutes, 4, 4 * MINUTE - 1), ["more"]);
     }
@@ -331,9 +347,9 @@ mod tests {
         let limit = Terms { amount: 20_000, burst: 20_000, period_ms: 60_000 };
         for at in 0..4 * 19 {
             // 19 samples a minute, of a thousand each: 19,000 of 20,000.
-            minutes.see(&Entry { limit, ..allowed("steady", at * MINUTE / 19, 19_990) });
+            see(&mut minutes, &Entry { limit, ..allowed("steady", at * MINUTE / 19, 19_990) });
             if at % 2 == 0 {
-                minutes.see(&Entry { limit, ..allowed("seldom", at * MINUTE / 19, 19_990) });
+                see(&mut minutes, &Entry { limit, ..allowed("seldom", at * MINUTE / 19, 19_990) });
             }
         }
         let heavy = minutes.heavy("t", 4, 4 * MINUTE - 1, HEAVY_MAX, 0.001).keys;
@@ -346,9 +362,9 @@ mod tests {
     fn strangers_take_bounded_room_and_hide_nobody() {
         let mut minutes = Minutes::default();
         for at in 0..200_000_u64 {
-            minutes.see(&denied(&format!("stranger:{at}"), at % 2 * MINUTE));
+            see(&mut minutes, &denied(&format!("stranger:{at}"), at % 2 * MINUTE));
             if at % 100 < 2 {
-                minutes.see(&denied("offender", at % 2 * MINUTE));
+                see(&mut minutes, &denied("offender", at % 2 * MINUTE));
             }
         }
         assert!(minutes.known.values().all(|seen| seen.keys.len() <= KEYS_MAX));
@@ -359,10 +375,35 @@ mod tests {
     fn no_more_minutes_are_remembered_than_can_be_asked_for() {
         let mut minutes = Minutes::default();
         for minute in 0..10 * MINUTES_MAX {
-            minutes.see(&denied("a", minute * MINUTE));
+            see(&mut minutes, &denied("a", minute * MINUTE));
         }
-        minutes.see(&denied("old", 0));
+        minutes.see(&denied("old", 0), 10 * MINUTES_MAX * MINUTE - 1);
         assert_eq!(minutes.known.len() as u64, MINUTES_MAX);
         assert_eq!(keys(&minutes, MINUTES_MAX, 10 * MINUTES_MAX * MINUTE - 1), ["a"]);
+    }
+
+    #[test]
+    fn a_record_of_a_clock_that_is_far_ahead_hides_nobody() {
+        let mut minutes = Minutes::default();
+        minutes.see(&denied("ahead", 1_000 * MINUTE), 0);
+        for minute in 0..4 {
+            see(&mut minutes, &denied("now", minute * MINUTE));
+            // The last of a minute may be taken in with the first of the next.
+            minutes.see(&denied("next", (minute + 1) * MINUTE), minute * MINUTE);
+            minutes.see(&denied("ahead", (minute + 2) * MINUTE), minute * MINUTE);
+        }
+        assert_eq!(keys(&minutes, 4, 4 * MINUTE - 1), ["now", "next"]);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_hides_nobody() {
+        let mut minutes = Minutes::default();
+        for minute in 1_000..1_000 + MINUTES_MAX {
+            see(&mut minutes, &denied("ahead", minute * MINUTE));
+        }
+        for minute in 0..4 {
+            see(&mut minutes, &denied("now", minute * MINUTE));
+        }
+        assert_eq!(keys(&minutes, 4, 4 * MINUTE - 1), ["now"]);
     }
 }

@@ -241,7 +241,7 @@ impl Keeper {
         let is_time_to_look = now_ms.abs_diff(self.looked_ms) >= LOOK_EVERY_MS;
         let before = self.open.as_ref().map(|block| block.counts).unwrap_or_default();
         let first_is_open = self.open.is_some();
-        let mut blocks = self.take();
+        let mut blocks = self.take(now_ms);
         if blocks.iter().map(Block::records).sum::<u64>() > before.iter().sum() {
             let done = self.runtime.block_on(self.store.write(&mut blocks, first_is_open));
             self.count(&blocks, before, done.is_ok());
@@ -262,7 +262,7 @@ impl Keeper {
     }
 
     /// What is in the buffers, behind what is to be written again.
-    fn take(&mut self) -> Vec<Block> {
+    fn take(&mut self, now_ms: u64) -> Vec<Block> {
         let mut blocks: Vec<Block> = self.open.take().into_iter().collect();
         self.keeping.recorder.drain(&mut self.spare, |bytes| {
             // For each buffer anew, so that whoever asks comes in between.
@@ -274,7 +274,7 @@ impl Keeper {
                     Frame::Decision(number, decision, frame) => {
                         let Some(defined) = settings.get_mut(number as usize) else { break };
                         if let Some(entry) = decision.entry(&defined.setting) {
-                            minutes.see(&entry);
+                            minutes.see(&entry, now_ms);
                             if let Some(queue) = &self.keeping.to_send {
                                 queue.push(entry.verdict.kind(), &defined.setting, frame);
                             }

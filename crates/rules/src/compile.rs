@@ -696,11 +696,16 @@ fn whose(tenant: Option<&str>) -> String {
 /// By key, how many rules apply to every request that has it.
 type Everywhere<'r> = HashMap<Vec<&'r str>, usize, RandomState>;
 
-/// What is enforced without conditions applies to every request that has its key. With more than one request may be under,
-/// none of those requests would be decided.
+/// What has no conditions applies to every request that has its key. With more that are enforced than one request may be under,
+/// none of those requests would be decided; with more in shadow mode, some would never be asked.
 fn refuse_undecidable(problems: &mut Findings, rules: &[Rule]) {
+    refuse_crowds(problems, rules, Mode::Enforce, "enforced", "may be under");
+    refuse_crowds(problems, rules, Mode::Shadow, "in shadow mode", "asks in shadow mode");
+}
+
+fn refuse_crowds(problems: &mut Findings, rules: &[Rule], mode: Mode, are: &str, does: &str) {
     let mut all: BTreeMap<Option<&str>, Everywhere<'_>> = BTreeMap::new();
-    for rule in rules.iter().filter(|rule| rule.mode == Mode::Enforce && rule.when.is_empty()) {
+    for rule in rules.iter().filter(|rule| rule.mode == mode && rule.when.is_empty()) {
         let mut key: Vec<&str> = rule.key.iter().map(|part| &**part).collect();
         key.sort_unstable();
         *all.entry(rule.tenant.as_deref()).or_default().entry(key).or_default() += 1;
@@ -712,8 +717,8 @@ fn refuse_undecidable(problems: &mut Findings, rules: &[Rule]) {
     let too_many = worst.find(|(_, (together, _))| *together > LIMITS_PER_REQUEST_MAX);
     if let Some((tenant, (together, key))) = too_many {
         problems.add(format_args!(
-            "rules: {together} for {} that are enforced for every request with the key {key:?} is outside 0 to \
-             {LIMITS_PER_REQUEST_MAX}, the most that one request may be under",
+            "rules: {together} for {} that are {are} for every request with the key {key:?} is outside 0 to \
+             {LIMITS_PER_REQUEST_MAX}, the most that one request {does}",
             whose(tenant)
         ));
     }

@@ -30,8 +30,10 @@ const FORMAT_WITHOUT_CREDENTIALS: u32 = 1;
 const HEAD_BYTES: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>();
 const CHECKSUM_BYTES: usize = 32;
 
-/// What names begin and end with; between them is a number that grows with each snapshot.
-const PREFIX: &str = "book-";
+/// What names begin with; behind it is a number that grows with each snapshot.
+pub const PREFIX: &str = "book-";
+
+/// What names end with.
 const SUFFIX: &str = ".snapshot";
 
 /// What a file is called that is not complete.

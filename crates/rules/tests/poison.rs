@@ -230,9 +230,9 @@ fn what_is_written_twice_and_has_ended_is_no_problem() {
 
 fn wildcards(count: usize, rules: usize, key: impl Fn(usize) -> String) -> Vec<Row> {
     let body = |at: usize| format!(r#"{{"rule":"r{}","key":["{}"],"limit":1}}"#, at % rules, key(at));
-    // In shadow mode: of those that are enforced for everything there is another most.
-    let shadow = r#"{"key":["user"],"limit":1,"period":"1s","mode":"shadow"}"#;
-    let rule_row = |at: usize| rule(&format!("r{at}"), shadow);
+    // With a condition: of those that are for everything there is another most.
+    let of_path = r#"{"key":["user"],"limit":1,"period":"1s","when":{"path":"/*"}}"#;
+    let rule_row = |at: usize| rule(&format!("r{at}"), of_path);
     (0..rules).map(rule_row).chain((0..count).map(|at| over(&format!("o{at}"), &body(at)))).collect()
 }
 
@@ -272,7 +272,7 @@ fn there_is_a_most_of_rows() {
     let templates = (0..=TEMPLATES_MAX).map(|at| row(Kind::Template, &at.to_string(), "{}")).collect();
     assert_eq!(problems(templates), ["templates: 1001 is outside 0 to 1000"]);
     let scanned = |tenant: &str| {
-        let body = format!(r#"{{{tenant}"key":["user"],"limit":1,"period":"1s","mode":"shadow"}}"#);
+        let body = format!(r#"{{{tenant}"key":["user"],"limit":1,"period":"1s","when":{{"path":"*x*"}}}}"#);
         let rows = (0..=SCANNED_RULES_MAX).map(|at| rule(&at.to_string(), &body)).collect();
         refused(&Book { rows, ..Book::default() })
     };
@@ -321,7 +321,7 @@ fn there_is_a_most_of_rules_that_one_request_looks_at() {
 }
 
 #[test]
-fn there_is_a_most_of_rules_that_are_enforced_for_everything() {
+fn there_is_a_most_of_rules_that_are_for_everything() {
     let of = |rules: usize, fields: &str| {
         (0..rules).map(|at| rule(&at.to_string(), &format!(r#"{{{fields},"period":"1s"}}"#))).collect()
     };
@@ -338,13 +338,23 @@ fn there_is_a_most_of_rules_that_are_enforced_for_everything() {
     };
     assert_eq!(all(of(129, by_user)), told("every tenant", r#""user""#));
     assert_eq!(all(of(128, by_user)), [""; 0]);
-    assert_eq!(all(of(129, &format!(r#"{by_user},"mode":"shadow""#))), [""; 0]);
+    let shadow = format!(r#"{by_user},"mode":"shadow""#);
+    assert_eq!(
+        all(of(129, &shadow)),
+        [
+            "rules: 129 for every tenant that are in shadow mode for every request with the key [\"user\"] is outside 0 to 128, \
+             the most that one request asks in shadow mode"
+        ]
+    );
+    assert_eq!(all(of(128, &shadow)), [""; 0]);
+    assert_eq!(all(of(129, &format!(r#"{shadow},"when":{{"path":"/*"}}"#))), [""; 0], "not for everything");
     assert_eq!(all(of(129, &format!(r#"{by_user},"when":{{"path":"/*"}}"#))), [""; 0], "not for everything");
     let with = |more: &str| {
         let mut rows: Vec<Row> = of(128, by_user);
         rows.push(rule("more", &format!(r#"{{{more},"limit":1,"period":"1s"}}"#)));
         all(rows)
     };
+    assert_eq!(with(r#""key":["user"],"mode":"shadow""#), [""; 0], "those are counted for themselves");
     assert_eq!(with(r#""key":["team"]"#), [""; 0], "no request need have both");
     assert_eq!(with(r#""key":["user","team"]"#), told("every tenant", r#""team", "user""#));
     assert_eq!(with(r#""key":[]"#), told("every tenant", r#""user""#));

@@ -136,8 +136,8 @@ fn act<'a>(actor: &'a str, control: &Control) -> Act<'a> {
 }
 
 /// Puts a change of the store in force on this server at once, or says why it is not. The others are told by the store.
-async fn take_over(control: &Arc<Control>) -> Option<String> {
-    let problem = control.refresh().await.err();
+async fn take_over(refreshing: impl Future<Output = Result<(), String>>) -> Option<String> {
+    let problem = refreshing.await.err();
     if let Some(problem) = &problem {
         tracing::error!(%problem, "a change is in the store, and not yet in force here");
     }

@@ -98,8 +98,9 @@ impl RegionConfig {
     }
 
     fn open(&self, servers: &Servers) -> Result<RedisOrigin, String> {
-        // Connections are made at times that differ from process to process.
-        let mut config = RedisConfig::new(servers.clone(), u64::from(std::process::id()));
+        // Connections are made at times that differ from process to process. In containers all have the same number.
+        let seed = getrandom::u64().map_err(|error| format!("the system gave no random bytes: {error}"))?;
+        let mut config = RedisConfig::new(servers.clone(), seed);
         config.certificates = self.tls.read()?;
         RedisOrigin::open(config).map_err(|problem| format!("origin: {problem}"))
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
+use futures_util::future::join_all;
 use tidegate::region::{Policy, Question};
 use tidegate::{
     Algorithm, Decision, Gate, LIMITS_PER_CHECK_MAX, Limit, Outcome as LimitOutcome, UnknownName,
@@ -478,16 +479,17 @@ impl Case<'_, '_> {
 
 type Asked<'r, 'k> = Vec<(Applied<'r>, Question<'r, 'k>)>;
 
-/// What rules in shadow mode say. Each is asked for itself: none of them holds up another.
-async fn in_shadow<'r>(decider: &Decider, shadows: Asked<'r, '_>, cost: u64) -> Vec<Ruled<'r>> {
-    let mut ruled = Vec::with_capacity(shadows.len());
-    for (applied, question) in shadows {
+/// What rules in shadow mode say: the first that may be asked, so that no request takes longer than an enforced one may. Each is
+/// asked for itself, and none of them waits for another.
+async fn in_shadow<'r>(decider: &Decider, mut shadows: Asked<'r, '_>, cost: u64) -> Vec<Ruled<'r>> {
+    shadows.truncate(LIMITS_PER_CHECK_MAX);
+    let asked = shadows.into_iter().map(|(applied, question)| async move {
         let said = decider.check_all(&[question.cost(cost)]).await;
         // One limit is never too many.
-        let outcome = said.ok().and_then(|said| said.decision.outcomes().first().copied());
-        ruled.extend(outcome.map(|outcome| Ruled { applied, outcome }));
-    }
-    ruled
+        let outcome = said.ok()?.decision.outcomes().first().copied()?;
+        Some(Ruled { applied, outcome })
+    });
+    join_all(asked).await.into_iter().flatten().collect()
 }
 
 /// How a region treats a rule.
@@ -623,6 +625,26 @@ mod tests {
         let denied: Vec<u64> = rules.counts().map(|(_, count)| count.take().denied).collect();
         assert_eq!(denied, [1; LIMITS_PER_CHECK_MAX + 1]);
         assert_eq!(passed(&rules, &shared, "carol"), 9, "without a path it is under half of them");
+    }
+
+    #[test]
+    fn of_more_rules_in_shadow_mode_than_can_be_asked_the_first_are() {
+        let (_clock, shared) = server();
+        let rule = |at: usize| {
+            let fields = "key=['user']\nlimit=1\nperiod='1m'\nmode='shadow'\nwhen={user='*'}";
+            format!("[[rules]]\nname='{at}'\n{fields}\n")
+        };
+        let rules = gated(&shared, &(0..=LIMITS_PER_CHECK_MAX).map(rule).collect::<String>());
+        let request = Dimensions::new([("user", "bob")]).expect("good dimensions");
+        let case = rules.case(&shared, 0, &request);
+        for is_allowed in [true, false] {
+            let ruling = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
+            let ruling = ruling.expect("decided");
+            assert!(ruling.decision.is_allowed() && ruling.enforced.is_empty());
+            let asked: Vec<&str> = ruling.shadows.iter().map(|ruled| &*ruled.applied.rule.name).collect();
+            assert_eq!(asked, (0..LIMITS_PER_CHECK_MAX).map(|at| at.to_string()).collect::<Vec<_>>());
+            assert!(ruling.shadows.iter().all(|ruled| ruled.outcome.is_allowed() == is_allowed));
+        }
     }
 
     #[test]

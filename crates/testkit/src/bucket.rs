@@ -1,6 +1,6 @@
 //! As much of an object store as snapshots of rules need: one bucket, in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,6 +9,9 @@ use crate::listener::{Heard, HttpListener, Reply};
 /// When objects were written, as far as this store tells.
 const WRITTEN: &str = "2026-11-16T14:00:00.000Z";
 
+/// How many keys an answer lists. More of them would be on further pages, which nobody asks for.
+const LISTED_MAX: usize = 1_000;
+
 type Objects = BTreeMap<String, Vec<u8>>;
 
 /// A bucket of an object store that speaks S3.
@@ -16,6 +19,8 @@ type Objects = BTreeMap<String, Vec<u8>>;
 pub struct ObjectStore {
     listener: HttpListener,
     objects: Arc<Mutex<Objects>>,
+    /// Keys of objects that are listed, and not given.
+    withheld: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl ObjectStore {
@@ -23,22 +28,35 @@ impl ObjectStore {
     pub fn start(bucket: &'static str, admits: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         let objects = Arc::new(Mutex::new(Objects::new()));
         let known = Arc::clone(&objects);
+        let withheld = Arc::new(Mutex::new(BTreeSet::new()));
+        let kept_back = Arc::clone(&withheld);
         let listener = HttpListener::start(move |_, heard| {
             let (path, query) = heard.path.split_once('?').unwrap_or((&heard.path, ""));
             if !query.contains("X-Amz-Signature=") || !admits(query) {
                 return Reply::new(403, "");
             }
             match path.trim_start_matches('/').split_once('/').unwrap_or((path.trim_start_matches('/'), "")) {
-                (name, key) if name == bucket => answer(&mut lock(&known), heard, key, bucket),
+                (name, "") if name == bucket && heard.method == "GET" => {
+                    Reply::new(200, listed(&lock(&known), bucket, &prefix_of(query)))
+                }
+                (name, key) if name == bucket && heard.method == "GET" && lock(&kept_back).contains(key) => {
+                    Reply::new(500, "")
+                }
+                (name, key) if name == bucket => answer(&mut lock(&known), heard, key),
                 _ => Reply::new(404, ""),
             }
         });
-        Self { listener, objects }
+        Self { listener, objects, withheld }
     }
 
     /// Where it is, as `AWS_ENDPOINT_URL` has it.
     pub fn url(&self) -> String {
         self.listener.url()
+    }
+
+    /// Answers with an error from now on to whoever asks for this object.
+    pub fn withhold(&self, key: &str) {
+        lock(&self.withheld).insert(key.to_owned());
     }
 
     /// What it holds, by key.
@@ -47,13 +65,18 @@ impl ObjectStore {
     }
 }
 
-fn lock(objects: &Mutex<Objects>) -> MutexGuard<'_, Objects> {
-    objects.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn answer(objects: &mut Objects, heard: &Heard, key: &str, bucket: &str) -> Reply {
+/// What the keys of a list are to begin with. Of what a query spells otherwise, keys have slashes only.
+fn prefix_of(query: &str) -> String {
+    let prefix = query.split('&').find_map(|parameter| parameter.strip_prefix("prefix="));
+    prefix.unwrap_or_default().replace("%2F", "/")
+}
+
+fn answer(objects: &mut Objects, heard: &Heard, key: &str) -> Reply {
     match (heard.method.as_str(), key) {
-        ("GET", "") => Reply::new(200, listed(objects, bucket)),
         ("GET", key) => objects.get(key).map_or(Reply::new(404, ""), |body| Reply::new(200, body.clone())),
         ("PUT", key) => {
             objects.insert(key.to_owned(), heard.body.clone());
@@ -67,11 +90,11 @@ fn answer(objects: &mut Objects, heard: &Heard, key: &str, bucket: &str) -> Repl
     }
 }
 
-fn listed(objects: &Objects, bucket: &str) -> String {
+fn listed(objects: &Objects, bucket: &str, prefix: &str) -> String {
     let mut text = format!(
         r#"<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket}</Name><IsTruncated>false</IsTruncated>"#
     );
-    for (key, body) in objects {
+    for (key, body) in objects.iter().filter(|(key, _)| key.starts_with(prefix)).take(LISTED_MAX) {
         let size = body.len();
         // Writing to a text cannot fail.
         let _ = write!(

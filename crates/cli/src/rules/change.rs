@@ -9,7 +9,7 @@ use tidegate_server::timestamp;
 
 use super::unexpected;
 use crate::client::{Answer, Client};
-use crate::out::{self, Reader};
+use crate::out::{self, Reader, shown};
 use crate::{Done, Failure};
 
 /// How a change that waits for somebody else ends: told apart from one that applies, and from one that was refused.
@@ -100,7 +100,7 @@ pub(crate) fn send(client: &Client, path: &str, question: Value, matches: &ArgMa
     }
     if !matches.get_flag("json") {
         let (id, author) = (&change["id"], change["author"].as_str().unwrap_or_default());
-        say!("it waits for somebody other than {author}: tidegate rules approve {id}")?;
+        say!("it waits for somebody other than {}: tidegate rules approve {id}", shown(author))?;
     }
     Ok(ExitCode::from(EXIT_WAITING))
 }
@@ -108,7 +108,8 @@ pub(crate) fn send(client: &Client, path: &str, question: Value, matches: &ArgMa
 /// Says what a server could not put in force at once.
 pub(crate) fn tell_not_in_force(answer: &Value) {
     if let Some(problem) = answer["not_in_force"].as_str() {
-        aside!("it is in the store, and not yet in force on this server: {problem}");
+        let lines: Vec<String> = problem.lines().map(shown).collect();
+        aside!("it is in the store, and not yet in force on this server: {}", lines.join("\n"));
     }
 }
 
@@ -120,7 +121,7 @@ fn confirm(asks: &str) -> Result<(), Failure> {
     if !std::io::stdin().is_terminal() {
         return Err(Failure::failed(format!("not applied: {words}; --yes says that it is meant")));
     }
-    out::ask(&format!("{words}. Is that meant? [y/N] "))?;
+    out::ask(&format!("{}. Is that meant? [y/N] ", shown(words)))?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(Failure::failed)?;
     if matches!(line.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::failed("not applied")) }
@@ -136,20 +137,20 @@ fn print_plan(plan: &Value) -> Result<(), Failure> {
             let name = field["field"].as_str().unwrap_or_default();
             for (sign, value) in [('-', &field["before"]), ('+', &field["after"])] {
                 if !value.is_null() {
-                    say!("  {sign} {name} = {value}")?;
+                    say!("  {sign} {}", shown(format_args!("{name} = {value}")))?;
                 }
             }
         }
     }
     print_effect(&plan["effect"])?;
     for warning in plan["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-        say!("warning: {warning}")?;
+        say!("warning: {}", shown(warning))?;
     }
     Ok(())
 }
 
 fn print_effect(effect: &Value) -> Result<Reader, Failure> {
-    say!("effect: {}", effect["because"].as_str().unwrap_or("not known"))?;
+    say!("effect: {}", shown(effect["because"].as_str().unwrap_or("not known")))?;
     let measured = &effect["measured"];
     if !measured.is_null() {
         let number = |field: &str| measured[field].as_f64().unwrap_or_default();
@@ -172,7 +173,7 @@ pub(crate) fn print_change(change: &Value) -> Result<Reader, Failure> {
     let (id, state, author) = (&change["id"], text("state").replace('_', " "), text("author"));
     let at =
         change["created_ms"].as_u64().map_or_else(String::new, |at_ms| format!(", {}", timestamp(at_ms)));
-    say!("change {id}: {state}{revision}, by {author}{at}")
+    say!("change {id}: {state}{revision}, by {}{at}", shown(author))
 }
 
 /// All about a change.
@@ -180,14 +181,14 @@ pub(super) fn print_whole(answer: &Value) -> Result<(), Failure> {
     let change = answer.get("change").ok_or_else(|| unexpected("change"))?;
     print_change(change)?;
     if let Some(approver) = change["approver"].as_str() {
-        say!("approved by {approver}")?;
+        say!("approved by {}", shown(approver))?;
     }
     if let Some(reason) = change["reason"].as_str().filter(|reason| !reason.is_empty()) {
-        say!("reason: {reason}")?;
+        say!("reason: {}", shown(reason))?;
     }
     for operation in answer["operations"].as_array().into_iter().flatten() {
         let text = |field: &str| operation[field].as_str().unwrap_or_default();
-        say!("{} {} {:?} {}", text("do"), text("kind"), text("name"), body_of(operation))?;
+        say!("{} {} {:?} {}", text("do"), text("kind"), text("name"), shown(body_of(operation)))?;
     }
     if !change["effect"].is_null() {
         print_effect(&change["effect"])?;

@@ -8,6 +8,7 @@ use tidegate_server::import_descriptors;
 use super::change::{confirmed_args, make};
 use super::validate;
 use crate::naming::name_of;
+use crate::out::shown;
 use crate::{Done, Failure, client};
 
 pub(super) fn command() -> Command {
@@ -53,7 +54,7 @@ pub(super) fn run(matches: &ArgMatches) -> Done {
         if from == "envoy" {
             let imported = import_descriptors(&text).map_err(|problems| wrong(path, problems.join("\n")))?;
             for words in imported.left_out {
-                aside!("left out: {words}");
+                aside!("left out: {}", shown(words));
             }
             operations.extend(imported.operations);
         } else {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::operations::LISTS;
 use super::{change, unexpected};
 use crate::client::{Client, segment};
-use crate::out::{self, Reader};
+use crate::out::{self, Reader, shown};
 use crate::{Done, Failure};
 
 /// How many rows are asked for at once.
@@ -87,15 +87,9 @@ fn print_rows(matches: &ArgMatches, revision: &Value, rows: &[Value]) -> Result<
     table.load_style(presets::NOTHING);
     table.set_header(["kind", "name", "version", "passed by at most", "says"]);
     for row in rows {
-        let text = |field: &str| row[field].as_str().unwrap_or_default().to_owned();
+        let text = |field: &str| shown(row[field].as_str().unwrap_or_default());
         let total = row["bound"]["total"].as_u64().map_or_else(|| "-".to_owned(), |total| total.to_string());
-        table.add_row([
-            text("kind"),
-            text("name"),
-            row["version"].to_string(),
-            total,
-            row["body"].to_string(),
-        ]);
+        table.add_row([text("kind"), text("name"), row["version"].to_string(), total, shown(&row["body"])]);
     }
     say!("{table}\nrevision {revision}")
 }
@@ -114,7 +108,7 @@ pub(super) fn get(matches: &ArgMatches) -> Done {
     let row = &answer.body["row"];
     say!("{kind} {name:?}, version {}", row["version"])?;
     for (field, value) in row["body"].as_object().ok_or_else(|| unexpected("body"))? {
-        say!("{field} = {value}")?;
+        say!("{}", shown(format_args!("{field} = {value}")))?;
     }
     if let (Some(regime), Some(total)) = (row["bound"]["regime"].as_str(), row["bound"]["total"].as_u64()) {
         say!("{regime}: passed by {total} at most; tidegate bound tells by what")?;
@@ -139,7 +133,7 @@ pub(super) fn history(matches: &ArgMatches) -> Done {
             for change in changes {
                 change::print_change(change)?;
                 if let Some(reason) = change["reason"].as_str().filter(|reason| !reason.is_empty()) {
-                    say!("  {reason}")?;
+                    say!("  {}", shown(reason))?;
                 }
             }
         }

@@ -28,9 +28,18 @@ fn a_poisonous_change_is_refused_whole_and_servers_stay() {
     ground.block("per_user");
     wait_for(&server, "r1e1");
     assert_eq!(passed(&server, "carol", 1), 0);
+    // Who declares one here is told that it is in force, whatever becomes of the book.
+    let declared = r#"{"action": "block", "rule": "per_user", "key": ["dan"]}"#;
+    let declared = send(server.address("admin"), &request("POST", "/v1/emergencies", &[], Some(declared)));
+    assert!(
+        declared.status == 200 && declared.body.contains(r#""not_in_force":null"#),
+        "{} {}",
+        declared.status,
+        declared.body
+    );
 
     ground.put(&[("poison", &per_user(1))]);
-    wait_for(&server, "r3e1");
+    wait_for(&server, "r3e2");
 }
 
 #[test]

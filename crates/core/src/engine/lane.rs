@@ -266,8 +266,9 @@ impl Lane {
         });
         let asked = self.under_way.iter_mut().flat_map(|call| &mut call.asked);
         for waiter in asked.flat_map(|asked| &mut asked.waiters) {
-            let given_up = waiter.take_if(|waiter| waiter.since_us <= latest_us);
-            given_up.into_iter().for_each(|waiter| unanswered(waiter.ticket));
+            if let Some(given_up) = waiter.take_if(|waiter| waiter.since_us <= latest_us) {
+                unanswered(given_up.ticket);
+            }
         }
     }
 

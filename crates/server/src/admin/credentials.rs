@@ -73,7 +73,7 @@ pub(super) async fn admit(asked: &Asked<'_>) -> Answered {
     let hash = TokenHash::of(token.as_bytes()).to_string().replace("sha256:", "");
     let credential = Credential { hash, name, tenant, role, created_ms: act.now_ms, expires_ms };
     control.store().put_credential(&credential, act).await.map_err(|error| refused(&error))?;
-    let problem = take_over(control).await;
+    let problem = take_over(control.refresh()).await;
     Ok(json(
         StatusCode::OK,
         &json!({ "token": token, "credential": told(&credential), "not_in_force": problem }),
@@ -84,6 +84,6 @@ pub(super) async fn admit(asked: &Asked<'_>) -> Answered {
 pub(super) async fn revoke(asked: &Asked<'_>, hash: &str) -> Answered {
     let (control, actor) = (control(asked)?, asked.actor()?);
     control.store().revoke_credential(hash, act(&actor, control)).await.map_err(|error| refused(&error))?;
-    let problem = take_over(control).await;
+    let problem = take_over(control.refresh()).await;
     Ok(json(StatusCode::OK, &json!({ "hash": hash, "not_in_force": problem })))
 }

@@ -95,7 +95,7 @@ pub(super) async fn declare(asked: &Asked<'_>) -> Answered {
         return Err(unconfirmed(&problem));
     }
     let revision = control.store().put_emergency(&row, act).await.map_err(|error| refused(&error))?;
-    let problem = take_over(control).await;
+    let problem = take_over(control.refresh_emergencies()).await;
     let answer = json!({ "emergency_revision": revision, "emergency": told(&row), "not_in_force": problem });
     Ok(json(StatusCode::OK, &answer))
 }
@@ -131,7 +131,7 @@ pub(super) async fn renew(asked: &Asked<'_>, id: &str) -> Answered {
     let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
     let revision =
         control.store().renew_emergency(id, expires_ms, act).await.map_err(|error| refused(&error))?;
-    let problem = take_over(control).await;
+    let problem = take_over(control.refresh_emergencies()).await;
     let answer = json!({
         "emergency_revision": revision,
         "id": id,
@@ -147,7 +147,7 @@ pub(super) async fn end(asked: &Asked<'_>, id: &str) -> Answered {
     let (control, actor) = (control(asked)?, asked.actor()?);
     let revision =
         control.store().end_emergency(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
-    let problem = take_over(control).await;
+    let problem = take_over(control.refresh_emergencies()).await;
     Ok(json(StatusCode::OK, &json!({ "emergency_revision": revision, "id": id, "not_in_force": problem })))
 }
 

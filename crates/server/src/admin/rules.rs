@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use tidegate_core::bound::Fleet;
 use tidegate_rules::book::{Book, Kind, Row};
 use tidegate_rules::change::{Change, Needs, Operation, Proposal, State};
-use tidegate_rules::store::{Conditions, HISTORY_MAX, Rollback};
+use tidegate_rules::store::{Conditions, HISTORY_MAX, Rollback, StoreError};
 use tidegate_rules::{Rule, RuleSet};
 
 use super::given::{Given, body};
@@ -286,11 +286,17 @@ async fn apply_kept(asked: &Asked<'_>, book: &Arc<Book>, id: u64, confirmed: boo
     let control = control(asked)?;
     let store = control.store();
     let kept = store.change(id).await.map_err(|error| refused(&error))?;
+    // One that is approved while it is looked at would be applied by what was approved of it, and not by what it does now.
+    match kept.state {
+        State::Proposed => {}
+        State::Waiting => return Err(refused(&StoreError::Needs(id, Needs::Approver))),
+        state => return Err(refused(&StoreError::State(id, state))),
+    }
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
     let Judged { effect, .. } = judge(asked, book, &operations, Some(&kept)).await?;
     // That took a while: only now does somebody act.
     let actor = asked.actor()?;
-    if kept.state == State::Proposed && effect.is_beyond {
+    if effect.is_beyond {
         let change = store.wait_again(id, &written(&effect)?, act(&actor, control)).await;
         let change = change.map_err(|error| refused(&error))?;
         return Ok(json(StatusCode::ACCEPTED, &json!({ "change": told(&change) })));
@@ -301,7 +307,7 @@ async fn apply_kept(asked: &Asked<'_>, book: &Arc<Book>, id: u64, confirmed: boo
 
 /// Puts a change that was just applied in force, and tells of it.
 async fn in_force(control: &Arc<Control>, change: &Change) -> Answered {
-    let problem = take_over(control).await;
+    let problem = take_over(control.refresh()).await;
     Ok(json(StatusCode::OK, &json!({ "change": told(change), "not_in_force": problem })))
 }
 

@@ -108,26 +108,39 @@ impl Bucket {
         Ok(())
     }
 
-    /// The latest that is whole. Those that are not are told, and passed over.
+    /// The latest that is whole and that the bucket gives. Others are told, and passed over.
     pub(super) fn read(&self, now_ms: u64) -> Result<Kept, String> {
+        let mut latest_problem = None;
         for known in self.list(now_ms)? {
-            let get = self.place.get_object(Some(&self.credentials), &known.key);
-            let url = get.sign_with_time(SIGNED_FOR, &at(now_ms));
-            let mut answer = self.good(&known.key, self.agent.get(url.as_str()).call())?;
-            let bytes = answer.body_mut().with_config().limit(SNAPSHOT_BYTES_MAX).read_to_vec();
-            let bytes = bytes.map_err(|error| self.wrong(&known.key, &error))?;
-            match snapshot::decode(&bytes) {
+            match self.get(&known.key, now_ms) {
                 Ok(snapshot) => return Ok((snapshot, known.written_ms)),
-                Err(damage) => tracing::error!(snapshot = known.key, %damage, "passed over"),
+                Err(problem) => {
+                    tracing::error!(problem, "a snapshot is passed over");
+                    latest_problem.get_or_insert(problem);
+                }
             }
         }
-        Err(format!("there is no snapshot in {self}"))
+        Err(match latest_problem {
+            None => format!("there is no snapshot in {self}"),
+            Some(problem) => format!("no snapshot in {self} can be read; of the latest: {problem}"),
+        })
     }
 
-    /// The snapshots there are, the latest first. No more than a few are kept, so one page has them.
+    /// One snapshot.
+    fn get(&self, key: &str, now_ms: u64) -> Result<Snapshot, String> {
+        let get = self.place.get_object(Some(&self.credentials), key);
+        let url = get.sign_with_time(SIGNED_FOR, &at(now_ms));
+        let mut answer = self.good(key, self.agent.get(url.as_str()).call())?;
+        let bytes = answer.body_mut().with_config().limit(SNAPSHOT_BYTES_MAX).read_to_vec();
+        let bytes = bytes.map_err(|error| self.wrong(key, &error))?;
+        snapshot::decode(&bytes).map_err(|damage| self.wrong(key, &damage))
+    }
+
+    /// The snapshots there are, the latest first. No more than a few are kept, so one page has them, whatever else is below the
+    /// prefix.
     fn list(&self, now_ms: u64) -> Result<Vec<Known>, String> {
         let mut list = self.place.list_objects_v2(Some(&self.credentials));
-        list.with_prefix(self.prefix.as_str());
+        list.with_prefix(format!("{}{}", self.prefix, snapshot::PREFIX));
         let url = list.sign_with_time(SIGNED_FOR, &at(now_ms));
         let mut answer = self.good("", self.agent.get(url.as_str()).call())?;
         let text = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
@@ -222,6 +235,39 @@ mod tests {
         store.objects().entry(kept[2].clone()).and_modify(|bytes| bytes[30] ^= 1);
         store.objects().entry(kept[1].clone()).and_modify(|bytes| bytes.truncate(40));
         assert_eq!(bucket.read(NOW_MS).expect("reads"), (book(3), written_ms));
+    }
+
+    #[test]
+    fn what_else_is_below_the_prefix_hides_no_snapshot() {
+        let store = store();
+        let bucket = bucket(&store.url());
+        // More than a page of a list has, all of them before the snapshots.
+        for at in 0..2_000 {
+            store.objects().insert(format!("eu/node-1/backup-{at}"), Vec::new());
+        }
+        for revision in 1..=5 {
+            bucket.write(&book(revision), NOW_MS).expect("written");
+        }
+        assert_eq!(bucket.read(NOW_MS).expect("reads").0, book(5));
+        assert_eq!(store.objects().len(), 2_000 + snapshot::KEPT);
+    }
+
+    #[test]
+    fn a_snapshot_that_the_bucket_does_not_give_is_passed_over() {
+        let store = store();
+        let bucket = bucket(&store.url());
+        for revision in 1..=2 {
+            bucket.write(&book(revision), NOW_MS).expect("written");
+        }
+        let [first, second] = [1, 2].map(|number| format!("eu/node-1/{}", snapshot::name_of(number)));
+        store.withhold(&second);
+        assert_eq!(bucket.read(NOW_MS).expect("reads").0, book(1));
+        store.withhold(&first);
+        let latest = format!("s3://books/{second}: the object store answered 500");
+        assert_eq!(
+            bucket.read(NOW_MS).expect_err("it gives none"),
+            format!("no snapshot in s3://books/eu/node-1/ can be read; of the latest: {latest}")
+        );
     }
 
     #[test]

@@ -31,11 +31,12 @@ const APPROVED_TIMES: f64 = 2.0;
 /// Rules whose denials are remembered for each minute, some 60 bytes each. Those beyond are not judged.
 pub(super) const REMEMBERED_MAX: usize = 100_000;
 
-/// Changes that are watched at once: the latest. More: more memory.
-const CHANGES_MAX: usize = 100;
-
 /// Rules of one change that are watched, some 200 bytes each; the first by name.
 const RULES_MAX: usize = 10_000;
+
+/// Rules that are watched at once, of all changes. Beyond, the earliest changes are no longer. Higher: more memory, 20 MB for these.
+const WATCHED_RULES_MAX: usize = 100_000;
+const _: () = assert!(RULES_MAX <= WATCHED_RULES_MAX, "the latest change is always watched");
 
 /// What rules denied lately, and the changes that are watched.
 #[derive(Debug, Default)]
@@ -44,6 +45,8 @@ pub(super) struct Denials {
     minutes: VecDeque<Minute>,
     /// Looks in the minute that is not over.
     looks: usize,
+    /// What was denied since rules were replaced, while it is not known what to watch of that.
+    aside: Option<Minute>,
     watched: Vec<Watched>,
 }
 
@@ -101,7 +104,8 @@ impl Denials {
 
     fn note(&mut self, rule: &str, did: RuleDid) {
         let RuleDid { denied, shadow_denied, asked } = did;
-        if let Some(minute) = self.minutes.front_mut().filter(|_| denied + shadow_denied > 0) {
+        let minute = self.aside.as_mut().or(self.minutes.front_mut());
+        if let Some(minute) = minute.filter(|_| denied + shadow_denied > 0) {
             minute.add(rule, denied + shadow_denied);
         }
         for touched in self.watched.iter_mut().filter_map(|watched| watched.rules.get_mut(rule)) {
@@ -120,6 +124,9 @@ impl Denials {
             touched.looks.push_front((0, 0));
             touched.looks.truncate(LOOKS_PER_MINUTE);
         }
+        if self.aside.is_some() {
+            return jumps;
+        }
         self.looks += 1;
         if self.looks == LOOKS_PER_MINUTE {
             self.looks = 0;
@@ -127,6 +134,22 @@ impl Denials {
             self.minutes.truncate(MINUTES_BEFORE + 1);
         }
         jumps
+    }
+
+    /// Keeps what is denied from now on apart from what was denied before: a change that came into force is compared with the latter,
+    /// however long the store takes to say which change that is.
+    pub(super) fn set_aside(&mut self) {
+        self.aside.get_or_insert_default();
+    }
+
+    /// Goes on as before: all changes that came into force are known.
+    pub(super) fn go_on(&mut self) {
+        let Some(Minute { denied, is_partial }) = self.aside.take() else { return };
+        let Some(minute) = self.minutes.front_mut() else { return };
+        minute.is_partial |= is_partial;
+        for (rule, denied) in &denied {
+            minute.add(rule, *denied);
+        }
     }
 
     /// What a rule denies is held against the latest change of it, and against the one before if that is undone.
@@ -149,15 +172,16 @@ impl Denials {
         self.minutes.resize_with(MINUTES_BEFORE + 1, Minute::default);
     }
 
-    /// Watches the rules that a change may have made stricter, of which somebody may have approved what it does.
+    /// Watches the rules that a change may have made stricter, of which somebody may have approved what it does. The changes that are
+    /// no longer watched for that.
     pub(super) fn watch(
         &mut self,
         (change, applied_ms): (u64, u64),
         rules: impl IntoIterator<Item = String>,
         approved: Option<&Approved>,
-    ) {
+    ) -> Vec<u64> {
         if self.is_watched(change) {
-            return;
+            return Vec::new();
         }
         let touched = |rule: String| {
             let before_per_minute = self.before_change(&rule)?;
@@ -165,11 +189,24 @@ impl Denials {
             let touched = Touched { before_per_minute, approved, looks: VecDeque::from([(0, 0)]) };
             Some((rule.into_boxed_str(), touched))
         };
-        let rules = rules.into_iter().take(RULES_MAX).filter_map(touched).collect();
-        self.watched.push(Watched { change, applied_ms, refused_at: None, is_told: false, rules });
-        if self.watched.len() > CHANGES_MAX {
-            self.watched.remove(0);
+        let rules: HashMap<_, _> = rules.into_iter().take(RULES_MAX).filter_map(touched).collect();
+        // One that makes nothing stricter is nobody's mistake, and pushes out none that may be.
+        if rules.is_empty() {
+            return Vec::new();
         }
+        self.watched.push(Watched { change, applied_ms, refused_at: None, is_told: false, rules });
+        self.make_room()
+    }
+
+    fn make_room(&mut self) -> Vec<u64> {
+        let mut rules: usize = self.watched.iter().map(|watched| watched.rules.len()).sum();
+        let is_too_many = |watched: &&Watched| {
+            let is_too_many = rules > WATCHED_RULES_MAX;
+            rules -= watched.rules.len();
+            is_too_many
+        };
+        let gone = self.watched.iter().take_while(is_too_many).count();
+        self.watched.drain(..gone).map(|watched| watched.change).collect()
     }
 
     /// Watches a change no longer. What its rules denied by it is no other's.
@@ -376,9 +413,46 @@ mod tests {
         denials.forget(9);
         assert_eq!(denials.watched.len(), 1);
         for change in 10..300 {
-            denials.watch((change, NOW_MS), [], None);
+            assert_eq!(denials.watch((change, NOW_MS), [], None), [0_u64; 0]);
         }
-        assert_eq!((denials.watched.len(), denials.watched[0].change), (CHANGES_MAX, 200));
+        let watched = |denials: &Denials| denials.watched.iter().map(|one| one.change).collect::<Vec<_>>();
+        assert_eq!(watched(&denials), [7], "those that make nothing stricter push out none");
+        let many = |change: u64| (0..RULES_MAX).map(move |rule| format!("{change}-{rule}"));
+        let gone: Vec<_> =
+            (300..310).flat_map(|change| denials.watch((change, NOW_MS), many(change), None)).collect();
+        assert_eq!(
+            (gone, watched(&denials)),
+            (vec![7], (300..310).collect()),
+            "the earliest goes, and is told"
+        );
+    }
+
+    #[test]
+    fn what_is_denied_before_a_change_is_known_is_not_what_was_denied_before_it() {
+        let jumps = |is_aside: bool| {
+            let mut denials = Denials::default();
+            looks(&mut denials, 12, (1, 100));
+            if is_aside {
+                denials.set_aside();
+            }
+            // The store is gone for two minutes.
+            looks(&mut denials, 24, (100, 100));
+            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            denials.go_on();
+            looks(&mut denials, LOOKS_PER_MINUTE, (100, 100)).len()
+        };
+        assert_eq!([false, true].map(jumps), [0, 1]);
+    }
+
+    #[test]
+    fn what_was_set_aside_is_what_was_denied_before_the_next_change() {
+        let mut denials = Denials::default();
+        looks(&mut denials, 12, (0, 100));
+        denials.set_aside();
+        looks(&mut denials, 12, (5, 100));
+        assert_eq!(denials.before_per_minute("a"), Some(0.0));
+        denials.go_on();
+        assert_eq!(denials.before_per_minute("a"), Some(60.0));
     }
 
     #[test]

@@ -55,7 +55,13 @@ impl Following {
                         shared.follows(Arc::clone(&control));
                         return Ok(Self { config, shared, configured, begun: Ok(control) });
                     }
-                    Err(problem) => (Some(control), located(&config, &problem.to_string())),
+                    Err(problem) => {
+                        // What was refused is tried again when it changes; what was not given, all of it.
+                        if matches!(problem, NotTaken::Failed(_)) {
+                            control.want(Look::Everything);
+                        }
+                        (Some(control), located(&config, &problem.to_string()))
+                    }
                 }
             }
         };
@@ -89,6 +95,8 @@ impl Following {
                     store = find(&config, seed(&shared)) => store,
                 };
                 let control = control(store, snapshot, &config, &shared, &configured);
+                // Another store, or one that was set back, may have come to the revisions of the snapshot.
+                control.want(Look::Everything);
                 shared.follows(Arc::clone(&control));
                 control
             }
@@ -335,5 +343,55 @@ fn told(what: &str, taken: Result<(), NotTaken>) -> bool {
             tracing::warn!(what, %error, "not loaded; the last good set stays in force");
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use tidegate::ManualClock;
+    use tidegate_rules::book::{Kind, Row};
+
+    use super::*;
+    use crate::config::Config;
+
+    /// A deadline to end a hung test.
+    const WAIT_MAX: Duration = Duration::from_mins(1);
+
+    fn shared() -> Arc<Shared> {
+        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+        let given: HashMap<String, String> =
+            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let mut config = Config::read(&given, None).expect("good");
+        Arc::new(Shared::on_clock(&mut config, Arc::new(ManualClock::new())).expect("fits"))
+    }
+
+    #[tokio::test]
+    async fn after_a_start_from_a_snapshot_all_that_the_store_holds_is_looked_at() {
+        let shared = shared();
+        let address = "sqlite::memory:".parse().expect("an address");
+        let (reconcile, look) = (Duration::from_hours(1), None);
+        let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
+        // The store is of the same revision, and has no rule.
+        let body = r#"{"key":["user"],"limit":1,"period":"1h"}"#.to_owned();
+        let row = Row { kind: Kind::Rule, name: "a".to_owned(), body, version: 1 };
+        let book = Book { rows: [row].into(), ..Book::default() };
+        let rules = compile(&book, None, &shared).expect("good rules");
+        let last = LastGood { snapshot: Snapshot { book, ..Snapshot::default() }, written_ms: None, rules };
+        let snapshot = last.begin(&shared, "it is gone");
+        assert_eq!(shared.rules.load().set().rules().len(), 1);
+        let configured = Arc::clone(&shared.credentials());
+        let following = Following { config, shared: Arc::clone(&shared), configured, begun: Err(snapshot) };
+        let stop = CancellationToken::new();
+        let run = tokio::spawn(following.run(stop.clone()));
+        let taken = async {
+            while !shared.rules.load().set().rules().is_empty() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(WAIT_MAX, taken).await.expect("what the store holds is in force");
+        stop.cancel();
+        run.await.expect("it ends");
     }
 }

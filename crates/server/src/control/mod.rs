@@ -139,12 +139,25 @@ impl Control {
     /// does not wait for its own notification.
     pub(crate) async fn refresh(self: &Arc<Self>) -> Result<(), String> {
         let control = Arc::clone(self);
-        // Whoever asked may be gone before it is done.
-        let refreshed = self.runtime.spawn(async move {
+        self.to_its_end(async move {
             control.take_emergencies().await?;
             control.take_rows(Look::Heads).await
-        });
-        match refreshed.await {
+        })
+        .await
+    }
+
+    /// The same of emergencies alone: they wait for no book, neither for one that is being read nor for one that is refused.
+    pub(crate) async fn refresh_emergencies(self: &Arc<Self>) -> Result<(), String> {
+        let control = Arc::clone(self);
+        self.to_its_end(async move { control.take_emergencies().await }).await
+    }
+
+    /// Whoever asked may be gone before it is done.
+    async fn to_its_end(
+        &self,
+        taking: impl Future<Output = Result<(), NotTaken>> + Send + 'static,
+    ) -> Result<(), String> {
+        match self.runtime.spawn(taking).await {
             Ok(taken) => taken.map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         }
@@ -277,6 +290,8 @@ impl Control {
         drop(replacing);
         let mut denials = self.denials();
         denials.take_from(&replaced);
+        // What the new rules deny is no measure for what the old ones did.
+        denials.set_aside();
         denials.mark(&shared.rules.load());
         drop(denials);
         Ok(Replaced { book: before, rules: replaced, at_ms: shared.now_ms() })

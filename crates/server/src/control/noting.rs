@@ -67,6 +67,7 @@ impl Control {
     /// Measures how long what was just put in force took, and watches what it does from now on.
     pub(super) async fn note_applied(self: &Arc<Self>, replaced: Replaced) {
         let mut unnoted = self.unnoted.lock().await;
+        self.denials().set_aside();
         match &*unnoted {
             // What was in force earlier is what all changes since are compared with.
             Some(_) => self.let_go_of(replaced),
@@ -81,10 +82,12 @@ impl Control {
     }
 
     async fn note(self: &Arc<Self>, unnoted: &mut Option<Unnoted>) {
-        let Some(changes) = unnoted else { return };
-        if let Err(error) = self.try_note(changes).await {
+        if let Some(changes) = unnoted
+            && let Err(error) = self.try_note(changes).await
+        {
             return tracing::warn!(%error, "changes that were taken over are not watched yet: tried again");
         }
+        self.denials().go_on();
         if let Some(replaced) = unnoted.take().and_then(|noted| noted.before) {
             self.let_go_of(replaced);
         }
@@ -212,7 +215,9 @@ impl Control {
         let watching = tokio::task::spawn_blocking(move || {
             let mut denials = control.denials();
             let rules = to_watch(touched, stricter.as_ref(), &denials);
-            denials.watch((change, at_ms), rules, approved.as_ref());
+            for change in denials.watch((change, at_ms), rules, approved.as_ref()) {
+                tracing::error!(change, "no longer watched: too many rules are, of later changes");
+            }
             if let Some(shared) = control.shared.upgrade() {
                 denials.mark(&shared.rules.load());
             }

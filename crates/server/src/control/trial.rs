@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use serde::Deserialize;
 use tidegate_rules::EMERGENCIES_MAX;
 use tidegate_rules::book::{Book, EmergencyRow, Kind};
 use tidegate_rules::change::Operation;
@@ -13,7 +14,7 @@ use super::{Control, let_go};
 use crate::guardrail::{Approved, BackTest, Effect, RECORDS_MAX, Trial, Unknown, WINDOW_MS};
 use crate::journal::Turn;
 use crate::rules::check_tenants;
-use crate::shared::Shared;
+use crate::shared::{Shared, Tenant};
 
 /// How many changes of people are there at the same time, compiled and measured. More: fewer wait for another; each needs the
 /// memory of two books.
@@ -109,8 +110,10 @@ impl Control {
         };
         let rows = operations.iter().map(Operation::row).filter(|(kind, _)| *kind == Kind::Rule);
         let puts: HashSet<String> = rows.map(|(_, name)| name.to_owned()).collect();
+        let of_override = |operation: &&Operation| operation.row().0 == Kind::Override;
+        let overrides: Vec<Operation> = operations.iter().filter(of_override).cloned().collect();
         let look = move |trial: Trial| Judged {
-            warnings: warnings(&trial, &puts, &shared),
+            warnings: warnings(&trial, &puts, &overrides, &shared),
             effect: measure(trial, approved, replay, &shared),
         };
         self.compile_trial(permit, book, operations, look).await
@@ -169,6 +172,9 @@ impl Control {
     /// Puts an emergency before the rules in force, with all others, to see whether that can be. It waits for no change.
     pub(crate) async fn try_emergency(&self, row: &EmergencyRow) -> Result<(), Unfit> {
         let shared = self.shared.upgrade().ok_or_else(stopping)?;
+        if let Some(problem) = unknown_tenant(&row.body, &shared.tenants) {
+            return Err(Unfit::Wrong(format!("emergencies[{:?}].{problem}", row.id)));
+        }
         let (book, now_ms) = (self.book(), shared.now_ms());
         let others = book.emergencies.iter().filter(|known| known.id != row.id && now_ms < known.expires_ms);
         // That there are too many is for the store to say, which knows of all.
@@ -186,10 +192,26 @@ async fn turn(trials: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Unfit> {
     Arc::clone(trials).acquire_owned().await.map_err(|_| stopping())
 }
 
-/// What the author of a change had better know of the rules that it puts.
-fn warnings(trial: &Trial, puts: &HashSet<String>, shared: &Shared) -> Vec<String> {
+/// What the author of a change had better know of the rules and overrides that it puts.
+fn warnings(trial: &Trial, puts: &HashSet<String>, overrides: &[Operation], shared: &Shared) -> Vec<String> {
     let rules = trial.after().rules().iter().filter(|rule| puts.contains(&*rule.name));
-    rules.flat_map(|rule| rule.warned(&shared.fleet)).take(WARNINGS_MAX).collect()
+    let of_rules = rules.flat_map(|rule| rule.warned(&shared.fleet));
+    let of_overrides = overrides.iter().filter_map(|operation| {
+        let problem = unknown_tenant(operation.body()?, &shared.tenants)?;
+        Some(format!("overrides[{:?}].{problem}: it is for nobody here", operation.row().1))
+    });
+    of_rules.chain(of_overrides).take(WARNINGS_MAX).collect()
+}
+
+/// That a body is only for a tenant that this server does not know, if so. What else is wrong with it is for others to say.
+fn unknown_tenant(body: &str, tenants: &[Tenant]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Whose {
+        tenant: Option<String>,
+    }
+    let tenant = serde_json::from_str::<Whose>(body).ok()?.tenant?;
+    let is_known = tenants.iter().any(|known| known.name == tenant);
+    (!is_known).then(|| format!("tenant: there is no [[tenants]] entry named {tenant:?}"))
 }
 
 /// What a change that makes sense would have done to recent requests. A log that does not say keeps nobody from changing rules.
@@ -289,6 +311,41 @@ mod tests {
         drop(planning);
         let Judged { effect, .. } = plan.await.expect("its turn");
         assert!(effect.because.contains("there is no decision log"), "{}", effect.because);
+    }
+
+    #[tokio::test]
+    async fn an_emergency_for_a_tenant_that_nobody_is_is_refused() {
+        let shared = shared();
+        let control = followed(&shared).await;
+        let tried = async |tenant: &str| {
+            let body = format!(r#"{{{tenant}"action":"block"}}"#);
+            control.try_emergency(&EmergencyRow { id: "e".to_owned(), body, expires_ms: u64::MAX }).await
+        };
+        tried("").await.expect("it is for everybody");
+        let Err(Unfit::Wrong(problem)) = tried(r#""tenant":"acme","#).await else {
+            panic!("it would do nothing")
+        };
+        assert_eq!(problem, r#"emergencies["e"].tenant: there is no [[tenants]] entry named "acme""#);
+    }
+
+    #[tokio::test]
+    async fn an_override_for_a_tenant_that_nobody_is_is_warned_of() {
+        let shared = shared();
+        let control = followed(&shared).await;
+        let over = |key: &str, tenant: &str| Operation::Put {
+            kind: Kind::Override,
+            name: format!("of {key}"),
+            body: format!(r#"{{{tenant}"rule":"a","key":["{key}"],"limit":2}}"#),
+        };
+        let operations =
+            [rule("a", GOOD), vec![over("bob", r#""tenant":"acme","#), over("eve", "")]].concat();
+        let judged = control.judge(&control.book(), &operations, Approved::default()).await;
+        assert_eq!(
+            judged.expect("compiles").warnings,
+            [
+                r#"overrides["of bob"].tenant: there is no [[tenants]] entry named "acme": it is for nobody here"#
+            ]
+        );
     }
 
     /// What comes of something by now.

@@ -82,6 +82,9 @@ impl Importing {
             body.insert("mode".to_owned(), "shadow".into());
         }
         let kind = if is_override {
+            if last.is_shared && limit.unlimited != Some(true) {
+                self.leave_out(&place, "share_threshold: each value is counted for itself");
+            }
             body.insert("rule".to_owned(), self.name(&usual_path(path)).into());
             body.insert("key".to_owned(), patterns(path).into());
             "override"
@@ -255,6 +258,40 @@ descriptors:
         let book = Book { rows: imported.operations.iter().map(row).collect(), ..Book::default() };
         let set = RuleSet::compile(&book, None, 0).expect("a good book");
         assert_eq!((set.rules().len(), set.overrides()), (3, 2));
+    }
+
+    #[test]
+    fn a_shared_threshold_that_an_override_cannot_say_is_told() {
+        let file = "
+domain: edge
+descriptors:
+  - key: path
+    rate_limit: { unit: minute, requests_per_unit: 60 }
+  - key: path
+    value: /files/*
+    share_threshold: true
+    rate_limit: { unit: minute, requests_per_unit: 10 }
+  - key: path
+    value: /free/*
+    share_threshold: true
+    rate_limit: { unlimited: true }
+  - key: path
+    value: /apart/*
+    rate_limit: { unit: minute, requests_per_unit: 20 }
+  - key: team
+    value: a-*
+    share_threshold: true
+    rate_limit: { unit: minute, requests_per_unit: 30 }
+";
+        let imported = import_descriptors(file).expect("a good file");
+        let told = "edge/path=/files/*: share_threshold: each value is counted for itself";
+        assert_eq!(imported.left_out, [told]);
+        let rule = imported.operations.iter().find(|operation| operation["name"] == "edge/team=a-*");
+        assert_eq!(
+            rule.map(|rule| &rule["body"]["key"]),
+            Some(&json!([])),
+            "a rule counts all of them together"
+        );
     }
 
     #[test]
