@@ -144,6 +144,7 @@ pub(super) fn control(
         denials: Mutex::default(),
         unnoted: tokio::sync::Mutex::new(Some(Unnoted::at_start())),
         trials: Trials::default(),
+        beside: tokio::sync::Mutex::default(),
     })
 }
 

@@ -66,6 +66,8 @@ pub(crate) struct Control {
     /// One at a time looks at what came into force.
     unnoted: tokio::sync::Mutex<Option<Unnoted>>,
     trials: Trials,
+    /// What the store holds and is not in force, as long as somebody looks at it: however many do, it is there once.
+    beside: tokio::sync::Mutex<Weak<Book>>,
 }
 
 /// What was tried last, so that what was refused is not tried again until it changes.

@@ -68,7 +68,7 @@ impl Control {
     /// refused: it has to be known all the same, or nobody could mend it.
     pub(crate) async fn current(self: &Arc<Self>) -> Result<Arc<Book>, StoreError> {
         let heads = self.store.heads().await?;
-        let is_current = |book: &Book| {
+        let is_current = move |book: &Book| {
             (book.revision, book.emergency_revision) == (heads.revision, heads.emergency_revision)
         };
         let mut book = self.book();
@@ -78,14 +78,22 @@ impl Control {
             }
             book = self.book();
         }
-        if is_current(&book) { Ok(book) } else { self.load_aside().await }
+        if is_current(&book) { Ok(book) } else { self.load_aside(is_current).await }
     }
 
     /// What the store holds, read and in the end let go of where that holds up no decisions.
-    async fn load_aside(self: &Arc<Self>) -> Result<Arc<Book>, StoreError> {
+    async fn load_aside(
+        self: &Arc<Self>,
+        is_current: impl Fn(&Book) -> bool + Send + 'static,
+    ) -> Result<Arc<Book>, StoreError> {
         let control = Arc::clone(self);
         let loading = self.runtime.spawn(async move {
+            let mut beside = control.beside.lock().await;
+            if let Some(known) = beside.upgrade().filter(|book| is_current(book)) {
+                return Ok(known);
+            }
             let book = Arc::new(control.store.load().await?);
+            *beside = Arc::downgrade(&book);
             control.runtime.spawn(let_go(Arc::clone(&book.rows)));
             Ok(book)
         });
