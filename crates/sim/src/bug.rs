@@ -57,11 +57,13 @@ pub enum Bug {
     WholeLimitAlone,
     /// What a node let pass alone is told to nobody.
     AloneUntold,
+    /// The origin forgets meters before what was charged to them has drained.
+    ForgetsEarly,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::RepeatIsNew,
         Self::DropsOnFailure,
         Self::DropsWhenFull,
@@ -88,6 +90,7 @@ impl Bug {
         Self::ChargesWrittenOff,
         Self::WholeLimitAlone,
         Self::AloneUntold,
+        Self::ForgetsEarly,
     ];
 }
 
@@ -120,6 +123,7 @@ impl fmt::Display for Bug {
             Self::ChargesWrittenOff => "what was written off is charged again when it is reported",
             Self::WholeLimitAlone => "a node alone goes on with the whole limit",
             Self::AloneUntold => "what passed alone is told to nobody",
+            Self::ForgetsEarly => "the origin forgets what has not drained",
         })
     }
 }

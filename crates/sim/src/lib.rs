@@ -13,6 +13,7 @@
 mod bucket;
 mod bug;
 mod clock;
+mod memory;
 mod model;
 mod network;
 mod node;

@@ -31,6 +31,13 @@ pub enum Violation {
         /// How many more may be charged than admitted.
         more: u64,
     },
+    /// The origin forgot a meter of which something still counted.
+    Forgot {
+        /// Which meter.
+        key: usize,
+        /// When, µs after the world began.
+        at_us: u64,
+    },
     /// A node that was left alone let pass more than its part.
     Part {
         /// Which meter.
@@ -103,6 +110,7 @@ impl Violation {
         match self {
             Self::Bound { .. } => "bound",
             Self::Conservation { .. } => "conservation",
+            Self::Forgot { .. } => "memory",
             Self::Part { .. } => "part",
             Self::Overcommitted { .. } => "invariant",
             Self::Starved { .. } => "share",
@@ -130,6 +138,9 @@ impl fmt::Display for Violation {
                     f,
                     "key {key}: {admitted} admitted and {charged} charged; at most {fewer} fewer and {more} more may be"
                 )
+            }
+            Self::Forgot { key, at_us } => {
+                write!(f, "key {key}: forgotten at {at_us} us, when something of it still counted")
             }
             Self::Part { key, excess } => {
                 write!(f, "key {key}: a node alone let pass {excess} more than its part")

@@ -7,6 +7,7 @@ use tidegate_core::Standing;
 use tidegate_core::origin::{Call, Lapse, NodeId, OriginMeter, Partition, Reply, StoreId, Update};
 
 use crate::bug::Bug;
+use crate::memory::TOO_EARLY_US;
 use crate::node::meter_of;
 use crate::rulebook::Rulebook;
 use crate::scenario::Scenario;
@@ -113,6 +114,11 @@ impl Spoiler {
     pub(crate) fn origin_us(&mut self, clock_us: u64) -> u64 {
         self.latest_us = self.latest_us.max(clock_us);
         if self.bug == Some(Bug::TimeStandsStill) { self.latest_us } else { clock_us }
+    }
+
+    /// By which time an origin drops what is over.
+    pub(crate) fn over_us(&self, origin_us: u64) -> u64 {
+        if self.bug == Some(Bug::ForgetsEarly) { origin_us + TOO_EARLY_US } else { origin_us }
     }
 
     /// Which call a node takes an answer for.

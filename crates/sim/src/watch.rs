@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidegate_core::origin::{self, Call, Holding, NodeId, OriginMeter, Partition, Reply, Terms, Update};
+use tidegate_core::origin::{
+    self, Call, Holding, LANE_RETENTION_US, NodeId, OriginMeter, Partition, Reply, Terms, Update,
+};
 use tidegate_core::{Algorithm, Now};
 
 use crate::bucket::{Era, Judge, Judged};
+use crate::memory::still_counts;
 use crate::node::meter_of;
 use crate::report::Violation;
 use crate::rulebook::{Rulebook, is_same};
@@ -57,6 +60,8 @@ struct Seen {
     late: u64,
     /// Units that a store lost: what was charged, and what nodes held.
     lost: u64,
+    /// Units that were charged again with calls of lanes that the store had forgotten, as it may.
+    again: u64,
     /// Units that nodes let pass by their own parts.
     alone: u64,
     /// Units that nodes have yet to tell the origin, of what was let pass or charged without it, and the most that these ever were.
@@ -74,6 +79,8 @@ struct Open {
 
 /// What an origin knew of a meter before a call.
 pub(crate) struct Before {
+    /// What had been charged, in units.
+    charged: u64,
     /// What nodes held, in units.
     held: u64,
     /// What was held for longer than it may be, by whom.
@@ -88,6 +95,7 @@ impl Before {
         let holders = || meter.into_iter().flat_map(OriginMeter::holders);
         let over = holders().filter(|(_, holding)| is_over(holding));
         Self {
+            charged: meter.map_or(0, OriginMeter::charged),
             held: meter.map_or(0, OriginMeter::held),
             over: over.map(|(node, holding)| (node, holding.amount)).collect(),
             has_own: holders().any(|(holder, holding)| holder == node && !is_over(&holding)),
@@ -120,6 +128,9 @@ pub(crate) struct Watch {
     open: BTreeMap<(NodeId, usize), Open>,
     /// Units that each node has yet to tell the origin of each meter.
     untold: BTreeMap<(NodeId, usize), u64>,
+    /// When the origin last heard of each lane, by its clock, and how many it may have forgotten.
+    lanes: BTreeMap<(u16, NodeId), u64>,
+    forgotten_lanes: usize,
     /// The nodes that died.
     crashed: BTreeSet<NodeId>,
     /// What nodes let pass by their own parts, each by its own clock; nothing where limits change, or clocks that windows go by.
@@ -156,6 +167,7 @@ impl Watch {
                 written_off: 0,
                 late: 0,
                 lost: 0,
+                again: 0,
                 alone: 0,
                 untold: 0,
                 untold_most: 0,
@@ -169,6 +181,8 @@ impl Watch {
             under_way: BTreeMap::new(),
             open: BTreeMap::new(),
             untold: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            forgotten_lanes: 0,
             crashed: BTreeSet::new(),
             parts: is_steady.then(BTreeMap::new),
             part_terms: (0..scenario.meters()).map(part).collect(),
@@ -408,6 +422,45 @@ impl Watch {
             seen.written_off += before.written_off(said.node, meter);
             seen.late += if before.has_own { 0 } else { update.used };
         }
+    }
+
+    /// Nothing is forgotten that still counts. What nodes held of a meter is written off with it.
+    pub(crate) fn forgot(&mut self, meter: usize, was: &OriginMeter, origin_us: u64, now_us: u64) {
+        self.meters[meter].written_off += was.held();
+        if still_counts(was, origin_us) {
+            self.report(Violation::Forgot { key: meter, at_us: now_us });
+        }
+    }
+
+    /// Notes that the origin heard of a lane.
+    pub(crate) fn heard_of(&mut self, partition: u16, node: NodeId, origin_us: u64) {
+        self.lanes.insert((partition, node), origin_us);
+    }
+
+    /// Notes that the origin dropped what is over: also lanes that it has not heard of for long, by its clock.
+    pub(crate) fn forgot_lanes(&mut self, partition: u16, origin_us: u64) {
+        let is_over = |seen_us: u64| seen_us + LANE_RETENTION_US <= origin_us;
+        let before = self.lanes.len();
+        self.lanes.retain(|(of, _), seen_us| *of != partition || !is_over(*seen_us));
+        self.forgotten_lanes += before - self.lanes.len();
+    }
+
+    /// Whether the origin may have forgotten what it answered somebody who goes on: it takes that for a loss of its writes.
+    pub(crate) fn has_forgotten_lanes(&self) -> bool {
+        self.forgotten_lanes > 0
+    }
+
+    /// Notes what a call charged that was decided before.
+    pub(crate) fn repeated(&mut self, partition: &Partition, said: &Call, before: &[Before]) {
+        for (update, before) in said.updates.iter().zip(before) {
+            let charged = partition.meter(&update.key).map_or(0, OriginMeter::charged);
+            self.meters[meter_of(&update.key)].again += charged.saturating_sub(before.charged);
+        }
+    }
+
+    /// Units that were charged again because the origin had forgotten a lane.
+    pub(crate) fn again(&self, meter: usize) -> u64 {
+        if self.has_forgotten_lanes() { self.meters[meter].again } else { 0 }
     }
 
     /// Notes what a store lost of what was charged to a meter and held of it.

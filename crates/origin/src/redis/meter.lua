@@ -220,16 +220,17 @@ if IS_WIDE then
     return min(shared(meter[of], meter.abroad.share) + out.apart[of], most)
   end
 
-  ticks_apart = function(meter)
+  -- What is held may yet be charged there.
+  ticks_apart = function(meter, held)
     if not meter.out then return 0 end
     local amount = meter.abroad.amount
     if amount == 0 then amount = max(meter.amount, 1) end
-    return div_up(meter.out.apart.level, amount)
+    return div_up(meter.out.apart.level + held, amount)
   end
 
-  ticks_owned = function(meter)
+  ticks_owned = function(meter, held)
     if not meter.out then return 0 end
-    return div_up(meter.out.own.level, max(meter.abroad.amount, 1))
+    return div_up(meter.out.own.level + held, max(meter.abroad.amount, 1))
   end
 
   -- Marks: the meters that other regions may not have heard of; until when all regions count as heard of, since when, and whether
@@ -390,8 +391,9 @@ end
 local function kept_us(meter)
   local ticks = 2 * meter.period
   if meter.kind == GCRA then
-    ticks = ticks_to_drain(meter, meter.level + drops(meter, meter.held + meter.held_before))
-    if IS_WIDE then ticks = max(ticks + ticks_apart(meter), ticks_owned(meter)) end
+    local held = drops(meter, meter.held + meter.held_before)
+    ticks = ticks_to_drain(meter, meter.level + held)
+    if IS_WIDE then ticks = max(ticks + ticks_apart(meter, held), ticks_owned(meter, held)) end
   end
   return ticks_us(meter, ticks, DEBT_US_MAX) + HELD_US_MAX + RETENTION_US
 end

@@ -25,6 +25,8 @@ pub enum RegionBug {
     SettlesAtOnce,
     /// One of the regions stays on its part for ever.
     NeverSettles,
+    /// All of them do.
+    NobodySettles,
     /// A region that hears nobody has all of the limit for its part.
     PartIsWhole,
     /// Everything is told at once, however little it is.
@@ -43,11 +45,13 @@ pub enum RegionBug {
     ForgivesAll,
     /// What is owed beyond the limit has no end, also where the limit forgives.
     ForgivesNothing,
+    /// Origins forget meters before what was charged to them has drained.
+    ForgetsEarly,
 }
 
 impl RegionBug {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::RepublishesForeign,
         Self::PublishesGrants,
         Self::MergeAdds,
@@ -58,6 +62,7 @@ impl RegionBug {
         Self::OneNeverParts,
         Self::SettlesAtOnce,
         Self::NeverSettles,
+        Self::NobodySettles,
         Self::PartIsWhole,
         Self::NoThreshold,
         Self::ThresholdOnLevel,
@@ -67,6 +72,7 @@ impl RegionBug {
         Self::KeepsIncarnation,
         Self::ForgivesAll,
         Self::ForgivesNothing,
+        Self::ForgetsEarly,
     ];
 }
 
@@ -83,6 +89,7 @@ impl fmt::Display for RegionBug {
             Self::OneNeverParts => "one region that hears nobody goes on as before",
             Self::SettlesAtOnce => "a region goes on before others have told what they charged to parts",
             Self::NeverSettles => "one region stays on its part for ever",
+            Self::NobodySettles => "all regions stay on their parts for ever",
             Self::PartIsWhole => "a standing part is the whole limit",
             Self::NoThreshold => "everything is told, however little it is",
             Self::ThresholdOnLevel => "the threshold is on the level, not on what is untold",
@@ -92,6 +99,7 @@ impl fmt::Display for RegionBug {
             Self::KeepsIncarnation => "sums that were lost go on under their old name",
             Self::ForgivesAll => "what is owed beyond the limit is forgotten",
             Self::ForgivesNothing => "what is owed beyond the limit has no end",
+            Self::ForgetsEarly => "origins forget what has not drained",
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Checkers: what is admitted, told and charged, watched by somebody who sees everything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{
@@ -11,6 +11,7 @@ use tidegate_courier::SILENCE_MAX_US;
 use super::report::RegionViolation as Violation;
 use super::scenario::{KEYS, ORDINARY, RegionScenario, SECOND_US};
 use super::world::{EPOCH_US, Region, region_id};
+use crate::memory::{IS_SETTLING, ON_PART, still_counts};
 use crate::node::{meter_of, name};
 
 /// For how long somebody ordinary may be denied, µs: when a cut ends, what passed everywhere before it was noticed is charged
@@ -73,6 +74,10 @@ pub(super) struct Check {
     admissions: Vec<Vec<(u64, u64)>>,
     passed_us: Vec<[u64; KEYS]>,
     told: BTreeMap<(usize, usize, u64), Told>,
+    /// What regions had charged for components of others that they have forgotten: by who, of whom, key and incarnation.
+    forgotten: BTreeMap<(usize, RegionId, usize, u64), Sums>,
+    /// The components that regions have forgotten of their own: there is nothing to tell any more.
+    over: BTreeSet<(usize, usize, u64)>,
     is_whole: BTreeMap<(usize, u16), bool>,
     stances: Vec<Stance>,
     partings: BTreeMap<(usize, u16), u64>,
@@ -119,6 +124,8 @@ impl Check {
             admissions: vec![Vec::new(); KEYS],
             passed_us: vec![[0; KEYS]; regions],
             told: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
+            over: BTreeSet::new(),
             is_whole: BTreeMap::new(),
             stances: vec![Stance::default(); regions],
             partings: BTreeMap::new(),
@@ -269,10 +276,88 @@ impl Check {
             }
             let Some(meter) = partition.meter(name) else { continue };
             let others = (0..regions.len()).filter(|other| *other != place && regions[*other].losses == 0);
-            let is_unknown = |other: usize| !knows(&regions[other].partitions[key], place, name, meter);
+            let is_unknown = |other: usize| !self.knows(other, regions, (place, key), meter);
             if others.into_iter().any(is_unknown) {
                 self.report(Violation::Trimmed { region: place, key, at_us });
             }
+        }
+    }
+
+    /// Whether a region knows all that the one at `place` counted of a key, or knew it until that was over.
+    fn knows(
+        &self,
+        who: usize,
+        regions: &[Region],
+        (place, key): (usize, usize),
+        meter: &OriginMeter,
+    ) -> bool {
+        let Some(numbers) = meter.outward_numbers() else { return true };
+        let [incarnation, charged, _, _, _, current, previous, ..] = numbers;
+        let cell = meter.numbers()[2];
+        match self.charged_for(who, regions, (place, key, incarnation)) {
+            None => charged == 0,
+            Some(Sums::Drained { charged: known, .. }) => known >= charged,
+            Some(Sums::Cells { cell: known, current: of_it, .. }) if known == cell => of_it >= current,
+            Some(Sums::Cells { cell: known, current: of_it, .. }) if known + 1 == cell => {
+                current == 0 && of_it >= previous
+            }
+            Some(Sums::Cells { cell: known, .. }) => known > cell || current + previous == 0,
+        }
+    }
+
+    /// What a region has charged for a component of another, also where that is over and forgotten: it is not charged anew for
+    /// being told of again, and whoever dropped its mark was right.
+    fn charged_for(
+        &self,
+        who: usize,
+        regions: &[Region],
+        (of, key, incarnation): (usize, usize, u64),
+    ) -> Option<Sums> {
+        let known = seen(&regions[who].partitions[key], region_id(of), &name(key), incarnation);
+        let forgotten = self.forgotten.get(&(who, region_id(of), key, incarnation)).copied();
+        known.into_iter().chain(forgotten).max_by_key(Sums::numbers)
+    }
+
+    /// The first pair of regions of which one does not know what it should of the other.
+    pub(super) fn unknown(&self, regions: &[Region], known: &[Known]) -> Option<(usize, usize, usize)> {
+        for Known { of, key, incarnation, charged, cell, current } in known.iter().copied() {
+            if self.over.contains(&(of, key, incarnation)) {
+                continue;
+            }
+            for (place, region) in regions.iter().enumerate() {
+                if place == of || region.losses + regions[of].losses > 0 {
+                    continue;
+                }
+                let is_known = match self.charged_for(place, regions, (of, key, incarnation)) {
+                    None => charged == 0,
+                    Some(Sums::Drained { charged: known, .. }) => known >= charged,
+                    Some(Sums::Cells { cell: known, current: of_it, .. }) if known == cell => {
+                        of_it >= current
+                    }
+                    Some(Sums::Cells { cell: known, previous, .. }) if known == cell + 1 => {
+                        previous >= current
+                    }
+                    Some(Sums::Cells { cell: known, .. }) => known > cell || current == 0,
+                };
+                if !is_known {
+                    return Some((place, of, key));
+                }
+            }
+        }
+        None
+    }
+
+    /// Nothing is forgotten that still counts. What is, others need not hear of, and is not what they have told.
+    pub(super) fn forgot(&mut self, region: usize, key: usize, was: &OriginMeter, at_us: u64) {
+        if still_counts(was, EPOCH_US + at_us) {
+            self.report(Violation::Forgot { region, key, at_us });
+        }
+        if let Some([incarnation, ..]) = was.outward_numbers() {
+            self.over.insert((region, key, incarnation));
+        }
+        for (from, incarnation, sums) in was.seen() {
+            let known = self.forgotten.entry((region, from, key, incarnation)).or_insert(sums);
+            *known = std::cmp::max_by_key(*known, sums, Sums::numbers);
         }
     }
 
@@ -288,22 +373,6 @@ impl Check {
         if let Some(news) = news.filter(|news| *news != charged) {
             self.report(Violation::Import { region, charged, news, at_us });
         }
-    }
-}
-
-/// Whether a partition knows all that the region at `place` counted of a meter.
-fn knows(partition: &Partition, place: usize, name: &[u8], meter: &OriginMeter) -> bool {
-    let Some(numbers) = meter.outward_numbers() else { return true };
-    let [incarnation, charged, _, _, _, current, previous, ..] = numbers;
-    let cell = meter.numbers()[2];
-    match seen(partition, region_id(place), name, incarnation) {
-        None => charged == 0,
-        Some(Sums::Drained { charged: known, .. }) => known >= charged,
-        Some(Sums::Cells { cell: known, current: of_it, .. }) if known == cell => of_it >= current,
-        Some(Sums::Cells { cell: known, current: of_it, .. }) if known + 1 == cell => {
-            current == 0 && of_it >= previous
-        }
-        Some(Sums::Cells { cell: known, .. }) => known > cell || current + previous == 0,
     }
 }
 
@@ -364,24 +433,63 @@ pub(super) fn known(regions: &[Region]) -> Vec<Known> {
     known
 }
 
-/// The first pair of regions of which one does not know what it should of the other.
-pub(super) fn unknown(regions: &[Region], known: &[Known]) -> Option<(usize, usize, usize)> {
-    for Known { of, key, incarnation, charged, cell, current } in known.iter().copied() {
-        for (place, region) in regions.iter().enumerate() {
-            if place == of || region.losses + regions[of].losses > 0 {
-                continue;
-            }
-            let is_known = match seen(&region.partitions[key], region_id(of), &name(key), incarnation) {
-                None => charged == 0,
-                Some(Sums::Drained { charged: known, .. }) => known >= charged,
-                Some(Sums::Cells { cell: known, current: of_it, .. }) if known == cell => of_it >= current,
-                Some(Sums::Cells { cell: known, previous, .. }) if known == cell + 1 => previous >= current,
-                Some(Sums::Cells { cell: known, .. }) => known > cell || current == 0,
-            };
-            if !is_known {
-                return Some((place, of, key));
-            }
-        }
+/// The first region that does not count on the whole, and a key of which it does not; or that does, and a key of which something was
+/// charged to its part that nobody was told. After writes were lost, that is told with the next call, under another name.
+pub(super) fn unsettled(regions: &[Region], origin_us: u64) -> Option<(usize, usize, bool)> {
+    let places = (0..regions.len()).flat_map(|region| (0..KEYS).map(move |key| (region, key)));
+    let stand = |(region, key): (usize, usize)| {
+        let here = &regions[region];
+        let is_whole = is_whole(&here.partitions[key], origin_us);
+        let is_untold = here.losses == 0 && has_untold(&here.partitions[key], key);
+        (!is_whole || is_untold).then_some((region, key, is_whole))
+    };
+    places.into_iter().find_map(stand)
+}
+
+/// Whether a partition counts on the whole of its limits.
+pub(super) fn is_whole(partition: &Partition, origin_us: u64) -> bool {
+    let (whole_until_us, _, _, settled) = partition.heard_and_marked();
+    settled && whole_until_us > origin_us
+}
+
+/// Whether something was charged to the standing part of a key that others have yet to be told.
+fn has_untold(partition: &Partition, key: usize) -> bool {
+    let numbers = partition.meter(&name(key)).and_then(OriginMeter::outward_numbers);
+    let is_apart = numbers.is_some_and(|[_, _, _, _, _, _, _, level, current, previous, flags, _]| {
+        flags & (ON_PART | IS_SETTLING) == ON_PART && level + current + previous > 0
+    });
+    is_apart || partition.parted().next().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::origin::Round;
+
+    use super::*;
+    use crate::memory::tests::{START_US, STORE, ask, shared_gcra};
+
+    #[test]
+    fn what_was_charged_to_a_part_is_untold_until_the_others_are_heard_of_again() {
+        let terms = shared_gcra(40, 1_000, 4);
+        let mut partition = Partition::default();
+        let round = |settled, clock_us| Round {
+            whole_for_us: SECOND_US,
+            settled,
+            clock_us,
+            trim: 0,
+            after: 0,
+            most: 8,
+        };
+        ask(&mut partition, START_US, terms, (2, 0));
+        assert!(has_untold(&partition, 0) && !is_whole(&partition, START_US));
+        partition.round(START_US, STORE, &round(false, START_US));
+        assert!(!has_untold(&partition, 0), "it is marked");
+        assert!(!is_whole(&partition, START_US), "and what the others charged has not come");
+        partition.round(START_US, STORE, &round(true, START_US));
+        assert!(!has_untold(&partition, 0) && is_whole(&partition, START_US));
+        let later_us = START_US + 2 * SECOND_US;
+        assert!(!is_whole(&partition, later_us), "nobody is heard of any more");
+        ask(&mut partition, later_us, terms, (2, 0));
+        assert!(has_untold(&partition, 0));
     }
-    None
 }

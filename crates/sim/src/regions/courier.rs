@@ -54,6 +54,8 @@ pub(super) struct Courier {
     pub(super) incarnation: u64,
     pub(super) rounds: Rounds,
     clock: SkewedClock,
+    /// Whether the lease is another's, and it has only not noticed yet.
+    pub(super) is_ending: bool,
     /// Which round it is in, and how many answers of the origin are awaited.
     turn: u64,
     awaited: u32,
@@ -70,6 +72,13 @@ impl Courier {
 }
 
 impl World<'_> {
+    /// Somebody becomes the courier of a region, where the lease of the last one is over: unless somebody else has it.
+    pub(super) fn take_over_lease(&mut self, region: usize) {
+        if self.regions[region].couriers.iter().all(|courier| courier.is_ending) {
+            self.take_over(region);
+        }
+    }
+
     /// Somebody becomes the courier of a region.
     pub(super) fn take_over(&mut self, region: usize) {
         let (incarnation, clock) = (self.new_process(), self.new_clock());
@@ -86,6 +95,7 @@ impl World<'_> {
             incarnation,
             rounds,
             clock,
+            is_ending: false,
             turn: 0,
             awaited: 0,
             links,
@@ -155,6 +165,7 @@ impl World<'_> {
             return;
         }
         let place = usize::from(asked.partition);
+        self.forget(region, place);
         let round = self.spoiled_round(region, incarnation, &asked.round);
         let marks = self.regions[region].partitions[place].marks();
         let marked: Vec<(u64, Box<[u8]>)> = marks.map(|(stamp, key)| (stamp, key.into())).collect();
@@ -177,8 +188,8 @@ impl World<'_> {
     /// Looks whether a region counts on the whole: all of its partitions hear the same.
     fn look(&mut self, region: usize, place: usize) {
         if place == ORDINARY {
-            let (whole_until_us, _, _, settled) = self.regions[region].partitions[place].heard_and_marked();
-            self.check.stands(region, settled && whole_until_us > self.origin_us(), self.now_us);
+            let is_whole = check::is_whole(&self.regions[region].partitions[place], self.origin_us());
+            self.check.stands(region, is_whole, self.now_us);
         }
     }
 
@@ -378,6 +389,7 @@ impl World<'_> {
             }
             let place = usize::from(group.partition);
             let said = Merge { from: region_id(from), components: group.components.clone() };
+            self.forget(to, place);
             let here = &mut self.regions[to].partitions[place];
             let news = check::news(here, &said);
             let before = check::owed(here, place);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use tidegate_core::engine::{Effect, Resolution};
 use tidegate_core::origin::Call;
 
+use super::scenario::KEYS;
 use super::world::{Answered, EPOCH_US, Event, Waits, World};
+use crate::memory::{FORGETS_EVERY_US, forget};
 use crate::network::arrivals;
 use crate::node::{Metered, Spent};
 use crate::scenario::{Charge, Faults};
@@ -121,12 +123,13 @@ impl World<'_> {
         call: Arc<Call>,
     ) {
         let origin_us = self.origin_us();
-        let here = &mut self.regions[region];
-        if self.now_us < here.paused_until_us {
-            let at_us = here.paused_until_us;
+        if self.now_us < self.regions[region].paused_until_us {
+            let at_us = self.regions[region].paused_until_us;
             self.schedule(at_us, Event::CallArrives { region, node, life, partition, call });
             return;
         }
+        self.forget(region, usize::from(partition));
+        let here = &mut self.regions[region];
         let sequence = call.sequence;
         let call = Call { store: here.store(self.now_us), ..Call::clone(&call) };
         let answer = here.partitions[usize::from(partition)].apply(origin_us, &call);
@@ -143,6 +146,23 @@ impl World<'_> {
             let answer = answer.clone();
             let answered = Answered { region, node, life, partition, sequence, answer };
             self.schedule(self.now_us + time, Event::Answered(Box::new(answered)));
+        }
+    }
+
+    /// An origin drops what is over from a partition, unless it did of late.
+    pub(super) fn forget(&mut self, region: usize, place: usize) {
+        let origin_us = self.origin_us();
+        let here = &mut self.regions[region];
+        if origin_us - here.forgot_us[place] < FORGETS_EVERY_US {
+            return;
+        }
+        here.forgot_us[place] = origin_us;
+        let over_us = self.spoiler.over_us(origin_us);
+        for (key, was) in forget(&mut here.partitions[place], KEYS, over_us) {
+            self.check.forgot(region, key, &was, self.now_us);
+            self.trace.note([self.now_us, 11, region as u64 * 8 + key as u64, was.charged()], || {
+                format!("region {region}: key {key} is over: {was:?}")
+            });
         }
     }
 

@@ -78,6 +78,26 @@ pub enum RegionViolation {
         /// When.
         at_us: u64,
     },
+    /// A region did not count on the whole by then, or had not told what it charged to its part.
+    Unsettled {
+        /// Which one.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// Whether it counted on the whole.
+        is_whole: bool,
+        /// When.
+        at_us: u64,
+    },
+    /// An origin forgot a key of which something still counted.
+    Forgot {
+        /// Where.
+        region: usize,
+        /// Which key.
+        key: usize,
+        /// When.
+        at_us: u64,
+    },
     /// A region counted on the whole while another one counted on its part.
     Alone {
         /// Which one counted on the whole.
@@ -149,6 +169,8 @@ impl RegionViolation {
             Self::Import { .. } => "import",
             Self::Trimmed { .. } => "marks",
             Self::Apart { .. } => "convergence",
+            Self::Unsettled { .. } => "settling",
+            Self::Forgot { .. } => "memory",
             Self::Alone { .. } => "parting",
             Self::LockedOut { .. } => "ordinary",
             Self::Chatty { .. } => "threshold",
@@ -183,6 +205,19 @@ impl fmt::Display for RegionViolation {
             Self::Apart { region, of, key, at_us } => {
                 write!(f, "region {region}, key {key}: does not know all of region {of} at {at_us} us")
             }
+            Self::Unsettled { region, key, is_whole: false, at_us } => {
+                write!(f, "region {region}, key {key}: still counts on its part at {at_us} us")
+            }
+            Self::Unsettled { region, key, is_whole: true, at_us } => {
+                write!(
+                    f,
+                    "region {region}, key {key}: has not told all that it charged to its part at {at_us} us"
+                )
+            }
+            Self::Forgot { region, key, at_us } => write!(
+                f,
+                "region {region}, key {key}: forgotten at {at_us} us, when something of it still counted"
+            ),
             Self::Alone { region, other, at_us } => write!(
                 f,
                 "region {region}: counts on the whole at {at_us} us, and region {other} on its part"

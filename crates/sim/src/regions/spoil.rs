@@ -6,6 +6,7 @@ use tidegate_core::origin::{Component, Gathered, Merge, Partition, Round, Sums, 
 use tidegate_courier::{Batch, SILENCE_MAX_US};
 
 use super::bug::RegionBug;
+use crate::memory::TOO_EARLY_US;
 
 /// Makes one known mistake, or none.
 pub(super) struct Spoiler {
@@ -35,9 +36,15 @@ impl Spoiler {
             }
             Some(RegionBug::SettlesAtOnce) => Round { settled: true, ..*round },
             Some(RegionBug::NeverSettles) if region == 0 => Round { settled: false, ..*round },
+            Some(RegionBug::NobodySettles) => Round { settled: false, ..*round },
             Some(RegionBug::TrimsEarly) => Round { trim: round.after, ..*round },
             _ => *round,
         }
+    }
+
+    /// By which time an origin drops what is over.
+    pub(super) fn over_us(&self, origin_us: u64) -> u64 {
+        if self.bug == Some(RegionBug::ForgetsEarly) { origin_us + TOO_EARLY_US } else { origin_us }
     }
 
     /// What an origin tells its courier.

@@ -15,6 +15,10 @@ const TWO_US: u64 = 5 * SECOND_US;
 /// After how long at most a courier notices that a link broke.
 const NOTICED_US: u64 = 3 * SECOND_US;
 
+/// How many rounds after all was heard that was to be told regions count on the whole: in the first they tell what they charged to
+/// their parts, and in the second they take in that the others have. And two ways.
+const SETTLES_ROUNDS: u64 = 2;
+
 impl World<'_> {
     pub(super) fn trouble(&mut self, what: &str) {
         self.tally.faults += 1;
@@ -66,6 +70,8 @@ impl World<'_> {
             let at_us = self.now_us + unnoticed_us + RECONNECT_US + 2 * INTERVAL_US + ways_us;
             let event = Event::Healed { known: check::known(&self.regions), begun_us: self.now_us };
             self.schedule(at_us, event);
+            let settled_us = at_us + SETTLES_ROUNDS * INTERVAL_US + ways_us / 2;
+            self.schedule(settled_us, Event::Settled { begun_us: self.now_us });
         }
     }
 
@@ -74,8 +80,18 @@ impl World<'_> {
         if self.check.is_troubled_since(begun_us) {
             return;
         }
-        if let Some((region, of, key)) = check::unknown(&self.regions, known) {
+        if let Some((region, of, key)) = self.check.unknown(&self.regions, known) {
             self.check.report(RegionViolation::Apart { region, of, key, at_us: self.now_us });
+        }
+    }
+
+    /// When everyone has heard what was charged to standing parts, everyone counts on the whole again.
+    pub(super) fn settled(&mut self, begun_us: u64) {
+        if self.check.is_troubled_since(begun_us) {
+            return;
+        }
+        if let Some((region, key, is_whole)) = check::unsettled(&self.regions, self.origin_us()) {
+            self.check.report(RegionViolation::Unsettled { region, key, is_whole, at_us: self.now_us });
         }
     }
 
@@ -88,8 +104,13 @@ impl World<'_> {
     pub(super) fn second_courier(&mut self) {
         let region = self.any_region();
         self.trouble(&format!("region {region}: a second courier"));
-        let first: Vec<u64> =
-            self.regions[region].couriers.iter().map(|courier| courier.incarnation).collect();
+        let couriers = self.regions[region].couriers.iter_mut();
+        let first: Vec<u64> = couriers
+            .map(|courier| {
+                courier.is_ending = true;
+                courier.incarnation
+            })
+            .collect();
         self.take_over(region);
         let until_us = self.now_us + self.rng.u64(0..TWO_US);
         self.check.troubled(until_us + SECOND_US);

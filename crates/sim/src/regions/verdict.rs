@@ -40,6 +40,7 @@ impl World<'_> {
         let is_rated = self.is_rated();
         violations.extend(self.judge_rate().filter(|_| is_rated));
         violations.extend(self.judge_convergence());
+        violations.extend(self.judge_settling());
         RegionReport {
             seed: self.scenario.seed,
             simulated_us: self.scenario.length_us * self.regions.len() as u64,
@@ -96,8 +97,14 @@ impl World<'_> {
     /// In the end everyone knows everything.
     fn judge_convergence(&self) -> Option<Violation> {
         let known = check::known(&self.regions);
-        let (region, of, key) = check::unknown(&self.regions, &known)?;
+        let (region, of, key) = self.check.unknown(&self.regions, &known)?;
         Some(Violation::Apart { region, of, key, at_us: self.now_us })
+    }
+
+    /// And counts on the whole.
+    fn judge_settling(&self) -> Option<Violation> {
+        let (region, key, is_whole) = check::unsettled(&self.regions, self.origin_us())?;
+        Some(Violation::Unsettled { region, key, is_whole, at_us: self.now_us })
     }
 }
 

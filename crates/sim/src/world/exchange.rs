@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use tidegate_core::origin::{Call, Partition};
+use tidegate_core::origin::{Call, Lapse, Partition};
 
 use super::{Answered, Event, FIRST_BOOT, SECOND_US, World};
+use crate::memory::{FORGETS_EVERY_US, forget};
 use crate::network::arrivals;
 use crate::scenario::Faults;
 use crate::watch::{Lane, Watch};
@@ -64,6 +65,7 @@ impl World<'_> {
         let mut call = Call::clone(&said);
         call.store = self.store.id(self.now_us);
         let origin_us = self.spoiler.origin_us(self.store.epoch_us + self.now_us);
+        self.forget(partition, origin_us);
         let place = (partition, &self.store.kept.partitions[usize::from(partition)]);
         self.spoiler.at_origin(&mut call, place, origin_us, (self.scenario, &self.book));
         self.find_out(&said, partition);
@@ -75,6 +77,10 @@ impl World<'_> {
         if let Ok(reply) = &answer {
             let is_fresh = reply.now_us == origin_us && !self.watch.was_decided(partition, &call);
             decided_us = self.watch.decided(partition, &call, is_fresh, decided_us);
+            self.watch.heard_of(partition, call.node, origin_us);
+            if !is_fresh {
+                self.watch.repeated(here, &said, &before);
+            }
             if is_fresh {
                 self.watch.counted_by(here, (&said, &before), self.store.boot, decided_us);
                 self.watch.lapsed(here, &said, &before);
@@ -97,6 +103,28 @@ impl World<'_> {
             let answer = answer.clone();
             let answered = Answered { node, life, partition, sequence, answer, decided_us };
             self.schedule(self.now_us + time, Event::Answered(Box::new(answered)));
+        }
+    }
+
+    /// The origin drops what is over from a partition, unless it did of late. A clock that was set back does not put it off.
+    fn forget(&mut self, partition: u16, origin_us: u64) {
+        let place = usize::from(partition);
+        if origin_us.abs_diff(self.store.forgot_us[place]) < FORGETS_EVERY_US {
+            return;
+        }
+        self.store.forgot_us[place] = origin_us;
+        self.watch.forgot_lanes(partition, origin_us);
+        let over_us = self.spoiler.over_us(origin_us);
+        let here = &mut self.store.kept.partitions[place];
+        for (meter, was) in forget(here, self.scenario.meters(), over_us) {
+            self.watch.forgot(meter, &was, origin_us, self.now_us);
+            let counted = if was.terms().lapse() == Lapse::Counted { was.held() } else { 0 };
+            let [charged, back] = self.store.kept.forgotten.entry(meter).or_default();
+            *charged += was.charged() + counted;
+            *back += was.refunded();
+            self.trace.note([self.now_us, 7, meter as u64, was.charged()], || {
+                format!("origin: meter {meter} is over: {was:?}")
+            });
         }
     }
 

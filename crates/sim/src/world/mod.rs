@@ -91,25 +91,34 @@ struct Kept {
     partitions: Vec<Partition>,
     /// Which of them were called since they were empty.
     called: Vec<bool>,
+    /// What had been charged to meters that were forgotten, with what was written off of them, and what had been given back.
+    forgotten: BTreeMap<usize, [u64; 2]>,
 }
 
 impl Kept {
     fn nothing() -> Self {
         let count = usize::from(PARTITIONS);
-        Self { partitions: vec![Partition::default(); count], called: vec![false; count] }
+        Self {
+            partitions: vec![Partition::default(); count],
+            called: vec![false; count],
+            forgotten: BTreeMap::new(),
+        }
     }
 
     /// What was charged to a meter in all, what was given back, and what nodes hold of it.
     fn counts(&self, meter: usize, shared: bool) -> [u64; 3] {
         let partition = &self.partitions[usize::from(partition_of(meter, shared))];
-        let Some(meter) = partition.meter(&name(meter)) else { return [0; 3] };
-        [meter.charged(), meter.refunded(), meter.held()]
+        let [charged, back] = self.forgotten.get(&meter).copied().unwrap_or_default();
+        let Some(meter) = partition.meter(&name(meter)) else { return [charged, back, 0] };
+        [charged + meter.charged(), back + meter.refunded(), meter.held()]
     }
 }
 
 /// The store of the region.
 struct Store {
     kept: Kept,
+    /// When what is over was last dropped from each partition, by its clock.
+    forgot_us: Vec<u64>,
     paused_until_us: u64,
     boot: u64,
     /// When this life of it began.
@@ -191,6 +200,7 @@ impl<'s> World<'s> {
             unnoticed: vec![0; usize::from(PARTITIONS)],
             store: Store {
                 kept: Kept::nothing(),
+                forgot_us: vec![0; usize::from(PARTITIONS)],
                 paused_until_us: 0,
                 boot: FIRST_BOOT,
                 booted_us: 0,

@@ -76,22 +76,24 @@ impl World<'_> {
     /// Everything that passed is charged once. What is written off is charged where it counts as used, and is not where it is
     /// forgiven, unless it was reported later: then it counts as what passed. And of what passed at the origin a node that died
     /// has told nobody. Where a store lost what it was told, as much may be missing, or be told again.
+    /// And where its clock is set forward, it forgets whom it has answered, takes that for a loss, and may be told twice.
     fn judge_conservation(&self, key: usize, judged: &Judged) -> Option<Violation> {
         let faults = &self.scenario.faults;
         let untold = self.watch.left_unsaid(key);
         let is_well = self.tally.faults == 0 && faults.loss_ppm + faults.slow_ppm == 0;
-        let (wasted, open) = if faults.losses + faults.wipes == 0 {
-            let alive = self.nodes.iter().map(|node| node.id).collect();
-            (self.watch.wasted(key), self.watch.stranded(key, &alive))
-        } else {
+        let has_lost = faults.losses + faults.wipes > 0 || self.watch.has_forgotten_lanes();
+        let (wasted, open) = if has_lost {
             // What is reported late may be of a grant that was forgotten, and what was given back may have been forgotten as well.
             (self.watch.written_off(key), self.watch.unheard(key))
+        } else {
+            let alive = self.nodes.iter().map(|node| node.id).collect();
+            (self.watch.wasted(key), self.watch.stranded(key, &alive))
         };
-        let lost = self.watch.lost_of(key);
+        let (lost, again) = (self.watch.lost_of(key), self.watch.again(key));
         let (fewer, more) = match self.scenario.lapse {
             Lapse::Counted if is_well => (0, 0),
-            Lapse::Counted => (untold + lost, wasted + open + lost),
-            Lapse::Forgiven => (wasted + untold + lost, open + lost),
+            Lapse::Counted => (untold + lost, wasted + open + lost + again),
+            Lapse::Forgiven => (wasted + untold + lost, open + lost + again),
         };
         let [charged, back, held] = self.store.kept.counts(key, self.scenario.shared);
         let charged = charged.saturating_sub(back);

@@ -143,8 +143,9 @@ impl OriginMeter {
         let ticks = match self.terms.algorithm() {
             // What is held may count as used, and drains only then.
             Algorithm::Gcra => {
-                let drops = self.tank.level + self.terms.drops(self.held());
-                (self.terms.ticks_to_drain(drops) + self.ticks_apart()).max(self.ticks_owned())
+                let held = self.terms.drops(self.held());
+                let of_all = self.terms.ticks_to_drain(self.tank.level + held);
+                (of_all + self.ticks_apart(held)).max(self.ticks_owned(held))
             }
             Algorithm::SlidingWindow => 2 * self.terms.period(),
         };

@@ -227,21 +227,20 @@ impl OriginMeter {
         }
     }
 
-    /// How long what was charged to the standing part takes to drain: by the part's own rate, if it has one.
-    pub(super) fn ticks_apart(&self) -> u64 {
+    /// How long what was charged to the standing part takes to drain, with what is held, which may yet be charged there: by the part's
+    /// own rate, if it has one.
+    pub(super) fn ticks_apart(&self, held: u64) -> u64 {
         let Some(outward) = &self.outward else { return 0 };
-        let amount = self.terms.abroad().map_or(0, |abroad| abroad.part_amount);
-        if amount == 0 {
-            return self.terms.ticks_to_drain(outward.apart.level);
-        }
-        outward.apart.level.div_ceil(amount)
+        let (amount, drops) =
+            (self.terms.abroad().map_or(0, |abroad| abroad.part_amount), outward.apart.level + held);
+        if amount == 0 { self.terms.ticks_to_drain(drops) } else { drops.div_ceil(amount) }
     }
 
-    /// How long what this region charged takes to be paid off, as long as nobody else hears of it: until then it is worth
-    /// telling. A part that has no rate pays as slowly as the slowest one that has.
-    pub(super) fn ticks_owned(&self) -> u64 {
+    /// How long what this region charged takes to be paid off, with what is held, as long as nobody else hears of it: until then it is
+    /// worth telling. A part that has no rate pays as slowly as the slowest one that has.
+    pub(super) fn ticks_owned(&self, held: u64) -> u64 {
         let amount = self.terms.abroad().map_or(0, |abroad| abroad.part_amount).max(1);
-        self.outward.as_ref().map_or(0, |outward| outward.own.level.div_ceil(amount))
+        self.outward.as_ref().map_or(0, |outward| (outward.own.level + held).div_ceil(amount))
     }
 
     /// What is charged of the limit that holds now: of the whole, or of the standing part, where this region's share of what

@@ -106,7 +106,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("if is_whole and div(whole_since_us, meter.tick) <= meter.at then", "if is_whole then"),
     ("if is_whole and div(whole_since_us, meter.tick) <= meter.at then", "if false then"),
     ("out.ground == ON_WHOLE and ground == ON_WHOLE", "ground == ON_WHOLE"),
-    ("max(ticks + ticks_apart(meter), ticks_owned(meter))", "ticks + ticks_apart(meter)"),
+    ("max(ticks + ticks_apart(meter, held), ticks_owned(meter, held))", "ticks + ticks_apart(meter, held)"),
     ("tell(meter, tank_units(meter, apart))", ""),
     ("own.current = min(own.current + apart.current, meter.units_max)", ""),
     ("own.previous = min(own.previous + apart.previous, meter.units_max)", ""),

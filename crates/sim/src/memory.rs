@@ -1,0 +1,201 @@
+//! What an origin forgets, and what it has to remember.
+
+use tidegate_core::Algorithm;
+use tidegate_core::origin::{OriginMeter, Partition};
+
+use crate::node::name;
+
+/// How often an origin drops what is over from a partition, µs, by its own clock: as the one in memory does.
+pub(crate) const FORGETS_EVERY_US: u64 = 10_000_000;
+
+/// How far ahead of its clock an origin is that makes the mistake to forget too early, µs: by less than lanes are kept, since an
+/// origin that knows less than its nodes notices.
+pub(crate) const TOO_EARLY_US: u64 = 1_800_000_000;
+
+/// Drops what is over at `over_us` from a partition, as an origin does. Those of the first so many meters that it was, as they were.
+pub(crate) fn forget(partition: &mut Partition, meters: usize, over_us: u64) -> Vec<(usize, OriginMeter)> {
+    let known = |meter| Some((meter, partition.meter(&name(meter))?.clone()));
+    let mut known: Vec<(usize, OriginMeter)> = (0..meters).filter_map(known).collect();
+    partition.expire(over_us);
+    known.retain(|(meter, _)| partition.meter(&name(*meter)).is_none());
+    known
+}
+
+/// Whether anything about a meter still counts at `origin_us`, whatever the code makes of that: a grant that may be spent, something
+/// that was charged or may have been spent and has not drained, or something that this region charged and has not paid off, so that
+/// others had better hear of it.
+pub(crate) fn still_counts(meter: &OriginMeter, origin_us: u64) -> bool {
+    meter.holders().any(|(_, holding)| holding.until_us > origin_us)
+        || match meter.terms().algorithm() {
+            Algorithm::Gcra => has_not_drained(meter, origin_us),
+            Algorithm::SlidingWindow => has_cells_left(meter, origin_us),
+        }
+}
+
+/// What nodes held is spent when it ends at the latest, and drains from then on.
+fn has_not_drained(meter: &OriginMeter, origin_us: u64) -> bool {
+    let terms = meter.terms();
+    let [level, at, ..] = meter.numbers();
+    let ends = meter.holders().map(|(_, holding)| terms.tick(holding.until_us));
+    let elapsed = terms.tick(origin_us).saturating_sub(ends.fold(at, u64::max));
+    let held = meter.held() * terms.period();
+    let rate = terms.amount().max(1);
+    let Some([_, _, _, _, own, _, _, apart, _, _, flags, _]) = meter.outward_numbers() else {
+        return level + held > elapsed * rate;
+    };
+    // What is charged to a standing part drains there, after what all used has; a part without a rate drains as the whole.
+    let part = terms.abroad().map_or(0, |abroad| abroad.part_amount);
+    let (of_all, of_part) = if flags & ON_PART == 0 { (level + held, apart) } else { (level, apart + held) };
+    let left = elapsed.saturating_sub(of_all.div_ceil(rate));
+    let part_rate = if part == 0 { rate } else { part };
+    of_all > elapsed * rate || of_part > left * part_rate || own > elapsed * part.max(1)
+}
+
+/// A cell counts until the one after it is over.
+fn has_cells_left(meter: &OriginMeter, origin_us: u64) -> bool {
+    let terms = meter.terms();
+    let present = terms.tick(origin_us) / terms.period();
+    let [_, _, cell, current, previous, ..] = meter.numbers();
+    let [mut now, mut before] = [current, previous];
+    if let Some([_, _, _, _, _, own, own_before, _, apart, apart_before, ..]) = meter.outward_numbers() {
+        (now, before) = (now + own + apart, before + own_before + apart_before);
+    }
+    let counts = |of: u64, units: u64| units > 0 && of + 1 >= present;
+    let ends = |until_us: u64| terms.tick(until_us) / terms.period();
+    counts(cell, now)
+        || counts(cell.saturating_sub(1), before)
+        || meter.holders().any(|(_, holding)| counts(ends(holding.until_us), holding.amount))
+}
+
+/// The flag of a meter that counts on its standing part, in what it keeps because other regions count it too.
+pub(crate) const ON_PART: u64 = 2;
+
+/// The same of one that tells others what it charged to it.
+pub(crate) const IS_SETTLING: u64 = 4;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::time::Duration;
+
+    use tidegate_core::Limit;
+    use tidegate_core::origin::{Abroad, Ask, Call, Charge, Lapse, NodeId, Reply, StoreId, Terms, Update};
+
+    use super::*;
+
+    pub(crate) const SECOND_US: u64 = 1_000_000;
+
+    /// A moment at which windows of all lengths below begin.
+    pub(crate) const START_US: u64 = 1_800_000_000 * SECOND_US;
+
+    pub(crate) const STORE: StoreId = StoreId { lineage: 1, boot: 1, parent: 0, up_us: 0 };
+
+    fn gcra(amount: u64, seconds: u64) -> Terms {
+        let limit = Limit::gcra(amount, Duration::from_secs(seconds)).expect("in range");
+        Terms::new(&limit, 0, Lapse::Counted, 1)
+    }
+
+    /// The same, of which this region has one part of so many.
+    pub(crate) fn shared_gcra(amount: u64, seconds: u64, parts: u64) -> Terms {
+        let terms = gcra(amount, seconds);
+        let (part_amount, part_capacity) = (terms.amount() / parts, terms.capacity() / parts);
+        terms.with_abroad(Abroad { hide: 1, part_amount, part_capacity, debt_max: 0 })
+    }
+
+    /// A node asks for so many units of the first meter, and to hold so many more.
+    pub(crate) fn ask(
+        partition: &mut Partition,
+        now_us: u64,
+        terms: Terms,
+        (count, want): (u32, u64),
+    ) -> Reply {
+        let update = Update {
+            key: name(0).into(),
+            terms,
+            used: 0,
+            owed: 0,
+            refund: 0,
+            refund_of_us: 0,
+            keep: 0,
+            want,
+            life_us: SECOND_US,
+            cell: 0,
+        };
+        let asks = vec![Ask { charges: vec![Charge { meter: 0, cost: 1 }], count }];
+        let node = NodeId(now_us);
+        let call = Call {
+            node,
+            sequence: 1,
+            acknowledged: 0,
+            known_us: 0,
+            store: STORE,
+            updates: vec![update],
+            asks,
+        };
+        partition.apply(now_us, &call).expect("in order")
+    }
+
+    /// When the first meter counts no more, s after it was asked for, to the second; and when the partition forgets it at the earliest.
+    fn counts_for_s(partition: &Partition) -> (u64, u64) {
+        let meter = partition.meter(&name(0)).expect("known");
+        let is_over = |second: &u64| !still_counts(meter, START_US + second * SECOND_US);
+        let over_s = (0..100_000).find(is_over).expect("it ends");
+        (over_s, (meter.expires_us() - START_US) / SECOND_US)
+    }
+
+    #[test]
+    fn a_meter_counts_until_what_was_charged_and_what_was_held_has_drained() {
+        let mut partition = Partition::default();
+        ask(&mut partition, START_US, gcra(10, 1_000), (5, 0));
+        assert_eq!(counts_for_s(&partition).0, 500);
+        let mut partition = Partition::default();
+        ask(&mut partition, START_US, gcra(10, 1_000), (5, 4));
+        let (over_s, forgotten_s) = counts_for_s(&partition);
+        assert!(
+            (901..=903).contains(&over_s),
+            "a grant of a second, and then what may have been spent: {over_s}"
+        );
+        assert!(forgotten_s > over_s);
+    }
+
+    #[test]
+    fn a_window_counts_until_the_one_after_it_is_over() {
+        let limit = Limit::sliding_window(10, Duration::from_secs(100)).expect("in range");
+        let mut partition = Partition::default();
+        ask(&mut partition, START_US, Terms::new(&limit, 0, Lapse::Counted, 1), (5, 0));
+        let (over_s, forgotten_s) = counts_for_s(&partition);
+        assert_eq!(over_s, 200);
+        assert!(forgotten_s > over_s);
+    }
+
+    #[test]
+    fn what_is_charged_to_a_part_counts_until_it_has_drained_there() {
+        let mut partition = Partition::default();
+        ask(&mut partition, START_US, shared_gcra(40, 1_000, 4), (5, 0));
+        let (over_s, forgotten_s) = counts_for_s(&partition);
+        assert_eq!(over_s, 500, "as slowly as a quarter of forty drain");
+        assert!(forgotten_s > over_s);
+    }
+
+    #[test]
+    fn what_is_held_of_a_part_counts_until_it_could_have_drained_there() {
+        let mut partition = Partition::default();
+        ask(&mut partition, START_US, shared_gcra(400, 10_000, 4), (5, 90));
+        let (over_s, forgotten_s) = counts_for_s(&partition);
+        assert!(over_s > 9_000, "ninety and five at one in a hundred seconds: {over_s}");
+        assert!(forgotten_s > over_s, "{forgotten_s}");
+    }
+
+    #[test]
+    fn what_is_forgotten_is_told_as_it_was() {
+        let mut partition = Partition::default();
+        ask(&mut partition, START_US, gcra(10, 1_000), (5, 0));
+        let over_us = partition.meter(&name(0)).expect("known").expires_us();
+        assert!(forget(&mut partition, 1, over_us - 1).is_empty());
+        let forgotten = forget(&mut partition, 1, over_us);
+        assert_eq!(
+            forgotten.iter().map(|(meter, was)| (*meter, was.charged())).collect::<Vec<_>>(),
+            [(0, 5)]
+        );
+        assert!(partition.meter(&name(0)).is_none());
+    }
+}
