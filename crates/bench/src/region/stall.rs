@@ -162,7 +162,8 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer], pauses: &Pauses)
     let of = |from_us: u64, until_us: u64| -> Vec<&Answer> {
         all().filter(|one| (from_us..until_us).contains(&one.sent_us)).collect()
     };
-    let looked_at_us = from_us.saturating_sub(SECONDS_BEFORE * SECOND_US);
+    let begun_us = all().map(|one| one.sent_us).min().unwrap_or(from_us);
+    let looked_at_us = begun_us.max(from_us.saturating_sub(SECONDS_BEFORE * SECOND_US));
     let (before, after) = (of(looked_at_us, from_us), of(until_us, u64::MAX));
     // In the first second nothing is excused: then the store itself has most to do.
     let is_excused = |one: &Answer| {
@@ -251,7 +252,7 @@ mod tests {
         assert_eq!(stall.comfort_meanwhile, Tail { requests: 2, p99_us: 900, p999_us: 900 });
         assert_eq!((stall.requests, stall.in_trouble), (8, 0));
         assert_eq!((stall.security_without, stall.security_passed), (1, 0));
-        assert_eq!(stall.odd_before, [0; 8]);
+        assert_eq!(stall.odd_before, [0]);
         assert_eq!((stall.requests_after, stall.odd_after), (3, vec![1, 0]));
         assert_eq!(stall.regional_again_ms, Some(150.0));
         assert!((stall.seconds - 10.0).abs() < 1e-9 && (stall.last_odd_ms - 150.0).abs() < 1e-9);
