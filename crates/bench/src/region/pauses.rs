@@ -20,6 +20,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// busy processes take from each other counts too.
 const PAUSE_US_MIN: u64 = 10_000;
 
+/// For how long after a pause what waited meanwhile is worked off, µs. Longer: more is put down to the machine.
+const AFTERMATH_US: u64 = 50_000;
+
 /// When a core stood still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pause {
@@ -57,9 +60,9 @@ impl Pauses {
         self.0.len()
     }
 
-    /// Whether a core stood still at any time between these.
+    /// Whether a core stood still at any time between these, or just before.
     pub(super) fn touch(&self, from_us: u64, until_us: u64) -> bool {
-        self.0.iter().any(|pause| pause.from_us <= until_us && from_us <= pause.until_us)
+        self.0.iter().any(|pause| pause.from_us <= until_us && from_us <= pause.until_us + AFTERMATH_US)
     }
 }
 
@@ -93,10 +96,14 @@ mod tests {
     #[test]
     fn what_overlaps_a_pause_is_touched_by_it() {
         let pauses = Pauses::at(100, 200);
+        let over = 200 + AFTERMATH_US;
         assert!(
-            pauses.touch(50, 100) && pauses.touch(150, 160) && pauses.touch(200, 300) && pauses.touch(0, 999)
+            pauses.touch(50, 100)
+                && pauses.touch(150, 160)
+                && pauses.touch(over, over + 1)
+                && pauses.touch(0, 999)
         );
-        assert!(!pauses.touch(0, 99) && !pauses.touch(201, 300));
+        assert!(!pauses.touch(0, 99) && !pauses.touch(over + 1, over + 2));
         assert!(!Pauses::default().touch(0, u64::MAX));
     }
 
