@@ -63,8 +63,9 @@ fn sim(runs: &[&[&str]]) -> Result<(), Failure> {
 /// Faults, attacks and cuts that last as long as they are promised for, one at a time.
 fn regions(tally: &mut Tally) -> Result<(), Failure> {
     for test in ["region", "regions"] {
-        let test =
-            ["test", "--package", "tidegate-cli", "--test", test, "--", "--nocapture", "--test-threads", "1"];
+        let package = ["test", "--release", "--package", "tidegate-cli", "--test", test];
+        // What is promised of time is promised of what people run.
+        let test = package.into_iter().chain(["--", "--nocapture", "--test-threads", "1"]);
         command::run_tests(command::cargo().args(test).env("TIDEGATE_REGION_LONG", "1"), tally)?;
     }
     Ok(())
