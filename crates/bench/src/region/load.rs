@@ -1,6 +1,7 @@
 //! The requests of a case, when they are due, and what became of them.
 
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -52,6 +53,38 @@ impl Made {
     pub(crate) fn passed(&self) -> Option<Passed> {
         let Answer { allowed, sent_us, answered_us, .. } = self.answer;
         (allowed && self.is_judged()).then_some(Passed { cost: self.cost, sent_us, answered_us })
+    }
+}
+
+/// What one server is asked, in order, and what it answered.
+///
+/// There is a place for every answer before the first request is made. What grows meanwhile takes new memory of the machine, and clients that
+/// all have as much to keep take it at the same moment: where a guest's new memory is new to its host, everything waits for that.
+struct Slate {
+    due: Vec<Due>,
+    answers: Vec<OnceLock<Answer>>,
+    cursor: AtomicUsize,
+}
+
+impl Slate {
+    fn new(due: Vec<Due>) -> Self {
+        let answers = due.iter().map(|_| OnceLock::new()).collect();
+        Self { due, answers, cursor: AtomicUsize::new(0) }
+    }
+
+    /// The next request, for one client, and the place for its answer.
+    fn next(&self) -> Option<(Due, &OnceLock<Answer>)> {
+        let next = self.cursor.fetch_add(1, Ordering::Relaxed);
+        self.due.get(next).copied().zip(self.answers.get(next))
+    }
+
+    /// Requests that were answered.
+    fn made(self) -> impl Iterator<Item = Made> {
+        let answers = self.answers.into_iter().map(OnceLock::into_inner);
+        let made = |(Due { key, cost, .. }, answer): (Due, Option<Answer>)| {
+            Some(Made { key, cost, answer: answer? })
+        };
+        self.due.into_iter().zip(answers).filter_map(made)
     }
 }
 
@@ -116,45 +149,36 @@ impl Load<'_> {
 
     /// Makes all requests, and gives them as they were answered.
     pub(super) fn run(&self, keys: &[Key]) -> Result<Vec<Made>> {
-        let nodes = self.draw();
-        let cursors: Vec<AtomicUsize> = nodes.iter().map(|_| AtomicUsize::new(0)).collect();
+        let nodes: Vec<Slate> = self.draw().into_iter().map(Slate::new).collect();
         let started = machine::now();
         thread::scope(|scope| {
             let clients: Vec<_> = (0..CONNECTIONS)
                 .map(|number| {
                     let node = number % self.servers.len();
-                    let (due, cursor) = (&nodes[node], &cursors[node]);
-                    scope.spawn(move || self.ask(self.servers[node], started, due, cursor, keys))
+                    let slate = &nodes[node];
+                    scope.spawn(move || self.ask(self.servers[node], started, slate, keys))
                 })
                 .collect();
-            let mut made = Vec::new();
-            for client in clients {
-                made.extend(client.join().map_err(|_| anyhow!("a client panicked"))??);
-            }
-            ensure!(!made.is_empty(), "no request was made");
-            Ok(made)
-        })
+            clients
+                .into_iter()
+                .try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
+        })?;
+        let made: Vec<Made> = nodes.into_iter().flat_map(Slate::made).collect();
+        ensure!(!made.is_empty(), "no request was made");
+        Ok(made)
     }
 
     /// One connection, that makes whatever of its server is due next.
-    fn ask(
-        &self,
-        server: SocketAddr,
-        started: Instant,
-        due: &[Due],
-        cursor: &AtomicUsize,
-        keys: &[Key],
-    ) -> Result<Vec<Made>> {
+    fn ask(&self, server: SocketAddr, started: Instant, slate: &Slate, keys: &[Key]) -> Result<()> {
         let mut connection = Connection::open(server, self.timeline)?;
         let rule = self.case.rule.name();
-        let mut made = Vec::new();
-        while let Some(next) = due.get(cursor.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((next, answered)) = slate.next() {
             wait_until(started + next.after);
             let key = keys.get(next.key as usize).context("a key without a name")?;
             let answer = connection.check(&rule, &key.name, next.cost)?;
-            made.push(Made { key: next.key, cost: next.cost, answer });
+            answered.set(answer).map_err(|_| anyhow!("a request was made twice"))?;
         }
-        Ok(made)
+        Ok(())
     }
 
     /// What each server is asked: requests that come at random, as independent people send them, and those of one key to
@@ -258,6 +282,21 @@ mod tests {
         assert!(nodes.iter().all(in_order));
         let costs = nodes.iter().flatten().map(|due| due.cost);
         assert_eq!((costs.clone().min(), costs.max()), (Some(1), Some(20)));
+    }
+
+    #[test]
+    fn every_request_is_made_by_one_client_and_kept_if_it_was_answered() {
+        let due = |key| Due { after: Duration::ZERO, key, cost: 3 };
+        let slate = Slate::new(vec![due(1), due(2), due(3)]);
+        let answer = Answer { allowed: true, basis: Basis::Region, status: 200, sent_us: 1, answered_us: 2 };
+        let (first, answered) = slate.next().unwrap();
+        let (second, _) = slate.next().unwrap();
+        assert_eq!((first.key, second.key), (1, 2));
+        answered.set(answer).unwrap();
+        slate.next().unwrap().1.set(answer).unwrap();
+        assert!(slate.next().is_none());
+        let made: Vec<(u32, u64)> = slate.made().map(|made| (made.key, made.cost)).collect();
+        assert_eq!(made, [(1, 3), (3, 3)]);
     }
 
     #[test]
