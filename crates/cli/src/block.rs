@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::client::{self, Client, segment};
 use crate::naming::name_of;
+use crate::out::shown;
 use crate::rules::change::{ask, reason_arg, tell_not_in_force, yes_arg};
 use crate::{Done, Failure};
 
@@ -105,7 +106,7 @@ fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String
     if matches.get_flag("json") {
         say!("{body}")?;
     } else {
-        say!("{}", words(body))?;
+        say!("{}", shown(words(body)))?;
     }
     tell_not_in_force(body);
     Ok(ExitCode::SUCCESS)

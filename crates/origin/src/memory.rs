@@ -96,8 +96,11 @@ impl Part {
     /// Applies a call to all meters that there is room for. Those who ask for others are not decided: what they are decided by is
     /// up to their class, as if there was no origin.
     fn call(&mut self, now_us: u64, call: &Call, meters_max: usize) -> Result<Reply, OriginError> {
-        let last = self.turned_away.get(&call.node);
+        let last = self.turned_away.get_mut(&call.node);
         if let Some(last) = last.filter(|last| last.sequence == call.sequence) {
+            // As long as it is said it is remembered, here and there.
+            last.since_us = now_us;
+            self.partition.apply(now_us, &Call { updates: Vec::new(), asks: Vec::new(), ..call.clone() })?;
             return Ok(last.reply.clone());
         }
         let has_room = self.room_for(now_us, call.updates.iter().map(|update| &*update.key), meters_max);

@@ -237,16 +237,21 @@ impl Lane {
         [flush, waiting, call].into_iter().flatten().min()
     }
 
-    /// An origin forgets lanes that were silent for long: what it does not know must not look like a loss. Nor must it in a call that is
-    /// still made again by then. Should the origin have applied that, and forgotten it since, it applies it twice: what it says was used
-    /// counts twice, and no more passes for it.
+    /// Whether the origin may have forgotten this lane by now, or soon will have: it was not heard of for long.
+    fn may_be_forgotten(&self, cx: &Context<'_>) -> bool {
+        cx.now_us() > self.answered_us + LANE_RETENTION_US / 2
+    }
+
+    /// An origin forgets lanes that were silent for long: what it does not know must not look like a loss. Nor is anything given back that was
+    /// charged before: nobody knows whether that is still there.
     fn begin_anew(&mut self, cx: &Context<'_>) {
-        if cx.now_us() <= self.answered_us + LANE_RETENTION_US / 2 {
+        if !self.may_be_forgotten(cx) {
             return;
         }
         self.acknowledged = 0;
-        if let Some(under_way) = self.under_way.as_mut().filter(|under_way| under_way.call.acknowledged > 0) {
-            Arc::make_mut(&mut under_way.call).acknowledged = 0;
+        // Of one that was never heard of there is nothing to forget.
+        if self.origin_us.is_some() {
+            self.meters.values_mut().for_each(Tracked::forget_refund);
         }
     }
 
@@ -274,6 +279,7 @@ impl Lane {
 
     /// Sends the call under way again: once for the tail, then now and then.
     fn repeat(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
+        let begins_anew = self.may_be_forgotten(cx) && self.origin_us.is_some();
         let Some(under_way) = &mut self.under_way else { return };
         let now_us = cx.now_us();
         let late = now_us >= under_way.hedge_at_us(cx.settings);
@@ -293,6 +299,9 @@ impl Lane {
                 under_way.retry_at_us = now_us + cx.settings.retry_us_max;
                 return;
             }
+        }
+        if begins_anew {
+            under_way.begin_anew(cx.known_us());
         }
         cx.stats.repeats += 1;
         effects.push(Effect::Call { partition, call: Arc::clone(&under_way.call), hedge });
@@ -427,7 +436,7 @@ impl Lane {
         cx.answered_sent_us = cx.answered_sent_us.max(under_way.sent_us);
         for (digest, told) in under_way.meters.iter().zip(&reply.told) {
             if let Some(tracked) = self.meters.get_mut(digest) {
-                cx.stats.lapsed += tracked.hear(cx, under_way.sent_us, told, reply.lost);
+                cx.stats.lapsed += tracked.hear(cx, under_way.sent_us, told, reply);
                 // A window's last grants may end long before a flush that is stretched.
                 let report_by_us = tracked.report_by_us(cx).unwrap_or(u64::MAX);
                 self.flush_at_us = self.flush_at_us.min(report_by_us);
@@ -510,6 +519,15 @@ impl UnderWay {
         let overdue_us = (!self.overdue).then_some(self.sent_us + settings.deadline_us);
         let others = [waits_until_us, overdue_us].into_iter().flatten();
         others.fold(self.hedge_at_us(settings).min(self.retry_at_us), u64::min)
+    }
+
+    /// Makes it the first call of a lane that the origin may have forgotten. What tells a store that was emptied is then only for how long there has
+    /// been one. Should the origin have applied it, and forgotten it since, it applies it twice: what it says was used counts twice, and
+    /// what it gave back is not given back again.
+    fn begin_anew(&mut self, known_us: u64) {
+        let call = Arc::make_mut(&mut self.call);
+        (call.acknowledged, call.known_us) = (0, known_us);
+        call.updates.iter_mut().for_each(|update| (update.refund, update.refund_of_us) = (0, 0));
     }
 
     /// Those who still wait.

@@ -3,7 +3,7 @@
 //! The table decides what it can by itself: inside a grant, or by a denial that the origin told. What it cannot decide comes
 //! here ([`Engine::ask`]), and waits for the lane of its partition. A lane has one call under way, carries all that is to be
 //! said about its meters, and is called again with the same words until it is answered: whatever the network does, a call
-//! is applied once.
+//! is applied once, unless it is cut off for longer than an origin remembers it.
 //!
 //! Nothing here does anything. Requests, answers, failures and time come in; what is to be done goes out as [`Effect`]s.
 

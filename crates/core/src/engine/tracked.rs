@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::demand::Demand;
 use super::{Context, MeterRef};
 use crate::limit::Algorithm;
-use crate::origin::{LAPSE_MARGIN_US, Lapse, Told, Update};
+use crate::origin::{LAPSE_MARGIN_US, Lapse, Reply, Terms, Told, Update};
 use crate::table::Ask;
 use crate::{Taken, Word};
 
@@ -47,30 +47,36 @@ const REFUND_ON_ITS_WAY_US: u64 = 500_000;
 pub(super) struct Refund {
     /// From when on it has been draining, by the origin's clock.
     of_us: u64,
-    /// The cell in which it was charged.
+    /// The cell in which it was charged, and how long cells were by the limit of then, µs; 0 where there are none.
     cell: u64,
+    cell_us: u64,
 }
 
 impl Refund {
     /// One that nothing has drained of yet.
-    const LATEST: Self = Self { of_us: u64::MAX, cell: u64::MAX };
+    const LATEST: Self = Self { of_us: u64::MAX, cell: u64::MAX, cell_us: 0 };
 
     /// Of what was charged at that moment of the origin's clock. Where the origin was never heard of nobody knows when that was; no
     /// limit that must hold lets anything pass then.
     pub(super) fn charged(at_us: Option<u64>, tracked: &Tracked) -> Self {
-        at_us.map_or(Self::LATEST, |of_us| Self { of_us, cell: tracked.cell_at(of_us) })
+        let cell_us = cell_us(&tracked.meter.terms);
+        at_us.map_or(Self::LATEST, |of_us| Self {
+            of_us,
+            cell: of_us.checked_div(cell_us).unwrap_or(0),
+            cell_us,
+        })
     }
 
     /// Of what a user gives back at that moment.
     pub(super) fn asked(at_us: Option<u64>, tracked: &Tracked) -> Self {
-        let Self { of_us, cell } = Self::charged(at_us, tracked);
-        Self { of_us: of_us.saturating_add(REFUND_ON_ITS_WAY_US), cell }
+        let charged = Self::charged(at_us, tracked);
+        Self { of_us: charged.of_us.saturating_add(REFUND_ON_ITS_WAY_US), ..charged }
     }
 
     /// What was said in a call.
     fn of(update: &Update) -> Self {
         let of_us = if update.refund_of_us == 0 { u64::MAX } else { update.refund_of_us };
-        Self { of_us, cell: update.cell }
+        Self { of_us, cell: update.cell, cell_us: cell_us(&update.terms) }
     }
 
     /// As a call says it.
@@ -80,7 +86,23 @@ impl Refund {
 
     /// Both, to be given back as one. By the later of them too much would be.
     fn first(self, other: Self) -> Self {
-        Self { of_us: self.of_us.min(other.of_us), cell: self.cell.min(other.cell) }
+        let begins_us = |of: &Self| of.cell.saturating_mul(of.cell_us.max(1));
+        let Self { cell, cell_us, .. } = if begins_us(&other) < begins_us(&self) { other } else { self };
+        Self { of_us: self.of_us.min(other.of_us), cell, cell_us }
+    }
+
+    /// Whether the window is over in which it was charged, by its own count: the origin counts cells by the limit as it knows it, which may be
+    /// another.
+    fn is_over(self, origin_us: u64) -> bool {
+        origin_us.checked_div(self.cell_us).is_some_and(|cell| self.cell.saturating_add(1) < cell)
+    }
+}
+
+/// How long the cells of a limit are, µs; 0 if it has none.
+fn cell_us(terms: &Terms) -> u64 {
+    match terms.algorithm() {
+        Algorithm::Gcra => 0,
+        Algorithm::SlidingWindow => terms.tick_us() * terms.period(),
     }
 }
 
@@ -207,17 +229,8 @@ impl Tracked {
         self.sent_us >= since_us
     }
 
-    fn forget_refund(&mut self) {
+    pub(super) fn forget_refund(&mut self) {
         (self.refund, self.refund_of) = (0, Refund::LATEST);
-    }
-
-    /// The cell of a moment of the origin's clock, as this node knows the limit; only windows have any.
-    fn cell_at(&self, origin_us: u64) -> u64 {
-        let terms = &self.meter.terms;
-        match terms.algorithm() {
-            Algorithm::Gcra => 0,
-            Algorithm::SlidingWindow => terms.tick(origin_us) / terms.period(),
-        }
     }
 
     /// Takes over a limit that changed. A lower one gives up what is held at once; a higher one waits for new grants.
@@ -443,16 +456,16 @@ impl Tracked {
         if counts && (told.lapsed || is_late) { self.granted } else { 0 }
     }
 
-    /// Takes in what the origin says about it. What was to be given back is forgotten if the charge may be lost as well. What of its
-    /// grant may count as used without having been.
-    pub(super) fn hear(&mut self, cx: &Context<'_>, sent_us: u64, told: &Told, lost: bool) -> u64 {
+    /// Takes in what the origin says about it in an answer. What was to be given back is forgotten if the charge may be lost as well.
+    /// What of its grant may count as used without having been.
+    pub(super) fn hear(&mut self, cx: &Context<'_>, sent_us: u64, told: &Told, reply: &Reply) -> u64 {
         let lapsed = self.lapsed(cx, told);
         self.granted = told.grant;
         self.under_way = false;
         self.quiet_until_us.set(0);
         // And what was charged in a window that is over is not there any more.
-        let is_over = self.refund_of.cell.saturating_add(1) < told.cell;
-        if is_over || (lost && self.meter.terms.lapse() == Lapse::Counted) {
+        let is_over = self.refund_of.is_over(reply.now_us);
+        if is_over || (reply.lost && self.meter.terms.lapse() == Lapse::Counted) {
             self.forget_refund();
         }
         let now_us = cx.now_us();

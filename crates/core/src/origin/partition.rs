@@ -164,7 +164,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Applies a call at `now_us`, the origin's clock: whole, or not at all, and at most once.
+    /// Applies a call at `now_us`, the origin's clock: whole, or not at all, and at most once while its lane is remembered.
     pub fn apply(&mut self, now_us: u64, call: &Call) -> Result<Reply, CallError> {
         call.check()?;
         if let Some(lane) = self.lanes.get_mut(&call.node) {

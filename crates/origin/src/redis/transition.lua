@@ -445,6 +445,8 @@ if before[2] then
   if sequence == answered then
     -- As long as it is said it is remembered, or it would be applied again.
     call('PEXPIRE', KEYS[2], milliseconds(LANE_RETENTION_US))
+    local store = load_store(before[1])
+    if store.known then save_store(store, LANE_RETENTION_US) end
     return sub(before[2], LANE_BYTES + 1)
   end
   if sequence < answered then return pack(REPLY, OUTDATED, answered) end

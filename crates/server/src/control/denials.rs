@@ -38,6 +38,10 @@ const RULES_MAX: usize = 10_000;
 const WATCHED_RULES_MAX: usize = 100_000;
 const _: () = assert!(RULES_MAX <= WATCHED_RULES_MAX, "the latest change is always watched");
 
+/// Changes that are watched at once. Beyond, the earliest are no longer. Higher: more at once; each is looked up for every rule that denied
+/// something, with each look.
+const CHANGES_MAX: usize = 1_000;
+
 /// What rules denied lately, and the changes that are watched.
 #[derive(Debug, Default)]
 pub(super) struct Denials {
@@ -46,7 +50,7 @@ pub(super) struct Denials {
     /// Looks in the minute that is not over.
     looks: usize,
     /// What was denied since rules were replaced, while it is not known what to watch of that.
-    aside: Option<Minute>,
+    aside: Option<Aside>,
     watched: Vec<Watched>,
 }
 
@@ -56,6 +60,13 @@ struct Minute {
     denied: HashMap<Box<str>, u64>,
     /// Whether there were more rules than can be remembered.
     is_partial: bool,
+}
+
+/// What was denied meanwhile, in so many looks.
+#[derive(Debug, Default)]
+struct Aside {
+    minute: Minute,
+    looks: usize,
 }
 
 #[derive(Debug)]
@@ -75,7 +86,8 @@ struct Touched {
     before_per_minute: f64,
     /// The share that somebody approved.
     approved: f64,
-    /// Denials and requests of each look, for a minute, the latest first.
+    /// Denials and requests of each look, for a minute, the latest first. None until its requests are counted: what it denied before that
+    /// would be all of them.
     looks: VecDeque<(u64, u64)>,
 }
 
@@ -104,7 +116,8 @@ impl Denials {
 
     fn note(&mut self, rule: &str, did: RuleDid) {
         let RuleDid { denied, shadow_denied, asked } = did;
-        let minute = self.aside.as_mut().or(self.minutes.front_mut());
+        let aside = self.aside.as_mut().map(|aside| &mut aside.minute);
+        let minute = aside.or(self.minutes.front_mut());
         if let Some(minute) = minute.filter(|_| denied + shadow_denied > 0) {
             minute.add(rule, denied + shadow_denied);
         }
@@ -124,16 +137,21 @@ impl Denials {
             touched.looks.push_front((0, 0));
             touched.looks.truncate(LOOKS_PER_MINUTE);
         }
-        if self.aside.is_some() {
-            return jumps;
+        match &mut self.aside {
+            Some(aside) => aside.looks += 1,
+            None => self.pass(1),
         }
-        self.looks += 1;
-        if self.looks == LOOKS_PER_MINUTE {
-            self.looks = 0;
+        jumps
+    }
+
+    /// So many looks are over, less than a minute of them.
+    fn pass(&mut self, looks: usize) {
+        self.looks += looks;
+        if self.looks >= LOOKS_PER_MINUTE {
+            self.looks -= LOOKS_PER_MINUTE;
             self.minutes.push_front(Minute::default());
             self.minutes.truncate(MINUTES_BEFORE + 1);
         }
-        jumps
     }
 
     /// Keeps what is denied from now on apart from what was denied before: a change that came into force is compared with the latter,
@@ -142,13 +160,20 @@ impl Denials {
         self.aside.get_or_insert_default();
     }
 
-    /// Goes on as before: all changes that came into force are known.
+    /// Goes on as before: all changes that came into force are known. What was denied meanwhile counts as long as it took, up to a minute: however
+    /// long that was, nobody denied so much in one.
     pub(super) fn go_on(&mut self) {
-        let Some(Minute { denied, is_partial }) = self.aside.take() else { return };
-        let Some(minute) = self.minutes.front_mut() else { return };
-        minute.is_partial |= is_partial;
-        for (rule, denied) in &denied {
-            minute.add(rule, *denied);
+        let Some(Aside { mut minute, looks }) = self.aside.take() else { return };
+        if looks >= LOOKS_PER_MINUTE {
+            minute.last(LOOKS_PER_MINUTE, looks);
+            self.minutes.insert(self.minutes.len().min(1), minute);
+            self.minutes.truncate(MINUTES_BEFORE + 1);
+            return;
+        }
+        if let Some(current) = self.minutes.front_mut() {
+            current.is_partial |= minute.is_partial;
+            minute.denied.iter().for_each(|(rule, denied)| current.add(rule, *denied));
+            self.pass(looks);
         }
     }
 
@@ -186,7 +211,7 @@ impl Denials {
         let touched = |rule: String| {
             let before_per_minute = self.before_change(&rule)?;
             let approved = approved.map_or(0.0, |approved| approved.share_of(&rule));
-            let touched = Touched { before_per_minute, approved, looks: VecDeque::from([(0, 0)]) };
+            let touched = Touched { before_per_minute, approved, looks: VecDeque::new() };
             Some((rule.into_boxed_str(), touched))
         };
         let rules: HashMap<_, _> = rules.into_iter().take(RULES_MAX).filter_map(touched).collect();
@@ -200,9 +225,11 @@ impl Denials {
 
     fn make_room(&mut self) -> Vec<u64> {
         let mut rules: usize = self.watched.iter().map(|watched| watched.rules.len()).sum();
+        let mut changes = self.watched.len();
         let is_too_many = |watched: &&Watched| {
-            let is_too_many = rules > WATCHED_RULES_MAX;
+            let is_too_many = rules > WATCHED_RULES_MAX || changes > CHANGES_MAX;
             rules -= watched.rules.len();
+            changes -= 1;
             is_too_many
         };
         let gone = self.watched.iter().take_while(is_too_many).count();
@@ -237,6 +264,14 @@ impl Denials {
             watched.refused_at = at;
             !std::mem::replace(&mut watched.is_told, true)
         })
+    }
+
+    /// Begins to hold against changes what their rules do, whose requests are counted from now on.
+    pub(super) fn begin(&mut self, rules: &GatedRules) {
+        self.mark(rules);
+        self.take_from(rules);
+        let all = self.watched.iter_mut().flat_map(|watched| watched.rules.values_mut());
+        all.filter(|touched| touched.looks.is_empty()).for_each(|touched| touched.looks.push_front((0, 0)));
     }
 
     /// Has the requests of the rules counted that are watched, and of no others.
@@ -288,6 +323,12 @@ impl Minute {
             self.is_partial = true;
         }
     }
+
+    /// What was denied in some looks out of these, as if it was evenly.
+    fn last(&mut self, some: usize, looks: usize) {
+        let part = |denied: u64| denied.saturating_mul(some as u64) / (looks as u64).max(1);
+        self.denied.values_mut().for_each(|denied| *denied = part(*denied));
+    }
 }
 
 impl Watched {
@@ -330,10 +371,22 @@ mod tests {
         jumps
     }
 
+    /// Watches a change whose rules are counted from now on.
+    fn watch<const RULES: usize>(
+        denials: &mut Denials,
+        change: (u64, u64),
+        rules: [&str; RULES],
+        approved: Option<&Approved>,
+    ) -> Vec<u64> {
+        let gone = denials.watch(change, rules.map(str::to_owned), approved);
+        denials.begin(&GatedRules::default());
+        gone
+    }
+
     fn after(before: (usize, (u64, u64)), look: (u64, u64)) -> Vec<Jump> {
         let mut denials = Denials::default();
         looks(&mut denials, before.0, before.1);
-        denials.watch((7, NOW_MS), ["a".to_owned()], None);
+        watch(&mut denials, (7, NOW_MS), ["a"], None);
         looks(&mut denials, LOOKS_PER_MINUTE, look)
     }
 
@@ -364,13 +417,13 @@ mod tests {
             denials.take_from(&GatedRules::default());
             denials.note("a", RuleDid { shadow_denied, ..RuleDid::default() });
             denials.look(NOW_MS);
-            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            watch(&mut denials, (7, NOW_MS), ["a"], None);
             looks(&mut denials, LOOKS_PER_MINUTE, (100, 200)).len()
         };
         assert_eq!([0, 119, 120].map(enforced_after), [1, 1, 0]);
         // While it is in shadow mode it denies nobody.
         let mut denials = Denials::default();
-        denials.watch((7, NOW_MS), ["a".to_owned()], None);
+        watch(&mut denials, (7, NOW_MS), ["a"], None);
         denials.take_from(&GatedRules::default());
         denials.note("a", RuleDid { shadow_denied: 1_000, ..RuleDid::default() });
         assert_eq!(denials.look(NOW_MS), []);
@@ -387,7 +440,7 @@ mod tests {
         };
         let jumps = |approved: Option<&Approved>, rule: &str, look: (u64, u64)| {
             let mut denials = Denials::default();
-            denials.watch((7, NOW_MS), ["a".to_owned(), "b".to_owned()], approved);
+            watch(&mut denials, (7, NOW_MS), ["a", "b"], approved);
             denials.take_from(&GatedRules::default());
             denials.note(rule, RuleDid { denied: look.0, asked: look.1, shadow_denied: 0 });
             denials.look(NOW_MS).len()
@@ -404,16 +457,16 @@ mod tests {
     #[test]
     fn only_the_rules_of_changes_of_the_last_minutes_are_watched() {
         let mut denials = Denials::default();
-        denials.watch((7, NOW_MS), ["b".to_owned()], None);
+        watch(&mut denials, (7, NOW_MS), ["b"], None);
         assert_eq!(looks(&mut denials, 20, (100, 100)), [], "another rule");
-        denials.watch((8, NOW_MS - WATCHED_MS), ["a".to_owned()], None);
+        watch(&mut denials, (8, NOW_MS - WATCHED_MS), ["a"], None);
         denials.look(NOW_MS);
         assert_eq!(denials.watched.len(), 1, "too long ago");
-        denials.watch((9, NOW_MS), ["a".to_owned()], None);
+        watch(&mut denials, (9, NOW_MS), ["a"], None);
         denials.forget(9);
         assert_eq!(denials.watched.len(), 1);
         for change in 10..300 {
-            assert_eq!(denials.watch((change, NOW_MS), [], None), [0_u64; 0]);
+            assert_eq!(watch(&mut denials, (change, NOW_MS), [], None), [0_u64; 0]);
         }
         let watched = |denials: &Denials| denials.watched.iter().map(|one| one.change).collect::<Vec<_>>();
         assert_eq!(watched(&denials), [7], "those that make nothing stricter push out none");
@@ -425,6 +478,27 @@ mod tests {
             (vec![7], (300..310).collect()),
             "the earliest goes, and is told"
         );
+        let mut denials = Denials::default();
+        let gone: Vec<_> = (0..CHANGES_MAX as u64 + 2)
+            .flat_map(|change| denials.watch((change, NOW_MS), ["a".to_owned()], None))
+            .collect();
+        assert_eq!((gone, denials.watched.len()), (vec![0, 1], CHANGES_MAX), "however small");
+    }
+
+    /// What is denied before requests are counted would look like all of them.
+    #[test]
+    fn what_a_rule_denied_before_its_requests_were_counted_is_not_held_against_a_change() {
+        let jumps = |begins: bool| {
+            let mut denials = Denials::default();
+            denials.take_from(&GatedRules::default());
+            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            if begins {
+                denials.begin(&GatedRules::default());
+            }
+            denials.note("a", RuleDid { denied: 300, shadow_denied: 0, asked: 1 });
+            denials.look(NOW_MS).len()
+        };
+        assert_eq!([false, true].map(jumps), [0, 1]);
     }
 
     #[test]
@@ -437,7 +511,7 @@ mod tests {
             }
             // The store is gone for two minutes.
             looks(&mut denials, 24, (100, 100));
-            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            watch(&mut denials, (7, NOW_MS), ["a"], None);
             denials.go_on();
             looks(&mut denials, LOOKS_PER_MINUTE, (100, 100)).len()
         };
@@ -452,16 +526,30 @@ mod tests {
         looks(&mut denials, 12, (5, 100));
         assert_eq!(denials.before_per_minute("a"), Some(0.0));
         denials.go_on();
-        assert_eq!(denials.before_per_minute("a"), Some(60.0));
+        // Of two minutes, one in which it denied nothing.
+        assert_eq!(denials.before_per_minute("a"), Some(30.0));
+    }
+
+    #[test]
+    fn what_was_denied_in_a_long_time_was_not_denied_in_a_minute() {
+        let before = |looks_aside: usize| {
+            let mut denials = Denials::default();
+            looks(&mut denials, 5 * LOOKS_PER_MINUTE, (5, 100));
+            denials.set_aside();
+            looks(&mut denials, looks_aside, (5, 100));
+            denials.go_on();
+            denials.before_per_minute("a")
+        };
+        assert_eq!([0, 6, 12, 360].map(before), [Some(60.0); 4]);
     }
 
     #[test]
     fn the_latest_change_is_undone_first_and_none_is_tried_twice_at_a_revision() {
         let mut denials = Denials::default();
         for change in [7, 8] {
-            denials.watch((change, NOW_MS), ["a".to_owned()], None);
+            watch(&mut denials, (change, NOW_MS), ["a"], None);
         }
-        denials.watch((9, NOW_MS), ["b".to_owned()], None);
+        watch(&mut denials, (9, NOW_MS), ["b"], None);
         let changes = |jumps: Vec<Jump>| jumps.iter().map(|jump| jump.change).collect::<Vec<_>>();
         assert_eq!(changes(looks(&mut denials, 1, (100, 100))), [8], "of two that touched it");
         assert!(!denials.is_refused(7, 3));
@@ -478,9 +566,9 @@ mod tests {
     fn what_a_change_denies_is_no_measure_for_the_next() {
         let jumps = |approved: Option<&Approved>| {
             let mut denials = Denials::default();
-            denials.watch((7, NOW_MS), ["a".to_owned()], approved);
+            watch(&mut denials, (7, NOW_MS), ["a"], approved);
             looks(&mut denials, 6, (200, 1_000));
-            denials.watch((8, NOW_MS), ["a".to_owned()], None);
+            watch(&mut denials, (8, NOW_MS), ["a"], None);
             let jumps = looks(&mut denials, 1, (200, 1_000));
             jumps.iter().map(|jump| jump.change).collect::<Vec<_>>()
         };
@@ -495,9 +583,9 @@ mod tests {
         let jumps = |before: u64| {
             let mut denials = Denials::default();
             denials.recall(HashMap::from([("a".into(), before)]));
-            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            watch(&mut denials, (7, NOW_MS), ["a"], None);
             // It is watched once, however often it is found.
-            denials.watch((7, NOW_MS), ["a".to_owned()], None);
+            watch(&mut denials, (7, NOW_MS), ["a"], None);
             looks(&mut denials, 1, (100, 100)).len()
         };
         // In five minutes.

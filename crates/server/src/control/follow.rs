@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::credentials::admit;
 use super::noting::Unnoted;
+use super::snapshots::Written;
 use super::trial::Trials;
 use super::{Control, EMPTY, Look, NotTaken, Tried, compile, rollback, snapshots};
 use crate::auth::Credentials;
@@ -35,6 +36,8 @@ pub(crate) struct Following {
     configured: Arc<Credentials>,
     /// What a snapshot gave, until there is a store.
     begun: Result<Arc<Control>, Snapshot>,
+    /// Whether what it began with is from a snapshot.
+    is_kept: bool,
 }
 
 impl Following {
@@ -49,11 +52,13 @@ impl Following {
                 match control.take_rows(Look::First).await {
                     Ok(()) => {
                         shared.metrics.control.store_is_up(true);
-                        if control.book().revision == 0 {
+                        let is_new = control.book().revision == 0;
+                        if is_new {
                             begin_without_what_was_lost(&config, &shared, &control).await;
                         }
+                        let is_kept = is_new && control.book().revision > 0;
                         shared.follows(Arc::clone(&control));
-                        return Ok(Self { config, shared, configured, begun: Ok(control) });
+                        return Ok(Self { config, shared, configured, begun: Ok(control), is_kept });
                     }
                     Err(problem) => {
                         // What was refused is tried again when it changes; what was not given, all of it.
@@ -81,12 +86,12 @@ impl Following {
                 Ok(control)
             }
         };
-        Ok(Self { config, shared, configured, begun })
+        Ok(Self { config, shared, configured, begun, is_kept: true })
     }
 
     /// Takes over what changes, until told to stop.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let Self { config, shared, configured, begun } = self;
+        let Self { config, shared, configured, begun, is_kept } = self;
         let control = match begun {
             Ok(control) => control,
             Err(snapshot) => {
@@ -103,8 +108,10 @@ impl Following {
         };
         let rows = follow_rows(Arc::clone(&control));
         let emergencies = follow_emergencies(Arc::clone(&control));
+        let written = is_kept.then(|| Written::of(&control.book(), &control.credentials.load_full()));
         let kept = config.snapshots.clone().map(Arc::new);
-        let kept = kept.map(|to| tokio::spawn(snapshots::keep(Arc::clone(&control), to, stop.clone())));
+        let kept =
+            kept.map(|to| tokio::spawn(snapshots::keep(Arc::clone(&control), to, written, stop.clone())));
         tokio::select! {
             () = stop.cancelled() => {}
             () = watch(&control, &config) => {}
@@ -356,6 +363,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
+    use crate::control::snapshots::Snapshots;
 
     /// A deadline to end a hung test.
     const WAIT_MAX: Duration = Duration::from_mins(1);
@@ -383,7 +391,8 @@ mod tests {
         let snapshot = last.begin(&shared, "it is gone");
         assert_eq!(shared.rules.load().set().rules().len(), 1);
         let configured = Arc::clone(&shared.credentials());
-        let following = Following { config, shared: Arc::clone(&shared), configured, begun: Err(snapshot) };
+        let (shared, begun) = (Arc::clone(&shared), Err(snapshot));
+        let following = Following { config, shared: Arc::clone(&shared), configured, begun, is_kept: true };
         let stop = CancellationToken::new();
         let run = tokio::spawn(following.run(stop.clone()));
         let taken = async {
@@ -394,5 +403,29 @@ mod tests {
         timeout(WAIT_MAX, taken).await.expect("what the store holds is in force");
         stop.cancel();
         run.await.expect("it ends");
+    }
+
+    /// How many snapshots there are after a server with such rules, which it has from one or not, has run for a moment.
+    async fn kept(is_from_one: bool) -> usize {
+        let shared = shared();
+        let dir = tempfile::tempdir().expect("a folder");
+        let address = "sqlite::memory:".parse().expect("an address");
+        let (reconcile, look) = (Duration::from_hours(1), None);
+        let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
+        let store = Store::open(&config.address).await.expect("a store");
+        let configured = Arc::clone(&shared.credentials());
+        let control = control(store, Snapshot::default(), &config, &shared, &configured);
+        let written = is_from_one.then(|| Written::of(&control.book(), &control.credentials.load_full()));
+        let (to, stop) = (Arc::new(Snapshots::Folder(dir.path().to_owned())), CancellationToken::new());
+        let keeping = tokio::spawn(snapshots::keep(control, to, written, stop.clone()));
+        tokio::task::yield_now().await;
+        stop.cancel();
+        keeping.await.expect("it ends");
+        std::fs::read_dir(dir.path()).expect("a folder").count()
+    }
+
+    #[tokio::test]
+    async fn what_came_from_a_snapshot_is_not_written_again() {
+        assert_eq!((kept(false).await, kept(true).await), (1, 0));
     }
 }

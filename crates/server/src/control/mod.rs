@@ -142,8 +142,9 @@ impl Control {
     pub(crate) async fn refresh(self: &Arc<Self>) -> Result<(), String> {
         let control = Arc::clone(self);
         self.to_its_end(async move {
-            control.take_emergencies().await?;
-            control.take_rows(Look::Heads).await
+            let emergencies = control.take_emergencies().await;
+            // Those that do not fit these rules may fit the next, and credentials have nothing to do with either.
+            control.take_rows(Look::Heads).await.and(emergencies)
         })
         .await
     }
@@ -229,14 +230,15 @@ impl Control {
             self.blocking(move |control, shared| control.put_under((revision, rows), known, shared)).await;
         self.count(taken.as_ref().copied());
         if taken.is_ok() {
-            self.note_emergencies().await;
+            // Nobody waits for that: what it asks the store may stand behind a book that is being read.
+            let (control, now_ms) = (Arc::clone(self), self.now_ms());
+            self.runtime.spawn(async move { control.note_emergencies(now_ms).await });
         }
         taken
     }
 
-    /// Measures how long the emergencies that were just put in force took.
-    async fn note_emergencies(&self) {
-        let now_ms = self.now_ms();
+    /// Measures how long the emergencies took that were put in force by then.
+    async fn note_emergencies(&self, now_ms: u64) {
         match (self.emergencies_changed_ms().await, self.shared.upgrade()) {
             (Ok(Some(changed_ms)), Some(shared)) => {
                 shared.metrics.control.lagged(now_ms.saturating_sub(changed_ms));
@@ -278,6 +280,8 @@ impl Control {
         shared: &Shared,
     ) -> Result<Replaced, NotTaken> {
         let mut rules = compile(&book, self.placement.as_deref(), shared).map_err(NotTaken::Refused)?;
+        // Those that are watched count all that they are asked, from the first.
+        self.denials().mark(&rules);
         let replacing = self.replacing();
         let before = self.book();
         // Emergencies do not wait while a book is read: those of a later moment stay.

@@ -67,7 +67,8 @@ impl Control {
     /// Measures how long what was just put in force took, and watches what it does from now on.
     pub(super) async fn note_applied(self: &Arc<Self>, replaced: Replaced) {
         let mut unnoted = self.unnoted.lock().await;
-        self.denials().set_aside();
+        // Those of a change before may just have gone on.
+        self.with_denials(Denials::set_aside).await;
         match &*unnoted {
             // What was in force earlier is what all changes since are compared with.
             Some(_) => self.let_go_of(replaced),
@@ -82,12 +83,11 @@ impl Control {
     }
 
     async fn note(self: &Arc<Self>, unnoted: &mut Option<Unnoted>) {
-        if let Some(changes) = unnoted
-            && let Err(error) = self.try_note(changes).await
-        {
+        let Some(changes) = unnoted else { return };
+        if let Err(error) = self.try_note(changes).await {
             return tracing::warn!(%error, "changes that were taken over are not watched yet: tried again");
         }
-        self.denials().go_on();
+        self.with_denials(Denials::go_on).await;
         if let Some(replaced) = unnoted.take().and_then(|noted| noted.before) {
             self.let_go_of(replaced);
         }
@@ -184,12 +184,14 @@ impl Control {
 
     /// Has what rules denied before a change that is older than this server from the decision log, if there is one: what they
     /// always denied is no jump.
-    async fn recall(&self, changed_ms: u64, shared: &Shared) {
+    async fn recall(self: &Arc<Self>, changed_ms: u64, shared: &Shared) {
         let Some(journal) = &shared.journal else { return };
         let window = (changed_ms.saturating_sub(WATCHED_MS), changed_ms);
         let counts: HashMap<Box<str>, u64> = HashMap::new();
         match journal.replay(window, RECORDS_MAX, counts, count_denial, |counts| counts).await {
-            Ok(denied) => self.denials().recall(denied),
+            Ok(denied) => {
+                self.with_denials(move |denials| denials.recall(denied)).await;
+            }
             Err(error) => {
                 tracing::warn!(%error, "it is not known what rules denied before this server started");
             }
@@ -211,20 +213,18 @@ impl Control {
         let approved = kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(Approved::read);
         let touched = touched(&operations, &before.book, &self.book());
         let stricter = before.stricter.clone();
-        let (control, change, at_ms) = (Arc::clone(self), applied.change, applied.at_ms);
-        let watching = tokio::task::spawn_blocking(move || {
-            let mut denials = control.denials();
-            let rules = to_watch(touched, stricter.as_ref(), &denials);
-            for change in denials.watch((change, at_ms), rules, approved.as_ref()) {
-                tracing::error!(change, "no longer watched: too many rules are, of later changes");
+        let (shared, change) = (self.shared.upgrade(), (applied.change, applied.at_ms));
+        self.with_denials(move |denials| {
+            let rules = to_watch(touched, stricter.as_ref(), denials);
+            let gone = denials.watch(change, rules, approved.as_ref());
+            if let Some(shared) = shared {
+                denials.begin(&shared.rules.load());
             }
-            if let Some(shared) = control.shared.upgrade() {
-                denials.mark(&shared.rules.load());
+            for change in gone {
+                tracing::error!(change, "no longer watched: too many are, of later changes");
             }
-        });
-        if let Err(error) = watching.await {
-            tracing::error!(%error, change, "is not watched");
-        }
+        })
+        .await;
         Ok(())
     }
 }

@@ -14,15 +14,26 @@ use crate::metrics::ControlMetrics;
 pub(crate) const AUTOMATIC: &str = "tidegate: automatic";
 
 impl Control {
+    /// For threads that may wait: who has them may be going through all rules.
     pub(super) fn denials(&self) -> MutexGuard<'_, Denials> {
         // Counts that are off by one look judge as well.
         self.denials.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Does something with them where nobody waits for it. Nothing, if that panicked, which is said.
+    pub(super) async fn with_denials<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&mut Denials) -> T + Send + 'static,
+    ) -> Option<T> {
+        let control = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || work(&mut control.denials())).await;
+        done.map_err(|error| tracing::error!(%error, "denials were not looked at")).ok()
+    }
+
     async fn undo(self: &Arc<Self>, jump: &Jump) {
         let Jump { change, rule, before_per_minute, denied } = jump;
-        let revision = self.book().revision;
-        if self.denials().is_refused(*change, revision) {
+        let (of, revision) = (*change, self.book().revision);
+        if self.with_denials(move |denials| denials.is_refused(of, revision)).await == Some(true) {
             return;
         }
         let reason = format!(
@@ -40,13 +51,15 @@ impl Control {
             }
             // Until the emergency is over, which may be so at any time.
             Err(Unfit::Store(error @ StoreError::InEmergency(_))) => {
-                return self.not_undone(jump, None, &reason, &error.to_string());
+                return self.not_undone(jump, None, &reason, &error.to_string()).await;
             }
             Err(Unfit::Store(error)) => self.left_alone(*change, &reason, &error).await,
             // Until other rules are in force, which may make sense without it.
-            Err(Unfit::Wrong(problems)) => return self.not_undone(jump, Some(revision), &reason, &problems),
+            Err(Unfit::Wrong(problems)) => {
+                return self.not_undone(jump, Some(revision), &reason, &problems).await;
+            }
         }
-        self.denials().forget(*change);
+        self.with_denials(move |denials| denials.forget(of)).await;
     }
 
     /// Says what is not undone any more: another server did, or somebody changed it further. They may know better, but what it
@@ -61,9 +74,9 @@ impl Control {
     }
 
     /// Says once why a change stays that should not; at a revision where that was found out it is not tried again.
-    fn not_undone(&self, jump: &Jump, revision: Option<u64>, reason: &str, problem: &str) {
+    async fn not_undone(self: &Arc<Self>, jump: &Jump, revision: Option<u64>, reason: &str, problem: &str) {
         let change = jump.change;
-        if self.denials().refuse(change, revision) {
+        if self.with_denials(move |denials| denials.refuse(change, revision)).await == Some(true) {
             tracing::error!(change, reason, problem, "not rolled back: as things are it cannot be");
             self.count_rollback(ControlMetrics::not_rolled_back);
         }
@@ -103,23 +116,16 @@ pub(super) async fn look(control: Arc<Control>) {
         ticks.tick().await;
         let Some(shared) = control.shared.upgrade() else { return };
         control.note_unnoted().await;
-        let looking = Arc::clone(&control);
-        let looked = tokio::task::spawn_blocking(move || {
-            let mut denials = looking.denials();
+        let looked = control.with_denials(move |denials| {
             let rules = shared.rules.load_full();
             denials.take_from(&rules);
             let jumps = denials.look(shared.now_ms());
             denials.mark(&rules);
             jumps
         });
-        match looked.await {
-            Ok(jumps) => {
-                for jump in jumps {
-                    control.undo(&jump).await;
-                }
-            }
-            // Rules are followed whatever becomes of this look, and there is another one.
-            Err(error) => tracing::error!(%error, "denials were not looked at"),
+        // Rules are followed whatever becomes of a look, and there is another one.
+        for jump in looked.await.unwrap_or_default() {
+            control.undo(&jump).await;
         }
     }
 }

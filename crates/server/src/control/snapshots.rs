@@ -58,11 +58,16 @@ impl Snapshots {
 /// rules; more is written.
 const WRITE_EVERY: Duration = Duration::from_mins(1);
 
-/// Writes what is in force when it changes, until told to stop; what changed last before that is written too.
-pub(super) async fn keep(control: Arc<Control>, to: Arc<Snapshots>, stop: CancellationToken) {
+/// Writes what is in force when it is another than was written, until told to stop; what changed last before that is written too. What came
+/// from there is not written again: it may be older than one that could not be read for a moment.
+pub(super) async fn keep(
+    control: Arc<Control>,
+    to: Arc<Snapshots>,
+    mut written: Option<Written>,
+    stop: CancellationToken,
+) {
     let mut ticks = interval(WRITE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut written: Option<Written> = None;
     while !stop.is_cancelled() {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -80,7 +85,7 @@ pub(super) async fn keep(control: Arc<Control>, to: Arc<Snapshots>, stop: Cancel
 }
 
 /// What was written last. Another store may have come to the same revisions with other rows.
-struct Written {
+pub(super) struct Written {
     revisions: (u64, u64),
     /// By where they are: rows in force never change, and are replaced only by others.
     rows: Weak<[Row]>,
@@ -89,7 +94,7 @@ struct Written {
 }
 
 impl Written {
-    fn of(book: &Book, credentials: &Arc<Vec<Credential>>) -> Self {
+    pub(super) fn of(book: &Book, credentials: &Arc<Vec<Credential>>) -> Self {
         Self {
             revisions: (book.revision, book.emergency_revision),
             rows: Arc::downgrade(&book.rows),

@@ -94,6 +94,8 @@ struct Side {
     place: u64,
     rate: Rate,
     is_enforced: bool,
+    /// Whether it was asked: of many in shadow only the first are.
+    is_asked: bool,
 }
 
 impl Seen {
@@ -108,7 +110,7 @@ impl Seen {
     /// Whether it passes a rule as that would be, where the record says so: 1 or 0.
     fn told(&self, under: &Under) -> Option<f64> {
         let (before, after) = (under.before?, under.after?);
-        if !(under.is_same_key() && self.is_known && self.passed()) {
+        if !(under.is_same_key() && before.is_asked && self.is_known && self.passed()) {
             return None;
         }
         match !before.is_enforced && self.verdict == Verdict::ShadowDenied {
@@ -279,15 +281,19 @@ impl BackTest {
 
     /// The rules of the change that apply, before or after it.
     fn under(&self, tenant: &str, before: &[Match<'_, '_>], after: &[Match<'_, '_>]) -> Box<[Under]> {
-        let side = |found: &Match<'_, '_>| {
+        let side = |found: &Match<'_, '_>, is_asked: bool| {
             let rule = self.scope.number_of(&found.rule.name)?;
             let (place, rate) = (place(tenant, found), Rate::of(&found.terms.limit));
-            Some((rule, Side { place, rate, is_enforced: found.terms.mode == Mode::Enforce }))
+            Some((rule, Side { place, rate, is_enforced: found.terms.mode == Mode::Enforce, is_asked }))
         };
-        let before = before.iter().filter_map(side);
+        let mut shadows = 0;
+        let before = before.iter().filter_map(|found| {
+            shadows += usize::from(found.terms.mode != Mode::Enforce);
+            side(found, found.terms.mode == Mode::Enforce || shadows <= LIMITS_PER_CHECK_MAX)
+        });
         let mut all: Vec<Under> =
             before.map(|(rule, before)| Under { rule, before: Some(before), after: None }).collect();
-        for (rule, after) in after.iter().filter_map(side) {
+        for (rule, after) in after.iter().filter_map(|found| side(found, true)) {
             let after = Some(after).filter(|after| after.is_enforced);
             match all.iter_mut().find(|under| under.rule == rule) {
                 Some(under) => under.after = after,

@@ -491,6 +491,36 @@ fn denials_do_not_stand_for_what_passes() {
     assert!(blocked.because.starts_with("100.0 % of"), "{}", blocked.because);
 }
 
+/// Of many rules in shadow only the first are asked: what the others would have said is not known, and not that they let all pass.
+#[test]
+fn what_a_rule_in_shadow_was_never_asked_is_not_taken_for_a_yes() {
+    let crowd = |others: usize| {
+        let in_shadow = |name: usize| {
+            row(Kind::Rule, &format!("a{name:03}"), &limit(100, r#","mode":"shadow","when":{"path":"/*"}"#))
+        };
+        let last = row(Kind::Rule, "b", &limit(0, r#","mode":"shadow","when":{"path":"/*"}"#));
+        let rows: Vec<Row> = (0..others).map(in_shadow).chain([last]).collect();
+        Book { revision: 1, rows: rows.into(), ..Book::default() }
+    };
+    let newly_denied = |others: usize| {
+        let book = crowd(others);
+        let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
+        let change = [put(Kind::Rule, "b", &limit(0, r#","when":{"path":"/*"}"#))];
+        let trial = Trial::new(&set, &book, &change, None, NOW_MS).expect("compiles");
+        let mut test = trial.begin(1.0, Arc::default());
+        for at in 0..100 {
+            let mut record = record(&format!("u{at}"), NOW_MS + at, 1.0);
+            record.rule = "a000".to_owned();
+            record.dimensions.push(("path".to_owned(), "/x".to_owned()));
+            assert!(test.take(&record));
+        }
+        test.finish().measured.expect("measured").newly_denied
+    };
+    let asked = tidegate::LIMITS_PER_CHECK_MAX;
+    assert!(newly_denied(asked - 1).abs() < 1e-9, "asked, and it let all of them pass");
+    assert!((newly_denied(asked) - 100.0).abs() < 1e-9, "never asked");
+}
+
 #[test]
 fn what_a_rule_said_in_shadow_mode_it_does_when_it_is_enforced() {
     let shadow = Book {

@@ -98,8 +98,9 @@ fn what_was_charged_in_one_cell_is_not_given_back_in_the_next() {
     assert_eq!(late.dropped, 0);
 }
 
-#[test]
-fn what_was_charged_in_a_window_that_is_over_is_forgotten() {
+/// What is said to be given back of a charge in the cell before the present one, if the answer to a call that was made meanwhile says that
+/// the origin's clock reads so.
+fn given_back_after(origin_us: u64, change: impl FnOnce(&mut Bench) -> (MeterRef, Told)) -> (u64, u64) {
     let second = 1_000 * MS;
     let mut bench = Bench::new();
     let (meter, word) = windowed(&bench, 3, 0);
@@ -108,9 +109,59 @@ fn what_was_charged_in_a_window_that_is_over_is_forgotten() {
     bench.poll();
     let call = bench.only_call();
     bench.roll_back(&meter, 1, Paid::There { at_us: 39 * second });
-    let (_, word) = windowed(&bench, 5, 0);
-    bench.tell(&call, vec![word], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    let (meter, word) = change(&mut bench);
+    let asks = vec![Decided { passed: 1, denied_by: 0, retry_us: 0 }];
+    let reply = Reply { told: vec![word], asks, now_us: origin_us, lost: false };
+    let now = bench.now();
+    bench.engine.on_reply(now, &bench.table, 0, call.sequence, &reply, &mut bench.effects);
     bench.owe(&meter, 1);
     let update = bench.next_call().updates[0].clone();
-    assert_eq!((update.owed, update.refund), (1, 0));
+    (update.owed, update.refund)
+}
+
+#[test]
+fn what_was_charged_in_a_window_that_is_over_is_forgotten() {
+    let second = 1_000 * MS;
+    assert_eq!(given_back_after(49 * second, |bench| windowed(bench, 4, 0)), (1, 1));
+    assert_eq!(given_back_after(51 * second, |bench| windowed(bench, 5, 0)), (1, 0));
+}
+
+/// The same key by a window of so many seconds, which the node hears of while the answer is missing.
+fn changed_to(seconds: u64) -> impl FnOnce(&mut Bench) -> (MeterRef, Told) {
+    move |bench| {
+        let limit = Limit::sliding_window(100, Duration::from_secs(seconds)).expect("in range").at_origin();
+        let terms = Terms::new(&limit, 0, Lapse::Counted, 2);
+        let (meter, word) = windowed(bench, 39 / seconds, 0);
+        let meter = MeterRef { limit, terms, ..meter };
+        bench.owe(&meter, 0);
+        (meter, word)
+    }
+}
+
+#[test]
+fn a_window_is_over_by_the_cells_in_which_something_was_charged() {
+    let second = 1_000 * MS;
+    // The origin has heard of a period of a second, and this node has not.
+    assert_eq!(given_back_after(42 * second, |bench| windowed(bench, 42, 0)), (1, 1));
+    // Both have, of a shorter one and of a longer one.
+    for seconds in [1, 30] {
+        assert_eq!(given_back_after(49 * second, changed_to(seconds)), (1, 1), "{seconds} s");
+        assert_eq!(given_back_after(51 * second, changed_to(seconds)), (1, 0), "{seconds} s");
+    }
+}
+
+#[test]
+fn what_is_given_back_stays_in_its_cell_whatever_becomes_of_its_call() {
+    let mut bench = Bench::new();
+    let (meter, word) = windowed(&bench, 3, 0);
+    bench.ask_at(&meter, 39_700 * MS, word);
+    // Some half a second later the origin hears of it as a rule, which is in the next cell.
+    bench.engine.refund(bench.now(), 0, &meter, 2);
+    let said = |call: &Call| (call.updates[0].refund, call.updates[0].cell);
+    let call = bench.next_call();
+    assert_eq!(said(&call), (2, 3));
+    let terms = Terms::new(&meter.limit, 0, Lapse::Counted, 2);
+    bench.owe(&MeterRef { terms, ..meter }, 0);
+    bench.engine.on_failure(bench.now(), 0, call.sequence, Failure::Refused, &mut bench.effects);
+    assert_eq!(said(&bench.next_call()), (2, 3), "a limit that is the same but for its version");
 }

@@ -1,7 +1,7 @@
 //! Calls that stay without an answer: for whom, and for longer than an origin remembers them.
 
 use super::*;
-use crate::origin::LANE_RETENTION_US;
+use crate::origin::{LANE_RETENTION_US, StoreId};
 
 const MINUTE_US: u64 = 60_000 * MS;
 
@@ -43,6 +43,50 @@ fn a_cut_for_longer_than_lanes_are_remembered_does_not_look_like_a_loss() {
     let late = |call: &Call| partition.clone().apply(bench.now_us, call).expect("it makes sense").lost;
     assert_eq!((last.sequence, last.acknowledged), (cut_off.sequence, 0));
     assert_eq!([&cut_off, &last].map(|call| late(call)), [true, false]);
+}
+
+/// What a store that has been there for so long says of a loss, which knows nobody.
+fn is_lost_in_an_empty_one(up_us: u64, now_us: u64, call: &Call) -> bool {
+    let store = StoreId { up_us, ..call.store };
+    let reply = Partition::default().apply(now_us, &Call { store, ..call.clone() });
+    reply.expect("it makes sense").lost
+}
+
+#[test]
+fn a_store_that_was_emptied_behind_a_long_cut_is_noticed() {
+    let mut bench = Bench::new();
+    let first = bench.call_about(b"one");
+    let reply = Partition::default().apply(bench.now_us, &first).expect("it makes sense");
+    bench.hear(&first, &reply);
+    bench.now_us += 10 * MINUTE_US;
+    let cut_off = bench.call_about(b"another");
+    let last = bench.pass(35 * MINUTE_US);
+    assert_eq!((last.sequence, last.acknowledged), (cut_off.sequence, 0));
+    // It began anew a minute after the call was sent for the first time, or long before anybody knew of it.
+    let is_lost = |call: &Call, up_us| is_lost_in_an_empty_one(up_us, bench.now_us, call);
+    assert!(is_lost(&last, 34 * MINUTE_US));
+    assert!(!is_lost(&last, 46 * MINUTE_US));
+    let as_it_was = Call { acknowledged: 0, ..(*cut_off).clone() };
+    assert!(!is_lost(&as_it_was, 34 * MINUTE_US), "what was known by then would not have told");
+}
+
+#[test]
+fn nothing_is_given_back_twice_by_a_call_that_may_be_applied_twice() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    bench.ask_at(&meter, 7_000 * MS, told(0, 9));
+    bench.roll_back(&meter, 4, Paid::There { at_us: 7_000 * MS });
+    let call = bench.next_call();
+    assert_eq!(call.updates[0].refund, 4);
+    bench.roll_back(&meter, 3, Paid::There { at_us: 7_000 * MS });
+    let again = bench.pass(20 * MINUTE_US);
+    assert_eq!((again.sequence, again.updates[0].refund), (call.sequence, 4), "it is remembered");
+    let last = bench.pass(20 * MINUTE_US);
+    assert_eq!((last.sequence, last.updates[0].refund), (call.sequence, 0));
+    bench.reply(&last, 0, 0);
+    bench.owe(&meter, 1);
+    let update = bench.next_call().updates[0].clone();
+    assert_eq!((update.owed, update.refund), (1, 0), "nor what was to be given back by the next");
 }
 
 #[test]
