@@ -14,7 +14,8 @@ use super::world::{EPOCH_US, Region, region_id};
 use crate::memory::{IS_SETTLING, ON_PART, still_counts};
 use crate::node::{meter_of, name};
 
-/// For how long somebody ordinary may be denied at least, µs. And so many requests in a row.
+/// For how long somebody ordinary may be denied, µs: when a cut ends, what passed everywhere before it was noticed is charged
+/// at once. And so many requests in a row.
 const ORDINARY_US: u64 = 10 * SECOND_US;
 const ORDINARY_REQUESTS: u64 = 4;
 
@@ -92,29 +93,26 @@ impl Check {
         let part =
             |region: usize| terms[region].abroad().map_or((0, 0), |of| (of.part_amount, of.part_capacity));
         let every_us = |region| scenario.limit.period_us() * 2 / part(region).0.max(1);
-        // What others used before a cut was noticed, or while there was no courier, comes at once, and is paid by the region's own part of the
-        // rate if they go on using theirs.
+        // What was too much of a window counts until the window is over.
+        let patience_us = match scenario.limit.algorithm() {
+            Algorithm::Gcra => ORDINARY_US,
+            Algorithm::SlidingWindow => ORDINARY_US + scenario.limit.period_us(),
+        };
+        // What others used while there was no courier comes at once, and is paid by the region's own part of the rate if they go
+        // on using theirs.
         let late_us = |region| {
             let (own, all) = (part(region).0.max(1), terms[region].amount());
-            SILENCE_MAX_US * all.saturating_sub(own) / own
-        };
-        // What was too much of a window counts until the window is over.
-        let patience_us = |region| {
-            let of_cuts_us = ORDINARY_US.max(late_us(region));
-            let of_couriers_us = if scenario.faults.courier_crashes > 0 { late_us(region) } else { 0 };
-            of_cuts_us
-                + of_couriers_us
-                + match scenario.limit.algorithm() {
-                    Algorithm::Gcra => 0,
-                    Algorithm::SlidingWindow => scenario.limit.period_us(),
-                }
+            let dies = scenario.faults.courier_crashes > 0;
+            if dies { SILENCE_MAX_US * all.saturating_sub(own) / own } else { 0 }
         };
         let capacity = terms[0].capacity();
         let forgives = scenario.lapse() == Lapse::Forgiven;
         Self {
             is_ordinary_safe: scenario.faults.are_regions_well(),
             is_wan_fair: scenario.faults.wan_loss_ppm < UNFAIR_PPM,
-            ordinary_us: (0..regions).map(|of| patience_us(of) + ORDINARY_REQUESTS * every_us(of)).collect(),
+            ordinary_us: (0..regions)
+                .map(|of| patience_us + late_us(of) + ORDINARY_REQUESTS * every_us(of))
+                .collect(),
             debt_us: scenario.drain_us(capacity + scenario.debt_max())
                 + scenario.drain_us(capacity)
                 + SILENCE_MAX_US
