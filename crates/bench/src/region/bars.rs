@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::case::{Class, Costs};
 use super::row::Row;
-use super::stall::Stall;
+use super::stall::{SLOW_US, Stall};
 use super::warm::Warm;
 
 /// How many requests of security rules a whole run makes at least.
@@ -21,7 +21,7 @@ const THROUGHPUT_MIN: f64 = 0.80;
 
 /// How long decisions of comfort rules take while the store stands still: those of 99 %, and of 99.9 %.
 const STALLED_P99_US_MAX: u64 = 5_000;
-const STALLED_P999_US_MAX: u64 = 25_000;
+const STALLED_P999_US_MAX: u64 = SLOW_US;
 /// How long after the store goes on until every answer is regional.
 /// Of so many answers after a store goes on at most one is not counted because the machine stood still. More: a run says something on a
 /// machine that is busier; less of what is judged is the server.
@@ -268,6 +268,8 @@ mod tests {
             last_odd_ms: 1_000.0,
             pauses: 0,
             odd_in_pauses: 0,
+            slow: 0,
+            slow_in_pauses: 0,
             regional_again_ms: Some(1_000.0),
         };
         change(&mut stall);

@@ -3,7 +3,7 @@
 use super::bars::Bar;
 use super::hedge::Hedge;
 use super::row::Row;
-use super::stall::Stall;
+use super::stall::{SLOW_US, Stall};
 use super::tail::Tail;
 use super::warm::Warm;
 
@@ -116,6 +116,12 @@ pub(super) fn print_stall(stall: &Stall) {
     println!(
         "  a core of this machine stood still {} times; {} of those that were not regional met that, and are not counted below",
         stall.pauses, stall.odd_in_pauses
+    );
+    println!(
+        "  slower than {} ms while it stands still: {}, of which {} met that; all of them are counted below",
+        SLOW_US / 1_000,
+        stall.slow,
+        stall.slow_in_pauses
     );
 }
 

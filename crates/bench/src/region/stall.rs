@@ -30,6 +30,9 @@ const SECONDS_BEFORE: u64 = 8;
 
 const SECOND_US: u64 = 1_000_000;
 
+/// From when on a decision took long, µs: one in a thousand may.
+pub(super) const SLOW_US: u64 = 25_000;
+
 /// How long each phase lasts, and how much is asked throughout.
 pub(super) struct Plan {
     /// Connections are made and keys get warm.
@@ -80,6 +83,9 @@ pub(super) struct Stall {
     /// How often a core of the machine stood still, and how many of the odd ones after the first second met that.
     pub(super) pauses: usize,
     pub(super) odd_in_pauses: u64,
+    /// Comfort decisions that took long while the store stood still, and how many of them met such a pause. All of them count.
+    pub(super) slow: u64,
+    pub(super) slow_in_pauses: u64,
     /// How long it took until every answer was regional, those not counted; nothing, if none was after the last that was not.
     pub(super) regional_again_ms: Option<f64>,
 }
@@ -171,6 +177,9 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer], pauses: &Pauses)
     };
     let judged: Vec<&Answer> = after.iter().copied().filter(|one| !is_excused(one)).collect();
     let without = security.iter().filter(|one| !is_regional(one));
+    let is_slow =
+        |one: &&Answer| (from_us..until_us).contains(&one.sent_us) && one.answered_us - one.sent_us > SLOW_US;
+    let slow: Vec<&Answer> = comfort.iter().filter(is_slow).collect();
     Ok(Stall {
         seconds: (until_us - from_us) as f64 / 1e6,
         requests: all().count() as u64,
@@ -186,6 +195,8 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer], pauses: &Pauses)
         last_odd_ms: last_odd_us(until_us, &after) as f64 / 1e3,
         pauses: pauses.count(),
         odd_in_pauses: (after.len() - judged.len()) as u64,
+        slow: slow.len() as u64,
+        slow_in_pauses: slow.iter().filter(|one| pauses.touch(one.sent_us, one.answered_us)).count() as u64,
         regional_again_ms: regional_again_us(until_us, &judged).map(|us| us as f64 / 1e3),
     })
 }
@@ -302,6 +313,15 @@ mod tests {
         assert_eq!(again(&Pauses::at(24_010_000, 24_020_500)), (1, Some(150.0)));
         assert_eq!(again(&Pauses::at(24_022_000, 24_090_000)), (0, Some(4_021.0)), "it was answered before");
         assert_eq!(again(&Pauses::at(20_100_000, 20_149_000)), (0, Some(4_021.0)), "nor is the first second");
+    }
+
+    #[test]
+    fn what_takes_long_meanwhile_is_told_and_how_much_of_it_met_a_pause() {
+        let (mut comfort, security) = good();
+        comfort.extend([answer(11_000, 25_001, Basis::Alone), answer(12_000, 25_000, Basis::Alone)]);
+        comfort.extend([answer(13_000, 30_000, Basis::Alone), answer(9_000, 30_000, Basis::Alone)]);
+        let stall = judge(STOOD, &comfort, &security, &Pauses::at(11_010_000, 11_020_000)).unwrap();
+        assert_eq!((stall.slow, stall.slow_in_pauses), (2, 1));
     }
 
     #[test]
