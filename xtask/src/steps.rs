@@ -103,19 +103,19 @@ fn loom(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
     if project.loom_tests.is_empty() {
         return Err("tidegate-core has no test named loom*: its concurrency would go unchecked".into());
     }
-    command::run_tests(loom_test(project).args(["--test", "loom*", "--no-fail-fast"]), tally)?;
+    command::run_tests(loom_test(project, "loom").args(["--test", "loom*", "--no-fail-fast"]), tally)?;
     must_have_run_tests(tally)
 }
 
 /// `cargo test` of the core as loom checks it: optimised, since it draws millions of interleavings, and without what would make
 /// it a little faster still and takes longer to build than that saves.
-pub(crate) fn loom_test(project: &Project) -> Command {
+pub(crate) fn loom_test(project: &Project, folder: &str) -> Command {
     let mut cargo = command::cargo();
     cargo
         .args(["test", "--package", "tidegate-core", "--release"])
         // A directory of its own: other flags in the same one would rebuild everything on each turn.
         .arg("--target-dir")
-        .arg(project.target_dir.join("loom"))
+        .arg(project.target_dir.join(folder))
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
