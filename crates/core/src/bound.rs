@@ -76,7 +76,7 @@ pub struct Promise<'l> {
 impl<'l> Promise<'l> {
     /// A limit with what its class says.
     pub fn new(limit: &'l Limit, class: Class, regime: Regime) -> Self {
-        Self { limit, class, paid: false, tolerance_ppm: class.tolerance_ppm(), regime }
+        Self { limit, class, paid: false, tolerance_ppm: 0, regime }
     }
 
     fn terms(&self) -> Terms {
@@ -279,17 +279,17 @@ pub fn debt_max(promise: &Promise<'_>, fleet: &Fleet) -> u64 {
 struct Sum<'a> {
     promise: &'a Promise<'a>,
     fleet: &'a Fleet,
-    /// B and B(1+e).
+    /// B, and e * B.
     burst: u128,
-    capacity: u128,
+    tolerance: u128,
     terms: Vec<Term>,
 }
 
 impl<'a> Sum<'a> {
     fn new(promise: &'a Promise<'a>, fleet: &'a Fleet) -> Self {
         let terms = promise.terms();
-        let (burst, capacity) = (terms.burst().into(), terms.capacity().into());
-        Self { promise, fleet, burst, capacity, terms: Vec::new() }
+        let (burst, tolerance) = (terms.burst().into(), terms.tolerance().into());
+        Self { promise, fleet, burst, tolerance, terms: Vec::new() }
     }
 
     fn add(&mut self, when: When, name: &'static str, formula: &'static str, units: u128) {
@@ -323,12 +323,12 @@ impl<'a> Sum<'a> {
 
     /// What processes of a region let pass because they share an origin, and not a memory.
     fn in_regions(&mut self, faults: &Faults) {
-        let tolerated = self.capacity - self.burst;
         match self.promise.regime {
+            _ if self.tolerance == 0 => {}
             Regime::Regional | Regime::BestEffort => {
-                self.add(When::Always, "tolerance", "R * e * B", self.fleet.regions() * tolerated);
+                self.add(When::Always, "tolerance", "R * e * B", self.fleet.regions() * self.tolerance);
             }
-            Regime::Share | Regime::Strict => self.add(When::Always, "tolerance", "e * B", tolerated),
+            Regime::Share | Regime::Strict => self.add(When::Always, "tolerance", "e * B", self.tolerance),
         }
         if self.promise.class.lapse() == Lapse::Forgiven {
             let grant = self.largest_grant();
@@ -373,8 +373,8 @@ impl<'a> Sum<'a> {
     /// An origin grants a process all there is, if nobody else wants any.
     fn largest_grant(&self) -> u128 {
         match self.promise.regime {
-            Regime::Share => self.fleet.largest_part(self.capacity),
-            Regime::Regional | Regime::BestEffort | Regime::Strict => self.capacity,
+            Regime::Share => self.fleet.largest_part(self.burst),
+            Regime::Regional | Regime::BestEffort | Regime::Strict => self.burst,
         }
     }
 
@@ -416,7 +416,7 @@ impl<'a> Sum<'a> {
                 self.burst + self.hidden() + lag + self.drained(self.fleet.silence_us.into())
             }
         };
-        self.fleet.others() * unheard + self.fleet.regions() * (self.capacity - self.burst)
+        self.fleet.others() * unheard + self.fleet.regions() * self.tolerance
     }
 
     /// What a region keeps to itself below the threshold.

@@ -5,21 +5,16 @@ use std::fmt;
 use crate::origin::Lapse;
 use crate::regime::Regime;
 
-/// Millionths above its burst that a comfort limit tolerates unless it says otherwise.
-const COMFORT_TOLERANCE_PPM: u32 = 50_000;
-
 /// What depends on a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// Keeps a service pleasant. Shed first, and then let through; tolerates a twentieth above its burst; without the
-    /// origin each process goes on with its part.
+    /// Keeps a service pleasant. Shed first, and then let through; without the origin each process goes on with its part.
     #[default]
     Comfort,
-    /// Keeps a bill small. Shed second, and then refused; tolerates nothing; without the origin it fails closed, or open
-    /// for who pays.
+    /// Keeps a bill small. Shed second, and then refused; without the origin it fails closed, or open for who pays.
     Cost,
-    /// Keeps attackers out. Shed last, and then refused; tolerates nothing; what a lost process held counts as used;
-    /// without the origin it fails closed.
+    /// Keeps attackers out. Shed last, and then refused; what a lost process held counts as used; without the origin it
+    /// fails closed.
     Security,
 }
 
@@ -33,14 +28,6 @@ impl Class {
             Self::Comfort => "comfort",
             Self::Cost => "cost",
             Self::Security => "security",
-        }
-    }
-
-    /// How far a limit may be passed unless it says otherwise, in millionths of its burst.
-    pub const fn tolerance_ppm(self) -> u32 {
-        match self {
-            Self::Comfort => COMFORT_TOLERANCE_PPM,
-            Self::Cost | Self::Security => 0,
         }
     }
 

@@ -14,18 +14,19 @@ const US_PER_MS: u64 = 1_000;
 /// What an origin granted and said, as a slot holds it. All zeroes is a meter that the origin was never asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Allowance {
-    /// When the call was sent that brought the last word of the origin.
-    pub(crate) sent_us: u64,
+    /// The time that everything here counts from: when the call was sent that brought the origin's last reply, or later.
+    pub(crate) since_us: u64,
     /// What may still be spent.
     pub(crate) left: u32,
     /// What was spent and is not reported.
     pub(crate) unreported: u32,
-    /// How long after `sent_us` the grant may be spent.
+    /// How long after `since_us` the grant may be spent.
     pub(crate) life_ms: u16,
-    /// Until how long after `sent_us` there is no point in asking, once the grant is spent.
+    /// How long after `since_us` a request is denied, once the grant is spent.
     pub(crate) deny_ms: u16,
-    /// What was left for anyone at that time: see [`Room`].
-    pub(crate) room: Room,
+    /// Units of the burst that were not charged at that time, before `unreported` is taken off: see [`Units`]. More than the
+    /// burst, where what is unreported has drained.
+    pub(crate) free: Units,
     /// Whether someone was turned away since.
     pub(crate) missed: bool,
     /// Which limit it was about: see [`Limit::mark`].
@@ -43,8 +44,8 @@ pub struct Word {
     pub life_us: u64,
     /// How long there is no point in asking again, from when the call was sent.
     pub deny_us: u64,
-    /// What is left for anyone, in units.
-    pub room: u64,
+    /// Units of the burst that were not charged when the call was sent, granted or not.
+    pub free: u64,
     /// Whether what was spent since the call was sent is counted already.
     pub counted: bool,
 }
@@ -62,11 +63,11 @@ pub struct Taken {
 
 /// An amount in sixteen bits, rounded down: exact below 2,048, and to a thousandth above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Room(pub(crate) u16);
+pub(crate) struct Units(pub(crate) u16);
 
 const MANTISSA_BITS: u32 = 10;
 
-impl Room {
+impl Units {
     const fn of(amount: u64) -> Self {
         if amount < 1 << (MANTISSA_BITS + 1) {
             return Self(amount as u16);
@@ -85,11 +86,11 @@ impl Room {
 
 impl Allowance {
     fn is_alive(&self, now_us: u64) -> bool {
-        now_us < self.sent_us + u64::from(self.life_ms) * US_PER_MS
+        now_us < self.since_us + u64::from(self.life_ms) * US_PER_MS
     }
 
     fn denies_until_us(&self) -> u64 {
-        self.sent_us + u64::from(self.deny_ms) * US_PER_MS
+        self.since_us + u64::from(self.deny_ms) * US_PER_MS
     }
 
     /// Whether a node that forgets this loses nothing: nothing to report, nothing to spend, nobody to turn away.
@@ -104,21 +105,23 @@ impl Allowance {
             return (Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Blocked }, self);
         }
         let Some(cost) = u32::try_from(cost).ok().filter(|&cost| cost <= limit.burst()) else {
-            return (self.denial(limit, now_us, Retry::CostAboveBurst), self);
+            return (self.denial(limit, now_us, limit.burst(), Retry::CostAboveBurst), self);
         };
         if self.mark != limit.mark() {
             // The origin spoke of the limit that this one takes the place of, and may not know of the change yet.
-            return (self.denial(limit, now_us, Retry::Ask), self);
+            return (self.denial(limit, now_us, cost, Retry::Ask), self);
         }
         let left = if self.is_alive(now_us) { self.left } else { 0 };
         if left >= cost && (cost > 0 || self.is_heard(now_us)) && self.unreported.checked_add(cost).is_some()
         {
-            let after = Self { left: self.left - cost, unreported: self.unreported + cost, ..self };
-            return (after.allowed(limit, left - cost), after);
+            let before = self.drained(limit, now_us);
+            let after = Self { left: before.left - cost, unreported: before.unreported + cost, ..before };
+            let remaining = after.remaining(limit, now_us).min(limit.burst() - cost);
+            return (Verdict::Allow { remaining, reset_after_us: limit.reset_after_us(remaining) }, after);
         }
         let denies_us = self.denies_until_us();
         let retry = if now_us < denies_us { Retry::After(denies_us - now_us) } else { Retry::Ask };
-        (self.denial(limit, now_us, retry), self.missed(now_us))
+        (self.denial(limit, now_us, cost, retry), self.missed(now_us))
     }
 
     /// The same, with a mark that someone was turned away, if the origin's word is what turned them away.
@@ -131,28 +134,52 @@ impl Allowance {
         self.is_alive(now_us) || now_us < self.denies_until_us()
     }
 
-    fn allowed(&self, limit: &Limit, left: u32) -> Verdict {
-        let remaining = self.remaining(limit, left);
-        Verdict::Allow { remaining, reset_after_us: limit.reset_after_us(remaining) }
-    }
-
-    fn denial(&self, limit: &Limit, now_us: u64, retry: Retry) -> Verdict {
-        let remaining = self.remaining(limit, if self.is_alive(now_us) { self.left } else { 0 });
+    /// A request of `cost` that is denied finds less than that, whatever other nodes have not used of their grants.
+    fn denial(&self, limit: &Limit, now_us: u64, cost: u32, retry: Retry) -> Verdict {
+        let remaining = self.remaining(limit, now_us).min(cost.saturating_sub(1));
         Verdict::Deny { remaining, reset_after_us: limit.reset_after_us(remaining), retry }
     }
 
-    /// What this node holds and what was left for anyone, as far as the origin's last word tells.
-    fn remaining(&self, limit: &Limit, left: u32) -> u32 {
-        let most = u64::from(limit.burst());
-        u32::try_from((self.room.amount() + u64::from(left)).min(most)).unwrap_or(u32::MAX)
+    /// Units of the burst that are not used, as of the origin's last reply: what has drained since is free again, and what this
+    /// node has used since is not.
+    fn remaining(&self, limit: &Limit, now_us: u64) -> u32 {
+        let free = self.free_at(limit, now_us).saturating_sub(self.unreported.into());
+        u32::try_from(free).unwrap_or(u32::MAX).min(limit.burst())
+    }
+
+    /// What is free at a later time, before `unreported` is taken off.
+    fn free_at(&self, limit: &Limit, now_us: u64) -> u64 {
+        self.free.amount() + limit.drained_in(now_us.saturating_sub(self.since_us))
+    }
+
+    /// The same, counted from now on if the meter has been empty since: time that drained nothing does not count.
+    fn drained(self, limit: &Limit, now_us: u64) -> Self {
+        let most = u64::from(limit.burst()) + u64::from(self.unreported);
+        if self.free_at(limit, now_us) > most { self.counted_from(now_us, most) } else { self }
+    }
+
+    /// The same, counted from a later time, by which `free` units are. Whole milliseconds pass, so that no time is lost.
+    fn counted_from(self, now_us: u64, free: u64) -> Self {
+        let passed_ms = now_us.saturating_sub(self.since_us) / US_PER_MS;
+        let left_of = |ms: u16| u16::try_from(u64::from(ms).saturating_sub(passed_ms)).unwrap_or(0);
+        Self {
+            since_us: self.since_us + passed_ms * US_PER_MS,
+            free: Units::of(free),
+            life_ms: left_of(self.life_ms),
+            deny_ms: left_of(self.deny_ms),
+            ..self
+        }
     }
 
     /// Takes along what was spent, and gives up what is not kept. From here on only what is kept is spent.
-    pub(crate) fn take(self, now_us: u64, keep: u64) -> (Taken, Self) {
+    pub(crate) fn take(self, limit: &Limit, now_us: u64, keep: u64) -> (Taken, Self) {
         let left = if self.is_alive(now_us) { self.left } else { 0 };
         let kept = left.min(u32::try_from(keep).unwrap_or(u32::MAX));
         let taken = Taken { used: u64::from(self.unreported), keep: u64::from(kept), missed: self.missed };
-        (taken, Self { left: kept, unreported: 0, missed: false, ..self })
+        // What is on its way to the origin stays used.
+        let free = self.remaining(limit, now_us);
+        let after = if self.unreported > 0 { self.counted_from(now_us, free.into()) } else { self };
+        (taken, Self { left: kept, unreported: 0, missed: false, ..after })
     }
 
     /// Takes in the origin's word on a limit. What was spent while it was under way comes out of the new grant.
@@ -160,12 +187,12 @@ impl Allowance {
         let unreported = if word.counted { 0 } else { self.unreported };
         let left = word.grant.saturating_sub(u64::from(unreported));
         Self {
-            sent_us: word.sent_us,
+            since_us: word.sent_us,
             left: u32::try_from(left).unwrap_or(u32::MAX),
             unreported,
             life_ms: ms(word.life_us),
             deny_ms: ms(word.deny_us),
-            room: Room::of(word.room),
+            free: Units::of(word.free),
             missed: false,
             mark: limit.mark(),
         }
@@ -208,7 +235,7 @@ mod tests {
     }
 
     fn granted(grant: u64, deny_us: u64) -> Allowance {
-        let word = Word { sent_us: 5_000 * MS, grant, life_us: 1_000 * MS, deny_us, room: 2, counted: false };
+        let word = Word { sent_us: 5_000 * MS, grant, life_us: 1_000 * MS, deny_us, free: 2, counted: false };
         Allowance::default().hear(&ten_per_second(), &word)
     }
 
@@ -247,7 +274,7 @@ mod tests {
     #[test]
     fn what_is_spent_while_a_call_is_under_way_comes_out_of_the_new_grant() {
         let (_, spent) = passes(granted(9, 0), 5_001, 4);
-        let (taken, kept) = spent.take(5_002 * MS, 3);
+        let (taken, kept) = spent.take(&ten_per_second(), 5_002 * MS, 3);
         assert_eq!(taken, Taken { used: 4, keep: 3, missed: false });
         let (_, meanwhile) = passes(kept, 5_003, 2);
         let word = Word { sent_us: 5_002 * MS, grant: 8, life_us: 1_000 * MS, ..Word::default() };
@@ -259,7 +286,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_of_a_grant_whose_time_is_over() {
-        assert_eq!(granted(9, 0).take(6_000 * MS, 9).0, Taken::default());
+        assert_eq!(granted(9, 0).take(&ten_per_second(), 6_000 * MS, 9).0, Taken::default());
     }
 
     #[test]
@@ -272,7 +299,7 @@ mod tests {
     #[test]
     fn who_is_turned_away_by_the_origins_word_leaves_a_mark() {
         let (_, after) = passes(granted(0, 200 * MS), 5_050, 1);
-        assert!(after.missed && after.take(5_060 * MS, 0).0.missed);
+        assert!(after.missed && after.take(&ten_per_second(), 5_060 * MS, 0).0.missed);
         assert!(!passes(Allowance::default(), 5_050, 1).1.missed, "nobody turned this one away");
     }
 
@@ -299,7 +326,7 @@ mod tests {
     proptest! {
         #[test]
         fn room_is_told_to_a_thousandth_and_never_more_than_there_is(amount in 0u64..1 << 40) {
-            let told = Room::of(amount).amount();
+            let told = Units::of(amount).amount();
             prop_assert!(told <= amount && amount - told <= amount >> MANTISSA_BITS);
             prop_assert!(amount >= 1 << (MANTISSA_BITS + 1) || told == amount);
         }

@@ -79,6 +79,9 @@ pub enum LimitError {
     BurstOfWindow,
 }
 
+/// The longest time that [`Limit::drained_in`] reckons with, µs: longer than any grant or denial.
+const DRAINED_US_MAX: u64 = 1 << 31;
+
 impl fmt::Display for LimitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -226,6 +229,15 @@ impl Limit {
             Algorithm::Gcra => self.unit.times(used, self.denominator()).ceil_us(),
             Algorithm::SlidingWindow if used == 0 => 0,
             Algorithm::SlidingWindow => self.period_us,
+        }
+    }
+
+    /// Units that drain in a time, rounded down. Of a sliding window, none: only its origin knows what fades.
+    pub(crate) fn drained_in(&self, us: u64) -> u64 {
+        match self.algorithm {
+            // The product of both is below 2^63.
+            Algorithm::Gcra => us.min(DRAINED_US_MAX) * u64::from(self.amount) / self.period_us,
+            Algorithm::SlidingWindow => 0,
         }
     }
 

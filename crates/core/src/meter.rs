@@ -1,7 +1,7 @@
 //! A meter: the live state of one key under one limit, as a value and as the words of a slot.
 
 use crate::gcra::{self, Arrival};
-use crate::grant::{Allowance, Room, Taken, Word};
+use crate::grant::{Allowance, Taken, Units, Word};
 use crate::limit::{Algorithm, Limit, MARK_BITS};
 use crate::minifloat;
 use crate::time::Now;
@@ -58,8 +58,8 @@ impl Meter {
     }
 
     /// What is taken along to the origin, and what stays: see [`Allowance::take`].
-    pub(crate) fn take(self, now: Now, keep: u64) -> (Taken, Self) {
-        let (taken, after) = self.allowance().take(now.mono_us(), keep);
+    pub(crate) fn take(self, limit: &Limit, now: Now, keep: u64) -> (Taken, Self) {
+        let (taken, after) = self.allowance().take(limit, now.mono_us(), keep);
         (taken, self.with_level(Level::Grant(after)))
     }
 
@@ -196,8 +196,8 @@ fn saturate(cost: u64) -> u32 {
 ///
 /// | word | bits |
 /// |---|---|
-/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period (window); grant: 48 tag, 16 room |
-/// | `time` | 1 window, 1 grant, 1 missed (grant), 9 free, 52 arrival, or start of the current cell, or when the origin was asked, µs |
+/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period (window); grant: 48 tag, 16 free |
+/// | `time` | 1 window, 1 grant, 1 missed (grant), 9 free, 52 arrival, or start of the current cell, or since when a grant counts, µs |
 /// | `count` | GCRA: 32 fraction of the arrival, 32 free; window: 32 current, 32 previous; grant: 32 left, 32 unreported |
 /// | `held` | 32 reserved; grant: 16 life, 16 denial, ms |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -254,8 +254,8 @@ impl Slot {
         let missed = if allowance.missed { MISSED_BIT } else { 0 };
         let mark = u64::from(allowance.mark) << MARK_SHIFT;
         Self {
-            head: tag << TAG_SHIFT | u64::from(allowance.room.0),
-            time: allowance.sent_us & TIME_MASK | mark | GRANT_BIT | missed,
+            head: tag << TAG_SHIFT | u64::from(allowance.free.0),
+            time: allowance.since_us & TIME_MASK | mark | GRANT_BIT | missed,
             count: u64::from(allowance.left) << 32 | u64::from(allowance.unreported),
             held: u32::from(allowance.life_ms) << 16 | u32::from(allowance.deny_ms),
         }
@@ -264,12 +264,12 @@ impl Slot {
     #[inline]
     fn unpack_grant(&self) -> Allowance {
         Allowance {
-            sent_us: self.time & TIME_MASK,
+            since_us: self.time & TIME_MASK,
             left: (self.count >> 32) as u32,
             unreported: self.count as u32,
             life_ms: (self.held >> 16) as u16,
             deny_ms: self.held as u16,
-            room: Room(self.head as u16),
+            free: Units(self.head as u16),
             missed: self.time & MISSED_BIT != 0,
             mark: (self.time >> MARK_SHIFT & MARK_MASK) as u16,
         }
@@ -298,7 +298,7 @@ impl Slot {
             let allowance = self.unpack_grant();
             // What is held or owed to the origin, and who was told to wait, is never forgotten.
             let is_over = allowance.is_over(now.mono_us());
-            return if is_over { Standing::Clean { since: allowance.sent_us } } else { Standing::Kept };
+            return if is_over { Standing::Clean { since: allowance.since_us } } else { Standing::Kept };
         }
         let keep_above = minifloat::decode((self.head >> 8) as u8);
         let debt = self.debt(now);
@@ -372,7 +372,7 @@ mod tests {
     fn a_slot_holds_a_grant_unchanged() {
         let second = Duration::from_secs(1);
         let word =
-            Word { sent_us: TIME_MASK, grant: 7, life_us: 9_000, deny_us: 8_000, room: 3, counted: false };
+            Word { sent_us: TIME_MASK, grant: 7, life_us: 9_000, deny_us: 8_000, free: 3, counted: false };
         for amount in 1..2_000 {
             let limit = Limit::gcra(amount, second).expect("in range").at_origin();
             let meter = Meter::empty(&limit).hear(&limit, &word).missed(Now::from_micros(TIME_MASK, 0));

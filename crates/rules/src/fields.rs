@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::origin::TOLERANCE_PPM_MAX;
 use tidegate_core::{Algorithm, Class, Limit, LimitError, Regime};
 use toml::{Table, Value};
 
@@ -122,7 +123,7 @@ impl Fields {
     }
 
     pub(crate) fn tolerance_ppm(&mut self) -> Option<u32> {
-        let percent = self.optional("tolerance", |value| read_number(&value, 0, 100))?;
+        let percent = self.optional("tolerance", |value| read_number(&value, 0, TOLERANCE_PERCENT_MAX))?;
         u32::try_from(percent * PPM_PER_PERCENT).ok()
     }
 
@@ -176,6 +177,8 @@ impl Fields {
 
 /// Millionths in a hundredth.
 const PPM_PER_PERCENT: u64 = 10_000;
+/// The largest tolerance, in percent of the burst.
+const TOLERANCE_PERCENT_MAX: u64 = TOLERANCE_PPM_MAX as u64 / PPM_PER_PERCENT;
 
 const CLASSES: [(&str, Class); 3] = [
     (Class::Comfort.as_str(), Class::Comfort),

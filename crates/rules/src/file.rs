@@ -146,7 +146,7 @@ mod tests {
 
             [[rules]]
             name = "per_path"
-            tolerance = 2
+            tolerance = 1
             key = ["path"]
             limit = 10
             period = "1s"
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!((per_user.paid, per_user.tolerance_ppm, set.crosses(per_user)), (true, None, false));
         assert_eq!(
             (per_path.paid, per_path.tolerance_ppm, set.crosses(per_path)),
-            (false, Some(20_000), true)
+            (false, Some(10_000), true)
         );
         assert_eq!(set.dimensions_used("").into_iter().collect::<Vec<_>>(), ["path", "user"]);
     }
@@ -168,7 +168,7 @@ mod tests {
         let wrong = |rest: &str| problems(&format!("{rule}{rest}"));
         assert_eq!(wrong("paid = true"), ["rules[0].paid: only a rule of class \"cost\" can say so"]);
         assert_eq!(wrong("paid = 1"), ["rules[0].paid: true or false is expected, not an integer"]);
-        assert_eq!(wrong("tolerance = 101"), ["rules[0].tolerance: 101 is outside 0 to 100"]);
+        assert_eq!(wrong("tolerance = 2"), ["rules[0].tolerance: 2 is outside 0 to 1"]);
         let placed = problems(&format!("placement = 'us er'\n{rule}"));
         assert_eq!(placed, ["placement: \"us er\" cannot name a dimension"]);
     }

@@ -81,7 +81,7 @@ impl Rule {
     pub fn promise<'l>(&self, limit: &'l Limit) -> Promise<'l> {
         let Self { class, paid, tolerance_ppm, .. } = *self;
         let regime = self.regime();
-        let tolerance_ppm = tolerance_ppm.unwrap_or(class.tolerance_ppm());
+        let tolerance_ppm = tolerance_ppm.unwrap_or(0);
         Promise { limit, class, paid, tolerance_ppm, regime }
     }
 

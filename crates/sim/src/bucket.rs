@@ -280,6 +280,23 @@ impl Judge {
         }
     }
 
+    /// Whether a request fits and more than 3 % of the limit is free.
+    pub(crate) fn has_room(&mut self, now_us: u64, units: u64) -> bool {
+        let (terms, level) = match self {
+            Self::Bucket(bucket) => {
+                bucket.drain(now_us);
+                (&bucket.terms, bucket.level)
+            }
+            Self::Cells(cells) => {
+                let level = cells.weighted(now_us);
+                (&cells.terms, level.into())
+            }
+        };
+        let full = u128::from(terms.burst()) * u128::from(terms.period());
+        let cost = u128::from(units) * u128::from(terms.period());
+        level + cost <= full && level * 100 <= full * 97
+    }
+
     /// Units by which more was admitted than the limit allows, at worst.
     pub(crate) fn excess(&self) -> u64 {
         match self {

@@ -13,6 +13,7 @@
 mod bucket;
 mod bug;
 mod clock;
+mod matrix;
 mod memory;
 mod model;
 mod network;
@@ -33,6 +34,7 @@ mod words;
 mod world;
 
 pub use bug::Bug;
+pub use matrix::{LoadCase, LoadResult, load_cases};
 pub use model::{Case, Measured, cases};
 pub use plot::plot;
 pub use regions::{
@@ -40,7 +42,7 @@ pub use regions::{
     RegionSummary, RegionViolation, catch_in_regions, region_scenario_of, run_regions, shrink_regions,
     sweep_regions,
 };
-pub use report::{Curve, Report, Violation};
+pub use report::{Curve, Report, Steady, Violation};
 pub use scenario::{Faults, RuleChange, Scenario, Shape, Spread};
 pub use shrink::shrink;
 pub use swarm::scenario_of;

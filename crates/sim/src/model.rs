@@ -120,6 +120,8 @@ impl Case {
             spread: self.spread,
             requests: self.load_milli * self.seconds / 1_000,
             length_us: self.seconds * SECOND_US,
+            steady_from_us: 0,
+            keeps_refusals: false,
             shape: Shape::Steady,
             cost_max: 1,
             uneven: false,

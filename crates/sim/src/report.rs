@@ -168,6 +168,22 @@ impl fmt::Display for Violation {
     }
 }
 
+/// The busiest key from [`Scenario::steady_from_us`](crate::Scenario::steady_from_us) on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Steady {
+    /// Requests.
+    pub requests: u64,
+    /// Units asked for.
+    pub offered: u64,
+    /// Units admitted.
+    pub admitted: u64,
+    /// Units that one bucket would have admitted.
+    pub ideal: u64,
+    /// Requests denied while more than 3 % of the limit was free, counted where
+    /// [`Scenario::keeps_refusals`](crate::Scenario::keeps_refusals) is set.
+    pub false_denials: u64,
+}
+
 /// What was admitted for a key over time.
 #[derive(Clone, Debug)]
 pub struct Curve {
@@ -202,6 +218,8 @@ pub struct Report {
     pub admitted: u64,
     /// Units that one bucket for each key would have admitted.
     pub ideal: u64,
+    /// The busiest key in steady load.
+    pub steady: Steady,
     /// Calls, repeats not counted, and meters spoken of in them.
     pub calls: u64,
     /// Meters spoken of in all calls.

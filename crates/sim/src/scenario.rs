@@ -9,6 +9,8 @@ use tidegate_core::{Class, Limit};
 pub enum Shape {
     /// Evenly, at random.
     Steady,
+    /// The same, where each request is drawn when the one before it comes: for loads of millions.
+    Poisson,
     /// In bursts with quiet between them.
     Bursts,
     /// All at the end of each period.
@@ -24,6 +26,10 @@ pub enum Spread {
     Home,
     /// Most to the first few nodes, whatever the key.
     Few,
+    /// Half of them to the first node, the others to any.
+    Half,
+    /// By a Zipf distribution over nodes: the n-th node has 1/n of the first node's traffic.
+    Zipf,
 }
 
 /// What goes wrong. Shares are in millionths.
@@ -108,6 +114,10 @@ pub struct Scenario {
     pub requests: u64,
     /// How long it lasts.
     pub length_us: u64,
+    /// From when on [`Report::steady`](crate::Report::steady) counts: a load's first moments are a matter of bursts.
+    pub steady_from_us: u64,
+    /// Whether the requests are kept that did not pass, to tell which of them one bucket would have let pass.
+    pub keeps_refusals: bool,
     /// How requests come.
     pub shape: Shape,
     /// What requests cost: 1 to this.

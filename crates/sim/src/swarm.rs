@@ -31,7 +31,7 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
     let mut scenario = Scenario {
         seed,
         limit: limit(rng, amount, period),
-        tolerance_ppm: if lapse == Lapse::Counted { 0 } else { pick(rng, &[0, 50_000]) },
+        tolerance_ppm: if lapse == Lapse::Counted { 0 } else { pick(rng, &[0, 10_000]) },
         lapse,
         class: Class::Security,
         nodes,
@@ -40,6 +40,8 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         spread: pick(rng, &[Spread::Even, Spread::Home, Spread::Few]),
         requests,
         length_us,
+        steady_from_us: 0,
+            keeps_refusals: false,
         shape: pick(rng, &[Shape::Steady, Shape::Bursts, Shape::Edges]),
         cost_max: pick(rng, &[1, 1, 1, 5, 20]).min(amount),
         large_ppm: pick(rng, &[0, 0, 0, 20_000]),

@@ -11,7 +11,7 @@ use tidegate_core::{Algorithm, Now};
 use crate::bucket::{Era, Judge, Judged};
 use crate::memory::still_counts;
 use crate::node::meter_of;
-use crate::report::Violation;
+use crate::report::{Steady, Violation};
 use crate::rulebook::{Rulebook, is_same};
 use crate::scenario::{Charge, Scenario};
 use crate::world::{EPOCH_US, FIRST_BOOT};
@@ -148,6 +148,12 @@ pub(crate) struct Watch {
     is_quick: bool,
     /// Whether more is charged than anybody was asked about.
     has_debt: bool,
+    /// From when on the steady load is measured, by the true time; the units that one bucket had admitted by then.
+    steady_from_us: u64,
+    ideal_before: Option<u64>,
+    offered: Steady,
+    /// Requests for the busiest key that did not pass: when, and their cost. Kept where the load is at most the limit.
+    refusals: Option<Vec<(u64, u64)>>,
     violations: Vec<Violation>,
 }
 
@@ -193,6 +199,10 @@ impl Watch {
             is_reachable: scenario.faults.loss_ppm + scenario.faults.slow_ppm == 0,
             is_quick: scenario.delay_us <= QUICK_US,
             has_debt: scenario.charges_ppm > 0,
+            steady_from_us: EPOCH_US + scenario.steady_from_us,
+            ideal_before: None,
+            offered: Steady::default(),
+            refusals: scenario.keeps_refusals.then(Vec::new),
             violations: Vec::new(),
         }
     }
@@ -215,7 +225,17 @@ impl Watch {
     }
 
     pub(crate) fn offered(&mut self, charges: impl Iterator<Item = Charge>, true_us: u64) {
-        charges.for_each(|Charge { meter, cost }| self.meters[meter].ideal.offer(true_us, cost));
+        let is_steady = true_us >= self.steady_from_us;
+        if self.ideal_before.is_none() && is_steady {
+            self.ideal_before = Some(self.meters[0].ideal.filled());
+        }
+        for Charge { meter, cost } in charges {
+            self.meters[meter].ideal.offer(true_us, cost);
+            if meter == 0 && is_steady {
+                self.offered.requests += 1;
+                self.offered.offered += cost;
+            }
+        }
     }
 
     pub(crate) fn admitted(&mut self, charges: impl Iterator<Item = Charge>, true_us: u64) {
@@ -224,6 +244,35 @@ impl Watch {
             seen.admissions.push((true_us, cost));
             seen.passed_us = seen.passed_us.max(true_us - EPOCH_US);
         }
+    }
+
+    /// Notes that a request did not pass.
+    pub(crate) fn refused(&mut self, key: usize, cost: u64, true_us: u64) {
+        if let Some(refusals) = self.refusals.as_mut().filter(|_| key == 0) {
+            refusals.push((true_us, cost));
+        }
+    }
+
+    /// The busiest key's share of one bucket in steady load, and the refusals that one bucket would not have made.
+    pub(crate) fn steady(&self) -> Steady {
+        let seen = &self.meters[0];
+        let from_us = self.steady_from_us;
+        let is_steady = |(at_us, _): &&(u64, u64)| *at_us >= from_us;
+        let admitted = seen.admissions.iter().filter(is_steady).map(|(_, cost)| cost).sum();
+        let ideal = seen.ideal.filled() - self.ideal_before.unwrap_or(0);
+        let mut refusals = self.refusals.clone().unwrap_or_default();
+        refusals.sort_unstable();
+        let mut truth = Judge::new(seen.terms[0]);
+        let mut admissions = seen.admissions.iter().peekable();
+        let mut false_denials = 0;
+        for (at_us, cost) in &refusals {
+            while let Some((admitted_us, units)) = admissions.next_if(|(admitted_us, _)| admitted_us <= at_us) {
+                truth.fill(*admitted_us, *units);
+            }
+            let counts = *at_us >= from_us && truth.has_room(*at_us, *cost);
+            false_denials += u64::from(counts);
+        }
+        Steady { admitted, ideal, false_denials, ..self.offered }
     }
 
     /// Notes what a node let pass by its parts of the limits, by its own clock.

@@ -43,7 +43,7 @@ impl fmt::Display for Scenario {
             f.write_str(if self.uneven { " at a cost of its own" } else { "" })?;
         }
         f.write_str(match self.shape {
-            Shape::Steady => ", evenly",
+            Shape::Steady | Shape::Poisson => ", evenly",
             Shape::Bursts => ", in bursts",
             Shape::Edges => ", at the ends of periods",
         })?;
@@ -51,6 +51,8 @@ impl fmt::Display for Scenario {
             Spread::Even => " over all nodes",
             Spread::Home => ", each key mostly at one node",
             Spread::Few => ", most at the first nodes",
+            Spread::Half => ", half of them at one node",
+            Spread::Zipf => ", at nodes by a Zipf distribution",
         })?;
         if self.updates_per_s_max < PLENTY_PER_S {
             write!(f, ", of whom each reports about {} meters in a second", self.updates_per_s_max)?;

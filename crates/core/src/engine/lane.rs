@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::tracked::{News, Refund, Tracked};
+use super::tracked::{Cause, News, Refund, Tracked};
 use super::{
     Charge, Context, Effect, EngineStats, Failure, MeterRef, Request, Resolution, STORE_UNKNOWN, Settings,
     Ticket,
@@ -320,8 +320,9 @@ impl Lane {
         let mut draft = Draft::default();
         self.take_waiting(cx, &mut draft);
         if is_flush {
-            self.flush_at_us = cx.next_flush_us();
             self.meters.retain(|_, tracked| !tracked.is_over(cx));
+            let shortest_us = self.meters.values().map(|tracked| tracked.flush_us(cx)).min();
+            self.flush_at_us = cx.next_flush_us(shortest_us.unwrap_or(cx.settings.flush_us));
         }
         self.take_due(cx, &mut draft);
         if draft.call.updates.is_empty() {
@@ -332,8 +333,12 @@ impl Lane {
 
     /// A grant that came meanwhile may be enough for those who wait.
     fn decide_here(&mut self, cx: &mut Context<'_>, effects: &mut Vec<Effect>) {
+        let meters = &mut self.meters;
         self.waiting.retain(|waiting| match decide(cx, &waiting.request) {
             Some(resolution) => {
+                for Charge { meter, cost } in &waiting.request.charges {
+                    meters.get_mut(&meter.digest).into_iter().for_each(|tracked| tracked.note_answered(*cost));
+                }
                 effects.push(Effect::Answer { ticket: waiting.request.ticket, resolution });
                 false
             }
@@ -361,9 +366,9 @@ impl Lane {
             return *place;
         }
         let update = match self.meters.get_mut(&meter.digest) {
-            Some(tracked) => tracked.update(cx, true),
+            Some(tracked) => tracked.update(cx, Cause::Check),
             // No room to keep track of it: it is decided there, and nothing is held of it.
-            None => Tracked::new(meter.clone(), cx.now_us()).update(cx, false),
+            None => Tracked::new(meter.clone(), cx.now_us()).update(cx, Cause::Untracked),
         };
         draft.push(meter.digest, update)
     }
@@ -384,7 +389,7 @@ impl Lane {
             if is_called_for { news.into_iter().map(|(digest, _)| digest).collect() } else { Vec::new() };
         for digest in due.iter().take(room) {
             if let Some(tracked) = self.meters.get_mut(digest) {
-                let update = tracked.update(cx, true);
+                let update = tracked.update(cx, Cause::Flush);
                 draft.push(*digest, update);
             }
         }
@@ -439,12 +444,14 @@ impl Lane {
                 cx.stats.lapsed += tracked.hear(cx, under_way.sent_us, told, reply);
                 // A window's last grants may end long before a flush that is stretched.
                 let report_by_us = tracked.report_by_us(cx).unwrap_or(u64::MAX);
-                self.flush_at_us = self.flush_at_us.min(report_by_us);
+                let next_us = cx.next_flush_us(tracked.flush_us(cx));
+                self.flush_at_us = self.flush_at_us.min(report_by_us).min(next_us);
             }
         }
+        let mut later = charged_in(&under_way.call, reply);
         for ((asked, ask), decided) in under_way.asked.iter().zip(&under_way.call.asks).zip(&reply.asks) {
-            let remaining = asked.remaining(&under_way.call, reply);
-            let returned = asked.resolve(*decided, &remaining, reply.now_us, effects);
+            let outcome = Outcome { ask, decided, reply, call: &under_way.call };
+            let returned = asked.resolve(&outcome, &mut later, effects);
             cx.stats.unanswered += asked.undecided(*decided);
             for charge in &ask.charges {
                 let digest = under_way.meters.get(usize::from(charge.meter));
@@ -550,19 +557,6 @@ impl UnderWay {
 }
 
 impl Asked {
-    /// What is left under each limit: what the node holds from now on and what is left for anyone.
-    fn remaining(&self, call: &Call, reply: &Reply) -> Box<[u32]> {
-        let left = |place: &u16| {
-            let place = usize::from(*place);
-            let (update, told) = call.updates.get(place).zip(reply.told.get(place))?;
-            // A grant of a cell that is over is not spent any more.
-            let held = if told.life_us > 0 { told.grant } else { 0 };
-            let left = told.room.saturating_add(held).min(update.terms.burst());
-            Some(u32::try_from(left).unwrap_or(u32::MAX))
-        };
-        self.places.iter().map(|place| left(place).unwrap_or(0)).collect()
-    }
-
     /// How many of those who wait the origin did not decide.
     fn undecided(&self, decided: origin::Decided) -> u64 {
         let waiting = self.waiters.iter().flatten().count() as u64;
@@ -570,29 +564,80 @@ impl Asked {
     }
 
     /// Tells those who wait. How many passed that had stopped waiting.
-    fn resolve(
-        &self,
-        decided: origin::Decided,
-        remaining: &[u32],
-        charged_us: u64,
-        effects: &mut Vec<Effect>,
-    ) -> u32 {
+    fn resolve(&self, outcome: &Outcome<'_>, later: &mut [u64], effects: &mut Vec<Effect>) -> u32 {
+        let Outcome { ask, decided, reply, .. } = *outcome;
         let by = self.places.iter().position(|place| *place == decided.denied_by).unwrap_or(0);
         let retry_us = decided.retry_us.min(NEVER_US);
         // Those who still wait pass first.
         let mut passed = decided.passed;
         for Waiter { ticket, .. } in self.waiters.iter().flatten() {
-            let remaining = Box::from(remaining);
+            if passed > 0 {
+                outcome.pass(later);
+            }
+            let mut remaining = outcome.remaining(&self.places, later);
             let resolution = match passed {
-                1.. => Resolution::Allowed { remaining, charged_us: Some(charged_us) },
+                1.. => Resolution::Allowed { remaining, charged_us: Some(reply.now_us) },
                 0 if decided.denied_by == UNDECIDED => Resolution::Unanswered,
-                0 => Resolution::Denied { by, remaining, retry_us },
+                0 => {
+                    // Whatever other nodes have not used of their grants, less is left than the request costs.
+                    let cost = ask.charges.iter().find(|charge| charge.meter == decided.denied_by);
+                    let most = cost.map_or(u64::MAX, |charge| charge.cost.saturating_sub(1));
+                    if let Some(left) = remaining.get_mut(by) {
+                        *left = u32::try_from(most).map_or(*left, |most| most.min(*left));
+                    }
+                    Resolution::Denied { by, remaining, retry_us }
+                }
             };
             passed = passed.saturating_sub(1);
             effects.push(Effect::Answer { ticket: *ticket, resolution });
         }
+        (0..passed).for_each(|_| outcome.pass(later));
         passed
     }
+}
+
+/// What an origin decided about requests that were asked as one.
+struct Outcome<'a> {
+    ask: &'a Ask,
+    decided: &'a origin::Decided,
+    call: &'a Call,
+    reply: &'a Reply,
+}
+
+impl Outcome<'_> {
+    /// Counts one of the requests as charged: of what the call charges, less comes later.
+    fn pass(&self, later: &mut [u64]) {
+        for charge in &self.ask.charges {
+            if let Some(units) = later.get_mut(usize::from(charge.meter)) {
+                *units = units.saturating_sub(charge.cost);
+            }
+        }
+    }
+
+    /// What was left of each limit after a request, in the order of its limits: what the origin counts in the end, and what it
+    /// charged for those that came later.
+    fn remaining(&self, places: &[u16], later: &[u64]) -> Box<[u32]> {
+        let left = |place: &u16| {
+            let place = usize::from(*place);
+            let (update, told) = self.call.updates.get(place).zip(self.reply.told.get(place))?;
+            let left = told.remaining.saturating_add(*later.get(place)?).min(update.terms.burst());
+            Some(u32::try_from(left).unwrap_or(u32::MAX))
+        };
+        places.iter().map(|place| left(place).unwrap_or(0)).collect()
+    }
+}
+
+/// What a call charged to each of its meters for requests that waited, in units.
+fn charged_in(call: &Call, reply: &Reply) -> Vec<u64> {
+    let mut charged = vec![0u64; call.updates.len()];
+    for (ask, decided) in call.asks.iter().zip(&reply.asks) {
+        for charge in &ask.charges {
+            if let Some(units) = charged.get_mut(usize::from(charge.meter)) {
+                *units = units.saturating_add(charge.cost.saturating_mul(decided.passed.into()));
+            }
+        }
+    }
+    charged
 }
 
 /// A call that is being put together.

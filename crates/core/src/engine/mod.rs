@@ -550,9 +550,14 @@ impl Context<'_> {
     }
 
     /// When a lane that reports now does so again: at one of the moments at which others do, too.
-    fn next_flush_us(&self) -> u64 {
-        let every_us = (self.flush_us_min / FLUSHES_TOGETHER).max(1);
-        (self.now_us() + self.settings.flush_us) / every_us * every_us
+    fn next_flush_us(&self, flush_us: u64) -> u64 {
+        let every_us = self.flush_slack_us().min(flush_us).max(1);
+        (self.now_us() + flush_us) / every_us * every_us
+    }
+
+    /// How much earlier than its interval a lane may report, to do so together with others.
+    fn flush_slack_us(&self) -> u64 {
+        self.flush_us_min / FLUSHES_TOGETHER
     }
 }
 

@@ -153,10 +153,11 @@ fn told(grant: u64, room: u64) -> Told {
         grant,
         life_us: 1_000 * MS,
         room,
+        remaining: room + grant,
         wait_us: 0,
         cell: 0,
         holders: 1,
-        dry: false,
+        exhausted: false,
         lapsed: false,
         recall: false,
         whole: false,
@@ -556,8 +557,8 @@ fn a_limit_that_changed_is_brought_by_the_next_request() {
         bench.ask(1);
         bench.poll();
         let call = bench.only_call();
-        let dry = Told { wait_us: 60_000 * MS, dry: true, ..told(grant, 0) };
-        bench.tell(&call, vec![dry], Decided { passed: 1, denied_by: 0, retry_us: 1 });
+        let exhausted = Told { wait_us: 60_000 * MS, exhausted: true, ..told(grant, 0) };
+        bench.tell(&call, vec![exhausted], Decided { passed: 1, denied_by: 0, retry_us: 1 });
         bench.answers();
         let decided = bench.spend(1);
         assert_ne!(decided.retry(), Some(Retry::Ask), "{decided:?}");
@@ -590,8 +591,8 @@ fn who_comes_while_the_flush_is_under_way_does_not_wait_for_it() {
     bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    let dry = Told { life_us: 0, wait_us: 50 * MS, dry: true, ..told(0, 0) };
-    bench.tell(&call, vec![dry], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
+    let exhausted = Told { life_us: 0, wait_us: 50 * MS, exhausted: true, ..told(0, 0) };
+    bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
     for _ in 0..2 {
         bench.now_us += 101 * MS;
         assert!(matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))));
@@ -608,8 +609,8 @@ fn a_key_that_many_share_is_not_asked_for_before_its_turn() {
         bench.ask(1);
         bench.poll();
         let call = bench.only_call();
-        let dry = Told { life_us: 0, wait_us: 50 * MS, dry: true, holders, ..told(0, 0) };
-        bench.tell(&call, vec![dry], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
+        let exhausted = Told { life_us: 0, wait_us: 50 * MS, exhausted: true, holders, ..told(0, 0) };
+        bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
         bench.now_us += 60 * MS;
         assert!(!bench.spend(1).is_allowed());
         bench.poll_after(40 * MS);
@@ -836,8 +837,8 @@ fn who_has_nothing_left_asks_again_when_something_can_have_drained() {
     bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    let dry = Told { life_us: 0, wait_us: 450 * MS, dry: true, ..told(0, 0) };
-    bench.tell(&call, vec![dry], Decided { passed: 0, denied_by: 0, retry_us: 450 * MS });
+    let exhausted = Told { life_us: 0, wait_us: 450 * MS, exhausted: true, ..told(0, 0) };
+    bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 450 * MS });
     let mut calls = Vec::new();
     while calls.is_empty() {
         assert!(!bench.spend(1).is_allowed());
@@ -1015,12 +1016,12 @@ fn after_a_denial_grants_are_short_although_another_window_has_begun() {
     let mut bench = Bench::new();
     let limit = Limit::sliding_window(10, Duration::from_secs(1)).expect("in range").at_origin();
     let meter = MeterRef { limit, terms: Terms::new(&limit, 0, Lapse::Counted, 1), ..bench.meter(10, 1) };
-    let mut life_us = |later_us: u64, cell: u64, is_dry: bool| {
+    let mut life_us = |later_us: u64, cell: u64, is_exhausted: bool| {
         bench.now_us += later_us;
         bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
         bench.poll();
         let (call, _) = bench.calls().pop().expect("somebody asks");
-        let told = Told { cell, dry: is_dry, life_us: 0, ..told(0, 0) };
+        let told = Told { cell, exhausted: is_exhausted, life_us: 0, ..told(0, 0) };
         bench.tell(&call, vec![told], Decided { passed: 0, denied_by: 0, retry_us: 1 });
         call.updates[0].life_us
     };
@@ -1068,8 +1069,8 @@ fn grants_are_short_after_somebody_was_turned_away_although_a_little_was_granted
     bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    let dry = Told { dry: true, ..told(1, 0) };
-    bench.tell(&call, vec![dry], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    let exhausted = Told { exhausted: true, ..told(1, 0) };
+    bench.tell(&call, vec![exhausted], Decided { passed: 1, denied_by: 0, retry_us: 0 });
     assert!(bench.spend(1).is_allowed());
     assert!(matches!(bench.spend(1).retry(), Some(Retry::After(_))), "by what the origin said");
     bench.poll_after(100 * MS);

@@ -42,6 +42,18 @@ const PLENTY_SHARE: u64 = 2;
 /// the origin stood still, what drains in this time may pass once more.
 const REFUND_ON_ITS_WAY_US: u64 = 500_000;
 
+/// A meter is reported so many times while its burst drains, unless the flush interval is shorter.
+const FLUSHES_PER_BURST: u64 = 8;
+
+/// The shortest time between two reports of a meter, µs.
+const FLUSH_US_MIN: u64 = 5_000;
+
+/// The first denial after an exhausted reply lasts this part of a flush interval; each further one twice as long.
+const FIRST_DENIAL_PARTS: u64 = 32;
+
+/// How long a node denies at most while other nodes hold grants, µs: they may give some back before anything drains.
+const RETRY_US: u64 = 200_000;
+
 /// The charge that something is given back of.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refund {
@@ -123,6 +135,17 @@ impl News {
     }
 }
 
+/// Why a call speaks of a meter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// A request waits for the origin's decision.
+    Check,
+    /// The same, of a meter that is not tracked: nothing may be held of it.
+    Untracked,
+    /// There is something to report or to extend.
+    Flush,
+}
+
 /// What a node keeps track of.
 #[derive(Debug)]
 pub(super) struct Tracked {
@@ -150,6 +173,8 @@ pub(super) struct Tracked {
     denied_until_us: u64,
     /// The same by the latter only. What is spent is not worth a call of its own then.
     strict_until_us: u64,
+    /// How many replies in a row said that the origin is exhausted.
+    exhausted_replies: u8,
     /// From when on there may be something to get again.
     refills_us: u64,
     /// What it may hold beyond what it needs soon, in units; 0 unless there was plenty.
@@ -158,8 +183,6 @@ pub(super) struct Tracked {
     room: u64,
     holders: u32,
     heard_us: u64,
-    /// The most holders that were heard of late: who has just spent all is none.
-    sharers: u32,
     /// Until when its slot need not be looked at, by how fast it is used: thousands of slots lie all over memory.
     quiet_until_us: Cell<u64>,
     /// Whether it is part of the call under way.
@@ -186,12 +209,12 @@ impl Tracked {
             granted: 0,
             denied_until_us: 0,
             strict_until_us: 0,
+            exhausted_replies: 0,
             refills_us: 0,
             spare: 0,
             room: 0,
             holders: 0,
             heard_us: 0,
-            sharers: 0,
             quiet_until_us: Cell::new(0),
             under_way: false,
             recalled: false,
@@ -201,6 +224,11 @@ impl Tracked {
     pub(super) fn note_asked(&mut self, cost: u64, now_us: u64) {
         self.asked = self.asked.saturating_add(cost.max(1));
         self.used_us = now_us;
+    }
+
+    /// Takes back that a request asked for `cost`: it was decided by the grant after all, and counts as used.
+    pub(super) fn note_answered(&mut self, cost: u64) {
+        self.asked = self.asked.saturating_sub(cost.max(1));
     }
 
     pub(super) fn note_owed(&mut self, cost: u64, now_us: u64) {
@@ -254,9 +282,7 @@ impl Tracked {
         let terms = &self.meter.terms;
         let ticks = now_us.saturating_sub(self.heard_us) / terms.tick_us();
         let drained = ticks.saturating_mul(terms.amount()) / terms.period();
-        // What is tolerated is for counts that are late, such as these: it is not handed out again.
-        let tolerated = terms.capacity().saturating_sub(terms.burst());
-        let left = self.room.saturating_add(drained).min(terms.capacity()).saturating_sub(tolerated);
+        let left = self.room.saturating_add(drained).min(terms.capacity());
         (self.heard_us > 0).then_some(left)
     }
 
@@ -278,6 +304,11 @@ impl Tracked {
     /// What there is to say about it: see the module of the lane for when.
     pub(super) fn news(&self, cx: &Context<'_>) -> News {
         if self.under_way {
+            return News::None;
+        }
+        // A lane looks as often as the shortest of its meters asks for.
+        let is_early = cx.now_us() + cx.flush_slack_us() < self.sent_us + self.flush_us(cx);
+        if is_early && !self.recalled && !cx.closing {
             return News::None;
         }
         let is_quiet = cx.now_us() < self.quiet_until_us.get() && self.of_its_own() == 0;
@@ -379,10 +410,11 @@ impl Tracked {
     }
 
     /// What is said about it in a call. From here on it is under way.
-    pub(super) fn update(&mut self, cx: &Context<'_>, may_hold: bool) -> Update {
+    pub(super) fn update(&mut self, cx: &Context<'_>, cause: Cause) -> Update {
         let now_us = cx.now_us();
         let before = self.look(cx);
-        let elapsed_us = now_us.saturating_sub(self.sent_us).max(cx.settings.flush_us / 2);
+        let flush_us = self.flush_us(cx);
+        let elapsed_us = now_us.saturating_sub(self.sent_us).max(flush_us / 2);
         let seen = before.used.saturating_add(self.asked);
         self.demand.measure(seen, elapsed_us, before.missed);
         if self.asked > 0 && self.spare > 0 {
@@ -393,13 +425,13 @@ impl Tracked {
             self.denied_until_us = now_us + cx.settings.strict_us;
         }
         let life_us = self.life_us(cx);
-        let want = if self.recalled || cx.closing || !may_hold {
+        let want = if self.recalled || cx.closing || cause == Cause::Untracked {
             0
         } else {
-            self.demand.want(cx.settings.flush_us, life_us, self.spare).min(self.meter.terms.capacity())
+            self.demand.want(flush_us, life_us, self.spare).min(self.meter.terms.capacity())
         };
         // Who asks needs more than is held: that is given up, so that the origin decides on all there is.
-        let keep = if self.asked > 0 { 0 } else { want };
+        let keep = if cause == Cause::Flush { want } else { 0 };
         let taken = cx.table.collect(cx.now, &self.ask(), keep);
         let used = taken.used.saturating_add(self.unsaid);
         let (refund, of) = self.take_refund(used);
@@ -470,26 +502,22 @@ impl Tracked {
         }
         let now_us = cx.now_us();
         (self.room, self.holders, self.heard_us) = (told.room, told.holders, now_us);
-        // One is forgotten with each word.
-        self.sharers = told.holders.max(self.sharers.saturating_sub(1));
         let counted = told.lapsed && self.meter.terms.lapse() == Lapse::Counted;
         self.cell = told.cell;
-        // Others may give something back before anything drains.
-        self.refills_us = now_us + told.wait_us.min(cx.settings.life_us);
-        if told.dry {
-            let next_us = sent_us + self.asks_every_us(cx);
-            self.refills_us = self.refills_us.max(next_us.saturating_sub(cx.settings.hedge_us));
-        }
         self.spare = self.spare_of(told);
-        let deny_us = self.deny_us(cx, sent_us, told);
-        let word =
-            Word { sent_us, grant: told.grant, life_us: told.life_us, deny_us, room: told.room, counted };
+        self.exhausted_replies = if told.exhausted { (self.exhausted_replies + 1).min(8) } else { self.exhausted_replies / 2 };
+        let (deny_us, refills_us) = self.denial_us(cx, sent_us, told);
+        self.refills_us = sent_us + refills_us;
+        // The reply is as of a moment after it was sent: what drained until now is not free a second time.
+        let drained = self.meter.limit.drained_in(now_us.saturating_sub(sent_us));
+        let free = told.remaining.saturating_sub(drained);
+        let word = Word { sent_us, grant: told.grant, life_us: told.life_us, deny_us, free, counted };
         let is_held = cx.table.hear(cx.now, &self.ask(), &word);
         (self.ends_us, self.granted_us) =
             if told.grant > 0 { (sent_us + told.life_us, told.life_us) } else { (0, 0) };
         // What there is no room for here goes back at once.
         self.recalled |= told.recall || (!is_held && told.grant > 0);
-        if told.dry && told.grant == 0 {
+        if told.exhausted && told.grant == 0 {
             self.strict_until_us = now_us + cx.settings.strict_us;
             self.denied_until_us = self.strict_until_us;
         }
@@ -499,7 +527,7 @@ impl Tracked {
     /// What it may hold beyond what it needs soon. A dead node loses that as well, where nobody misses it.
     fn spare_of(&self, told: &Told) -> u64 {
         let free = told.room.saturating_add(told.grant);
-        let plenty = !told.dry
+        let plenty = !told.exhausted
             && free >= self.meter.terms.capacity() / PLENTY_SHARE
             && told.grant <= free / PLENTY_SHARE;
         if plenty { free / PLENTY_SHARE / u64::from(told.holders.max(1)) } else { 0 }
@@ -507,48 +535,55 @@ impl Tracked {
 
     /// How long it takes until one more unit may pass.
     fn unit_us(&self) -> u64 {
+        self.drain_us(1)
+    }
+
+    /// How long it takes until so many units have drained.
+    fn drain_us(&self, units: u64) -> u64 {
         let terms = &self.meter.terms;
-        terms.period() * terms.tick_us() / terms.amount().max(1)
+        let ticks = (units * terms.period()).checked_div(terms.amount()).unwrap_or(u64::MAX);
+        ticks.saturating_mul(terms.tick_us())
     }
 
     /// How long it takes until all that may ever be used at once has drained.
     fn burst_us(&self) -> u64 {
-        self.meter.terms.capacity().saturating_mul(self.unit_us())
+        self.drain_us(self.meter.terms.capacity())
     }
 
-    /// How often it is reported. However rarely that is, nothing may drain unused.
-    fn flush_us(&self, cx: &Context<'_>) -> u64 {
-        cx.settings.flush_us.min((self.burst_us() / 2).max(cx.flush_us_min))
+    /// How often it is reported: at the origin's interval for its limit, which is stretched with all others.
+    pub(super) fn flush_us(&self, cx: &Context<'_>) -> u64 {
+        let flush_us = (self.burst_us() / FLUSHES_PER_BURST).clamp(FLUSH_US_MIN.min(cx.flush_us_min), cx.flush_us_min);
+        flush_us * cx.settings.flush_us / cx.flush_us_min.max(1)
     }
 
-    /// How often it is asked for while there is nothing left: what drains comes to each of its holders in turn, and is not
-    /// lost while it lies there. Twice in that time, so that a turn that is missed does not cost another.
-    fn asks_every_us(&self, cx: &Context<'_>) -> u64 {
-        let flush_us = self.flush_us(cx);
-        let turn_us = self.unit_us().saturating_mul(u64::from(self.sharers.max(1)));
-        // A burst that is soon drained does not wait for whoever comes late.
-        (turn_us / 2).min(self.burst_us() / 8).clamp(flush_us, cx.settings.life_us.max(flush_us))
-    }
-
-    /// Until how long after `sent_us` there is no point in asking again, once what was granted is spent.
-    fn deny_us(&self, cx: &Context<'_>, sent_us: u64, told: &Told) -> u64 {
-        let Context { settings, .. } = cx;
+    /// For how long after `sent_us` a request is denied once the grant is spent, and from when on after it a flush asks again. A node
+    /// denies by itself only after the origin was exhausted.
+    fn denial_us(&self, cx: &Context<'_>, sent_us: u64, told: &Told) -> (u64, u64) {
+        if !told.exhausted {
+            return (0, 0);
+        }
         let under_way_us = cx.now_us().saturating_sub(sent_us);
-        // Whether at least one unit drains between two flushes.
-        let fast = self.unit_us() <= self.flush_us(cx) && self.meter.terms.amount() > 0;
-        // A flush asks again anyway, for who was turned away: who comes while it is under way had better not wait for it, nor
-        // who comes after a flush for which nobody had been turned away yet, unless a burst would be lost by then.
-        let next_flush_us = self.flush_us(cx).min(self.burst_us() / 8);
-        let asked_again_us = self.asks_every_us(cx) + next_flush_us + settings.hedge_us;
-        if told.grant == 0 && (told.dry || told.wait_us > 0) {
-            let (least_us, most_us) =
-                if fast { (asked_again_us, settings.life_us.max(asked_again_us)) } else { (0, u64::MAX) };
-            return under_way_us + told.wait_us.clamp(least_us, most_us);
+        let others_hold = told.remaining > told.room + told.grant;
+        let wait_us = if others_hold { told.wait_us.min(RETRY_US) } else { told.wait_us };
+        let flush_us = self.flush_us(cx);
+        if self.meter.terms.amount() == 0 || self.unit_us() > flush_us {
+            // A unit takes longer to drain than the next flush takes to come.
+            let deny_us = if told.grant == 0 { under_way_us + wait_us } else { 0 };
+            return (deny_us, under_way_us + wait_us);
         }
-        match (told.dry, fast) {
-            (true, true) => asked_again_us,
-            (true, false) => under_way_us + told.wait_us,
-            (false, _) => 0,
-        }
+        // While the load stays above the limit, a flush asks for whoever is denied until its reply.
+        let turn_us = self.turn_us(cx, told.holders);
+        let until_reply_us = turn_us + cx.flush_slack_us().min(flush_us) + cx.settings.hedge_us;
+        let first_us = flush_us / FIRST_DENIAL_PARTS;
+        let deny_us = first_us.saturating_mul(1 << self.exhausted_replies).max(wait_us);
+        (under_way_us + deny_us.min(until_reply_us), turn_us)
+    }
+
+    /// How often a node asks for an exhausted meter: twice in the time in which a unit drains for each of `holders` nodes. Nothing
+    /// is lost meanwhile, since an eighth of the burst drains at most.
+    fn turn_us(&self, cx: &Context<'_>, holders: u32) -> u64 {
+        let flush_us = self.flush_us(cx);
+        let turn_us = self.unit_us().saturating_mul(u64::from(holders.max(1))) / 2;
+        turn_us.min(self.burst_us() / FLUSHES_PER_BURST).clamp(flush_us, cx.settings.life_us.max(flush_us))
     }
 }

@@ -112,16 +112,19 @@ pub struct Told {
     pub grant: u64,
     /// For how long from the moment the call was sent, µs.
     pub life_us: u64,
-    /// What is left for anyone, in units.
+    /// Units that are neither charged nor held by a node.
     pub room: u64,
+    /// Units that are not charged, of the burst or of the regional part: held or not.
+    pub remaining: u64,
     /// When there will be a unit for someone again, if nothing else comes, µs from now; 0 if there is one.
     pub wait_us: u64,
     /// The cell that the grant is of.
     pub cell: u64,
-    /// How many nodes hold a part of it, this one included.
+    /// How many nodes hold or want a part of it, this one included.
     pub holders: u32,
-    /// Whether the node got less than it wanted.
-    pub dry: bool,
+    /// Whether there is nothing left to grant: no unit is left, or the node was granted less than it wants and less is left
+    /// than the other nodes use until they report again.
+    pub exhausted: bool,
     /// Whether what it had held was written off before this call came.
     pub lapsed: bool,
     /// Whether someone needs what it holds.

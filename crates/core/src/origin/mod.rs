@@ -26,4 +26,4 @@ pub use partition::{
     CallError, LANE_RETENTION_US, MARK_RETENTION_US, MARKS_MAX, Partition, SEQUENCE_MAX,
     UPDATES_PER_CALL_MAX, WHOLE_US_MAX,
 };
-pub use terms::{DEBT_MAX, DROPS_MAX, Lapse, Terms};
+pub use terms::{DEBT_MAX, DROPS_MAX, Lapse, TOLERANCE_BURST_MIN, TOLERANCE_PPM_MAX, Terms};

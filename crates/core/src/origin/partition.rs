@@ -541,7 +541,7 @@ mod tests {
             let (mut first, mut second) = (Caller::new(1, terms), Caller::new(2, terms));
             assert_eq!(first.say(&mut partition, START, (0, 0, 8)).grant, 8);
             let told = second.say(&mut partition, START, (0, 0, 8));
-            assert_eq!((told.grant, told.dry, told.room, told.holders), (1, true, 1, 2));
+            assert_eq!((told.grant, told.exhausted, told.room, told.holders), (1, true, 1, 2));
             assert_eq!(second.ask(&mut partition, START, 1, 5).passed, 2, "its own grant was given back");
             assert_eq!(first.ask(&mut partition, START, 1, 99).passed, 8);
         }

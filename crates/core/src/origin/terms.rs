@@ -12,6 +12,12 @@ pub const DEBT_MAX: u64 = 1 << 50;
 
 const _: () = assert!(4 * DEBT_MAX + 2 * DROPS_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
 
+/// The largest tolerance, in millionths of the burst: one hundredth.
+pub const TOLERANCE_PPM_MAX: u32 = 10_000;
+
+/// The smallest burst that may have a tolerance, in units.
+pub const TOLERANCE_BURST_MIN: u64 = 20;
+
 /// The longest period in whole ticks, µs: a little longer than a limit's own.
 const CELL_US_MAX: u64 = 2 * PERIOD_US_MAX;
 
@@ -40,7 +46,7 @@ pub struct Terms {
     period: u64,
     tick_us: u64,
     burst: u64,
-    capacity: u64,
+    tolerance: u64,
     lapse: Lapse,
     version: u64,
     abroad: Option<Abroad>,
@@ -49,13 +55,12 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The terms of a limit that tolerates `tolerance_ppm` millionths above its burst, at the `version` of its rule.
+    /// The terms of a limit with a tolerance of `tolerance_ppm` millionths of its burst, at most
+    /// [`TOLERANCE_PPM_MAX`], at the `version` of its rule.
     pub fn new(limit: &Limit, tolerance_ppm: u32, lapse: Lapse, version: u32) -> Self {
         let burst = u64::from(limit.burst());
-        // Nothing may pass under a limit of 0, so there is nothing to hold of it either.
-        let most = if limit.amount() == 0 { 0 } else { burst };
-        let capacity = most + most * u64::from(tolerance_ppm) / 1_000_000;
-        let tick_us = tick_us(capacity, limit.period_us());
+        let tolerance = tolerance(limit, tolerance_ppm);
+        let tick_us = tick_us(burst + tolerance, limit.period_us());
         Self {
             algorithm: limit.algorithm(),
             amount: u64::from(limit.amount()),
@@ -63,7 +68,7 @@ impl Terms {
             period: limit.period_us().div_ceil(tick_us),
             tick_us,
             burst,
-            capacity,
+            tolerance,
             lapse,
             version: u64::from(version),
             abroad: None,
@@ -77,11 +82,11 @@ impl Terms {
     pub fn with_abroad(self, abroad: Abroad) -> Self {
         let hide = abroad.hide.clamp(1, DEBT_MAX);
         let part_amount = abroad.part_amount.min(self.amount);
-        let part_capacity = abroad.part_capacity.min(self.capacity);
+        let part_capacity = abroad.part_capacity.min(self.capacity());
         let debt_max = abroad.debt_max.min(DEBT_MAX);
         let share = u128::from(part_capacity) * u128::from(SHARES);
         // Rounded up: what all regions use is in their parts together, whatever the numbers.
-        let share = share.div_ceil(u128::from(self.capacity.max(1)));
+        let share = share.div_ceil(u128::from(self.capacity().max(1)));
         let share = u64::try_from(share).unwrap_or(SHARES);
         Self { abroad: Some(Abroad { hide, part_amount, part_capacity, debt_max }), share, ..self }
     }
@@ -91,7 +96,7 @@ impl Terms {
         Self { version: 0, ..self }
     }
 
-    /// The terms as numbers: how the limit counts (1 for a sliding window), amount, period, tick, burst, capacity, whether a lapsed
+    /// The terms as numbers: how the limit counts (1 for a sliding window), amount, period, tick, burst, tolerance, whether a lapsed
     /// grant counts as used, version; and how it is counted together with other regions, of which the first is 0 if it is not.
     pub fn numbers(&self) -> [u64; 12] {
         let kind = u64::from(self.algorithm == Algorithm::SlidingWindow);
@@ -99,14 +104,14 @@ impl Terms {
         let none = Abroad { hide: 0, part_amount: 0, part_capacity: 0, debt_max: 0 };
         let Abroad { hide, part_amount, part_capacity, debt_max } = self.abroad.unwrap_or(none);
         let [amount, period, tick_us] = [self.amount, self.period, self.tick_us];
-        let [burst, capacity, version] = [self.burst, self.capacity, self.version];
+        let [burst, tolerance, version] = [self.burst, self.tolerance, self.version];
         [
             kind,
             amount,
             period,
             tick_us,
             burst,
-            capacity,
+            tolerance,
             counted,
             version,
             hide,
@@ -118,7 +123,7 @@ impl Terms {
 
     /// The terms that [`numbers`](Self::numbers) are of; nothing for numbers that no limit has.
     pub fn of_numbers(numbers: [u64; 12]) -> Option<Self> {
-        let [kind, amount, period, tick_us, burst, capacity, counted, version, hide, ..] = numbers;
+        let [kind, amount, period, tick_us, burst, tolerance, counted, version, hide, ..] = numbers;
         let [.., part_amount, part_capacity, debt_max] = numbers;
         let most = u64::from(u32::MAX);
         let fits = [amount, burst, version].iter().all(|number| *number <= most)
@@ -126,7 +131,8 @@ impl Terms {
             && counted <= 1
             && period >= 1
             && tick_us >= 1
-            && u128::from(capacity) * u128::from(period) <= u128::from(DROPS_MAX)
+            && tolerance <= burst
+            && u128::from(burst + tolerance) * u128::from(period) <= u128::from(DROPS_MAX)
             && u128::from(period) * u128::from(tick_us) <= u128::from(CELL_US_MAX);
         let terms = Self {
             algorithm: if kind == 0 { Algorithm::Gcra } else { Algorithm::SlidingWindow },
@@ -134,7 +140,7 @@ impl Terms {
             period,
             tick_us,
             burst,
-            capacity,
+            tolerance,
             lapse: if counted == 1 { Lapse::Counted } else { Lapse::Forgiven },
             version,
             abroad: None,
@@ -169,9 +175,14 @@ impl Terms {
         self.burst
     }
 
-    /// The burst and what is tolerated above it, in units.
+    /// The most that nodes may use and hold together, in units: the burst, and nothing under a limit of 0.
     pub const fn capacity(&self) -> u64 {
-        self.capacity
+        if self.amount == 0 { 0 } else { self.burst }
+    }
+
+    /// How far a request that waits at the origin may pass what others hold and have not used, in units.
+    pub const fn tolerance(&self) -> u64 {
+        self.tolerance
     }
 
     /// What becomes of a grant that was not reported.
@@ -201,7 +212,7 @@ impl Terms {
 
     /// The largest grant and the largest cost that an origin decides: all there ever is.
     pub const fn full(&self) -> u64 {
-        self.capacity * self.period
+        self.capacity() * self.period
     }
 
     /// The tick of an instant.
@@ -237,6 +248,15 @@ impl Terms {
     }
 }
 
+/// The tolerance of a limit, in units. A small burst has none: one unit of it is more than [`TOLERANCE_PPM_MAX`].
+fn tolerance(limit: &Limit, tolerance_ppm: u32) -> u64 {
+    let burst = u64::from(limit.burst());
+    if tolerance_ppm == 0 || limit.amount() == 0 || burst < TOLERANCE_BURST_MIN {
+        return 0;
+    }
+    (burst * u64::from(tolerance_ppm.min(TOLERANCE_PPM_MAX)) / 1_000_000).max(1)
+}
+
 /// The shortest tick at which a full meter stays inside [`DROPS_MAX`], also after its period was rounded up to whole ticks.
 /// A power of ten, so that nearly every period is a whole number of ticks.
 fn tick_us(capacity: u64, period_us: u64) -> u64 {
@@ -259,9 +279,10 @@ mod tests {
     fn common_limits_count_in_microseconds() {
         for (amount, seconds) in [(1, 1), (100_000, 60), (1_000, 86_400), (1_000_000, 60)] {
             let limit = Limit::gcra(amount, Duration::from_secs(seconds)).expect("in range");
-            let terms = Terms::new(&limit, 50_000, Lapse::Forgiven, 1);
+            let terms = Terms::new(&limit, 10_000, Lapse::Forgiven, 1);
             assert_eq!((terms.tick_us(), terms.period()), (1, seconds * 1_000_000));
-            assert_eq!(terms.capacity(), amount + amount / 20);
+            let tolerance = if amount < TOLERANCE_BURST_MIN { 0 } else { amount / 100 };
+            assert_eq!((terms.capacity(), terms.tolerance()), (amount, tolerance));
         }
     }
 
@@ -270,7 +291,7 @@ mod tests {
         fn a_full_meter_fits_whatever_the_limit(amount in 0u64..1 << 32, period in 1u64..=crate::PERIOD_US_MAX, ppm in 0u32..=1_000_000) {
             let limit = Limit::sliding_window(amount, Duration::from_micros(period)).expect("in range");
             let terms = Terms::new(&limit, ppm, Lapse::Counted, 1);
-            prop_assert!(terms.full() <= DROPS_MAX);
+            prop_assert!(terms.full() + terms.tolerance() * terms.period() <= DROPS_MAX);
             // Never faster than asked for, and slower by less than a tick in a period.
             let real = u128::from(terms.period()) * u128::from(terms.tick_us());
             prop_assert!(real >= u128::from(period));

@@ -183,7 +183,7 @@ impl Table {
     /// Takes along what was spent of a grant and not reported, keeping at most `keep` of the rest to spend meanwhile.
     pub fn collect(&self, now: Now, ask: &Ask<'_>, keep: u64) -> Taken {
         let step = |meter: Meter| {
-            let (taken, after) = meter.take(now, keep);
+            let (taken, after) = meter.take(ask.limit, now, keep);
             (taken, if after == meter { Change::Keep } else { Change::Write(after) })
         };
         self.change(now, self.own_spot(ask), ask.limit, step).unwrap_or_default()
@@ -191,7 +191,7 @@ impl Table {
 
     /// What [`Table::collect`] would take along, without taking it.
     pub fn held(&self, now: Now, ask: &Ask<'_>) -> Taken {
-        let look = |meter: Meter| (meter.take(now, u64::MAX).0, Change::Keep);
+        let look = |meter: Meter| (meter.take(ask.limit, now, u64::MAX).0, Change::Keep);
         self.change(now, self.own_spot(ask), ask.limit, look).unwrap_or_default()
     }
 

@@ -34,7 +34,7 @@ const SECOND: u64 = 1_000_000;
 /// Numbers that the script keeps of a meter.
 const METER_NUMBERS: usize = 16;
 /// Bytes of those, and of the name that they end with.
-const METER_BYTES: usize = 16 * 8 + 16;
+const METER_BYTES: usize = 17 * 8 + 16;
 /// How far a clock may be behind its estimate before it counts as set back.
 const AHEAD_US_MAX: u64 = 250_000;
 /// What who is denied for what others hold is told to wait.
@@ -281,17 +281,17 @@ fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &Origin
         let node = wire::node_name(node);
         expected_ends.push((node.clone(), holding.until_us));
         expected
-            .insert(node.into_bytes(), wire::numbers_bytes([holding.amount, holding.until_us, holding.cell]));
+            .insert(node.into_bytes(), wire::numbers_bytes([holding.amount, holding.until_us, holding.cell, holding.want]));
     }
     expected_ends.sort_by_key(|(node, until_us)| (*until_us, node.clone()));
     let first_us = expected_ends.first().map_or(u64::MAX, |(_, until_us)| *until_us);
     let kept = numbers(&found[&b"m"[..]]);
-    let (ends_us, expires_us) = (kept[11], meter.expires_us());
+    let (ends_us, expires_us) = (kept[12], meter.expires_us());
     same(&(ends_us >= expires_us), &true, || format!("kept until {ends_us} of {expires_us}"))?;
-    same(&(kept[13] <= first_us), &true, || format!("looked at again at {} for {first_us}", kept[13]))?;
+    same(&(kept[14] <= first_us), &true, || format!("looked at again at {} for {first_us}", kept[14]))?;
     let holders = expected_ends.len() as u64;
     let counted: Vec<u64> = meter.numbers().into_iter().chain([holders]).collect();
-    same(&kept[..11], &counted[..], || "numbers".to_owned())?;
+    same(&kept[..12], &counted[..], || "numbers".to_owned())?;
     let outward = meter.outward_numbers().map_or_else(Vec::new, wire::numbers_bytes);
     same(&found[&b"m"[..]][METER_BYTES..], &outward[..], || "numbers of other regions".to_owned())?;
     expected.insert(b"m".to_vec(), found[&b"m"[..]].clone());
@@ -691,7 +691,7 @@ fn some_terms(chance: &mut Chance, is_abroad: bool) -> Terms {
             }
         };
         let Ok(limit) = limit else { continue };
-        let tolerance_ppm = *chance.of(&[0, 0, 50_000, 1_000_000, u32::MAX]);
+        let tolerance_ppm = *chance.of(&[0, 0, 1, 10_000, u32::MAX]);
         let lapse = *chance.of(&[Lapse::Counted, Lapse::Forgiven]);
         let terms = Terms::new(&limit, tolerance_ppm, lapse, *chance.of(&[1, 2, 2, 3, u32::MAX]));
         let is_abroad = is_abroad && !chance.one_in(5);

@@ -25,8 +25,8 @@ local ON_WHOLE, ON_PART, SETTLING = 0, 2, 6
 local NUMBER = '%.0f'
 local TERMS, TERMS_BYTES = '<dddddddd', 64
 local ABROAD, ABROAD_AT = '<ddddd', 65
-local METER, METER_BYTES = '<ddddddddddddddddc16', 144
-local OUTWARD, OUTWARD_AT = '<dddddddddddd', 145
+local METER, METER_BYTES = '<dddddddddddddddddc16', 152
+local OUTWARD, OUTWARD_AT = '<dddddddddddd', 153
 local WHOLE = '<dddd'
 local NOBODY = '----------------'
 
@@ -52,10 +52,12 @@ local parsed = {}
 
 -- The terms of a limit that is counted together with other regions are those of one that is not, and five numbers.
 local function parse_terms(text)
-  local kind, amount, period, tick, burst, capacity, counted, version = read(TERMS, text)
+  local kind, amount, period, tick, burst, tolerance, counted, version = read(TERMS, text)
+  -- Nothing may be held of a limit of 0.
+  local capacity = amount == 0 and 0 or burst
   local terms = {
     kind = kind, amount = amount, period = period, tick = tick, burst = burst, capacity = capacity,
-    counted = counted == 1, version = version, units_max = div(DEBT_MAX, period), full = capacity * period,
+    tolerance = tolerance, counted = counted == 1, version = version, units_max = div(DEBT_MAX, period), full = capacity * period,
     abroad = false,
   }
   if #text > TERMS_BYTES then
@@ -74,6 +76,7 @@ local function set_terms(meter, text)
   local terms = parsed[text] or parse_terms(text)
   meter.kind, meter.amount, meter.period, meter.tick = terms.kind, terms.amount, terms.period, terms.tick
   meter.burst, meter.capacity, meter.counted = terms.burst, terms.capacity, terms.counted
+  meter.tolerance = terms.tolerance
   meter.version, meter.units_max, meter.full = terms.version, terms.units_max, terms.full
   meter.abroad, meter.rate, meter.most, meter.room_max = terms.abroad, terms.amount, terms.capacity, terms.full
 end
@@ -297,9 +300,9 @@ local function new_meter(place, terms)
   local meter = {
     key = KEYS[place], ends = KEYS[place + 1], gone = false, shortened = false, is_new = true, is_held = false,
     had_own = false, own = false, wanted = false, level = 0, at = 0, cell = 0, current = 0, previous = 0, held = 0,
-    held_before = 0, charged = 0, refunded = 0, loss = 0, others = 0, ends_us = 0, latest_us = 0, first_us = NEVER_US,
-    terms = '', kind = 0, amount = 0, period = 0, tick = 0, burst = 0, capacity = 0, counted = false, version = 0,
-    units_max = 0, full = 0, abroad = false, rate = 0, most = 0, room_max = 0, out = false,
+    held_before = 0, wants = 0, charged = 0, refunded = 0, loss = 0, others = 0, ends_us = 0, latest_us = 0, first_us = NEVER_US,
+    terms = '', kind = 0, amount = 0, period = 0, tick = 0, burst = 0, capacity = 0, tolerance = 0, counted = false,
+    version = 0, units_max = 0, full = 0, abroad = false, rate = 0, most = 0, room_max = 0, out = false,
   }
   set_terms(meter, terms)
   meter.at = div(now, meter.tick)
@@ -313,15 +316,15 @@ local function load_meter(place, terms, field)
   local found = call('HMGET', KEYS[place], 't', 'm', field)
   local kept = found[2]
   if not kept then return terms and new_meter(place, terms) end
-  local level, at, cell, current, previous, held, held_before, charged, refunded, loss, others, ends_us, latest_us,
+  local level, at, cell, current, previous, held, held_before, wants, charged, refunded, loss, others, ends_us, latest_us,
     first_us, units, until_us, whose = read(METER, kept)
   local meter = {
     key = KEYS[place], ends = KEYS[place + 1], gone = false, shortened = false, is_new = false, is_held = others > 0,
     had_own = false, own = false, wanted = false, level = level, at = at, cell = cell, current = current,
-    previous = previous, held = held, held_before = held_before, charged = charged, refunded = refunded, loss = loss,
+    previous = previous, held = held, held_before = held_before, wants = wants, charged = charged, refunded = refunded, loss = loss,
     others = others, ends_us = ends_us, latest_us = latest_us, first_us = first_us,
-    terms = '', kind = 0, amount = 0, period = 0, tick = 0, burst = 0, capacity = 0, counted = false, version = 0,
-    units_max = 0, full = 0, abroad = false, rate = 0, most = 0, room_max = 0, out = false,
+    terms = '', kind = 0, amount = 0, period = 0, tick = 0, burst = 0, capacity = 0, tolerance = 0, counted = false,
+    version = 0, units_max = 0, full = 0, abroad = false, rate = 0, most = 0, room_max = 0, out = false,
   }
   set_terms(meter, found[1])
   if #kept > METER_BYTES then
@@ -404,7 +407,7 @@ local function pack_meter(meter, us)
   if expires then meter.ends_us = now + us + div(us, 8) end
   local wanted = meter.wanted
   local kept = pack(METER, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
-    meter.held_before, meter.charged, meter.refunded, meter.loss, holders(meter), meter.ends_us, meter.latest_us,
+    meter.held_before, meter.wants, meter.charged, meter.refunded, meter.loss, holders(meter), meter.ends_us, meter.latest_us,
     meter.first_us, wanted and wanted.units or 0, wanted and wanted.until_us or 0, wanted and wanted.node or NOBODY)
   if IS_WIDE and meter.out then kept = kept .. pack_outward(meter.out) end
   return kept, expires

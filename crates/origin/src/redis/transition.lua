@@ -20,13 +20,15 @@ local RECALL_RETRY_US = 200000
 local APART_RETRY_US = 1000000
 local LANE_RETENTION_US = 3600000000
 local LOST_MARGIN_US = 2000000
+local REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 5000, 100000, 8
+local ROOM_PARTS, HOLDER_PARTS = 4, 32
 
 local HEADER = '<dddddd'
 local UPDATE, UPDATE_ABROAD = '<c64dddddddd', '<c104dddddddd'
 local ASK, CHARGE = '<dd', '<dd'
-local HOLDING = '<ddd'
+local HOLDING = '<dddd'
 local LANE, LANE_BYTES = '<dd', 16
-local REPLY, TOLD, DECIDED = '<dd', '<ddddddd', '<ddd'
+local REPLY, TOLD, DECIDED = '<dd', '<dddddddd', '<ddd'
 local OUTDATED, UNTOLD = -1, -2
 
 local node, numbers = ARGV[1], ARGV[2]
@@ -36,8 +38,8 @@ if IS_WIDE then whole_key, marks_key, parted_key = KEYS[#KEYS - 2], KEYS[#KEYS -
 -- One meter
 
 local function read_holding(text)
-  local amount, until_us, cell = read(HOLDING, text)
-  return { amount = amount, until_us = until_us, cell = cell }
+  local amount, until_us, cell, want = read(HOLDING, text)
+  return { amount = amount, until_us = until_us, cell = cell, want = want }
 end
 
 local function grant_cell(meter)
@@ -51,6 +53,7 @@ local function free(meter, holding)
   local rest = less(holding.amount, meter[own])
   meter[own] = meter[own] - (holding.amount - rest)
   meter[other] = less(meter[other], rest)
+  meter.wants = meter.wants - holding.want
 end
 
 local function release(meter)
@@ -61,7 +64,8 @@ local function release(meter)
 end
 
 local function hold(meter, holding)
-  if holding.amount == 0 then return end
+  if holding.amount == 0 and holding.want == 0 then return end
+  meter.wants = meter.wants + holding.want
   local of = holding.cell == grant_cell(meter) and 'held' or 'held_before'
   meter[of] = meter[of] + holding.amount
   meter.own = holding
@@ -249,8 +253,9 @@ local function shorten_others(meter)
   for _, other in ipairs(ahead) do
     local holding = other ~= node and call('HGET', meter.key, other)
     if holding then
-      local amount, _, cell = read(HOLDING, holding)
-      meter.shortened[#meter.shortened + 1] = { node = other, holding = pack(HOLDING, amount, latest_us, cell), ends = text }
+      local amount, _, cell, want = read(HOLDING, holding)
+      local shortened = pack(HOLDING, amount, latest_us, cell, want)
+      meter.shortened[#meter.shortened + 1] = { node = other, holding = shortened, ends = text }
     end
   end
   meter.first_us = min(meter.first_us, latest_us)
@@ -271,7 +276,7 @@ local function settle_own(meter, update, store)
     else
       charge(meter, update.used, holding.cell)
     end
-    return true
+    return holding.amount > 0 or update.used > 0
   end
   charge(meter, update.used, cell_of(meter, holding))
   holding.amount = min(update.keep, less(holding.amount, update.used))
@@ -326,10 +331,32 @@ end
 
 local function room(meter) return less(meter.room_max, taken(meter)) end
 
+-- A request that waits may pass what others hold by the tolerance, but neither what was used nor what its node holds.
+local function room_to_pass(meter)
+  local out = meter.out
+  if meter.tolerance == 0 or IS_WIDE and out and out.ground ~= ON_WHOLE then return room(meter) end
+  local own = meter.own and meter.own.amount or 0
+  local used, others = taken(meter), drops(meter, less(meter.held, own))
+  return min(less(meter.room_max + drops(meter, meter.tolerance), used), less(meter.room_max + others, used))
+end
+
+local function remaining(meter)
+  local charged
+  if meter.kind == GCRA then
+    charged = meter.level
+    if IS_WIDE then charged = used(meter, 'level') end
+  else
+    local current, previous = meter.current, meter.previous
+    if IS_WIDE then current, previous = used(meter, 'current'), used(meter, 'previous') end
+    charged = drops(meter, current) + min(previous, meter.units_max) * (meter.period - elapsed(meter))
+  end
+  return div(less(meter.room_max, charged), meter.period)
+end
+
 local function passes(meter, cost, count)
   if cost > meter.burst or meter.rate == 0 then return 0 end
   if cost == 0 then return count end
-  return min(div(room(meter), cost * meter.period), count)
+  return min(div(room_to_pass(meter), cost * meter.period), count)
 end
 
 local function ticks_until_faded(meter, need)
@@ -374,7 +401,17 @@ end
 local function told_over(meter, holding)
   local flags = 0
   if IS_WIDE then flags = whole_flag(meter) end
-  return pack(TOLD, holding.amount, 0, div(room(meter), meter.period), 0, holding.cell, holders(meter), flags)
+  local units = div(room(meter), meter.period)
+  return pack(TOLD, holding.amount, 0, units, remaining(meter), 0, holding.cell, holders(meter), flags)
+end
+
+-- Units that drain between two reports of a node, at most all there are.
+local function drained_between_reports(meter)
+  if meter.rate == 0 then return 0 end
+  local most = max(div(REPORT_US_MAX, meter.tick), 1)
+  local least = min(div_up(REPORT_US_MIN, meter.tick), most)
+  local ticks = max(min(div(div(meter.room_max, REPORTS_PER_BURST), meter.rate), most), least)
+  return min(div(ticks * meter.rate, meter.period), meter.most)
 end
 
 local function grant(meter, update)
@@ -384,22 +421,30 @@ local function grant(meter, update)
   local sharers = holders(meter) + 1
   local units = meter.rate == 0 and 0 or div(less(room(meter), drops(meter, kept)), meter.period)
   local want = min(update.want, meter.most)
-  local extra = min(less(want, kept), max(div(units, sharers), min(units, 1)))
+  local share = 0
+  if want > 0 then share = div(want * SHARES, meter.wants + want) end
+  local drained = drained_between_reports(meter)
+  local is_large = sharers * HOLDER_PARTS <= meter.most
+  local one = units >= (is_large and 1 or ROOM_PARTS * sharers) and 1 or 0
+  local extra = max(div(units * share, ROOM_PARTS * SHARES), div(min(units, drained) * share, SHARES), one)
+  extra = min(less(want, kept), extra)
   local life = life_us(meter, update.life)
   local until_us = now + life + div(life, 16) + LAPSE_MARGIN_US
   local amount, cell = kept + extra, grant_cell(meter)
-  hold(meter, { amount = amount, until_us = until_us, cell = cell })
+  hold(meter, { amount = amount, until_us = until_us, cell = cell, want = want })
   meter.latest_us = max(meter.latest_us, until_us)
-  local flags = (amount < want and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
+  local wait = wait_us(meter, 1)
+  local is_short = amount < want and (units - extra) * SHARES < drained * (SHARES - share)
+  local flags = ((wait > 0 or is_short) and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
   if IS_WIDE then flags = flags + whole_flag(meter) end
-  return pack(TOLD, amount, life, units - extra, wait_us(meter, 1), cell, sharers, flags)
+  return pack(TOLD, amount, life, units - extra, remaining(meter), wait, cell, sharers, flags)
 end
 
 local function save_meter(meter, us)
   local own = meter.own
   if own then meter.first_us = min(meter.first_us, own.until_us) end
   local kept, expires = pack_meter(meter, us)
-  local holding = own and pack(HOLDING, own.amount, own.until_us, own.cell)
+  local holding = own and pack(HOLDING, own.amount, own.until_us, own.cell, own.want)
   if meter.is_new and own then
     call('HSET', meter.key, 'm', kept, node, holding, 't', meter.terms)
   elseif meter.is_new then

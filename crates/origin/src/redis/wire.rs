@@ -313,13 +313,26 @@ fn whole(number: f64) -> Option<u64> {
 
 fn read_told(update: &Update, numbers: &mut Numbers<'_>) -> Option<Told> {
     let mut next = || numbers.whole();
-    let (grant, life_us, room, wait_us, cell) = (next()?, next()?, next()?, next()?, next()?);
+    let (grant, life_us, room, remaining) = (next()?, next()?, next()?, next()?);
+    let (wait_us, cell) = (next()?, next()?);
     let (holders, flags) = (u32::try_from(next()?).ok()?, next()?);
-    let (dry, lapsed, recall) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
+    let (exhausted, lapsed, recall) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
     let whole = flags & 8 != 0;
     // Nobody is given more than it has or wants, whatever became of what is stored.
     let sane = grant <= update.keep.max(update.want) && flags < 16;
-    sane.then_some(Told { grant, life_us, room, wait_us, cell, holders, dry, lapsed, recall, whole })
+    sane.then_some(Told {
+        grant,
+        life_us,
+        room,
+        remaining,
+        wait_us,
+        cell,
+        holders,
+        exhausted,
+        lapsed,
+        recall,
+        whole,
+    })
 }
 
 fn read_decided(ask: &Ask, numbers: &mut Numbers<'_>) -> Option<Decided> {
@@ -375,7 +388,7 @@ mod tests {
         let [node, numbers] = <[Vec<u8>; 2]>::try_from(words.arguments).expect("two");
         assert_eq!(node, b"00000000000000ff");
         let said = [9.0, 8.0, 1.0, 0.0, 1.0, 1.0];
-        let terms = [0.0, 10.0, 1e6, 1.0, 10.0, 10.0, 1.0, 7.0];
+        let terms = [0.0, 10.0, 1e6, 1.0, 10.0, 0.0, 1.0, 7.0];
         let update = [1.0, 6.0, 2.0, 9.0, 3.0, 4.0, 5.0, 4_503_599_627_370_496.0];
         let ask = [3.0, 1.0, 0.0, 1_125_899_906_842_624.0];
         assert_eq!(doubles(&numbers), [&said[..], &terms, &update, &ask].concat());
@@ -383,11 +396,12 @@ mod tests {
 
     #[test]
     fn an_answer_that_makes_no_sense_is_not_used() {
-        let good = [100.0, 1.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.0, 5.0, 3.0, 0.0, 0.0];
+        let good = [100.0, 1.0, 4.0, 5.0, 6.0, 9.0, 7.0, 8.0, 1.0, 5.0, 3.0, 0.0, 0.0];
         let Some(Answered::Reply(reply)) = read(&call(), &bytes(&good)) else { panic!("{good:?}") };
         assert_eq!((reply.now_us, reply.lost, reply.asks[0].passed), (100, true, 3));
         let told = reply.told[0];
-        assert_eq!((told.grant, told.cell, told.dry, told.lapsed, told.recall), (4, 8, true, false, true));
+        assert_eq!((told.grant, told.room, told.remaining, told.cell), (4, 6, 9, 8));
+        assert_eq!((told.exhausted, told.lapsed, told.recall), (true, false, true));
         let with = |place: usize, number: f64| {
             let mut numbers = good;
             numbers[place] = number;
@@ -396,19 +410,19 @@ mod tests {
         let bad = [
             Vec::new(),
             bytes(&good[..2]),
-            bytes(&good[..11]),
+            bytes(&good[..12]),
             bytes(&[&good[..], &[0.0]].concat()),
             bytes(&good)[1..].to_vec(),
             b"outdated".to_vec(),
             with(0, -3.0),
-            with(11, -1.0),
-            with(11, 0.5),
-            with(11, f64::NAN),
-            with(11, f64::INFINITY),
+            with(12, -1.0),
+            with(12, 0.5),
+            with(12, f64::NAN),
+            with(12, f64::INFINITY),
             with(2, 5.0),
-            with(8, 17.0),
-            with(9, 4.0),
-            with(10, 1.0),
+            with(9, 17.0),
+            with(10, 4.0),
+            with(11, 1.0),
             bytes(&[-1.0]),
             bytes(&[-1.0, -1.0]),
             bytes(&[-1.0, 12.0, 0.0]),

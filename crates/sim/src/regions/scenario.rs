@@ -279,7 +279,7 @@ impl RegionScenario {
 
     /// The limit as nodes of a region know it.
     pub(super) fn rule(&self, region: usize, bug: Option<RegionBug>) -> Rule {
-        let terms = Terms::new(&self.limit, self.class.tolerance_ppm(), self.lapse(), 1);
+        let terms = Terms::new(&self.limit, 0, self.lapse(), 1);
         let hide = match bug {
             Some(RegionBug::NoThreshold) => 1,
             _ => (terms.burst() * u64::from(THRESHOLD_PPM) / PPM).max(1),

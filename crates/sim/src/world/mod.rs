@@ -18,7 +18,7 @@ use crate::clock::SkewedClock;
 use crate::node::{Node, PARTITIONS, name, partition_of};
 use crate::report::Report;
 use crate::rulebook::Rulebook;
-use crate::scenario::{Demand, Scenario};
+use crate::scenario::{Demand, Faults, Scenario, Shape, Spread};
 use crate::schedule::Scheduled;
 use crate::spoil::Spoiler;
 use crate::trace::Trace;
@@ -171,6 +171,12 @@ struct World<'s> {
     tally: Tally,
     closed: bool,
     trace: Trace,
+    /// When the last request of a Poisson process came, with the fraction of a microsecond.
+    arrival_us: f64,
+    /// Whether nothing ever goes wrong, so that all nodes take requests until the end.
+    is_faultless: bool,
+    /// Cumulative weights of nodes, where these follow a Zipf distribution.
+    zipf: Vec<f64>,
 }
 
 /// Runs a world to its end, with a known mistake in it if one is given.
@@ -182,6 +188,13 @@ pub fn run(scenario: &Scenario, bug: Option<Bug>, keeps_trace: bool) -> Report {
         world.happen(next.event);
     }
     world.judge()
+}
+
+/// The sums of 1/n over the nodes; empty unless the scenario spreads requests by them.
+fn zipf(scenario: &Scenario) -> Vec<f64> {
+    let nodes = if scenario.spread == Spread::Zipf { scenario.nodes } else { 0 };
+    let weights = (1..=nodes).map(|n| 1.0 / n as f64);
+    weights.scan(0.0, |sum, weight| { *sum += weight; Some(*sum) }).collect()
 }
 
 impl<'s> World<'s> {
@@ -212,6 +225,9 @@ impl<'s> World<'s> {
             tally: Tally::default(),
             closed: false,
             trace: Trace::new(keeps_trace),
+            arrival_us: 0.0,
+            is_faultless: scenario.faults == Faults::default(),
+            zipf: zipf(scenario),
         };
         world.nodes = (0..scenario.nodes).filter_map(|_| world.new_node(0)).collect();
         world
@@ -243,7 +259,12 @@ impl<'s> World<'s> {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Request(demand) => self.request(demand),
+            Event::Request(demand) => {
+                self.request(demand);
+                if self.scenario.shape == Shape::Poisson {
+                    self.schedule_next_request();
+                }
+            }
             Event::Wake { node, life } => self.wake(node, life),
             Event::CallArrives { node, life, partition, call } => {
                 self.call_arrives(node, life, partition, call);

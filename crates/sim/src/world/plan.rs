@@ -7,12 +7,13 @@ use crate::scenario::{Demand, Shape};
 impl World<'_> {
     /// Draws everything that comes from outside.
     pub(super) fn plan(&mut self) {
-        for _ in 0..self.scenario.requests {
-            let at_us = self.request_time();
-            let (key, cost) = (self.draw_key(), self.draw_cost());
-            let shared_cost = self.draw_shared_cost(cost);
-            let is_charge = hits(&mut self.rng, self.scenario.charges_ppm);
-            self.schedule(at_us, Event::Request(Demand { key, cost, shared_cost, is_charge }));
+        if self.scenario.shape == Shape::Poisson {
+            self.schedule_next_request();
+        } else {
+            for _ in 0..self.scenario.requests {
+                let at_us = self.request_time();
+                self.schedule_request(at_us);
+            }
         }
         let faults = self.scenario.faults;
         let plan: [(u32, fn() -> Event); 11] = [
@@ -40,10 +41,26 @@ impl World<'_> {
         self.schedule(self.scenario.length_us + PAUSE_US_MAX, Event::Close);
     }
 
+    fn schedule_request(&mut self, at_us: u64) {
+        let (key, cost) = (self.draw_key(), self.draw_cost());
+        let shared_cost = self.draw_shared_cost(cost);
+        let is_charge = hits(&mut self.rng, self.scenario.charges_ppm);
+        self.schedule(at_us, Event::Request(Demand { key, cost, shared_cost, is_charge }));
+    }
+
+    /// Schedules the request after the present one, where requests come as a Poisson process.
+    pub(super) fn schedule_next_request(&mut self) {
+        let mean_us = self.scenario.length_us as f64 / self.scenario.requests.max(1) as f64;
+        self.arrival_us -= (1.0 - self.rng.f64()).ln() * mean_us;
+        if self.arrival_us < self.scenario.length_us as f64 {
+            self.schedule_request(self.arrival_us as u64);
+        }
+    }
+
     fn request_time(&mut self) -> u64 {
         let at_us = self.rng.u64(0..self.scenario.length_us);
         match self.scenario.shape {
-            Shape::Steady => at_us,
+            Shape::Steady | Shape::Poisson => at_us,
             // A second of noise, twenty of quiet.
             Shape::Bursts => at_us - at_us % (20 * SECOND_US) + self.rng.u64(0..SECOND_US),
             Shape::Edges => {

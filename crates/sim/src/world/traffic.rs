@@ -16,14 +16,21 @@ const FEW_STEEPNESS: f64 = 1.5;
 
 impl World<'_> {
     fn draw_node(&mut self, key: usize) -> Option<usize> {
-        let open = self.open_nodes();
-        let last = open.len().checked_sub(1)?;
+        let all_open = self.is_faultless && !self.closed;
+        let open = if all_open { Vec::new() } else { self.open_nodes() };
+        let count = if all_open { self.nodes.len() } else { open.len() };
+        let last = count.checked_sub(1)?;
         let at = match self.scenario.spread {
-            Spread::Home if self.rng.u8(0..10) < AT_HOME_OF_TEN => key % open.len(),
+            Spread::Half if self.rng.bool() => 0,
+            Spread::Zipf => {
+                let point = self.rng.f64() * self.zipf.last().copied().unwrap_or(0.0);
+                self.zipf.partition_point(|sum| *sum <= point).min(last)
+            }
+            Spread::Home if self.rng.u8(0..10) < AT_HOME_OF_TEN => key % count,
             Spread::Few => ((-(1.0 - self.rng.f64()).ln() / FEW_STEEPNESS) as usize).min(last),
-            Spread::Even | Spread::Home => self.rng.usize(0..=last),
+            Spread::Even | Spread::Home | Spread::Half => self.rng.usize(0..=last),
         };
-        open.get(at).copied()
+        if all_open { Some(at) } else { open.get(at).copied() }
     }
 
     pub(super) fn request(&mut self, demand: Demand) {
@@ -51,7 +58,7 @@ impl World<'_> {
         }
         match self.nodes[node].spend(now, &metered) {
             Spent::Allowed => self.admit(demand, true_us),
-            Spent::Denied => self.deny(demand),
+            Spent::Denied => self.deny(demand, true_us),
             Spent::Asks => {
                 self.tally.tickets += 1;
                 self.tally.waited += 1;
@@ -82,9 +89,11 @@ impl World<'_> {
         });
     }
 
-    fn deny(&mut self, demand: Demand) {
+    /// Notes that a request was denied: when its node denied it, or when the origin did.
+    fn deny(&mut self, demand: Demand, at_us: u64) {
         let Demand { key, cost, .. } = demand;
         self.watch.denied(key, self.scenario.charges_of(demand), self.now_us);
+        self.watch.refused(demand.key, demand.cost, at_us);
         self.trace.note([self.now_us, 6, key as u64, cost], || format!("{cost} denied for key {key}"));
     }
 
@@ -157,7 +166,7 @@ impl World<'_> {
                 }
                 self.admit(waits.demand, at_us);
             }
-            Resolution::Denied { .. } => self.deny(waits.demand),
+            Resolution::Denied { .. } => self.deny(waits.demand, at_us),
             Resolution::Unanswered if self.spoiler.bug == Some(Bug::FailsOpen) => {
                 self.admit(waits.demand, at_us);
             }
@@ -170,6 +179,7 @@ impl World<'_> {
         self.tally.unanswered += 1;
         self.watch.unanswered(demand.key, self.now_us);
         if self.scenario.class.without_origin(false) != Rung::Local {
+            self.watch.refused(demand.key, demand.cost, self.true_us());
             return;
         }
         let (metered, shared) = (self.metered(node, demand), self.scenario.shared);

@@ -46,6 +46,7 @@ impl World<'_> {
             longest_wait_us: self.tally.longest_wait_us,
             admitted,
             ideal,
+            steady: self.watch.steady(),
             calls: self.tally.calls,
             updates: self.tally.updates,
             faults: self.tally.faults,

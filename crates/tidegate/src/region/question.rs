@@ -33,7 +33,7 @@ pub struct Policy {
 impl Policy {
     /// What a class asks for, of the first version of a limit.
     pub const fn of(class: Class) -> Self {
-        Self { class, paid: false, tolerance_ppm: class.tolerance_ppm(), regime: class.regime(), version: 1 }
+        Self { class, paid: false, tolerance_ppm: 0, regime: class.regime(), version: 1 }
     }
 }
 

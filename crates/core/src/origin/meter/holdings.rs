@@ -1,7 +1,7 @@
 //! What nodes hold of a meter: grants, what is kept for a large request, and what becomes of what nobody reports.
 
 use super::super::call::{NodeId, Told, Update};
-use super::super::terms::Lapse;
+use super::super::terms::{Lapse, SHARES};
 use super::{Moment, OriginMeter};
 use crate::limit::Algorithm;
 
@@ -39,6 +39,8 @@ pub struct Holding {
     pub until_us: u64,
     /// The cell it is of.
     pub cell: u64,
+    /// What the node wants to hold, in units. A node that wants something has a holding, also if it was granted nothing.
+    pub want: u64,
 }
 
 /// What is kept for a request that was too large for what was left.
@@ -49,8 +51,66 @@ pub(super) struct Wanted {
     pub(super) until_us: u64,
 }
 
+/// The shortest and the longest time between two reports of a node, µs, that the origin reckons with.
+const REPORT_US_MIN: u64 = 5_000;
+const REPORT_US_MAX: u64 = 100_000;
+
+/// Between two reports an eighth of the burst drains, unless that takes less or more time than the above.
+const REPORTS_PER_BURST: u64 = 8;
+
+/// One call extends a grant by this part of the room, weighed by demand: one quarter. Higher: fewer calls; less is left
+/// for nodes whose demand grows.
+const ROOM_PARTS: u64 = 4;
+
+/// One unit for each holder is a small part of a burst that has this many units for each.
+const HOLDER_PARTS: u64 = 32;
+
+/// How the room of a meter is divided between the nodes that want some of it: by demand, a quarter at a time.
+struct Division {
+    /// The node's want among all, in [`SHARES`].
+    share: u64,
+    /// Units that drain between two reports.
+    drained: u64,
+    holders: u64,
+    /// Whether one unit for each holder is a small part of the burst.
+    is_large: bool,
+}
+
+impl Division {
+    /// The division for a node that wants `want`, which is not among the meter's wants, and is one of `holders`.
+    fn new(meter: &OriginMeter, want: u64, holders: u64) -> Self {
+        let share = (want * SHARES).checked_div(meter.wants + want).unwrap_or(0);
+        let is_large = holders * HOLDER_PARTS <= meter.capacity();
+        Self { share, drained: meter.drained_between_reports(), holders, is_large }
+    }
+
+    /// The most that a grant grows where `units` are left.
+    fn extra(&self, units: u64) -> u64 {
+        let of_room = units * self.share / (ROOM_PARTS * SHARES);
+        let of_drain = units.min(self.drained) * self.share / SHARES;
+        let one = u64::from(units >= if self.is_large { 1 } else { ROOM_PARTS * self.holders });
+        of_room.max(of_drain).max(one)
+    }
+
+    /// Whether `left` units are fewer than the other nodes use until they report again.
+    fn is_short(&self, left: u64) -> bool {
+        left * SHARES < self.drained * (SHARES - self.share)
+    }
+}
+
 impl OriginMeter {
-    /// Extends the node's grant towards what it wants, by a fair part of what is left.
+    /// Units that drain between two reports of a node, at most all there are.
+    fn drained_between_reports(&self) -> u64 {
+        let (tick_us, amount) = (self.terms.tick_us(), self.amount());
+        if amount == 0 {
+            return 0;
+        }
+        let [least, most] = [REPORT_US_MIN.div_ceil(tick_us), (REPORT_US_MAX / tick_us).max(1)];
+        let ticks = (self.full() / REPORTS_PER_BURST / amount).clamp(least.min(most), most);
+        (ticks * amount / self.terms.period()).min(self.capacity())
+    }
+
+    /// Extends the node's grant towards what it wants, by its part of what is left.
     pub(in crate::origin) fn grant(&mut self, moment: Moment, update: &Update, lapsed: bool) -> Told {
         let held = self.holders.get(&moment.node).copied();
         if let Some(holding) = held.filter(|holding| holding.cell != self.grant_cell()) {
@@ -62,21 +122,23 @@ impl OriginMeter {
         // Of a part of which nothing drains, nothing is handed out.
         let units = if self.amount() == 0 { 0 } else { room / self.terms.period() };
         let want = update.want.min(self.capacity());
-        let missing = want.saturating_sub(kept);
-        let extra = missing.min((units / holders).max(units.min(1)));
+        let division = Division::new(self, want, holders);
+        let extra = division.extra(units).min(want.saturating_sub(kept));
         let life_us = self.life_us(update.life_us);
         let until_us = moment.now_us + life_us + life_us / 16 + LAPSE_MARGIN_US;
         let cell = self.grant_cell();
-        self.hold(moment.node, Holding { amount: kept + extra, until_us, cell });
+        self.hold(moment.node, Holding { amount: kept + extra, until_us, cell, want });
+        let wait_us = self.wait_us(moment.node, 1);
         debug_assert!(extra == 0 || self.taken(moment.node) <= self.full());
         Told {
             grant: kept + extra,
             life_us,
             room: units - extra,
-            wait_us: self.wait_us(moment.node, 1),
+            remaining: self.remaining(),
+            wait_us,
             cell,
             holders: u32::try_from(holders).unwrap_or(u32::MAX),
-            dry: kept + extra < want,
+            exhausted: wait_us > 0 || (kept + extra < want && division.is_short(units - extra)),
             lapsed,
             recall: self.wanted.is_some_and(|wanted| wanted.node != moment.node),
             whole: self.outward.is_some() && !self.is_apart(),
@@ -90,10 +152,11 @@ impl OriginMeter {
             grant: holding.amount,
             life_us: 0,
             room: self.room(moment.node) / self.terms.period(),
+            remaining: self.remaining(),
             wait_us: 0,
             cell: holding.cell,
             holders: u32::try_from(self.holders.len()).unwrap_or(u32::MAX),
-            dry: false,
+            exhausted: false,
             lapsed: false,
             recall: false,
             whole: self.outward.is_some() && !self.is_apart(),
@@ -180,7 +243,7 @@ impl OriginMeter {
             if self.terms.lapse() == Lapse::Forgiven {
                 self.charge(update.used, holding.cell);
             }
-            return true;
+            return holding.amount > 0 || update.used > 0;
         }
         self.charge(update.used, self.cell_of(holding));
         let amount = update.keep.min(holding.amount.saturating_sub(update.used));
@@ -208,6 +271,7 @@ impl OriginMeter {
     fn release(&mut self, node: NodeId) -> Option<Holding> {
         let holding = self.holders.remove(&node)?;
         self.by_end.remove(&(holding.until_us, node));
+        self.wants -= holding.want;
         let (own, other) = if holding.cell == self.grant_cell() {
             (&mut self.held, &mut self.held_before)
         } else {
@@ -221,9 +285,10 @@ impl OriginMeter {
     }
 
     fn hold(&mut self, node: NodeId, holding: Holding) {
-        if holding.amount == 0 {
+        if holding.amount == 0 && holding.want == 0 {
             return;
         }
+        self.wants += holding.want;
         if holding.cell == self.grant_cell() {
             self.held += holding.amount;
         } else {

@@ -43,6 +43,8 @@ pub struct OriginMeter {
     /// What nodes hold, in units: of the present cell, and of former ones.
     held: u64,
     held_before: u64,
+    /// What nodes want to hold, in units.
+    wants: u64,
     /// All that was ever charged, in units, and all that was given back.
     charged: u64,
     refunded: u64,
@@ -84,6 +86,7 @@ impl OriginMeter {
             cell: at / terms.period(),
             held: 0,
             held_before: 0,
+            wants: 0,
             charged: 0,
             refunded: 0,
             seen_us: 0,
@@ -110,7 +113,7 @@ impl OriginMeter {
         self.held + self.held_before
     }
 
-    /// The nodes that hold something.
+    /// The nodes that hold or want something.
     pub fn holders(&self) -> impl Iterator<Item = (NodeId, Holding)> + '_ {
         self.holders.iter().map(|(node, holding)| (*node, *holding))
     }
@@ -126,11 +129,12 @@ impl OriginMeter {
     }
 
     /// Everything it counts, as a script keeps it: level and tick; cell, current and previous; held of the present cell and
-    /// of former ones; charged and given back in all; and the last loss that it took into account.
-    pub fn numbers(&self) -> [u64; 10] {
+    /// of former ones, and wanted; charged and given back in all; and the last loss that it took into account.
+    pub fn numbers(&self) -> [u64; 11] {
         let Tank { level, current, previous } = self.tank;
         let [at, cell, held, held_before] = [self.at, self.cell, self.held, self.held_before];
-        [level, at, cell, current, previous, held, held_before, self.charged, self.refunded, self.loss_us]
+        let [wants, charged, refunded] = [self.wants, self.charged, self.refunded];
+        [level, at, cell, current, previous, held, held_before, wants, charged, refunded, self.loss_us]
     }
 
     /// Whether nothing about this meter is worth remembering.

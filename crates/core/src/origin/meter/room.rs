@@ -20,7 +20,7 @@ impl OriginMeter {
         if cost == 0 {
             return count;
         }
-        let most = self.room(node) / (cost * self.terms.period());
+        let most = self.room_to_pass(node) / (cost * self.terms.period());
         u32::try_from(most).unwrap_or(u32::MAX).min(count)
     }
 
@@ -69,6 +69,24 @@ impl OriginMeter {
     /// What is left for `node`, in drops.
     pub(super) fn room(&self, node: NodeId) -> u64 {
         self.full().saturating_sub(self.taken(node))
+    }
+
+    /// What is left for a request of `node` that waits, in drops. It may pass what others hold by the tolerance: by then they
+    /// have used less. What was used, and what the node itself holds, it may not.
+    fn room_to_pass(&self, node: NodeId) -> u64 {
+        if self.terms.tolerance() == 0 || self.is_apart() {
+            return self.room(node);
+        }
+        let own = self.holders.get(&node).map_or(0, |holding| holding.amount);
+        let (taken, full) = (self.taken(node), self.full());
+        let others = self.terms.drops(self.held.saturating_sub(own));
+        let tolerated = full + self.terms.drops(self.terms.tolerance());
+        tolerated.saturating_sub(taken).min((full + others).saturating_sub(taken))
+    }
+
+    /// Units that are not charged, rounded down.
+    pub(super) fn remaining(&self) -> u64 {
+        self.full().saturating_sub(self.charged_drops()) / self.terms.period()
     }
 
     /// What is taken of the limit as `node` sees it, in drops.

@@ -1,0 +1,186 @@
+//! Load without faults over many fleets and limits: the share of a single bucket that a region admits, and the
+//! requests that it denies although the limit has room.
+
+use std::time::Duration;
+
+use tidegate_core::origin::Lapse;
+use tidegate_core::{Class, Limit};
+
+use crate::scenario::{Faults, Scenario, Shape, Spread};
+use crate::swarm::PLENTY_PER_S;
+use crate::world::run;
+
+const SECOND_US: u64 = 1_000_000;
+
+/// One way between a node and the origin, µs: a call takes two milliseconds.
+const DELAY_US: u64 = 1_000;
+
+/// Requests of a case, where its limit is not too slow or too fast for that.
+const REQUESTS: f64 = 60_000.0;
+
+/// The shortest and the longest measured time of a case, s.
+const SECONDS_MIN: f64 = 4.0;
+const SECONDS_MAX: f64 = 1_200.0;
+
+/// The most requests of a case. A limit of a million per second is measured for less than [`SECONDS_MIN`] at ten times
+/// its rate.
+const REQUESTS_MAX: f64 = 12_000_000.0;
+
+/// Rate per period in seconds, and burst.
+const LIMITS: [(u64, u64, u64); 11] = [
+    (10, 60, 1),
+    (10, 60, 10),
+    (10, 1, 1),
+    (100, 1, 10),
+    (100, 1, 100),
+    (400, 1, 40),
+    (1_000, 1, 200),
+    (1_000, 60, 1_000),
+    (100_000, 60, 100_000),
+    (1_000_000, 1, 100_000),
+    (1_000_000, 1, 1_000_000),
+];
+
+const NODES: [usize; 5] = [4, 12, 16, 100, 1_000];
+
+const SPREADS: [(Spread, &str); 3] = [(Spread::Even, "even"), (Spread::Half, "half"), (Spread::Zipf, "zipf")];
+
+/// Offered load in tenths of the limit's rate.
+const LOADS: [u64; 4] = [5, 10, 20, 100];
+
+const COSTS_MAX: [u64; 2] = [1, 20];
+
+/// One fleet under one load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadCase {
+    /// Units per period.
+    pub amount: u64,
+    /// Seconds of a period.
+    pub period_s: u64,
+    /// Units that may pass at once.
+    pub burst: u64,
+    /// Nodes of the region.
+    pub nodes: usize,
+    /// Which nodes requests come to.
+    pub spread: Spread,
+    /// The name of that spread.
+    pub spread_name: &'static str,
+    /// Offered load, in tenths of the limit's rate.
+    pub load_tenths: u64,
+    /// Requests cost 1 to this.
+    pub cost_max: u64,
+}
+
+/// The outcome of a case.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadResult {
+    /// Units admitted in steady load, relative to a single bucket.
+    pub share: f64,
+    /// Requests denied beyond those that a single bucket denies, relative to all; 0 for loads above the limit.
+    pub net_denials: f64,
+    /// Requests denied while more than 3 % of the limit was free, relative to all; 0 for loads above the limit.
+    pub false_denials: f64,
+    /// Requests that waited for the origin, relative to all.
+    pub waited: f64,
+    /// Calls to the origin per request.
+    pub calls: f64,
+    /// Promises that were broken: an admission above the limit is one.
+    pub violations: usize,
+}
+
+/// Every combination of limit, fleet, spread, load and cost.
+pub fn load_cases() -> Vec<LoadCase> {
+    let mut cases = Vec::new();
+    for (amount, period_s, burst) in LIMITS {
+        for nodes in NODES {
+            for (spread, spread_name) in SPREADS {
+                for load_tenths in LOADS {
+                    for cost_max in COSTS_MAX.into_iter().filter(|cost_max| *cost_max <= burst) {
+                        cases.push(LoadCase {
+                            amount,
+                            period_s,
+                            burst,
+                            nodes,
+                            spread,
+                            spread_name,
+                            load_tenths,
+                            cost_max,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+impl LoadCase {
+    /// Whether a single bucket admits everything in the long run.
+    pub fn is_within_limit(&self) -> bool {
+        self.load_tenths <= 10
+    }
+
+    /// Requests in a second.
+    fn per_second(&self) -> f64 {
+        let units = self.amount as f64 / self.period_s as f64 * self.load_tenths as f64 / 10.0;
+        units / f64::midpoint(1.0, self.cost_max as f64)
+    }
+
+    /// Seconds before the load counts as steady: two, and as long as the bucket takes to fill above its rate.
+    fn warm_up_s(&self) -> f64 {
+        let drain_s = self.burst as f64 * self.period_s as f64 / self.amount as f64;
+        let excess = self.load_tenths as f64 / 10.0 - 1.0;
+        let fill_s = if excess > 0.0 { drain_s / excess } else { 0.0 };
+        (2.0 + fill_s).min(REQUESTS_MAX / 2.0 / self.per_second())
+    }
+
+    /// The world of the case.
+    pub fn scenario(&self) -> Scenario {
+        let limit = Limit::gcra(self.amount, Duration::from_secs(self.period_s))
+            .and_then(|limit| limit.with_burst(self.burst));
+        let (per_second, warm_up_s) = (self.per_second(), self.warm_up_s());
+        let seconds = (REQUESTS / per_second).clamp(SECONDS_MIN, SECONDS_MAX);
+        let seconds = (warm_up_s + seconds).min(REQUESTS_MAX / per_second);
+        Scenario {
+            seed: 1,
+            limit: limit.unwrap_or_else(|_| unreachable!("the limits above are in range")),
+            tolerance_ppm: 0,
+            lapse: Lapse::Counted,
+            class: Class::Security,
+            nodes: self.nodes,
+            keys: 1,
+            shared: false,
+            spread: self.spread,
+            requests: (per_second * seconds) as u64,
+            length_us: (seconds * SECOND_US as f64) as u64,
+            steady_from_us: (warm_up_s * SECOND_US as f64) as u64,
+            keeps_refusals: self.is_within_limit(),
+            shape: Shape::Poisson,
+            cost_max: self.cost_max,
+            uneven: false,
+            large_ppm: 0,
+            charges_ppm: 0,
+            delay_us: DELAY_US,
+            faults: Faults::default(),
+            updates_per_s_max: PLENTY_PER_S,
+        }
+    }
+
+    /// Runs the case with the shipped engine.
+    pub fn measure(&self) -> LoadResult {
+        let report = run(&self.scenario(), None, false);
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        LoadResult {
+            share: share(report.steady.admitted, report.steady.ideal),
+            net_denials: if self.is_within_limit() {
+                share(report.steady.ideal.saturating_sub(report.steady.admitted), report.steady.offered)
+            } else {
+                0.0
+            },
+            false_denials: share(report.steady.false_denials, report.steady.requests),
+            waited: share(report.waited, report.requests),
+            calls: share(report.calls, report.requests),
+            violations: report.violations.len(),
+        }
+    }
+}
