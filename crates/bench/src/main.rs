@@ -19,6 +19,7 @@ mod pieces;
 mod record;
 mod region;
 mod regions;
+mod resp;
 mod rules;
 mod scrape;
 mod servers;

@@ -264,10 +264,10 @@ mod tests {
     }
 
     #[test]
-    fn a_dry_origin_is_not_asked_before_the_time_it_told() {
-        let dry = granted(0, 200 * MS);
-        assert_eq!(passes(dry, 5_050, 1).0, Some(Retry::After(150 * MS)));
-        assert_eq!(passes(dry, 5_200, 1).0, Some(Retry::Ask));
+    fn an_exhausted_origin_is_not_asked_before_the_denial_ends() {
+        let exhausted = granted(0, 200 * MS);
+        assert_eq!(passes(exhausted, 5_050, 1).0, Some(Retry::After(150 * MS)));
+        assert_eq!(passes(exhausted, 5_200, 1).0, Some(Retry::Ask));
         assert_eq!(passes(granted(1, 200 * MS), 5_050, 1).0, None, "what is held is spent first");
     }
 
@@ -323,9 +323,56 @@ mod tests {
         assert_eq!(granted(9, 0).decide(&blocked, 5_001 * MS, 1).0.retry(), Some(Retry::Blocked));
     }
 
+    #[test]
+    fn remaining_counts_what_is_not_used_and_neither_grants_nor_what_is_reported() {
+        let limit = ten_per_second();
+        let remaining = |allowance: Allowance, cost: u64| {
+            let (verdict, after) = allowance.decide(&limit, 5_000 * MS, cost);
+            (verdict.remaining(), after)
+        };
+        let word = Word { sent_us: 5_000 * MS, grant: 3, life_us: 1_000 * MS, free: 9, ..Word::default() };
+        let (first, after) = remaining(Allowance::default().hear(&limit, &word), 1);
+        let (second, after) = remaining(after, 1);
+        assert_eq!((first, second), (8, 7));
+        let (_, on_its_way) = after.take(&limit, 5_000 * MS, 1);
+        assert_eq!(remaining(on_its_way, 1).0, 6, "what is on its way to the origin stays used");
+        let denied = Allowance { left: 0, ..after };
+        assert_eq!(remaining(denied, 1).0, 0, "a request that is denied finds less than it costs");
+        assert_eq!(remaining(denied, 9).0, 7);
+    }
+
     proptest! {
+        /// One node alone: its answers are those of a bucket that sees everything, but for the drain of a millisecond.
         #[test]
-        fn room_is_told_to_a_thousandth_and_never_more_than_there_is(amount in 0u64..1 << 40) {
+        fn remaining_is_that_of_one_bucket(
+            burst in 1u64..900,
+            steps in prop::collection::vec((0u64..400_000, 1u64..4, any::<bool>()), 1..60),
+        ) {
+            let limit = Limit::gcra(100, Duration::from_secs(1)).and_then(|limit| limit.with_burst(burst));
+            let limit = limit.expect("in range").at_origin();
+            let (mut now_us, mut level_us) = (1_000_000u64, 0u64);
+            let word = Word { sent_us: now_us, grant: 1 << 30, life_us: 60_000 * MS, free: burst, ..Word::default() };
+            let mut allowance = Allowance::default().hear(&limit, &word);
+            for (gap_us, cost, reports) in steps {
+                now_us += gap_us;
+                level_us = level_us.saturating_sub(gap_us);
+                if level_us + cost * 10_000 > burst * 10_000 {
+                    continue;
+                }
+                if reports {
+                    allowance = allowance.take(&limit, now_us, u64::MAX).1;
+                }
+                let (verdict, after) = allowance.decide(&limit, now_us, cost);
+                prop_assert!(verdict.is_allowed());
+                allowance = after;
+                level_us += cost * 10_000;
+                let exact = (burst * 10_000 - level_us) / 10_000;
+                prop_assert!(u64::from(verdict.remaining()).abs_diff(exact) <= 1, "{} {exact}", verdict.remaining());
+            }
+        }
+
+        #[test]
+        fn an_amount_is_kept_to_a_thousandth_and_never_as_more_than_it_is(amount in 0u64..1 << 40) {
             let told = Units::of(amount).amount();
             prop_assert!(told <= amount && amount - told <= amount >> MANTISSA_BITS);
             prop_assert!(amount >= 1 << (MANTISSA_BITS + 1) || told == amount);

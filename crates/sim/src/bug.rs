@@ -59,11 +59,17 @@ pub enum Bug {
     AloneUntold,
     /// The origin forgets meters before what was charged to them has drained.
     ForgetsEarly,
+    /// The origin divides the room equally between nodes, whatever their demand.
+    DividesEqually,
+    /// A node takes an origin that granted less than the node wants for exhausted.
+    ExhaustedTooEarly,
+    /// A node takes what is left for all nodes for granted, beside its grant.
+    RoomCountedTwice,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 30] = [
         Self::RepeatIsNew,
         Self::DropsOnFailure,
         Self::DropsWhenFull,
@@ -91,6 +97,9 @@ impl Bug {
         Self::WholeLimitAlone,
         Self::AloneUntold,
         Self::ForgetsEarly,
+        Self::DividesEqually,
+        Self::ExhaustedTooEarly,
+        Self::RoomCountedTwice,
     ];
 }
 
@@ -124,6 +133,9 @@ impl fmt::Display for Bug {
             Self::WholeLimitAlone => "a node alone goes on with the whole limit",
             Self::AloneUntold => "what passed alone is told to nobody",
             Self::ForgetsEarly => "the origin forgets what has not drained",
+            Self::DividesEqually => "room is divided equally, whatever the demand",
+            Self::ExhaustedTooEarly => "a grant below its want counts as exhausted",
+            Self::RoomCountedTwice => "a node spends the room beside its grant",
         })
     }
 }

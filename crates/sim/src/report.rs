@@ -57,6 +57,13 @@ pub enum Violation {
         /// Units that one bucket would have admitted.
         ideal: u64,
     },
+    /// Requests were denied that one bucket would have admitted, in a world without faults.
+    FalseDenials {
+        /// Units asked for.
+        offered: u64,
+        /// Units denied.
+        denied: u64,
+    },
     /// A request under several limits was charged to some of them only.
     Torn {
         /// Which meter.
@@ -114,6 +121,7 @@ impl Violation {
             Self::Part { .. } => "part",
             Self::Overcommitted { .. } => "invariant",
             Self::Starved { .. } => "share",
+            Self::FalseDenials { .. } => "false denials",
             Self::Torn { .. } => "atomicity",
             Self::Stampede { .. } => "one call",
             Self::Late { .. } => "deadline",
@@ -148,6 +156,9 @@ impl fmt::Display for Violation {
             Self::Overcommitted { key } => write!(f, "key {key}: granted more than there was"),
             Self::Starved { admitted, ideal } => {
                 write!(f, "{admitted} admitted, where one bucket would have admitted {ideal}")
+            }
+            Self::FalseDenials { offered, denied } => {
+                write!(f, "{denied} of {offered} denied, where one bucket would have admitted all")
             }
             Self::Torn { key } => write!(f, "key {key}: charged to some of its limits only"),
             Self::Stampede { node } => write!(f, "node {node}: more than one call under way in a lane"),

@@ -87,6 +87,8 @@ impl Spoiler {
                 let counted = updates.filter(|update| update.terms.lapse() == Lapse::Counted);
                 counted.filter(|update| !is_held(update)).for_each(|update| update.owed += update.used);
             }
+            // Equal wants have equal parts of the room.
+            Some(Bug::DividesEqually) => updates.filter(|update| update.want > 0).for_each(|update| update.want = 1),
             Some(Bug::ImpatientOrigin) => updates.for_each(|update| update.life_us = 0),
             Some(Bug::GiverShrinks) => updates.for_each(|update| update.keep /= 2),
             Some(Bug::DropsWhenFull) => updates.skip(1).for_each(|update| update.used = 0),
@@ -140,6 +142,10 @@ impl Spoiler {
             Some(Bug::Deltas) => {
                 told.zip(&call.updates).for_each(|(told, update)| told.grant += update.keep);
             }
+            Some(Bug::ExhaustedTooEarly) => {
+                told.zip(&call.updates).for_each(|(told, update)| told.exhausted |= told.grant < update.want);
+            }
+            Some(Bug::RoomCountedTwice) => told.for_each(|told| told.grant += told.room),
             Some(Bug::AnswerHidesUse) => told.for_each(|told| told.lapsed = true),
             Some(Bug::OneForAll) => {
                 let asks = reply.asks.iter_mut().zip(&call.asks);

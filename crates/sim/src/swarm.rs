@@ -37,7 +37,7 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         nodes,
         keys,
         shared: rng.u8(0..3) == 0,
-        spread: pick(rng, &[Spread::Even, Spread::Home, Spread::Few]),
+        spread: pick(rng, &[Spread::Even, Spread::Home, Spread::Few, Spread::Half, Spread::Zipf]),
         requests,
         length_us,
         steady_from_us: 0,

@@ -141,15 +141,22 @@ impl Rule {
 /// The file of rules that all cases are decided by. A request says which rule it is about, and every key is placed by
 /// itself, as users are.
 pub(super) fn rules_file() -> String {
+    let fields = |rule: Rule| {
+        let (class, algorithm, amount) = (rule.class.name(), rule.algorithm_name(), rule.amount);
+        format!("class = '{class}'\nalgorithm = '{algorithm}'\nlimit = {amount}\nperiod = '1m'")
+    };
+    rules_toml(Rule::all().map(|rule| (rule.name(), fields(rule))))
+}
+
+/// A rules file of these names and fields. The dimension `rule` of a request selects the rule, and each
+/// value of `key` has a meter of its own.
+pub(super) fn rules_toml(rules: impl Iterator<Item = (String, String)>) -> String {
     let mut text = "placement = 'key'\n\n".to_owned();
-    for rule in Rule::all() {
-        let (name, class, algorithm) = (rule.name(), rule.class.name(), rule.algorithm_name());
+    for (name, fields) in rules {
         // Writing to text does not fail.
         let _ = write!(
             text,
-            "[[rules]]\nname = '{name}'\nwhen = {{ rule = '{name}' }}\nkey = ['key']\nclass = '{class}'\n\
-             algorithm = '{algorithm}'\nlimit = {}\nperiod = '1m'\n\n",
-            rule.amount
+            "[[rules]]\nname = '{name}'\nwhen = {{ rule = '{name}' }}\nkey = ['key']\n{fields}\n\n"
         );
     }
     text

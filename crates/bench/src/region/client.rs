@@ -91,11 +91,29 @@ struct Decided<'a> {
     source: &'a str,
 }
 
-/// An answer as it came, and where its body lies.
+/// The status of a reply, and where its body lies.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct Head {
     status: u16,
     body: std::ops::Range<usize>,
+}
+
+/// A complete reply, and the instants between which the server decided it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reply<'a> {
+    pub(crate) status: u16,
+    pub(crate) body: &'a [u8],
+    pub(crate) sent_us: u64,
+    pub(crate) answered_us: u64,
+}
+
+impl<'a> Reply<'a> {
+    /// The body of a reply with status 200, as JSON.
+    pub(crate) fn json<T: Deserialize<'a>>(self) -> Result<T> {
+        let text = || self.body.escape_ascii().to_string();
+        ensure!(self.status == DECIDED, "the status is {}: {}", self.status, text());
+        serde_json::from_slice(self.body).with_context(|| format!("this is no decision: {}", text()))
+    }
 }
 
 /// A connection that is kept.
@@ -116,38 +134,44 @@ impl Connection {
     /// Asks about a key under a rule. A server in trouble, status 5xx, has let nothing pass; whoever asks judges that.
     pub(crate) fn check(&mut self, rule: &str, key: &str, cost: u64) -> Result<Answer> {
         let body = format!(r#"{{"dimensions":{{"rule":"{rule}","key":"{key}"}},"cost":{cost}}}"#);
-        let length = body.len();
-        let request = format!(
-            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
-        );
-        let sent_us = self.timeline.now_us();
-        self.stream.write_all(request.as_bytes())?;
-        let Told { status, body } = self.read_answer()?;
-        // What is answered within a microsecond is over when it ends.
-        let answered_us = self.timeline.now_us() + 1;
+        let reply = self.post("/v1/check", &body)?;
+        let Reply { status, sent_us, answered_us, .. } = reply;
         let refused = Answer { allowed: false, basis: Basis::Nothing, status, sent_us, answered_us };
         if refused.is_of_trouble() {
             return Ok(refused);
         }
-        ensure!(status == DECIDED, "the answer is {}", self.bytes.escape_ascii());
-        let told: Decided<'_> = serde_json::from_slice(&self.bytes[body])
-            .with_context(|| format!("this is no decision: {}", self.bytes.escape_ascii()))?;
-        let allowed = match told.decision {
+        let decided: Decided<'_> = reply.json()?;
+        let allowed = match decided.decision {
             "allow" => true,
             "deny" => false,
             other => bail!("the decision is {other:?}"),
         };
-        Ok(Answer { allowed, basis: Basis::of(told.source), ..refused })
+        Ok(Answer { allowed, basis: Basis::of(decided.source), ..refused })
+    }
+
+    /// Sends a JSON body to a path, and waits for the reply.
+    pub(crate) fn post(&mut self, path: &str, body: &str) -> Result<Reply<'_>> {
+        let length = body.len();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        );
+        let sent_us = self.timeline.now_us();
+        self.stream.write_all(request.as_bytes())?;
+        let Head { status, body } = self.read_answer()?;
+        // What is answered within a microsecond is over when it ends.
+        let answered_us = self.timeline.now_us() + 1;
+        Ok(Reply { status, body: &self.bytes[body], sent_us, answered_us })
     }
 
     /// Reads one answer, whole.
-    fn read_answer(&mut self) -> Result<Told> {
+    fn read_answer(&mut self) -> Result<Head> {
         self.bytes.clear();
         loop {
-            if let Some(told) = told(&self.bytes)?
-                && self.bytes.len() >= told.body.end
+            if let Some(head) = head(&self.bytes)?
+                && self.bytes.len() >= head.body.end
             {
-                return Ok(told);
+                return Ok(head);
             }
             let mut part = [0; 4_096];
             let count = self.stream.read(&mut part).context("an answer")?;
@@ -157,19 +181,19 @@ impl Connection {
     }
 }
 
-/// What an answer says of itself, once its head is there.
-fn told(bytes: &[u8]) -> Result<Option<Told>> {
+/// The head of a reply, once all of it is there.
+fn head(bytes: &[u8]) -> Result<Option<Head>> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         ensure!(bytes.len() <= HEAD_BYTES_MAX, "an answer without an end to its head");
         return Ok(None);
     };
-    let head = std::str::from_utf8(&bytes[..end])?;
-    let status = head.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+    let text = std::str::from_utf8(&bytes[..end])?;
+    let status = text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     let status = status.with_context(|| format!("the answer is {}", bytes.escape_ascii()))?;
-    let mut fields = head.lines().filter_map(|line| line.split_once(':'));
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
     let length = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
     let length: usize = length.context("an answer without a length")?.1.trim().parse()?;
-    Ok(Some(Told { status, body: end + 4..end + 4 + length }))
+    Ok(Some(Head { status, body: end + 4..end + 4 + length }))
 }
 
 #[cfg(test)]
@@ -179,14 +203,14 @@ mod tests {
     #[test]
     fn an_answer_is_known_once_its_head_is_there() {
         let answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
-        let found = told(answer).unwrap().unwrap();
+        let found = head(answer).unwrap().unwrap();
         assert_eq!((found.status, &answer[found.body]), (200, &b"{}"[..]));
-        assert_eq!(told(&answer[..40]).unwrap(), None);
-        let busy = told(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n").unwrap().unwrap();
+        assert_eq!(head(&answer[..40]).unwrap(), None);
+        let busy = head(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n").unwrap().unwrap();
         assert_eq!((busy.status, busy.body.is_empty()), (TOO_BUSY, true));
-        assert!(told(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
-        assert!(told(b"SMTP\r\ncontent-length: 0\r\n\r\n").is_err());
-        assert!(told(&vec![b'x'; HEAD_BYTES_MAX + 1]).is_err());
+        assert!(head(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
+        assert!(head(b"SMTP\r\ncontent-length: 0\r\n\r\n").is_err());
+        assert!(head(&vec![b'x'; HEAD_BYTES_MAX + 1]).is_err());
     }
 
     #[test]

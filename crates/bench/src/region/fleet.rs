@@ -14,6 +14,15 @@ use crate::scrape::{Metrics, cpu_time};
 /// The table of each server: more than the keys of all cases need.
 const MEMORY: &str = "256MB";
 
+/// The table of each server of a larger fleet, which has a few hundred keys.
+const SMALL_MEMORY: &str = "64MB";
+
+/// Arguments of servers that are asked over HTTP and RESP alone.
+const CASE_ARGUMENTS: [&str; 4] = ["--memory", MEMORY, "--grpc-listen", "off"];
+
+/// The sources of decisions that the region's origin had a part in.
+const REGION_SOURCES: [&str; 2] = ["=\"global\"", "=\"regional\""];
+
 /// Servers that decide together, or each for itself if they have no store.
 pub(super) struct Fleet {
     pub(super) servers: Vec<Server>,
@@ -24,25 +33,34 @@ pub(super) struct Fleet {
 impl Fleet {
     /// Starts servers that share a store.
     pub(super) fn start(program: &Path, nodes: usize) -> Result<Self> {
-        let redis = Redis::start(&[]);
-        let url = redis.url();
-        let mut fleet = Self::start_with(program, nodes, &["--origin", &url, "--region", "bench"])?;
-        fleet.redis = Some(redis);
-        Ok(fleet)
+        Self::start_joined(program, nodes, &rules_file(), &CASE_ARGUMENTS)
+    }
+
+    /// Starts servers that share a store, with other rules and every listener.
+    pub(super) fn start_with_rules(program: &Path, nodes: usize, rules: &str) -> Result<Self> {
+        Self::start_joined(program, nodes, rules, &["--memory", SMALL_MEMORY])
     }
 
     /// Starts servers that know nothing of each other.
     pub(super) fn start_apart(program: &Path, nodes: usize) -> Result<Self> {
-        Self::start_with(program, nodes, &[])
+        Self::start_servers(program, nodes, &rules_file(), &CASE_ARGUMENTS)
     }
 
-    fn start_with(program: &Path, nodes: usize, arguments: &[&str]) -> Result<Self> {
+    fn start_joined(program: &Path, nodes: usize, rules: &str, arguments: &[&str]) -> Result<Self> {
+        let redis = Redis::start(&[]);
+        let url = redis.url();
+        let arguments = [arguments, &["--origin", &url, "--region", "bench"]].concat();
+        let mut fleet = Self::start_servers(program, nodes, rules, &arguments)?;
+        fleet.redis = Some(redis);
+        Ok(fleet)
+    }
+
+    fn start_servers(program: &Path, nodes: usize, rules: &str, arguments: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let rules = folder.path().join("rules.toml");
-        std::fs::write(&rules, rules_file())?;
-        let rules = rules.to_str().context("a folder whose name is text")?;
-        let common = ["--workers", "1", "--memory", MEMORY, "--grpc-listen", "off", "--rules", rules];
-        let arguments = [&common[..], arguments].concat();
+        let file = folder.path().join("rules.toml");
+        std::fs::write(&file, rules)?;
+        let file = file.to_str().context("a folder whose name is text")?;
+        let arguments = [&["--workers", "1", "--rules", file], arguments].concat();
         let start = |_| {
             let mut command = tidegate(program, &[]);
             // That the origin is late now and then is in the table.
@@ -64,6 +82,7 @@ impl Fleet {
             let metrics = Metrics::read(server.address("admin"))?;
             // A server that let nothing pass undecided tells of none.
             all.shed += metrics.sum("tidegate_decisions_total", "rung=\"shed\"")?.unwrap_or(0);
+            all.elsewhere += decided_elsewhere(&metrics)?;
             if self.redis.is_some() {
                 let told = |counter| -> Result<u64> {
                     metrics.sum(counter, "")?.with_context(|| format!("the server does not count {counter}"))
@@ -74,12 +93,25 @@ impl Fleet {
             }
             all.cpu += cpu_time(server.process.id())?;
         }
-        all.scripts = self.redis.as_ref().map_or(Ok(0), |redis| {
+        if let Some(redis) = &self.redis {
             let stats: String = ask(redis, &["INFO", "commandstats"]);
-            scripts(&stats).with_context(|| format!("this tells of no scripts: {stats}"))
-        })?;
+            all.scripts = scripts(&stats).with_context(|| format!("this tells of no scripts: {stats}"))?;
+            let usage: String = ask(redis, &["INFO", "cpu"]);
+            all.origin_cpu = redis_cpu(&usage).with_context(|| format!("no CPU times of Redis: {usage}"))?;
+        }
         Ok(all)
     }
+}
+
+/// Decisions of a server that the region's origin had no part in.
+fn decided_elsewhere(metrics: &Metrics) -> Result<u64> {
+    let decisions =
+        |label| -> Result<u64> { Ok(metrics.sum("tidegate_decisions_total", label)?.unwrap_or(0)) };
+    let mut elsewhere = decisions("")?;
+    for source in REGION_SOURCES {
+        elsewhere -= decisions(source)?;
+    }
+    Ok(elsewhere)
 }
 
 /// What servers and their store counted.
@@ -87,6 +119,8 @@ impl Fleet {
 pub(super) struct Counts {
     /// Questions that nobody had the time to decide.
     pub(super) shed: u64,
+    /// Decisions that the region's origin had no part in, `shed` among them.
+    pub(super) elsewhere: u64,
     /// Decisions that waited for a call.
     pub(super) waited: u64,
     /// Calls to the origin, as the servers count them.
@@ -97,28 +131,34 @@ pub(super) struct Counts {
     pub(super) scripts: u64,
     /// CPU time of the servers.
     pub(super) cpu: Duration,
+    /// CPU time of the store.
+    pub(super) origin_cpu: Duration,
 }
 
 impl Counts {
     pub(super) fn since(self, before: Self) -> Self {
         Self {
             shed: self.shed - before.shed,
+            elsewhere: self.elsewhere - before.elsewhere,
             waited: self.waited - before.waited,
             calls: self.calls - before.calls,
             updates: self.updates - before.updates,
             scripts: self.scripts - before.scripts,
             cpu: self.cpu.saturating_sub(before.cpu),
+            origin_cpu: self.origin_cpu.saturating_sub(before.origin_cpu),
         }
     }
 
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             shed: self.shed + other.shed,
+            elsewhere: self.elsewhere + other.elsewhere,
             waited: self.waited + other.waited,
             calls: self.calls + other.calls,
             updates: self.updates + other.updates,
             scripts: self.scripts + other.scripts,
             cpu: self.cpu + other.cpu,
+            origin_cpu: self.origin_cpu + other.origin_cpu,
         }
     }
 }
@@ -133,9 +173,26 @@ fn scripts(stats: &str) -> Option<u64> {
     calls.try_fold(0, |sum, calls| Some(sum + calls?))
 }
 
+/// The CPU time of Redis, user and system, by its `INFO cpu`.
+fn redis_cpu(usage: &str) -> Option<Duration> {
+    let seconds = |name: &str| {
+        let value = usage.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Duration::try_from_secs_f64(value.trim().parse().ok()?).ok()
+    };
+    Some(seconds("used_cpu_user")? + seconds("used_cpu_sys")?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cpu_time_of_redis_is_that_of_its_process_and_not_of_its_children() {
+        let usage = "# CPU\r\nused_cpu_sys:1.250000\r\nused_cpu_user:2.500000\r\n\
+                     used_cpu_sys_children:7.000000\r\nused_cpu_user_children:8.000000\r\n";
+        assert_eq!(redis_cpu(usage), Some(Duration::from_millis(3_750)));
+        assert_eq!(redis_cpu("# CPU\r\nused_cpu_sys:1.25\r\n"), None);
+    }
 
     #[test]
     fn scripts_are_counted_however_they_were_sent() {

@@ -26,10 +26,10 @@ const PREPARE_AGAIN: Duration = Duration::from_millis(20);
 
 /// A request that is to be made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Due {
-    after: Duration,
-    key: u32,
-    cost: u64,
+pub(super) struct Due {
+    pub(super) after: Duration,
+    pub(super) key: u32,
+    pub(super) cost: u64,
 }
 
 /// A request that was made.
@@ -106,8 +106,13 @@ pub(super) struct Key {
     pub(super) before: Option<Made>,
 }
 
-#[cfg(test)]
 impl Key {
+    /// A key that no request has named yet.
+    pub(super) fn fresh(name: String) -> Self {
+        Self { name, before: None }
+    }
+
+    #[cfg(test)]
     pub(super) fn used_up(before: Made) -> Self {
         Self { name: String::new(), before: Some(before) }
     }
@@ -118,7 +123,7 @@ impl Load<'_> {
     pub(super) fn prepare(&self) -> Result<Vec<Key>> {
         let cost = self.case.used_before(self.time);
         if cost == 0 {
-            return Ok((0..self.keys).map(|key| Key { name: self.name(key, 0), before: None }).collect());
+            return Ok((0..self.keys).map(|key| Key::fresh(self.name(key, 0))).collect());
         }
         let open = |server: &SocketAddr| Connection::open(*server, self.timeline);
         let mut connections = self.servers.iter().map(open).collect::<Result<Vec<_>>>()?;
@@ -149,36 +154,9 @@ impl Load<'_> {
 
     /// Makes all requests, and gives them as they were answered.
     pub(super) fn run(&self, keys: &[Key]) -> Result<Vec<Made>> {
-        let nodes: Vec<Slate> = self.draw().into_iter().map(Slate::new).collect();
-        let started = machine::now();
-        thread::scope(|scope| {
-            let clients: Vec<_> = (0..CONNECTIONS)
-                .map(|number| {
-                    let node = number % self.servers.len();
-                    let slate = &nodes[node];
-                    scope.spawn(move || self.ask(self.servers[node], started, slate, keys))
-                })
-                .collect();
-            clients
-                .into_iter()
-                .try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
-        })?;
-        let made: Vec<Made> = nodes.into_iter().flat_map(Slate::made).collect();
-        ensure!(!made.is_empty(), "no request was made");
-        Ok(made)
-    }
-
-    /// One connection, that makes whatever of its server is due next.
-    fn ask(&self, server: SocketAddr, started: Instant, slate: &Slate, keys: &[Key]) -> Result<()> {
-        let mut connection = Connection::open(server, self.timeline)?;
         let rule = self.case.rule.name();
-        while let Some((next, answered)) = slate.next() {
-            wait_until(started + next.after);
-            let key = keys.get(next.key as usize).context("a key without a name")?;
-            let answer = connection.check(&rule, &key.name, next.cost)?;
-            answered.set(answer).map_err(|_| anyhow!("a request was made twice"))?;
-        }
-        Ok(())
+        let clients = Clients { servers: self.servers, timeline: self.timeline, rule: &rule, keys };
+        Ok(clients.run(self.draw())?.into_iter().flatten().collect())
     }
 
     /// What each server is asked: requests that come at random, as independent people send them, and those of one key to
@@ -205,6 +183,50 @@ impl Load<'_> {
             *turn += 1;
             nodes[node].push(Due { after: Duration::from_secs_f64(after), key, cost });
         }
+    }
+}
+
+/// Clients that ask servers about keys of one rule.
+#[derive(Clone, Copy)]
+pub(super) struct Clients<'a> {
+    pub(super) servers: &'a [SocketAddr],
+    pub(super) timeline: Timeline,
+    pub(super) rule: &'a str,
+    pub(super) keys: &'a [Key],
+}
+
+impl Clients<'_> {
+    /// Makes the requests of each server when they are due. Returns them for each server, with their answers.
+    pub(super) fn run(self, due: Vec<Vec<Due>>) -> Result<Vec<Vec<Made>>> {
+        let nodes: Vec<Slate> = due.into_iter().map(Slate::new).collect();
+        let started = machine::now();
+        thread::scope(|scope| {
+            let clients: Vec<_> = (0..CONNECTIONS)
+                .map(|number| {
+                    let node = number % self.servers.len();
+                    let slate = &nodes[node];
+                    scope.spawn(move || self.ask(self.servers[node], started, slate))
+                })
+                .collect();
+            clients
+                .into_iter()
+                .try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
+        })?;
+        let made: Vec<Vec<Made>> = nodes.into_iter().map(|slate| slate.made().collect()).collect();
+        ensure!(made.iter().any(|node| !node.is_empty()), "no request was made");
+        Ok(made)
+    }
+
+    /// One connection, that makes whatever of its server is due next.
+    fn ask(&self, server: SocketAddr, started: Instant, slate: &Slate) -> Result<()> {
+        let mut connection = Connection::open(server, self.timeline)?;
+        while let Some((next, answered)) = slate.next() {
+            wait_until(started + next.after);
+            let key = self.keys.get(next.key as usize).context("a key without a name")?;
+            let answer = connection.check(self.rule, &key.name, next.cost)?;
+            answered.set(answer).map_err(|_| anyhow!("a request was made twice"))?;
+        }
+        Ok(())
     }
 }
 

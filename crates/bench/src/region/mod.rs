@@ -7,14 +7,18 @@ pub(crate) mod bars;
 mod case;
 pub(crate) mod client;
 pub(crate) mod exact;
+mod exact_bars;
 mod fleet;
+mod half_load;
 mod hedge;
 pub(crate) mod load;
 pub(crate) mod over;
 mod pauses;
 pub(crate) mod report;
 mod row;
+mod sequence;
 mod stall;
+mod surface;
 pub(crate) mod tail;
 mod warm;
 
@@ -29,8 +33,10 @@ use self::bars::Bar;
 use self::case::{Case, Class};
 use self::client::Timeline;
 use self::fleet::Fleet;
+use self::half_load::HalfLoad;
 use self::hedge::Hedge;
 use self::row::{Row, Settings};
+use self::sequence::{Sequence, SequenceRow};
 use self::stall::{Plan, Stall};
 use self::warm::{Length, Warm};
 use crate::servers;
@@ -91,6 +97,8 @@ enum Part {
     Stall,
     /// A second question where the first is answered late.
     Hedge,
+    /// How exactly a fleet counts: request by request, and at half of the rate.
+    Exact,
 }
 
 /// All that a run found, as `--json` prints it.
@@ -100,11 +108,20 @@ struct Findings {
     warm: Option<Warm>,
     stall: Option<Stall>,
     hedge: Option<Hedge>,
+    exact: Option<Exact>,
     bars: Vec<Bar>,
     #[serde(skip)]
     keys: usize,
     #[serde(skip)]
     keys_without_end: Vec<String>,
+}
+
+/// How exactly fleets of several sizes count.
+#[derive(Default, Serialize)]
+struct Exact {
+    rows: Vec<SequenceRow>,
+    sequences: Vec<Sequence>,
+    half_load: Vec<HalfLoad>,
 }
 
 impl Findings {
@@ -132,6 +149,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if is_wanted(Part::Hedge) {
         run_hedge(args, &mut found)?;
+    }
+    if is_wanted(Part::Exact) {
+        run_exact(args, &program, &mut found)?;
     }
     found.bars.push(bars::of_keys(&found.keys_without_end, found.keys));
     tell(args, &found)?;
@@ -196,6 +216,28 @@ fn run_hedge(args: &Args, found: &mut Findings) -> Result<()> {
     Ok(())
 }
 
+fn run_exact(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
+    let mut exact = Exact::default();
+    let plan = if args.quick { sequence::Plan::QUICK } else { sequence::Plan::WHOLE };
+    for servers in plan.fleets {
+        let fleet = Fleet::start_with_rules(program, *servers, &surface::rules_file(plan.limits))?;
+        exact.sequences.extend(sequence::run(&fleet, plan)?);
+        fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
+    }
+    exact.rows = sequence::rows(&exact.sequences);
+    let mut plan = if args.quick { half_load::Plan::QUICK } else { half_load::Plan::WHOLE };
+    plan.seconds = args.seconds.unwrap_or(plan.seconds);
+    for servers in plan.fleets {
+        let fleet = Fleet::start_with_rules(program, *servers, &half_load::rules_file(&plan))?;
+        exact.half_load.extend(half_load::run(&fleet, &plan)?);
+        fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
+    }
+    found.bars.extend(exact_bars::of_sequences(&exact.sequences));
+    found.bars.extend(exact_bars::of_half_load(&exact.half_load));
+    found.exact = Some(exact);
+    Ok(())
+}
+
 fn capacity(fleet: &Fleet, timeline: Timeline) -> Result<f64> {
     let widest = Case::all().into_iter().map(|case| case.rule).filter(|rule| rule.class == Class::Comfort);
     let rule = widest.max_by_key(|rule| rule.amount).context("there are rules")?;
@@ -215,6 +257,10 @@ fn tell(args: &Args, found: &Findings) -> Result<()> {
     found.warm.iter().for_each(report::print_warm);
     found.stall.iter().for_each(report::print_stall);
     found.hedge.iter().for_each(report::print_hedge);
+    if let Some(exact) = &found.exact {
+        report::print_sequences(&exact.rows);
+        report::print_half_load(&exact.half_load);
+    }
     report::print_bars(&found.bars);
     Ok(())
 }

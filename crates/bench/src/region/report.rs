@@ -1,8 +1,10 @@
 //! The tables that people read.
 
 use super::bars::Bar;
+use super::half_load::HalfLoad;
 use super::hedge::Hedge;
 use super::row::Row;
+use super::sequence::SequenceRow;
 use super::stall::{SLOW_US, Stall};
 use super::tail::Tail;
 use super::warm::Warm;
@@ -132,6 +134,83 @@ pub(super) fn print_hedge(hedge: &Hedge) {
     );
     print_tail("asked once", &hedge.once);
     print_tail(&format!("asked again after {} ms", hedge.again_after_ms), &hedge.again);
+}
+
+pub(super) fn print_sequences(rows: &[SequenceRow]) {
+    println!("\nsequences: one request after the other for a fresh key, limits of 1 to 1,000 per day");
+    println!(
+        "{:>7} {:<19} {:>9} {:>8} {:>10} {:>12} {:>12} {:>13}",
+        "servers",
+        "surface",
+        "sequences",
+        "left out",
+        "most above",
+        "least passed",
+        "first denial",
+        "least of them"
+    );
+    for row in rows {
+        println!(
+            "{:>7} {:<19} {:>9} {:>8} {:>10} {:>11.1}% {:>11.1}% {:>12.1}%",
+            row.servers,
+            row.surface.name(),
+            row.sequences,
+            row.not_judged,
+            row.most_above,
+            row.least_share * 100.0,
+            row.mean_first_denial * 100.0,
+            row.least_first_denial * 100.0
+        );
+    }
+    println!("  left out: sequences with an answer that the origin had no part in");
+    println!("  most above: admitted above the limit; least passed: in the end, of the limit");
+    println!("  first denial: mean of the requests that passed before it, of the limit");
+    println!("  first values of `remaining` for a limit of 100, the servers asked in turn:");
+    for row in rows {
+        let values: Vec<String> = row.first_remaining.iter().map(u64::to_string).collect();
+        println!("    {:>2} servers, {:<19} {}", row.servers, row.surface.name(), values.join(" "));
+    }
+}
+
+pub(super) fn print_half_load(rows: &[HalfLoad]) {
+    println!("\nhalf load: one key, Poisson arrivals at half of its rate");
+    println!(
+        "{:>7} {:>11} {:>7} {:<6} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>7} {:>9}",
+        "servers",
+        "limit",
+        "burst",
+        "spread",
+        "req/s",
+        "requests",
+        "elsewhere",
+        "passed",
+        "busiest",
+        "waited",
+        "calls",
+        "redis us"
+    );
+    for row in rows {
+        println!(
+            "{:>7} {:>11} {:>7} {:<6} {:>7.0} {:>8} {:>9} {:>7.2}% {:>7.2}% {:>7.2}% {:>7.3} {:>9.1}",
+            row.servers,
+            format!("{} in {}s", row.rule.limit, row.rule.period_s),
+            row.rule.burst,
+            row.spread.name(),
+            row.offered_per_second,
+            row.requests,
+            row.elsewhere,
+            row.passed * 100.0,
+            row.passed_at_busiest * 100.0,
+            row.waited * 100.0,
+            row.calls_per_request,
+            row.origin_cpu_us_per_request
+        );
+    }
+    println!(
+        "  skewed: one server has half of the requests; elsewhere: answers without the origin, left out"
+    );
+    println!("  busiest: passed at the server with the most requests; waited: of all requests, for a call");
+    println!("  calls to the origin, and CPU time of Redis: for each request");
 }
 
 pub(crate) fn print_tail(what: &str, tail: &Tail) {

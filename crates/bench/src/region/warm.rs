@@ -12,7 +12,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
 
 use super::fleet::{Counts, Fleet};
-use crate::machine;
+use crate::{machine, resp};
 
 const NODES: usize = 2;
 const KEYS: u32 = 10_000;
@@ -232,15 +232,13 @@ fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<(
 fn command(limits: Limits, key: u32) -> String {
     let is_reached = limits == Limits::HalfReached && key.is_multiple_of(2);
     let per_minute = if is_reached { 10 } else { 1_000_000 };
-    let words = [
+    resp::command(&[
         "CL.THROTTLE",
         &format!("{limits:?}:{key}"),
         &(per_minute - 1).to_string(),
         &per_minute.to_string(),
         "60",
-    ];
-    let parts = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
-    std::iter::once(format!("*{}\r\n", words.len())).chain(parts).collect()
+    ])
 }
 
 fn is_denied(answers: &mut impl std::io::BufRead) -> Result<bool> {

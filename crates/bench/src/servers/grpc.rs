@@ -22,32 +22,44 @@ use crate::machine;
 
 const WARM_UP: Duration = Duration::from_secs(2);
 
-pub(super) const ENVOY_METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+pub(crate) const ENVOY_METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const THROTTLECRAB_METHOD: &str = "/throttlecrab.RateLimiter/Throttle";
 
 /// `envoy.service.ratelimit.v3.RateLimitRequest`, as far as it is sent.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct EnvoyRequest {
+pub(crate) struct EnvoyRequest {
     #[prost(string, tag = "1")]
-    domain: String,
+    pub(crate) domain: String,
     #[prost(message, repeated, tag = "2")]
-    descriptors: Vec<Descriptor>,
+    pub(crate) descriptors: Vec<Descriptor>,
     #[prost(uint32, tag = "3")]
-    hits_addend: u32,
+    pub(crate) hits_addend: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Descriptor {
+pub(crate) struct Descriptor {
     #[prost(message, repeated, tag = "1")]
-    entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) limit: Option<LimitOverride>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Entry {
+pub(crate) struct Entry {
     #[prost(string, tag = "1")]
-    key: String,
+    pub(crate) key: String,
     #[prost(string, tag = "2")]
-    value: String,
+    pub(crate) value: String,
+}
+
+/// A limit that comes with the request.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct LimitOverride {
+    #[prost(uint32, tag = "1")]
+    pub(crate) requests_per_unit: u32,
+    /// `envoy.type.v3.RateLimitUnit`.
+    #[prost(int32, tag = "2")]
+    pub(crate) unit: i32,
 }
 
 /// `envoy.service.ratelimit.v3.RateLimitResponse`, as far as it is read.
@@ -159,12 +171,33 @@ async fn put_load(args: &Args) -> Result<Load> {
 
 /// A connection for each caller, as separate clients would have.
 async fn connect(port: u16) -> Result<Vec<Grpc<Channel>>> {
-    let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{port}"))?.tcp_nodelay(true);
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
-        clients.push(Grpc::new(endpoint.connect().await?));
+        clients.push(open(port).await?);
     }
     Ok(clients)
+}
+
+/// A client with a connection of its own.
+pub(crate) async fn open(port: u16) -> Result<Grpc<Channel>> {
+    let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{port}"))?.tcp_nodelay(true);
+    Ok(Grpc::new(endpoint.connect().await?))
+}
+
+/// Makes one call, and waits for its reply.
+pub(crate) async fn unary<Q, A>(
+    client: &mut Grpc<Channel>,
+    method: &'static str,
+    question: Q,
+) -> Result<A, Status>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+    let codec: ProstCodec<Q, A> = ProstCodec::default();
+    let answer = client.unary(Request::new(question), PathAndQuery::from_static(method), codec).await?;
+    Ok(answer.into_inner())
 }
 
 /// Nanoseconds, up to a minute, to three digits.
@@ -195,28 +228,16 @@ impl Caller {
         let key = self.draw.random_range(0..KEYS);
         match self.dialect {
             Dialect::Envoy => {
-                let answer: EnvoyResponse = self.unary(ENVOY_METHOD, envoy_request(key)).await?;
+                let answer: EnvoyResponse = unary(&mut self.client, ENVOY_METHOD, envoy_request(key)).await?;
                 ensure!(answer.overall_code != 0, "an answer without a decision");
             }
             Dialect::Throttlecrab => {
                 let answer: ThrottlecrabResponse =
-                    self.unary(THROTTLECRAB_METHOD, throttlecrab_request(key)).await?;
+                    unary(&mut self.client, THROTTLECRAB_METHOD, throttlecrab_request(key)).await?;
                 ensure!(answer.limit != 0, "an answer without a decision");
             }
         }
         Ok(())
-    }
-
-    async fn unary<Q, A>(&mut self, method: &'static str, question: Q) -> Result<A, Status>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
-        self.client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-        let codec: ProstCodec<Q, A> = ProstCodec::default();
-        let answer =
-            self.client.unary(Request::new(question), PathAndQuery::from_static(method), codec).await?;
-        Ok(answer.into_inner())
     }
 }
 
@@ -224,7 +245,7 @@ fn envoy_request(key: u64) -> EnvoyRequest {
     let entry = Entry { key: "user".to_owned(), value: format!("k{key}") };
     EnvoyRequest {
         domain: "bench".to_owned(),
-        descriptors: vec![Descriptor { entries: vec![entry] }],
+        descriptors: vec![Descriptor { entries: vec![entry], limit: None }],
         hits_addend: 1,
     }
 }

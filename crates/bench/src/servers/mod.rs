@@ -5,7 +5,7 @@
 
 mod case;
 mod crowd;
-mod grpc;
+pub(crate) mod grpc;
 mod noop;
 mod peers;
 mod process;

@@ -321,8 +321,8 @@ impl Lane {
         self.take_waiting(cx, &mut draft);
         if is_flush {
             self.meters.retain(|_, tracked| !tracked.is_over(cx));
-            let shortest_us = self.meters.values().map(|tracked| tracked.flush_us(cx)).min();
-            self.flush_at_us = cx.next_flush_us(shortest_us.unwrap_or(cx.settings.flush_us));
+            let next_us = self.meters.values().map(|tracked| tracked.next_look_us(cx)).min();
+            self.flush_at_us = cx.flush_with_others_us(next_us.unwrap_or(cx.now_us() + cx.settings.flush_us));
         }
         self.take_due(cx, &mut draft);
         if draft.call.updates.is_empty() {
@@ -442,10 +442,7 @@ impl Lane {
         for (digest, told) in under_way.meters.iter().zip(&reply.told) {
             if let Some(tracked) = self.meters.get_mut(digest) {
                 cx.stats.lapsed += tracked.hear(cx, under_way.sent_us, told, reply);
-                // A window's last grants may end long before a flush that is stretched.
-                let report_by_us = tracked.report_by_us(cx).unwrap_or(u64::MAX);
-                let next_us = cx.next_flush_us(tracked.flush_us(cx));
-                self.flush_at_us = self.flush_at_us.min(report_by_us).min(next_us);
+                self.flush_at_us = self.flush_at_us.min(cx.flush_with_others_us(tracked.next_look_us(cx)));
             }
         }
         let mut later = charged_in(&under_way.call, reply);

@@ -549,10 +549,10 @@ impl Context<'_> {
         self.first_reply_us.map_or(0, |first_us| self.now_us().saturating_sub(first_us))
     }
 
-    /// When a lane that reports now does so again: at one of the moments at which others do, too.
-    fn next_flush_us(&self, flush_us: u64) -> u64 {
-        let every_us = self.flush_slack_us().min(flush_us).max(1);
-        (self.now_us() + flush_us) / every_us * every_us
+    /// When a lane reports that had better do so at `at_us`: at one of the moments at which others do, too.
+    fn flush_with_others_us(&self, at_us: u64) -> u64 {
+        let every_us = self.flush_slack_us().min(at_us.saturating_sub(self.now_us())).max(1);
+        at_us / every_us * every_us
     }
 
     /// How much earlier than its interval a lane may report, to do so together with others.

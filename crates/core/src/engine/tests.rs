@@ -153,7 +153,7 @@ fn told(grant: u64, room: u64) -> Told {
         grant,
         life_us: 1_000 * MS,
         room,
-        remaining: room + grant,
+        remaining: room.saturating_add(grant),
         wait_us: 0,
         cell: 0,
         holders: 1,
@@ -361,9 +361,12 @@ fn each_limit_of_a_request_has_its_own_cost_and_its_own_rest() {
     assert_eq!(call.asks.iter().map(asked).collect::<Vec<_>>(), expected, "only what costs the same is one");
     let decided = Decided { passed: 1, denied_by: 1, retry_us: 7 };
     bench.tell(&call, vec![told(2, 7), told(0, 60)], decided);
-    let allowed = Resolution::Allowed { remaining: Box::from([9, 60]), charged_us: Some(99) };
-    let denied = Resolution::Denied { by: 1, remaining: Box::from([9, 60]), retry_us: 7 };
-    let expected = [(tickets[0], allowed.clone()), (tickets[1], denied), (tickets[2], allowed)];
+    // The origin tells what is left after all: before that, the last request had not been charged yet. And a request that is
+    // denied finds less than it costs.
+    let allowed = |left: [u32; 2]| Resolution::Allowed { remaining: Box::from(left), charged_us: Some(99) };
+    let denied = Resolution::Denied { by: 1, remaining: Box::from([10, 19]), retry_us: 7 };
+    let expected =
+        [(tickets[0], allowed([10, 90])), (tickets[1], denied), (tickets[2], allowed([9, 60]))];
     assert_eq!(bench.answers(), expected);
 }
 
@@ -386,7 +389,7 @@ fn who_is_not_decided_is_answered_at_once_and_others_of_the_call_as_ever() {
 }
 
 #[test]
-fn what_is_told_to_be_left_is_not_more_than_the_burst_and_counts_no_grant_that_is_over() {
+fn remaining_is_what_is_not_charged_and_not_more_than_the_burst() {
     let mut bench = Bench::new();
     let allowed = |left: u32| Resolution::Allowed { remaining: Box::from([left]), charged_us: Some(99) };
     let ticket = bench.ask(1);
@@ -399,8 +402,8 @@ fn what_is_told_to_be_left_is_not_more_than_the_burst_and_counts_no_grant_that_i
     let ticket = bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    bench.tell(&call, vec![Told { life_us: 0, ..told(5, 3) }], decided);
-    assert_eq!(bench.answers(), [(ticket, allowed(3))]);
+    bench.tell(&call, vec![Told { life_us: 0, remaining: 4, ..told(5, 3) }], decided);
+    assert_eq!(bench.answers(), [(ticket, allowed(4))], "whatever is granted");
 }
 
 #[test]
@@ -479,6 +482,7 @@ fn what_is_due_goes_in_small_batches_and_every_meter_has_its_turn() {
         assert_eq!((flush.updates.len(), new), (64, expected));
         reported.extend(flush.updates.iter().map(|update| update.key.clone()));
         bench.reply(&flush, 0, 5);
+        bench.now_us += 100 * MS;
     }
 }
 
@@ -586,24 +590,34 @@ fn the_answer_to_another_call_is_of_no_interest() {
 }
 
 #[test]
-fn who_comes_while_the_flush_is_under_way_does_not_wait_for_it() {
+fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
     let mut bench = Bench::new();
+    let mut lasted_ms = Vec::new();
+    for _ in 0..10 {
+        bench.ask(1);
+        bench.poll();
+        let call = bench.only_call();
+        let exhausted = Told { life_us: 0, wait_us: 5 * MS, exhausted: true, ..told(0, 0) };
+        bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 5 * MS });
+        let began_us = bench.now_us;
+        while matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))) {
+            bench.now_us += MS;
+        }
+        lasted_ms.push((bench.now_us - began_us) / MS);
+    }
+    // A thirty-second of the flush interval, doubled each time, until a flush would have asked and been answered.
+    assert_eq!(lasted_ms, [6, 12, 25, 50, 100, 115, 115, 115, 115, 115]);
     bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    let exhausted = Told { life_us: 0, wait_us: 50 * MS, exhausted: true, ..told(0, 0) };
-    bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
-    for _ in 0..2 {
-        bench.now_us += 101 * MS;
-        assert!(matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))));
-    }
-    bench.now_us += 2 * MS;
-    assert_eq!(bench.spend(1).retry(), Some(crate::Retry::Ask), "two flushes are late: it is asked for");
+    bench.tell(&call, vec![told(0, 9)], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    assert_eq!(bench.spend(1).retry(), Some(crate::Retry::Ask), "not exhausted: the origin is asked");
 }
 
-/// Ten units a second: one of eight holders gets one every 800 ms.
+/// Ten units a second: one of eight nodes gets one every 800 ms, and asks twice in that time, but nothing may be lost: an
+/// eighth of the burst drains in 125 ms.
 #[test]
-fn a_key_that_many_share_is_not_asked_for_before_its_turn() {
+fn a_flush_asks_for_an_exhausted_meter_at_its_turn() {
     for (holders, calls) in [(1, 1), (8, 0)] {
         let mut bench = Bench::new();
         bench.ask(1);
@@ -611,9 +625,9 @@ fn a_key_that_many_share_is_not_asked_for_before_its_turn() {
         let call = bench.only_call();
         let exhausted = Told { life_us: 0, wait_us: 50 * MS, exhausted: true, holders, ..told(0, 0) };
         bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
-        bench.now_us += 60 * MS;
+        bench.now_us += 40 * MS;
         assert!(!bench.spend(1).is_allowed());
-        bench.poll_after(40 * MS);
+        bench.poll_after(60 * MS);
         assert_eq!(bench.calls().len(), calls, "{holders} holders, after an interval");
         bench.poll_after(100 * MS);
         assert_eq!(bench.calls().len(), 1, "{holders} holders, after another: asked for, or again");
@@ -854,7 +868,7 @@ fn many_warm_keys_cost_few_updates_and_pass_as_they_may() {
     crowd.run(10);
     let (updates, passed) = crowd.run(6);
     let requests = 6 * 100_000;
-    assert!(updates * 100 < requests * 18, "{updates} updates of meters for {requests} requests");
+    assert!(updates * 100 < requests * 21, "{updates} updates of meters for {requests} requests");
     let may_pass = 6 * (50_000 + 25_000);
     assert!(passed * 100 >= may_pass * 97, "{passed} of {may_pass} passed");
 }

@@ -272,9 +272,14 @@ impl Tracked {
         self.meter = meter.clone();
     }
 
-    /// When its grant has to be reported, if it has one: soon after its end, or the origin writes it off.
-    pub(super) fn report_by_us(&self, cx: &Context<'_>) -> Option<u64> {
-        (self.ends_us > 0).then_some(self.ends_us + cx.flush_us_min)
+    /// When there may be something to say about it again: at its turn, and soon after its grant ends, or the origin writes that
+    /// off.
+    pub(super) fn next_look_us(&self, cx: &Context<'_>) -> u64 {
+        let (now_us, flush_us) = (cx.now_us(), self.flush_us(cx));
+        let turn_us = self.sent_us + flush_us;
+        let next_us = if turn_us > now_us + cx.flush_slack_us() { turn_us } else { now_us + flush_us };
+        let report_by_us = self.ends_us + cx.flush_us_min;
+        if self.ends_us > 0 && report_by_us > now_us { next_us.min(report_by_us) } else { next_us }
     }
 
     /// What is left of it by what the origin last said, if it ever did.
@@ -306,8 +311,9 @@ impl Tracked {
         if self.under_way {
             return News::None;
         }
-        // A lane looks as often as the shortest of its meters asks for.
-        let is_early = cx.now_us() + cx.flush_slack_us() < self.sent_us + self.flush_us(cx);
+        // A lane looks as often as the shortest of its meters asks for. A grant that ends before its turn is reported in time.
+        let turn_us = self.sent_us + self.flush_us(cx);
+        let is_early = cx.now_us() + cx.flush_slack_us() < turn_us && !(1..=turn_us).contains(&self.ends_us);
         if is_early && !self.recalled && !cx.closing {
             return News::None;
         }
@@ -556,8 +562,9 @@ impl Tracked {
         flush_us * cx.settings.flush_us / cx.flush_us_min.max(1)
     }
 
-    /// For how long after `sent_us` a request is denied once the grant is spent, and from when on after it a flush asks again. A node
-    /// denies by itself only after the origin was exhausted.
+    /// For how long after `sent_us` a request is denied once the grant is spent, and from when on after it a flush asks again. A
+    /// node denies by itself only after the origin was exhausted. The first denial is short, since the load may be below the limit;
+    /// while the origin stays exhausted, denials last until a flush has asked for whoever was denied.
     fn denial_us(&self, cx: &Context<'_>, sent_us: u64, told: &Told) -> (u64, u64) {
         if !told.exhausted {
             return (0, 0);
@@ -565,18 +572,12 @@ impl Tracked {
         let under_way_us = cx.now_us().saturating_sub(sent_us);
         let others_hold = told.remaining > told.room + told.grant;
         let wait_us = if others_hold { told.wait_us.min(RETRY_US) } else { told.wait_us };
-        let flush_us = self.flush_us(cx);
-        if self.meter.terms.amount() == 0 || self.unit_us() > flush_us {
-            // A unit takes longer to drain than the next flush takes to come.
-            let deny_us = if told.grant == 0 { under_way_us + wait_us } else { 0 };
-            return (deny_us, under_way_us + wait_us);
-        }
-        // While the load stays above the limit, a flush asks for whoever is denied until its reply.
-        let turn_us = self.turn_us(cx, told.holders);
-        let until_reply_us = turn_us + cx.flush_slack_us().min(flush_us) + cx.settings.hedge_us;
-        let first_us = flush_us / FIRST_DENIAL_PARTS;
-        let deny_us = first_us.saturating_mul(1 << self.exhausted_replies).max(wait_us);
-        (under_way_us + deny_us.min(until_reply_us), turn_us)
+        let asks_us = self.turn_us(cx, told.holders).max(wait_us);
+        let until_reply_us = asks_us + cx.flush_slack_us().min(self.flush_us(cx)) + cx.settings.hedge_us;
+        let first_us = self.flush_us(cx) / FIRST_DENIAL_PARTS;
+        let deny_us = (first_us << self.exhausted_replies).min(until_reply_us);
+        let deny_us = if told.grant == 0 { deny_us.max(wait_us) } else { deny_us };
+        (under_way_us + deny_us, asks_us)
     }
 
     /// How often a node asks for an exhausted meter: twice in the time in which a unit drains for each of `holders` nodes. Nothing

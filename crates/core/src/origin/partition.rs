@@ -502,6 +502,15 @@ mod tests {
             Call { node, sequence, acknowledged, known_us: 0, store: self.store, updates: vec![update], asks }
         }
 
+        /// Calls until the node holds what it wants: one call grants a part of the room.
+        fn hold(&mut self, partition: &mut Partition, now: u64, want: u64) -> crate::origin::Told {
+            let mut told = self.say(partition, now, (0, 0, want));
+            while told.grant < want && told.room > 0 {
+                told = self.say(partition, now, (0, told.grant, want));
+            }
+            told
+        }
+
         fn say(&mut self, partition: &mut Partition, now: u64, said: (u64, u64, u64)) -> crate::origin::Told {
             let update = self.update(said.0, said.1, said.2);
             let call = self.call(update, Vec::new());
@@ -539,12 +548,63 @@ mod tests {
         for terms in [ten_per_second(Lapse::Counted), window_of_ten(Lapse::Counted)] {
             let mut partition = Partition::default();
             let (mut first, mut second) = (Caller::new(1, terms), Caller::new(2, terms));
-            assert_eq!(first.say(&mut partition, START, (0, 0, 8)).grant, 8);
+            assert_eq!(first.hold(&mut partition, START, 8).grant, 8);
             let told = second.say(&mut partition, START, (0, 0, 8));
-            assert_eq!((told.grant, told.exhausted, told.room, told.holders), (1, true, 1, 2));
-            assert_eq!(second.ask(&mut partition, START, 1, 5).passed, 2, "its own grant was given back");
+            assert_eq!((told.grant, told.exhausted, told.room, told.holders), (0, false, 2, 2));
+            assert_eq!(told.remaining, 10, "what is held is not used");
+            assert_eq!(second.ask(&mut partition, START, 1, 5).passed, 2);
             assert_eq!(first.ask(&mut partition, START, 1, 99).passed, 8);
         }
+    }
+
+    /// A limit of 1,000 a second with this burst, of which four nodes want their parts.
+    fn divided(burst: u64, wants: [u64; 4]) -> [crate::origin::Told; 4] {
+        let limit = Limit::gcra(1_000, Duration::from_secs(1)).and_then(|limit| limit.with_burst(burst));
+        let terms = Terms::new(&limit.expect("in range"), 0, Lapse::Counted, 1);
+        let mut partition = Partition::default();
+        let mut callers = [1, 2, 3, 4].map(|node| Caller::new(node, terms));
+        // The first round tells the origin what each of them wants, and the second divides by that.
+        let ends = START + 10 * SECOND;
+        for (caller, want) in callers.iter_mut().zip(wants) {
+            caller.say(&mut partition, ends - SECOND, (0, 0, want));
+        }
+        let mut at = 0;
+        callers.map(|mut caller| {
+            at += 1;
+            caller.say(&mut partition, ends - SECOND, (0, 0, wants[at - 1]))
+        })
+    }
+
+    #[test]
+    fn room_is_divided_by_demand_and_a_quarter_at_a_time() {
+        let told = divided(1_000, [500, 250, 125, 125]);
+        // Half of a quarter of what the three others left: each of them holds its part of what was there before it.
+        assert!(told.is_sorted_by(|one, other| one.grant >= other.grant), "{told:?}");
+        assert!(told[0].grant >= 2 * told[1].grant - 20 && told[0].grant <= 125, "{told:?}");
+        let held: u64 = told.iter().map(|told| told.grant).sum();
+        assert!((200..=250).contains(&held), "a quarter of the room: {told:?}");
+        assert!(told.iter().all(|told| !told.exhausted), "enough is left for all: {told:?}");
+        assert!(told.iter().all(|told| told.remaining == 1_000), "nothing is used: {told:?}");
+    }
+
+    #[test]
+    fn a_node_that_was_granted_nothing_still_counts_by_what_it_wants() {
+        let told = divided(4, [3, 3, 3, 3]);
+        assert_eq!(told.map(|told| (told.grant, told.holders)), [(1, 4), (0, 4), (0, 4), (0, 4)]);
+        assert_eq!(told.map(|told| told.exhausted), [false; 4], "but nobody is denied for that");
+    }
+
+    #[test]
+    fn only_a_waiting_request_uses_the_tolerance_and_only_against_what_others_hold() {
+        let limit = Limit::gcra(100, Duration::from_hours(24)).expect("in range");
+        let terms = Terms::new(&limit, crate::origin::TOLERANCE_PPM_MAX, Lapse::Counted, 1);
+        let mut partition = Partition::default();
+        let (mut holder, mut other) = (Caller::new(1, terms), Caller::new(2, terms));
+        assert_eq!(holder.hold(&mut partition, START, 100).grant, 100, "and no more");
+        assert_eq!(other.ask(&mut partition, START, 1, 9).passed, 1, "one hundredth");
+        assert_eq!(other.ask(&mut partition, START, 1, 9).passed, 0);
+        holder.say(&mut partition, START, (99, 0, 0));
+        assert_eq!(holder.ask(&mut partition, START, 1, 9).passed, 0, "what is used is used");
     }
 
     #[test]
@@ -577,7 +637,7 @@ mod tests {
             let mut partition = Partition::default();
             let mut holder = Caller::new(1, ten_per_second(lapse));
             let mut other = Caller::new(2, ten_per_second(lapse));
-            holder.say(&mut partition, START, (0, 0, 8));
+            holder.hold(&mut partition, START, 8);
             let ends = START + SECOND + SECOND / 16 + LAPSE_MARGIN_US;
             other.say(&mut partition, ends - 1, (0, 0, 0));
             assert_eq!(partition.meter(b"key").map(OriginMeter::held), Some(8));
@@ -594,7 +654,7 @@ mod tests {
     fn a_window_charges_a_late_report_to_the_cell_it_is_of() {
         let mut partition = Partition::default();
         let mut holder = Caller::new(1, window_of_ten(Lapse::Forgiven));
-        let told = holder.say(&mut partition, START + SECOND / 2, (0, 0, 10));
+        let told = holder.hold(&mut partition, START + SECOND / 2, 10);
         let life_us = SECOND / 2 * 16 / 17;
         assert_eq!((told.grant, told.life_us), (10, life_us), "it ends with its cell, on slow clocks too");
         let mut report = holder.update(10, 0, 0);
@@ -776,7 +836,7 @@ mod tests {
         let a_day = Limit::gcra(1_000, Duration::from_hours(24)).expect("in range");
         let mut partition = Partition::default();
         let mut caller = Caller::new(1, Terms::new(&a_day, 0, Lapse::Counted, 1));
-        caller.say(&mut partition, START, (0, 0, 1_000));
+        caller.hold(&mut partition, START, 1_000);
         partition.expire(START + 86_400 * SECOND);
         assert_eq!(partition.meter(b"key").map(OriginMeter::held), Some(1_000));
     }
@@ -849,7 +909,7 @@ mod tests {
         let mut partition = Partition::default();
         let (mut dead, mut large, mut other) =
             (Caller::new(1, terms), Caller::new(2, terms), Caller::new(3, terms));
-        dead.say(&mut partition, START, (0, 0, 8));
+        dead.hold(&mut partition, START, 8);
         assert_eq!(large.ask(&mut partition, START, 10, 1).passed, 0, "what the other holds is called back");
         let back = START - 900 * SECOND;
         assert_eq!(

@@ -336,8 +336,8 @@ local function room_to_pass(meter)
   local out = meter.out
   if meter.tolerance == 0 or IS_WIDE and out and out.ground ~= ON_WHOLE then return room(meter) end
   local own = meter.own and meter.own.amount or 0
-  local used, others = taken(meter), drops(meter, less(meter.held, own))
-  return min(less(meter.room_max + drops(meter, meter.tolerance), used), less(meter.room_max + others, used))
+  local charged, others = taken(meter), drops(meter, less(meter.held, own))
+  return min(less(meter.room_max + drops(meter, meter.tolerance), charged), less(meter.room_max + others, charged))
 end
 
 local function remaining(meter)
@@ -424,8 +424,8 @@ local function grant(meter, update)
   local share = 0
   if want > 0 then share = div(want * SHARES, meter.wants + want) end
   local drained = drained_between_reports(meter)
-  local is_large = sharers * HOLDER_PARTS <= meter.most
-  local one = units >= (is_large and 1 or ROOM_PARTS * sharers) and 1 or 0
+  local spares_one = sharers == 1 or sharers * HOLDER_PARTS <= meter.most
+  local one = units >= (spares_one and 1 or ROOM_PARTS * sharers) and 1 or 0
   local extra = max(div(units * share, ROOM_PARTS * SHARES), div(min(units, drained) * share, SHARES), one)
   extra = min(less(want, kept), extra)
   local life = life_us(meter, update.life)

@@ -6,12 +6,18 @@ use tidegate_core::origin::Lapse;
 use super::{EPOCH_US, World};
 use crate::bucket::{Judge, Judged};
 use crate::node::partition_of;
-use crate::report::{Curve, Report, Violation};
+use crate::report::{Curve, Report, Steady, Violation};
 use crate::scenario::{Faults, Shape};
 use crate::swarm::PLENTY_PER_S;
 
 /// What share of what one bucket would admit a world that is well admits at least, in hundredths.
 const WELL_PERCENT: u64 = 97;
+
+/// What share of a load below the limit such a world denies at most, in thousandths.
+const FALSE_DENIALS_PER_MILLE: u64 = 3;
+
+/// The smallest burst that both are promised for. Of a smaller one, a unit that is on its way is a large part.
+const BURST_MIN: u32 = 10;
 
 impl World<'_> {
     /// Judges everything, and says what came of it.
@@ -28,6 +34,7 @@ impl World<'_> {
         let admitted = judged.iter().take(self.scenario.keys).map(Judged::filled).sum();
         let ideal = (0..self.scenario.keys).map(|key| self.watch.ideal(key)).sum();
         violations.extend(self.judge_share(admitted, ideal));
+        violations.extend(self.judge_denials());
         let requests = self.waiting.len() as u64;
         if requests > 0 {
             violations.push(Violation::Forgotten { requests });
@@ -106,15 +113,28 @@ impl World<'_> {
 
     /// In a world that is well, a region admits nearly what one bucket would.
     fn judge_share(&self, admitted: u64, ideal: u64) -> Option<Violation> {
+        let is_starved = self.is_well() && admitted * 100 < ideal * WELL_PERCENT;
+        is_starved.then_some(Violation::Starved { admitted, ideal })
+    }
+
+    /// In a world that is well, a load that one bucket would admit whole is admitted.
+    fn judge_denials(&self) -> Option<Violation> {
+        let Steady { offered, ideal, admitted, .. } = self.watch.steady();
+        let denied = offered.saturating_sub(admitted);
+        let is_false = self.is_well() && ideal == offered && denied * 1_000 > offered * FALSE_DENIALS_PER_MILLE;
+        is_false.then_some(Violation::FalseDenials { offered, denied })
+    }
+
+    /// Whether nothing goes wrong, requests come steadily and cost one unit, and the limit is a bucket of ten units or more.
+    fn is_well(&self) -> bool {
         let scenario = self.scenario;
-        let is_well = scenario.faults == Faults::default()
+        let limit = &scenario.limit;
+        scenario.faults == Faults::default()
             && (scenario.shape, scenario.updates_per_s_max) == (Shape::Steady, PLENTY_PER_S)
             && (scenario.cost_max, scenario.large_ppm + scenario.charges_ppm) == (1, 0)
-            && !scenario.shared;
-        let limit = &scenario.limit;
-        let is_roomy = limit.burst() >= 10 * scenario.nodes as u32 && limit.algorithm() == Algorithm::Gcra;
-        let is_starved = is_well && is_roomy && admitted * 100 < ideal * WELL_PERCENT;
-        is_starved.then_some(Violation::Starved { admitted, ideal })
+            && !scenario.shared
+            && limit.burst() >= BURST_MIN
+            && limit.algorithm() == Algorithm::Gcra
     }
 
     /// The busiest key over time.

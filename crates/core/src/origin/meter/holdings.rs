@@ -71,24 +71,24 @@ struct Division {
     share: u64,
     /// Units that drain between two reports.
     drained: u64,
-    holders: u64,
-    /// Whether one unit for each holder is a small part of the burst.
-    is_large: bool,
+    /// From how many units on a node is granted one of them at least.
+    one_from: u64,
 }
 
 impl Division {
     /// The division for a node that wants `want`, which is not among the meter's wants, and is one of `holders`.
     fn new(meter: &OriginMeter, want: u64, holders: u64) -> Self {
         let share = (want * SHARES).checked_div(meter.wants + want).unwrap_or(0);
-        let is_large = holders * HOLDER_PARTS <= meter.capacity();
-        Self { share, drained: meter.drained_between_reports(), holders, is_large }
+        let spares_one = holders == 1 || holders * HOLDER_PARTS <= meter.capacity();
+        let one_from = if spares_one { 1 } else { ROOM_PARTS * holders };
+        Self { share, drained: meter.drained_between_reports(), one_from }
     }
 
     /// The most that a grant grows where `units` are left.
     fn extra(&self, units: u64) -> u64 {
         let of_room = units * self.share / (ROOM_PARTS * SHARES);
         let of_drain = units.min(self.drained) * self.share / SHARES;
-        let one = u64::from(units >= if self.is_large { 1 } else { ROOM_PARTS * self.holders });
+        let one = u64::from(units >= self.one_from);
         of_room.max(of_drain).max(one)
     }
 
@@ -371,6 +371,16 @@ mod tests {
         }
     }
 
+    /// Calls until the node holds `want` units: one call grants a part of the room.
+    fn hold(caller: &mut Caller, partition: &mut Partition, terms: Terms, want: u64) -> Told {
+        let mut told = caller.say(partition, START, terms, |update| update.want = want, 0).0;
+        while told.grant < want {
+            let extend = |update: &mut Update| (update.keep, update.want) = (told.grant, want);
+            told = caller.say(partition, START, terms, extend, 0).0;
+        }
+        told
+    }
+
     fn gcra(seconds: u64, lapse: Lapse, version: u32) -> Terms {
         let limit = Limit::gcra(10, Duration::from_secs(seconds)).expect("in range");
         Terms::new(&limit, 0, lapse, version)
@@ -387,8 +397,7 @@ mod tests {
             for terms in [gcra(100, lapse, 1), window(100, lapse, 1)] {
                 for granted in [0, 5] {
                     let (mut partition, mut caller) = (Partition::default(), Caller::new(1));
-                    let want = |update: &mut Update| update.want = granted;
-                    let (told, _) = caller.say(&mut partition, START, terms, want, 0);
+                    let told = hold(&mut caller, &mut partition, terms, granted);
                     // The origin was gone for many cells. All that was let through meanwhile is told at once.
                     let later_us = START + 1_000 * SECOND;
                     let owes = |update: &mut Update| (update.owed, update.cell) = (4, told.cell);
@@ -421,8 +430,7 @@ mod tests {
             for (before, after) in changes(lapse) {
                 let mut partition = Partition::default();
                 let (mut holder, mut other) = (Caller::new(1), Caller::new(2));
-                let (told, _) = holder.say(&mut partition, START, before, |update| update.want = 8, 0);
-                assert_eq!(told.grant, 8);
+                let told = hold(&mut holder, &mut partition, before, 8);
                 assert_eq!(other.say(&mut partition, START, after, |_| {}, 99).1, 2, "the rest is held");
                 let reports = |update: &mut Update| (update.used, update.cell) = (8, told.cell);
                 holder.say(&mut partition, START + 1, after, reports, 0);
@@ -440,7 +448,7 @@ mod tests {
         for (before, after) in changes(Lapse::Counted) {
             let mut partition = Partition::default();
             let (mut holder, mut other) = (Caller::new(1), Caller::new(2));
-            holder.say(&mut partition, START, before, |update| update.want = 8, 0);
+            hold(&mut holder, &mut partition, before, 8);
             other.say(&mut partition, START, after, |_| {}, 0);
             let lapsed_us = START + 2 * SECOND;
             assert_eq!(other.say(&mut partition, lapsed_us, after, |_| {}, 99).1, 2, "{before:?} {after:?}");
