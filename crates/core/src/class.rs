@@ -8,13 +8,15 @@ use crate::regime::Regime;
 /// What depends on a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// Keeps a service pleasant. Shed first, and then let through; without the origin each process goes on with its part.
+    /// Keeps a service pleasant. Shed first, and then let through; without the origin each process
+    /// goes on with its part.
     #[default]
     Comfort,
-    /// Keeps a bill small. Shed second, and then refused; without the origin it fails closed, or open for who pays.
+    /// Keeps a bill small. Shed second, and then refused; without the origin it fails closed, or
+    /// open for who pays.
     Cost,
-    /// Keeps attackers out. Shed last, and then refused; what a lost process held counts as used; without the origin it
-    /// fails closed.
+    /// Keeps attackers out. Shed last, and then refused; what a lost process held counts as used;
+    /// without the origin it fails closed.
     Security,
 }
 

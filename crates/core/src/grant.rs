@@ -14,7 +14,8 @@ const US_PER_MS: u64 = 1_000;
 /// What an origin granted and said, as a slot holds it. All zeroes is a meter that the origin was never asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Allowance {
-    /// The time that everything here counts from: when the call was sent that brought the origin's last reply, or later.
+    /// The time that everything here counts from: when the call was sent that brought the origin's
+    /// last reply, or later.
     pub(crate) since_us: u64,
     /// What may still be spent.
     pub(crate) left: u32,
@@ -24,8 +25,8 @@ pub(crate) struct Allowance {
     pub(crate) life_ms: u16,
     /// How long after `since_us` a request is denied, once the grant is spent.
     pub(crate) deny_ms: u16,
-    /// Units of the burst that were not charged at that time, before `unreported` is taken off: see [`Units`]. More than the
-    /// burst, where what is unreported has drained.
+    /// Units of the burst that were not charged at that time, before `unreported` is taken off: see
+    /// [`Units`]. More than the burst, where what is unreported has drained.
     pub(crate) free: Units,
     /// Whether someone was turned away since.
     pub(crate) missed: bool,
@@ -134,31 +135,34 @@ impl Allowance {
         self.is_alive(now_us) || now_us < self.denies_until_us()
     }
 
-    /// A request of `cost` that is denied finds less than that, whatever other nodes have not used of their grants.
+    /// A request of `cost` that is denied finds less than that, whatever other nodes have not used
+    /// of their grants.
     fn denial(&self, limit: &Limit, now_us: u64, cost: u32, retry: Retry) -> Verdict {
         let remaining = self.remaining(limit, now_us).min(cost.saturating_sub(1));
         Verdict::Deny { remaining, reset_after_us: limit.reset_after_us(remaining), retry }
     }
 
-    /// Units of the burst that are not used, as of the origin's last reply: what has drained since is free again, and what this
-    /// node has used since is not.
+    /// Units of the burst that are not used, as of the origin's last reply: what has drained since
+    /// is free again, and what this node has used since is not.
     fn remaining(&self, limit: &Limit, now_us: u64) -> u32 {
         let free = self.free_at(limit, now_us).saturating_sub(self.unreported.into());
         u32::try_from(free).unwrap_or(u32::MAX).min(limit.burst())
     }
 
-    /// What is free at a later time, before `unreported` is taken off.
+    /// Units that are free at a later time, before `unreported` is taken off.
     fn free_at(&self, limit: &Limit, now_us: u64) -> u64 {
         self.free.amount() + limit.drained_in(now_us.saturating_sub(self.since_us))
     }
 
-    /// The same, counted from now on if the meter has been empty since: time that drained nothing does not count.
+    /// The same, counted from now on if the meter has been empty since: time that drained nothing
+    /// does not count.
     fn drained(self, limit: &Limit, now_us: u64) -> Self {
         let most = u64::from(limit.burst()) + u64::from(self.unreported);
         if self.free_at(limit, now_us) > most { self.counted_from(now_us, most) } else { self }
     }
 
-    /// The same, counted from a later time, by which `free` units are. Whole milliseconds pass, so that no time is lost.
+    /// The same, counted from a later time, by which `free` units are. Whole milliseconds pass, so
+    /// that no time is lost.
     fn counted_from(self, now_us: u64, free: u64) -> Self {
         let passed_ms = now_us.saturating_sub(self.since_us) / US_PER_MS;
         let left_of = |ms: u16| u16::try_from(u64::from(ms).saturating_sub(passed_ms)).unwrap_or(0);
@@ -176,7 +180,7 @@ impl Allowance {
         let left = if self.is_alive(now_us) { self.left } else { 0 };
         let kept = left.min(u32::try_from(keep).unwrap_or(u32::MAX));
         let taken = Taken { used: u64::from(self.unreported), keep: u64::from(kept), missed: self.missed };
-        // What is on its way to the origin stays used.
+        // Units on their way to the origin stay used.
         let free = self.remaining(limit, now_us);
         let after = if self.unreported > 0 { self.counted_from(now_us, free.into()) } else { self };
         (taken, Self { left: kept, unreported: 0, missed: false, ..after })
@@ -342,7 +346,8 @@ mod tests {
     }
 
     proptest! {
-        /// One node alone: its answers are those of a bucket that sees everything, but for the drain of a millisecond.
+        /// One node alone: its answers are those of a bucket that sees everything, but for the
+        /// drain of a millisecond.
         #[test]
         fn remaining_is_that_of_one_bucket(
             burst in 1u64..900,

@@ -232,7 +232,8 @@ impl Limit {
         }
     }
 
-    /// Units that drain in a time, rounded down. Of a sliding window, none: only its origin knows what fades.
+    /// Units that drain in a time, rounded down. Of a sliding window, none: only its origin knows
+    /// what fades.
     pub(crate) fn drained_in(&self, us: u64) -> u64 {
         match self.algorithm {
             // The product of both is below 2^63.

@@ -34,7 +34,7 @@ mod words;
 mod world;
 
 pub use bug::Bug;
-pub use matrix::{LoadCase, LoadResult, load_cases};
+pub use matrix::{FleetResult, LoadCase, LoadResult, load_cases};
 pub use model::{Case, Measured, cases};
 pub use plot::plot;
 pub use regions::{

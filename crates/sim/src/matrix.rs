@@ -1,5 +1,5 @@
-//! Load without faults over many fleets and limits: the share of a single bucket that a region admits, and the
-//! requests that it denies although the limit has room.
+//! Load without faults over many fleets and limits: the share of a single bucket that a region
+//! admits, and the requests that it denies although the limit has room.
 
 use std::time::Duration;
 
@@ -19,12 +19,15 @@ const DELAY_US: u64 = 1_000;
 const REQUESTS: f64 = 60_000.0;
 
 /// The shortest and the longest measured time of a case, s.
-const SECONDS_MIN: f64 = 4.0;
+const SECONDS_MIN: f64 = 3.0;
 const SECONDS_MAX: f64 = 1_200.0;
 
-/// The most requests of a case. A limit of a million per second is measured for less than [`SECONDS_MIN`] at ten times
-/// its rate.
-const REQUESTS_MAX: f64 = 12_000_000.0;
+/// The most requests of a case. A limit of a million per second is measured for less than
+/// [`SECONDS_MIN`] at ten times its rate.
+const REQUESTS_MAX: f64 = 5_000_000.0;
+
+/// The shortest time before a load counts as steady, s.
+const WARM_UP_S: f64 = 1.5;
 
 /// Rate per period in seconds, and burst.
 const LIMITS: [(u64, u64, u64); 11] = [
@@ -76,9 +79,11 @@ pub struct LoadCase {
 pub struct LoadResult {
     /// Units admitted in steady load, relative to a single bucket.
     pub share: f64,
-    /// Requests denied beyond those that a single bucket denies, relative to all; 0 for loads above the limit.
+    /// Requests denied beyond those that a single bucket denies, relative to all; 0 for loads above
+    /// the limit.
     pub net_denials: f64,
-    /// Requests denied while more than 3 % of the limit was free, relative to all; 0 for loads above the limit.
+    /// Requests denied while more than 3 % of the limit was free, relative to all; 0 for loads
+    /// above the limit.
     pub false_denials: f64,
     /// Requests that waited for the origin, relative to all.
     pub waited: f64,
@@ -126,16 +131,16 @@ impl LoadCase {
         units / f64::midpoint(1.0, self.cost_max as f64)
     }
 
-    /// Seconds before the load counts as steady: two, and as long as the bucket takes to fill above its rate.
+    /// Seconds before the load counts as steady: [`WARM_UP_S`], and as long as the bucket takes to
+    /// fill above its rate.
     fn warm_up_s(&self) -> f64 {
         let drain_s = self.burst as f64 * self.period_s as f64 / self.amount as f64;
         let excess = self.load_tenths as f64 / 10.0 - 1.0;
         let fill_s = if excess > 0.0 { drain_s / excess } else { 0.0 };
-        (2.0 + fill_s).min(REQUESTS_MAX / 2.0 / self.per_second())
+        (WARM_UP_S + fill_s).min(REQUESTS_MAX / 2.0 / self.per_second())
     }
 
-    /// The world of the case.
-    pub fn scenario(&self) -> Scenario {
+    fn scenario(&self) -> Scenario {
         let limit = Limit::gcra(self.amount, Duration::from_secs(self.period_s))
             .and_then(|limit| limit.with_burst(self.burst));
         let (per_second, warm_up_s) = (self.per_second(), self.warm_up_s());
@@ -182,5 +187,74 @@ impl LoadCase {
             calls: share(report.calls, report.requests),
             violations: report.violations.len(),
         }
+    }
+}
+
+/// The least share of a single bucket in steady load of requests that cost 1.
+const SHARE_MIN: f64 = 0.97;
+
+/// The most requests denied beyond those of a single bucket, relative to all, in loads up to the
+/// limit.
+const DENIED_MAX: f64 = 0.003;
+
+/// The outcome of one limit on one fleet, over all spreads and loads.
+#[derive(Clone, Copy, Debug)]
+pub struct FleetResult {
+    /// One of its cases: limit, nodes and costs are those of all.
+    pub case: LoadCase,
+    /// The least share of a single bucket.
+    pub share_least: f64,
+    /// Requests denied beyond those of a single bucket, relative to all, over loads up to the
+    /// limit.
+    pub denied: f64,
+    /// Requests denied while more than 3 % of the limit was free, relative to all, over loads up to
+    /// the limit.
+    pub false_denials: f64,
+    /// Requests that waited for the origin, relative to all, over all loads.
+    pub waited: f64,
+    /// Calls to the origin per request, over all loads.
+    pub calls: f64,
+    /// Promises that were broken.
+    pub violations: usize,
+}
+
+impl FleetResult {
+    /// The results of each limit on each fleet, in the order of the cases.
+    pub fn of(results: &[(LoadCase, LoadResult)]) -> Vec<Self> {
+        let is_alike =
+            |one: &(LoadCase, LoadResult), other: &(LoadCase, LoadResult)| one.0.fleet() == other.0.fleet();
+        let mut in_order = results.to_vec();
+        in_order.sort_by_key(|(case, _)| case.fleet());
+        in_order.chunk_by(is_alike).filter_map(Self::of_fleet).collect()
+    }
+
+    fn of_fleet(results: &[(LoadCase, LoadResult)]) -> Option<Self> {
+        let mean = |of: &dyn Fn(&LoadResult) -> f64, counts: &dyn Fn(&LoadCase) -> bool| {
+            let counted: Vec<f64> =
+                results.iter().filter(|(case, _)| counts(case)).map(|(_, result)| of(result)).collect();
+            counted.iter().sum::<f64>() / counted.len().max(1) as f64
+        };
+        Some(Self {
+            case: results.first()?.0,
+            share_least: results.iter().map(|(_, result)| result.share).fold(f64::INFINITY, f64::min),
+            denied: mean(&|result| result.net_denials, &LoadCase::is_within_limit),
+            false_denials: mean(&|result| result.false_denials, &LoadCase::is_within_limit),
+            waited: mean(&|result| result.waited, &|_| true),
+            calls: mean(&|result| result.calls, &|_| true),
+            violations: results.iter().map(|(_, result)| result.violations).sum(),
+        })
+    }
+
+    /// Whether nothing passed above the limit, and requests of cost 1 got their share.
+    pub fn holds(&self) -> bool {
+        let is_shared = self.share_least >= SHARE_MIN && self.denied <= DENIED_MAX;
+        self.violations == 0 && (is_shared || self.case.cost_max > 1)
+    }
+}
+
+impl LoadCase {
+    /// Rate, burst, costs and nodes: spreads and loads of these are told together.
+    fn fleet(&self) -> (u64, u64, u64, usize) {
+        (self.amount * 60 / self.period_s, self.burst, self.cost_max, self.nodes)
     }
 }

@@ -114,9 +114,11 @@ pub struct Scenario {
     pub requests: u64,
     /// How long it lasts.
     pub length_us: u64,
-    /// From when on [`Report::steady`](crate::Report::steady) counts: a load's first moments are a matter of bursts.
+    /// From when on [`Report::steady`](crate::Report::steady) counts: a load's first moments are a
+    /// matter of bursts.
     pub steady_from_us: u64,
-    /// Whether the requests are kept that did not pass, to tell which of them one bucket would have let pass.
+    /// Whether the requests are kept that did not pass, to tell which of them one bucket would have
+    /// let pass.
     pub keeps_refusals: bool,
     /// How requests come.
     pub shape: Shape,

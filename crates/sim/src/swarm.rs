@@ -41,7 +41,7 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         requests,
         length_us,
         steady_from_us: 0,
-            keeps_refusals: false,
+        keeps_refusals: false,
         shape: pick(rng, &[Shape::Steady, Shape::Bursts, Shape::Edges]),
         cost_max: pick(rng, &[1, 1, 1, 5, 20]).min(amount),
         large_ppm: pick(rng, &[0, 0, 0, 20_000]),

@@ -60,8 +60,10 @@ struct Seen {
     late: u64,
     /// Units that a store lost: what was charged, and what nodes held.
     lost: u64,
-    /// Units that were charged again with calls of lanes that the store had forgotten, as it may.
+    /// Units that were charged again, and refunded again, with calls of lanes that the store had
+    /// forgotten, as it may.
     again: u64,
+    refunded_again: u64,
     /// Units that nodes let pass by their own parts.
     alone: u64,
     /// Units that nodes have yet to tell the origin, of what was let pass or charged without it, and the most that these ever were.
@@ -79,8 +81,9 @@ struct Open {
 
 /// What an origin knew of a meter before a call.
 pub(crate) struct Before {
-    /// What had been charged, in units.
+    /// Units that had been charged, and refunded.
     charged: u64,
+    refunded: u64,
     /// What nodes held, in units.
     held: u64,
     /// What was held for longer than it may be, by whom.
@@ -96,6 +99,7 @@ impl Before {
         let over = holders().filter(|(_, holding)| is_over(holding));
         Self {
             charged: meter.map_or(0, OriginMeter::charged),
+            refunded: meter.map_or(0, OriginMeter::refunded),
             held: meter.map_or(0, OriginMeter::held),
             over: over.map(|(node, holding)| (node, holding.amount)).collect(),
             has_own: holders().any(|(holder, holding)| holder == node && !is_over(&holding)),
@@ -148,11 +152,13 @@ pub(crate) struct Watch {
     is_quick: bool,
     /// Whether more is charged than anybody was asked about.
     has_debt: bool,
-    /// From when on the steady load is measured, by the true time; the units that one bucket had admitted by then.
+    /// From when on the steady load is measured, by the true time; the units that one bucket had
+    /// admitted by then.
     steady_from_us: u64,
     ideal_before: Option<u64>,
     offered: Steady,
-    /// Requests for the busiest key that did not pass: when, and their cost. Kept where the load is at most the limit.
+    /// Requests for the busiest key that did not pass: when, and their cost. Kept where the load is
+    /// at most the limit.
     refusals: Option<Vec<(u64, u64)>>,
     violations: Vec<Violation>,
 }
@@ -174,6 +180,7 @@ impl Watch {
                 late: 0,
                 lost: 0,
                 again: 0,
+                refunded_again: 0,
                 alone: 0,
                 untold: 0,
                 untold_most: 0,
@@ -253,7 +260,8 @@ impl Watch {
         }
     }
 
-    /// The busiest key's share of one bucket in steady load, and the refusals that one bucket would not have made.
+    /// The busiest key's share of one bucket in steady load, and the refusals that one bucket would
+    /// not have made.
     pub(crate) fn steady(&self) -> Steady {
         let seen = &self.meters[0];
         let from_us = self.steady_from_us;
@@ -266,7 +274,8 @@ impl Watch {
         let mut admissions = seen.admissions.iter().peekable();
         let mut false_denials = 0;
         for (at_us, cost) in &refusals {
-            while let Some((admitted_us, units)) = admissions.next_if(|(admitted_us, _)| admitted_us <= at_us) {
+            while let Some((admitted_us, units)) = admissions.next_if(|(admitted_us, _)| admitted_us <= at_us)
+            {
                 truth.fill(*admitted_us, *units);
             }
             let counts = *at_us >= from_us && truth.has_room(*at_us, *cost);
@@ -502,14 +511,21 @@ impl Watch {
     /// Notes what a call charged that was decided before.
     pub(crate) fn repeated(&mut self, partition: &Partition, said: &Call, before: &[Before]) {
         for (update, before) in said.updates.iter().zip(before) {
-            let charged = partition.meter(&update.key).map_or(0, OriginMeter::charged);
-            self.meters[meter_of(&update.key)].again += charged.saturating_sub(before.charged);
+            let meter = partition.meter(&update.key);
+            let seen = &mut self.meters[meter_of(&update.key)];
+            seen.again += meter.map_or(0, OriginMeter::charged).saturating_sub(before.charged);
+            seen.refunded_again += meter.map_or(0, OriginMeter::refunded).saturating_sub(before.refunded);
         }
     }
 
     /// Units that were charged again because the origin had forgotten a lane.
     pub(crate) fn again(&self, meter: usize) -> u64 {
         if self.has_forgotten_lanes() { self.meters[meter].again } else { 0 }
+    }
+
+    /// Units that were refunded again because the origin had forgotten a lane.
+    pub(crate) fn refunded_again(&self, meter: usize) -> u64 {
+        if self.has_forgotten_lanes() { self.meters[meter].refunded_again } else { 0 }
     }
 
     /// Notes what a store lost of what was charged to a meter and held of it.

@@ -8,6 +8,7 @@
 )]
 
 mod compare;
+mod loads;
 mod regions;
 
 use std::fmt::Display;
@@ -90,6 +91,10 @@ pub(crate) fn command() -> Command {
                 .conflicts_with_all(["plot", "mutants", "model"]),
         )
         .arg(flag("mutants", "Makes known mistakes on purpose, and says which world noticed each"))
+        .arg(
+            flag("loads", "Measures the share of a single bucket that fleets admit, even and uneven, and false denials")
+                .conflicts_with_all(["regions", "plot", "mutants", "model", "seed"]),
+        )
         .arg(flag("model", "Compares the engine with the model of grants that it was designed by"))
         .arg(json_arg())
 }
@@ -110,6 +115,9 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     if matches.get_flag("mutants") {
         return compare::mutants(matches.get_flag("json"));
+    }
+    if matches.get_flag("loads") {
+        return loads::run(matches.get_flag("json"));
     }
     if matches.get_flag("model") {
         return compare::model(matches.get_flag("json"));

@@ -337,7 +337,10 @@ impl Lane {
         self.waiting.retain(|waiting| match decide(cx, &waiting.request) {
             Some(resolution) => {
                 for Charge { meter, cost } in &waiting.request.charges {
-                    meters.get_mut(&meter.digest).into_iter().for_each(|tracked| tracked.note_answered(*cost));
+                    meters
+                        .get_mut(&meter.digest)
+                        .into_iter()
+                        .for_each(|tracked| tracked.note_answered(*cost));
                 }
                 effects.push(Effect::Answer { ticket: waiting.request.ticket, resolution });
                 false
@@ -576,7 +579,8 @@ impl Asked {
                 1.. => Resolution::Allowed { remaining, charged_us: Some(reply.now_us) },
                 0 if decided.denied_by == UNDECIDED => Resolution::Unanswered,
                 0 => {
-                    // Whatever other nodes have not used of their grants, less is left than the request costs.
+                    // A denied request finds less than its cost, also while other nodes hold
+                    // grants.
                     let cost = ask.charges.iter().find(|charge| charge.meter == decided.denied_by);
                     let most = cost.map_or(u64::MAX, |charge| charge.cost.saturating_sub(1));
                     if let Some(left) = remaining.get_mut(by) {
@@ -593,7 +597,7 @@ impl Asked {
     }
 }
 
-/// What an origin decided about requests that were asked as one.
+/// The origin's decision about requests that were asked as one.
 struct Outcome<'a> {
     ask: &'a Ask,
     decided: &'a origin::Decided,
@@ -611,8 +615,8 @@ impl Outcome<'_> {
         }
     }
 
-    /// What was left of each limit after a request, in the order of its limits: what the origin counts in the end, and what it
-    /// charged for those that came later.
+    /// Units that were left of each limit after a request, in the order of its limits: those that
+    /// the reply tells, and those that the call charged for later requests.
     fn remaining(&self, places: &[u16], later: &[u64]) -> Box<[u32]> {
         let left = |place: &u16| {
             let place = usize::from(*place);
@@ -624,7 +628,7 @@ impl Outcome<'_> {
     }
 }
 
-/// What a call charged to each of its meters for requests that waited, in units.
+/// Units that a call charged to each of its meters for waiting requests.
 fn charged_in(call: &Call, reply: &Reply) -> Vec<u64> {
     let mut charged = vec![0u64; call.updates.len()];
     for (ask, decided) in call.asks.iter().zip(&reply.asks) {

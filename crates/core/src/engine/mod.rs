@@ -549,7 +549,8 @@ impl Context<'_> {
         self.first_reply_us.map_or(0, |first_us| self.now_us().saturating_sub(first_us))
     }
 
-    /// When a lane reports that had better do so at `at_us`: at one of the moments at which others do, too.
+    /// When a lane reports that had better do so at `at_us`: at one of the moments at which others
+    /// do, too.
     fn flush_with_others_us(&self, at_us: u64) -> u64 {
         let every_us = self.flush_slack_us().min(at_us.saturating_sub(self.now_us())).max(1);
         at_us / every_us * every_us

@@ -361,12 +361,11 @@ fn each_limit_of_a_request_has_its_own_cost_and_its_own_rest() {
     assert_eq!(call.asks.iter().map(asked).collect::<Vec<_>>(), expected, "only what costs the same is one");
     let decided = Decided { passed: 1, denied_by: 1, retry_us: 7 };
     bench.tell(&call, vec![told(2, 7), told(0, 60)], decided);
-    // The origin tells what is left after all: before that, the last request had not been charged yet. And a request that is
-    // denied finds less than it costs.
+    // The origin tells what is left after all: before that, the last request had not been charged
+    // yet. And a request that is denied finds less than it costs.
     let allowed = |left: [u32; 2]| Resolution::Allowed { remaining: Box::from(left), charged_us: Some(99) };
     let denied = Resolution::Denied { by: 1, remaining: Box::from([10, 19]), retry_us: 7 };
-    let expected =
-        [(tickets[0], allowed([10, 90])), (tickets[1], denied), (tickets[2], allowed([9, 60]))];
+    let expected = [(tickets[0], allowed([10, 90])), (tickets[1], denied), (tickets[2], allowed([9, 60]))];
     assert_eq!(bench.answers(), expected);
 }
 
@@ -605,7 +604,8 @@ fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
         }
         lasted_ms.push((bench.now_us - began_us) / MS);
     }
-    // A thirty-second of the flush interval, doubled each time, until a flush would have asked and been answered.
+    // A thirty-second of the flush interval, doubled each time, until a flush would have asked and
+    // been answered.
     assert_eq!(lasted_ms, [6, 12, 25, 50, 100, 115, 115, 115, 115, 115]);
     bench.ask(1);
     bench.poll();
@@ -614,8 +614,8 @@ fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
     assert_eq!(bench.spend(1).retry(), Some(crate::Retry::Ask), "not exhausted: the origin is asked");
 }
 
-/// Ten units a second: one of eight nodes gets one every 800 ms, and asks twice in that time, but nothing may be lost: an
-/// eighth of the burst drains in 125 ms.
+/// Ten units a second: one of eight nodes gets one every 800 ms, and asks twice in that time, but
+/// nothing may be lost: an eighth of the burst drains in 125 ms.
 #[test]
 fn a_flush_asks_for_an_exhausted_meter_at_its_turn() {
     for (holders, calls) in [(1, 1), (8, 0)] {

@@ -48,10 +48,12 @@ const FLUSHES_PER_BURST: u64 = 8;
 /// The shortest time between two reports of a meter, µs.
 const FLUSH_US_MIN: u64 = 5_000;
 
-/// The first denial after an exhausted reply lasts this part of a flush interval; each further one twice as long.
+/// The first denial after an exhausted reply lasts this part of a flush interval; each further one
+/// twice as long.
 const FIRST_DENIAL_PARTS: u64 = 32;
 
-/// How long a node denies at most while other nodes hold grants, µs: they may give some back before anything drains.
+/// How long a node denies at most while other nodes hold grants, µs: they may give some back before
+/// anything drains.
 const RETRY_US: u64 = 200_000;
 
 /// The charge that something is given back of.
@@ -226,7 +228,8 @@ impl Tracked {
         self.used_us = now_us;
     }
 
-    /// Takes back that a request asked for `cost`: it was decided by the grant after all, and counts as used.
+    /// Takes back that a request asked for `cost`: it was decided by the grant after all, and
+    /// counts as used.
     pub(super) fn note_answered(&mut self, cost: u64) {
         self.asked = self.asked.saturating_sub(cost.max(1));
     }
@@ -272,8 +275,8 @@ impl Tracked {
         self.meter = meter.clone();
     }
 
-    /// When there may be something to say about it again: at its turn, and soon after its grant ends, or the origin writes that
-    /// off.
+    /// When there may be something to say about it again: at its turn, and soon after its grant
+    /// ends, or the origin writes that off.
     pub(super) fn next_look_us(&self, cx: &Context<'_>) -> u64 {
         let (now_us, flush_us) = (cx.now_us(), self.flush_us(cx));
         let turn_us = self.sent_us + flush_us;
@@ -311,7 +314,8 @@ impl Tracked {
         if self.under_way {
             return News::None;
         }
-        // A lane looks as often as the shortest of its meters asks for. A grant that ends before its turn is reported in time.
+        // A lane looks as often as the shortest of its meters asks for. A grant that ends before
+        // its turn is reported in time.
         let turn_us = self.sent_us + self.flush_us(cx);
         let is_early = cx.now_us() + cx.flush_slack_us() < turn_us && !(1..=turn_us).contains(&self.ends_us);
         if is_early && !self.recalled && !cx.closing {
@@ -511,10 +515,12 @@ impl Tracked {
         let counted = told.lapsed && self.meter.terms.lapse() == Lapse::Counted;
         self.cell = told.cell;
         self.spare = self.spare_of(told);
-        self.exhausted_replies = if told.exhausted { (self.exhausted_replies + 1).min(8) } else { self.exhausted_replies / 2 };
+        self.exhausted_replies =
+            if told.exhausted { (self.exhausted_replies + 1).min(8) } else { self.exhausted_replies / 2 };
         let (deny_us, refills_us) = self.denial_us(cx, sent_us, told);
         self.refills_us = sent_us + refills_us;
-        // The reply is as of a moment after it was sent: what drained until now is not free a second time.
+        // The reply is as of a moment after it was sent: what drained until now is not free a
+        // second time.
         let drained = self.meter.limit.drained_in(now_us.saturating_sub(sent_us));
         let free = told.remaining.saturating_sub(drained);
         let word = Word { sent_us, grant: told.grant, life_us: told.life_us, deny_us, free, counted };
@@ -556,15 +562,18 @@ impl Tracked {
         self.drain_us(self.meter.terms.capacity())
     }
 
-    /// How often it is reported: at the origin's interval for its limit, which is stretched with all others.
+    /// How often it is reported: at the origin's interval for its limit, which is stretched with
+    /// all others.
     pub(super) fn flush_us(&self, cx: &Context<'_>) -> u64 {
-        let flush_us = (self.burst_us() / FLUSHES_PER_BURST).clamp(FLUSH_US_MIN.min(cx.flush_us_min), cx.flush_us_min);
+        let flush_us =
+            (self.burst_us() / FLUSHES_PER_BURST).clamp(FLUSH_US_MIN.min(cx.flush_us_min), cx.flush_us_min);
         flush_us * cx.settings.flush_us / cx.flush_us_min.max(1)
     }
 
-    /// For how long after `sent_us` a request is denied once the grant is spent, and from when on after it a flush asks again. A
-    /// node denies by itself only after the origin was exhausted. The first denial is short, since the load may be below the limit;
-    /// while the origin stays exhausted, denials last until a flush has asked for whoever was denied.
+    /// For how long after `sent_us` a request is denied once the grant is spent, and from when on
+    /// after it a flush asks again. A node denies by itself only after the origin was exhausted.
+    /// The first denial is short, since the load may be below the limit; while the origin stays
+    /// exhausted, denials last until a flush has asked for whoever was denied.
     fn denial_us(&self, cx: &Context<'_>, sent_us: u64, told: &Told) -> (u64, u64) {
         if !told.exhausted {
             return (0, 0);
@@ -580,8 +589,9 @@ impl Tracked {
         (under_way_us + deny_us, asks_us)
     }
 
-    /// How often a node asks for an exhausted meter: twice in the time in which a unit drains for each of `holders` nodes. Nothing
-    /// is lost meanwhile, since an eighth of the burst drains at most.
+    /// How often a node asks for an exhausted meter: twice in the time in which a unit drains for
+    /// each of `holders` nodes. Nothing is lost meanwhile, since an eighth of the burst drains at
+    /// most.
     fn turn_us(&self, cx: &Context<'_>, holders: u32) -> u64 {
         let flush_us = self.flush_us(cx);
         let turn_us = self.unit_us().saturating_mul(u64::from(holders.max(1))) / 2;

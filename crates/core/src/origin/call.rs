@@ -122,8 +122,8 @@ pub struct Told {
     pub cell: u64,
     /// How many nodes hold or want a part of it, this one included.
     pub holders: u32,
-    /// Whether there is nothing left to grant: no unit is left, or the node was granted less than it wants and less is left
-    /// than the other nodes use until they report again.
+    /// Whether there is nothing left to grant: no unit is left, or the node was granted less than
+    /// it wants and less is left than the other nodes use until they report again.
     pub exhausted: bool,
     /// Whether what it had held was written off before this call came.
     pub lapsed: bool,

@@ -578,7 +578,8 @@ mod tests {
     #[test]
     fn room_is_divided_by_demand_and_a_quarter_at_a_time() {
         let told = divided(1_000, [500, 250, 125, 125]);
-        // Half of a quarter of what the three others left: each of them holds its part of what was there before it.
+        // Half of a quarter of what the three others left: each of them holds its part of what was
+        // there before it.
         assert!(told.is_sorted_by(|one, other| one.grant >= other.grant), "{told:?}");
         assert!(told[0].grant >= 2 * told[1].grant - 20 && told[0].grant <= 125, "{told:?}");
         let held: u64 = told.iter().map(|told| told.grant).sum();

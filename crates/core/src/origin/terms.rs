@@ -96,8 +96,9 @@ impl Terms {
         Self { version: 0, ..self }
     }
 
-    /// The terms as numbers: how the limit counts (1 for a sliding window), amount, period, tick, burst, tolerance, whether a lapsed
-    /// grant counts as used, version; and how it is counted together with other regions, of which the first is 0 if it is not.
+    /// The terms as numbers: how the limit counts (1 for a sliding window), amount, period, tick,
+    /// burst, tolerance, whether a lapsed grant counts as used, version; and how it is counted
+    /// together with other regions, of which the first is 0 if it is not.
     pub fn numbers(&self) -> [u64; 12] {
         let kind = u64::from(self.algorithm == Algorithm::SlidingWindow);
         let counted = u64::from(self.lapse == Lapse::Counted);
@@ -175,12 +176,14 @@ impl Terms {
         self.burst
     }
 
-    /// The most that nodes may use and hold together, in units: the burst, and nothing under a limit of 0.
+    /// The most that nodes may use and hold together, in units: the burst, and nothing under a
+    /// limit of 0.
     pub const fn capacity(&self) -> u64 {
         if self.amount == 0 { 0 } else { self.burst }
     }
 
-    /// How far a request that waits at the origin may pass what others hold and have not used, in units.
+    /// How far a request that waits at the origin may pass what others hold and have not used, in
+    /// units.
     pub const fn tolerance(&self) -> u64 {
         self.tolerance
     }
@@ -248,7 +251,8 @@ impl Terms {
     }
 }
 
-/// The tolerance of a limit, in units. A small burst has none: one unit of it is more than [`TOLERANCE_PPM_MAX`].
+/// The tolerance of a limit, in units. A small burst has none: one unit of it is more than
+/// [`TOLERANCE_PPM_MAX`].
 fn tolerance(limit: &Limit, tolerance_ppm: u32) -> u64 {
     let burst = u64::from(limit.burst());
     if tolerance_ppm == 0 || limit.amount() == 0 || burst < TOLERANCE_BURST_MIN {

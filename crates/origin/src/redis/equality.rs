@@ -280,8 +280,10 @@ fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &Origin
     for (node, holding) in meter.holders() {
         let node = wire::node_name(node);
         expected_ends.push((node.clone(), holding.until_us));
-        expected
-            .insert(node.into_bytes(), wire::numbers_bytes([holding.amount, holding.until_us, holding.cell, holding.want]));
+        expected.insert(
+            node.into_bytes(),
+            wire::numbers_bytes([holding.amount, holding.until_us, holding.cell, holding.want]),
+        );
     }
     expected_ends.sort_by_key(|(node, until_us)| (*until_us, node.clone()));
     let first_us = expected_ends.first().map_or(u64::MAX, |(_, until_us)| *until_us);

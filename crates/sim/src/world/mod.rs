@@ -194,7 +194,12 @@ pub fn run(scenario: &Scenario, bug: Option<Bug>, keeps_trace: bool) -> Report {
 fn zipf(scenario: &Scenario) -> Vec<f64> {
     let nodes = if scenario.spread == Spread::Zipf { scenario.nodes } else { 0 };
     let weights = (1..=nodes).map(|n| 1.0 / n as f64);
-    weights.scan(0.0, |sum, weight| { *sum += weight; Some(*sum) }).collect()
+    weights
+        .scan(0.0, |sum, weight| {
+            *sum += weight;
+            Some(*sum)
+        })
+        .collect()
 }
 
 impl<'s> World<'s> {

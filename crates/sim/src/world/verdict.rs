@@ -1,7 +1,7 @@
 //! The end of a world: what was promised, against what came of it.
 
 use tidegate_core::Algorithm;
-use tidegate_core::origin::Lapse;
+use tidegate_core::origin::{Lapse, Terms};
 
 use super::{EPOCH_US, World};
 use crate::bucket::{Judge, Judged};
@@ -13,10 +13,11 @@ use crate::swarm::PLENTY_PER_S;
 /// What share of what one bucket would admit a world that is well admits at least, in hundredths.
 const WELL_PERCENT: u64 = 97;
 
-/// What share of a load below the limit such a world denies at most, in thousandths.
+/// The largest share of a load below the limit that such a world denies, in thousandths.
 const FALSE_DENIALS_PER_MILLE: u64 = 3;
 
-/// The smallest burst that both are promised for. Of a smaller one, a unit that is on its way is a large part.
+/// The smallest burst that both are promised for. Of a smaller one, a unit that is on its way is a
+/// large part.
 const BURST_MIN: u32 = 10;
 
 impl World<'_> {
@@ -72,7 +73,8 @@ impl World<'_> {
             Lapse::Forgiven => (u64::from(faults.losses + faults.wipes), self.watch.written_off(meter)),
         };
         let units = units + self.watch.above_alone(meter);
-        (bursts + steps) * self.book.capacity(meter) + units
+        let tolerance = self.book.all(meter).iter().map(Terms::tolerance).max().unwrap_or(0);
+        (bursts + steps) * self.book.capacity(meter) + units + tolerance
     }
 
     fn judge_bound(&self, meter: usize, judged: &Judged) -> Option<Violation> {
@@ -87,7 +89,7 @@ impl World<'_> {
     /// And where its clock is set forward, it forgets whom it has answered, takes that for a loss, and may be told twice.
     fn judge_conservation(&self, key: usize, judged: &Judged) -> Option<Violation> {
         let faults = &self.scenario.faults;
-        let untold = self.watch.left_unsaid(key);
+        let untold = self.watch.left_unsaid(key) + self.watch.refunded_again(key);
         let is_well = self.tally.faults == 0 && faults.loss_ppm + faults.slow_ppm == 0;
         let has_lost = faults.losses + faults.wipes > 0 || self.watch.has_forgotten_lanes();
         let (wasted, open) = if has_lost {
@@ -121,11 +123,13 @@ impl World<'_> {
     fn judge_denials(&self) -> Option<Violation> {
         let Steady { offered, ideal, admitted, .. } = self.watch.steady();
         let denied = offered.saturating_sub(admitted);
-        let is_false = self.is_well() && ideal == offered && denied * 1_000 > offered * FALSE_DENIALS_PER_MILLE;
+        let is_false =
+            self.is_well() && ideal == offered && denied * 1_000 > offered * FALSE_DENIALS_PER_MILLE;
         is_false.then_some(Violation::FalseDenials { offered, denied })
     }
 
-    /// Whether nothing goes wrong, requests come steadily and cost one unit, and the limit is a bucket of ten units or more.
+    /// Whether nothing goes wrong, requests come steadily and cost one unit, and the limit is a
+    /// bucket of ten units or more.
     fn is_well(&self) -> bool {
         let scenario = self.scenario;
         let limit = &scenario.limit;

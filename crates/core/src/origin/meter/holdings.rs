@@ -39,7 +39,8 @@ pub struct Holding {
     pub until_us: u64,
     /// The cell it is of.
     pub cell: u64,
-    /// What the node wants to hold, in units. A node that wants something has a holding, also if it was granted nothing.
+    /// Units that the node wants to hold. A node that wants units has a holding, also if it was
+    /// granted none.
     pub want: u64,
 }
 
@@ -51,21 +52,24 @@ pub(super) struct Wanted {
     pub(super) until_us: u64,
 }
 
-/// The shortest and the longest time between two reports of a node, µs, that the origin reckons with.
+/// The shortest and the longest time between two reports of a node, µs, that the origin reckons
+/// with.
 const REPORT_US_MIN: u64 = 5_000;
 const REPORT_US_MAX: u64 = 100_000;
 
-/// Between two reports an eighth of the burst drains, unless that takes less or more time than the above.
+/// Between two reports an eighth of the burst drains, unless that takes less or more time than the
+/// above.
 const REPORTS_PER_BURST: u64 = 8;
 
-/// One call extends a grant by this part of the room, weighed by demand: one quarter. Higher: fewer calls; less is left
-/// for nodes whose demand grows.
+/// One call extends a grant by this part of the room, weighed by demand: one quarter. Higher: fewer
+/// calls; less is left for nodes whose demand grows.
 const ROOM_PARTS: u64 = 4;
 
 /// One unit for each holder is a small part of a burst that has this many units for each.
 const HOLDER_PARTS: u64 = 32;
 
-/// How the room of a meter is divided between the nodes that want some of it: by demand, a quarter at a time.
+/// How the room of a meter is divided between the nodes that want some of it: by demand, a quarter
+/// at a time.
 struct Division {
     /// The node's want among all, in [`SHARES`].
     share: u64,
@@ -76,7 +80,8 @@ struct Division {
 }
 
 impl Division {
-    /// The division for a node that wants `want`, which is not among the meter's wants, and is one of `holders`.
+    /// The division for a node that wants `want`, which is not among the meter's wants, and is one
+    /// of `holders`.
     fn new(meter: &OriginMeter, want: u64, holders: u64) -> Self {
         let share = (want * SHARES).checked_div(meter.wants + want).unwrap_or(0);
         let spares_one = holders == 1 || holders * HOLDER_PARTS <= meter.capacity();

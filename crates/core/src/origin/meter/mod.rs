@@ -43,7 +43,7 @@ pub struct OriginMeter {
     /// What nodes hold, in units: of the present cell, and of former ones.
     held: u64,
     held_before: u64,
-    /// What nodes want to hold, in units.
+    /// Units that nodes want to hold.
     wants: u64,
     /// All that was ever charged, in units, and all that was given back.
     charged: u64,
@@ -128,8 +128,9 @@ impl OriginMeter {
         &self.terms
     }
 
-    /// Everything it counts, as a script keeps it: level and tick; cell, current and previous; held of the present cell and
-    /// of former ones, and wanted; charged and given back in all; and the last loss that it took into account.
+    /// Everything it counts, as a script keeps it: level and tick; cell, current and previous; held
+    /// of the present cell and of former ones, and wanted; charged and given back in all; and the
+    /// last loss that it took into account.
     pub fn numbers(&self) -> [u64; 11] {
         let Tank { level, current, previous } = self.tank;
         let [at, cell, held, held_before] = [self.at, self.cell, self.held, self.held_before];

@@ -71,8 +71,9 @@ impl OriginMeter {
         self.full().saturating_sub(self.taken(node))
     }
 
-    /// What is left for a request of `node` that waits, in drops. It may pass what others hold by the tolerance: by then they
-    /// have used less. What was used, and what the node itself holds, it may not.
+    /// The room for a waiting request of `node`, in drops. The request may over-commit unspent
+    /// grants of other nodes by the tolerance. It never over-commits used units or the grant of its
+    /// own node.
     fn room_to_pass(&self, node: NodeId) -> u64 {
         if self.terms.tolerance() == 0 || self.is_apart() {
             return self.room(node);

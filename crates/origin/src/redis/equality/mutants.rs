@@ -70,7 +70,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("sharers == 1 or sharers * HOLDER_PARTS <= meter.most", "sharers * HOLDER_PARTS <= meter.most"),
     ("ROOM_PARTS, HOLDER_PARTS = 4, 32", "ROOM_PARTS, HOLDER_PARTS = 3, 32"),
     ("ROOM_PARTS, HOLDER_PARTS = 4, 32", "ROOM_PARTS, HOLDER_PARTS = 4, 31"),
-    ("REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 5000,", "REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 0,"),
+    (
+        "REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 5000,",
+        "REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 0,",
+    ),
     ("= 5000, 100000, 8", "= 5000, 200000, 8"),
     ("= 5000, 100000, 8", "= 5000, 100000, 4"),
     ("div(want * SHARES, meter.wants + want)", "div(SHARES, sharers)"),
@@ -79,12 +82,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("return holding.amount > 0 or update.used > 0", "return true"),
     ("(wait > 0 or is_short) and 1 or 0", "amount < want and 1 or 0"),
     ("drained * (SHARES - share)", "drained * SHARES"),
-    // What a request that waits may pass, and what is told to remain.
+    // The room of a waiting request, and the units that a reply tells to remain.
     ("return min(less(meter.room_max + drops(meter, meter.tolerance), charged), ", "return max(0, "),
     ("drops(meter, less(meter.held, own))", "drops(meter, meter.held)"),
-    ("if meter.tolerance == 0 or IS_WIDE and out and out.ground ~= ON_WHOLE then", "if meter.tolerance == 0 then"),
+    (
+        "if meter.tolerance == 0 or IS_WIDE and out and out.ground ~= ON_WHOLE then",
+        "if meter.tolerance == 0 then",
+    ),
     ("charged = drops(meter, current) + min(previous", "charged = drops(meter, current) + 0 * min(previous"),
-    ("return div(less(meter.room_max, charged), meter.period)", "return div(less(meter.full, charged), meter.period)"),
+    (
+        "return div(less(meter.room_max, charged), meter.period)",
+        "return div(less(meter.full, charged), meter.period)",
+    ),
     ("div(life, 16)", "div_up(life, 16)"),
     ("acknowledged > answered or", ""),
     ("elseif not store.known and known_us > 0 then", "elseif false then"),
