@@ -24,6 +24,7 @@ mod report;
 mod rulebook;
 mod scenario;
 mod schedule;
+mod sequence;
 mod shrink;
 mod spoil;
 mod swarm;
@@ -44,6 +45,7 @@ pub use regions::{
 };
 pub use report::{Curve, Report, Steady, Violation};
 pub use scenario::{Faults, RuleChange, Scenario, Shape, Spread};
+pub use sequence::{SequenceCase, SequenceResult, sequence_cases};
 pub use shrink::shrink;
 pub use swarm::scenario_of;
 pub use sweep::{Size, Summary, catch, sweep};

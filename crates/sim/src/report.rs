@@ -217,6 +217,8 @@ pub struct Report {
     pub requests: u64,
     /// Requests that passed.
     pub passed: u64,
+    /// Requests that passed before the first denial, if there was one.
+    pub passed_before_denial: Option<u64>,
     /// Requests that waited for the origin.
     pub waited: u64,
     /// Requests that the origin did not answer in time.

@@ -11,6 +11,8 @@ pub enum Shape {
     Steady,
     /// The same, where each request is drawn when the one before it comes: for loads of millions.
     Poisson,
+    /// One after the other: each comes a while after the answer to the one before it.
+    Sequence,
     /// In bursts with quiet between them.
     Bursts,
     /// All at the end of each period.
@@ -28,6 +30,8 @@ pub enum Spread {
     Few,
     /// Half of them to the first node, the others to any.
     Half,
+    /// To each node in turn.
+    InTurn,
     /// By a Zipf distribution over nodes: the n-th node has 1/n of the first node's traffic.
     Zipf,
 }

@@ -44,6 +44,7 @@ impl fmt::Display for Scenario {
         }
         f.write_str(match self.shape {
             Shape::Steady | Shape::Poisson => ", evenly",
+            Shape::Sequence => ", one after the other",
             Shape::Bursts => ", in bursts",
             Shape::Edges => ", at the ends of periods",
         })?;
@@ -51,6 +52,7 @@ impl fmt::Display for Scenario {
             Spread::Even => " over all nodes",
             Spread::Home => ", each key mostly at one node",
             Spread::Few => ", most at the first nodes",
+            Spread::InTurn => ", at each node in turn",
             Spread::Half => ", half of them at one node",
             Spread::Zipf => ", at nodes by a Zipf distribution",
         })?;

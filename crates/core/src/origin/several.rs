@@ -206,11 +206,11 @@ fn what_is_given_back_is_given_back_everywhere_as_far_as_it_has_not_drained() {
 #[test]
 fn a_region_alone_has_its_part_and_tells_what_is_left_of_it() {
     let (mut here, mut there) = (Region::new(ten(Lapse::Counted)), Region::whole(ten(Lapse::Counted), START));
-    let (told, decided) = here.say(START, |update| update.want = 9, 4);
-    assert_eq!((decided.passed, told.grant, told.whole), (4, 1, false), "nobody was ever heard of");
+    let (told, decided) = here.say(START, |update| update.want = 9, 9);
+    assert_eq!((decided.passed, told.grant, told.whole), (5, 0, false), "nobody was ever heard of");
     assert_eq!(here.gather(START), [], "what is spent of a part is nobody's business");
     here.hear_of(START, SECOND);
-    let (told, decided) = here.say(START, |update| update.used = 1, 99);
+    let (told, decided) = here.say(START, |_| {}, 99);
     assert_eq!(
         (decided.passed, told.whole),
         (0, false),

@@ -21,7 +21,7 @@ local APART_RETRY_US = 1000000
 local LANE_RETENTION_US = 3600000000
 local LOST_MARGIN_US = 2000000
 local REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 5000, 100000, 8
-local ROOM_PARTS, HOLDER_PARTS = 4, 32
+local ROOM_PARTS, ONE_PARTS, HOLDER_PARTS = 4, 8, 64
 
 local HEADER = '<dddddd'
 local UPDATE, UPDATE_ABROAD = '<c64dddddddd', '<c104dddddddd'
@@ -424,9 +424,9 @@ local function grant(meter, update)
   local share = 0
   if want > 0 then share = div(want * SHARES, meter.wants + want) end
   local drained = drained_between_reports(meter)
-  local spares_one = sharers == 1 or sharers * HOLDER_PARTS <= meter.most
-  local one = units >= (spares_one and 1 or ROOM_PARTS * sharers) and 1 or 0
-  local extra = max(div(units * share, ROOM_PARTS * SHARES), div(min(units, drained) * share, SHARES), one)
+  local of_room = min(div(units * share, ROOM_PARTS * SHARES), 2 * max(min(update.used, units) + kept, 1) - kept)
+  local one_from = sharers * HOLDER_PARTS <= meter.most and 1 or ONE_PARTS * sharers
+  local extra = max(of_room, div(min(units, drained) * share, SHARES), units >= one_from and 1 or 0)
   extra = min(less(want, kept), extra)
   local life = life_us(meter, update.life)
   local until_us = now + life + div(life, 16) + LAPSE_MARGIN_US

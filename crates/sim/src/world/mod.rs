@@ -150,6 +150,7 @@ struct Tally {
     updates: u64,
     faults: u64,
     longest_wait_us: u64,
+    passed_before_denial: Option<u64>,
 }
 
 struct World<'s> {
@@ -173,6 +174,8 @@ struct World<'s> {
     trace: Trace,
     /// When the last request of a Poisson process came, with the fraction of a microsecond.
     arrival_us: f64,
+    /// Requests that came to a node.
+    drawn: u64,
     /// Whether nothing ever goes wrong, so that all nodes take requests until the end.
     is_faultless: bool,
     /// Cumulative weights of nodes, where these follow a Zipf distribution.
@@ -231,6 +234,7 @@ impl<'s> World<'s> {
             closed: false,
             trace: Trace::new(keeps_trace),
             arrival_us: 0.0,
+            drawn: 0,
             is_faultless: scenario.faults == Faults::default(),
             zipf: zipf(scenario),
         };

@@ -7,7 +7,7 @@ use crate::scenario::{Demand, Shape};
 impl World<'_> {
     /// Draws everything that comes from outside.
     pub(super) fn plan(&mut self) {
-        if self.scenario.shape == Shape::Poisson {
+        if matches!(self.scenario.shape, Shape::Poisson | Shape::Sequence) {
             self.schedule_next_request();
         } else {
             for _ in 0..self.scenario.requests {
@@ -48,9 +48,15 @@ impl World<'_> {
         self.schedule(at_us, Event::Request(Demand { key, cost, shared_cost, is_charge }));
     }
 
-    /// Schedules the request after the present one, where requests come as a Poisson process.
+    /// Schedules the request after the present one, where requests come as a Poisson process or one after the other.
     pub(super) fn schedule_next_request(&mut self) {
         let mean_us = self.scenario.length_us as f64 / self.scenario.requests.max(1) as f64;
+        if self.scenario.shape == Shape::Sequence {
+            if self.drawn < self.scenario.requests {
+                self.schedule_request(self.now_us + mean_us as u64);
+            }
+            return;
+        }
         self.arrival_us -= (1.0 - self.rng.f64()).ln() * mean_us;
         if self.arrival_us < self.scenario.length_us as f64 {
             self.schedule_request(self.arrival_us as u64);
@@ -60,7 +66,7 @@ impl World<'_> {
     fn request_time(&mut self) -> u64 {
         let at_us = self.rng.u64(0..self.scenario.length_us);
         match self.scenario.shape {
-            Shape::Steady | Shape::Poisson => at_us,
+            Shape::Steady | Shape::Poisson | Shape::Sequence => at_us,
             // A second of noise, twenty of quiet.
             Shape::Bursts => at_us - at_us % (20 * SECOND_US) + self.rng.u64(0..SECOND_US),
             Shape::Edges => {

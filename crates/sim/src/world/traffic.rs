@@ -6,7 +6,7 @@ use tidegate_core::engine::{Effect, Resolution};
 use super::{Event, Waits, World};
 use crate::bug::Bug;
 use crate::node::{Metered, Spent};
-use crate::scenario::{Charge, Demand, Spread};
+use crate::scenario::{Charge, Demand, Shape, Spread};
 
 /// How many requests in ten come to their key's own node, where keys have one.
 const AT_HOME_OF_TEN: u8 = 9;
@@ -22,6 +22,7 @@ impl World<'_> {
         let last = count.checked_sub(1)?;
         let at = match self.scenario.spread {
             Spread::Half if self.rng.bool() => 0,
+            Spread::InTurn => (self.drawn % count as u64) as usize,
             Spread::Zipf => {
                 let point = self.rng.f64() * self.zipf.last().copied().unwrap_or(0.0);
                 self.zipf.partition_point(|sum| *sum <= point).min(last)
@@ -37,6 +38,7 @@ impl World<'_> {
         let true_us = self.true_us();
         let Demand { key, cost, .. } = demand;
         let Some(node) = self.draw_node(key) else { return };
+        self.drawn += 1;
         if !demand.is_charge {
             self.watch.offered(self.scenario.charges_of(demand), true_us);
         }
@@ -82,6 +84,7 @@ impl World<'_> {
     /// Notes that a request passed: when its node let it pass, or when the origin did.
     fn admit(&mut self, demand: Demand, at_us: u64) {
         self.tally.passed += 1;
+        self.follow();
         self.watch.admitted(self.scenario.charges_of(demand), at_us);
         let Demand { key, cost, .. } = demand;
         self.trace.note([self.now_us, 4, key as u64, at_us], || {
@@ -89,9 +92,18 @@ impl World<'_> {
         });
     }
 
+    /// A request was answered: the next one follows it, where requests come one after the other.
+    fn follow(&mut self) {
+        if self.scenario.shape == Shape::Sequence {
+            self.schedule_next_request();
+        }
+    }
+
     /// Notes that a request was denied: when its node denied it, or when the origin did.
     fn deny(&mut self, demand: Demand, at_us: u64) {
         let Demand { key, cost, .. } = demand;
+        self.tally.passed_before_denial.get_or_insert(self.tally.passed);
+        self.follow();
         self.watch.denied(key, self.scenario.charges_of(demand), self.now_us);
         self.watch.refused(demand.key, demand.cost, at_us);
         self.trace.note([self.now_us, 6, key as u64, cost], || format!("{cost} denied for key {key}"));

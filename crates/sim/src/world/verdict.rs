@@ -48,6 +48,7 @@ impl World<'_> {
             simulated_us: self.scenario.length_us,
             requests: self.scenario.requests,
             passed: self.tally.passed,
+            passed_before_denial: self.tally.passed_before_denial,
             waited: self.tally.waited,
             unanswered: self.tally.unanswered,
             alone: self.tally.alone,

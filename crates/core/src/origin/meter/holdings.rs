@@ -61,37 +61,46 @@ const REPORT_US_MAX: u64 = 100_000;
 /// above.
 const REPORTS_PER_BURST: u64 = 8;
 
-/// One call extends a grant by this part of the room, weighed by demand: one quarter. Higher: fewer
-/// calls; less is left for nodes whose demand grows.
+/// One call extends a grant by this part of the room, weighed by demand: one quarter. Higher: fewer calls; less is left
+/// for nodes whose demand grows.
 const ROOM_PARTS: u64 = 4;
 
-/// One unit for each holder is a small part of a burst that has this many units for each.
-const HOLDER_PARTS: u64 = 32;
+/// A node is granted one unit at least where the room has this many for each holder.
+const ONE_PARTS: u64 = 8;
 
-/// How the room of a meter is divided between the nodes that want some of it: by demand, a quarter
-/// at a time.
+/// And where the burst has this many for each: one unit for each holder is a small part of it.
+const HOLDER_PARTS: u64 = 64;
+
+/// How the room of a meter is divided between the nodes that want some of it: by demand, a quarter at a time.
 struct Division {
     /// The node's want among all, in [`SHARES`].
     share: u64,
     /// Units that drain between two reports.
     drained: u64,
+    /// How many nodes hold or want some, this one included.
+    holders: u64,
     /// From how many units on a node is granted one of them at least.
     one_from: u64,
 }
 
 impl Division {
-    /// The division for a node that wants `want`, which is not among the meter's wants, and is one
-    /// of `holders`.
-    fn new(meter: &OriginMeter, want: u64, holders: u64) -> Self {
-        let share = (want * SHARES).checked_div(meter.wants + want).unwrap_or(0);
-        let spares_one = holders == 1 || holders * HOLDER_PARTS <= meter.capacity();
-        let one_from = if spares_one { 1 } else { ROOM_PARTS * holders };
-        Self { share, drained: meter.drained_between_reports(), one_from }
+    /// The division for a node that wants `want` units. Neither its want nor its grant is among those of the meter.
+    fn new(meter: &OriginMeter, want: u64) -> Self {
+        let holders = meter.holders.len() as u64 + 1;
+        let spares_one = holders * HOLDER_PARTS <= meter.capacity();
+        Self {
+            share: (want * SHARES).checked_div(meter.wants + want).unwrap_or(0),
+            drained: meter.drained_between_reports(),
+            holders,
+            one_from: if spares_one { 1 } else { ONE_PARTS * holders },
+        }
     }
 
-    /// The most that a grant grows where `units` are left.
-    fn extra(&self, units: u64) -> u64 {
-        let of_room = units * self.share / (ROOM_PARTS * SHARES);
+    /// The most by which a grant grows of which the node used and kept so much, where `units` are left.
+    fn extra(&self, units: u64, used: u64, kept: u64) -> u64 {
+        // A node that comes first does not know how many others will come: its grant at most doubles.
+        let doubled = 2 * (used.min(units) + kept).max(1) - kept;
+        let of_room = (units * self.share / (ROOM_PARTS * SHARES)).min(doubled);
         let of_drain = units.min(self.drained) * self.share / SHARES;
         let one = u64::from(units >= self.one_from);
         of_room.max(of_drain).max(one)
@@ -122,13 +131,12 @@ impl OriginMeter {
             return self.told_over(moment, holding);
         }
         let kept = self.release(moment.node).map_or(0, |holding| holding.amount);
-        let holders = self.holders.len() as u64 + 1;
         let room = self.room(moment.node).saturating_sub(self.terms.drops(kept));
         // Of a part of which nothing drains, nothing is handed out.
         let units = if self.amount() == 0 { 0 } else { room / self.terms.period() };
         let want = update.want.min(self.capacity());
-        let division = Division::new(self, want, holders);
-        let extra = division.extra(units).min(want.saturating_sub(kept));
+        let division = Division::new(self, want);
+        let extra = division.extra(units, update.used, kept).min(want.saturating_sub(kept));
         let life_us = self.life_us(update.life_us);
         let until_us = moment.now_us + life_us + life_us / 16 + LAPSE_MARGIN_US;
         let cell = self.grant_cell();
@@ -142,7 +150,7 @@ impl OriginMeter {
             remaining: self.remaining(),
             wait_us,
             cell,
-            holders: u32::try_from(holders).unwrap_or(u32::MAX),
+            holders: u32::try_from(division.holders).unwrap_or(u32::MAX),
             exhausted: wait_us > 0 || (kept + extra < want && division.is_short(units - extra)),
             lapsed,
             recall: self.wanted.is_some_and(|wanted| wanted.node != moment.node),
@@ -379,7 +387,7 @@ mod tests {
     /// Calls until the node holds `want` units: one call grants a part of the room.
     fn hold(caller: &mut Caller, partition: &mut Partition, terms: Terms, want: u64) -> Told {
         let mut told = caller.say(partition, START, terms, |update| update.want = want, 0).0;
-        while told.grant < want {
+        for _ in 0..64 {
             let extend = |update: &mut Update| (update.keep, update.want) = (told.grant, want);
             told = caller.say(partition, START, terms, extend, 0).0;
         }
@@ -435,9 +443,9 @@ mod tests {
             for (before, after) in changes(lapse) {
                 let mut partition = Partition::default();
                 let (mut holder, mut other) = (Caller::new(1), Caller::new(2));
-                let told = hold(&mut holder, &mut partition, before, 8);
-                assert_eq!(other.say(&mut partition, START, after, |_| {}, 99).1, 2, "the rest is held");
-                let reports = |update: &mut Update| (update.used, update.cell) = (8, told.cell);
+                let told = hold(&mut holder, &mut partition, before, 6);
+                assert_eq!(other.say(&mut partition, START, after, |_| {}, 99).1, 4, "the rest is held");
+                let reports = |update: &mut Update| (update.used, update.cell) = (6, told.cell);
                 holder.say(&mut partition, START + 1, after, reports, 0);
                 assert_eq!(
                     other.say(&mut partition, START + 2, after, |_| {}, 99).1,
@@ -453,10 +461,10 @@ mod tests {
         for (before, after) in changes(Lapse::Counted) {
             let mut partition = Partition::default();
             let (mut holder, mut other) = (Caller::new(1), Caller::new(2));
-            hold(&mut holder, &mut partition, before, 8);
+            hold(&mut holder, &mut partition, before, 6);
             other.say(&mut partition, START, after, |_| {}, 0);
             let lapsed_us = START + 2 * SECOND;
-            assert_eq!(other.say(&mut partition, lapsed_us, after, |_| {}, 99).1, 2, "{before:?} {after:?}");
+            assert_eq!(other.say(&mut partition, lapsed_us, after, |_| {}, 99).1, 4, "{before:?} {after:?}");
         }
     }
 }

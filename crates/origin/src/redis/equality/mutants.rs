@@ -66,10 +66,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("or not helps", ""),
     // How the room is divided.
     ("div(units * share, ROOM_PARTS * SHARES)", "0"),
+    ("min(div(units * share, ROOM_PARTS * SHARES), 2 *", "min(units, 2 *"),
+    ("2 * max(min(update.used, units) + kept, 1) - kept)", "units)"),
     ("div(min(units, drained) * share, SHARES)", "0"),
-    ("sharers == 1 or sharers * HOLDER_PARTS <= meter.most", "sharers * HOLDER_PARTS <= meter.most"),
-    ("ROOM_PARTS, HOLDER_PARTS = 4, 32", "ROOM_PARTS, HOLDER_PARTS = 3, 32"),
-    ("ROOM_PARTS, HOLDER_PARTS = 4, 32", "ROOM_PARTS, HOLDER_PARTS = 4, 31"),
+    ("units >= one_from and 1 or 0", "0"),
+    ("ROOM_PARTS, ONE_PARTS, HOLDER_PARTS = 4, 8, 64", "ROOM_PARTS, ONE_PARTS, HOLDER_PARTS = 3, 8, 64"),
+    ("ROOM_PARTS, ONE_PARTS, HOLDER_PARTS = 4, 8, 64", "ROOM_PARTS, ONE_PARTS, HOLDER_PARTS = 4, 4, 64"),
+    ("sharers * HOLDER_PARTS <= meter.most and 1", "false and 1"),
     (
         "REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 5000,",
         "REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 0,",
