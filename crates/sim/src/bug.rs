@@ -103,6 +103,13 @@ impl Bug {
     ];
 }
 
+impl Bug {
+    /// Whether it is a mistake in how room is divided: such a mistake shows where many nodes share a busy key.
+    pub(crate) fn is_of_division(self) -> bool {
+        matches!(self, Self::DividesEqually | Self::ExhaustedTooEarly)
+    }
+}
+
 impl fmt::Display for Bug {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -119,6 +119,16 @@ pub fn load_cases() -> Vec<LoadCase> {
     cases
 }
 
+/// Worlds of twelve uneven nodes at half of the limit.
+pub(crate) fn half_loads() -> Vec<Scenario> {
+    let is_uneven =
+        |case: &LoadCase| case.nodes == 12 && case.load_tenths == 5 && case.spread != Spread::Even;
+    let is_short = |case: &LoadCase| case.cost_max == 1 && case.burst >= 40 && case.burst < case.amount;
+    let mut cases = load_cases();
+    cases.retain(|case| is_uneven(case) && is_short(case) && case.amount <= 1_000);
+    cases.iter().map(LoadCase::scenario).collect()
+}
+
 impl LoadCase {
     /// Whether a single bucket admits everything in the long run.
     pub fn is_within_limit(&self) -> bool {

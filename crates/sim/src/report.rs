@@ -64,6 +64,13 @@ pub enum Violation {
         /// Units denied.
         denied: u64,
     },
+    /// Requests waited for the origin although their nodes could have been granted what they need.
+    Waits {
+        /// Requests.
+        requests: u64,
+        /// Requests that waited.
+        waited: u64,
+    },
     /// A request under several limits was charged to some of them only.
     Torn {
         /// Which meter.
@@ -122,6 +129,7 @@ impl Violation {
             Self::Overcommitted { .. } => "invariant",
             Self::Starved { .. } => "share",
             Self::FalseDenials { .. } => "false denials",
+            Self::Waits { .. } => "local decisions",
             Self::Torn { .. } => "atomicity",
             Self::Stampede { .. } => "one call",
             Self::Late { .. } => "deadline",
@@ -159,6 +167,9 @@ impl fmt::Display for Violation {
             }
             Self::FalseDenials { offered, denied } => {
                 write!(f, "{denied} of {offered} denied, where one bucket would have admitted all")
+            }
+            Self::Waits { requests, waited } => {
+                write!(f, "{waited} of {requests} waited for the origin at half of the limit or less")
             }
             Self::Torn { key } => write!(f, "key {key}: charged to some of its limits only"),
             Self::Stampede { node } => write!(f, "node {node}: more than one call under way in a lane"),

@@ -88,9 +88,9 @@ impl Spoiler {
                 counted.filter(|update| !is_held(update)).for_each(|update| update.owed += update.used);
             }
             // Equal wants have equal parts of the room.
-            Some(Bug::DividesEqually) => {
-                updates.filter(|update| update.want > 0).for_each(|update| update.want = 1)
-            }
+            Some(Bug::DividesEqually) => updates.filter(|update| update.want > 0).for_each(|update| {
+                update.want = update.terms.capacity();
+            }),
             Some(Bug::ImpatientOrigin) => updates.for_each(|update| update.life_us = 0),
             Some(Bug::GiverShrinks) => updates.for_each(|update| update.keep /= 2),
             Some(Bug::DropsWhenFull) => updates.skip(1).for_each(|update| update.used = 0),

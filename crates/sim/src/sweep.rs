@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bug::Bug;
+use crate::matrix::half_loads;
 use crate::report::{Report, Violation};
 use crate::swarm::scenario_of;
 use crate::world::run;
@@ -116,8 +117,10 @@ pub(crate) fn with_world(hash: u64, seed: u64, trace: u64) -> u64 {
 
 /// The first seed whose world notices a known mistake, and what it noticed.
 pub fn catch(bug: Bug, seeds: Range<u64>, size: Size) -> Option<(u64, Violation)> {
-    seeds.into_iter().find_map(|seed| {
-        let report = run(&scenario_of(seed, size.length_us, size.requests), Some(bug), false);
-        report.violations.into_iter().next().map(|violation| (seed, violation))
+    let scenarios = seeds.into_iter().map(|seed| scenario_of(seed, size.length_us, size.requests));
+    let loads = if bug.is_of_division() { half_loads() } else { Vec::new() };
+    loads.into_iter().chain(scenarios).find_map(|scenario| {
+        let report = run(&scenario, Some(bug), false);
+        report.violations.into_iter().next().map(|violation| (report.seed, violation))
     })
 }

@@ -148,8 +148,8 @@ pub(super) fn rules_file() -> String {
     rules_toml(Rule::all().map(|rule| (rule.name(), fields(rule))))
 }
 
-/// A rules file of these names and fields. The dimension `rule` of a request selects the rule, and each
-/// value of `key` has a meter of its own.
+/// A rules file of these names and fields. The dimension `rule` of a request selects the rule, and
+/// each value of `key` has a meter of its own.
 pub(super) fn rules_toml(rules: impl Iterator<Item = (String, String)>) -> String {
     let mut text = "placement = 'key'\n\n".to_owned();
     for (name, fields) in rules {

@@ -196,7 +196,8 @@ pub(super) struct Clients<'a> {
 }
 
 impl Clients<'_> {
-    /// Makes the requests of each server when they are due. Returns them for each server, with their answers.
+    /// Makes the requests of each server when they are due. Returns them for each server, with
+    /// their answers.
     pub(super) fn run(self, due: Vec<Vec<Due>>) -> Result<Vec<Vec<Made>>> {
         let nodes: Vec<Slate> = due.into_iter().map(Slate::new).collect();
         let started = machine::now();

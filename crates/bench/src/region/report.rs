@@ -168,7 +168,7 @@ pub(super) fn print_sequences(rows: &[SequenceRow]) {
     println!("  first values of `remaining` for a limit of 100, the servers asked in turn:");
     for row in rows {
         let values: Vec<String> = row.first_remaining.iter().map(u64::to_string).collect();
-        println!("    {:>2} servers, {:<19} {}", row.servers, row.surface.name(), values.join(" "));
+        println!("{:>7} {:<19} {}", row.servers, row.surface.name(), values.join(" "));
     }
 }
 

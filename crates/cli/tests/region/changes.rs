@@ -85,12 +85,11 @@ fn a_limit_that_changes_how_it_counts_goes_on_with_what_was_used() {
     for version in 1..=HOW.len() {
         field.rewrite(&rules(version));
         let limit = STEP * version as u64;
-        // What is tolerated of comfort is granted as well.
-        for (kind, most) in [("security", limit), ("comfort", limit + limit / 20)] {
+        for kind in ["security", "comfort"] {
             let what = format!("what is new of {kind} in version {version}");
             wait_until(&what, TIME_MAX, || load.so_far().granted(kind) >= limit * 95 / 100);
             let granted = load.so_far().granted(kind);
-            assert!(granted <= most, "{granted} of {most} of {kind} in version {version}");
+            assert!(granted <= limit, "{granted} of {limit} of {kind} in version {version}");
         }
     }
     load.wait_for("regional", ENOUGH);

@@ -3,11 +3,11 @@
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{Lapse, Terms};
 
-use super::{EPOCH_US, World};
+use super::{EPOCH_US, SECOND_US, World};
 use crate::bucket::{Judge, Judged};
 use crate::node::partition_of;
 use crate::report::{Curve, Report, Steady, Violation};
-use crate::scenario::{Faults, Shape};
+use crate::scenario::{Faults, Scenario, Shape};
 use crate::swarm::PLENTY_PER_S;
 
 /// What share of what one bucket would admit a world that is well admits at least, in hundredths.
@@ -15,6 +15,12 @@ const WELL_PERCENT: u64 = 97;
 
 /// The largest share of a load below the limit that such a world denies, in thousandths.
 const FALSE_DENIALS_PER_MILLE: u64 = 3;
+
+/// The largest share of requests that wait at half of a roomy limit, in hundredths; and for which fleets and limits that is
+/// promised.
+const WAITED_PERCENT: u64 = 10;
+const NODES_MAX: usize = 16;
+const BUSY_PER_S: u64 = 100;
 
 /// The smallest burst that both are promised for. Of a smaller one, a unit that is on its way is a
 /// large part.
@@ -36,6 +42,7 @@ impl World<'_> {
         let ideal = (0..self.scenario.keys).map(|key| self.watch.ideal(key)).sum();
         violations.extend(self.judge_share(admitted, ideal));
         violations.extend(self.judge_denials());
+        violations.extend(self.judge_waits());
         let requests = self.waiting.len() as u64;
         if requests > 0 {
             violations.push(Violation::Forgotten { requests });
@@ -129,13 +136,26 @@ impl World<'_> {
         is_false.then_some(Violation::FalseDenials { offered, denied })
     }
 
+    /// In a world that is well, nodes decide a busy key by their grants while at most half of a roomy limit is used.
+    fn judge_waits(&self) -> Option<Violation> {
+        let Scenario { limit, nodes, requests, length_us, .. } = self.scenario;
+        let per_second = u64::from(limit.amount()) * SECOND_US / limit.period_us();
+        let is_half = 2 * requests * SECOND_US <= per_second * length_us;
+        let is_roomy = *nodes <= NODES_MAX && u64::from(limit.burst()) >= 10 * *nodes as u64;
+        let is_busy = self.scenario.shape == Shape::Poisson && per_second >= BUSY_PER_S;
+        let waited = self.tally.waited;
+        let is_slow = self.is_well() && is_half && is_roomy && is_busy && waited * 100 > requests * WAITED_PERCENT;
+        is_slow.then_some(Violation::Waits { requests: *requests, waited })
+    }
+
     /// Whether nothing goes wrong, requests come steadily and cost one unit, and the limit is a
     /// bucket of ten units or more.
     fn is_well(&self) -> bool {
         let scenario = self.scenario;
         let limit = &scenario.limit;
         scenario.faults == Faults::default()
-            && (scenario.shape, scenario.updates_per_s_max) == (Shape::Steady, PLENTY_PER_S)
+            && matches!(scenario.shape, Shape::Steady | Shape::Poisson)
+            && scenario.updates_per_s_max == PLENTY_PER_S
             && (scenario.cost_max, scenario.large_ppm + scenario.charges_ppm) == (1, 0)
             && !scenario.shared
             && limit.burst() >= BURST_MIN

@@ -1,0 +1,239 @@
+//! The surfaces of a server: one limit per day, asked for by each of its protocols.
+
+use anyhow::{Context, Result, ensure};
+use prost::Message;
+use serde::{Deserialize, Serialize};
+use tidegate_testkit::Server;
+use tokio::runtime::Runtime;
+use tonic::client::Grpc;
+use tonic::transport::Channel;
+
+use super::case::rules_toml;
+use super::client::{Connection, Timeline};
+use crate::resp::RespConnection;
+use crate::servers::grpc::{self, Descriptor, ENVOY_METHOD, Entry, EnvoyRequest, LimitOverride};
+
+/// The period of every limit here. A limit of 1,000 drains by one unit in 86 s, longer than a
+/// sequence takes.
+const PERIOD_SECONDS: u64 = 86_400;
+
+/// `DAY` of `envoy.type.v3.RateLimitUnit`.
+const ENVOY_DAY: i32 = 4;
+
+/// `OK` and `OVER_LIMIT` of `envoy.service.ratelimit.v3.RateLimitResponse.Code`.
+const ENVOY_OK: i32 = 1;
+const ENVOY_OVER_LIMIT: i32 = 2;
+
+/// The namespace, or the domain, of limits that come with requests.
+const NAMESPACE: &str = "exact";
+
+/// A protocol by which servers are asked for decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Surface {
+    /// A limit that comes with the request, over HTTP.
+    RatelimitLimit,
+    /// A rule, over HTTP.
+    Check,
+    /// A limit that comes with the command, over RESP.
+    Throttle,
+    /// A limit that comes with the descriptor, over gRPC.
+    Envoy,
+}
+
+impl Surface {
+    pub(super) const ALL: [Self; 4] = [Self::RatelimitLimit, Self::Check, Self::Throttle, Self::Envoy];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::RatelimitLimit => "/v2/ratelimit.limit",
+            Self::Check => "/v1/check",
+            Self::Throttle => "CL.THROTTLE",
+            Self::Envoy => "ShouldRateLimit",
+        }
+    }
+
+    /// Connects to a server.
+    pub(super) fn connect(self, server: &Server) -> Result<Box<dyn SurfaceClient>> {
+        let http = || Connection::open(server.address("http"), Timeline::new());
+        Ok(match self {
+            Self::RatelimitLimit => Box::new(RatelimitClient(http()?)),
+            Self::Check => Box::new(CheckClient(http()?)),
+            Self::Throttle => Box::new(ThrottleClient(RespConnection::open(server.address("resp"))?)),
+            Self::Envoy => Box::new(EnvoyClient::open(server.address("grpc").port())?),
+        })
+    }
+}
+
+/// A decision, as all surfaces answer it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) is_allowed: bool,
+    /// A server that sheds load answers none over some surfaces.
+    pub(super) remaining: Option<u64>,
+}
+
+/// A connection to one server.
+pub(super) trait SurfaceClient {
+    /// Asks for one unit of a key whose limit is `limit` per day.
+    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict>;
+}
+
+/// The rules by which `/v1/check` decides these limits.
+pub(super) fn rules_file(limits: &[u32]) -> String {
+    let fields = |limit: &u32| format!("class = 'comfort'\nlimit = {limit}\nperiod = '{PERIOD_SECONDS}s'");
+    rules_toml(limits.iter().map(|limit| (rule(*limit), fields(limit))))
+}
+
+fn rule(limit: u32) -> String {
+    format!("per_day_{limit}")
+}
+
+struct RatelimitClient(Connection);
+
+#[derive(Deserialize)]
+struct RatelimitReply {
+    data: RatelimitData,
+}
+
+#[derive(Deserialize)]
+struct RatelimitData {
+    success: bool,
+    remaining: u64,
+}
+
+impl SurfaceClient for RatelimitClient {
+    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
+        let duration = PERIOD_SECONDS * 1_000;
+        let body = format!(
+            r#"{{"namespace":"{NAMESPACE}","identifier":"{key}","limit":{limit},"duration":{duration}}}"#
+        );
+        let RatelimitReply { data } = self.0.post("/v2/ratelimit.limit", &body)?.json()?;
+        Ok(Verdict { is_allowed: data.success, remaining: Some(data.remaining) })
+    }
+}
+
+struct CheckClient(Connection);
+
+#[derive(Deserialize)]
+struct CheckReply<'a> {
+    decision: &'a str,
+    rules: Vec<CheckedRule>,
+}
+
+#[derive(Deserialize)]
+struct CheckedRule {
+    remaining: u64,
+}
+
+impl SurfaceClient for CheckClient {
+    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
+        let body = format!(r#"{{"dimensions":{{"rule":"{}","key":"{key}"}}}}"#, rule(limit));
+        let CheckReply { decision, rules } = self.0.post("/v1/check", &body)?.json()?;
+        ensure!(rules.len() <= 1, "{} rules decided, and one was expected", rules.len());
+        Ok(Verdict { is_allowed: decision == "allow", remaining: rules.first().map(|rule| rule.remaining) })
+    }
+}
+
+struct ThrottleClient(RespConnection);
+
+impl SurfaceClient for ThrottleClient {
+    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
+        let (burst, count, period) = ((limit - 1).to_string(), limit.to_string(), PERIOD_SECONDS.to_string());
+        let reply = self.0.ask(&["CL.THROTTLE", key, &burst, &count, &period, "1"])?;
+        throttle_verdict(&reply).with_context(|| format!("CL.THROTTLE was answered with {reply:?}"))
+    }
+}
+
+fn throttle_verdict(reply: &[i64]) -> Option<Verdict> {
+    let [is_limited @ (0 | 1), _, remaining, _, _] = *reply else { return None };
+    Some(Verdict { is_allowed: is_limited == 0, remaining: Some(remaining.try_into().ok()?) })
+}
+
+/// A client with a runtime of its own, which runs while a call is under way.
+struct EnvoyClient {
+    runtime: Runtime,
+    client: Grpc<Channel>,
+}
+
+/// `envoy.service.ratelimit.v3.RateLimitResponse`, as far as it is read.
+#[derive(Clone, PartialEq, Message)]
+struct EnvoyReply {
+    #[prost(int32, tag = "1")]
+    overall_code: i32,
+    #[prost(message, repeated, tag = "2")]
+    statuses: Vec<EnvoyStatus>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct EnvoyStatus {
+    #[prost(uint32, tag = "3")]
+    limit_remaining: u32,
+}
+
+impl EnvoyClient {
+    fn open(port: u16) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let client = runtime.block_on(grpc::open(port))?;
+        Ok(Self { runtime, client })
+    }
+}
+
+impl SurfaceClient for EnvoyClient {
+    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
+        let entry = Entry { key: "key".to_owned(), value: key.to_owned() };
+        let limit = LimitOverride { requests_per_unit: limit, unit: ENVOY_DAY };
+        let request = EnvoyRequest {
+            domain: NAMESPACE.to_owned(),
+            descriptors: vec![Descriptor { entries: vec![entry], limit: Some(limit) }],
+            hits_addend: 1,
+        };
+        let reply = self.runtime.block_on(grpc::unary(&mut self.client, ENVOY_METHOD, request))?;
+        envoy_verdict(&reply)
+    }
+}
+
+fn envoy_verdict(reply: &EnvoyReply) -> Result<Verdict> {
+    let (code, statuses) = (reply.overall_code, &reply.statuses);
+    ensure!(statuses.len() <= 1, "{} descriptors were decided, and one was expected", statuses.len());
+    ensure!(matches!(code, ENVOY_OK | ENVOY_OVER_LIMIT), "the code {code} is no decision");
+    let remaining = statuses.first().map(|status| status.limit_remaining.into());
+    Ok(Verdict { is_allowed: code == ENVOY_OK, remaining })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_has_a_rule_without_a_tolerance() {
+        let text = rules_file(&[1, 1_000]);
+        assert_eq!(text.matches("[[rules]]").count(), 2);
+        assert!(
+            text.contains("name = 'per_day_1000'\n") && text.contains("limit = 1000\nperiod = '86400s'\n")
+        );
+        assert!(!text.contains("tolerance"));
+    }
+
+    #[test]
+    fn a_throttle_reply_is_a_verdict_and_an_unknown_one_is_none() {
+        let verdict = |is_allowed, remaining| Some(Verdict { is_allowed, remaining: Some(remaining) });
+        assert_eq!(throttle_verdict(&[0, 10, 9, -1, 8_640]), verdict(true, 9));
+        assert_eq!(throttle_verdict(&[1, 10, 0, 8_640, 86_400]), verdict(false, 0));
+        assert_eq!(throttle_verdict(&[2, 10, 0, 0, 0]), None);
+        assert_eq!(throttle_verdict(&[0, 10, -1, 0, 0]), None);
+        assert_eq!(throttle_verdict(&[0, 10]), None);
+    }
+
+    #[test]
+    fn an_envoy_reply_is_a_verdict_about_one_descriptor() {
+        let status = EnvoyStatus { limit_remaining: 7 };
+        let reply = |overall_code, statuses| EnvoyReply { overall_code, statuses };
+        let allowed = envoy_verdict(&reply(ENVOY_OK, vec![status])).unwrap();
+        assert_eq!(allowed, Verdict { is_allowed: true, remaining: Some(7) });
+        assert!(!envoy_verdict(&reply(ENVOY_OVER_LIMIT, vec![status])).unwrap().is_allowed);
+        assert!(envoy_verdict(&reply(0, vec![status])).is_err());
+        assert_eq!(envoy_verdict(&reply(ENVOY_OK, vec![])).unwrap().remaining, None);
+        assert!(envoy_verdict(&reply(ENVOY_OK, vec![status; 2])).is_err());
+    }
+}
