@@ -27,14 +27,6 @@ impl Class {
             Self::Comfort => "comfort",
         }
     }
-
-    /// How far a limit of this class may be passed, in hundredths of it.
-    pub(super) const fn tolerance_percent(self) -> u8 {
-        match self {
-            Self::Security => 0,
-            Self::Comfort => 5,
-        }
-    }
 }
 
 /// What a request costs.
@@ -110,16 +102,6 @@ impl Rule {
         Ok(match self.algorithm {
             Algorithm::Gcra => Limit::gcra(amount, PERIOD)?,
             Algorithm::SlidingWindow => Limit::sliding_window(amount, PERIOD)?,
-        })
-    }
-
-    /// The limit with all that its class tolerates.
-    pub(super) fn tolerated(self) -> Result<Limit> {
-        let amount = u64::from(self.amount);
-        let most = amount + amount * u64::from(self.class.tolerance_percent()) / 100;
-        Ok(match self.algorithm {
-            Algorithm::Gcra => Limit::gcra(amount, PERIOD)?.with_burst(most)?,
-            Algorithm::SlidingWindow => Limit::sliding_window(most, PERIOD)?,
         })
     }
 
@@ -239,18 +221,6 @@ mod tests {
         // One key alone is more than can be asked: then less is offered.
         assert_eq!(case(100_000, Offer::Fourfold).keys(6_000.0), 1);
         assert!((case(100_000, Offer::Fourfold).per_second(6_000.0) - 6_000.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn comfort_is_tolerated_to_pass_a_twentieth_more_and_security_nothing() {
-        let rule = |class, algorithm| Rule { class, algorithm, amount: 1_010 };
-        let gcra = rule(Class::Comfort, Algorithm::Gcra).tolerated().unwrap();
-        assert_eq!((gcra.amount(), gcra.burst()), (1_010, 1_060));
-        assert_eq!(rule(Class::Comfort, Algorithm::SlidingWindow).tolerated().unwrap().amount(), 1_060);
-        for algorithm in [Algorithm::Gcra, Algorithm::SlidingWindow] {
-            let strict = rule(Class::Security, algorithm);
-            assert_eq!(strict.tolerated().unwrap(), strict.limit().unwrap());
-        }
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(super) fn print_rows(rows: &[Row]) {
         "  limit: a minute; offered: in costs, of what the limit lets pass for good; over: how far any interval was passed, of the limit"
     );
     println!(
-        "  share: of what one exact bucket, with what the class tolerates, lets pass of the same requests; alone: decided by one server, the origin being late"
+        "  share: of what one exact bucket lets pass of the same requests; alone: decided by one server, the origin being late"
     );
     println!(
         "  waited: of all requests, for a call; calls, updates of meters, and scripts as Redis counts them: for each request"

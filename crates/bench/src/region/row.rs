@@ -31,7 +31,7 @@ pub(super) struct Row {
     pub(super) over_units: f64,
     /// The same as a share of the limit.
     pub(super) over: f64,
-    /// What passed, of what one exact bucket, with all that the class tolerates, would have let pass of the same requests.
+    /// Units that passed, relative to one exact bucket that sees the same requests.
     pub(super) share: f64,
     /// Decided by one server's part, because the origin did not answer in time.
     pub(super) alone: u64,
@@ -68,7 +68,7 @@ pub(super) fn run(fleet: &Fleet, case: Case, settings: &Settings, number: u32) -
     let counts = fleet.counts()?.since(before);
     let odd = made.iter().find(|one| !one.answer.is_in_order());
     ensure!(odd.is_none(), "an answer is {odd:?}");
-    let judged = judge(&case.rule.limit()?, &case.rule.tolerated()?, &keys, &made);
+    let judged = judge(&case.rule.limit()?, &keys, &made);
     Ok(describe(&load, &made, judged, counts))
 }
 
@@ -80,7 +80,7 @@ struct Judged {
     share: f64,
 }
 
-fn judge(limit: &Limit, tolerated: &Limit, keys: &[Key], made: &[Made]) -> Judged {
+fn judge(limit: &Limit, keys: &[Key], made: &[Made]) -> Judged {
     let mut of_key = vec![Vec::new(); keys.len()];
     for one in made {
         of_key[one.key as usize].push(*one);
@@ -93,7 +93,7 @@ fn judge(limit: &Limit, tolerated: &Limit, keys: &[Key], made: &[Made]) -> Judge
         found.over_units = found.over_units.max(over.units());
         found.over = found.over.max(over.share());
         let arrivals: Vec<_> = made.iter().filter(|one| one.is_judged()).map(Made::arrival).collect();
-        would_pass += exact::passes(tolerated, key.before.as_ref().map(Made::arrival), &arrivals);
+        would_pass += exact::passes(limit, key.before.as_ref().map(Made::arrival), &arrivals);
         passed += made.iter().filter_map(Made::passed).map(|one| one.cost).sum::<u64>();
     }
     // Where nothing can pass, nothing is missing.
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn a_region_that_decides_as_one_bucket_would_is_whole_and_not_over() {
         let answers: Vec<Made> = (1..=30).map(|second| made(0, second, true)).collect();
-        let judged = judge(&limit(), &limit(), &[used_up(0, 60)], &answers);
+        let judged = judge(&limit(), &[used_up(0, 60)], &answers);
         assert_eq!(judged, Judged { over_units: 0.0, over: 0.0, share: 1.0 });
     }
 
@@ -180,10 +180,9 @@ mod tests {
         let mut answers: Vec<Made> = (1..=30).map(|second| made(0, second, second % 2 == 0)).collect();
         // Three in one second, where one drains.
         answers.extend(vec![made(1, 10, true); 3]);
-        let judged = judge(&limit(), &limit(), &[used_up(0, 60), used_up(1, 51)], &answers);
+        let judged = judge(&limit(), &[used_up(0, 60), used_up(1, 51)], &answers);
         assert!(judged.over_units == 0.0 && judged.share < 0.6, "{judged:?}");
         let judged = judge(
-            &limit(),
             &limit(),
             &[used_up(0, 60), used_up(1, 60), used_up(2, 60)],
             &[made(1, 0, true), made(2, 30, true)],

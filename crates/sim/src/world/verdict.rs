@@ -144,7 +144,8 @@ impl World<'_> {
         let is_roomy = *nodes <= NODES_MAX && u64::from(limit.burst()) >= 10 * *nodes as u64;
         let is_busy = self.scenario.shape == Shape::Poisson && per_second >= BUSY_PER_S;
         let waited = self.tally.waited;
-        let is_slow = self.is_well() && is_half && is_roomy && is_busy && waited * 100 > requests * WAITED_PERCENT;
+        let is_slow =
+            self.is_well() && is_half && is_roomy && is_busy && waited * 100 > requests * WAITED_PERCENT;
         is_slow.then_some(Violation::Waits { requests: *requests, waited })
     }
 
