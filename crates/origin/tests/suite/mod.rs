@@ -199,11 +199,11 @@ pub fn is_of_suite(partition: u16) -> bool {
 async fn what_is_held_counts_as_used(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
     let (mut first, mut second) = (Lane::new(origin, 3), Lane::new(origin, 3));
-    assert_eq!(first.hold(b"held", terms, 0, 80).await, 80);
-    assert_eq!(second.hold(b"held", terms, 0, 80).await, 10, "half of what is left");
-    assert_eq!(second.ask(b"held", terms, 1, 99).await, 20, "what it held is given back");
-    assert_eq!(first.hold(b"held", terms, 30, 0).await, 0);
-    assert_eq!(second.ask(b"held", terms, 1, 99).await, 50, "30 of 80 were used");
+    assert_eq!(first.hold(b"held", terms, 0, 80).await, 2, "a grant begins small");
+    assert_eq!(second.hold(b"held", terms, 0, 80).await, 2);
+    assert_eq!(second.ask(b"held", terms, 1, 99).await, 98, "what it held is given back");
+    assert_eq!(first.hold(b"held", terms, 1, 0).await, 0);
+    assert_eq!(second.ask(b"held", terms, 1, 99).await, 1, "1 of 2 was used");
 }
 
 async fn a_repeat_gets_the_first_answer(origin: &Arc<dyn Origin>) {

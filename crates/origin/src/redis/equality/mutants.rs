@@ -59,7 +59,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("#ahead < LAPSES_PER_CALL", "true"),
     ("then meter.latest_us = latest_us end", "then meter.latest_us = 0 end"),
     ("min(previous + meter.held_before, meter.units_max)", "previous + meter.held_before"),
-    ("cost > meter.burst or", ""),
     ("max(fading(meter), 1)", "fading(meter) + 1"),
     ("if stands > meter.room_max then return meter.period - elapsed(meter) end", ""),
     ("if wanted_by_others(meter) or not is_large", "if not is_large"),
