@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use tidegate_testkit::{Redis, ask};
 
 /// Where numbers are in what the script keeps of a meter: see `OriginMeter::numbers`.
-const CHARGED: usize = 7;
-const REFUNDED: usize = 8;
+const CHARGED: usize = 8;
+const REFUNDED: usize = 9;
 /// The same in what it keeps of a holder.
 const AMOUNT: usize = 0;
 const UNTIL: usize = 1;
@@ -42,7 +42,11 @@ impl Held {
         self.charged += number(meter, CHARGED) - number(meter, REFUNDED);
         for (node, holding) in fields.iter().filter(|(name, _)| !matches!(&name[..], b"m" | b"t")) {
             let node = String::from_utf8(node.clone()).expect("hexadecimal digits");
-            *self.holders.entry(node).or_default() += number(holding, AMOUNT);
+            // A node that wants units has a holding, also if it was granted none.
+            let amount = number(holding, AMOUNT);
+            if amount > 0 {
+                *self.holders.entry(node).or_default() += amount;
+            }
         }
     }
 }
