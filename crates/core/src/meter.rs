@@ -197,7 +197,7 @@ fn saturate(cost: u64) -> u32 {
 /// | word | bits |
 /// |---|---|
 /// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period (window); grant: 48 tag, 16 free |
-/// | `time` | 1 window, 1 grant, 1 missed (grant), 9 free, 52 arrival, or start of the current cell, or since when a grant counts, µs |
+/// | `time` | 1 window, 1 grant, 1 missed (grant), 9 mark (grant), 52 arrival, cell start or grant start, µs |
 /// | `count` | GCRA: 32 fraction of the arrival, 32 free; window: 32 current, 32 previous; grant: 32 left, 32 unreported |
 /// | `held` | 32 reserved; grant: 16 life, 16 denial, ms |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -70,7 +70,7 @@ impl SequenceCase {
             shared: false,
             spread: if self.in_turn { Spread::InTurn } else { Spread::Even },
             requests,
-            // What a sequence takes apart from its pauses is not known before.
+            // Waits at the origin come on top of the pauses.
             length_us: self.pause_us * requests,
             steady_from_us: 0,
             keeps_refusals: false,

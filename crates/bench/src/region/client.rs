@@ -159,7 +159,7 @@ impl Connection {
         let sent_us = self.timeline.now_us();
         self.stream.write_all(request.as_bytes())?;
         let Head { status, body } = self.read_answer()?;
-        // What is answered within a microsecond is over when it ends.
+        // An answer within the same microsecond counts as decided by the end of it.
         let answered_us = self.timeline.now_us() + 1;
         Ok(Reply { status, body: &self.bytes[body], sent_us, answered_us })
     }

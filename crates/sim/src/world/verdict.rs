@@ -16,8 +16,8 @@ const WELL_PERCENT: u64 = 97;
 /// The largest share of a load below the limit that such a world denies, in thousandths.
 const FALSE_DENIALS_PER_MILLE: u64 = 3;
 
-/// The largest share of requests that wait at half of a roomy limit, in hundredths; and for which fleets and limits that is
-/// promised.
+/// The largest share of requests that wait at half of a roomy limit, in hundredths; and the
+/// fleets and limits that this is promised for.
 const WAITED_PERCENT: u64 = 10;
 const NODES_MAX: usize = 16;
 const BUSY_PER_S: u64 = 100;
