@@ -14,25 +14,27 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 /// How often a worker looks how late it is. Shorter: sooner to notice, more wake-ups of an idle server.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// From this much on, twice in a row, checks of the class are not decided any more. Comfort first, security last. Lower:
-/// answers stay quick for longer, and more checks go undecided.
+/// A worker that is this late at [`LATE_LOOKS`] looks in a row sheds checks of the class. Comfort goes first, security
+/// last. Lower: answers stay quick for longer, and more checks go undecided.
 const SHED_LATE: [(Class, Duration); 3] = [
     (Class::Comfort, Duration::from_millis(100)),
     (Class::Cost, Duration::from_millis(200)),
     (Class::Security, Duration::from_millis(400)),
 ];
 
+/// Late looks in a row before a worker sheds. Higher: a pause of the machine sheds less; overload is noticed later.
+pub(crate) const LATE_LOOKS: usize = 3;
+
 thread_local! {
-    /// At the last look, and at the one before.
-    static LATE: Cell<[Duration; 2]> = const { Cell::new([Duration::ZERO; 2]) };
+    /// How late the worker was at its last looks, the latest first.
+    static LATE: Cell<[Duration; LATE_LOOKS]> = const { Cell::new([Duration::ZERO; LATE_LOOKS]) };
     static PULSE: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Whether this worker is too busy to decide checks of `class`.
 #[inline]
 pub(crate) fn sheds(class: Class) -> bool {
-    let [last, before] = LATE.get();
-    let late = last.min(before);
+    let late = LATE.get().into_iter().min().unwrap_or_default();
     // Hardly ever late at all: one comparison.
     late >= SHED_LATE[0].1 && SHED_LATE.iter().any(|(shed, from)| *shed == class && late >= *from)
 }
@@ -71,7 +73,8 @@ fn late_by(due: Instant) -> Duration {
 
 /// Takes note of how late this worker is.
 pub(crate) fn note(late: Duration) {
-    LATE.set([late, LATE.get()[0]]);
+    let [last, before, _] = LATE.get();
+    LATE.set([late, last, before]);
     let missed = u32::try_from(late.as_millis() / LOOK_EVERY.as_millis()).unwrap_or(u32::MAX);
     PULSE.set(PULSE.get().wrapping_add(1).wrapping_add(missed));
 }
@@ -83,8 +86,7 @@ mod tests {
     #[test]
     fn comfort_goes_first_and_security_last() {
         let shed_when_late = |ms| {
-            note(Duration::from_millis(ms));
-            note(Duration::from_millis(ms));
+            (0..LATE_LOOKS).for_each(|_| note(Duration::from_millis(ms)));
             Class::ALL.map(sheds)
         };
         assert_eq!(shed_when_late(0), [false, false, false]);
@@ -96,8 +98,8 @@ mod tests {
     }
 
     #[test]
-    fn being_late_once_sheds_nothing() {
-        for ms in [0, 0, 5_000, 3, 5_000, 0] {
+    fn being_late_once_or_twice_sheds_nothing() {
+        for ms in [0, 0, 5_000, 3, 5_000, 5_000, 0] {
             note(Duration::from_millis(ms));
             assert_eq!(Class::ALL.map(sheds), [false, false, false], "{ms}");
         }

@@ -442,7 +442,7 @@ mod tests {
     fn a_busy_server_lets_comfort_pass_and_nothing_else() {
         for (class, expected) in [("comfort", 200), ("cost", 503), ("security", 503)] {
             let shared = server(&rule(&format!("key = []\nclass = '{class}'")));
-            (0..2).for_each(|_| load::note(Duration::from_secs(1)));
+            (0..load::LATE_LOOKS).for_each(|_| load::note(Duration::from_secs(1)));
             let (status, headers, _) = ask(&shared, "127.0.0.1", "", &[]);
             load::note(Duration::ZERO);
             assert_eq!(status, expected, "{class}");

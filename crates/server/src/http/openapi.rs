@@ -264,7 +264,7 @@ mod tests {
         let shared = server("");
         let envoy = json!({"domain": "d", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]});
         check(&document, &shared, &("POST", "/json", "client", envoy), 503);
-        (0..2).for_each(|_| load::note(Duration::from_secs(1)));
+        (0..load::LATE_LOOKS).for_each(|_| load::note(Duration::from_secs(1)));
         let secured = json!({"dimensions": {"ip": "192.0.2.1", "header.x-key": "k"}});
         check(&document, &shared, &("POST", "/v1/check", "client", secured), 503);
         check(&document, &shared, &("GET", "/forward-auth", "client", Value::Null), 503);

@@ -664,7 +664,7 @@ fn decisions_are_counted_by_batch() {
 fn a_worker_with_too_much_to_do_lets_questions_pass_and_says_so() {
     let mut bench = Bench::open();
     assert_eq!(bench.throttle("k 0 1 60"), [0, 1, 0, -1, 60]);
-    (0..2).for_each(|_| crate::load::note(Duration::from_millis(100)));
+    (0..crate::load::LATE_LOOKS).for_each(|_| crate::load::note(Duration::from_millis(100)));
     assert_eq!(bench.throttle("k 0 1 60"), [0, 1, 0, -1, 0]);
     assert_eq!(bench.throttle("k 15 30 60"), [0, 16, 0, -1, 0]);
     assert!(bench.text("CL.THROTTLE k x 30 60\r\nPING\r\n").ends_with("integer: x\r\n+PONG\r\n"));

@@ -18,7 +18,7 @@ const FALSE_DENIALS_PER_MILLE: u64 = 3;
 
 /// The largest share of requests that wait at half of a roomy limit, in hundredths; and the
 /// fleets and limits that this is promised for.
-const WAITED_PERCENT: u64 = 10;
+const WAITED_PERCENT: u64 = 15;
 const NODES_MAX: usize = 16;
 const BUSY_PER_S: u64 = 100;
 

@@ -376,8 +376,8 @@ mod tests {
             assert_eq!(abroad.iter().map(|part| part.part_amount).sum::<u64>(), 160);
             assert_eq!(
                 abroad.iter().map(|part| part.part_capacity).sum::<u64>(),
-                168,
-                "with what is tolerated"
+                160,
+                "the burst of the limit"
             );
             assert!(abroad.iter().all(|part| part.hide == 10 && part.debt_max == abroad[0].debt_max));
             let promise = Promise::new(&limit, Class::Comfort, Regime::BestEffort);
