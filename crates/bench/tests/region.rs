@@ -39,6 +39,7 @@ fn assert_exact(exact: &Value) {
         let sequences = ["sequences", "not_judged"].map(|count| row[count].as_u64().expect("a count"));
         let per_row = if row["servers"] == 1 { 6 } else { 12 };
         assert_eq!(sequences.iter().sum::<u64>(), per_row, "{row}");
+        assert!(sequences[0] > 0, "{row}");
         assert_eq!(row["most_above"], 0, "{row}");
     }
     let half_load = exact["half_load"].as_array().expect("rows");

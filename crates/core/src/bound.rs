@@ -328,7 +328,12 @@ impl<'a> Sum<'a> {
             Regime::Regional | Regime::BestEffort => {
                 self.add(When::Always, "tolerance", "R * e * B", self.fleet.regions() * self.tolerance);
             }
-            Regime::Share | Regime::Strict => self.add(When::Always, "tolerance", "e * B", self.tolerance),
+            // Each region has a tolerance of its part, of one unit at least.
+            Regime::Share => {
+                let least = self.fleet.regions().min(self.burst);
+                self.add(When::Always, "tolerance", "max(R, e * B)", self.tolerance.max(least));
+            }
+            Regime::Strict => self.add(When::Always, "tolerance", "e * B", self.tolerance),
         }
         if self.promise.class.lapse() == Lapse::Forgiven {
             let grant = self.largest_grant();

@@ -106,7 +106,7 @@ impl Allowance {
             return (Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Blocked }, self);
         }
         let Some(cost) = u32::try_from(cost).ok().filter(|&cost| cost <= limit.burst()) else {
-            return (self.denial(limit, now_us, limit.burst(), Retry::CostAboveBurst), self);
+            return (self.denial(limit, now_us, u32::MAX, Retry::CostAboveBurst), self);
         };
         if self.mark != limit.mark() {
             // The origin spoke of the limit that this one takes the place of, and may not know of the change yet.

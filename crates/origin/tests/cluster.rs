@@ -21,7 +21,7 @@ const SLOTS_MOVED: u64 = 400;
 
 /// A key that the origin has in a partition.
 fn key_of(partition: u16) -> String {
-    format!("tg:{{{partition}}}:s")
+    format!("tg2:{{{partition}}}:s")
 }
 
 /// The partitions whose slots are below `end`.

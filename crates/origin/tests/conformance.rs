@@ -73,7 +73,7 @@ async fn an_origin_on_redis_conforms_and_leaves_nothing_without_an_end() {
     let keys = server.keys();
     assert!(keys.len() > 100);
     for (key, left) in keys {
-        assert!(key.starts_with(b"tg:{"), "{}", key.escape_ascii());
+        assert!(key.starts_with(b"tg2:{"), "{}", key.escape_ascii());
         assert!(left > 0, "{} stays for ever", key.escape_ascii());
     }
 }

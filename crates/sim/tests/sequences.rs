@@ -12,6 +12,8 @@ fn a_limit_passes_whole_before_the_first_denial_on_average() {
         let count: f64 = results.iter().map(|_| 1.0).sum();
         let mean = results.iter().map(|result| result.first_denial).sum::<f64>() / count;
         assert!(mean >= least, "{nodes} nodes: the first denial comes at {mean} of the limit");
+        assert!(results.iter().all(|result| result.passed >= 1.0), "{nodes} nodes: {results:?}");
+        assert!(results.iter().any(|result| result.first_denial < 1.0) || nodes == 1, "nothing was denied");
         assert!(results.iter().all(|result| result.violations == 0), "{nodes} nodes: {results:?}");
     }
 }

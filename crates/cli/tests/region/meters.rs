@@ -28,7 +28,7 @@ impl Held {
     pub fn of<'s>(servers: impl IntoIterator<Item = &'s Redis>, rule: &str) -> Self {
         let mut held = Self::default();
         for server in servers {
-            for key in keys(server, &format!("tg:{{*}}:m:*:{rule}*")) {
+            for key in keys(server, &format!("tg2:{{*}}:m:*:{rule}*")) {
                 held.add(&ask::<BTreeMap<Vec<u8>, Vec<u8>>>(server, &["HGETALL", &key]));
             }
         }
@@ -54,7 +54,7 @@ impl Held {
 /// How long each grant of a rule's meters is believed in from now on at most, µs, with the cell it is of.
 pub fn lives_left_us(server: &Redis, rule: &str) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
-    for key in keys(server, &format!("tg:{{*}}:m:*:{rule}*")) {
+    for key in keys(server, &format!("tg2:{{*}}:m:*:{rule}*")) {
         let fields = ask::<BTreeMap<Vec<u8>, Vec<u8>>>(server, &["HGETALL", &key]);
         // Read after what it is compared with: a grant that is made meanwhile looks no longer than it is.
         let (seconds, micros) = ask::<(u64, u64)>(server, &["TIME"]);
@@ -80,7 +80,7 @@ fn number(kept: &[u8], place: usize) -> u64 {
 
 /// The keys of all meters of a server.
 pub fn meter_keys(server: &Redis) -> Vec<String> {
-    keys(server, "tg:{*}:m:*")
+    keys(server, "tg2:{*}:m:*")
 }
 
 /// How often a server was given a command.
@@ -94,7 +94,7 @@ pub fn commands(server: &Redis, name: &str) -> u64 {
 pub fn is_recognised(server: &Redis) -> bool {
     let about: String = ask(server, &["INFO", "replication"]);
     let life = about.lines().find_map(|line| line.strip_prefix("master_replid:")).expect("a life");
-    let stores = keys(server, "tg:{*}:s");
+    let stores = keys(server, "tg2:{*}:s");
     let knows = |key: &String| ask::<Vec<u8>>(server, &["GET", key]).ends_with(life.as_bytes());
     !stores.is_empty() && stores.iter().all(knows)
 }

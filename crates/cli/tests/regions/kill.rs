@@ -31,7 +31,7 @@ const THIRD: usize = 2;
 const ROUND: &[u8] = b"\r\n$1\r\n3\r\n";
 
 /// Who says at its Redis that it is the courier.
-const LEASE: &str = "tg:{0}:c";
+const LEASE: &str = "tg2:{0}:c";
 
 /// For how many of its rounds a courier stands still that can go them: by then it has dropped all that it drops.
 const ROUNDS: u64 = 2;
@@ -189,7 +189,7 @@ impl Scene {
     /// The meter of a user at the Redis of a region: its partition and its name.
     fn meter(&self, region: usize, user: &str) -> Option<(String, String)> {
         let redis = &self.world.ground.regions[region].redis;
-        let key = ask::<Vec<String>>(redis, &["KEYS", &format!("tg:*:m:*{user}*")]).pop()?;
+        let key = ask::<Vec<String>>(redis, &["KEYS", &format!("tg2:*:m:*{user}*")]).pop()?;
         key.split_once(":m:").map(|(partition, name)| (partition.to_owned(), name.to_owned()))
     }
 

@@ -159,7 +159,7 @@ pub enum Effect {
 pub enum Resolution {
     /// It passes, and is charged.
     Allowed {
-        /// What is left under each of its limits, in their order: never more than there was when it was decided.
+        /// Units that remain under each of its limits, in their order, as of the last reply of the origin.
         remaining: Box<[u32]>,
         /// When the origin charged it, by its clock; nothing for what was taken from what is held here.
         charged_us: Option<u64>,

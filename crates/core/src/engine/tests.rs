@@ -604,7 +604,7 @@ fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
         }
         lasted_ms.push((bench.now_us - began_us) / MS);
     }
-    // A thirty-second of the flush interval, doubled each time, until a flush would have asked and
+    // A sixteenth of the flush interval, doubled each time, until a flush would have asked and
     // been answered.
     assert_eq!(lasted_ms, [6, 12, 25, 50, 100, 115, 115, 115, 115, 115]);
     bench.ask(1);

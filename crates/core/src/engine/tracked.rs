@@ -48,12 +48,12 @@ const FLUSHES_PER_BURST: u64 = 8;
 /// The shortest time between two reports of a meter, µs.
 const FLUSH_US_MIN: u64 = 5_000;
 
-/// The first denial after an exhausted reply lasts this part of a flush interval; each further one
-/// twice as long.
-const FIRST_DENIAL_PARTS: u64 = 32;
+/// The first denial after an exhausted reply lasts one part in so many of a flush interval; each
+/// further one lasts twice as long.
+const FIRST_DENIAL_PARTS: u64 = 16;
 
-/// How long a node denies at most while other nodes hold grants, µs: they may give some back before
-/// anything drains.
+/// The longest drain time that a node waits for while other nodes hold grants, µs: they may give
+/// some back before anything drains.
 const RETRY_US: u64 = 200_000;
 
 /// The charge that something is given back of.
@@ -175,7 +175,7 @@ pub(super) struct Tracked {
     denied_until_us: u64,
     /// The same by the latter only. What is spent is not worth a call of its own then.
     strict_until_us: u64,
-    /// How many replies in a row said that the origin is exhausted.
+    /// Exhausted replies of late: one more counts 1, any other reply halves the count.
     exhausted_replies: u8,
     /// From when on there may be something to get again.
     refills_us: u64,
@@ -584,7 +584,8 @@ impl Tracked {
         let asks_us = self.turn_us(cx, told.holders).max(wait_us);
         let until_reply_us = asks_us + cx.flush_slack_us().min(self.flush_us(cx)) + cx.settings.hedge_us;
         let first_us = self.flush_us(cx) / FIRST_DENIAL_PARTS;
-        let deny_us = (first_us << self.exhausted_replies).min(until_reply_us);
+        let doublings = self.exhausted_replies.saturating_sub(1);
+        let deny_us = (first_us << doublings).min(until_reply_us);
         let deny_us = if told.grant == 0 { deny_us.max(wait_us) } else { deny_us };
         (under_way_us + deny_us, asks_us)
     }

@@ -438,6 +438,7 @@ impl Partition {
                 continue;
             }
             let wait_us = meter.denial_us(moment, charge.cost);
+            meter.note_refusal(wait_us);
             if wait_us > retry_us {
                 (denied_by, retry_us) = (charge.meter, wait_us);
             }
@@ -576,10 +577,24 @@ mod tests {
     }
 
     #[test]
-    fn room_is_divided_by_demand_and_a_quarter_at_a_time() {
+    fn one_call_extends_a_grant_by_a_quarter_of_the_room() {
+        let limit = Limit::gcra(1_000, Duration::from_secs(1)).and_then(|limit| limit.with_burst(1_000));
+        let terms = Terms::new(&limit.expect("in range"), 0, Lapse::Counted, 1);
+        let mut partition = Partition::default();
+        let mut caller = Caller::new(1, terms);
+        // All that is left drains in a second, a tenth of it until the next report: the grant grows
+        // to that first.
+        assert_eq!(caller.say(&mut partition, START, (0, 0, 900)).grant, 100);
+        // 900 units are left, and 200 would double the grant.
+        assert_eq!(caller.say(&mut partition, START, (0, 100, 900)).grant, 200);
+        // 800 are left: a quarter of them.
+        assert_eq!(caller.say(&mut partition, START, (0, 200, 900)).grant, 400);
+        assert_eq!(caller.say(&mut partition, START, (0, 400, 900)).grant, 550);
+    }
+
+    #[test]
+    fn room_is_divided_by_demand() {
         let told = divided(1_000, [500, 250, 125, 125]);
-        // Half of a quarter of what the three others left: each of them holds its part of what was
-        // there before it.
         assert!(told.is_sorted_by(|one, other| one.grant >= other.grant), "{told:?}");
         assert!(told[0].grant >= 2 * told[1].grant - 20 && told[0].grant <= 125, "{told:?}");
         let held: u64 = told.iter().map(|told| told.grant).sum();

@@ -132,7 +132,7 @@ impl Terms {
             && counted <= 1
             && period >= 1
             && tick_us >= 1
-            && tolerance <= burst
+            && tolerance <= (burst * u64::from(TOLERANCE_PPM_MAX) / 1_000_000).max(1)
             && u128::from(burst + tolerance) * u128::from(period) <= u128::from(DROPS_MAX)
             && u128::from(period) * u128::from(tick_us) <= u128::from(CELL_US_MAX);
         let terms = Self {
@@ -251,8 +251,8 @@ impl Terms {
     }
 }
 
-/// The tolerance of a limit, in units. A small burst has none: one unit of it is more than
-/// [`TOLERANCE_PPM_MAX`].
+/// The tolerance of a limit, in units: at least one. A burst below [`TOLERANCE_BURST_MIN`] has none:
+/// one unit would be too large a part of it.
 fn tolerance(limit: &Limit, tolerance_ppm: u32) -> u64 {
     let burst = u64::from(limit.burst());
     if tolerance_ppm == 0 || limit.amount() == 0 || burst < TOLERANCE_BURST_MIN {

@@ -20,7 +20,7 @@ use crate::rounds::{BATCH_COMPONENTS_MAX, GATHER_MAX};
 pub use component::{COMPONENT_BYTES_MAX, component_len};
 
 /// What is spoken here. Whoever speaks something else is told so and turned away.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// The bytes that say how long a frame is.
 pub const PREFIX_BYTES: usize = 4;

@@ -32,7 +32,7 @@ const PARTITION: u16 = 77;
 const START_US: u64 = 1_794_000_000_000_000;
 const SECOND: u64 = 1_000_000;
 /// Numbers that the script keeps of a meter.
-const METER_NUMBERS: usize = 16;
+const METER_NUMBERS: usize = 17;
 /// Bytes of those, and of the name that they end with.
 const METER_BYTES: usize = 17 * 8 + 16;
 /// How far a clock may be behind its estimate before it counts as set back.

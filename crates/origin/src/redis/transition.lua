@@ -377,7 +377,9 @@ local function wait_us(meter, units)
 end
 
 local function keep_for(meter, units)
-  local is_large = units * (holders(meter) + 1) > meter.most
+  -- A holder of a grant has one unit at least.
+  local granted = min(meter.others, meter.held + meter.held_before)
+  local is_large = units * (granted + 1) > meter.most
   local held = drops(meter, meter.held + meter.held_before)
   local helps = room(meter) + held >= drops(meter, units)
   if wanted_by_others(meter) or not is_large or not helps then return nil end
@@ -406,7 +408,7 @@ local function told_over(meter, holding)
 end
 
 -- Units that drain between two reports of a node, at most all there are.
-local function drained_between_reports(meter)
+local function drained_per_report(meter)
   if meter.rate == 0 then return 0 end
   local most = max(div(REPORT_US_MAX, meter.tick), 1)
   local least = min(div_up(REPORT_US_MIN, meter.tick), most)
@@ -415,17 +417,17 @@ local function drained_between_reports(meter)
 end
 
 local function grant(meter, update)
-  if meter.own and meter.own.cell ~= grant_cell(meter) then return told_over(meter, meter.own) end
+  if meter.own and meter.own.amount > 0 and meter.own.cell ~= grant_cell(meter) then return told_over(meter, meter.own) end
   local before = release(meter)
   local kept = before and before.amount or 0
-  local sharers = holders(meter) + 1
+  local nodes = holders(meter) + 1
   local units = meter.rate == 0 and 0 or div(less(room(meter), drops(meter, kept)), meter.period)
   local want = min(update.want, meter.most)
   local share = 0
-  if want > 0 then share = div(want * SHARES, meter.wants + want) end
-  local drained = drained_between_reports(meter)
+  if want > 0 then share = div_up(want * SHARES, meter.wants + want) end
+  local drained = drained_per_report(meter)
   local of_room = min(div(units * share, ROOM_PARTS * SHARES), 2 * max(min(update.used, units) + kept, 1) - kept)
-  local one_from = sharers * HOLDER_PARTS <= meter.most and 1 or ONE_PARTS * sharers
+  local one_from = nodes * HOLDER_PARTS <= meter.most and 1 or ONE_PARTS * nodes
   local extra = max(of_room, div(min(units, drained) * share, SHARES), units >= one_from and 1 or 0)
   extra = min(less(want, kept), extra)
   local life = life_us(meter, update.life)
@@ -435,9 +437,9 @@ local function grant(meter, update)
   meter.latest_us = max(meter.latest_us, until_us)
   local wait = wait_us(meter, 1)
   local is_short = amount < want and (units - extra) * SHARES < drained * (SHARES - share)
-  local flags = ((wait > 0 or is_short) and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
+  local flags = ((meter.refused or wait > 0 or is_short) and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
   if IS_WIDE then flags = flags + whole_flag(meter) end
-  return pack(TOLD, amount, life, units - extra, remaining(meter), wait, cell, sharers, flags)
+  return pack(TOLD, amount, life, units - extra, remaining(meter), wait, cell, nodes, flags)
 end
 
 local function save_meter(meter, us)
@@ -551,6 +553,7 @@ for i = 1, asks do
     if passed * cost > 0 and meter.wanted and meter.wanted.node == node then meter.wanted = false end
     if passed ~= count then
       local wait = denial_us(meter, cost)
+      if wait > 0 and wait < NEVER_US then meter.refused = true end
       if wait > retry then denied_by, retry = place, wait end
     end
   end

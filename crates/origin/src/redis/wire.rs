@@ -11,7 +11,7 @@ use tidegate_core::origin::{
 use crate::{Bid, Lease};
 
 /// What the keys begin with.
-const PREFIX: &str = "tg:";
+const PREFIX: &str = "tg2:";
 
 /// The bytes of a number.
 const NUMBER_BYTES: usize = 8;
@@ -383,7 +383,7 @@ mod tests {
         let words = Words::of(5, &call(), true, false);
         let keys: Vec<_> = words.keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
         let expected =
-            ["tg:{5}:s", "tg:{5}:n:00000000000000ff", "tg:{5}:m:a key \0{b}", "tg:{5}:e:a key \0{b}"];
+            ["tg2:{5}:s", "tg2:{5}:n:00000000000000ff", "tg2:{5}:m:a key \0{b}", "tg2:{5}:e:a key \0{b}"];
         assert_eq!(keys, expected);
         let [node, numbers] = <[Vec<u8>; 2]>::try_from(words.arguments).expect("two");
         assert_eq!(node, b"00000000000000ff");

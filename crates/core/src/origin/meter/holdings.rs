@@ -61,14 +61,15 @@ const REPORT_US_MAX: u64 = 100_000;
 /// above.
 const REPORTS_PER_BURST: u64 = 8;
 
-/// One call extends a grant by this part of the room, weighed by demand: one quarter. Higher: fewer calls; less is left
-/// for nodes whose demand grows.
+/// One call extends a grant by one part in so many of the room, weighed by demand: a quarter. Higher: more calls; more
+/// is left for nodes whose demand grows.
 const ROOM_PARTS: u64 = 4;
 
-/// A node is granted one unit at least where the room has this many for each holder.
+/// A node is granted one unit at least where the room has this many units for each holder.
 const ONE_PARTS: u64 = 8;
 
-/// And where the burst has this many for each: one unit for each holder is a small part of it.
+/// A node is also granted one unit at least where the burst has this many units for each holder: one unit for each of
+/// them is then a small part of the burst.
 const HOLDER_PARTS: u64 = 64;
 
 /// How the room of a meter is divided between the nodes that want some of it: by demand, a quarter at a time.
@@ -76,7 +77,7 @@ struct Division {
     /// The node's want among all, in [`SHARES`].
     share: u64,
     /// Units that drain between two reports.
-    drained: u64,
+    drained_per_report: u64,
     /// How many nodes hold or want some, this one included.
     holders: u64,
     /// From how many units on a node is granted one of them at least.
@@ -89,32 +90,33 @@ impl Division {
         let holders = meter.holders.len() as u64 + 1;
         let spares_one = holders * HOLDER_PARTS <= meter.capacity();
         Self {
-            share: (want * SHARES).checked_div(meter.wants + want).unwrap_or(0),
-            drained: meter.drained_between_reports(),
+            share: if want == 0 { 0 } else { (want * SHARES).div_ceil(meter.wants + want) },
+            drained_per_report: meter.drained_per_report(),
             holders,
             one_from: if spares_one { 1 } else { ONE_PARTS * holders },
         }
     }
 
-    /// The most by which a grant grows of which the node used and kept so much, where `units` are left.
+    /// The most units by which one call extends a grant. `units` are left in the room; the node has `used` some of its
+    /// grant since its last report and `kept` the rest.
     fn extra(&self, units: u64, used: u64, kept: u64) -> u64 {
         // A node that comes first does not know how many others will come: its grant at most doubles.
         let doubled = 2 * (used.min(units) + kept).max(1) - kept;
         let of_room = (units * self.share / (ROOM_PARTS * SHARES)).min(doubled);
-        let of_drain = units.min(self.drained) * self.share / SHARES;
+        let of_drain = units.min(self.drained_per_report) * self.share / SHARES;
         let one = u64::from(units >= self.one_from);
         of_room.max(of_drain).max(one)
     }
 
     /// Whether `left` units are fewer than the other nodes use until they report again.
     fn is_short(&self, left: u64) -> bool {
-        left * SHARES < self.drained * (SHARES - self.share)
+        left * SHARES < self.drained_per_report * (SHARES - self.share)
     }
 }
 
 impl OriginMeter {
     /// Units that drain between two reports of a node, at most all there are.
-    fn drained_between_reports(&self) -> u64 {
+    fn drained_per_report(&self) -> u64 {
         let (tick_us, amount) = (self.terms.tick_us(), self.amount());
         if amount == 0 {
             return 0;
@@ -126,8 +128,10 @@ impl OriginMeter {
 
     /// Extends the node's grant towards what it wants, by its part of what is left.
     pub(in crate::origin) fn grant(&mut self, moment: Moment, update: &Update, lapsed: bool) -> Told {
+        let refused = std::mem::take(&mut self.refused);
         let held = self.holders.get(&moment.node).copied();
-        if let Some(holding) = held.filter(|holding| holding.cell != self.grant_cell()) {
+        // A record without units has nothing to report: it is replaced.
+        if let Some(holding) = held.filter(|held| held.amount > 0 && held.cell != self.grant_cell()) {
             return self.told_over(moment, holding);
         }
         let kept = self.release(moment.node).map_or(0, |holding| holding.amount);
@@ -151,7 +155,7 @@ impl OriginMeter {
             wait_us,
             cell,
             holders: u32::try_from(division.holders).unwrap_or(u32::MAX),
-            exhausted: wait_us > 0 || (kept + extra < want && division.is_short(units - extra)),
+            exhausted: refused || wait_us > 0 || (kept + extra < want && division.is_short(units - extra)),
             lapsed,
             recall: self.wanted.is_some_and(|wanted| wanted.node != moment.node),
             whole: self.outward.is_some() && !self.is_apart(),
@@ -194,7 +198,10 @@ impl OriginMeter {
     /// them would leave nobody with a grant.
     pub(super) fn keep_for(&mut self, moment: Moment, units: u64) -> Option<u64> {
         let others = self.wanted.is_some_and(|wanted| wanted.node != moment.node);
-        let is_large = units * (self.holders.len() as u64 + 1) > self.capacity();
+        let known = self.holders.len() - usize::from(self.holders.contains_key(&moment.node));
+        // A holder of a grant has one unit at least.
+        let holders = (known as u64).min(self.held + self.held_before);
+        let is_large = units * (holders + 1) > self.capacity();
         let held = self.terms.drops(self.held + self.held_before);
         let helps = self.room(moment.node) + held >= self.terms.drops(units);
         if others || !is_large || !helps {

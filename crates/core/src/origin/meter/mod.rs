@@ -55,6 +55,8 @@ pub struct OriginMeter {
     holders: BTreeMap<NodeId, Holding>,
     by_end: BTreeSet<(u64, NodeId)>,
     wanted: Option<Wanted>,
+    /// Whether the call under way refused a request that could pass later.
+    refused: bool,
     /// Boxed: most limits are of one region.
     outward: Option<Box<Outward>>,
 }
@@ -94,6 +96,7 @@ impl OriginMeter {
             holders: BTreeMap::new(),
             by_end: BTreeSet::new(),
             wanted: None,
+            refused: false,
             outward: terms.abroad().map(|_| Box::new(Outward::new(now_us))),
         }
     }

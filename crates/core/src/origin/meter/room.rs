@@ -36,6 +36,11 @@ impl OriginMeter {
         self.keep_for(moment, units).unwrap_or_else(|| self.wait_us(moment.node, units))
     }
 
+    /// Notes that a request was refused which may pass after `wait_us`.
+    pub(in crate::origin) fn note_refusal(&mut self, wait_us: u64) {
+        self.refused |= (1..NEVER_US).contains(&wait_us);
+    }
+
     /// When `units` will fit for `node`, if nothing else comes, µs from now.
     pub(super) fn wait_us(&self, node: NodeId, units: u64) -> u64 {
         if self.terms.amount() == 0 {
