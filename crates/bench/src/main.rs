@@ -1,4 +1,4 @@
-//! Tidegate beside its peers, in one run: `cargo run --release -p tidegate-bench -- local`.
+//! Tidegate beside its peers, in one run: `cargo run --profile dist -p tidegate-bench -- local`.
 #![allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

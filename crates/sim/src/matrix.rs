@@ -229,7 +229,7 @@ pub struct FleetResult {
 }
 
 impl FleetResult {
-    /// The results of each limit on each fleet, in the order of the cases.
+    /// The results of each limit on each fleet, by rate, burst, cost and nodes.
     pub fn of(results: &[(LoadCase, LoadResult)]) -> Vec<Self> {
         let is_alike =
             |one: &(LoadCase, LoadResult), other: &(LoadCase, LoadResult)| one.0.fleet() == other.0.fleet();

@@ -182,7 +182,10 @@ pub(crate) mod tests {
         let mut partition = Partition::default();
         let granted = ask(&mut partition, START_US, shared_gcra(400, 10_000, 4), (5, 90)).told[0].grant;
         let (over_s, forgotten_s) = counts_for_s(&partition);
-        assert!(granted > 0 && over_s >= 100 * (5 + granted), "{granted} and five at one in a hundred seconds: {over_s}");
+        assert!(
+            granted > 0 && over_s >= 100 * (5 + granted),
+            "{granted} and five at one in a hundred seconds: {over_s}"
+        );
         assert!(forgotten_s > over_s, "{forgotten_s}");
     }
 

@@ -115,12 +115,14 @@ pub(crate) fn with_world(hash: u64, seed: u64, trace: u64) -> u64 {
     hash.wrapping_add(mixed.rotate_left(31))
 }
 
-/// The first seed whose world notices a known mistake, and what it noticed.
-pub fn catch(bug: Bug, seeds: Range<u64>, size: Size) -> Option<(u64, Violation)> {
-    let scenarios = seeds.into_iter().map(|seed| scenario_of(seed, size.length_us, size.requests));
+/// The first seed whose world notices a known mistake, and the promise that it broke. A mistake in dividing room shows
+/// in worlds of uneven nodes, which have no seed.
+pub fn catch(bug: Bug, seeds: Range<u64>, size: Size) -> Option<(Option<u64>, Violation)> {
     let loads = if bug.is_of_division() { half_loads() } else { Vec::new() };
-    loads.into_iter().chain(scenarios).find_map(|scenario| {
-        let report = run(&scenario, Some(bug), false);
-        report.violations.into_iter().next().map(|violation| (report.seed, violation))
+    let loads = loads.into_iter().map(|scenario| (None, scenario));
+    let worlds = seeds.into_iter().map(|seed| (Some(seed), scenario_of(seed, size.length_us, size.requests)));
+    loads.chain(worlds).find_map(|(seed, scenario)| {
+        let violation = run(&scenario, Some(bug), false).violations.into_iter().next();
+        violation.map(|violation| (seed, violation))
     })
 }

@@ -6,6 +6,7 @@ use tidegate_sim::{Case, Measured, cases};
 const LESS: f64 = 0.01;
 
 /// It may let this many times as many wait as the model, and a little more where that is rare; and speak this many times as often.
+/// Since room is divided by demand, a node near the limit asks the origin where it denied falsely before: more requests wait.
 const TIMES_WAITED: f64 = 2.0;
 const RARE: f64 = 0.002;
 const TIMES_SPOKEN: f64 = 1.5;

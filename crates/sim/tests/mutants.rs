@@ -16,6 +16,7 @@ fn every_known_mistake_is_noticed() {
 #[test]
 fn a_world_that_breaks_a_promise_shrinks_and_still_does() {
     let (seed, violation) = catch(Bug::FailsOpen, 0..SEEDS, SIZE).expect("noticed");
+    let seed = seed.expect("a world with a seed");
     let scenario = scenario_of(seed, SIZE.length_us, SIZE.requests);
     let (smaller, report) = shrink(&scenario, Some(Bug::FailsOpen), &violation);
     assert!(smaller.requests < scenario.requests, "{smaller}");

@@ -61,18 +61,18 @@ fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
     Ok(server.with_metrics_at(metrics_port))
 }
 
-/// The given build; if there is none, one by the same cargo in the release profile, beside this program.
+/// The given build; if there is none, one by the same cargo in the `dist` profile, beside this program.
 pub(crate) fn tidegate(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(given) = given {
         return Ok(given.to_owned());
     }
     let mut build = cargo();
     build
-        .args(["build", "--quiet", "--release", "--package", "tidegate-cli", "--target-dir"])
+        .args(["build", "--quiet", "--profile", "dist", "--package", "tidegate-cli", "--target-dir"])
         .arg(target_dir()?);
     let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().context("cargo")?;
     ensure!(status.success(), "tidegate could not be built: cargo ended with {status}");
-    Ok(target_dir()?.join("release/tidegate"))
+    Ok(target_dir()?.join("dist/tidegate"))
 }
 
 fn start_redis() -> Result<Server> {

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::demand::Demand;
 use super::{Context, MeterRef};
 use crate::limit::Algorithm;
-use crate::origin::{LAPSE_MARGIN_US, Lapse, Reply, Terms, Told, Update};
+use crate::origin::{LAPSE_MARGIN_US, Lapse, REPORT_US_MIN, REPORTS_PER_BURST, Reply, Terms, Told, Update};
 use crate::table::Ask;
 use crate::{Taken, Word};
 
@@ -41,12 +41,6 @@ const PLENTY_SHARE: u64 = 2;
 /// stretched. What drains meanwhile is given back all the same. Longer: more is given back of what a busy node reports late; after
 /// the origin stood still, what drains in this time may pass once more.
 const REFUND_ON_ITS_WAY_US: u64 = 500_000;
-
-/// A meter is reported so many times while its burst drains, unless the flush interval is shorter.
-const FLUSHES_PER_BURST: u64 = 8;
-
-/// The shortest time between two reports of a meter, µs.
-const FLUSH_US_MIN: u64 = 5_000;
 
 /// The first denial after an exhausted reply lasts one part in so many of a flush interval; each
 /// further one lasts twice as long.
@@ -566,7 +560,7 @@ impl Tracked {
     /// all others.
     pub(super) fn flush_us(&self, cx: &Context<'_>) -> u64 {
         let flush_us =
-            (self.burst_us() / FLUSHES_PER_BURST).clamp(FLUSH_US_MIN.min(cx.flush_us_min), cx.flush_us_min);
+            (self.burst_us() / REPORTS_PER_BURST).clamp(REPORT_US_MIN.min(cx.flush_us_min), cx.flush_us_min);
         flush_us * cx.settings.flush_us / cx.flush_us_min.max(1)
     }
 
@@ -596,6 +590,6 @@ impl Tracked {
     fn turn_us(&self, cx: &Context<'_>, holders: u32) -> u64 {
         let flush_us = self.flush_us(cx);
         let turn_us = self.unit_us().saturating_mul(u64::from(holders.max(1))) / 2;
-        turn_us.min(self.burst_us() / FLUSHES_PER_BURST).clamp(flush_us, cx.settings.life_us.max(flush_us))
+        turn_us.min(self.burst_us() / REPORTS_PER_BURST).clamp(flush_us, cx.settings.life_us.max(flush_us))
     }
 }

@@ -22,6 +22,7 @@ pub use meter::{
     ABROAD_LIFE_US_MAX, Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, NEVER_US, OriginMeter,
     RECALL_US,
 };
+pub(crate) use meter::{REPORT_US_MIN, REPORTS_PER_BURST};
 pub use partition::{
     CallError, LANE_RETENTION_US, MARK_RETENTION_US, MARKS_MAX, Partition, SEQUENCE_MAX,
     UPDATES_PER_CALL_MAX, WHOLE_US_MAX,

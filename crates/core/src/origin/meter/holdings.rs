@@ -52,14 +52,15 @@ pub(super) struct Wanted {
     pub(super) until_us: u64,
 }
 
-/// The shortest and the longest time between two reports of a node, µs, that the origin reckons
-/// with.
-const REPORT_US_MIN: u64 = 5_000;
+/// The shortest time between two reports of a meter, µs.
+pub(crate) const REPORT_US_MIN: u64 = 5_000;
+
+/// The longest time between two reports of a meter that the origin expects, µs. A node with other
+/// settings reports less often.
 const REPORT_US_MAX: u64 = 100_000;
 
-/// Between two reports an eighth of the burst drains, unless that takes less or more time than the
-/// above.
-const REPORTS_PER_BURST: u64 = 8;
+/// A node reports a meter so many times while its burst drains, within the times above.
+pub(crate) const REPORTS_PER_BURST: u64 = 8;
 
 /// One call extends a grant by one part in so many of the room, weighed by demand: a quarter. Higher: more calls; more
 /// is left for nodes whose demand grows.

@@ -9,6 +9,7 @@ mod regions;
 mod room;
 
 pub use holdings::{ABROAD_LIFE_US_MAX, Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, RECALL_US};
+pub(crate) use holdings::{REPORT_US_MIN, REPORTS_PER_BURST};
 pub use room::NEVER_US;
 
 use std::collections::{BTreeMap, BTreeSet};
