@@ -71,19 +71,19 @@ fn pass_through(from: impl Read, to: &mut impl Write, tally: &mut Tally) -> std:
 const GRACE: Duration = Duration::from_secs(30);
 
 /// How a program under a time limit ended.
-pub(crate) enum Limited {
+pub(crate) enum TimedExit {
     Ended(Output),
     OutOfTime,
 }
 
 /// Runs quietly, and ends the program and all it has started when `limit` has passed.
-pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<Limited, Failure> {
+pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<TimedExit, Failure> {
     run_group_within(limit, command.stdout(Stdio::piped()).stderr(Stdio::piped()))
 }
 
 /// Runs with the output that it was given, and ends all that is left of what it has started when it has ended or `limit` has
 /// passed.
-pub(crate) fn run_group_within(limit: Duration, command: &mut Command) -> Result<Limited, Failure> {
+pub(crate) fn run_group_within(limit: Duration, command: &mut Command) -> Result<TimedExit, Failure> {
     // A group of its own, so that the programs it starts in turn can be ended with it.
     let child = command
         .process_group(0)
@@ -93,7 +93,7 @@ pub(crate) fn run_group_within(limit: Duration, command: &mut Command) -> Result
     wait_within(limit, child).map_err(|error| format!("cannot wait for {}: {error}", spelled(command)))
 }
 
-fn wait_within(limit: Duration, child: Child) -> std::io::Result<Limited> {
+fn wait_within(limit: Duration, child: Child) -> std::io::Result<TimedExit> {
     let group = child.id();
     let (ended, end) = mpsc::channel();
     std::thread::spawn(move || {
@@ -102,13 +102,13 @@ fn wait_within(limit: Duration, child: Child) -> std::io::Result<Limited> {
     });
     if let Ok(output) = end.recv_timeout(limit) {
         signal_group(group, "KILL")?;
-        return output.map(Limited::Ended);
+        return output.map(TimedExit::Ended);
     }
     // The polite signal first: a `git clone` then removes what it has half written.
     for signal in ["TERM", "KILL"] {
         signal_group(group, signal)?;
         if end.recv_timeout(GRACE).is_ok() {
-            return Ok(Limited::OutOfTime);
+            return Ok(TimedExit::OutOfTime);
         }
     }
     Err(std::io::Error::other("it does not end even when killed"))
@@ -171,7 +171,7 @@ mod tests {
     fn a_program_within_its_limit_hands_over_its_output() {
         let ended =
             run_within(Duration::from_hours(1), &mut shell("echo out; echo err >&2; exit 1")).unwrap();
-        let Limited::Ended(output) = ended else { panic!("out of time") };
+        let TimedExit::Ended(output) = ended else { panic!("out of time") };
         assert_eq!((&output.stdout[..], &output.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
         assert!(!output.status.success());
     }
@@ -180,6 +180,6 @@ mod tests {
     #[test]
     fn a_program_out_of_time_is_ended_with_all_it_started() {
         let ended = run_within(Duration::ZERO, &mut shell("tail -f /dev/null & wait")).unwrap();
-        assert!(matches!(ended, Limited::OutOfTime));
+        assert!(matches!(ended, TimedExit::OutOfTime));
     }
 }

@@ -9,9 +9,9 @@ use crate::metadata::{Graph, Member};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("tidegate-core", &[]),
     ("tidegate-origin", &["tidegate-core", "tidegate-testkit"]),
-    ("tidegate-courier", &["tidegate-core", "tidegate-origin", "tidegate-testkit"]),
+    ("tidegate-replication", &["tidegate-core", "tidegate-origin", "tidegate-testkit"]),
     ("tidegate-rules", &["tidegate-core", "tidegate-testkit"]),
-    ("tidegate", &["tidegate-core", "tidegate-courier", "tidegate-origin", "tidegate-testkit"]),
+    ("tidegate", &["tidegate-core", "tidegate-replication", "tidegate-origin", "tidegate-testkit"]),
     ("tidegate-record", &["tidegate-testkit"]),
     (
         "tidegate-server",
@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // Its tests change a store past the servers that follow it.
     ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-rules", "tidegate-testkit"]),
-    ("tidegate-sim", &["tidegate-core", "tidegate-courier", "tidegate-oracle"]),
+    ("tidegate-sim", &["tidegate-core", "tidegate-replication", "tidegate-oracle"]),
     ("tidegate-oracle", &["tidegate-core"]),
     (
         "tidegate-bench",
@@ -160,7 +160,7 @@ mod tests {
 
     /// A made-up workspace, turned into what `cargo metadata` would print for it.
     #[derive(Default)]
-    struct Made {
+    struct FakeWorkspace {
         members: Vec<&'static str>,
         default_members: Vec<&'static str>,
         edges: Vec<(&'static str, &'static str, Value)>,
@@ -183,8 +183,8 @@ mod tests {
     }
 
     /// The crates of today with dependencies that keep every rule.
-    fn sound() -> Made {
-        Made {
+    fn sound() -> FakeWorkspace {
+        FakeWorkspace {
             members: vec!["tidegate-core", "tidegate", "tidegate-oracle", "tidegate-bench", "xtask"],
             default_members: vec!["tidegate-core", "tidegate"],
             edges: vec![
@@ -200,7 +200,7 @@ mod tests {
         }
     }
 
-    impl Made {
+    impl FakeWorkspace {
         fn with(mut self, from: &'static str, to: &'static str, kind: Value) -> Self {
             self.edges.push((from, to, kind));
             self
@@ -292,7 +292,7 @@ mod tests {
         for (member, _) in ALLOWED {
             for measured in ["tidegate-oracle", "tidegate-bench"] {
                 // No default member, so that the benchmark's peers are another test's matter.
-                let made = Made { members: vec![member, measured], ..Made::default() };
+                let made = FakeWorkspace { members: vec![member, measured], ..FakeWorkspace::default() };
                 let granted =
                     measured == "tidegate-oracle" && ["tidegate-sim", "tidegate-bench"].contains(member);
                 let expected = if granted { vec![] } else { vec![forbidden(member, measured)] };

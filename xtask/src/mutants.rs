@@ -40,8 +40,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         fault: "a writer locks whatever version is there, not the one it decided on",
         file: "src/table/line.rs",
-        from: "pub(crate) fn lock_at(&self, head: Head) -> Option<Locked<'_>> {",
-        to: "pub(crate) fn lock_at(&self, _: Head) -> Option<Locked<'_>> {\n        let head = self.head();",
+        from: "pub(crate) fn lock_at(&self, head: Head) -> Option<LineGuard<'_>> {",
+        to: "pub(crate) fn lock_at(&self, _: Head) -> Option<LineGuard<'_>> {\n        let head = self.head();",
         caught_by: "the_last_unit_goes_to_one_of_two",
     },
     Mutant {
@@ -61,14 +61,14 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         fault: "a newcomer is placed without looking whether it is there by now",
         file: "src/table/place.rs",
-        from: "return Placed::Already;",
+        from: "return InsertResult::Already;",
         to: "",
         caught_by: "a_key_that_two_threads_make_at_once_has_one_meter",
     },
     Mutant {
         fault: "any meter may be forgotten to make room",
         file: "src/table/place.rs",
-        from: "best.filter(|choice| choice.standing < Standing::Kept)",
+        from: "best.filter(|choice| choice.eviction_rank < EvictionRank::Pinned)",
         to: "best",
         caught_by: "a_key_at_its_limit_survives_newcomers",
     },

@@ -10,16 +10,16 @@ use crate::Failure;
 use crate::command;
 
 /// A program, and the Debian package that has it.
-struct Packaged {
+struct DebianProgram {
     program: &'static str,
     package: &'static str,
 }
 
-const fn packaged(program: &'static str, package: &'static str) -> Packaged {
-    Packaged { program, package }
+const fn packaged(program: &'static str, package: &'static str) -> DebianProgram {
+    DebianProgram { program, package }
 }
 
-const PACKAGED: &[Packaged] = &[
+const PACKAGED: &[DebianProgram] = &[
     packaged("redis-server", "redis-server"),
     packaged("redis-cli", "redis-tools"),
     packaged("redis-benchmark", "redis-tools"),

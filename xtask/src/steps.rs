@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::Failure;
-use crate::command::{self, Limited};
+use crate::command::{self, TimedExit};
 use crate::gate::Step;
 use crate::metadata::Project;
 use crate::mutants;
@@ -151,24 +151,26 @@ impl CargoDeny<'_> {
     fn check_advisories(&self, tally: &mut Tally) -> Result<(), Failure> {
         match self.fetch_advisories()? {
             // Offline, because a second attempt to fetch would have no time limit.
-            Fetched::Yes => command::run(self.command().args(["--offline", "check", "advisories"])),
-            Fetched::No { why } => skip_advisories(&why, is_set(REQUIRE_ADVISORIES), tally),
+            FetchResult::Yes => command::run(self.command().args(["--offline", "check", "advisories"])),
+            FetchResult::No { why } => skip_advisories(&why, is_set(REQUIRE_ADVISORIES), tally),
         }
     }
 
-    fn fetch_advisories(&self) -> Result<Fetched, Failure> {
+    fn fetch_advisories(&self) -> Result<FetchResult, Failure> {
         let mut fetch = self.command();
         // Nobody is there to answer when git asks for a name and a password.
         fetch.args(["fetch", "db"]).env("GIT_TERMINAL_PROMPT", "0");
         Ok(match command::run_within(ADVISORIES_TIME_LIMIT, &mut fetch)? {
-            Limited::Ended(output) if output.status.success() => Fetched::Yes,
-            Limited::Ended(output) => Fetched::No { why: last_error_line(&output) },
-            Limited::OutOfTime => Fetched::No { why: format!("not done within {ADVISORIES_TIME_LIMIT:?}") },
+            TimedExit::Ended(output) if output.status.success() => FetchResult::Yes,
+            TimedExit::Ended(output) => FetchResult::No { why: last_error_line(&output) },
+            TimedExit::OutOfTime => {
+                FetchResult::No { why: format!("not done within {ADVISORIES_TIME_LIMIT:?}") }
+            }
         })
     }
 }
 
-enum Fetched {
+enum FetchResult {
     Yes,
     No { why: String },
 }

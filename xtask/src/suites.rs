@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::Failure;
-use crate::command::{self, Limited};
+use crate::command::{self, TimedExit};
 use crate::gate::timed;
 use crate::metadata::Project;
 use crate::tally::Tally;
@@ -82,23 +82,23 @@ fn next(waiting: &Mutex<impl Iterator<Item = Suite>>) -> Option<Suite> {
 const IS_BUILT: &str = "TIDEGATE_IS_BUILT";
 
 /// What a program said, and how it ended.
-struct Said {
+struct ProgramOutput {
     text: String,
-    ended: Ended,
+    ended: ExitKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
+enum ExitKind {
     Passed,
     Failed,
     Hung,
 }
 
 /// Runs a program, and once more if it hangs.
-fn run_suite_again(suite: &Suite, notes: &Path, limit: Duration) -> Result<Said, Failure> {
+fn run_suite_again(suite: &Suite, notes: &Path, limit: Duration) -> Result<ProgramOutput, Failure> {
     for _ in 0..HANGS_MAX {
         match run_suite(suite, notes, limit)? {
-            Said { text, ended: Ended::Hung } => {
+            ProgramOutput { text, ended: ExitKind::Hung } => {
                 println!("\n     HUNG {}: run again\n{text}", suite.name);
             }
             said => return Ok(said),
@@ -109,7 +109,7 @@ fn run_suite_again(suite: &Suite, notes: &Path, limit: Duration) -> Result<Said,
 
 /// What it says is kept until it has ended, so that what two of them say does not mix, and in a file: a pipe ends only with the
 /// last process that has it, and a test that fails badly may leave one behind.
-fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<Said, Failure> {
+fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<ProgramOutput, Failure> {
     let note = notes.join(suite.name.replace(['/', ' '], "-"));
     let ended = File::create(&note)
         .and_then(|out| Ok((out.try_clone()?, out)))
@@ -122,10 +122,12 @@ fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<Said, Failu
     let text = std::fs::read(&note).map_err(|error| format!("cannot read {}: {error}", note.display()))?;
     let text = String::from_utf8_lossy(&text).into_owned();
     Ok(match ended {
-        Limited::Ended(output) if output.status.success() => Said { text, ended: Ended::Passed },
-        Limited::Ended(_) => Said { text, ended: Ended::Failed },
-        Limited::OutOfTime => {
-            Said { text: format!("{text}\nnot done within {limit:?}\n"), ended: Ended::Hung }
+        TimedExit::Ended(output) if output.status.success() => {
+            ProgramOutput { text, ended: ExitKind::Passed }
+        }
+        TimedExit::Ended(_) => ProgramOutput { text, ended: ExitKind::Failed },
+        TimedExit::OutOfTime => {
+            ProgramOutput { text: format!("{text}\nnot done within {limit:?}\n"), ended: ExitKind::Hung }
         }
     })
 }
@@ -133,15 +135,16 @@ fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<Said, Failu
 fn tell(
     suite: &Suite,
     taken: Duration,
-    said: Result<Said, Failure>,
+    said: Result<ProgramOutput, Failure>,
     told: &Mutex<(&mut Tally, Vec<String>)>,
 ) {
     let Ok(mut told) = told.lock() else { return };
-    let said = said.unwrap_or_else(|failure| Said { text: format!("{failure}\n"), ended: Ended::Failed });
+    let said = said
+        .unwrap_or_else(|failure| ProgramOutput { text: format!("{failure}\n"), ended: ExitKind::Failed });
     println!("\n     Running {} ({:.1}s)", suite.name, taken.as_secs_f64());
     said.text.lines().for_each(|line| told.0.count_line(line));
     print!("{}", said.text);
-    if said.ended != Ended::Passed {
+    if said.ended != ExitKind::Passed {
         told.1.push(suite.name.clone());
     }
 }
@@ -228,7 +231,7 @@ mod tests {
         let folder = folder("hangs");
         let suite = program(&folder, "echo begun; exec tail -f /dev/null");
         let said = run_suite(&suite, &folder, Duration::from_millis(300)).unwrap();
-        assert_eq!(said.ended, Ended::Hung);
+        assert_eq!(said.ended, ExitKind::Hung);
         assert!(said.text.starts_with("begun\n") && said.text.contains("not done within"), "{}", said.text);
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -238,7 +241,7 @@ mod tests {
         let folder = folder("again");
         let once = program(&folder, "mkdir begun && exec tail -f /dev/null; exit 0");
         let limit = Duration::from_secs(2);
-        assert_eq!(run_suite_again(&once, &folder, limit).unwrap().ended, Ended::Passed);
+        assert_eq!(run_suite_again(&once, &folder, limit).unwrap().ended, ExitKind::Passed);
         let always = program(&folder, "exec tail -f /dev/null");
         let mut tally = Tally::default();
         let told = Mutex::new((&mut tally, Vec::new()));
@@ -257,7 +260,7 @@ mod tests {
         let left = Path::new("/proc").join(said.text.trim()).join("cmdline");
         // One that is killed stays in the list until whoever adopted it looks, with no command line.
         let is_there = || std::fs::read(&left).is_ok_and(|line| !line.is_empty());
-        assert_eq!(said.ended, Ended::Passed);
+        assert_eq!(said.ended, ExitKind::Passed);
         let looks = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(10))).take(1_000);
         assert!(looks.into_iter().any(|()| !is_there()), "it is still there after ten seconds");
         std::fs::remove_dir_all(folder).unwrap();

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use tidegate_rules::book::Kind;
-use tidegate_rules::change::{Needs, Operation, Proposal};
-use tidegate_rules::store::{Act, Store};
+use tidegate_rules::change::{ChangeNeeds, Operation, Proposal};
+use tidegate_rules::rows::RowKind;
+use tidegate_rules::store::{Attribution, Store};
 use tidegate_testkit::{Postgres, Server, tidegate};
 
 use crate::{machine, servers};
@@ -157,10 +157,16 @@ async fn fill(store: &Store, rules: u64) -> Result<u64> {
 }
 
 async fn apply(store: &Store, operations: Vec<Operation>) -> Result<u64> {
-    let base_revision = store.heads().await?.revision;
+    let base_revision = store.revisions().await?.revision;
     let reason = "a measurement".to_owned();
-    let proposal =
-        Proposal { base_revision, reason, operations, effect: None, needs: Needs::Nothing, undoes: vec![] };
+    let proposal = Proposal {
+        base_revision,
+        reason,
+        operations,
+        effect: None,
+        needs: ChangeNeeds::Nothing,
+        undoes: vec![],
+    };
     let change = store.apply_new(&proposal, false, by()).await?;
     change.revision.context("it was applied")
 }
@@ -174,13 +180,13 @@ fn body(at: u64, limit: u64) -> String {
 }
 
 fn rule(at: u64, limit: u64) -> Operation {
-    Operation::Put { kind: Kind::Rule, name: name(at), body: body(at, limit) }
+    Operation::Put { kind: RowKind::Rule, name: name(at), body: body(at, limit) }
 }
 
 #[expect(clippy::disallowed_methods, reason = "servers judge changes by when they were made")]
-fn by() -> Act<'static> {
+fn by() -> Attribution<'static> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Act { by: "bench", now_ms: now.as_millis() as u64 }
+    Attribution { by: "bench", now_ms: now.as_millis() as u64 }
 }
 
 /// Asks all servers in turn until each decides by a version; gives how long that took since it was said.

@@ -19,12 +19,12 @@ pub(crate) const BUDGET: Duration = Duration::from_secs(20);
 pub(crate) const THREADS: u64 = measure::THREADS_MAX as u64;
 
 /// How far a fill came.
-pub(crate) struct Filled {
+pub(crate) struct FillResult {
     pub(crate) keys: u64,
     pub(crate) took: Duration,
 }
 
-impl Filled {
+impl FillResult {
     /// What filling `keys` would have taken at this pace.
     pub(crate) fn estimate(&self, keys: u64) -> Duration {
         self.took.mul_f64(keys as f64 / self.keys.max(1) as f64)
@@ -36,7 +36,7 @@ pub(crate) fn fill(
     contender: &dyn Contender,
     workload: &Workload,
     budget: Option<Duration>,
-) -> Result<Filled> {
+) -> Result<FillResult> {
     let started = machine::now();
     let in_time = || budget.is_none_or(|budget| machine::now() - started < budget);
     let filled = thread::scope(|scope| {
@@ -49,7 +49,7 @@ pub(crate) fn fill(
             .collect();
         fillers.into_iter().map(|filler| measure::join(filler)?).sum::<Result<u64>>()
     })?;
-    Ok(Filled { keys: filled, took: machine::now() - started })
+    Ok(FillResult { keys: filled, took: machine::now() - started })
 }
 
 /// The checks of a range, in the shape of the case's requests: a limiter may keep the keys of each
@@ -80,9 +80,9 @@ mod tests {
     use std::sync::{Mutex, PoisonError};
 
     /// Remembers which key was asked under which of a request's limits.
-    struct Seen(Mutex<BTreeSet<(usize, u64)>>);
+    struct SeenKeys(Mutex<BTreeSet<(usize, u64)>>);
 
-    impl Contender for Seen {
+    impl Contender for SeenKeys {
         fn check(&self, batch: &Batch<'_>) -> u64 {
             let limits = (0..batch.limits).cycle();
             self.lock().extend(limits.zip(batch.numbers.iter().copied()));
@@ -90,14 +90,14 @@ mod tests {
         }
     }
 
-    impl Seen {
+    impl SeenKeys {
         fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<(usize, u64)>> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 
     fn filled(workload: &Workload, budget: Option<Duration>) -> Result<(u64, BTreeSet<(usize, u64)>)> {
-        let seen = Seen(Mutex::default());
+        let seen = SeenKeys(Mutex::default());
         let filled = fill(&seen, workload, budget)?;
         Ok((filled.keys, seen.0.into_inner().unwrap_or_else(PoisonError::into_inner)))
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use tidegate::{Ask, Gate, Limit, Limiter, ManualClock, Secret, Verdict};
+use tidegate::{Check, Gate, Limit, Limiter, ManualClock, Secret, Verdict};
 
 use crate::machine;
 
@@ -122,7 +122,7 @@ fn strangers(limiter: &Limiter, gate: &Gate, keys: std::ops::Range<u64>) {
 /// How many of a neighbour's decisions differ between the flooded table and a calm one.
 fn differing(round: u64, flooded: (&Limiter, &Gate), calm: (&Limiter, &Gate)) -> u64 {
     let hears = |(limiter, gate): (&Limiter, &Gate), key: u64| -> Verdict {
-        let ask: Ask<'_> = gate.key(key.to_le_bytes()).cost(1 + (key + round) % 12);
+        let ask: Check<'_> = gate.key(key.to_le_bytes()).cost(1 + (key + round) % 12);
         limiter.check(ask).verdict()
     };
     (0..NEIGHBOURS).filter(|&key| hears(flooded, key) != hears(calm, key)).count() as u64

@@ -9,7 +9,7 @@ use rand::rngs::Xoshiro256PlusPlus as Random;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
 use tidegate::{Clock, Gate, Limit, Limiter, Secret, SystemClock};
-use tidegate_record::{Entry, Kind, Log, Recorder, Settings, Terms, Verdict};
+use tidegate_record::{DecisionEntry, LimitTerms, Log, LogSettings, RecordKind, RecordVerdict, Recorder};
 
 use crate::machine;
 use crate::measure::median;
@@ -238,12 +238,12 @@ fn told<const N: usize>(of: &str, checks: [(bool, String); N]) -> Vec<String> {
 /// With the log and without it in turns, so that whatever else the machine does is the same for both.
 fn case(args: &Args, load: &Load, denied_percent: u64) -> Result<Case> {
     let folder = tempfile::tempdir()?;
-    let asking = Asking {
+    let asking = RunPlan {
         per_second: RATE,
         denied_percent,
         workers: 1,
         record: Length::Short,
-        logged: Logged::InTurns,
+        logged: LogMode::InTurns,
     };
     let (ran, recorder) = load.logged(args, COMPARED_TIMES * args.seconds, folder.path(), asking)?;
     let counts = recorder.counts();
@@ -257,9 +257,9 @@ fn case(args: &Args, load: &Load, denied_percent: u64) -> Result<Case> {
         percent_of_throughput: 100.0 * added / (without + added),
         cpu_ns_behind_decision: behind,
         behind_percent_of_core: 100.0 * behind * RATE as f64 / 1e9,
-        written: Kind::ALL.iter().map(|kind| counts.written(*kind)).sum(),
-        dropped_denials: counts.dropped(Kind::Denial),
-        dropped_samples: counts.dropped(Kind::Sample),
+        written: RecordKind::ALL.iter().map(|kind| counts.written(*kind)).sum(),
+        dropped_denials: counts.dropped(RecordKind::Denial),
+        dropped_samples: counts.dropped(RecordKind::Sample),
     })
 }
 
@@ -277,10 +277,10 @@ fn added([without, with]: &[Vec<f64>; 2]) -> f64 {
 fn denials(args: &Args, load: &Load, flood: Flood, rate: u64) -> Result<Rate> {
     let Flood { workers, record, .. } = flood;
     let folder = tempfile::tempdir()?;
-    let asking = Asking { per_second: rate, denied_percent: 100, workers, record, logged: Logged::Always };
+    let asking = RunPlan { per_second: rate, denied_percent: 100, workers, record, logged: LogMode::Always };
     let (ran, recorder) = load.logged(args, args.seconds, folder.path(), asking)?;
     let counts = recorder.counts();
-    let written = counts.written(Kind::Denial);
+    let written = counts.written(RecordKind::Denial);
     let bytes = std::fs::metadata(folder.path().join("decisions.db"))?.len();
     Ok(Rate {
         workers,
@@ -289,7 +289,7 @@ fn denials(args: &Args, load: &Load, flood: Flood, rate: u64) -> Result<Rate> {
         reached: ran.per_second(),
         denials: ran.decisions,
         written,
-        dropped: counts.dropped(Kind::Denial),
+        dropped: counts.dropped(RecordKind::Denial),
         cpu_ns_per_denial: ran.cpu_ns(),
         bytes_per_denial: bytes as f64 / written.max(1) as f64,
     })
@@ -308,24 +308,24 @@ struct Load {
 
 /// What is asked of a run.
 #[derive(Clone, Copy)]
-struct Asking {
+struct RunPlan {
     per_second: u64,
     denied_percent: u64,
     /// The last of them decides.
     workers: usize,
     record: Length,
-    logged: Logged,
+    logged: LogMode,
 }
 
 /// Which decisions are offered to the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Logged {
+enum LogMode {
     Always,
     InTurns,
 }
 
 /// What a run took, all threads together.
-struct Ran {
+struct RunCost {
     decisions: u64,
     cpu: Duration,
     /// Of that, threads other than the one that decides.
@@ -337,7 +337,7 @@ struct Ran {
     turns: [Vec<f64>; 2],
 }
 
-impl Ran {
+impl RunCost {
     fn cpu_ns(&self) -> f64 {
         self.cpu.as_nanos() as f64 / self.decisions as f64
     }
@@ -373,9 +373,9 @@ impl Load {
         args: &Args,
         seconds: u64,
         folder: &std::path::Path,
-        asking: Asking,
-    ) -> Result<(Ran, Arc<Recorder>)> {
-        let settings = Settings {
+        asking: RunPlan,
+    ) -> Result<(RunCost, Arc<Recorder>)> {
+        let settings = LogSettings {
             threads: asking.workers,
             sample_rate: args.sample,
             retention: Duration::from_hours(24),
@@ -397,13 +397,13 @@ impl Load {
         Ok((ran, recorder))
     }
 
-    fn run(&self, seconds: u64, asking: Asking, recorder: &Recorder) -> Ran {
+    fn run(&self, seconds: u64, asking: RunPlan, recorder: &Recorder) -> RunCost {
         let started = machine::now();
         let each = asking.per_second / BEATS_PER_SECOND;
         let mut turns = [Vec::new(), Vec::new()];
         let (mut decisions, mut offered, mut turn) = (0, 0, Duration::ZERO);
         for beat in 0..seconds * BEATS_PER_SECOND {
-            let is_logged = asking.logged == Logged::Always || beat / TURN_BEATS % 2 == 1;
+            let is_logged = asking.logged == LogMode::Always || beat / TURN_BEATS % 2 == 1;
             let recorder = is_logged.then_some(recorder);
             let cpu = machine::thread_cpu();
             for _ in 0..each {
@@ -423,16 +423,16 @@ impl Load {
             machine::sleep_until(started + Duration::from_micros((beat + 1) * 1_000_000 / BEATS_PER_SECOND));
         }
         let wall = machine::now().saturating_duration_since(started);
-        Ran { decisions, cpu: Duration::ZERO, behind: Duration::ZERO, wall, logged: offered, turns }
+        RunCost { decisions, cpu: Duration::ZERO, behind: Duration::ZERO, wall, logged: offered, turns }
     }
 
     /// One decision, taken down as a server does.
-    fn decide(&self, at: u64, asking: Asking, recorder: Option<&Recorder>) {
+    fn decide(&self, at: u64, asking: RunPlan, recorder: Option<&Recorder>) {
         let gate = if at % 100 < asking.denied_percent { &self.denies } else { &self.passes };
         // An odd factor visits all keys, in no order that a cache would know.
         let key = self.keys[(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44) as usize].as_str();
         let outcome = self.limiter.check(gate.key(key));
-        let verdict = if outcome.is_allowed() { Verdict::Allowed } else { Verdict::Denied };
+        let verdict = if outcome.is_allowed() { RecordVerdict::Allowed } else { RecordVerdict::Denied };
         let Some(recorder) = recorder else {
             std::hint::black_box(verdict);
             return;
@@ -440,7 +440,7 @@ impl Load {
         let worker = asking.workers - 1;
         if recorder.wants(worker, verdict) {
             let limit = gate.limit();
-            let entry = Entry {
+            let entry = DecisionEntry {
                 at_ms: self.clock.now().wall_us() / 1_000,
                 tenant: "acme",
                 surface: "check",
@@ -451,14 +451,14 @@ impl Load {
                 rule_version: 3,
                 set_version: "0f6c1a9e52d17b40",
                 replaced_by: "",
-                limit: Terms {
+                limit: LimitTerms {
                     amount: limit.amount(),
                     burst: limit.burst(),
                     period_ms: limit.period_us() / 1_000,
                 },
                 remaining: outcome.remaining(),
                 retry_ms: outcome.retry_after().map(|wait| wait.as_millis() as u64),
-                rung: "local",
+                source: "local",
             };
             match asking.record {
                 Length::Short => {

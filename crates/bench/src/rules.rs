@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use rand::rngs::Xoshiro256PlusPlus as Random;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
-use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::{Dimensions, DimensionsError, EMERGENCIES_MAX, Rule, RuleSet};
 
 use crate::machine;
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     rows: usize,
     /// Start servers on a store with as many rows, instead of compiling in this process.
     #[arg(long, value_name = "KIND")]
-    store: Option<load::Kept>,
+    store: Option<load::RowStore>,
     /// With `--store`: run this build of tidegate, instead of the one of this checkout.
     #[arg(long, value_name = "FILE", requires = "store")]
     tidegate: Option<PathBuf>,
@@ -71,11 +71,11 @@ struct Report {
     emergencies: &'static str,
     /// Growth of resident memory while compiling, what the allocator keeps for later among it.
     bytes_per_row: f64,
-    matches: Vec<Measured>,
+    matches: Vec<MatchCost>,
 }
 
 #[derive(Serialize)]
-struct Measured {
+struct MatchCost {
     request: &'static str,
     /// CPU time of one match: the median of batches.
     cpu_ns: f64,
@@ -83,13 +83,13 @@ struct Measured {
 }
 
 /// A request of a kind, and what has to come of it.
-struct Asked {
+struct SampleRequest {
     tenant: String,
     path: String,
     user: String,
 }
 
-impl Asked {
+impl SampleRequest {
     fn dimensions(&self) -> Result<Dimensions<'_>, DimensionsError> {
         let Self { path, user, .. } = self;
         Dimensions::new([("method", "GET"), ("path", path.as_str()), ("user", user.as_str())])
@@ -127,32 +127,32 @@ fn print(report: &Report) {
         EMERGENCIES_BAR.as_secs_f64() * 1e3
     );
     println!("  keep  {bytes_per_row:>8.1} bytes/row");
-    for Measured { request, cpu_ns, held } in matches {
+    for MatchCost { request, cpu_ns, held } in matches {
         println!("  match {cpu_ns:>8.0} ns  of {MATCH_BAR_NS:>6.0} {held:<7} {request}");
     }
 }
 
 /// Rules for everyone, with overrides for most of their keys.
-fn overridden_rows(rows: usize) -> impl Iterator<Item = Row> {
-    let rules = (0..RULES).map(|at| row(Kind::Rule, format!("rule-{at}"), rule(None, &path(at))));
+fn overridden_rows(rows: usize) -> impl Iterator<Item = RuleRow> {
+    let rules = (0..RULES).map(|at| row(RowKind::Rule, format!("rule-{at}"), rule(None, &path(at))));
     let wildcards = (0..WILDCARDS).map(|at| {
         let rule = at % RULES_WITH_WILDCARDS;
-        row(Kind::Override, format!("wild-{at}"), over(rule, &format!("partner-{at}-*"), at))
+        row(RowKind::Override, format!("wild-{at}"), over(rule, &format!("partner-{at}-*"), at))
     });
     let overrides = (0..rows - RULES - WILDCARDS)
-        .map(|at| row(Kind::Override, format!("exact-{at}"), over(at % RULES, &user(at), at)));
+        .map(|at| row(RowKind::Override, format!("exact-{at}"), over(at % RULES, &user(at), at)));
     rules.chain(wildcards).chain(overrides)
 }
 
 /// Rules for everyone, each for a path of its own, and no override.
-fn plain_rows(rows: usize) -> impl Iterator<Item = Row> {
-    (0..rows).map(|at| row(Kind::Rule, format!("rule-{at}"), rule(None, &path(at))))
+fn plain_rows(rows: usize) -> impl Iterator<Item = RuleRow> {
+    (0..rows).map(|at| row(RowKind::Rule, format!("rule-{at}"), rule(None, &path(at))))
 }
 
 fn overridden(rows: usize) -> Result<Report> {
     let exact = rows - RULES - WILDCARDS;
     let (set, report) = load("overridden", overridden_rows(rows).collect())?;
-    let asked = |path: String, user: String| Asked { tenant: String::new(), path, user };
+    let asked = |path: String, user: String| SampleRequest { tenant: String::new(), path, user };
     let own = |random: &mut Random| {
         let at = random.random_range(0..exact);
         asked(path(at % RULES), user(at))
@@ -183,10 +183,10 @@ fn tenants(rows: usize) -> Result<Report> {
     let count = (rows / RULES_PER_TENANT).min(TENANTS);
     let own = (0..count * RULES_PER_TENANT).map(|at| {
         let (tenant, at) = (at / RULES_PER_TENANT, at % RULES_PER_TENANT);
-        row(Kind::Rule, format!("tenant-{tenant}-{at}"), rule(Some(tenant), &path(at)))
+        row(RowKind::Rule, format!("tenant-{tenant}-{at}"), rule(Some(tenant), &path(at)))
     });
     let (set, report) = load("tenants", own.collect())?;
-    let asked = |tenant: usize, random: &mut Random| Asked {
+    let asked = |tenant: usize, random: &mut Random| SampleRequest {
         tenant: format!("tenant-{tenant}"),
         path: path(random.random_range(0..RULES_PER_TENANT)),
         user: user(random.random_range(0..1_000)),
@@ -210,8 +210,8 @@ fn user(at: usize) -> String {
     format!("customer-{at}")
 }
 
-fn row(kind: Kind, name: String, body: String) -> Row {
-    Row { kind, name, body, version: 1 }
+fn row(kind: RowKind, name: String, body: String) -> RuleRow {
+    RuleRow { kind, name, body, version: 1 }
 }
 
 fn rule(tenant: Option<usize>, path: &str) -> String {
@@ -226,11 +226,12 @@ fn over(rule: usize, key: &str, at: usize) -> String {
     format!(r#"{{"rule":"rule-{rule}","key":["{key}"],"limit":{}}}"#, 200 + at % 300)
 }
 
-fn load(set: &'static str, rows: Vec<Row>) -> Result<(RuleSet, Report)> {
+fn load(set: &'static str, rows: Vec<RuleRow>) -> Result<(RuleSet, Report)> {
     eprintln!("rules: compiling {set}");
-    let book = Book { revision: 1, emergency_revision: 0, rows: rows.into(), emergencies: Vec::new() };
-    let (rows, before, started) = (book.rows.len(), machine::resident_bytes()?, machine::now());
-    let compiled = RuleSet::compile(&book, None, 0)?;
+    let rule_rows =
+        RuleRows { revision: 1, emergency_revision: 0, rows: rows.into(), emergencies: Vec::new() };
+    let (rows, before, started) = (rule_rows.rows.len(), machine::resident_bytes()?, machine::now());
+    let compiled = RuleSet::compile(&rule_rows, None, 0)?;
     let took = machine::now() - started;
     let grown = machine::resident_bytes()?.saturating_sub(before);
     let emergencies_took = put_emergencies(&compiled)?;
@@ -267,13 +268,13 @@ fn put_emergencies(set: &RuleSet) -> Result<Duration> {
 fn measure(
     request: &'static str,
     set: &RuleSet,
-    draw: impl Fn(&mut Random) -> Asked,
+    draw: impl Fn(&mut Random) -> SampleRequest,
     is_right: impl Fn(&[Option<&str>]) -> bool,
-) -> Result<Measured> {
+) -> Result<MatchCost> {
     let mut random = Random::seed_from_u64(SEED);
     let mut slices = Vec::with_capacity(BATCHES);
     for _ in 0..BATCHES {
-        let asked: Vec<Asked> = (0..BATCH).map(|_| draw(&mut random)).collect();
+        let asked: Vec<SampleRequest> = (0..BATCH).map(|_| draw(&mut random)).collect();
         let requests = asked.iter().map(|asked| Ok((asked.tenant.as_str(), asked.dimensions()?)));
         let requests = requests.collect::<Result<Vec<_>>>()?;
         let started = machine::thread_cpu();
@@ -283,12 +284,12 @@ fn measure(
         slices.push(machine::thread_cpu().saturating_sub(started).as_nanos() as f64 / BATCH as f64);
         for (tenant, dimensions) in &requests {
             let told: Vec<_> =
-                set.matching(tenant, dimensions, 0).map(|found| found.terms.exception).collect();
+                set.matching(tenant, dimensions, 0).map(|found| found.terms.override_name).collect();
             ensure!(is_right(&told), "{request}: {dimensions:?} found {told:?}");
         }
     }
     let cpu_ns = median(slices);
-    Ok(Measured { request, cpu_ns, held: held(cpu_ns <= MATCH_BAR_NS) })
+    Ok(MatchCost { request, cpu_ns, held: held(cpu_ns <= MATCH_BAR_NS) })
 }
 
 fn held(is_held: bool) -> &'static str {

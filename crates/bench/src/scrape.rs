@@ -74,13 +74,13 @@ mod tests {
     fn a_counter_is_summed_over_all_else() {
         let told = metrics(
             "# TYPE tidegate_decisions counter\n\
-             tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",rung=\"local\"} 7\n\
-             tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",rung=\"shed\"} 40\n\
-             tidegate_decisions_total{surface=\"direct\",class=\"comfort\",outcome=\"allowed\",rung=\"shed\"} 2\n\
+             tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"local\"} 7\n\
+             tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"shed\"} 40\n\
+             tidegate_decisions_total{surface=\"direct\",class=\"comfort\",outcome=\"allowed\",source=\"shed\"} 2\n\
              tidegate_origin_calls_total 3\n\
              tidegate_origin_calls_total_of_something_else 100\n",
         );
-        assert_eq!(told.sum("tidegate_decisions_total", "rung=\"shed\"").unwrap(), Some(42));
+        assert_eq!(told.sum("tidegate_decisions_total", "source=\"shed\"").unwrap(), Some(42));
         assert_eq!(told.sum("tidegate_decisions_total", "").unwrap(), Some(49));
         assert_eq!(told.sum("tidegate_origin_calls_total", "").unwrap(), Some(3));
         assert_eq!(told.sum("tidegate_origin_waited_total", "").unwrap(), None);

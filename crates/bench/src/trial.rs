@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::contenders::{self, Contender, Entry};
-use crate::fill::{self, Filled};
+use crate::fill::{self, FillResult};
 use crate::machine;
 use crate::measure::{Measurement, PACE, THREADS_MAX, measure};
 use crate::stream::Stream;
@@ -79,7 +79,7 @@ fn fill_all(
     variants: &[Box<dyn Contender>],
     workload: &Workload,
     full: bool,
-) -> Result<Filled> {
+) -> Result<FillResult> {
     let contender = variants.first().context("an entry without variants")?.as_ref();
     let filled = fill::fill(contender, workload, entry.fill_budget(full))?;
     let (keys, seconds) = (filled.keys, filled.took.as_secs_f64());

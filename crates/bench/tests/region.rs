@@ -49,42 +49,52 @@ fn assert_exact(exact: &Value) {
 
 #[test]
 fn a_region_of_real_servers_never_passes_a_security_limit_and_leaves_nothing_in_its_store() {
-    let (output, told) = run(&["--quick", "--seconds", "1", "--rate", "300"]);
-    let rows = told["cases"].as_array().expect("rows");
+    let (output, published) = run(&["--quick", "--seconds", "1", "--rate", "300"]);
+    let rows = published["cases"].as_array().expect("rows");
     assert_eq!(rows.len(), 8);
     for row in rows {
         assert!(row["requests"].as_u64() > Some(100), "{row}");
         assert!(row["class"] != "security" || row["over_units"] == 0.0, "{row}");
     }
     assert!(rows.iter().any(|row| row["admitted"].as_u64() > Some(0)), "{rows:?}");
-    assert!(told["warm"]["requests"].as_u64() > Some(1_000), "{}", told["warm"]);
-    assert_stalled(&told["stall"]);
+    assert!(published["warm"]["requests"].as_u64() > Some(1_000), "{}", published["warm"]);
+    assert_stalled(&published["stall"]);
     for asked in ["once", "again"] {
-        assert_eq!(told["hedge"][asked]["requests"], 500, "{}", told["hedge"]);
+        assert_eq!(published["hedge"][asked]["requests"], 500, "{}", published["hedge"]);
     }
-    assert_exact(&told["exact"]);
-    assert_eq!(is_held(&told, SECURITY_OVER), Some(true), "{}", told["bars"]);
-    assert_eq!(is_held(&told, STALLED_PASSED), Some(true), "{}", told["bars"]);
-    assert_eq!(is_held(&told, "keys in Redis that would stay for ever"), Some(true), "{}", told["bars"]);
+    assert_exact(&published["exact"]);
+    assert_eq!(is_held(&published, SECURITY_OVER), Some(true), "{}", published["bars"]);
+    assert_eq!(is_held(&published, STALLED_PASSED), Some(true), "{}", published["bars"]);
+    assert_eq!(
+        is_held(&published, "keys in Redis that would stay for ever"),
+        Some(true),
+        "{}",
+        published["bars"]
+    );
     // Shares, waits and times depend on the machine; what they come to is for whoever reads them.
-    let all_held = told["bars"].as_array().expect("bars").iter().all(|bar| bar["held"] == true);
-    assert_eq!(output.status.code(), Some(i32::from(!all_held)), "{}", told["bars"]);
+    let all_held = published["bars"].as_array().expect("bars").iter().all(|bar| bar["held"] == true);
+    assert_eq!(output.status.code(), Some(i32::from(!all_held)), "{}", published["bars"]);
 }
 
 #[test]
 fn one_part_is_run_alone() {
-    let (_, told) = run(&["--quick", "--only", "hedge"]);
-    assert!(told["hedge"].is_object(), "{told}");
-    assert!(["stall", "warm", "exact"].iter().all(|part| told[part].is_null()), "{told}");
-    assert_eq!(told["cases"].as_array().map(Vec::len), Some(0), "{told}");
-    assert_eq!(told["bars"].as_array().map(Vec::len), Some(1), "no bar is held by what was not run: {told}");
+    let (_, published) = run(&["--quick", "--only", "hedge"]);
+    assert!(published["hedge"].is_object(), "{published}");
+    assert!(["stall", "warm", "exact"].iter().all(|part| published[part].is_null()), "{published}");
+    assert_eq!(published["cases"].as_array().map(Vec::len), Some(0), "{published}");
+    assert_eq!(
+        published["bars"].as_array().map(Vec::len),
+        Some(1),
+        "no bar is held by what was not run: {published}"
+    );
 }
 
 #[test]
 fn servers_that_share_nothing_are_noticed() {
-    let (output, told) = run(&["--quick", "--seconds", "1", "--rate", "300", "--only", "cases", "--apart"]);
+    let (output, published) =
+        run(&["--quick", "--seconds", "1", "--rate", "300", "--only", "cases", "--apart"]);
     let over = |row: &Value| row["over_units"].as_f64() > Some(1.0);
-    assert!(told["cases"].as_array().expect("rows").iter().all(over), "{}", told["cases"]);
-    assert_eq!(is_held(&told, SECURITY_OVER), Some(false), "{}", told["bars"]);
+    assert!(published["cases"].as_array().expect("rows").iter().all(over), "{}", published["cases"]);
+    assert_eq!(is_held(&published, SECURITY_OVER), Some(false), "{}", published["bars"]);
     assert_eq!(output.status.code(), Some(1));
 }

@@ -11,7 +11,7 @@ use tidegate_server::timestamp;
 
 use crate::client::{self, Client};
 use crate::out::{Reader, shown};
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// How many entries are asked for at once.
 const PAGE: &str = "1000";
@@ -50,7 +50,7 @@ pub(crate) fn command() -> Command {
         )
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     match matches.subcommand() {
         Some(("show", matches)) => show(matches),
         Some(("verify", matches)) => verify(matches),
@@ -58,7 +58,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     }
 }
 
-fn show(matches: &ArgMatches) -> Done {
+fn show(matches: &ArgMatches) -> CommandResult {
     let client = Client::new(matches)?;
     let first = matches.get_one::<u64>("after").copied().unwrap_or_default();
     let mut after = first.to_string();
@@ -97,7 +97,7 @@ fn print(entry: &Value) -> Result<Reader, Failure> {
     say!("{}", shown(format_args!("{} {at} {actor} {action} {detail}", entry["sequence"])))
 }
 
-fn verify(matches: &ArgMatches) -> Done {
+fn verify(matches: &ArgMatches) -> CommandResult {
     let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
     let found = if let Some(file) = text("file") {
         verify_file(file, text("checkpoint"))?

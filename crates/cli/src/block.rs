@@ -9,7 +9,7 @@ use crate::client::{self, Client, segment};
 use crate::naming::name_of;
 use crate::out::shown;
 use crate::rules::change::{ask, reason_arg, tell_not_in_force, yes_arg};
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("block")
@@ -42,12 +42,12 @@ fn place_args() -> [Arg; 2] {
 }
 
 /// What is blocked, and the id of the emergency that does it: the same block is the same emergency.
-struct Place<'m> {
+struct BlockTarget<'m> {
     rule: Option<&'m str>,
     key: Vec<&'m str>,
 }
 
-impl<'m> Place<'m> {
+impl<'m> BlockTarget<'m> {
     fn new(matches: &'m ArgMatches) -> Self {
         let rule = matches.get_one::<String>("rule").map(String::as_str);
         let key = matches.get_many::<String>("key").into_iter().flatten().map(String::as_str).collect();
@@ -71,8 +71,8 @@ impl<'m> Place<'m> {
     }
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
-    let place = Place::new(matches);
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
+    let place = BlockTarget::new(matches);
     let text = |id: &str| matches.get_one::<String>(id);
     let mut question = json!({
         "id": place.id(),
@@ -93,8 +93,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-pub(crate) fn run_unblock(matches: &ArgMatches) -> Done {
-    let place = Place::new(matches);
+pub(crate) fn run_unblock(matches: &ArgMatches) -> CommandResult {
+    let place = BlockTarget::new(matches);
     let answer = Client::new(matches)?.delete(&format!("/v1/emergencies/{}", segment(&place.id())))?;
     if answer.status == 404 {
         return Err(Failure::failed(format!("not blocked: {}", place.words())));
@@ -102,7 +102,7 @@ pub(crate) fn run_unblock(matches: &ArgMatches) -> Done {
     tell(matches, &answer.decided(&[200])?.body, |_| format!("no longer blocked: {}", place.words()))
 }
 
-fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String) -> Done {
+fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String) -> CommandResult {
     if matches.get_flag("json") {
         say!("{body}")?;
     } else {

@@ -9,12 +9,12 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidegate_server::bounds::{PARAMETERS, Parameter, Situation, told_situation};
+use tidegate_server::bounds::{PARAMETERS, Parameter, Situation, situation_json};
 use tidegate_server::{Fleet, RuleSet};
 
 use crate::client::{self, Client};
 use crate::rules::read;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// How many bounds are asked for at once.
 const PAGE: &str = "1000";
@@ -58,7 +58,7 @@ fn parameter_arg(parameter: &Parameter) -> Arg {
         .help(format!("{} [default: {default}]", parameter.about))
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let answer = match matches.get_one::<String>("rules") {
         Some(file) => of_file(matches, file)?,
         None => of_server(matches)?,
@@ -67,7 +67,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         say!("{answer}")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let word = Word::deserialize(&answer)
+    let word = BoundAnswer::deserialize(&answer)
         .map_err(|error| Failure::failed(format!("the server's answer is not one about bounds: {error}")))?;
     crate::out::print(word.to_text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
@@ -99,9 +99,9 @@ fn of_file(matches: &ArgMatches, file: &str) -> Result<Value, Failure> {
     if let Some(weights) = matches.get_one::<String>("weights") {
         situation.set_weights(weights).map_err(Failure::usage)?;
     }
-    let bounds: Vec<_> = set.rules().iter().map(|rule| situation.told(rule)).collect();
+    let bounds: Vec<_> = set.rules().iter().map(|rule| situation.report(rule)).collect();
     Ok(
-        json!({ "rules_version": set.version(), "of": told_situation(&situation), "bounds": bounds, "next": null }),
+        json!({ "rules_version": set.version(), "of": situation_json(&situation), "bounds": bounds, "next": null }),
     )
 }
 
@@ -142,14 +142,14 @@ fn join(mut before: Value, mut page: Value) -> Result<Value, Failure> {
 
 /// The parts of an answer that are shown.
 #[derive(Deserialize)]
-struct Word {
+struct BoundAnswer {
     rules_version: String,
-    of: Of,
-    bounds: Vec<BoundWord>,
+    of: BoundSituation,
+    bounds: Vec<RuleBound>,
 }
 
 #[derive(Deserialize)]
-struct Of {
+struct BoundSituation {
     weights: Vec<u64>,
     nodes: u64,
     lag_ms: u64,
@@ -157,7 +157,7 @@ struct Of {
 }
 
 #[derive(Deserialize)]
-struct BoundWord {
+struct RuleBound {
     rule: String,
     regime: String,
     class: String,
@@ -168,21 +168,21 @@ struct BoundWord {
     steady: u64,
     total: u64,
     each_window: bool,
-    terms: Vec<TermWord>,
+    terms: Vec<BoundTerm>,
     lag_ms: u64,
     open_without_origin: bool,
     warnings: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct TermWord {
+struct BoundTerm {
     name: String,
     formula: String,
     units: u64,
     when: String,
 }
 
-impl Word {
+impl BoundAnswer {
     fn to_text(&self) -> String {
         let mut text = String::new();
         for bound in &self.bounds {
@@ -202,7 +202,7 @@ impl Word {
     }
 }
 
-impl BoundWord {
+impl RuleBound {
     fn to_text(&self) -> String {
         let Self { rule, regime, class, limit, burst, buckets, .. } = self;
         let mut text =

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::client::{self, Answer, Client};
 use crate::out::{Reader, shown};
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// How a check that was denied ends: told apart from a check that did not come about, and from one that passed.
 const EXIT_DENIED: u8 = 2;
@@ -40,12 +40,12 @@ pub(crate) fn command() -> Command {
         .args(client::args())
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::new(matches)?;
     let cost = matches.get_one::<u64>("cost").copied().unwrap_or(1);
     let question = json!({ "dimensions": dimensions(matches)?, "cost": cost });
     let answer = client.post("/v1/check", &question)?.decided(&[200])?;
-    let word = Word::read(&answer)?;
+    let word = CheckAnswer::read(&answer)?;
     if matches.get_flag("json") {
         say!("{}", answer.body)?;
     } else {
@@ -69,16 +69,16 @@ fn dimensions(matches: &ArgMatches) -> Result<Map<String, Value>, Failure> {
 
 /// The parts of an answer that are shown.
 #[derive(Deserialize)]
-struct Word {
+struct CheckAnswer {
     decision: String,
     denied_by: Option<String>,
     rules_version: String,
     source: String,
-    rules: Vec<RuleWord>,
+    rules: Vec<RuleAnswer>,
 }
 
 #[derive(Deserialize)]
-struct RuleWord {
+struct RuleAnswer {
     rule: String,
     class: String,
     mode: String,
@@ -90,14 +90,14 @@ struct RuleWord {
     never: bool,
 }
 
-impl Word {
+impl CheckAnswer {
     fn read(answer: &Answer) -> Result<Self, Failure> {
         Self::deserialize(&answer.body)
             .map_err(|error| Failure::failed(format!("the server's answer is not one to a check: {error}")))
     }
 }
 
-fn print(word: &Word) -> Result<Reader, Failure> {
+fn print(word: &CheckAnswer) -> Result<Reader, Failure> {
     match &word.denied_by {
         Some(rule) => say!("{}, by {}", word.decision, shown(rule))?,
         None => say!("{}", word.decision)?,
@@ -110,7 +110,7 @@ fn print(word: &Word) -> Result<Reader, Failure> {
     say!("rules {}, decided from: {}", word.rules_version, word.source)
 }
 
-fn table(rules: &[RuleWord]) -> Table {
+fn table(rules: &[RuleAnswer]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["rule", "class", "mode", "says", "limit", "remaining", "reset after", "retry after"]);
@@ -123,7 +123,7 @@ fn table(rules: &[RuleWord]) -> Table {
     table
 }
 
-fn row(rule: &RuleWord) -> [String; 8] {
+fn row(rule: &RuleAnswer) -> [String; 8] {
     let says = if rule.allowed { "allow" } else { "deny" };
     let retry = match rule.retry_after_ms {
         _ if rule.never => "never".to_owned(),

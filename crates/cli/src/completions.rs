@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("completions")
@@ -23,7 +23,7 @@ pub(crate) fn command() -> Command {
         )
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some(shell) = matches.get_one::<Shell>("shell") else {
         return Err(Failure::usage("shell: which?"));
     };

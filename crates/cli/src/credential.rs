@@ -12,7 +12,7 @@ use crate::client::{self, Client, segment};
 use crate::out::shown;
 use crate::rules::change::tell_not_in_force;
 use crate::rules::unexpected;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("credential")
@@ -52,7 +52,7 @@ fn new_command() -> Command {
         .args(client::args())
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     match matches.subcommand() {
         Some(("list", matches)) => list(matches),
         Some(("new", matches)) => make(matches),
@@ -61,7 +61,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     }
 }
 
-fn list(matches: &ArgMatches) -> Done {
+fn list(matches: &ArgMatches) -> CommandResult {
     let client = Client::new(matches)?;
     let mut after = String::new();
     loop {
@@ -94,7 +94,7 @@ fn print(credential: &Value) -> Result<(), Failure> {
     Ok(())
 }
 
-fn make(matches: &ArgMatches) -> Done {
+fn make(matches: &ArgMatches) -> CommandResult {
     let text = |id: &str| matches.get_one::<String>(id).map_or("", String::as_str);
     let question = json!({
         "name": text("name"),
@@ -112,7 +112,7 @@ fn make(matches: &ArgMatches) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
-fn revoke(matches: &ArgMatches) -> Done {
+fn revoke(matches: &ArgMatches) -> CommandResult {
     let hash = matches.get_one::<String>("hash").map_or("", String::as_str);
     let body =
         Client::new(matches)?.delete(&format!("/v1/credentials/{}", segment(hash)))?.decided(&[200])?.body;

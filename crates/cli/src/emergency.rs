@@ -9,7 +9,7 @@ use crate::client::{self, Client, segment};
 use crate::out::shown;
 use crate::rules::change::{ask, reason_arg, tell_not_in_force, yes_arg};
 use crate::rules::unexpected;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     let id = || Arg::new("id").value_name("ID").required(true).help("Its id, as `list` shows it");
@@ -75,7 +75,7 @@ fn declaration(name: &'static str, about: &'static str) -> Command {
         .args(client::args())
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     match matches.subcommand() {
         Some(("list", matches)) => list(matches),
         Some(("renew", matches)) => renew(matches),
@@ -85,7 +85,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     }
 }
 
-fn list(matches: &ArgMatches) -> Done {
+fn list(matches: &ArgMatches) -> CommandResult {
     let body = Client::new(matches)?.get("/v1/emergencies", &[])?.decided(&[200])?.body;
     if matches.get_flag("json") {
         say!("{body}")?;
@@ -99,7 +99,7 @@ fn list(matches: &ArgMatches) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
-fn declare(matches: &ArgMatches, action: &str) -> Done {
+fn declare(matches: &ArgMatches, action: &str) -> CommandResult {
     let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
     let mut fields = Map::new();
     fields.insert("action".to_owned(), action.into());
@@ -127,7 +127,7 @@ fn path_of(matches: &ArgMatches) -> String {
     format!("/v1/emergencies/{}", segment(id))
 }
 
-fn renew(matches: &ArgMatches) -> Done {
+fn renew(matches: &ArgMatches) -> CommandResult {
     let question = json!({ "for": matches.get_one::<String>("for") });
     let answer = Client::new(matches)?.post(&format!("{}/renew", path_of(matches)), &question)?;
     tell(matches, &answer.decided(&[200])?.body, |body| {
@@ -135,7 +135,7 @@ fn renew(matches: &ArgMatches) -> Done {
     })
 }
 
-fn end(matches: &ArgMatches) -> Done {
+fn end(matches: &ArgMatches) -> CommandResult {
     let answer = Client::new(matches)?.delete(&path_of(matches))?.decided(&[200])?;
     tell(matches, &answer.body, |_| "ended".to_owned())
 }

@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use crate::client::{self, Client};
 use crate::out::shown;
-use crate::why::{LimitWord, or_dash, query, tenant_arg};
-use crate::{Done, Failure};
+use crate::why::{LimitAnswer, or_dash, query, tenant_arg};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("heavy")
@@ -37,7 +37,7 @@ pub(crate) fn command() -> Command {
         .args(client::args())
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::new(matches)?;
     let answer =
         client.get("/v1/heavy", &query(matches, &["minutes", "limit", "tenant"]))?.decided(&[200])?;
@@ -45,7 +45,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         say!("{}", answer.body)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let word = Word::deserialize(&answer.body)
+    let word = HeavyAnswer::deserialize(&answer.body)
         .map_err(|error| Failure::failed(format!("the server's answer is not one of its log: {error}")))?;
     if word.keys.is_empty() {
         say!("nobody was near a limit in half of the last {} minutes", word.minutes)?;
@@ -61,24 +61,24 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 
 /// The parts of an answer that are shown.
 #[derive(Deserialize)]
-struct Word {
+struct HeavyAnswer {
     minutes: u64,
     of: usize,
-    keys: Vec<KeyWord>,
+    keys: Vec<HeavyKey>,
 }
 
 #[derive(Deserialize)]
-struct KeyWord {
+struct HeavyKey {
     key: String,
     rule: String,
-    limit: LimitWord,
+    limit: LimitAnswer,
     minutes_near: u64,
     level_percent_max: u64,
     use_percent_max: Option<u64>,
     denied: u64,
 }
 
-fn table(word: &Word) -> Table {
+fn table(word: &HeavyAnswer) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["key", "rule", "limit", "minutes", "level %", "use %", "denied"]);
@@ -116,7 +116,7 @@ mod tests {
                 "limit": { "amount": 6, "burst": 7, "period_ms": 8 },
             }],
         });
-        let table = table(&Word::deserialize(word).expect("an answer")).to_string();
+        let table = table(&HeavyAnswer::deserialize(word).expect("an answer")).to_string();
         assert_eq!(table.lines().count(), 2, "{table:?}");
         assert!(!table.contains(['\u{1b}', '\u{9b}']), "{table:?}");
     }

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
-use tidegate_server::{LogExport, NotExported};
+use tidegate_server::{LogExport, LogExportError};
 
 use crate::client::json_arg;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("log")
@@ -39,14 +39,14 @@ fn arg(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     match matches.subcommand() {
         Some(("export", matches)) => export(matches),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-fn export(matches: &ArgMatches) -> Done {
+fn export(matches: &ArgMatches) -> CommandResult {
     let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
     let out = text("out").unwrap_or_default();
     let export = LogExport {
@@ -56,8 +56,8 @@ fn export(matches: &ArgMatches) -> Done {
         to: text("to"),
     };
     let records = export.write(Path::new(out)).map_err(|why| match why {
-        NotExported::Asked(problem) => Failure::usage(problem),
-        NotExported::Failed(problem) => Failure::failed(problem),
+        LogExportError::Usage(problem) => Failure::usage(problem),
+        LogExportError::Failed(problem) => Failure::failed(problem),
     })?;
     if matches.get_flag("json") {
         say!("{}", json!({ "records": records, "file": out }))?;

@@ -48,7 +48,7 @@ const EXIT_USAGE: u8 = 64;
 const EXIT_UNREACHABLE: u8 = 69;
 
 /// How a command that worked ends: with 0, or with a status that tells a script more.
-pub(crate) type Done = Result<ExitCode, Failure>;
+pub(crate) type CommandResult = Result<ExitCode, Failure>;
 
 /// What went wrong, in words for the person at the terminal, and the status to exit with.
 pub(crate) struct Failure {
@@ -79,7 +79,7 @@ impl Failure {
 
 struct Subcommand {
     command: fn() -> Command,
-    run: fn(&ArgMatches) -> Done,
+    run: fn(&ArgMatches) -> CommandResult,
 }
 
 const SUBCOMMANDS: &[Subcommand] = &[
@@ -137,7 +137,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(matches: &ArgMatches) -> Done {
+fn dispatch(matches: &ArgMatches) -> CommandResult {
     let Some((name, matches)) = matches.subcommand() else { return Ok(ExitCode::SUCCESS) };
     let subcommand = SUBCOMMANDS.iter().find(|subcommand| (subcommand.command)().get_name() == name);
     subcommand.map_or(Ok(ExitCode::SUCCESS), |subcommand| (subcommand.run)(matches))

@@ -41,8 +41,8 @@ pub(crate) fn print_aside(words: Arguments<'_>) {
 
 /// Asks the person at the terminal, aside from the answer. Nobody can mean what nobody was asked.
 pub(crate) fn ask(words: &str) -> Result<(), Failure> {
-    let told = io::stderr().lock().write_all(words.as_bytes());
-    told.map_err(|error| Failure::failed(format!("not applied: standard error: {error}")))
+    let written = io::stderr().lock().write_all(words.as_bytes());
+    written.map_err(|error| Failure::failed(format!("not applied: standard error: {error}")))
 }
 
 /// Words as they may stand on a terminal: what strangers choose, such as keys, could move the cursor, begin another line or

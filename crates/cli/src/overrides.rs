@@ -9,7 +9,7 @@ use crate::client;
 use crate::naming::name_of;
 use crate::rules::change::{confirmed_args, make};
 use crate::rules::show::list_of;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("override")
@@ -65,7 +65,7 @@ fn set_command() -> Command {
         .args(client::args())
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     match matches.subcommand() {
         Some(("set", matches)) => make(matches, &[set(matches)?]),
         Some(("list", matches)) => list_of(matches, Some("override"), false),

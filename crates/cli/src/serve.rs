@@ -7,11 +7,11 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use tidegate_server::settings::{SETTINGS, Setting};
-use tidegate_server::{Config, Prepared, Server, StartError};
+use tidegate_server::{Config, PreparedServer, Server, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::{Done, Failure, environment};
+use crate::{CommandResult, Failure, environment};
 
 /// A server that a second signal ended exits with this plus the signal's number, as shells tell it.
 const EXIT_SIGNAL: u8 = 128;
@@ -64,7 +64,7 @@ fn flag(setting: &'static Setting) -> Arg {
         .help(help)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let mut problems = environment::unknown(std::env::vars_os());
     let log = std::env::var_os(environment::LOG);
     let filter = environment::log_filter(log.as_deref()).map_err(|problem| problems.push(problem)).ok();
@@ -87,7 +87,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 }
 
 /// Reads everything there is to read: whatever is wrong is told in one go.
-fn prepare(matches: &ArgMatches, mut problems: Vec<String>) -> Result<Prepared, Failure> {
+fn prepare(matches: &ArgMatches, mut problems: Vec<String>) -> Result<PreparedServer, Failure> {
     let given = |setting: &Setting| {
         // What is given several times is a list.
         let values: Vec<&str> = matches.get_many::<String>(setting.key)?.map(String::as_str).collect();
@@ -97,10 +97,10 @@ fn prepare(matches: &ArgMatches, mut problems: Vec<String>) -> Result<Prepared, 
     let file = matches.get_one::<String>("config").map(Path::new);
     let (config, found) = Config::read_on(&given, file);
     problems.extend(found);
-    Prepared::read(config, problems).map_err(Failure::usage)
+    PreparedServer::read(config, problems).map_err(Failure::usage)
 }
 
-async fn serve(prepared: Prepared) -> Done {
+async fn serve(prepared: PreparedServer) -> CommandResult {
     let server = Server::start(prepared).await.map_err(not_started)?;
     warn_of_clear_text(&server);
     let mut signals = Signals::new().map_err(Failure::failed)?;
@@ -128,7 +128,7 @@ async fn serve(prepared: Prepared) -> Done {
     }
 }
 
-fn finished(ended: Result<(), StartError>) -> Done {
+fn finished(ended: Result<(), StartError>) -> CommandResult {
     ended.map(|()| ExitCode::SUCCESS).map_err(Failure::failed)
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 use tidegate_server::auth::{Role, TokenHash, new_token};
 
 use crate::client::json_arg;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// The longest name of a tenant or a token, as the configuration has it.
 const NAME_BYTES_MAX: usize = 128;
@@ -52,14 +52,14 @@ fn new_command() -> Command {
         .arg(json_arg())
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     match matches.subcommand() {
         Some(("new", matches)) => make(matches),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-fn make(matches: &ArgMatches) -> Done {
+fn make(matches: &ArgMatches) -> CommandResult {
     let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
     let tenant = text("tenant").map(|tenant| checked("tenant", tenant)).transpose()?;
     let name = checked("name", text("name").unwrap_or_default())?;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::client::{self, Answer, Client};
 use crate::out::shown;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// How a question ends to which the log has no answer: told apart from one that was not answered.
 const EXIT_NOTHING: u8 = 2;
@@ -53,30 +53,30 @@ pub(crate) fn query<'m>(matches: &'m ArgMatches, flags: &[&'static str]) -> Vec<
     flags.iter().filter_map(given).collect()
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let client = Client::new(matches)?;
     let query = query(matches, &["key", "at", "window", "records", "tenant"]);
     let answer = client.get("/v1/why", &query)?.decided(&[200])?;
-    let word = Word::read(&answer)?;
+    let why_answer = WhyAnswer::read(&answer)?;
     if matches.get_flag("json") {
         say!("{}", answer.body)?;
     } else {
-        say!("{}", told(&word))?;
+        say!("{}", summary_line(&why_answer))?;
     }
-    Ok(if word.records.is_empty() { ExitCode::from(EXIT_NOTHING) } else { ExitCode::SUCCESS })
+    Ok(if why_answer.records.is_empty() { ExitCode::from(EXIT_NOTHING) } else { ExitCode::SUCCESS })
 }
 
 /// The parts of an answer that are shown.
 #[derive(Deserialize)]
-struct Word {
+struct WhyAnswer {
     key: String,
     at: String,
     window_ms: u64,
-    records: Vec<RecordWord>,
+    records: Vec<RecordAnswer>,
 }
 
 #[derive(Deserialize)]
-struct RecordWord {
+struct RecordAnswer {
     at: String,
     verdict: String,
     surface: String,
@@ -87,23 +87,23 @@ struct RecordWord {
     set_version: String,
     #[serde(default)]
     replaced_by: String,
-    limit: LimitWord,
+    limit: LimitAnswer,
     remaining: u64,
     level: u64,
     retry_ms: Option<u64>,
-    rung: String,
+    source: String,
     region: String,
     node: String,
 }
 
 #[derive(Deserialize)]
-pub(crate) struct LimitWord {
+pub(crate) struct LimitAnswer {
     amount: u64,
     burst: u64,
     period_ms: u64,
 }
 
-impl std::fmt::Display for LimitWord {
+impl std::fmt::Display for LimitAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { amount, burst, period_ms } = self;
         match period_ms {
@@ -114,7 +114,7 @@ impl std::fmt::Display for LimitWord {
     }
 }
 
-impl Word {
+impl WhyAnswer {
     fn read(answer: &Answer) -> Result<Self, Failure> {
         Self::deserialize(&answer.body)
             .map_err(|error| Failure::failed(format!("the server's answer is not one of its log: {error}")))
@@ -122,17 +122,17 @@ impl Word {
 }
 
 /// What the log says, in words.
-fn told(word: &Word) -> String {
-    let [nearest, ..] = word.records.as_slice() else {
-        let Word { key, at, window_ms, .. } = word;
+fn summary_line(why_answer: &WhyAnswer) -> String {
+    let [nearest, ..] = why_answer.records.as_slice() else {
+        let WhyAnswer { key, at, window_ms, .. } = why_answer;
         return shown(format_args!("nothing in the log about {key} within {window_ms} ms of {at}"));
     };
-    format!("{}\n{}", shown(sentence(nearest)), table(&word.records))
+    format!("{}\n{}", shown(sentence(nearest)), table(&why_answer.records))
 }
 
 /// The nearest record in words.
-fn sentence(record: &RecordWord) -> String {
-    let RecordWord { at, verdict, key, rule, limit, remaining, level, .. } = record;
+fn sentence(record: &RecordAnswer) -> String {
+    let RecordAnswer { at, verdict, key, rule, limit, remaining, level, .. } = record;
     let retry = match record.retry_ms {
         Some(ms) => format!("; it would have passed {ms} ms later"),
         None => String::new(),
@@ -150,12 +150,12 @@ fn sentence(record: &RecordWord) -> String {
         record.rule_version,
         or_dash(&record.set_version),
         record.cost,
-        record.rung,
+        record.source,
         record.node,
     )
 }
 
-fn table(records: &[RecordWord]) -> Table {
+fn table(records: &[RecordAnswer]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header([
@@ -180,7 +180,7 @@ fn table(records: &[RecordWord]) -> Table {
     table
 }
 
-fn row(record: &RecordWord) -> [String; 11] {
+fn row(record: &RecordAnswer) -> [String; 11] {
     [
         record.at.clone(),
         record.verdict.clone(),
@@ -188,7 +188,7 @@ fn row(record: &RecordWord) -> [String; 11] {
         or_dash(&record.key).to_owned(),
         or_dash(&record.rule).to_owned(),
         record.limit.to_string(),
-        record.rung.clone(),
+        record.source.clone(),
         record.cost.to_string(),
         record.level.to_string(),
         record.remaining.to_string(),
@@ -209,16 +209,19 @@ mod tests {
     const WILD: &str = "\u{1b}[2Jx\nerror: y\u{9b}1A\u{202e}";
     const ACTING: [char; 3] = ['\u{1b}', '\u{9b}', '\u{202e}'];
 
-    fn told_of(key: &str, records: &Value) -> String {
-        let word = json!({ "key": key, "at": "now", "window_ms": 1, "records": records });
-        told(&Word::deserialize(word).expect("an answer"))
+    fn summary_line_of(key: &str, records: &Value) -> String {
+        let why_answer = json!({ "key": key, "at": "now", "window_ms": 1, "records": records });
+        summary_line(&WhyAnswer::deserialize(why_answer).expect("an answer"))
     }
 
     #[test]
     fn a_key_that_nothing_is_known_of_is_told_in_one_line() {
-        let told = told_of(WILD, &json!([]));
-        assert!(told.starts_with("nothing in the log about \\u{1b}[2Jx\\nerror: y"), "{told:?}");
-        assert!(!told.contains(ACTING) && told.lines().count() == 1, "{told:?}");
+        let summary_line = summary_line_of(WILD, &json!([]));
+        assert!(
+            summary_line.starts_with("nothing in the log about \\u{1b}[2Jx\\nerror: y"),
+            "{summary_line:?}"
+        );
+        assert!(!summary_line.contains(ACTING) && summary_line.lines().count() == 1, "{summary_line:?}");
     }
 
     #[test]
@@ -231,7 +234,7 @@ mod tests {
             "rule",
             "set_version",
             "replaced_by",
-            "rung",
+            "source",
             "region",
             "node",
         ];
@@ -244,9 +247,9 @@ mod tests {
                 record[text] = "x".into();
             }
             record[field] = WILD.into();
-            let told = told_of(WILD, &json!([record]));
-            assert_eq!(told.lines().count(), 3, "{field}: {told:?}");
-            assert!(!told.contains(ACTING), "{field}: {told:?}");
+            let summary_line = summary_line_of(WILD, &json!([record]));
+            assert_eq!(summary_line.lines().count(), 3, "{field}: {summary_line:?}");
+            assert!(!summary_line.contains(ACTING), "{field}: {summary_line:?}");
         }
     }
 }

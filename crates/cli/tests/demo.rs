@@ -9,18 +9,18 @@ fn demo(arguments: &[&str]) -> Output {
 }
 
 /// What a run said of each second, and in the end.
-struct Told {
+struct DemoOutput {
     seconds: Vec<String>,
     summary: String,
 }
 
-fn told(arguments: &[&str]) -> Told {
+fn demo_output(arguments: &[&str]) -> DemoOutput {
     let output = demo(arguments);
     let text = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let is_second = |line: &&str| line.contains(" s: admitted ");
     let (seconds, summary): (Vec<&str>, Vec<&str>) = text.lines().partition(is_second);
-    Told { seconds: seconds.into_iter().map(str::to_owned).collect(), summary: summary.join("\n") }
+    DemoOutput { seconds: seconds.into_iter().map(str::to_owned).collect(), summary: summary.join("\n") }
 }
 
 /// The number that comes after these words.
@@ -31,43 +31,48 @@ fn after(line: &str, words: &str) -> u64 {
 }
 
 /// Every line says that the bound was held, and its own numbers say so too.
-fn assert_held(told: &Told) {
-    assert!(!told.seconds.is_empty(), "{}", told.summary);
-    for line in &told.seconds {
+fn assert_held(demo_output: &DemoOutput) {
+    assert!(!demo_output.seconds.is_empty(), "{}", demo_output.summary);
+    for line in &demo_output.seconds {
         let (admitted, bound) = (after(line, " admitted "), after(line, "bound "));
         assert!(admitted <= bound, "{line}");
         assert!(line.contains(&format!("bound {bound}: held")), "{line}");
     }
-    let (admitted, most) = (after(&told.summary, "was admitted "), after(&told.summary, "promise "));
-    assert!(admitted <= most && told.summary.contains(": held"), "{}", told.summary);
+    let (admitted, most) =
+        (after(&demo_output.summary, "was admitted "), after(&demo_output.summary, "promise "));
+    assert!(admitted <= most && demo_output.summary.contains(": held"), "{}", demo_output.summary);
     // Nobody else pays for the attack, but for a moment's stall of a machine that tests are run on.
-    let (asked, denied) =
-        (after(&told.summary, "ordinary users asked for "), after(&told.summary, "were denied "));
-    assert!(asked > 0 && denied * 20 <= asked, "{}", told.summary);
+    let (asked, denied) = (
+        after(&demo_output.summary, "ordinary users asked for "),
+        after(&demo_output.summary, "were denied "),
+    );
+    assert!(asked > 0 && denied * 20 <= asked, "{}", demo_output.summary);
 }
 
 #[test]
 fn regions_under_attack_admit_no_more_than_they_promise() {
-    let told = told(&["--plain", "--seconds", "5"]);
-    assert_held(&told);
-    let last = told.seconds.last().expect("a line");
-    assert_eq!(last.matches(" whole ").count(), 3, "{last}");
+    let demo_output = demo_output(&["--plain", "--seconds", "5"]);
+    assert_held(&demo_output);
+    let last = demo_output.seconds.last().expect("a line");
+    assert_eq!(last.matches(" connected ").count(), 3, "{last}");
     // The attacker asked for far more, and got about what the limit is and no less.
-    let (asked, admitted) = (after(&told.summary, "asked for "), after(&told.summary, "was admitted "));
-    assert!(admitted >= 100 && asked > 2 * after(last, "one bucket "), "{}", told.summary);
-    assert!(told.summary.contains("(partitions: 0)"), "{}", told.summary);
+    let (asked, admitted) =
+        (after(&demo_output.summary, "asked for "), after(&demo_output.summary, "was admitted "));
+    assert!(admitted >= 100 && asked > 2 * after(last, "one bucket "), "{}", demo_output.summary);
+    assert!(demo_output.summary.contains("(partitions: 0)"), "{}", demo_output.summary);
 }
 
 #[test]
 fn a_cut_makes_regions_go_on_with_their_parts_until_it_is_healed() {
-    let told = told(&["--plain", "--seconds", "15", "--cut", "1", "--heal", "7", "--link", "2"]);
-    assert_held(&told);
+    let demo_output =
+        demo_output(&["--plain", "--seconds", "15", "--cut", "1", "--heal", "7", "--link", "2"]);
+    assert_held(&demo_output);
     let cut = |line: &&String| line.contains("link 2 us-ap cut");
-    let apart = |line: &&String| line.matches("on its part").count() == 3;
-    assert!(told.seconds.iter().filter(cut).any(|line| apart(&line)), "{:#?}", told.seconds);
-    let last = told.seconds.last().expect("a line");
-    assert!(!cut(&last) && last.matches(" whole ").count() == 3, "{:#?}", told.seconds);
-    assert!(told.summary.contains("(partitions: 1)"), "{}", told.summary);
+    let apart = |line: &&String| line.matches("isolated").count() == 3;
+    assert!(demo_output.seconds.iter().filter(cut).any(|line| apart(&line)), "{:#?}", demo_output.seconds);
+    let last = demo_output.seconds.last().expect("a line");
+    assert!(!cut(&last) && last.matches(" connected ").count() == 3, "{:#?}", demo_output.seconds);
+    assert!(demo_output.summary.contains("(partitions: 1)"), "{}", demo_output.summary);
 }
 
 #[test]

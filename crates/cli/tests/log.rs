@@ -91,7 +91,7 @@ fn denials_of_every_surface_are_explained() {
     assert_eq!((&denied["level"], &denied["remaining"], &denied["cost"]), (&2.into(), &0.into(), &1.into()));
     assert_eq!(denied["limit"], serde_json::json!({ "amount": 2, "burst": 2, "period_ms": 3_600_000 }));
     assert!(denied["retry_ms"].as_u64().is_some_and(|ms| (1..=1_800_000).contains(&ms)), "{denied}");
-    assert_eq!((&denied["rung"], &denied["region"]), (&"local".into(), &"".into()));
+    assert_eq!((&denied["source"], &denied["region"]), (&"local".into(), &"".into()));
     assert_eq!(denied["dimensions"], serde_json::json!({ "user": "42", "ip": "192.0.2.2" }));
     assert!(denied["set_version"].as_str().is_some_and(|version| !version.is_empty()));
     // The first passed and was not drawn, the second passed though a shadow rule minded, the third was denied.

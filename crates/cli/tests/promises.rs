@@ -121,7 +121,7 @@ fn a_server_tells_the_same_as_a_file_does() {
     }
     assert!(answer["rules"][0]["bound"].as_u64() > Some(0), "{answer}");
 
-    // As many as couriers speak to, and the own one.
+    // As many as replicators speak to, and the own one.
     let (status, problem) = ask(&server, "/v1/bounds?regions=17");
     assert_eq!((status, &problem["detail"]), (400, &"regions: \"17\" is not a number from 1 to 16".into()));
     for command in [&["bound", "--rules", &file][..], &["plan", "--requests-per-second", "1", "--keys", "1"]]
@@ -274,11 +274,11 @@ fn a_load_takes_what_follows_from_the_constants() {
     assert_eq!(needs("requests_per_s"), 1_666_667);
     assert_eq!(needs("table_bytes_per_node"), 100_000_000 * constant("a key in a table"));
     assert!(constant("a call to Redis") > 0 && constant("a meter in Redis") > 0);
-    // By processes that ask, and by the courier.
+    // By processes that ask, and by the replicator.
     let busy_us = needs("origin_calls_per_s") * constant("a call to Redis")
         + needs("origin_looks_per_s") * constant("a look into a partition")
-        + needs("components_per_s") * constant("a key that is told, at Redis")
-        + needs("merged_per_s") * constant("a key that is heard of, at Redis");
+        + needs("components_per_s") * constant("a component gathered, at Redis")
+        + needs("merged_per_s") * constant("a component merged, at Redis");
     assert_eq!(needs("redis_shards"), (2 * busy_us).div_ceil(1_000_000), "half busy");
     let over_http = json(&[&load[..], &["--surface", "http"]].concat());
     assert!(over_http["each_region"]["cores"].as_u64() > Some(10 * needs("cores")), "{over_http}");

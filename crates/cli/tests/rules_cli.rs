@@ -92,8 +92,8 @@ impl Desk {
         let url = self.server.url("admin", "");
         let output: Output =
             tidegate(&[arguments, &["--server", &url, "--token", who]].concat()).output().expect("it runs");
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.code().expect("no signal"), String::from_utf8(said).expect("text"))
+        let printed = [output.stdout, output.stderr].concat();
+        (output.status.code().expect("no signal"), String::from_utf8(printed).expect("text"))
     }
 
     /// The same, of a command at a terminal of its own, where somebody answers the question that it asks.
@@ -114,29 +114,29 @@ impl Desk {
         // Only the command has the terminal open now: when it ends, there is no more to read.
         drop(command);
         let mut controller = File::from(controller);
-        let (mut said, mut bytes, mut answered) = (Vec::new(), [0; 1024], false);
+        let (mut printed, mut bytes, mut answered) = (Vec::new(), [0; 1024], false);
         while let Ok(count @ 1..) = controller.read(&mut bytes) {
-            said.extend_from_slice(&bytes[..count]);
-            if !answered && said.ends_with(b"[y/N] ") {
+            printed.extend_from_slice(&bytes[..count]);
+            if !answered && printed.ends_with(b"[y/N] ") {
                 controller.write_all(answer).expect("somebody types");
                 answered = true;
             }
         }
         let status = child.wait().expect("it ended").code().expect("no signal");
-        assert!(answered, "nobody was asked: {}", String::from_utf8_lossy(&said));
-        (status, String::from_utf8(said).expect("text"))
+        assert!(answered, "nobody was asked: {}", String::from_utf8_lossy(&printed));
+        (status, String::from_utf8(printed).expect("text"))
     }
 
     /// The same, of a command that has to work.
     fn good(&self, who: &str, arguments: &[&str]) -> String {
-        let (status, said) = self.run(who, arguments);
-        assert_eq!(status, 0, "{arguments:?}: {said}");
-        said
+        let (status, printed) = self.run(who, arguments);
+        assert_eq!(status, 0, "{arguments:?}: {printed}");
+        printed
     }
 
     fn json(&self, who: &str, arguments: &[&str]) -> Value {
-        let said = self.good(who, &[arguments, &["--json"]].concat());
-        serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"))
+        let printed = self.good(who, &[arguments, &["--json"]].concat());
+        serde_json::from_str(&printed).unwrap_or_else(|_| panic!("{printed}"))
     }
 
     /// A rules file with one rule.
@@ -203,14 +203,18 @@ impl Desk {
 fn a_change_is_planned_confirmed_approved_and_undone() {
     let desk = Desk::new();
     // Nothing is known of a new rule.
-    let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(100)]);
-    assert_eq!(status, 1, "{said}");
-    assert!(said.contains("create rule \"per_user\"\n  + key = [\"user\"]\n  + limit = 100\n"), "{said}");
-    assert!(said.contains("not applied: nothing to measure") && said.contains("--yes"), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(100)]);
+    assert_eq!(status, 1, "{printed}");
+    assert!(
+        printed.contains("create rule \"per_user\"\n  + key = [\"user\"]\n  + limit = 100\n"),
+        "{printed}"
+    );
+    assert!(printed.contains("not applied: nothing to measure") && printed.contains("--yes"), "{printed}");
     let worst = "the change may deny all by \"per_user\" that passes now; the store is new; --yes";
-    assert!(said.contains(worst), "{said}");
-    let said = desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes", "--reason", "to begin with"]);
-    assert!(said.contains("change 1: applied, revision 1, by token:"), "{said}");
+    assert!(printed.contains(worst), "{printed}");
+    let printed =
+        desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes", "--reason", "to begin with"]);
+    assert!(printed.contains("change 1: applied, revision 1, by token:"), "{printed}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 100, "in force at once");
 
     desk.traffic(100, 101);
@@ -218,36 +222,36 @@ fn a_change_is_planned_confirmed_approved_and_undone() {
     assert!(plan.contains("update rule \"per_user\"\n  - limit = 100\n  + limit = 94\n"), "{plan}");
     assert!(plan.contains("5.9 % of") && plan.contains("needs: confirmation"), "{plan}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 100, "a plan changes nothing");
-    let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(94)]);
-    assert_eq!((status, said.contains("--yes")), (1, true), "{said}");
-    let said = desk.good("ann", &["rules", "apply", &desk.rule(94), "--yes"]);
-    assert!(said.contains("change 2: applied, revision 2"), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(94)]);
+    assert_eq!((status, printed.contains("--yes")), (1, true), "{printed}");
+    let printed = desk.good("ann", &["rules", "apply", &desk.rule(94), "--yes"]);
+    assert!(printed.contains("change 2: applied, revision 2"), "{printed}");
 
     // Half of all requests denied takes somebody else, whatever is confirmed.
-    let (status, said) = desk.run("bea", &["rules", "apply", &desk.rule(10), "--yes"]);
-    assert_eq!(status, 3, "{said}");
-    assert!(said.contains("needs: approver") && said.contains("tidegate rules approve 3"), "{said}");
+    let (status, printed) = desk.run("bea", &["rules", "apply", &desk.rule(10), "--yes"]);
+    assert_eq!(status, 3, "{printed}");
+    assert!(printed.contains("needs: approver") && printed.contains("tidegate rules approve 3"), "{printed}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 94);
-    let (status, said) = desk.run("bea", &["rules", "apply", "--change", "3", "--yes"]);
-    assert_eq!((status, said.contains("needs the approval of somebody other")), (1, true), "{said}");
-    let (status, said) = desk.run("bea", &["rules", "approve", "3"]);
+    let (status, printed) = desk.run("bea", &["rules", "apply", "--change", "3", "--yes"]);
+    assert_eq!((status, printed.contains("needs the approval of somebody other")), (1, true), "{printed}");
+    let (status, printed) = desk.run("bea", &["rules", "approve", "3"]);
     assert_eq!(
-        (status, said.contains("403: change 3 cannot be approved by its author")),
+        (status, printed.contains("403: change 3 cannot be approved by its author")),
         (1, true),
-        "{said}"
+        "{printed}"
     );
-    let (status, said) = desk.run("ann", &["rules", "approve", "3"]);
-    assert_eq!((status, said.contains("needs the role \"approver\"")), (1, true), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "approve", "3"]);
+    assert_eq!((status, printed.contains("needs the role \"approver\"")), (1, true), "{printed}");
     desk.good("cy", &["rules", "approve", "3"]);
-    let said = desk.good("ann", &["rules", "apply", "--change", "3"]);
-    assert!(said.contains("change 3: applied, revision 3"), "{said}");
+    let printed = desk.good("ann", &["rules", "apply", "--change", "3"]);
+    assert!(printed.contains("change 3: applied, revision 3"), "{printed}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 10);
     let whole = desk.json("ann", &["rules", "history", "3"]);
     assert!(whole["change"]["approver"].as_str().is_some_and(|name| name.starts_with("token:")), "{whole}");
     assert!(whole["change"]["effect"]["measured"]["newly_denied_percent"].as_f64() > Some(50.0), "{whole}");
 
-    let said = desk.good("ann", &["rules", "rollback", "--to-revision", "1", "--reason", "too strict"]);
-    assert!(said.contains("change 4: applied, revision 4"), "{said}");
+    let printed = desk.good("ann", &["rules", "rollback", "--to-revision", "1", "--reason", "too strict"]);
+    assert!(printed.contains("change 4: applied, revision 4"), "{printed}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
     let history = desk.good("ann", &["rules", "history"]);
     assert!(
@@ -256,13 +260,13 @@ fn a_change_is_planned_confirmed_approved_and_undone() {
     );
     assert!(history.contains("change 3: rolled back"), "{history}");
 
-    let (status, said) = desk.run("bea", &["rules", "apply", &desk.rule(1)]);
-    assert_eq!(status, 3, "{said}");
-    let (status, said) = desk.run("ann", &["rules", "reject", "5"]);
-    assert_eq!((status, said.contains("403")), (1, true), "of somebody else: {said}");
+    let (status, printed) = desk.run("bea", &["rules", "apply", &desk.rule(1)]);
+    assert_eq!(status, 3, "{printed}");
+    let (status, printed) = desk.run("ann", &["rules", "reject", "5"]);
+    assert_eq!((status, printed.contains("403")), (1, true), "of somebody else: {printed}");
     desk.good("bea", &["rules", "reject", "5", "--reason", "a slip"]);
-    let (status, said) = desk.run("cy", &["rules", "approve", "5"]);
-    assert_eq!((status, said.contains("change 5 is rejected")), (1, true), "{said}");
+    let (status, printed) = desk.run("cy", &["rules", "approve", "5"]);
+    assert_eq!((status, printed.contains("change 5 is rejected")), (1, true), "{printed}");
 }
 
 #[test]
@@ -280,12 +284,12 @@ fn above_5_percent_a_change_asks_and_above_50_it_waits_for_somebody_else() {
         assert!(plan.contains(&format!("effect: {percent} % of")), "{limit}: {plan}");
         assert!(plan.contains(&format!("needs: {needs}\n")), "{limit}: {plan}");
     }
-    let (status, said) = desk.run("bea", &["rules", "apply", &desk.rule(94)]);
-    assert_eq!((status, said.contains("6.0 %") && said.contains("--yes")), (1, true), "{said}");
-    let (status, said) = desk.run("bea", &["rules", "apply", &desk.rule(49), "--yes"]);
-    assert_eq!((status, said.contains("change 2: waiting")), (3, true), "{said}");
-    let (status, said) = desk.run("bea", &["rules", "approve", "2"]);
-    assert_eq!((status, said.contains("cannot be approved by its author")), (1, true), "{said}");
+    let (status, printed) = desk.run("bea", &["rules", "apply", &desk.rule(94)]);
+    assert_eq!((status, printed.contains("6.0 %") && printed.contains("--yes")), (1, true), "{printed}");
+    let (status, printed) = desk.run("bea", &["rules", "apply", &desk.rule(49), "--yes"]);
+    assert_eq!((status, printed.contains("change 2: waiting")), (3, true), "{printed}");
+    let (status, printed) = desk.run("bea", &["rules", "approve", "2"]);
+    assert_eq!((status, printed.contains("cannot be approved by its author")), (1, true), "{printed}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
     desk.good("cy", &["rules", "approve", "2"]);
     desk.good("bea", &["rules", "apply", "--change", "2"]);
@@ -299,8 +303,8 @@ fn what_cannot_be_measured_and_may_deny_everybody_waits_for_somebody_else() {
     desk.traffic(100, 100);
     let by_plan = "[[rules]]\nname = 'per_user'\nkey = ['plan']\nlimit = 100\nperiod = '1h'\n";
     let by_plan = write(desk.folder(), "plan.toml", by_plan);
-    let (status, said) = desk.run("ann", &["rules", "apply", &by_plan, "--yes"]);
-    assert_eq!((status, said.contains("the log has no \"plan\" of requests")), (3, true), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "apply", &by_plan, "--yes"]);
+    assert_eq!((status, printed.contains("the log has no \"plan\" of requests")), (3, true), "{printed}");
     assert_eq!(desk.check("bob")["rules"][0]["rule"], "per_user", "nothing changed");
     let by_team =
         "[[rules]]\nname = 'per_team'\nkey = ['team']\nlimit = 100\nperiod = '1h'\nmode = 'shadow'\n";
@@ -308,12 +312,12 @@ fn what_cannot_be_measured_and_may_deny_everybody_waits_for_somebody_else() {
     // More for all, and back again, of a rule that nobody asked for yet.
     let more = ["override", "set", "--rule", "per_team", "--key", "*", "--limit", "1000", "--name", "all"];
     desk.good("ann", &more);
-    let (status, said) = desk.run("ann", &["rules", "enforce", "per_team", "--yes"]);
-    assert_eq!((status, said.contains("change 5: waiting")), (3, true), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "enforce", "per_team", "--yes"]);
+    assert_eq!((status, printed.contains("change 5: waiting")), (3, true), "{printed}");
     desk.good("cy", &["rules", "approve", "5"]);
     desk.good("ann", &["rules", "apply", "--change", "5"]);
-    let (status, said) = desk.run("ann", &["override", "delete", "all", "--yes"]);
-    assert_eq!((status, said.contains("change 6: waiting")), (3, true), "{said}");
+    let (status, printed) = desk.run("ann", &["override", "delete", "all", "--yes"]);
+    assert_eq!((status, printed.contains("change 6: waiting")), (3, true), "{printed}");
 }
 
 #[test]
@@ -324,25 +328,25 @@ fn the_only_one_who_may_approve_is_asked_about_what_is_not_known() {
         let text = format!("[[rules]]\nname = '{name}'\nkey = ['team']\nlimit = 100\nperiod = '1h'\n");
         write(desk.folder(), &format!("{name}.toml"), &text)
     };
-    let (status, said) = desk.run("dan", &["rules", "apply", &team("one")]);
-    assert_eq!((status, said.contains("; nobody else may approve; --yes")), (1, true), "{said}");
+    let (status, printed) = desk.run("dan", &["rules", "apply", &team("one")]);
+    assert_eq!((status, printed.contains("; nobody else may approve; --yes")), (1, true), "{printed}");
     desk.good("dan", &["rules", "apply", &team("one"), "--yes"]);
     // Whoever may not approve has somebody who does.
-    let (status, said) = desk.run("ann", &["rules", "apply", &team("two"), "--yes"]);
-    assert_eq!((status, said.contains("change 3: waiting")), (3, true), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "apply", &team("two"), "--yes"]);
+    assert_eq!((status, printed.contains("change 3: waiting")), (3, true), "{printed}");
     desk.good("dan", &["rules", "approve", "3"]);
     desk.good("ann", &["rules", "apply", "--change", "3"]);
     // What is known waits, though nobody is there yet.
     desk.traffic(100, 100);
-    let (status, said) = desk.run("dan", &["rules", "apply", &desk.rule(49), "--yes"]);
-    assert_eq!((status, said.contains("change 4: waiting")), (3, true), "{said}");
+    let (status, printed) = desk.run("dan", &["rules", "apply", &desk.rule(49), "--yes"]);
+    assert_eq!((status, printed.contains("change 4: waiting")), (3, true), "{printed}");
     let body = r#"{"name":"eve","role":"approver"}"#;
     let (status, made) = desk.ask("dan", "POST", "/v1/credentials", Some(body));
     let eve = made["token"].as_str().unwrap_or_else(|| panic!("{status}: {made}"));
-    let (status, said) = desk.run(eve, &["rules", "approve", "4"]);
-    assert_eq!(status, 1, "with a credential that was made since: {said}");
-    let (status, said) = desk.run("dan", &["rules", "apply", &team("three"), "--yes"]);
-    assert_eq!((status, said.contains("change 5: waiting")), (3, true), "{said}");
+    let (status, printed) = desk.run(eve, &["rules", "approve", "4"]);
+    assert_eq!(status, 1, "with a credential that was made since: {printed}");
+    let (status, printed) = desk.run("dan", &["rules", "apply", &team("three"), "--yes"]);
+    assert_eq!((status, printed.contains("change 5: waiting")), (3, true), "{printed}");
 }
 
 #[test]
@@ -359,9 +363,9 @@ fn what_denies_everything_waits_for_somebody_else_at_the_sample_that_nobody_set(
         let plan = desk.json("ann", &["rules", "plan", &desk.rule(0)]);
         plan["effect"]["measured"].is_object()
     });
-    let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(0), "--yes"]);
-    assert_eq!(status, 3, "{said}");
-    assert!(said.contains("effect: 100.0 % of") && said.contains("needs: approver"), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(0), "--yes"]);
+    assert_eq!(status, 3, "{printed}");
+    assert!(printed.contains("effect: 100.0 % of") && printed.contains("needs: approver"), "{printed}");
     assert_eq!(desk.check("bob")["decision"], "allow");
     let plan = desk.good("ann", &["rules", "plan", &desk.rule(900)]);
     assert!(plan.contains("effect: 0.0 % of") && plan.contains("needs: nothing"), "{plan}");
@@ -379,8 +383,12 @@ fn a_rollback_to_what_denied_much_waits_for_somebody_else() {
     desk.good("ann", &["rules", "rollback", "--change", "2"]);
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
     for (at, back) in [(4, ["--change", "3"]), (5, ["--to-revision", "2"])] {
-        let (status, said) = desk.run("ann", &[&["rules", "rollback", "--yes"], &back[..]].concat());
-        assert_eq!((status, said.contains(&format!("change {at}: waiting"))), (3, true), "{back:?}: {said}");
+        let (status, printed) = desk.run("ann", &[&["rules", "rollback", "--yes"], &back[..]].concat());
+        assert_eq!(
+            (status, printed.contains(&format!("change {at}: waiting"))),
+            (3, true),
+            "{back:?}: {printed}"
+        );
         assert_eq!(desk.check("bob")["rules"][0]["limit"], 100, "{back:?}");
     }
     desk.good("bea", &["rules", "approve", "4"]);
@@ -396,22 +404,22 @@ fn what_denies_more_by_now_than_was_approved_waits_again() {
     desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
     (0..60).for_each(|user| drop(desk.check(&format!("once-{user}"))));
     desk.traffic_of("often", 100, 160);
-    let (status, said) = desk.run("bea", &["rules", "apply", &desk.rule(10)]);
-    assert_eq!((status, said.contains("effect: 56.2 %")), (3, true), "{said}");
+    let (status, printed) = desk.run("bea", &["rules", "apply", &desk.rule(10)]);
+    assert_eq!((status, printed.contains("effect: 56.2 %")), (3, true), "{printed}");
     desk.good("cy", &["rules", "approve", "2"]);
     // Two more who ask often, and it is three in four.
     desk.traffic_of("often-too", 100, 260);
     desk.traffic_of("often-as-well", 100, 360);
-    let (status, said) = desk.run("bea", &["rules", "apply", "--change", "2", "--yes"]);
-    assert_eq!((status, said.contains("change 2: waiting")), (3, true), "{said}");
+    let (status, printed) = desk.run("bea", &["rules", "apply", "--change", "2", "--yes"]);
+    assert_eq!((status, printed.contains("change 2: waiting")), (3, true), "{printed}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
     let whole = desk.json("ann", &["rules", "history", "2"]);
     assert_eq!(whole["change"]["approver"], Value::Null, "{whole}");
     assert!(whole["change"]["effect"]["measured"]["newly_denied_percent"].as_f64() > Some(70.0), "{whole}");
     assert!(desk.good("ann", &["audit", "show"]).contains(" change.wait "));
     desk.good("cy", &["rules", "approve", "2"]);
-    let said = desk.good("bea", &["rules", "apply", "--change", "2"]);
-    assert!(said.contains("change 2: applied"), "{said}");
+    let printed = desk.good("bea", &["rules", "apply", "--change", "2"]);
+    assert!(printed.contains("change 2: applied"), "{printed}");
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 10);
 }
 
@@ -429,17 +437,17 @@ fn what_a_template_denies_since_an_approval_waits_again() {
     desk.traffic_of("lea", 100, 100);
     desk.traffic_of("mia", 100, 200);
     let moved = file("moved.toml", &[legacy(0), rule("main", "m*", "template = 't'")]);
-    let (status, said) = desk.run("bea", &["rules", "apply", &moved]);
+    let (status, printed) = desk.run("bea", &["rules", "apply", &moved]);
     assert_eq!(
-        (status, said.contains("100.0 % of the requests that pass rule \"legacy\"")),
+        (status, printed.contains("100.0 % of the requests that pass rule \"legacy\"")),
         (3, true),
-        "{said}"
+        "{printed}"
     );
     desk.good("cy", &["rules", "approve", "2"]);
     // Nobody follows the template yet.
     desk.good("bea", &["rules", "apply", &file("t.toml", &[template(1)])]);
-    let (status, said) = desk.run("bea", &["rules", "apply", "--change", "2", "--yes"]);
-    assert_eq!((status, said.contains("change 2: waiting")), (3, true), "{said}");
+    let (status, printed) = desk.run("bea", &["rules", "apply", "--change", "2", "--yes"]);
+    assert_eq!((status, printed.contains("change 2: waiting")), (3, true), "{printed}");
     assert_eq!(desk.check("max")["rules"][0]["limit"], 1_000);
 }
 
@@ -456,14 +464,18 @@ fn a_log_that_cannot_be_read_keeps_nobody_from_changing_rules() {
         std::fs::write(&file, b"no database, but long enough that nobody takes it for a new one".repeat(99))
             .expect("written");
     }
-    let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(60)]);
-    assert_eq!(status, 1, "{said}");
-    assert!(said.contains("the decision log cannot be read") && said.contains("--yes"), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(60)]);
+    assert_eq!(status, 1, "{printed}");
+    assert!(printed.contains("the decision log cannot be read") && printed.contains("--yes"), "{printed}");
     desk.good("ann", &["rules", "apply", &desk.rule(60), "--yes"]);
     desk.good("ann", &["rules", "rollback", "--change", "2"]);
     // Half of a limit takes somebody else, as half of what passes does.
-    let (status, said) = desk.run("ann", &["rules", "apply", &desk.rule(50), "--yes"]);
-    assert_eq!((status, said.contains("leaves half of rule \"per_user\", or less")), (3, true), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(50), "--yes"]);
+    assert_eq!(
+        (status, printed.contains("leaves half of rule \"per_user\", or less")),
+        (3, true),
+        "{printed}"
+    );
     assert_eq!(desk.check("bob")["rules"][0]["limit"], 100);
 }
 
@@ -473,12 +485,16 @@ fn what_makes_no_sense_is_refused_with_all_reasons() {
     let wrong = "[[rules]]\nname = 'a'\nlimit = 1\nperiod = 'soon'\n[[overrides]]\nname = 'o'\nrule = 'b'\nlimit = 1\n";
     let wrong = write(desk.folder(), "wrong.toml", wrong);
     for verb in ["plan", "apply"] {
-        let (status, said) = desk.run("ann", &["rules", verb, &wrong]);
-        assert_eq!(status, 64, "{said}");
-        assert!(said.contains("rules[\"a\"].period") && said.contains("overrides[\"o\"]"), "{said}");
+        let (status, printed) = desk.run("ann", &["rules", verb, &wrong]);
+        assert_eq!(status, 64, "{printed}");
+        assert!(printed.contains("rules[\"a\"].period") && printed.contains("overrides[\"o\"]"), "{printed}");
     }
-    let (status, said) = desk.run("ann", &["rules", "plan", "--delete", "rule/a"]);
-    assert_eq!((status, said.contains("cannot delete what does not exist: rule \"a\"")), (1, true), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "plan", "--delete", "rule/a"]);
+    assert_eq!(
+        (status, printed.contains("cannot delete what does not exist: rule \"a\"")),
+        (1, true),
+        "{printed}"
+    );
     assert_eq!(desk.json("ann", &["rules", "list"])["revision"], 0, "nothing happened");
 }
 
@@ -501,8 +517,8 @@ fn change_at_once(desk: &Desk) {
 
     desk.good("ann", &["rules", "shadow", "per_user"]);
     assert_eq!(desk.check("bob")["decision"], "allow");
-    let (status, said) = desk.run("ann", &["rules", "enforce", "per_user", "--yes"]);
-    assert_eq!((status, said.contains("change 3: waiting")), (3, true), "{said}");
+    let (status, printed) = desk.run("ann", &["rules", "enforce", "per_user", "--yes"]);
+    assert_eq!((status, printed.contains("change 3: waiting")), (3, true), "{printed}");
     desk.good("cy", &["rules", "approve", "3"]);
     desk.good("ann", &["rules", "apply", "--change", "3"]);
     assert_eq!(desk.check("bob")["decision"], "deny");
@@ -514,16 +530,16 @@ fn change_at_once(desk: &Desk) {
     assert_eq!(desk.check("bob")["decision"], "deny");
 
     let block = ["--rule", "per_user", "--key", "eve"];
-    let said = desk.good("ann", &[&["block"], &block[..], &["--for", "30m"]].concat());
-    assert!(said.starts_with("blocked until "), "{said}");
+    let printed = desk.good("ann", &[&["block"], &block[..], &["--for", "30m"]].concat());
+    assert!(printed.starts_with("blocked until "), "{printed}");
     assert_eq!(desk.check("eve")["rules"][0]["emergency"], "block:per_user:eve");
     assert_eq!(desk.check("eve")["decision"], "deny");
-    let (status, said) = desk.run("ann", &[&["block"], &block[..], &["--for", "2h"]].concat());
-    assert_eq!((status, said.contains("for: 7200s is outside 1ms to 3600s")), (64, true), "{said}");
+    let (status, printed) = desk.run("ann", &[&["block"], &block[..], &["--for", "2h"]].concat());
+    assert_eq!((status, printed.contains("for: 7200s is outside 1ms to 3600s")), (64, true), "{printed}");
     desk.good("ann", &[&["unblock"], &block[..]].concat());
     assert_eq!(desk.check("eve")["decision"], "allow");
-    let (status, said) = desk.run("ann", &[&["unblock"], &block[..]].concat());
-    assert_eq!((status, said.contains("not blocked")), (1, true), "{said}");
+    let (status, printed) = desk.run("ann", &[&["unblock"], &block[..]].concat());
+    assert_eq!((status, printed.contains("not blocked")), (1, true), "{printed}");
     // A key may be longer than what it can be called by.
     let long = "x".repeat(1_024);
     for verb in [&["override", "set", "--limit", "9"][..], &["block"], &["unblock"]] {
@@ -541,8 +557,8 @@ fn what_other_limiters_were_told_becomes_rules() {
                        - key: user\n    value: bob\n    rate_limit: { unit: hour, requests_per_unit: 8 }\n  \
                        - key: free\n    rate_limit: { unlimited: true }\n";
     let descriptors = write(desk.folder(), "descriptors.yaml", descriptors);
-    let said = desk.good("ann", &["rules", "import", "envoy", &descriptors, "--yes"]);
-    assert!(said.contains("left out: edge/free: unlimited"), "{said}");
+    let printed = desk.good("ann", &["rules", "import", "envoy", &descriptors, "--yes"]);
+    assert!(printed.contains("left out: edge/free: unlimited"), "{printed}");
     assert_eq!(["ann", "bob"].map(|user| desk.check(user)["rules"][0]["limit"].as_u64()), [Some(7), Some(8)]);
 
     let list =
@@ -561,14 +577,15 @@ fn what_other_limiters_were_told_becomes_rules() {
     let import = |pages: &[&str]| {
         desk.run("ann", &[&["rules", "import", "unkey"], pages, &["--rule", "edge/user", "--yes"]].concat())
     };
-    let (status, said) = import(&[&first]);
-    assert_eq!((status, said.contains("every page says that another follows")), (64, true), "{said}");
+    let (status, printed) = import(&[&first]);
+    assert_eq!((status, printed.contains("every page says that another follows")), (64, true), "{printed}");
     assert_eq!(desk.check("fay")["rules"][0]["limit"], 7, "half of a list is not imported");
-    let (status, said) = import(&[&first, &second]);
-    assert_eq!(status, 0, "{said}");
+    let (status, printed) = import(&[&first, &second]);
+    assert_eq!(status, 0, "{printed}");
     assert_eq!(["fay", "gus"].map(|user| desk.check(user)["rules"][0]["limit"].as_u64()), [Some(4), Some(4)]);
-    let (status, said) = desk.run("ann", &["rules", "import", "unkey", &descriptors, "--rule", "edge/user"]);
-    assert_eq!(status, 64, "{said}");
+    let (status, printed) =
+        desk.run("ann", &["rules", "import", "unkey", &descriptors, "--rule", "edge/user"]);
+    assert_eq!(status, 64, "{printed}");
 }
 
 #[test]
@@ -591,17 +608,21 @@ fn the_audit_is_shown_exported_and_verified() {
     for (left, missing) in [(1, 2), (2, 3)] {
         let cut: String = text.split_inclusive('\n').take(left).collect();
         let cut = write(desk.folder(), "cut.jsonl", &cut);
-        let (status, said) = desk.run("ann", &["audit", "verify", "--file", &cut]);
-        assert_eq!((status, said.contains(&format!("entry {missing} may be missing"))), (1, true), "{said}");
+        let (status, printed) = desk.run("ann", &["audit", "verify", "--file", &cut]);
+        assert_eq!(
+            (status, printed.contains(&format!("entry {missing} may be missing"))),
+            (1, true),
+            "{printed}"
+        );
     }
     let later = desk.good("ann", &["audit", "show", "--json", "--after", "1"]);
     assert_eq!(later.lines().count(), 1, "no export that could be followed: {later}");
     let forged = write(desk.folder(), "forged.jsonl", &text.replacen("token:", "tokem:", 1));
-    let (status, said) = desk.run("ann", &["audit", "verify", "--file", &forged]);
-    assert_eq!((status, said.contains("audit: entry 1 was changed")), (1, true), "{said}");
+    let (status, printed) = desk.run("ann", &["audit", "verify", "--file", &forged]);
+    assert_eq!((status, printed.contains("audit: entry 1 was changed")), (1, true), "{printed}");
     let later = format!("tidegate-audit 3 {}", "ab".repeat(32));
-    let (status, said) = desk.run("ann", &["audit", "verify", "--checkpoint", &later]);
-    assert_eq!((status, said.contains("entry 3 is missing")), (1, true), "{said}");
+    let (status, printed) = desk.run("ann", &["audit", "verify", "--checkpoint", &later]);
+    assert_eq!((status, printed.contains("entry 3 is missing")), (1, true), "{printed}");
 }
 
 #[test]
@@ -622,8 +643,12 @@ fn an_export_ends_where_the_store_says_whoever_cut_off_its_entries() {
     let last = shown.lines().last().expect("a line");
     assert!(last.starts_with(r#"{"checkpoint":"tidegate-audit 6 "#), "{last}");
     let export = write(desk.folder(), "audit.jsonl", &shown);
-    let (status, said) = desk.run("ann", &["audit", "verify", "--file", &export]);
-    assert_eq!((status, said.contains("entry 4 is missing: there were 6 entries")), (1, true), "{said}");
+    let (status, printed) = desk.run("ann", &["audit", "verify", "--file", &export]);
+    assert_eq!(
+        (status, printed.contains("entry 4 is missing: there were 6 entries")),
+        (1, true),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -635,8 +660,8 @@ fn a_credential_of_the_store_opens_until_it_is_revoked() {
     };
     let (_, made) = admit("eli");
     let token = made["token"].as_str().expect("a token");
-    let said = desk.good(token, &["rules", "apply", &desk.rule(5), "--yes"]);
-    assert!(said.contains("change 1: applied, revision 1, by eli"), "{said}");
+    let printed = desk.good(token, &["rules", "apply", &desk.rule(5), "--yes"]);
+    assert!(printed.contains("change 1: applied, revision 1, by eli"), "{printed}");
     for taken in ["local", "token:0123456789ab", "tidegate: automatic"] {
         assert_eq!(admit(taken).0, 400, "{taken}");
     }
@@ -645,8 +670,8 @@ fn a_credential_of_the_store_opens_until_it_is_revoked() {
     assert_eq!(all["credentials"][0]["name"], "eli");
     assert!(!all.to_string().contains(token), "told once");
     assert_eq!(desk.ask("dan", "DELETE", &format!("/v1/credentials/{hash}"), None).0, 200);
-    let (status, said) = desk.run(token, &["rules", "list"]);
-    assert_eq!((status, said.contains("401")), (1, true), "{said}");
+    let (status, printed) = desk.run(token, &["rules", "list"]);
+    assert_eq!((status, printed.contains("401")), (1, true), "{printed}");
 }
 
 #[test]
@@ -719,22 +744,22 @@ fn an_emergency_that_says_nobody_asks_whether_that_is_meant() {
     }
     desk.ask("ann", "DELETE", "/v1/emergencies/x", None);
 
-    let (status, said) = desk.run("ann", &["block"]);
-    assert_eq!((status, said.contains("--yes says that it is meant")), (1, true), "{said}");
-    let (status, said) = desk.run_at_terminal("ann", &["block"], b"n\n");
-    assert_eq!((status, said.contains("Is that meant? [y/N]")), (1, true), "{said}");
+    let (status, printed) = desk.run("ann", &["block"]);
+    assert_eq!((status, printed.contains("--yes says that it is meant")), (1, true), "{printed}");
+    let (status, printed) = desk.run_at_terminal("ann", &["block"], b"n\n");
+    assert_eq!((status, printed.contains("Is that meant? [y/N]")), (1, true), "{printed}");
     assert_eq!(desk.check("carol")["decision"], "allow");
-    let said = desk.good("ann", &["block", "--yes"]);
-    assert!(said.starts_with("blocked until ") && said.ends_with(": everything\n"), "{said}");
+    let printed = desk.good("ann", &["block", "--yes"]);
+    assert!(printed.starts_with("blocked until ") && printed.ends_with(": everything\n"), "{printed}");
     assert_eq!(desk.check("carol")["decision"], "deny");
     desk.good("ann", &["unblock"]);
     assert_eq!(desk.check("carol")["decision"], "allow");
-    let (status, said) = desk.run("ann", &["block", "--rule", "per_user"]);
-    assert_eq!((status, said.contains("rule \"per_user\" applies to")), (1, true), "{said}");
-    let said = desk.good("ann", &["block", "--rule", "per_user", "--yes"]);
-    assert!(said.ends_with(": all of per_user\n"), "{said}");
-    let (status, said) = desk.run("ann", &["block", "--key", "carol"]);
-    assert_eq!((status, said.contains("--rule")), (64, true), "{said}");
+    let (status, printed) = desk.run("ann", &["block", "--rule", "per_user"]);
+    assert_eq!((status, printed.contains("rule \"per_user\" applies to")), (1, true), "{printed}");
+    let printed = desk.good("ann", &["block", "--rule", "per_user", "--yes"]);
+    assert!(printed.ends_with(": all of per_user\n"), "{printed}");
+    let (status, printed) = desk.run("ann", &["block", "--key", "carol"]);
+    assert_eq!((status, printed.contains("--rule")), (64, true), "{printed}");
 }
 
 #[test]
@@ -817,20 +842,23 @@ fn whoever_sits_at_a_terminal_is_asked_whether_it_is_meant() {
     let apply = ["rules", "apply", rule.as_str()];
     let revision = || desk.ask("ann", "GET", "/v1/rules", None).1["revision"].clone();
     for no in [b"n\n".as_slice(), b"\n", b"nothing of the sort\n", CONTROL_D] {
-        let (status, said) = desk.run_at_terminal("ann", &apply, no);
-        assert_eq!(status, 1, "{no:?}: {said}");
-        assert!(said.contains("Is that meant? [y/N]") && said.contains("error: not applied"), "{said}");
+        let (status, printed) = desk.run_at_terminal("ann", &apply, no);
+        assert_eq!(status, 1, "{no:?}: {printed}");
+        assert!(
+            printed.contains("Is that meant? [y/N]") && printed.contains("error: not applied"),
+            "{printed}"
+        );
     }
     // Nobody there has not said yes.
-    let (status, said) = desk.run("ann", &apply);
-    assert_eq!((status, said.contains("--yes says that it is meant")), (1, true), "{said}");
-    assert!(!said.contains("[y/N]"), "{said}");
+    let (status, printed) = desk.run("ann", &apply);
+    assert_eq!((status, printed.contains("--yes says that it is meant")), (1, true), "{printed}");
+    assert!(!printed.contains("[y/N]"), "{printed}");
     assert_eq!(revision(), 0, "nothing was applied");
-    let (status, said) = desk.run_at_terminal("ann", &apply, b"y\n");
-    assert_eq!(status, 0, "{said}");
-    assert!(said.contains("change 1: applied, revision 1"), "{said}");
-    let (status, said) = desk.run_at_terminal("ann", &["rules", "apply", &desk.rule(60)], b"yes\n");
-    assert_eq!((status, revision()), (0, 2.into()), "{said}");
+    let (status, printed) = desk.run_at_terminal("ann", &apply, b"y\n");
+    assert_eq!(status, 0, "{printed}");
+    assert!(printed.contains("change 1: applied, revision 1"), "{printed}");
+    let (status, printed) = desk.run_at_terminal("ann", &["rules", "apply", &desk.rule(60)], b"yes\n");
+    assert_eq!((status, revision()), (0, 2.into()), "{printed}");
 }
 
 #[test]
@@ -863,10 +891,10 @@ fn emergencies_are_declared_renewed_listed_and_ended() {
     desk.good("ann", &["rules", "apply", &write(desk.folder(), "one.toml", rules), "--yes"]);
     let limit =
         ["emergency", "limit", "--rule", "per_user", "--limit", "1", "--period", "1m", "--id", "calm"];
-    let (status, said) = desk.run("ann", &limit);
-    assert_eq!((status, said.contains("--yes says that it is meant")), (1, true), "{said}");
-    let said = desk.good("ann", &[&limit[..], &["--yes"]].concat());
-    assert!(said.starts_with("calm until 20") && said.ends_with(": limit\n"), "{said}");
+    let (status, printed) = desk.run("ann", &limit);
+    assert_eq!((status, printed.contains("--yes says that it is meant")), (1, true), "{printed}");
+    let printed = desk.good("ann", &[&limit[..], &["--yes"]].concat());
+    assert!(printed.starts_with("calm until 20") && printed.ends_with(": limit\n"), "{printed}");
     let listed = desk.json("ann", &["emergency", "list"]);
     let body = &listed["emergencies"][0]["body"];
     assert_eq!(
@@ -876,11 +904,11 @@ fn emergencies_are_declared_renewed_listed_and_ended() {
     assert!(desk.good("ann", &["emergency", "renew", "calm", "--for", "20m"]).starts_with("lasts until 20"));
     assert_eq!(desk.good("ann", &["emergency", "end", "calm"]), "ended\n");
     assert_eq!(desk.json("ann", &["emergency", "list"])["emergencies"], json!([]));
-    let (status, said) = desk.run("ann", &["emergency", "renew", "calm"]);
-    assert_eq!(status, 1, "{said}");
-    let (status, said) = desk.run("ann", &["emergency", "block", "--tenant", "acme", "--yes"]);
+    let (status, printed) = desk.run("ann", &["emergency", "renew", "calm"]);
+    assert_eq!(status, 1, "{printed}");
+    let (status, printed) = desk.run("ann", &["emergency", "block", "--tenant", "acme", "--yes"]);
     let told = "tenant: there is no [[tenants]] entry named \"acme\"";
-    assert!(status != 0 && said.contains(told), "{status}: {said}");
+    assert!(status != 0 && printed.contains(told), "{status}: {printed}");
 }
 
 #[test]
@@ -894,10 +922,10 @@ fn credentials_are_made_used_listed_and_revoked() {
     let hash = line.split(' ').next().expect("a hash");
     assert!(!listed.contains(&token), "nobody is told it again");
     assert_eq!(desk.good("dan", &["credential", "revoke", hash]), "revoked\n");
-    let (status, said) = desk.run(&token, &["rules", "list"]);
-    assert!(status == 1 && said.contains("401"), "{status}: {said}");
-    let (status, said) = desk.run("ann", &["credential", "list"]);
-    assert!(status == 1 && said.contains("403"), "{status}: {said}");
+    let (status, printed) = desk.run(&token, &["rules", "list"]);
+    assert!(status == 1 && printed.contains("401"), "{status}: {printed}");
+    let (status, printed) = desk.run("ann", &["credential", "list"]);
+    assert!(status == 1 && printed.contains("403"), "{status}: {printed}");
 }
 
 #[test]
@@ -908,12 +936,12 @@ fn an_override_says_whose_it_is_how_much_it_counts_and_when_it_ends() {
     let set =
         ["override", "set", "--rule", "per_user", "--key", "b*", "--limit", "500", "--name", "bees", "--yes"];
     let more = ["--priority", "-2", "--expires", "4000000000000", "--tenant", "acme"];
-    let said = desk.good("ann", &[&set[..], &more].concat());
+    let printed = desk.good("ann", &[&set[..], &more].concat());
     let warning = r#"warning: overrides["bees"].tenant: there is no [[tenants]] entry named "acme": it is for nobody here"#;
-    assert!(said.contains(warning), "{said}");
+    assert!(printed.contains(warning), "{printed}");
     let body = desk.json("ann", &["rules", "get", "override/bees"])["row"]["body"].clone();
-    let said = (&body["priority"], &body["expires"], &body["tenant"]);
-    assert_eq!(said, (&json!(-2), &json!(4_000_000_000_000_u64), &json!("acme")));
-    let (status, said) = desk.run("ann", &[&set[..], &["--priority", "1000001"]].concat());
-    assert_eq!((status, said.contains("priority: 1000001 is outside")), (64, true), "{said}");
+    let printed = (&body["priority"], &body["expires"], &body["tenant"]);
+    assert_eq!(printed, (&json!(-2), &json!(4_000_000_000_000_u64), &json!("acme")));
+    let (status, printed) = desk.run("ann", &[&set[..], &["--priority", "1000001"]].concat());
+    assert_eq!((status, printed.contains("priority: 1000001 is outside")), (64, true), "{printed}");
 }

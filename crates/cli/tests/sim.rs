@@ -43,7 +43,7 @@ fn worlds_of_several_regions_say_how_much_of_the_bound_they_reached() {
     assert_eq!(summary["trace_hash"], json(&arguments)["trace_hash"]);
     let output = sim(&["--regions", "--seed", "3", "--hours", "0.02", "--trace"]);
     let words = String::from_utf8(output.stdout).expect("text");
-    assert!(words.contains("courier") && words.contains("seed 3: "), "{words}");
+    assert!(words.contains("replicator") && words.contains("seed 3: "), "{words}");
 }
 
 #[test]

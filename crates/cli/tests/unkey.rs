@@ -24,7 +24,7 @@ struct Client {
 }
 
 /// The status, the body, and a few header fields.
-struct Told {
+struct UnkeyReply {
     status: u16,
     body: Value,
     headers: ureq::http::HeaderMap,
@@ -40,7 +40,7 @@ impl Client {
         Self { token: Some(token.to_owned()), ..self }
     }
 
-    fn raw(&self, method: &str, path: &str, body: &str) -> Told {
+    fn raw(&self, method: &str, path: &str, body: &str) -> UnkeyReply {
         let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -49,32 +49,32 @@ impl Client {
         let mut answer = self.agent.run(request).expect("an answer");
         let text = answer.body_mut().read_to_string().expect("text");
         let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
-        Told { status: answer.status().as_u16(), body, headers: answer.headers().clone() }
+        UnkeyReply { status: answer.status().as_u16(), body, headers: answer.headers().clone() }
     }
 
     /// Asks an endpoint. A machine that is busy with other tests makes the server shed: such checks pass undecided,
     /// without `RateLimit` fields, and are asked again.
-    fn post(&self, endpoint: &str, body: &Value) -> Told {
+    fn post(&self, endpoint: &str, body: &Value) -> UnkeyReply {
         let ask = || self.raw("POST", &format!("/v2/ratelimit.{endpoint}"), &body.to_string());
-        let mut told = ask();
+        let mut replied = ask();
         wait_until("a decision", START_TIME_MAX, || {
-            let is_decided = told.status != 200
+            let is_decided = replied.status != 200
                 || !matches!(endpoint, "limit" | "multiLimit")
-                || told.headers.contains_key("ratelimit");
+                || replied.headers.contains_key("ratelimit");
             if !is_decided {
-                told = ask();
+                replied = ask();
             }
             is_decided
         });
-        told
+        replied
     }
 
     /// The data of an answer that has to be one.
     fn data(&self, endpoint: &str, body: &Value) -> Value {
-        let told = self.post(endpoint, body);
-        assert_eq!(told.status, 200, "{endpoint} {body}: {}", told.body);
-        assert!(told.body["meta"]["requestId"].as_str().is_some_and(|id| id.starts_with("req_")));
-        told.body["data"].clone()
+        let replied = self.post(endpoint, body);
+        assert_eq!(replied.status, 200, "{endpoint} {body}: {}", replied.body);
+        assert!(replied.body["meta"]["requestId"].as_str().is_some_and(|id| id.starts_with("req_")));
+        replied.body["data"].clone()
     }
 }
 
@@ -160,8 +160,8 @@ fn costs_that_can_never_pass_are_denied_and_blocks_block() {
     let mut dear = limit("a", 5);
     for cost in [6, 1_u64 << 53, u64::MAX] {
         dear["cost"] = json!(cost);
-        let told = client.data("limit", &dear);
-        assert_eq!((&told["success"], &told["remaining"]), (&json!(false), &json!(5)), "{cost}");
+        let replied = client.data("limit", &dear);
+        assert_eq!((&replied["success"], &replied["remaining"]), (&json!(false), &json!(5)), "{cost}");
     }
     dear["cost"] = json!(5);
     assert_eq!(client.data("limit", &dear)["remaining"], 0);
@@ -185,9 +185,9 @@ fn several_limits_are_charged_together_or_not_at_all() {
     let mut look = limit("b", 2);
     look["cost"] = json!(0);
     assert_eq!(client.data("limit", &look)["remaining"], 2);
-    let told = client.post("multiLimit", &json!([limit("c", 2), limit("d", 3)]));
-    assert_eq!(told.headers["ratelimit-policy"], "\"n\";q=2;w=3600, \"n\";q=3;w=3600");
-    assert_eq!(told.body["data"]["limits"][1]["identifier"], "d");
+    let replied = client.post("multiLimit", &json!([limit("c", 2), limit("d", 3)]));
+    assert_eq!(replied.headers["ratelimit-policy"], "\"n\";q=2;w=3600, \"n\";q=3;w=3600");
+    assert_eq!(replied.body["data"]["limits"][1]["identifier"], "d");
 }
 
 #[test]
@@ -196,9 +196,9 @@ fn namespaces_may_choose_gcra() {
     let client = Client::of(&server);
     for (namespace, is_gcra) in [("exact", true), ("prefix", true), ("other", false)] {
         let ask = json!({"namespace": namespace, "identifier": "a", "limit": 3_600, "duration": HOUR_MS});
-        let told = client.post("limit", &ask);
+        let replied = client.post("limit", &ask);
         // One of 3,600 an hour drains in a second; a window forgets it only when it has passed.
-        let wait: u64 = told.headers["ratelimit"]
+        let wait: u64 = replied.headers["ratelimit"]
             .to_str()
             .expect("text")
             .rsplit_once("t=")
@@ -347,14 +347,14 @@ fn listed(client: &Client, per_page: usize) -> Vec<String> {
     let mut cursor = json!("");
     loop {
         let ask = json!({"namespace": "n", "limit": per_page, "cursor": cursor});
-        let told = client.post("listOverrides", &ask).body;
-        let page = told["data"].as_array().expect("a list");
-        assert!(page.len() <= per_page, "{told}");
+        let replied = client.post("listOverrides", &ask).body;
+        let page = replied["data"].as_array().expect("a list");
+        assert!(page.len() <= per_page, "{replied}");
         identifiers.extend(page.iter().filter_map(|of| of["identifier"].as_str()).map(str::to_owned));
-        if told["pagination"]["hasMore"] != true {
+        if replied["pagination"]["hasMore"] != true {
             return identifiers;
         }
-        cursor = told["pagination"]["cursor"].clone();
+        cursor = replied["pagination"]["cursor"].clone();
     }
 }
 
@@ -376,37 +376,37 @@ fn roles_say_what_may_be_done() {
     for (endpoint, body, least) in &endpoints {
         let needed = roles.iter().position(|role| role == least).expect("a role");
         for (at, role) in roles.iter().enumerate() {
-            let told = Client::of(&server).with(role).post(endpoint, body);
+            let replied = Client::of(&server).with(role).post(endpoint, body);
             if at >= needed {
-                assert_eq!(told.status, 200, "{endpoint} as {role}: {}", told.body);
+                assert_eq!(replied.status, 200, "{endpoint} as {role}: {}", replied.body);
             } else {
                 let detail = format!("authorization: this needs the role {least:?} or a higher one");
-                assert_error(&told, 403, "Forbidden", &detail);
+                assert_error(&replied, 403, "Forbidden", &detail);
             }
         }
         for client in [Client::of(&server), Client::of(&server).with("nobody's")] {
-            let told = client.post(endpoint, body);
+            let replied = client.post(endpoint, body);
             assert_error(
-                &told,
+                &replied,
                 401,
                 "Unauthorized",
                 "authorization: no `Bearer` token that this server knows",
             );
-            assert_eq!(told.headers["www-authenticate"], "Bearer");
+            assert_eq!(replied.headers["www-authenticate"], "Bearer");
         }
     }
 }
 
-fn assert_error(told: &Told, status: u16, title: &str, detail: &str) {
-    assert_eq!(told.headers["content-type"], "application/json");
-    let mut body = told.body.clone();
+fn assert_error(replied: &UnkeyReply, status: u16, title: &str, detail: &str) {
+    assert_eq!(replied.headers["content-type"], "application/json");
+    let mut body = replied.body.clone();
     let id = body["meta"]["requestId"].take();
     assert!(id.as_str().is_some_and(|id| id.starts_with("req_")), "{body}");
     let mut error = body["error"].take();
     let errors = error.as_object_mut().expect("an object").remove("errors");
     assert_eq!(errors.is_some(), status == 400, "{errors:?}");
     let expected = json!({"title": title, "detail": detail, "status": status, "type": "about:blank"});
-    assert_eq!((told.status, error), (status, expected));
+    assert_eq!((replied.status, error), (status, expected));
 }
 
 const TEXT: &str = "a text of 1 to 512 characters";
@@ -455,10 +455,10 @@ fn a_wrong_limit_is_told_what_is_wrong_with_it() {
     let client = Client::of(&server);
     for (body, detail) in wrong_limits() {
         assert_error(&client.post("limit", &body), 400, "Bad Request", &detail);
-        let told = client.post("multiLimit", &json!([limit("a", 1), body]));
-        assert_error(&told, 400, "Bad Request", &format!("[1].{detail}"));
+        let replied = client.post("multiLimit", &json!([limit("a", 1), body]));
+        assert_error(&replied, 400, "Bad Request", &format!("[1].{detail}"));
         let location = format!("body[1].{}", detail.split(':').next().expect("a field"));
-        assert_eq!(told.body["error"]["errors"][0]["location"], location);
+        assert_eq!(replied.body["error"]["errors"][0]["location"], location);
     }
 }
 
@@ -473,8 +473,8 @@ fn all_that_is_wrong_is_told_at_once() {
         format!("duration: missing; must be a whole number from {DURATIONS}"),
     ];
     assert_error(&client.post("limit", &json!({})), 400, "Bad Request", &missing.join("; "));
-    let told = client.post("multiLimit", &json!([{}, limit("a", 1), {}]));
-    let errors = told.body["error"]["errors"].as_array().expect("a list");
+    let replied = client.post("multiLimit", &json!([{}, limit("a", 1), {}]));
+    let errors = replied.body["error"]["errors"].as_array().expect("a list");
     let locations: Vec<&str> = errors.iter().filter_map(|error| error["location"].as_str()).collect();
     let expected = |at: usize| {
         ["namespace", "identifier", "limit", "duration"].map(|field| format!("body[{at}].{field}"))
@@ -544,14 +544,14 @@ fn what_is_no_request_at_all_is_refused_in_the_same_form() {
     for endpoint in ["limit", "multiLimit", "setOverride", "getOverride", "deleteOverride", "listOverrides"] {
         let path = format!("/v2/ratelimit.{endpoint}");
         for body in NO_REQUESTS {
-            let told = client.raw("POST", &path, body);
-            let detail = told.body["error"]["detail"].as_str().unwrap_or_default().to_owned();
-            assert!(detail.starts_with("body: "), "{endpoint} {body}: {}", told.body);
-            assert_error(&told, 400, "Bad Request", &detail);
+            let replied = client.raw("POST", &path, body);
+            let detail = replied.body["error"]["detail"].as_str().unwrap_or_default().to_owned();
+            assert!(detail.starts_with("body: "), "{endpoint} {body}: {}", replied.body);
+            assert_error(&replied, 400, "Bad Request", &detail);
         }
-        let told = client.raw("GET", &path, "");
-        assert_error(&told, 405, "Method Not Allowed", "method: only POST is answered here");
-        assert_eq!(told.headers["allow"], "POST");
+        let replied = client.raw("GET", &path, "");
+        assert_error(&replied, 405, "Method Not Allowed", "method: only POST is answered here");
+        assert_eq!(replied.headers["allow"], "POST");
         let large = client.raw("POST", &path, &" ".repeat((512 << 10) + 1));
         assert_error(&large, 413, "Payload Too Large", "body: more than 524288 bytes");
     }
@@ -586,8 +586,8 @@ fn the_description_is_true() {
         // One of the paths deletes it.
         client.data("setOverride", &set("a", 5));
         for (method, operation) in item.as_object().expect("methods") {
-            let told = client.raw(&method.to_uppercase(), path, "");
-            assert!(told.status != 404 && told.status != 405, "{method} {path}: {}", told.status);
+            let replied = client.raw(&method.to_uppercase(), path, "");
+            assert!(replied.status != 404 && replied.status != 405, "{method} {path}: {}", replied.status);
             let schema = operation["requestBody"]["content"]["application/json"].get("schema");
             if let Some(schema) = schema.filter(|_| !OTHER_SURFACES.contains(&path.as_str())) {
                 check_operation(&client, &document, path, operation, schema);
@@ -621,12 +621,12 @@ fn check_operation(client: &Client, document: &Value, path: &str, operation: &Va
         let body = if is_list { json!([body]) } else { body };
         body.to_string()
     };
-    let told = client.raw("POST", path, &wrapped(&body));
-    assert_eq!(told.status, 200, "{path}: {}", told.body);
+    let replied = client.raw("POST", path, &wrapped(&body));
+    assert_eq!(replied.status, 200, "{path}: {}", replied.body);
     assert_described(
         document,
         &operation["responses"]["200"]["content"]["application/json"]["schema"],
-        &told.body,
+        &replied.body,
     );
     for required in fields["required"].as_array().expect("some are") {
         let mut without = body.clone();

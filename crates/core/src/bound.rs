@@ -32,19 +32,19 @@ use std::fmt;
 
 use crate::class::Class;
 use crate::limit::{Algorithm, Limit};
-use crate::origin::{ABROAD_LIFE_US_MAX, LAPSE_MARGIN_US, Lapse, Terms, part_of};
+use crate::origin::{CROSS_REGION_LIFE_US_MAX, LAPSE_MARGIN_US, Lapse, Terms, share_of};
 use crate::regime::Regime;
 
 /// How often a region tells the others what it counted, µs.
-pub const COURIER_US: u64 = 200_000;
+pub const REPLICATION_INTERVAL_US: u64 = 200_000;
 
-/// The lag between two regions that is alarmed about, µs: a round of the courier and the way. Unless another one is said, a
+/// The lag between two regions that is alarmed about, µs: a round of the replicator and the way. Unless another one is said, a
 /// bound holds for as long as nothing is alarmed.
 pub const LAG_ALARM_US: u64 = 500_000;
 
 /// How long a region may be silent before the others spend from their standing parts only, µs. Higher: fewer hiccups of a
 /// link are noticed; more passes before a real cut is.
-pub const SILENCE_US: u64 = 5_000_000;
+pub const PEER_TIMEOUT_US: u64 = 5_000_000;
 
 /// How much a region keeps to itself before it tells of a key, in millionths of its burst. Higher: less is told of keys that
 /// are far below their limits; each region may hide that much.
@@ -54,7 +54,7 @@ pub const THRESHOLD_PPM: u32 = 62_500;
 pub const OUTAGE_US: u64 = 30_000_000;
 
 /// By how much clocks of a region may run apart: a holder believes in its grant for longer by this part of its life.
-const CLOCKS_APART: u64 = 16;
+const CLOCK_DRIFT_DIVISOR: u64 = 16;
 
 const PPM: u128 = 1_000_000;
 
@@ -94,13 +94,13 @@ pub struct Fleet {
     /// Whether those of a region share an origin. If not, each counts for itself.
     pub has_origin: bool,
     /// How often a region tells the others what it counted, µs.
-    pub courier_us: u64,
+    pub replication_interval_us: u64,
     /// How long that is under way, µs.
     pub transit_us: u64,
-    /// The longest that a grant of a limit of several regions lasts, µs, up to [`ABROAD_LIFE_US_MAX`].
+    /// The longest that a grant of a limit of several regions lasts, µs, up to [`CROSS_REGION_LIFE_US_MAX`].
     pub grant_life_us: u64,
     /// How long a region may be silent before the others spend from their standing parts only, µs.
-    pub silence_us: u64,
+    pub peer_timeout_us: u64,
     /// How much a region keeps to itself before it tells of a key, in millionths of its burst.
     pub threshold_ppm: u32,
 }
@@ -112,10 +112,10 @@ impl Fleet {
             weights: vec![1; regions.max(1) as usize].into(),
             nodes: 1,
             has_origin: true,
-            courier_us: COURIER_US,
-            transit_us: LAG_ALARM_US - COURIER_US,
-            grant_life_us: ABROAD_LIFE_US_MAX,
-            silence_us: SILENCE_US,
+            replication_interval_us: REPLICATION_INTERVAL_US,
+            transit_us: LAG_ALARM_US - REPLICATION_INTERVAL_US,
+            grant_life_us: CROSS_REGION_LIFE_US_MAX,
+            peer_timeout_us: PEER_TIMEOUT_US,
             threshold_ppm: THRESHOLD_PPM,
         }
     }
@@ -129,10 +129,10 @@ impl Fleet {
         self.regions() - 1
     }
 
-    /// K: how old at most what the origin of a region knows of another one is while nothing is cut, µs: a round of the courier, and
+    /// K: how old at most what the origin of a region knows of another one is while nothing is cut, µs: a round of the replicator, and
     /// the way.
     fn lag_us(&self) -> u64 {
-        self.courier_us.saturating_add(self.transit_us)
+        self.replication_interval_us.saturating_add(self.transit_us)
     }
 
     /// The largest standing part of so many units.
@@ -144,7 +144,7 @@ impl Fleet {
 
     /// Whether some region's standing part of so many units is nothing.
     fn leaves_some_nothing(&self, units: u64) -> bool {
-        (0..self.weights.len()).any(|own| part_of(units, &self.weights, own) == 0)
+        (0..self.weights.len()).any(|own| share_of(units, &self.weights, own) == 0)
     }
 }
 
@@ -173,7 +173,7 @@ impl Faults {
 
 /// When a term of a bound is paid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum TermCondition {
     /// While all is well, too.
     Always,
     /// When a process was not heard of in time.
@@ -186,7 +186,7 @@ pub enum When {
     Partition,
 }
 
-impl When {
+impl TermCondition {
     /// As answers name it.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -210,7 +210,7 @@ pub struct Term {
     /// What that comes to.
     pub units: u64,
     /// When it is paid.
-    pub when: When,
+    pub condition: TermCondition,
 }
 
 /// How far a limit may be passed.
@@ -240,7 +240,7 @@ impl Bound {
 
     /// The most units that pass above the limit while nothing goes wrong.
     pub fn steady(&self) -> u64 {
-        self.sum(|term| term.when == When::Always)
+        self.sum(|term| term.condition == TermCondition::Always)
     }
 
     fn sum(&self, counts: impl Fn(&&Term) -> bool) -> u64 {
@@ -250,14 +250,14 @@ impl Bound {
 
 /// How far a limit may be passed by a fleet in which so much goes wrong.
 pub fn bound(promise: &Promise<'_>, fleet: &Fleet, faults: &Faults) -> Bound {
-    let mut sum = Sum::new(promise, fleet);
+    let mut sum = BoundBuilder::new(promise, fleet);
     // Nothing passes under a limit of 0, whoever decides.
     if !promise.limit.is_blocked() {
         if fleet.has_origin {
             sum.between_regions(faults);
             sum.in_regions(faults);
         } else {
-            sum.apart(faults);
+            sum.without_origin(faults);
         }
     }
     sum.finish()
@@ -272,11 +272,11 @@ pub fn debt_max(promise: &Promise<'_>, fleet: &Fleet) -> u64 {
     if promise.limit.is_blocked() {
         return 0;
     }
-    short(Sum::new(promise, fleet).debt())
+    short(BoundBuilder::new(promise, fleet).debt())
 }
 
 /// A bound in the making.
-struct Sum<'a> {
+struct BoundBuilder<'a> {
     promise: &'a Promise<'a>,
     fleet: &'a Fleet,
     /// B, and e * B.
@@ -285,15 +285,15 @@ struct Sum<'a> {
     terms: Vec<Term>,
 }
 
-impl<'a> Sum<'a> {
+impl<'a> BoundBuilder<'a> {
     fn new(promise: &'a Promise<'a>, fleet: &'a Fleet) -> Self {
         let terms = promise.terms();
         let (burst, tolerance) = (terms.burst().into(), terms.tolerance().into());
         Self { promise, fleet, burst, tolerance, terms: Vec::new() }
     }
 
-    fn add(&mut self, when: When, name: &'static str, formula: &'static str, units: u128) {
-        self.terms.push(Term { name, formula, units: short(units), when });
+    fn add(&mut self, condition: TermCondition, name: &'static str, formula: &'static str, units: u128) {
+        self.terms.push(Term { name, formula, units: short(units), condition });
     }
 
     /// What regions let pass because they have not heard of each other.
@@ -304,18 +304,38 @@ impl<'a> Sum<'a> {
         }
         match self.promise.limit.algorithm() {
             Algorithm::SlidingWindow => {
-                self.add(When::Always, "windows of other regions", "(R-1) * L", others * self.burst);
+                self.add(TermCondition::Always, "windows of other regions", "(R-1) * L", others * self.burst);
             }
             Algorithm::Gcra => {
-                self.add(When::Always, "bursts of other regions", "(R-1) * B", others * self.burst);
-                self.add(When::Always, "kept below the threshold", "(R-1) * h * B", others * self.hidden());
-                let (lag, silence) = (self.within_lag(), self.within_silence());
-                self.add(When::Always, "passed within the lag", "(R-1) * r * K", others * lag);
-                self.add(When::Always, "drained before the first word", "(R-1) * r * K", others * lag);
+                self.add(TermCondition::Always, "bursts of other regions", "(R-1) * B", others * self.burst);
+                self.add(
+                    TermCondition::Always,
+                    "below the publish threshold",
+                    "(R-1) * h * B",
+                    others * self.hidden(),
+                );
+                let (lag, silence) = (self.within_lag(), self.within_peer_timeout());
+                self.add(TermCondition::Always, "passed within the lag", "(R-1) * r * K", others * lag);
+                self.add(
+                    TermCondition::Always,
+                    "drained before the first component",
+                    "(R-1) * r * K",
+                    others * lag,
+                );
                 if faults.partitions > 0 {
                     let more = others * silence.saturating_sub(lag);
-                    self.add(When::Partition, "passed within the silence", "(R-1) * r * (S-K)", more);
-                    self.add(When::Partition, "drained within the silence", "(R-1) * r * (S-K)", more);
+                    self.add(
+                        TermCondition::Partition,
+                        "passed within the peer timeout",
+                        "(R-1) * r * (S-K)",
+                        more,
+                    );
+                    self.add(
+                        TermCondition::Partition,
+                        "drained within the peer timeout",
+                        "(R-1) * r * (S-K)",
+                        more,
+                    );
                 }
             }
         }
@@ -326,29 +346,34 @@ impl<'a> Sum<'a> {
         match self.promise.regime {
             _ if self.tolerance == 0 => {}
             Regime::Regional | Regime::BestEffort => {
-                self.add(When::Always, "tolerance", "R * e * B", self.fleet.regions() * self.tolerance);
+                self.add(
+                    TermCondition::Always,
+                    "tolerance",
+                    "R * e * B",
+                    self.fleet.regions() * self.tolerance,
+                );
             }
             // Each region has a tolerance of its part, of one unit at least.
             Regime::Share => {
                 let least = self.fleet.regions().min(self.burst);
-                self.add(When::Always, "tolerance", "max(R, e * B)", self.tolerance.max(least));
+                self.add(TermCondition::Always, "tolerance", "max(R, e * B)", self.tolerance.max(least));
             }
-            Regime::Strict => self.add(When::Always, "tolerance", "e * B", self.tolerance),
+            Regime::Strict => self.add(TermCondition::Always, "tolerance", "e * B", self.tolerance),
         }
         if self.promise.class.lapse() == Lapse::Forgiven {
             let grant = self.largest_grant();
             let (lapses, failovers) = (u128::from(faults.lapses), u128::from(faults.failovers));
-            self.add(When::Lapse, "grants of lost processes", "lapses * q", lapses * grant);
-            self.add(When::FailOver, "lost writes", "fail-overs * q", failovers * grant);
+            self.add(TermCondition::Lapse, "grants of lost processes", "lapses * q", lapses * grant);
+            self.add(TermCondition::FailOver, "lost writes", "fail-overs * q", failovers * grant);
         }
         if self.promise.class == Class::Comfort {
-            self.alone(faults);
+            self.node_shares(faults);
         }
     }
 
     /// What processes let pass by their own parts of the limit while the origin does not answer them. Where it answers none, all parts
     /// are together the limit, once more from the beginning; where it answers others, these have the whole rate beside them.
-    fn alone(&mut self, faults: &Faults) {
+    fn node_shares(&mut self, faults: &Faults) {
         let (outages, nodes) = (u128::from(faults.outages), u128::from(self.fleet.nodes.max(1)));
         let rate = self.drained(faults.outage_us.into());
         let (burst, rate, [at_once, beside]) = match self.promise.regime {
@@ -362,17 +387,22 @@ impl<'a> Sum<'a> {
             ),
         };
         // Each process has a burst of at least one.
-        self.add(When::Outage, "parts of processes alone", at_once, outages * burst.max(nodes));
+        self.add(
+            TermCondition::Outage,
+            "node shares without the origin",
+            at_once,
+            outages * burst.max(nodes),
+        );
         if nodes > 1 {
             let beside_others = (rate * (nodes - 1)).div_ceil(nodes);
-            self.add(When::Outage, "passed beside others", beside, outages * beside_others);
+            self.add(TermCondition::Outage, "passed beside others", beside, outages * beside_others);
         }
     }
 
     /// What processes let pass that each count for themselves: they forget when they are restarted.
-    fn apart(&mut self, faults: &Faults) {
+    fn without_origin(&mut self, faults: &Faults) {
         let units = u128::from(faults.failovers) * self.burst;
-        self.add(When::FailOver, "restarts", "fail-overs * B", units);
+        self.add(TermCondition::FailOver, "restarts", "fail-overs * B", units);
     }
 
     /// An origin grants a process all there is, if nobody else wants any.
@@ -398,17 +428,17 @@ impl<'a> Sum<'a> {
     }
 
     /// What drains before a region that does not hear of others spends from its standing part, rounded up. The silence is
-    /// measured by a courier and runs out at an origin, whose clocks may run apart.
-    fn within_silence(&self) -> u128 {
-        let silence_us = u128::from(self.fleet.silence_us);
-        self.drained(silence_us + silence_us.div_ceil(CLOCKS_APART.into()))
+    /// measured by a replicator and runs out at an origin, whose clocks may run apart.
+    fn within_peer_timeout(&self) -> u128 {
+        let peer_timeout_us = u128::from(self.fleet.peer_timeout_us);
+        self.drained(peer_timeout_us + peer_timeout_us.div_ceil(CLOCK_DRIFT_DIVISOR.into()))
     }
 
     /// The lag between processes of two regions: that between origins; before it what the writer's processes have not reported,
     /// which is reported, or written off, when their grants end; behind it what the reader's hold.
     fn lag_us(&self) -> u64 {
-        let life_us = self.fleet.grant_life_us.min(ABROAD_LIFE_US_MAX);
-        let held_us = life_us + life_us.div_ceil(CLOCKS_APART);
+        let life_us = self.fleet.grant_life_us.min(CROSS_REGION_LIFE_US_MAX);
+        let held_us = life_us + life_us.div_ceil(CLOCK_DRIFT_DIVISOR);
         self.fleet.lag_us().saturating_add(LAPSE_MARGIN_US + 2 * held_us)
     }
 
@@ -418,7 +448,7 @@ impl<'a> Sum<'a> {
             Algorithm::SlidingWindow => self.burst,
             Algorithm::Gcra => {
                 let lag = self.drained(self.lag_us().into());
-                self.burst + self.hidden() + lag + self.drained(self.fleet.silence_us.into())
+                self.burst + self.hidden() + lag + self.drained(self.fleet.peer_timeout_us.into())
             }
         };
         self.fleet.others() * unheard + self.fleet.regions() * self.tolerance
@@ -466,9 +496,9 @@ pub enum Warning {
         lag_us: u64,
     },
     /// It is divided so far that nothing is left for some region.
-    PartOfNothing,
+    EmptyShare,
     /// The same of a limit that is divided only while regions do not hear of each other.
-    NothingWhileApart,
+    EmptyShareWhileIsolated,
 }
 
 impl fmt::Display for Warning {
@@ -484,10 +514,10 @@ impl fmt::Display for Warning {
                 Seconds(*period_us),
                 Seconds(*lag_us)
             ),
-            Self::PartOfNothing => f.write_str(
+            Self::EmptyShare => f.write_str(
                 "regime: divided by the weights of the regions, nothing is left for some of them: they let nothing pass",
             ),
-            Self::NothingWhileApart => f.write_str(
+            Self::EmptyShareWhileIsolated => f.write_str(
                 "regime: divided by the weights of the regions, nothing is left for some of them: while regions do not hear \
                  of each other, these let nothing pass",
             ),
@@ -517,7 +547,7 @@ pub fn warnings(promise: &Promise<'_>, fleet: &Fleet) -> Vec<Warning> {
         if limit.algorithm() == Algorithm::SlidingWindow {
             found.push(Warning::WindowIsGlobal);
         }
-        let (period_us, lag_us) = (limit.period_us(), Sum::new(promise, fleet).lag_us());
+        let (period_us, lag_us) = (limit.period_us(), BoundBuilder::new(promise, fleet).lag_us());
         if period_us < lag_us.saturating_mul(2) {
             found.push(Warning::RegionalInEffect { period_us, lag_us });
         }
@@ -530,9 +560,9 @@ pub fn warnings(promise: &Promise<'_>, fleet: &Fleet) -> Vec<Warning> {
 fn nothing_left(promise: &Promise<'_>, fleet: &Fleet) -> Option<Warning> {
     let (limit, terms) = (promise.limit, promise.terms());
     let (warning, burst) = match promise.regime {
-        Regime::Share => (Warning::PartOfNothing, limit.burst().into()),
+        Regime::Share => (Warning::EmptyShare, limit.burst().into()),
         // A standing part counts with what is tolerated.
-        Regime::BestEffort => (Warning::NothingWhileApart, terms.capacity()),
+        Regime::BestEffort => (Warning::EmptyShareWhileIsolated, terms.capacity()),
         Regime::Regional | Regime::Strict => return None,
     };
     // Where nothing drains nothing passes, whatever the burst is.
@@ -562,7 +592,13 @@ mod tests {
     /// Regions that hear of each other after two seconds and a half, of limits that drain slowly.
     fn fleet(regions: u32) -> Fleet {
         let grant_life_us = 800_000;
-        Fleet { courier_us: 200_000, transit_us: 300_000, grant_life_us, nodes: 4, ..Fleet::of(regions) }
+        Fleet {
+            replication_interval_us: 200_000,
+            transit_us: 300_000,
+            grant_life_us,
+            nodes: 4,
+            ..Fleet::of(regions)
+        }
     }
 
     #[test]
@@ -673,7 +709,7 @@ mod tests {
             let faults = Faults { outages: 1, outage_us, ..Faults::NONE };
             let fleet = Fleet { nodes, ..fleet(2) };
             let found = bound(&Promise::new(&limit, Class::Comfort, regime), &fleet, &faults);
-            let terms = found.terms.iter().filter(|term| term.when == When::Outage);
+            let terms = found.terms.iter().filter(|term| term.condition == TermCondition::Outage);
             terms.map(|term| term.units).collect::<Vec<_>>()
         };
         let minute_us = 60_000_000;
@@ -691,30 +727,30 @@ mod tests {
         assert_eq!(bound(&promise, &uneven, &Faults::NONE).largest_grant, 80);
         assert_eq!(warnings(&promise, &uneven), []);
         let small = gcra(9, 60, 9);
-        assert_eq!(warnings(&Promise { limit: &small, ..promise }, &uneven), [Warning::PartOfNothing]);
+        assert_eq!(warnings(&Promise { limit: &small, ..promise }, &uneven), [Warning::EmptyShare]);
     }
 
     #[test]
     fn a_region_that_would_have_nothing_of_a_global_limit_through_a_cut_is_told_of() {
-        let told = |limit: Limit, weights: &[u32]| {
+        let messages = |limit: Limit, weights: &[u32]| {
             let promise = Promise::new(&limit, Class::Security, Regime::BestEffort);
             let fleet = Fleet { weights: weights.into(), ..fleet(1) };
             warnings(&promise, &fleet)
         };
-        let nothing = [Warning::NothingWhileApart];
-        assert_eq!(told(gcra(600, 60, 2), &[1, 1, 1]), nothing);
-        assert_eq!(told(gcra(600, 60, 100), &[1, 100, 100]), nothing, "by weight");
-        assert_eq!(told(gcra(2, 60, 600), &[1, 1, 1]), nothing, "of the rate");
-        assert_eq!(told(gcra(600, 60, 3), &[1, 1, 1]), []);
-        assert_eq!(told(gcra(600, 60, 2), &[1, 1]), [], "one for each");
+        let nothing = [Warning::EmptyShareWhileIsolated];
+        assert_eq!(messages(gcra(600, 60, 2), &[1, 1, 1]), nothing);
+        assert_eq!(messages(gcra(600, 60, 100), &[1, 100, 100]), nothing, "by weight");
+        assert_eq!(messages(gcra(2, 60, 600), &[1, 1, 1]), nothing, "of the rate");
+        assert_eq!(messages(gcra(600, 60, 3), &[1, 1, 1]), []);
+        assert_eq!(messages(gcra(600, 60, 2), &[1, 1]), [], "one for each");
     }
 
     #[test]
     fn processes_without_an_origin_forget_when_they_are_restarted() {
         let limit = gcra(60, 60, 10);
         let promise = Promise::new(&limit, Class::Security, Regime::Regional);
-        let apart = Fleet { has_origin: false, nodes: 4, ..Fleet::of(2) };
-        let found = bound(&promise, &apart, &Faults::ONE_OF_EACH);
+        let without_origin = Fleet { has_origin: false, nodes: 4, ..Fleet::of(2) };
+        let found = bound(&promise, &without_origin, &Faults::ONE_OF_EACH);
         assert_eq!((units(&found), found.buckets), (vec![("fail-overs * B", 10)], 8));
     }
 
@@ -728,23 +764,23 @@ mod tests {
 
     #[test]
     fn what_the_author_of_a_limit_had_better_know_is_told() {
-        let told = |limit: &Limit, regime| -> Vec<String> {
+        let messages = |limit: &Limit, regime| -> Vec<String> {
             let promise = Promise::new(limit, Class::Comfort, regime);
             warnings(&promise, &fleet(1)).iter().map(Warning::to_string).collect()
         };
         let short = gcra(1, 4, 1);
         assert_eq!(
-            told(&short, Regime::BestEffort),
+            messages(&short, Regime::BestEffort),
             [
                 "regime: in effect regional: its period of 4 s is shorter than twice the lag between regions, 2.5 s"
             ]
         );
-        assert!(told(&gcra(1, 5, 1), Regime::BestEffort).is_empty(), "twice the lag is enough");
+        assert!(messages(&gcra(1, 5, 1), Regime::BestEffort).is_empty(), "twice the lag is enough");
         for regime in [Regime::Regional, Regime::Share, Regime::Strict] {
-            assert!(told(&short, regime).is_empty(), "{regime}");
+            assert!(messages(&short, regime).is_empty(), "{regime}");
         }
         let window = Limit::sliding_window(10, Duration::from_mins(1)).expect("in range");
-        assert!(told(&window, Regime::BestEffort)[0].contains("gcra is the better choice"));
+        assert!(messages(&window, Regime::BestEffort)[0].contains("gcra is the better choice"));
     }
 
     #[test]
@@ -754,8 +790,8 @@ mod tests {
         let lag_us =
             |grant_life_us| bound(&promise, &Fleet { grant_life_us, ..Fleet::of(2) }, &Faults::NONE).lag_us;
         // A second of each of two, their clocks apart, the margin, and the way.
-        assert_eq!(lag_us(ABROAD_LIFE_US_MAX), 2 * 1_062_500 + 300_000 + 500_000);
-        assert_eq!(lag_us(u64::MAX), lag_us(ABROAD_LIFE_US_MAX), "whoever says more");
+        assert_eq!(lag_us(CROSS_REGION_LIFE_US_MAX), 2 * 1_062_500 + 300_000 + 500_000);
+        assert_eq!(lag_us(u64::MAX), lag_us(CROSS_REGION_LIFE_US_MAX), "whoever says more");
     }
 
     /// One of everything that a bound depends on.
@@ -796,10 +832,10 @@ mod tests {
                 2 => raised.tolerance_ppm += by,
                 3 => fleet.weights = vec![1; fleet.weights.len() + 1 + (by % 4) as usize].into(),
                 4 => fleet.nodes += by,
-                5 => fleet.courier_us += by_us,
+                5 => fleet.replication_interval_us += by_us,
                 6 => fleet.transit_us += by_us,
                 7 => fleet.grant_life_us += by_us,
-                8 => fleet.silence_us += by_us,
+                8 => fleet.peer_timeout_us += by_us,
                 9 => fleet.threshold_ppm += by,
                 10 => faults.lapses += by,
                 11 => faults.failovers += by,
@@ -824,15 +860,15 @@ mod tests {
             let (amount, burst, period_us, window) = limit;
             let (class, regime, tolerance_ppm) = kind;
             let (regions, nodes, threshold_ppm, has_origin, times) = fleet;
-            let (courier_us, transit_us, grant_life_us, silence_us) = times;
+            let (replication_interval_us, transit_us, grant_life_us, peer_timeout_us) = times;
             let ([lapses, failovers, outages, partitions], outage_us) = faults;
             let fleet = Fleet {
                 nodes,
                 has_origin,
-                courier_us,
+                replication_interval_us,
                 transit_us,
                 grant_life_us,
-                silence_us,
+                peer_timeout_us,
                 threshold_ppm,
                 ..Fleet::of(regions)
             };

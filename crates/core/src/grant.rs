@@ -13,12 +13,12 @@ const US_PER_MS: u64 = 1_000;
 
 /// What an origin granted and said, as a slot holds it. All zeroes is a meter that the origin was never asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Allowance {
+pub(crate) struct GrantState {
     /// The time that everything here counts from: when the call was sent that brought the origin's
     /// last reply, or later.
     pub(crate) since_us: u64,
     /// What may still be spent.
-    pub(crate) left: u32,
+    pub(crate) unspent: u32,
     /// What was spent and is not reported.
     pub(crate) unreported: u32,
     /// How long after `since_us` the grant may be spent.
@@ -26,17 +26,17 @@ pub(crate) struct Allowance {
     /// How long after `since_us` a request is denied, once the grant is spent.
     pub(crate) deny_ms: u16,
     /// Units of the burst that were not charged at that time, before `unreported` is taken off: see
-    /// [`Units`]. More than the burst, where what is unreported has drained.
-    pub(crate) free: Units,
+    /// [`CompactUnits`]. More than the burst, where what is unreported has drained.
+    pub(crate) free: CompactUnits,
     /// Whether someone was turned away since.
     pub(crate) missed: bool,
-    /// Which limit it was about: see [`Limit::mark`].
-    pub(crate) mark: u16,
+    /// Which limit it was about: see [`Limit::fingerprint`].
+    pub(crate) fingerprint: u16,
 }
 
 /// What an origin said, in the terms of a node's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Word {
+pub struct GrantUpdate {
     /// When the call was sent.
     pub sent_us: u64,
     /// All that the node may spend, what it spent since it sent the call included.
@@ -53,7 +53,7 @@ pub struct Word {
 
 /// What is taken along to the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Taken {
+pub struct UsageReport {
     /// What was spent and not reported.
     pub used: u64,
     /// What goes on being spent while the call is under way.
@@ -64,11 +64,11 @@ pub struct Taken {
 
 /// An amount in sixteen bits, rounded down: exact below 2,048, and to a thousandth above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Units(pub(crate) u16);
+pub(crate) struct CompactUnits(pub(crate) u16);
 
 const MANTISSA_BITS: u32 = 10;
 
-impl Units {
+impl CompactUnits {
     const fn of(amount: u64) -> Self {
         if amount < 1 << (MANTISSA_BITS + 1) {
             return Self(amount as u16);
@@ -85,7 +85,7 @@ impl Units {
     }
 }
 
-impl Allowance {
+impl GrantState {
     fn is_alive(&self, now_us: u64) -> bool {
         now_us < self.since_us + u64::from(self.life_ms) * US_PER_MS
     }
@@ -96,7 +96,9 @@ impl Allowance {
 
     /// Whether a node that forgets this loses nothing: nothing to report, nothing to spend, nobody to turn away.
     pub(crate) fn is_over(&self, now_us: u64) -> bool {
-        self.unreported == 0 && now_us >= self.denies_until_us() && (self.left == 0 || !self.is_alive(now_us))
+        self.unreported == 0
+            && now_us >= self.denies_until_us()
+            && (self.unspent == 0 || !self.is_alive(now_us))
     }
 
     /// Decides a request of `cost`, and gives what is left after it.
@@ -108,20 +110,23 @@ impl Allowance {
         let Some(cost) = u32::try_from(cost).ok().filter(|&cost| cost <= limit.burst()) else {
             return (self.denial(limit, now_us, u32::MAX, Retry::CostAboveBurst), self);
         };
-        if self.mark != limit.mark() {
+        if self.fingerprint != limit.fingerprint() {
             // The origin spoke of the limit that this one takes the place of, and may not know of the change yet.
-            return (self.denial(limit, now_us, cost, Retry::Ask), self);
+            return (self.denial(limit, now_us, cost, Retry::AskOrigin), self);
         }
-        let left = if self.is_alive(now_us) { self.left } else { 0 };
-        if left >= cost && (cost > 0 || self.is_heard(now_us)) && self.unreported.checked_add(cost).is_some()
+        let unspent = if self.is_alive(now_us) { self.unspent } else { 0 };
+        if unspent >= cost
+            && (cost > 0 || self.is_heard(now_us))
+            && self.unreported.checked_add(cost).is_some()
         {
             let before = self.drained(limit, now_us);
-            let after = Self { left: before.left - cost, unreported: before.unreported + cost, ..before };
+            let after =
+                Self { unspent: before.unspent - cost, unreported: before.unreported + cost, ..before };
             let remaining = after.remaining(limit, now_us).min(limit.burst() - cost);
             return (Verdict::Allow { remaining, reset_after_us: limit.reset_after_us(remaining) }, after);
         }
         let denies_us = self.denies_until_us();
-        let retry = if now_us < denies_us { Retry::After(denies_us - now_us) } else { Retry::Ask };
+        let retry = if now_us < denies_us { Retry::After(denies_us - now_us) } else { Retry::AskOrigin };
         (self.denial(limit, now_us, cost, retry), self.missed(now_us))
     }
 
@@ -168,7 +173,7 @@ impl Allowance {
         let left_of = |ms: u16| u16::try_from(u64::from(ms).saturating_sub(passed_ms)).unwrap_or(0);
         Self {
             since_us: self.since_us + passed_ms * US_PER_MS,
-            free: Units::of(free),
+            free: CompactUnits::of(free),
             life_ms: left_of(self.life_ms),
             deny_ms: left_of(self.deny_ms),
             ..self
@@ -176,36 +181,41 @@ impl Allowance {
     }
 
     /// Takes along what was spent, and gives up what is not kept. From here on only what is kept is spent.
-    pub(crate) fn take(self, limit: &Limit, now_us: u64, keep: u64) -> (Taken, Self) {
-        let left = if self.is_alive(now_us) { self.left } else { 0 };
-        let kept = left.min(u32::try_from(keep).unwrap_or(u32::MAX));
-        let taken = Taken { used: u64::from(self.unreported), keep: u64::from(kept), missed: self.missed };
+    pub(crate) fn take_report(self, limit: &Limit, now_us: u64, keep: u64) -> (UsageReport, Self) {
+        let unspent = if self.is_alive(now_us) { self.unspent } else { 0 };
+        let kept_units = unspent.min(u32::try_from(keep).unwrap_or(u32::MAX));
+        let taken = UsageReport {
+            used: u64::from(self.unreported),
+            keep: u64::from(kept_units),
+            missed: self.missed,
+        };
         // Units on their way to the origin stay used.
         let free = self.remaining(limit, now_us);
         let after = if self.unreported > 0 { self.counted_from(now_us, free.into()) } else { self };
-        (taken, Self { left: kept, unreported: 0, missed: false, ..after })
+        (taken, Self { unspent: kept_units, unreported: 0, missed: false, ..after })
     }
 
     /// Takes in the origin's word on a limit. What was spent while it was under way comes out of the new grant.
-    pub(crate) fn hear(self, limit: &Limit, word: &Word) -> Self {
-        let unreported = if word.counted { 0 } else { self.unreported };
-        let left = word.grant.saturating_sub(u64::from(unreported));
+    pub(crate) fn apply_update(self, limit: &Limit, update: &GrantUpdate) -> Self {
+        let unreported = if update.counted { 0 } else { self.unreported };
+        let unspent = update.grant.saturating_sub(u64::from(unreported));
         Self {
-            since_us: word.sent_us,
-            left: u32::try_from(left).unwrap_or(u32::MAX),
+            since_us: update.sent_us,
+            unspent: u32::try_from(unspent).unwrap_or(u32::MAX),
             unreported,
-            life_ms: ms(word.life_us),
-            deny_ms: ms(word.deny_us),
-            free: Units::of(word.free),
+            life_ms: ms(update.life_us),
+            deny_ms: ms(update.deny_us),
+            free: CompactUnits::of(update.free),
             missed: false,
-            mark: limit.mark(),
+            fingerprint: limit.fingerprint(),
         }
     }
 
     /// Gives `cost` back, and says how much of it was reported already: that has to be given back at the origin.
     pub(crate) fn refund(self, cost: u64) -> (u64, Self) {
         let here = self.unreported.min(u32::try_from(cost).unwrap_or(u32::MAX));
-        let after = Self { unreported: self.unreported - here, left: self.left.saturating_add(here), ..self };
+        let after =
+            Self { unreported: self.unreported - here, unspent: self.unspent.saturating_add(here), ..self };
         (cost - u64::from(here), after)
     }
 
@@ -213,7 +223,7 @@ impl Allowance {
     pub(crate) fn charge(self, cost: u64) -> Self {
         let cost = u32::try_from(cost).unwrap_or(u32::MAX);
         Self {
-            left: self.left.saturating_sub(cost),
+            unspent: self.unspent.saturating_sub(cost),
             unreported: self.unreported.saturating_add(cost),
             ..self
         }
@@ -238,22 +248,23 @@ mod tests {
         Limit::gcra(10, Duration::from_secs(1)).expect("in range").at_origin()
     }
 
-    fn granted(grant: u64, deny_us: u64) -> Allowance {
-        let word = Word { sent_us: 5_000 * MS, grant, life_us: 1_000 * MS, deny_us, free: 2, counted: false };
-        Allowance::default().hear(&ten_per_second(), &word)
+    fn granted(grant: u64, deny_us: u64) -> GrantState {
+        let update =
+            GrantUpdate { sent_us: 5_000 * MS, grant, life_us: 1_000 * MS, deny_us, free: 2, counted: false };
+        GrantState::default().apply_update(&ten_per_second(), &update)
     }
 
-    fn passes(allowance: Allowance, now_ms: u64, cost: u64) -> (Option<Retry>, Allowance) {
+    fn passes(allowance: GrantState, now_ms: u64, cost: u64) -> (Option<Retry>, GrantState) {
         let (verdict, after) = allowance.decide(&ten_per_second(), now_ms * MS, cost);
         (verdict.retry(), after)
     }
 
     #[test]
     fn a_meter_that_nobody_was_asked_about_asks() {
-        assert_eq!(passes(Allowance::default(), 0, 1).0, Some(Retry::Ask));
+        assert_eq!(passes(GrantState::default(), 0, 1).0, Some(Retry::AskOrigin));
         assert_eq!(
-            passes(Allowance::default(), 9_999, 0).0,
-            Some(Retry::Ask),
+            passes(GrantState::default(), 9_999, 0).0,
+            Some(Retry::AskOrigin),
             "a look wants to know as well"
         );
     }
@@ -261,50 +272,51 @@ mod tests {
     #[test]
     fn a_grant_is_spent_and_then_asked_for_again() {
         let (retry, after) = passes(granted(3, 0), 5_001, 2);
-        assert_eq!((retry, after.left, after.unreported), (None, 1, 2));
-        assert_eq!(passes(after, 5_001, 2).0, Some(Retry::Ask));
+        assert_eq!((retry, after.unspent, after.unreported), (None, 1, 2));
+        assert_eq!(passes(after, 5_001, 2).0, Some(Retry::AskOrigin));
         assert_eq!(passes(after, 5_999, 1).0, None);
-        assert_eq!(passes(after, 6_000, 1).0, Some(Retry::Ask), "its time is over");
+        assert_eq!(passes(after, 6_000, 1).0, Some(Retry::AskOrigin), "its time is over");
     }
 
     #[test]
     fn an_exhausted_origin_is_not_asked_before_the_denial_ends() {
         let exhausted = granted(0, 200 * MS);
         assert_eq!(passes(exhausted, 5_050, 1).0, Some(Retry::After(150 * MS)));
-        assert_eq!(passes(exhausted, 5_200, 1).0, Some(Retry::Ask));
+        assert_eq!(passes(exhausted, 5_200, 1).0, Some(Retry::AskOrigin));
         assert_eq!(passes(granted(1, 200 * MS), 5_050, 1).0, None, "what is held is spent first");
     }
 
     #[test]
     fn what_is_spent_while_a_call_is_under_way_comes_out_of_the_new_grant() {
         let (_, spent) = passes(granted(9, 0), 5_001, 4);
-        let (taken, kept) = spent.take(&ten_per_second(), 5_002 * MS, 3);
-        assert_eq!(taken, Taken { used: 4, keep: 3, missed: false });
-        let (_, meanwhile) = passes(kept, 5_003, 2);
-        let word = Word { sent_us: 5_002 * MS, grant: 8, life_us: 1_000 * MS, ..Word::default() };
-        let after = meanwhile.hear(&ten_per_second(), &word);
-        assert_eq!((after.left, after.unreported), (6, 2));
-        let after = meanwhile.hear(&ten_per_second(), &Word { counted: true, ..word });
-        assert_eq!((after.left, after.unreported), (8, 0));
+        let (taken, kept_units) = spent.take_report(&ten_per_second(), 5_002 * MS, 3);
+        assert_eq!(taken, UsageReport { used: 4, keep: 3, missed: false });
+        let (_, meanwhile) = passes(kept_units, 5_003, 2);
+        let update =
+            GrantUpdate { sent_us: 5_002 * MS, grant: 8, life_us: 1_000 * MS, ..GrantUpdate::default() };
+        let after = meanwhile.apply_update(&ten_per_second(), &update);
+        assert_eq!((after.unspent, after.unreported), (6, 2));
+        let after = meanwhile.apply_update(&ten_per_second(), &GrantUpdate { counted: true, ..update });
+        assert_eq!((after.unspent, after.unreported), (8, 0));
     }
 
     #[test]
     fn nothing_is_kept_of_a_grant_whose_time_is_over() {
-        assert_eq!(granted(9, 0).take(&ten_per_second(), 6_000 * MS, 9).0, Taken::default());
+        assert_eq!(granted(9, 0).take_report(&ten_per_second(), 6_000 * MS, 9).0, UsageReport::default());
     }
 
     #[test]
     fn a_refund_says_what_the_origin_has_to_give_back() {
         let (_, spent) = passes(granted(9, 0), 5_001, 4);
         let (rest, after) = spent.refund(6);
-        assert_eq!((rest, after.left, after.unreported), (2, 9, 0));
+        assert_eq!((rest, after.unspent, after.unreported), (2, 9, 0));
     }
 
     #[test]
     fn who_is_turned_away_by_the_origins_word_leaves_a_mark() {
         let (_, after) = passes(granted(0, 200 * MS), 5_050, 1);
-        assert!(after.missed && after.take(&ten_per_second(), 5_060 * MS, 0).0.missed);
-        assert!(!passes(Allowance::default(), 5_050, 1).1.missed, "nobody turned this one away");
+        assert!(after.missed && after.take_report(&ten_per_second(), 5_060 * MS, 0).0.missed);
+        assert!(!passes(GrantState::default(), 5_050, 1).1.missed, "nobody turned this one away");
     }
 
     #[test]
@@ -314,7 +326,7 @@ mod tests {
             let (verdict, after) = before.decide(&hundred, 5_050 * MS, 1);
             assert_eq!(
                 (verdict.retry(), after),
-                (Some(Retry::Ask), before),
+                (Some(Retry::AskOrigin), before),
                 "nothing is lost of what was held"
             );
         }
@@ -330,17 +342,23 @@ mod tests {
     #[test]
     fn remaining_counts_what_is_not_used_and_neither_grants_nor_what_is_reported() {
         let limit = ten_per_second();
-        let remaining = |allowance: Allowance, cost: u64| {
+        let remaining = |allowance: GrantState, cost: u64| {
             let (verdict, after) = allowance.decide(&limit, 5_000 * MS, cost);
             (verdict.remaining(), after)
         };
-        let word = Word { sent_us: 5_000 * MS, grant: 3, life_us: 1_000 * MS, free: 9, ..Word::default() };
-        let (first, after) = remaining(Allowance::default().hear(&limit, &word), 1);
+        let update = GrantUpdate {
+            sent_us: 5_000 * MS,
+            grant: 3,
+            life_us: 1_000 * MS,
+            free: 9,
+            ..GrantUpdate::default()
+        };
+        let (first, after) = remaining(GrantState::default().apply_update(&limit, &update), 1);
         let (second, after) = remaining(after, 1);
         assert_eq!((first, second), (8, 7));
-        let (_, on_its_way) = after.take(&limit, 5_000 * MS, 1);
+        let (_, on_its_way) = after.take_report(&limit, 5_000 * MS, 1);
         assert_eq!(remaining(on_its_way, 1).0, 6, "what is on its way to the origin stays used");
-        let denied = Allowance { left: 0, ..after };
+        let denied = GrantState { unspent: 0, ..after };
         assert_eq!(remaining(denied, 1).0, 0, "a request that is denied finds less than it costs");
         assert_eq!(remaining(denied, 9).0, 7);
     }
@@ -356,8 +374,8 @@ mod tests {
             let limit = Limit::gcra(100, Duration::from_secs(1)).and_then(|limit| limit.with_burst(burst));
             let limit = limit.expect("in range").at_origin();
             let (mut now_us, mut level_us) = (1_000_000u64, 0u64);
-            let word = Word { sent_us: now_us, grant: 1 << 30, life_us: 60_000 * MS, free: burst, ..Word::default() };
-            let mut allowance = Allowance::default().hear(&limit, &word);
+            let update = GrantUpdate { sent_us: now_us, grant: 1 << 30, life_us: 60_000 * MS, free: burst, ..GrantUpdate::default() };
+            let mut allowance = GrantState::default().apply_update(&limit, &update);
             for (gap_us, cost, reports) in steps {
                 now_us += gap_us;
                 level_us = level_us.saturating_sub(gap_us);
@@ -365,7 +383,7 @@ mod tests {
                     continue;
                 }
                 if reports {
-                    allowance = allowance.take(&limit, now_us, u64::MAX).1;
+                    allowance = allowance.take_report(&limit, now_us, u64::MAX).1;
                 }
                 let (verdict, after) = allowance.decide(&limit, now_us, cost);
                 prop_assert!(verdict.is_allowed());
@@ -378,7 +396,7 @@ mod tests {
 
         #[test]
         fn an_amount_is_kept_to_a_thousandth_and_never_as_more_than_it_is(amount in 0u64..1 << 40) {
-            let told = Units::of(amount).amount();
+            let told = CompactUnits::of(amount).amount();
             prop_assert!(told <= amount && amount - told <= amount >> MANTISSA_BITS);
             prop_assert!(amount >= 1 << (MANTISSA_BITS + 1) || told == amount);
         }

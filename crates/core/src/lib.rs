@@ -5,14 +5,14 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use tidegate_core::{Ask, KeySpace, Limit, Now, Secret, Shares, Table, Verdict};
+//! use tidegate_core::{Check, KeySpace, Limit, Now, Secret, Shares, Table, Verdict};
 //!
 //! let table = Table::new(1 << 20, &Shares::single())?;
 //! let limit = Limit::gcra(2, Duration::from_secs(1))?;
 //! let space = KeySpace::new(&Secret::from_bytes([7; 16]), Shares::FIRST, "per_user");
 //!
 //! let now = Now::from_micros(0, 0);
-//! let ask = Ask { limit: &limit, space: &space, digest: space.digest(&[b"alice"]), cost: 1 };
+//! let ask = Check { limit: &limit, space: &space, digest: space.digest(&[b"alice"]), cost: 1 };
 //! assert!(table.check(now, &ask).verdict.is_allowed());
 //! assert!(table.check(now, &ask).verdict.is_allowed());
 //! assert!(!table.check(now, &ask).verdict.is_allowed());
@@ -34,14 +34,14 @@ pub mod gcra;
 pub mod origin;
 pub mod window;
 
+mod backoff;
 mod class;
 mod digest;
+mod fallback;
 mod grant;
-mod ladder;
 mod limit;
 mod meter;
 mod minifloat;
-mod pause;
 mod regime;
 mod sip;
 mod sync;
@@ -49,17 +49,17 @@ mod table;
 mod time;
 mod verdict;
 
+pub use backoff::{Backoff, with_jitter};
 pub use class::Class;
 pub use digest::{Digest, KeySpace, Secret};
-pub use grant::{HOLD_US_MAX, Taken, Word};
-pub use ladder::{Alone, Rung, Standing};
+pub use fallback::{DecisionSource, FallbackState, NodeShare};
+pub use grant::{GrantUpdate, HOLD_US_MAX, UsageReport};
 pub use limit::{Algorithm, DRAIN_US_MAX, Limit, LimitError, PERIOD_US_MAX};
 pub use meter::Meter;
-pub use pause::{Backoff, varied};
 pub use regime::Regime;
 pub use table::{
-    Answer, Ask, BYTES_PER_LINE, Decided, Home, LIMITS_PER_REQUEST_MAX, SLOTS_PER_LINE, ShareId, ShareStats,
-    Shares, Source, Table, TableError, TooManyLimits,
+    BYTES_PER_LINE, Check, CheckOutcome, DecidingMeter, Home, LIMITS_PER_REQUEST_MAX, RequestVerdict,
+    SLOTS_PER_LINE, ShareId, ShareStats, Shares, Table, TableError, TooManyLimits,
 };
 pub use time::{Now, Timeline};
 pub use verdict::{Retry, Verdict};

@@ -30,7 +30,7 @@ pub enum Algorithm {
 }
 
 /// How many bits of a meter tell which limit the origin's word was about.
-pub(crate) const MARK_BITS: u32 = 9;
+pub(crate) const FINGERPRINT_BITS: u32 = 9;
 
 /// One step of a hash: a multiplication spreads upwards, and the fold back down.
 const fn mix(mixed: u64, next: u64) -> u64 {
@@ -47,8 +47,8 @@ pub struct Limit {
     period_us: u64,
     /// Whether an origin keeps the meters, and this process only what it was granted of them.
     at_origin: bool,
-    /// Tells this limit from another one that takes its place, in as many bits as a meter has left: see [`Limit::mark`].
-    mark: u16,
+    /// Tells this limit from another one that takes its place, in as many bits as a meter has left: see [`Limit::fingerprint`].
+    fingerprint: u16,
     /// What one unit of cost takes to drain.
     pub(crate) unit: Span,
     /// What a full burst takes to drain.
@@ -120,7 +120,7 @@ impl Limit {
             burst: amount,
             period_us,
             at_origin: false,
-            mark: 0,
+            fingerprint: 0,
             unit: Span::ZERO,
             full: Span::ZERO,
             keep_above: minifloat::floor(u64::from(amount.saturating_sub(1))),
@@ -139,22 +139,22 @@ impl Limit {
     /// The same limit, kept by an origin: this process decides by what it was granted, and says when to ask.
     #[must_use]
     pub const fn at_origin(self) -> Self {
-        Self { at_origin: true, mark: self.mark_of(), ..self }
+        Self { at_origin: true, fingerprint: self.fingerprint_of(), ..self }
     }
 
-    const fn mark_of(&self) -> u16 {
+    const fn fingerprint_of(&self) -> u16 {
         let mut mixed = self.algorithm as u64;
         mixed = mix(mixed, self.amount as u64);
         mixed = mix(mixed, self.burst as u64);
         mixed = mix(mixed, self.period_us);
-        (mixed >> (u64::BITS - MARK_BITS)) as u16
+        (mixed >> (u64::BITS - FINGERPRINT_BITS)) as u16
     }
 
     /// Tells a limit that an origin keeps from another one that takes its place: by it a meter knows whether what the origin
-    /// said was about this limit. Of [`MARK_BITS`] bits, so that one change in 512 is not noticed until what was said ends.
+    /// said was about this limit. Of [`FINGERPRINT_BITS`] bits, so that one change in 512 is not noticed until what was said ends.
     #[inline]
-    pub(crate) const fn mark(&self) -> u16 {
-        self.mark
+    pub(crate) const fn fingerprint(&self) -> u16 {
+        self.fingerprint
     }
 
     /// Whether an origin keeps its meters.
@@ -178,7 +178,7 @@ impl Limit {
             burst: short,
             period_us,
             at_origin: false,
-            mark: 0,
+            fingerprint: 0,
             unit,
             full: unit.times(short, denominator),
             keep_above: minifloat::floor(unit.times(short - 1, denominator).whole),

@@ -1,8 +1,8 @@
 //! A meter: the live state of one key under one limit, as a value and as the words of a slot.
 
 use crate::gcra::{self, Arrival};
-use crate::grant::{Allowance, Taken, Units, Word};
-use crate::limit::{Algorithm, Limit, MARK_BITS};
+use crate::grant::{CompactUnits, GrantState, GrantUpdate, UsageReport};
+use crate::limit::{Algorithm, FINGERPRINT_BITS, Limit};
 use crate::minifloat;
 use crate::time::Now;
 use crate::verdict::Verdict;
@@ -13,7 +13,7 @@ use crate::window::{self, Cells};
 enum Level {
     Gcra(Arrival),
     Window(Cells),
-    Grant(Allowance),
+    Grant(GrantState),
 }
 
 /// The state of one meter. Every change makes a new value; the table swaps values atomically.
@@ -31,7 +31,7 @@ impl Meter {
     #[inline]
     pub fn empty(limit: &Limit) -> Self {
         let level = match limit.algorithm() {
-            _ if limit.is_at_origin() => Level::Grant(Allowance::default()),
+            _ if limit.is_at_origin() => Level::Grant(GrantState::default()),
             Algorithm::Gcra => Level::Gcra(Arrival::ZERO),
             Algorithm::SlidingWindow => Level::Window(Cells::default()),
         };
@@ -57,9 +57,9 @@ impl Meter {
         }
     }
 
-    /// What is taken along to the origin, and what stays: see [`Allowance::take`].
-    pub(crate) fn take(self, limit: &Limit, now: Now, keep: u64) -> (Taken, Self) {
-        let (taken, after) = self.allowance().take(limit, now.mono_us(), keep);
+    /// What is taken along to the origin, and what stays: see [`GrantState::take_report`].
+    pub(crate) fn take_report(self, limit: &Limit, now: Now, keep: u64) -> (UsageReport, Self) {
+        let (taken, after) = self.allowance().take_report(limit, now.mono_us(), keep);
         (taken, self.with_level(Level::Grant(after)))
     }
 
@@ -74,8 +74,8 @@ impl Meter {
 
     /// Takes in the origin's word on its limit.
     #[must_use]
-    pub(crate) fn hear(self, limit: &Limit, word: &Word) -> Self {
-        let after = self.allowance().hear(limit, word);
+    pub(crate) fn apply_update(self, limit: &Limit, update: &GrantUpdate) -> Self {
+        let after = self.allowance().apply_update(limit, update);
         self.with_level(Level::Grant(after))
     }
 
@@ -86,10 +86,10 @@ impl Meter {
     }
 
     /// What was granted of this meter: nothing, if no origin keeps it.
-    fn allowance(&self) -> Allowance {
+    fn allowance(&self) -> GrantState {
         match self.level {
             Level::Grant(allowance) => allowance,
-            Level::Gcra(_) | Level::Window(_) => Allowance::default(),
+            Level::Gcra(_) | Level::Window(_) => GrantState::default(),
         }
     }
 
@@ -213,11 +213,13 @@ const TIME_MASK: u64 = (1 << 52) - 1;
 const WINDOW_BIT: u64 = 1 << 63;
 const GRANT_BIT: u64 = 1 << 62;
 const MISSED_BIT: u64 = 1 << 61;
-const MARK_SHIFT: u32 = 52;
-const MARK_MASK: u64 = (1 << MARK_BITS) - 1;
+const FINGERPRINT_SHIFT: u32 = 52;
+const FINGERPRINT_MASK: u64 = (1 << FINGERPRINT_BITS) - 1;
 
-const _: () =
-    assert!(MARK_SHIFT + MARK_BITS <= MISSED_BIT.trailing_zeros(), "a mark fits between time and flags");
+const _: () = assert!(
+    FINGERPRINT_SHIFT + FINGERPRINT_BITS <= MISSED_BIT.trailing_zeros(),
+    "a mark fits between time and flags"
+);
 
 impl Slot {
     /// The tag of a digest: never 0, which marks a free slot.
@@ -250,28 +252,28 @@ impl Slot {
     }
 
     #[inline]
-    fn pack_grant(tag: u64, allowance: &Allowance) -> Self {
+    fn pack_grant(tag: u64, allowance: &GrantState) -> Self {
         let missed = if allowance.missed { MISSED_BIT } else { 0 };
-        let mark = u64::from(allowance.mark) << MARK_SHIFT;
+        let fingerprint = u64::from(allowance.fingerprint) << FINGERPRINT_SHIFT;
         Self {
             head: tag << TAG_SHIFT | u64::from(allowance.free.0),
-            time: allowance.since_us & TIME_MASK | mark | GRANT_BIT | missed,
-            count: u64::from(allowance.left) << 32 | u64::from(allowance.unreported),
+            time: allowance.since_us & TIME_MASK | fingerprint | GRANT_BIT | missed,
+            count: u64::from(allowance.unspent) << 32 | u64::from(allowance.unreported),
             held: u32::from(allowance.life_ms) << 16 | u32::from(allowance.deny_ms),
         }
     }
 
     #[inline]
-    fn unpack_grant(&self) -> Allowance {
-        Allowance {
+    fn unpack_grant(&self) -> GrantState {
+        GrantState {
             since_us: self.time & TIME_MASK,
-            left: (self.count >> 32) as u32,
+            unspent: (self.count >> 32) as u32,
             unreported: self.count as u32,
             life_ms: (self.held >> 16) as u16,
             deny_ms: self.held as u16,
-            free: Units(self.head as u16),
+            free: CompactUnits(self.head as u16),
             missed: self.time & MISSED_BIT != 0,
-            mark: (self.time >> MARK_SHIFT & MARK_MASK) as u16,
+            fingerprint: (self.time >> FINGERPRINT_SHIFT & FINGERPRINT_MASK) as u16,
         }
     }
 
@@ -290,26 +292,30 @@ impl Slot {
     }
 
     /// How much would be lost by forgetting this meter at `now`.
-    pub(crate) fn standing(&self, now: Now) -> Standing {
+    pub(crate) fn eviction_rank(&self, now: Now) -> EvictionRank {
         if Self::tag_in(self.head) == 0 {
-            return Standing::Free;
+            return EvictionRank::Free;
         }
         if self.time & GRANT_BIT != 0 {
             let allowance = self.unpack_grant();
             // What is held or owed to the origin, and who was told to wait, is never forgotten.
             let is_over = allowance.is_over(now.mono_us());
-            return if is_over { Standing::Clean { since: allowance.since_us } } else { Standing::Kept };
+            return if is_over {
+                EvictionRank::Clean { since: allowance.since_us }
+            } else {
+                EvictionRank::Pinned
+            };
         }
         let keep_above = minifloat::decode((self.head >> 8) as u8);
         let debt = self.debt(now);
         if self.held > 0 || debt > keep_above {
-            return Standing::Kept;
+            return EvictionRank::Pinned;
         }
         let since = self.last_use();
         if debt == 0 {
-            Standing::Clean { since }
+            EvictionRank::Clean { since }
         } else {
-            Standing::Indebted { share: debt * 255 / keep_above, since }
+            EvictionRank::Indebted { share: debt * 255 / keep_above, since }
         }
     }
 
@@ -336,7 +342,7 @@ impl Slot {
 
 /// What forgetting a meter would lose, in the order in which slots are given to newcomers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Standing {
+pub(crate) enum EvictionRank {
     /// The slot holds nothing.
     Free,
     /// Nothing is owed: forgetting changes no decision. The longest idle goes first.
@@ -344,7 +350,7 @@ pub(crate) enum Standing {
     /// Something is owed, but the key is not at its limit. The smallest share of what it may owe goes first.
     Indebted { share: u64, since: u64 },
     /// At its limit, or holding reservations: never forgotten to make room.
-    Kept,
+    Pinned,
 }
 
 #[cfg(not(loom))]
@@ -371,11 +377,18 @@ mod tests {
     #[test]
     fn a_slot_holds_a_grant_unchanged() {
         let second = Duration::from_secs(1);
-        let word =
-            Word { sent_us: TIME_MASK, grant: 7, life_us: 9_000, deny_us: 8_000, free: 3, counted: false };
+        let update = GrantUpdate {
+            sent_us: TIME_MASK,
+            grant: 7,
+            life_us: 9_000,
+            deny_us: 8_000,
+            free: 3,
+            counted: false,
+        };
         for amount in 1..2_000 {
             let limit = Limit::gcra(amount, second).expect("in range").at_origin();
-            let meter = Meter::empty(&limit).hear(&limit, &word).missed(Now::from_micros(TIME_MASK, 0));
+            let meter =
+                Meter::empty(&limit).apply_update(&limit, &update).missed(Now::from_micros(TIME_MASK, 0));
             assert_eq!(Slot::pack(1, &limit, &meter).unpack(), meter);
         }
     }
@@ -395,15 +408,15 @@ mod tests {
             let spent = Meter::empty(&limit).charge(&limit, Now::from_micros(start, start), cost);
             let now = Now::from_micros(start + later, start + later);
             let (verdict, _) = spent.decide(&limit, now, 1);
-            let standing = Slot::pack(1, &limit, &spent).standing(now);
-            prop_assert!(verdict.is_allowed() || standing == Standing::Kept, "{:?} {:?}", verdict, standing);
+            let eviction_rank = Slot::pack(1, &limit, &spent).eviction_rank(now);
+            prop_assert!(verdict.is_allowed() || eviction_rank == EvictionRank::Pinned, "{:?} {:?}", verdict, eviction_rank);
         }
 
         #[test]
         fn a_clean_meter_loses_nothing_by_being_forgotten(limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
             let spent = Meter::empty(&limit).charge(&limit, Now::from_micros(start, start), cost);
             let now = Now::from_micros(start + later, start + later);
-            if let Standing::Clean { .. } = Slot::pack(1, &limit, &spent).standing(now) {
+            if let EvictionRank::Clean { .. } = Slot::pack(1, &limit, &spent).eviction_rank(now) {
                 prop_assert_eq!(spent.decide(&limit, now, 1).0, Meter::empty(&limit).decide(&limit, now, 1).0);
             }
         }
@@ -412,12 +425,12 @@ mod tests {
     #[test]
     fn slots_are_given_away_in_the_order_of_what_is_lost() {
         let order = [
-            Standing::Free,
-            Standing::Clean { since: 5 },
-            Standing::Clean { since: 6 },
-            Standing::Indebted { share: 1, since: 9 },
-            Standing::Indebted { share: 2, since: 1 },
-            Standing::Kept,
+            EvictionRank::Free,
+            EvictionRank::Clean { since: 5 },
+            EvictionRank::Clean { since: 6 },
+            EvictionRank::Indebted { share: 1, since: 9 },
+            EvictionRank::Indebted { share: 2, since: 1 },
+            EvictionRank::Pinned,
         ];
         assert!(order.is_sorted());
     }

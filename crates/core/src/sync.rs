@@ -12,12 +12,12 @@ const SPINS_MAX: u32 = 64;
 
 /// Waits a little for another thread to finish its few stores.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff {
+pub(crate) struct SpinWait {
     #[cfg(not(loom))]
     spins: u32,
 }
 
-impl Backoff {
+impl SpinWait {
     #[cfg(not(loom))]
     pub(crate) fn wait(&mut self) {
         if self.spins < SPINS_MAX {

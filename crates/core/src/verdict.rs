@@ -26,7 +26,7 @@ pub enum Verdict {
 pub enum Retry {
     /// Perhaps now: nothing here decides it, the origin has to be asked. Only limits that an origin keeps say so, and it
     /// stands behind every real denial of the same request.
-    Ask,
+    AskOrigin,
     /// After this many microseconds, and not one earlier. With reservations outstanding, as if they were
     /// committed now.
     After(u64),
@@ -75,7 +75,7 @@ impl Retry {
     pub const fn after_us(self) -> Option<u64> {
         match self {
             Self::After(us) => Some(us),
-            Self::Ask | Self::CostAboveBurst | Self::Blocked => None,
+            Self::AskOrigin | Self::CostAboveBurst | Self::Blocked => None,
         }
     }
 }

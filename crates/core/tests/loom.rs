@@ -8,7 +8,8 @@ use std::time::Duration;
 use loom::sync::Arc;
 use loom::thread;
 use tidegate_core::{
-    Answer, Ask, Decided, KeySpace, Limit, Now, Secret, Shares, Source, Table, Verdict, Word,
+    Check, CheckOutcome, DecidingMeter, GrantUpdate, KeySpace, Limit, Now, RequestVerdict, Secret, Shares,
+    Table, Verdict,
 };
 
 const NOW: Now = Now::from_micros(1_000_000, 1_000_000);
@@ -39,32 +40,33 @@ impl World {
     }
 
     fn hear(&self, key: &str, grant: u64) {
-        let word = Word { sent_us: NOW.mono_us(), grant, life_us: 1_000_000, ..Word::default() };
-        assert!(self.table.hear(NOW, &self.ask(key, 0), &word), "there is room");
+        let word =
+            GrantUpdate { sent_us: NOW.mono_us(), grant, life_us: 1_000_000, ..GrantUpdate::default() };
+        assert!(self.table.apply_grant(NOW, &self.ask(key, 0), &word), "there is room");
     }
 
     /// Reports what was spent, and goes on spending `keep`.
     fn report(&self, key: &str, keep: u64) -> u64 {
-        self.table.collect(NOW, &self.ask(key, 0), keep).used
+        self.table.take_report(NOW, &self.ask(key, 0), keep).used
     }
 
-    fn ask(&self, key: &str, cost: u64) -> Ask<'_> {
-        Ask { limit: &self.limit, space: &self.space, digest: self.space.digest(&[key.as_bytes()]), cost }
+    fn ask(&self, key: &str, cost: u64) -> Check<'_> {
+        Check { limit: &self.limit, space: &self.space, digest: self.space.digest(&[key.as_bytes()]), cost }
     }
 
     fn check(&self, key: &str, cost: u64) -> bool {
         self.table.check(NOW, &self.ask(key, cost)).verdict.is_allowed()
     }
 
-    fn reserve(&self, key: &str, cost: u64) -> Answer {
+    fn reserve(&self, key: &str, cost: u64) -> CheckOutcome {
         self.table.reserve(NOW, &self.ask(key, cost))
     }
 
-    fn rollback(&self, key: &str, cost: u64, answer: Answer) {
+    fn rollback(&self, key: &str, cost: u64, answer: CheckOutcome) {
         self.table.rollback(NOW, &self.ask(key, cost), answer.source);
     }
 
-    fn commit(&self, key: &str, cost: u64, answer: Answer) {
+    fn commit(&self, key: &str, cost: u64, answer: CheckOutcome) {
         self.table.commit(NOW, &self.ask(key, cost), answer.source, cost);
     }
 
@@ -86,9 +88,11 @@ impl World {
 
     fn check_both(&self, keys: [&str; 2]) -> bool {
         let asks = keys.map(|key| self.ask(key, 1));
-        let unasked =
-            Answer { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: Source::Own };
-        self.table.check_all(NOW, &asks, &mut [unasked; 2]) == Ok(Decided::Allowed)
+        let unasked = CheckOutcome {
+            verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 },
+            source: DecidingMeter::Own,
+        };
+        self.table.check_all(NOW, &asks, &mut [unasked; 2]) == Ok(RequestVerdict::Allowed)
     }
 }
 

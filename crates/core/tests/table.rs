@@ -11,13 +11,13 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate_core::{
-    Answer, Ask, Decided, KeySpace, LIMITS_PER_REQUEST_MAX, Limit, Now, Secret, Shares, Source, Table,
-    TooManyLimits, Verdict,
+    Check, CheckOutcome, DecidingMeter, KeySpace, LIMITS_PER_REQUEST_MAX, Limit, Now, RequestVerdict, Secret,
+    Shares, Table, TooManyLimits, Verdict,
 };
 
 const NOW: Now = Now::from_micros(1_000_000, 1_000_000);
-const UNASKED: Answer =
-    Answer { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: Source::Own };
+const UNASKED: CheckOutcome =
+    CheckOutcome { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: DecidingMeter::Own };
 
 struct World {
     table: Table,
@@ -30,8 +30,8 @@ impl World {
         Self { table: Table::new(bytes, &Shares::single()).expect("large enough"), space }
     }
 
-    fn ask<'a>(&'a self, limit: &'a Limit, key: u64, cost: u64) -> Ask<'a> {
-        Ask { limit, space: &self.space, digest: self.space.digest(&[&key.to_le_bytes()]), cost }
+    fn ask<'a>(&'a self, limit: &'a Limit, key: u64, cost: u64) -> Check<'a> {
+        Check { limit, space: &self.space, digest: self.space.digest(&[&key.to_le_bytes()]), cost }
     }
 
     fn used(&self, limit: &Limit, key: u64) -> u64 {
@@ -51,11 +51,11 @@ fn a_request_of_the_most_limits_is_all_or_nothing() {
     let asks: Vec<_> = (0..keys).map(|key| world.ask(&limit, key, 1)).collect();
     let mut answers = vec![UNASKED; LIMITS_PER_REQUEST_MAX];
     for _ in 0..2 {
-        assert_eq!(world.table.check_all(NOW, &asks, &mut answers), Ok(Decided::Allowed));
+        assert_eq!(world.table.check_all(NOW, &asks, &mut answers), Ok(RequestVerdict::Allowed));
     }
     // The last key is refunded, so that all but it deny: still nothing may be charged.
     world.table.refund(NOW, &world.ask(&limit, keys - 1, 1));
-    assert_eq!(world.table.check_all(NOW, &asks, &mut answers), Ok(Decided::Denied { by: 0 }));
+    assert_eq!(world.table.check_all(NOW, &asks, &mut answers), Ok(RequestVerdict::Denied { by: 0 }));
     assert!((0..keys - 1).all(|key| world.used(&limit, key) == 2));
     assert_eq!(world.used(&limit, keys - 1), 1);
     assert_eq!(answers[LIMITS_PER_REQUEST_MAX - 1].verdict.remaining(), 1);
@@ -75,7 +75,7 @@ fn more_limits_than_there_is_room_for_are_an_error_that_charges_nothing() {
 
 #[test]
 fn a_request_of_no_limits_is_allowed() {
-    assert_eq!(World::new(1 << 20).table.check_all(NOW, &[], &mut []), Ok(Decided::Allowed));
+    assert_eq!(World::new(1 << 20).table.check_all(NOW, &[], &mut []), Ok(RequestVerdict::Allowed));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn the_longest_denial_is_named_and_the_others_report_what_is_there() {
     }
     let asks = [world.ask(&roomy, 0, 1), world.ask(&hourly, 1, 1), world.ask(&daily, 2, 1)];
     let mut answers = [UNASKED; 3];
-    assert_eq!(world.table.check_all(NOW, &asks, &mut answers), Ok(Decided::Denied { by: 2 }));
+    assert_eq!(world.table.check_all(NOW, &asks, &mut answers), Ok(RequestVerdict::Denied { by: 2 }));
     assert_eq!(answers[0].verdict, Verdict::Allow { remaining: 50, reset_after_us: 0 });
     assert!(!answers[1].verdict.is_allowed());
 }
@@ -132,7 +132,7 @@ fn act(world: &World, limit: &Limit, way: u64, count: &impl Fn(usize, u64) -> u6
             }
         }
         3 => {
-            if world.table.check_all(NOW, &all, &mut [UNASKED; 3]) == Ok(Decided::Allowed) {
+            if world.table.check_all(NOW, &all, &mut [UNASKED; 3]) == Ok(RequestVerdict::Allowed) {
                 for key in 0..3 {
                     count(key, 1);
                 }
@@ -156,13 +156,13 @@ fn keys_that_cannot_be_held_are_decided_together_also_in_requests() {
     let mut answers = [UNASKED; 2];
     let allowed = (0..2_000u64).filter(|pair| {
         let asks = [world.ask(&limit, 2 * pair, 1), world.ask(&limit, 2 * pair + 1, 1)];
-        world.table.check_all(NOW, &asks, &mut answers) == Ok(Decided::Allowed)
+        world.table.check_all(NOW, &asks, &mut answers) == Ok(RequestVerdict::Allowed)
     });
     let allowed = allowed.count() as u64;
     let stats = world.table.stats(Shares::FIRST);
     assert!(allowed * 2 <= stats.slots, "{allowed} pairs in {} slots", stats.slots);
     assert!(stats.spilled > 1_000, "{stats:?}");
-    assert_eq!(answers[0].source, Source::Overflow);
+    assert_eq!(answers[0].source, DecidingMeter::Overflow);
 }
 
 #[test]
@@ -192,11 +192,11 @@ fn new_keys_of_one_request_find_room_wherever_single_ones_do() {
             let asks: [_; 8] = std::array::from_fn(|at| world.ask(&limit, request << 32 | at as u64, 1));
             assert_eq!(
                 world.table.check_all(NOW, &asks, &mut answers),
-                Ok(Decided::Allowed),
+                Ok(RequestVerdict::Allowed),
                 "{bytes} {request}"
             );
             assert!(
-                answers.iter().all(|answer| answer.source == Source::Own),
+                answers.iter().all(|answer| answer.source == DecidingMeter::Own),
                 "{bytes} {request} {answers:?}"
             );
         }

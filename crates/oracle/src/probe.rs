@@ -25,7 +25,7 @@ impl<S: Subject> Probe<'_, S> {
         let retries = match verdict.retry() {
             Some(Retry::After(wait_us)) => self.retry(wait_us)?,
             // Only limits that an origin keeps ask; none is compared here.
-            Some(Retry::Blocked | Retry::Ask) => return Ok(0),
+            Some(Retry::Blocked | Retry::AskOrigin) => return Ok(0),
             Some(Retry::CostAboveBurst) | None => 0,
         };
         Ok(retries + self.reset(verdict.reset_after_us())?)

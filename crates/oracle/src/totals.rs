@@ -29,7 +29,7 @@ impl Totals {
         match verdict.retry() {
             None => self.allowed += 1,
             Some(Retry::After(_)) => self.later += 1,
-            Some(Retry::CostAboveBurst | Retry::Blocked | Retry::Ask) => self.never += 1,
+            Some(Retry::CostAboveBurst | Retry::Blocked | Retry::AskOrigin) => self.never += 1,
         }
     }
 }

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use siphasher::sip::SipHasher13;
-use tidegate_core::origin::{Call, CallError, Gathered, Merge, Merged, Reply, Round};
+use tidegate_core::origin::{Call, CallError, CallReply, MergeReply, MergeRequest, RoundReply, RoundRequest};
 
 mod memory;
 pub mod redis;
@@ -22,46 +22,46 @@ pub use memory::{METERS_PER_PARTITION_MAX, MemoryOrigin};
 pub const PARTITIONS: u16 = 256;
 
 /// The answer to a call, when it comes.
-pub type Answer<'a, T = Reply> = Pin<Box<dyn Future<Output = Result<T, OriginError>> + Send + 'a>>;
+pub type OriginFuture<'a, T = CallReply> = Pin<Box<dyn Future<Output = Result<T, OriginError>> + Send + 'a>>;
 
 /// A region's shared store of meters.
 pub trait Origin: Send + Sync {
     /// Makes a call to a partition. It may be made again, also while it is under way: it is applied once, and each gets the
     /// answer of the first time. The store answers for itself, whatever [`Call::store`] says.
-    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a>;
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a>;
 
     /// Makes a call again that is under way and late, by another way than [`call`](Self::call) if there is one.
-    fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+    fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
         self.call(partition, call)
     }
 
     /// Gathers what a partition has to tell other regions, and says for how long they count as heard of. May be repeated.
-    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered>;
+    fn round<'a>(&'a self, partition: u16, round: &'a RoundRequest) -> OriginFuture<'a, RoundReply>;
 
     /// Charges what another region charged. May be repeated: what was charged is not charged again.
-    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged>;
+    fn merge<'a>(&'a self, partition: u16, merge: &'a MergeRequest) -> OriginFuture<'a, MergeReply>;
 
-    /// Takes, or keeps, what only one courier of a region has; and tells whoever has it not what that one measured.
-    fn lease(&self, bid: Bid) -> Answer<'_, Lease>;
+    /// Takes, or keeps, what only one replicator of a region has; and tells whoever has it not what that one measured.
+    fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply>;
 }
 
-/// What a process says that would be its region's courier.
+/// What a process says that would be its region's replicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bid {
+pub struct LeaseRequest {
     /// Which process it is.
     pub holder: u64,
     /// For how long from now it would be, µs; with 0 it gives it up.
     pub for_us: u64,
-    /// How late other regions hear of this one, µs. Counts if it is the courier, which alone can tell.
+    /// How late other regions hear of this one, µs. Counts if it is the replicator, which alone can tell.
     pub lag_us: u64,
 }
 
-/// What became of a [`Bid`].
+/// What became of a [`LeaseRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lease {
-    /// Whether whoever asked is the courier now.
+pub struct LeaseReply {
+    /// Whether whoever asked is the replicator now.
     pub is_held: bool,
-    /// How late other regions hear of this one, µs, as the courier last said; 0 if none did.
+    /// How late other regions hear of this one, µs, as the replicator last said; 0 if none did.
     pub lag_us: u64,
 }
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tidegate_core::origin::{
-    Ask, Call, Charge, Decided, Gathered, LANE_RETENTION_US, Merge, Merged, NodeId, Partition, Reply, Round,
-    StoreId, Told, UNDECIDED, Update,
+    Call, CallReply, Charge, CheckGroup, CheckReply, MergeReply, MergeRequest, MeterReply, MeterUpdate,
+    NodeId, Partition, RoundReply, RoundRequest, SESSION_RETENTION_US, StoreId, UNDECIDED,
 };
 
-use crate::{Answer, Bid, Lease, OriginError, PARTITIONS};
+use crate::{LeaseReply, LeaseRequest, OriginError, OriginFuture, PARTITIONS};
 
 /// How often what is over is dropped from a partition, µs. More often: less that is over and still takes memory; more work, since all
 /// of a partition is looked through.
@@ -29,27 +29,27 @@ const STORE: StoreId = StoreId { lineage: 1, boot: 1, parent: 0, up_us: u64::MAX
 pub struct MemoryOrigin {
     now_us: Box<dyn Fn() -> u64 + Send + Sync>,
     meters_max: usize,
-    parts: Vec<Mutex<Part>>,
-    /// Who has what only one courier has, and until when.
-    /// Who is the courier, until when, and how late it says that other regions hear of this one.
+    parts: Vec<Mutex<MemoryPartition>>,
+    /// Who has what only one replicator has, and until when.
+    /// Who is the replicator, until when, and how late it says that other regions hear of this one.
     lease: Mutex<Option<(u64, u64, u64)>>,
 }
 
 /// The answer to a call with newcomers for whom there was no room.
-struct TurnedAway {
+struct OverflowReply {
     sequence: u64,
-    reply: Reply,
+    reply: CallReply,
     since_us: u64,
 }
 
 #[derive(Default)]
-struct Part {
+struct MemoryPartition {
     partition: Partition,
     /// When what is over was last dropped.
     expired_us: u64,
     /// The last answer to each node of those that had newcomers in their last call for whom there was no room: the partition knows
     /// it without them.
-    turned_away: BTreeMap<NodeId, TurnedAway>,
+    turned_away: BTreeMap<NodeId, OverflowReply>,
 }
 
 impl MemoryOrigin {
@@ -70,21 +70,21 @@ impl MemoryOrigin {
         Some(look(&part.lock().unwrap_or_else(PoisonError::into_inner).partition))
     }
 
-    fn part(&self, partition: u16) -> Result<MutexGuard<'_, Part>, OriginError> {
+    fn part(&self, partition: u16) -> Result<MutexGuard<'_, MemoryPartition>, OriginError> {
         let part = self.parts.get(usize::from(partition)).ok_or_else(|| {
             OriginError::NotApplied(format!("partition: {partition} is outside 0 to {}", PARTITIONS - 1))
         })?;
         Ok(part.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn apply(&self, partition: u16, call: &Call) -> Result<Reply, OriginError> {
+    fn apply(&self, partition: u16, call: &Call) -> Result<CallReply, OriginError> {
         let mut part = self.part(partition)?;
         let now_us = (self.now_us)();
         call.check()?;
         part.call(now_us, &Call { store: STORE, ..call.clone() }, self.meters_max)
     }
 
-    fn take_in(&self, partition: u16, merge: &Merge) -> Result<Merged, OriginError> {
+    fn take_in(&self, partition: u16, merge: &MergeRequest) -> Result<MergeReply, OriginError> {
         let mut part = self.part(partition)?;
         let now_us = (self.now_us)();
         merge.check()?;
@@ -92,15 +92,16 @@ impl MemoryOrigin {
     }
 }
 
-impl Part {
+impl MemoryPartition {
     /// Applies a call to all meters that there is room for. Those who ask for others are not decided: what they are decided by is
     /// up to their class, as if there was no origin.
-    fn call(&mut self, now_us: u64, call: &Call, meters_max: usize) -> Result<Reply, OriginError> {
+    fn call(&mut self, now_us: u64, call: &Call, meters_max: usize) -> Result<CallReply, OriginError> {
         let last = self.turned_away.get_mut(&call.node);
         if let Some(last) = last.filter(|last| last.sequence == call.sequence) {
             // As long as it is said it is remembered, here and there.
             last.since_us = now_us;
-            self.partition.apply(now_us, &Call { updates: Vec::new(), asks: Vec::new(), ..call.clone() })?;
+            self.partition
+                .apply(now_us, &Call { updates: Vec::new(), checks: Vec::new(), ..call.clone() })?;
             return Ok(last.reply.clone());
         }
         let has_room = self.room_for(now_us, call.updates.iter().map(|update| &*update.key), meters_max);
@@ -111,14 +112,19 @@ impl Part {
         }
         let reply = self.partition.apply(now_us, &without(call, &has_room))?;
         let reply = with_turned_away(call, &has_room, reply);
-        let last = TurnedAway { sequence: call.sequence, reply: reply.clone(), since_us: now_us };
+        let last = OverflowReply { sequence: call.sequence, reply: reply.clone(), since_us: now_us };
         self.turned_away.insert(call.node, last);
         Ok(reply)
     }
 
     /// Charges what another region charged, of all meters that there is room for. Of others nothing is known here, as of one that was
     /// forgotten: whoever tells of them again says all there is to know.
-    fn merge(&mut self, now_us: u64, merge: &Merge, meters_max: usize) -> Result<Merged, OriginError> {
+    fn merge(
+        &mut self,
+        now_us: u64,
+        merge: &MergeRequest,
+        meters_max: usize,
+    ) -> Result<MergeReply, OriginError> {
         let keys = merge.components.iter().map(|component| &*component.key);
         let mut has_room = self.room_for(now_us, keys, meters_max).into_iter();
         let mut known = merge.clone();
@@ -151,7 +157,7 @@ impl Part {
         if now_us.abs_diff(self.expired_us) >= every_us {
             self.expired_us = now_us;
             self.partition.expire(now_us);
-            self.turned_away.retain(|_, last| last.since_us + LANE_RETENTION_US > now_us);
+            self.turned_away.retain(|_, last| last.since_us + SESSION_RETENTION_US > now_us);
         }
     }
 }
@@ -171,41 +177,41 @@ fn without(call: &Call, has_room: &[bool]) -> Call {
         let meter = places.get(usize::from(charge.meter)).copied().flatten()?;
         Some(Charge { meter, ..*charge })
     };
-    let asks = call.asks.iter().filter_map(|ask| {
+    let checks = call.checks.iter().filter_map(|ask| {
         let charges: Option<Vec<Charge>> = ask.charges.iter().map(place).collect();
-        Some(Ask { charges: charges?, ..ask.clone() })
+        Some(CheckGroup { charges: charges?, ..ask.clone() })
     });
     let updates = call.updates.iter().zip(has_room).filter(|(_, has_room)| **has_room);
     let updates = updates.map(|(update, _)| update.clone()).collect();
-    Call { updates, asks: asks.collect(), ..call.clone() }
+    Call { updates, checks: checks.collect(), ..call.clone() }
 }
 
 /// The answer to a call by that to what was left of it.
-fn with_turned_away(call: &Call, has_room: &[bool], reply: Reply) -> Reply {
-    let (mut told, mut asks) = (reply.told.into_iter(), reply.asks.into_iter());
-    let tell = |(update, has_room): (&Update, &bool)| {
-        let known = if *has_room { told.next() } else { None };
+fn with_turned_away(call: &Call, has_room: &[bool], reply: CallReply) -> CallReply {
+    let (mut meter_reply, mut checks) = (reply.meters.into_iter(), reply.checks.into_iter());
+    let tell = |(update, has_room): (&MeterUpdate, &bool)| {
+        let known = if *has_room { meter_reply.next() } else { None };
         known.unwrap_or_else(|| nothing_known(update))
     };
     let has_room_for = |charge: &Charge| has_room.get(usize::from(charge.meter)).is_some_and(|has| *has);
     // Where each of what was left had been.
     let places: Vec<u16> = (0..).zip(has_room).filter(|(_, has_room)| **has_room).map(|(at, _)| at).collect();
     let place = |left: u16| places.get(usize::from(left)).copied().unwrap_or(left);
-    let decide = |ask: &Ask| {
-        let decided = if ask.charges.iter().all(has_room_for) { asks.next() } else { None };
+    let decide = |ask: &CheckGroup| {
+        let decided = if ask.charges.iter().all(has_room_for) { checks.next() } else { None };
         match decided {
-            Some(decided) => Decided { denied_by: place(decided.denied_by), ..decided },
-            None => Decided { passed: 0, denied_by: UNDECIDED, retry_us: 0 },
+            Some(decided) => CheckReply { denied_by: place(decided.denied_by), ..decided },
+            None => CheckReply { passed: 0, denied_by: UNDECIDED, retry_us: 0 },
         }
     };
-    let told = call.updates.iter().zip(has_room).map(tell).collect();
-    let asks = call.asks.iter().map(decide).collect();
-    Reply { told, asks, ..reply }
+    let meter_reply = call.updates.iter().zip(has_room).map(tell).collect();
+    let checks = call.checks.iter().map(decide).collect();
+    CallReply { meters: meter_reply, checks, ..reply }
 }
 
 /// What is said of a meter that nothing was ever charged to, and nothing is granted of.
-fn nothing_known(update: &Update) -> Told {
-    Told {
+fn nothing_known(update: &MeterUpdate) -> MeterReply {
+    MeterReply {
         grant: 0,
         life_us: 0,
         room: update.terms.capacity(),
@@ -216,27 +222,27 @@ fn nothing_known(update: &Update) -> Told {
         exhausted: false,
         lapsed: false,
         recall: false,
-        whole: false,
+        is_global: false,
     }
 }
 
 impl crate::Origin for MemoryOrigin {
-    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
         Box::pin(std::future::ready(self.apply(partition, call)))
     }
 
-    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+    fn round<'a>(&'a self, partition: u16, round: &'a RoundRequest) -> OriginFuture<'a, RoundReply> {
         let now_us = (self.now_us)();
         let gathered = self.part(partition).map(|mut part| part.partition.round(now_us, STORE, round));
         Box::pin(std::future::ready(gathered))
     }
 
-    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+    fn merge<'a>(&'a self, partition: u16, merge: &'a MergeRequest) -> OriginFuture<'a, MergeReply> {
         Box::pin(std::future::ready(self.take_in(partition, merge)))
     }
 
-    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
-        let Bid { holder, for_us, lag_us } = bid;
+    fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply> {
+        let LeaseRequest { holder, for_us, lag_us } = request;
         let now_us = (self.now_us)();
         let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = lease.is_none_or(|(of, until_us, _)| of == holder || until_us <= now_us);
@@ -244,6 +250,6 @@ impl crate::Origin for MemoryOrigin {
             *lease = (for_us > 0).then_some((holder, now_us.saturating_add(for_us), lag_us));
         }
         let lag_us = lease.map_or(0, |(.., lag_us)| lag_us);
-        Box::pin(std::future::ready(Ok(Lease { is_held: is_free && for_us > 0, lag_us })))
+        Box::pin(std::future::ready(Ok(LeaseReply { is_held: is_free && for_us > 0, lag_us })))
     }
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use suite::{
-    BURST, Lane, TIME_MAX, a_day, config, conforms, documented_user, is_of_suite, open, spend_all, update,
+    BURST, TIME_MAX, TestSession, a_day, config, conforms, documented_user, is_of_suite, open, spend_all,
+    update,
 };
 use tidegate_core::origin::Lapse;
 use tidegate_origin::redis::{RedisOrigin, Servers};
@@ -89,13 +90,13 @@ async fn an_origin_on_a_cluster_conforms_after_every_master_handed_over() {
         // One that the suite does not use, since a limit that must hold counts as full there from now on.
         let is_there = |partition: &u16| cluster.owner(&key_of(*partition)) == Some(master);
         let other = (0..PARTITIONS).filter(|partition| !is_of_suite(*partition)).find(is_there);
-        let mut lane = Lane::new(&origin, other.expect("a partition of each master"));
-        assert_eq!(lane.ask(b"before", a_day(Lapse::Counted, 1), 1, 40).await, 40);
-        let (_, replica) = cluster.owner_and_replica(&key_of(lane.partition));
+        let mut session = TestSession::new(&origin, other.expect("a partition of each master"));
+        assert_eq!(session.ask(b"before", a_day(Lapse::Counted, 1), 1, 40).await, 40);
+        let (_, replica) = cluster.owner_and_replica(&key_of(session.partition));
         ask::<String>(&cluster.servers[replica], &["CLUSTER", "FAILOVER"]);
         wait_until("the replica to take over", TIME_MAX, || cluster.is_master(replica));
         cluster.wait_until_whole();
-        lane.until_full(b"before", a_day(Lapse::Counted, 1)).await;
+        session.until_full(b"before", a_day(Lapse::Counted, 1)).await;
     }
     conforms(origin).await;
 }
@@ -107,7 +108,8 @@ async fn nothing_is_lost_or_charged_twice_while_slots_move() {
     // Meters that are in use before their slots move. A move takes the lowest slots that there are.
     let partitions: Vec<u16> = partitions_below(&cluster, SLOTS_MOVED).into_iter().take(16).collect();
     for partition in &partitions {
-        let passed = Lane::new(&origin, *partition).ask(b"before", a_day(Lapse::Counted, 1), 1, 40).await;
+        let passed =
+            TestSession::new(&origin, *partition).ask(b"before", a_day(Lapse::Counted, 1), 1, 40).await;
         assert_eq!(passed, 40);
     }
     let address = cluster.servers[0].address().to_string();
@@ -133,9 +135,13 @@ async fn nothing_is_lost_or_charged_twice_while_slots_move() {
     let cluster = moving.join().expect("moved");
     assert!(rounds > 0);
     for &partition in &partitions {
-        let mut lane = Lane::new(&origin, partition);
-        assert_eq!(lane.ask(b"before", a_day(Lapse::Counted, 1), 1, 200).await, 60, "partition {partition}");
-        assert!(!lane.lost);
+        let mut session = TestSession::new(&origin, partition);
+        assert_eq!(
+            session.ask(b"before", a_day(Lapse::Counted, 1), 1, 200).await,
+            60,
+            "partition {partition}"
+        );
+        assert!(!session.lost);
     }
     drop(cluster);
 }
@@ -146,8 +152,8 @@ async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
     let origin = open_cluster(&cluster);
     for (partition, dies) in [(10, false), (11, true)] {
         let (master, replica) = cluster.owner_and_replica(&key_of(partition));
-        let mut lane = Lane::new(&origin, partition);
-        assert_eq!(lane.ask(b"key", a_day(Lapse::Counted, 1), 1, 40).await, 40);
+        let mut session = TestSession::new(&origin, partition);
+        assert_eq!(session.ask(b"key", a_day(Lapse::Counted, 1), 1, 40).await, 40);
         let spending = {
             let origin = Arc::clone(&origin);
             tokio::spawn(async move { spend_all(&origin, partition, b"hot", 4).await })
@@ -161,8 +167,9 @@ async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
         wait_until("the replica to take over", TIME_MAX, || cluster.is_master(replica));
         let (spent, _) = spending.await.expect("no panic");
         assert!(spent <= BURST, "{spent} were spent, dies: {dies}");
-        lane.until_full(b"key", a_day(Lapse::Counted, 1)).await;
-        let others = Lane::new(&origin, partition).ask(b"new", a_day(Lapse::Forgiven, 1), 1, 200).await;
+        session.until_full(b"key", a_day(Lapse::Counted, 1)).await;
+        let others =
+            TestSession::new(&origin, partition).ask(b"new", a_day(Lapse::Forgiven, 1), 1, 200).await;
         assert_eq!(others, 100, "a limit that forgives goes on, dies: {dies}");
         if !dies {
             cluster.wait_until_whole();
@@ -174,10 +181,10 @@ async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
 async fn others_go_on(cluster: &Cluster, origin: &Arc<dyn Origin>, dead: usize) {
     let elsewhere = (20..PARTITIONS)
         .find(|partition| cluster.owner(&key_of(*partition)).is_some_and(|owner| owner != dead));
-    let mut lane = Lane::new(origin, elsewhere.expect("another master"));
+    let mut session = TestSession::new(origin, elsewhere.expect("another master"));
     for _ in 0..200 {
-        let call = lane.next(vec![update(b"steady", a_day(Lapse::Counted, 1))], Vec::new());
-        let answer = origin.call(lane.partition, &call).await;
+        let call = session.next(vec![update(b"steady", a_day(Lapse::Counted, 1))], Vec::new());
+        let answer = origin.call(session.partition, &call).await;
         assert!(answer.is_ok(), "{answer:?}");
     }
 }

@@ -10,11 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use suite::{
-    BURST, Lane, TIME_MAX, a_day, asks, config, conforms, documented_user, gather, open, spend_all, update,
+    BURST, TIME_MAX, TestSession, a_day, checks, config, conforms, documented_user, gather, open, spend_all,
+    update,
 };
-use tidegate_core::origin::{Component, Lapse, Merge, RegionId, Round, Sums, UNDECIDED};
-use tidegate_origin::redis::{Certificates, LINKS, RedisOrigin, Servers};
-use tidegate_origin::{Bid, Lease, MemoryOrigin, Origin, OriginError};
+use tidegate_core::origin::{
+    Component, ComponentTotals, Lapse, MergeRequest, RegionId, RoundRequest, UNDECIDED,
+};
+use tidegate_origin::redis::{LINKS, RedisCertificates, RedisOrigin, Servers};
+use tidegate_origin::{LeaseReply, LeaseRequest, MemoryOrigin, Origin, OriginError};
 use tidegate_testkit::{APPEND_ONLY, Proxy, Redis, SNAPSHOTS, Signal, TlsRedis, Traffic, ask, wait_until};
 
 fn wall_us() -> u64 {
@@ -37,32 +40,32 @@ async fn an_origin_in_memory_has_bounded_room() {
     let reads = Arc::clone(&clock);
     let memory = MemoryOrigin::with_meters_max(move || reads.load(Ordering::Relaxed), 10);
     let origin: Arc<dyn Origin> = Arc::new(memory);
-    let mut lane = Lane::new(&origin, 1);
+    let mut session = TestSession::new(&origin, 1);
     let terms = a_day(Lapse::Counted, 1);
     for name in 0..10u8 {
-        lane.ask(&[name], terms, 1, 1).await;
+        session.ask(&[name], terms, 1, 1).await;
     }
     let updates = vec![update(b"first", terms), update(&[0], terms), update(b"second", terms)];
-    let waiting = vec![asks(&[(0, 1)], 2), asks(&[(1, 1)], 200), asks(&[(1, 1), (2, 1)], 1)];
-    let crowded = lane.next(updates, waiting);
-    let reply = lane.make(&crowded).await;
-    let decided: Vec<_> = reply.asks.iter().map(|decided| (decided.passed, decided.denied_by)).collect();
+    let waiting = vec![checks(&[(0, 1)], 2), checks(&[(1, 1)], 200), checks(&[(1, 1), (2, 1)], 1)];
+    let crowded = session.next(updates, waiting);
+    let reply = session.make(&crowded).await;
+    let decided: Vec<_> = reply.checks.iter().map(|decided| (decided.passed, decided.denied_by)).collect();
     assert_eq!(decided, [(0, UNDECIDED), (99, 1), (0, UNDECIDED)], "who is there goes on");
-    let rooms: Vec<u64> = reply.told.iter().map(|told| told.room).collect();
+    let rooms: Vec<u64> = reply.meters.iter().map(|meter_reply| meter_reply.room).collect();
     assert_eq!(rooms, [BURST, 0, BURST]);
     assert_eq!(origin.call(1, &crowded).await, Ok(reply), "the same answer to the same words");
-    assert_eq!(lane.ask(&[1], terms, 1, 200).await, 99);
+    assert_eq!(session.ask(&[1], terms, 1, 200).await, 99);
     let component = Component {
         key: Box::from(*b"of another region"),
-        terms: suite::abroad(1),
+        terms: suite::cross_region(1),
         incarnation: 1,
-        sums: Sums::Drained { charged: 7, refunded: 0, level: 7 },
+        totals: ComponentTotals::Drained { charged: 7, refunded: 0, level: 7 },
     };
-    let merge = Merge { from: RegionId(1), components: vec![component] };
+    let merge = MergeRequest { from: RegionId(1), components: vec![component] };
     assert_eq!(origin.merge(1, &merge).await.map(|merged| merged.charged), Ok(0), "and nobody waits for it");
     // A year later, everything has drained. What is over makes room for the first who comes.
     clock.fetch_add(366 * 86_400_000_000, Ordering::Relaxed);
-    assert_eq!(Lane::new(&origin, 1).ask(b"first", terms, 1, 1).await, 1);
+    assert_eq!(TestSession::new(&origin, 1).ask(b"first", terms, 1, 1).await, 1);
     assert_eq!(origin.merge(1, &merge).await.map(|merged| merged.charged), Ok(7));
 }
 
@@ -104,9 +107,9 @@ async fn as_long_as_a_call_is_made_again_its_answer_is_kept() {
     const SHORT_MS: i64 = 60_000;
     let server = Redis::start(&[]);
     let origin: Arc<dyn Origin> = single(&server);
-    let mut lane = Lane::new(&origin, 3);
-    let call = lane.next(vec![update(b"key", a_day(Lapse::Counted, 1))], Vec::new());
-    let reply = lane.make(&call).await;
+    let mut session = TestSession::new(&origin, 3);
+    let call = session.next(vec![update(b"key", a_day(Lapse::Counted, 1))], Vec::new());
+    let reply = session.make(&call).await;
     let kept = || {
         let is_lane = |(key, _): &(Vec<u8>, i64)| key.windows(3).any(|part| part == b":n:");
         server.keys().into_iter().find(is_lane).expect("a lane")
@@ -130,20 +133,20 @@ async fn a_call_whose_answer_is_lost_is_charged_once() {
     for traffic in
         [Traffic::DropAnswers, Traffic::CutAnswers, Traffic::DelayAnswers(Duration::from_millis(900))]
     {
-        let mut lane = Lane::new(&origin, 2);
+        let mut session = TestSession::new(&origin, 2);
         // Both connections are there before anything is done to them.
-        let first = lane.next(vec![update(b"key", terms)], Vec::new());
-        lane.make(&first).await;
-        let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 7)], 1)]);
+        let first = session.next(vec![update(b"key", terms)], Vec::new());
+        session.make(&first).await;
+        let call = session.next(vec![update(b"key", terms)], vec![checks(&[(0, 7)], 1)]);
         proxy.set(traffic);
         let lost = origin.call(2, &call).await;
         assert!(matches!(lost, Err(OriginError::Unknown(_))), "{traffic:?}: {lost:?}");
         proxy.set(Traffic::Pass);
-        assert_eq!(lane.make(&call).await.asks[0].passed, 1);
+        assert_eq!(session.make(&call).await.checks[0].passed, 1);
         left -= 7;
     }
     left -= 100;
-    assert_eq!(Lane::new(&origin, 2).ask(b"key", terms, 1, 200).await, left);
+    assert_eq!(TestSession::new(&origin, 2).ask(b"key", terms, 1, 200).await, left);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,8 +158,8 @@ async fn a_call_that_is_stuck_is_answered_another_way() {
         let server = Redis::start(&[]);
         let proxy = Proxy::start(server.address());
         let origin: Arc<dyn Origin> = open(Servers::Single(proxy.url()));
-        let mut lane = Lane::new(&origin, 2);
-        let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
+        let mut session = TestSession::new(&origin, 2);
+        let call = session.next(vec![update(b"key", terms)], vec![checks(&[(0, 1)], 1)]);
         let both = async || tokio::join!(origin.call(2, &call), origin.hedge(2, &call));
         // Until the second connection is there, both calls go through the first.
         let deadline = Instant::now() + TIME_MAX;
@@ -166,7 +169,7 @@ async fn a_call_that_is_stuck_is_answered_another_way() {
         proxy.set(Traffic::DropAnswersOn(which));
         let (direct, hedged) = both().await;
         assert!(direct.is_ok() || hedged.is_ok(), "{direct:?}, {hedged:?}");
-        assert_eq!(Lane::new(&single(&server), 2).ask(b"key", terms, 1, 200).await, 99);
+        assert_eq!(TestSession::new(&single(&server), 2).ask(b"key", terms, 1, 200).await, 99);
         stuck += usize::from(direct.is_ok() != hedged.is_ok());
         if stuck == 2 {
             return;
@@ -189,18 +192,18 @@ async fn a_store_that_hangs_holds_nobody_and_is_found_again() {
     config.connect_time_max = Duration::from_millis(500);
     let origin: Arc<dyn Origin> = Arc::new(RedisOrigin::open(config).expect("an address"));
     let terms = a_day(Lapse::Counted, 1);
-    let mut lane = Lane::new(&origin, 2);
-    assert_eq!(lane.ask(b"key", terms, 1, 1).await, 1);
+    let mut session = TestSession::new(&origin, 2);
+    assert_eq!(session.ask(b"key", terms, 1, 1).await, 1);
     server.signal(Signal::STOP);
-    let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
+    let call = session.next(vec![update(b"key", terms)], vec![checks(&[(0, 1)], 1)]);
     assert!(matches!(origin.call(2, &call).await, Err(OriginError::Unknown(_))));
     for _ in 0..10 {
         let answer = tokio::time::timeout(TIME_MAX, origin.call(2, &call)).await.expect("held for ever");
         assert!(answer.is_err());
     }
     server.signal(Signal::CONT);
-    assert_eq!(lane.make(&call).await.asks[0].passed, 1);
-    assert_eq!(lane.ask(b"key", terms, 1, 200).await, 98);
+    assert_eq!(session.make(&call).await.checks[0].passed, 1);
+    assert_eq!(session.ask(b"key", terms, 1, 200).await, 98);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -209,12 +212,12 @@ async fn a_store_that_is_not_there_is_no_doubt_and_is_found_when_it_comes() {
     server.kill();
     let origin = single(&server);
     let terms = a_day(Lapse::Counted, 1);
-    let mut lane = Lane::new(&origin, 2);
-    let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
+    let mut session = TestSession::new(&origin, 2);
+    let call = session.next(vec![update(b"key", terms)], vec![checks(&[(0, 1)], 1)]);
     let gone = origin.call(2, &call).await;
     assert!(matches!(gone, Err(OriginError::NotApplied(_))), "{gone:?}");
     server.restart();
-    assert_eq!(lane.make(&call).await.asks[0].passed, 1);
+    assert_eq!(session.make(&call).await.checks[0].passed, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -223,9 +226,9 @@ async fn more_calls_than_there_may_be_are_turned_away() {
     let mut config = config(Servers::Single(server.url()));
     config.calls_max = 1;
     let origin: Arc<dyn Origin> = Arc::new(RedisOrigin::open(config).expect("an address"));
-    let mut lane = Lane::new(&origin, 2);
-    let call = lane.next(vec![update(b"key", a_day(Lapse::Counted, 1))], Vec::new());
-    lane.make(&call).await;
+    let mut session = TestSession::new(&origin, 2);
+    let call = session.next(vec![update(b"key", a_day(Lapse::Counted, 1))], Vec::new());
+    session.make(&call).await;
     server.signal(Signal::STOP);
     let (first, second) = tokio::join!(origin.call(2, &call), origin.call(2, &call));
     assert!(matches!(first, Err(OriginError::Unknown(_))), "{first:?}");
@@ -240,18 +243,18 @@ async fn a_store_that_was_killed_counts_what_it_may_have_lost() {
         let mut server = Redis::start(arguments);
         let origin = single(&server);
         let terms = a_day(Lapse::Counted, 1);
-        let mut lane = Lane::new(&origin, 2);
-        assert_eq!(lane.ask(b"key", terms, 1, 30).await, 30);
+        let mut session = TestSession::new(&origin, 2);
+        assert_eq!(session.ask(b"key", terms, 1, 30).await, 30);
         if kept == "snapshot" {
             redis::cmd("SAVE").exec(&mut server.connection()).expect("saves");
-            assert_eq!(lane.ask(b"key", terms, 1, 30).await, 30);
+            assert_eq!(session.ask(b"key", terms, 1, 30).await, 30);
         }
         server.kill();
         server.restart();
-        lane.until_full(b"key", terms).await;
-        assert!(lane.lost, "{kept}");
+        session.until_full(b"key", terms).await;
+        assert!(session.lost, "{kept}");
         // A limit that forgives goes on from what is known.
-        let forgives = Lane::new(&origin, 2).ask(b"other", a_day(Lapse::Forgiven, 1), 1, 100).await;
+        let forgives = TestSession::new(&origin, 2).ask(b"other", a_day(Lapse::Forgiven, 1), 1, 100).await;
         assert_eq!(forgives, 100, "{kept}");
     }
 }
@@ -261,17 +264,17 @@ async fn a_replica_that_was_promoted_counts_what_it_may_not_have_heard() {
     let master = Redis::start(&[]);
     let replica = Redis::start_replica(&master);
     let terms = a_day(Lapse::Counted, 1);
-    let mut lane = Lane::new(&single(&master), 2);
-    assert_eq!(lane.ask(b"key", terms, 1, 30).await, 30);
+    let mut session = TestSession::new(&single(&master), 2);
+    assert_eq!(session.ask(b"key", terms, 1, 30).await, 30);
     let _: i64 = redis::cmd("WAIT").arg(1).arg(60_000).query(&mut master.connection()).expect("heard");
-    lane.origin = single(&replica);
-    let call = lane.next(vec![update(b"key", terms)], vec![asks(&[(0, 1)], 1)]);
-    let read_only = lane.origin.call(2, &call).await;
+    session.origin = single(&replica);
+    let call = session.next(vec![update(b"key", terms)], vec![checks(&[(0, 1)], 1)]);
+    let read_only = session.origin.call(2, &call).await;
     assert!(matches!(read_only, Err(OriginError::NotApplied(_))), "{read_only:?}");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut replica.connection()).expect("promoted");
-    lane.make(&call).await;
-    lane.until_full(b"key", terms).await;
-    assert!(lane.lost);
+    session.make(&call).await;
+    session.until_full(b"key", terms).await;
+    assert!(session.lost);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -280,19 +283,19 @@ async fn tls_and_a_user_with_a_password_are_spoken() {
     redis::cmd("ACL").arg(documented_user()).exec(&mut server.redis.connection()).expect("a user");
     let opened = |user: &str, roots| {
         let mut config = config(Servers::Single(format!("rediss://{user}@localhost:{}/", server.port)));
-        config.certificates = Certificates { roots, identity: None };
+        config.certificates = RedisCertificates { roots, identity: None };
         RedisOrigin::open(config).expect("an address")
     };
     let roots = Some(server.roots.clone());
     let origin: Arc<dyn Origin> = Arc::new(opened("tide:password", roots.clone()));
     assert_eq!(spend_all(&origin, 2, b"key", 4).await, (BURST, false));
-    let round = Round { whole_for_us: 1, settled: false, clock_us: 0, trim: 1, after: 0, most: 1 };
+    let round = RoundRequest { connected_for_us: 1, settled: false, clock_us: 0, trim: 1, after: 0, most: 1 };
     assert_eq!(gather(&origin, 2, round).await.components, []);
-    let bid = Bid { holder: 1, for_us: 1_000_000, lag_us: 0 };
-    assert_eq!(origin.lease(bid).await, Ok(Lease { is_held: true, lag_us: 0 }));
+    let request = LeaseRequest { holder: 1, for_us: 1_000_000, lag_us: 0 };
+    assert_eq!(origin.lease(request).await, Ok(LeaseReply { is_held: true, lag_us: 0 }));
     for (wrong, roots) in [("tide:wrong", roots), ("tide:password", None)] {
         let origin: Arc<dyn Origin> = Arc::new(opened(wrong, roots));
-        let call = Lane::new(&origin, 2).next(Vec::new(), Vec::new());
+        let call = TestSession::new(&origin, 2).next(Vec::new(), Vec::new());
         let refused = origin.call(2, &call).await;
         assert!(matches!(refused, Err(OriginError::NotApplied(_))), "{refused:?}");
     }
@@ -309,8 +312,8 @@ async fn the_master_that_sentinels_name_is_followed() {
         master: "redis://master/".to_owned(),
     });
     let terms = a_day(Lapse::Forgiven, 1);
-    let mut lane = Lane::new(&origin, 2);
-    assert_eq!(lane.ask(b"key", terms, 1, 30).await, 30);
+    let mut session = TestSession::new(&origin, 2);
+    assert_eq!(session.ask(b"key", terms, 1, 30).await, 30);
     let _: i64 = redis::cmd("WAIT").arg(1).arg(60_000).query(&mut master.connection()).expect("heard");
     wait_until("the sentinel to hand over", TIME_MAX, || {
         let mut connection = redis::Client::open(sentinel.url()).unwrap().get_connection().unwrap();
@@ -323,7 +326,7 @@ async fn the_master_that_sentinels_name_is_followed() {
     };
     wait_until("the replica to be master", TIME_MAX, || role(&replica).is_ok_and(|role| role == "master"));
     wait_until("the master to be replica", TIME_MAX, || role(&master).is_ok_and(|role| role == "slave"));
-    assert_eq!(lane.ask(b"key", terms, 1, 200).await, 70, "it is the other one, with all its data");
+    assert_eq!(session.ask(b"key", terms, 1, 200).await, 70, "it is the other one, with all its data");
     // Which nobody can be sure of.
-    lane.until_lost(b"key", terms).await;
+    session.until_lost(b"key", terms).await;
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Connection, Row};
 
-use crate::block::{Terms, has_term, is_about, unpack};
-use crate::entry::{Key, Record, Verdict};
-use crate::layout::{Written, records};
+use crate::block::{SearchTerms, has_term, is_about, unpack};
+use crate::entry::{DecisionRecord, RecordKey, RecordVerdict};
+use crate::layout::{StoredDecision, records};
 use crate::store::{LogError, open_to_read, signed, unsigned};
 
 /// The most records of one answer.
@@ -21,7 +21,7 @@ pub struct Archive {
 
 /// A question: what was decided about a key, and why.
 #[derive(Clone, Debug)]
-pub struct Why<'q> {
+pub struct WhyQuery<'q> {
     /// Whose.
     pub tenant: &'q str,
     /// The key that was counted, or any of the request's dimensions, such as `user:42`.
@@ -36,27 +36,27 @@ pub struct Why<'q> {
 
 /// Where a block is, in time.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct BlockSpan {
     id: i64,
     from_ms: u64,
     to_ms: u64,
 }
 
-impl Place {
+impl BlockSpan {
     fn distance_ms(&self, at_ms: u64) -> u64 {
         self.from_ms.saturating_sub(at_ms).max(at_ms.saturating_sub(self.to_ms))
     }
 }
 
 /// A block, unpacked.
-struct Unpacked {
+struct UnpackedBlock {
     raw: Vec<u8>,
     region: String,
     node: String,
     sample_rate: f64,
 }
 
-impl Unpacked {
+impl UnpackedBlock {
     fn read(id: i64, row: &SqliteRow) -> Result<Self, LogError> {
         Ok(Self {
             raw: unpack(row.try_get("body")?).ok_or(LogError::Block(id))?,
@@ -66,7 +66,7 @@ impl Unpacked {
         })
     }
 
-    fn record(&self, written: Written<'_>) -> Record {
+    fn record(&self, written: StoredDecision<'_>) -> DecisionRecord {
         written.to_record(&self.region, &self.node, self.sample_rate)
     }
 }
@@ -79,19 +79,19 @@ impl Archive {
 
     /// The records about a key around a moment: denials first, then what shadow rules would have denied, then what
     /// passed; of each, the nearest first.
-    pub async fn why(&mut self, why: &Why<'_>) -> Result<Vec<Record>, LogError> {
+    pub async fn why(&mut self, why: &WhyQuery<'_>) -> Result<Vec<DecisionRecord>, LogError> {
         let most = why.records.clamp(1, RECORDS_MAX);
-        let key = Key::of(why.key);
-        let term = Terms::new(why.tenant).of(key.as_str().as_bytes());
+        let key = RecordKey::of(why.key);
+        let term = SearchTerms::new(why.tenant).of(key.as_str().as_bytes());
         let (from_ms, to_ms) =
             (why.at_ms.saturating_sub(why.window_ms), why.at_ms.saturating_add(why.window_ms));
-        let rank = |record: &Record| (record.verdict, record.at_ms.abs_diff(why.at_ms));
+        let rank = |record: &DecisionRecord| (record.verdict, record.at_ms.abs_diff(why.at_ms));
         let mut places = self.places(from_ms, to_ms).await?;
         places.sort_by_key(|place| place.distance_ms(why.at_ms));
-        let mut found: Vec<Record> = Vec::new();
+        let mut found: Vec<DecisionRecord> = Vec::new();
         for place in places {
             // What is further away than the last of enough denials changes nothing.
-            let nearest = (Verdict::Denied, place.distance_ms(why.at_ms));
+            let nearest = (RecordVerdict::Denied, place.distance_ms(why.at_ms));
             if found.len() == most && found.last().is_some_and(|last| rank(last) <= nearest) {
                 break;
             }
@@ -120,12 +120,12 @@ impl Archive {
         &mut self,
         from_ms: u64,
         to_ms: u64,
-        mut each: impl FnMut(Record) -> bool,
+        mut each: impl FnMut(DecisionRecord) -> bool,
     ) -> Result<(), LogError> {
         let mut places = self.places(from_ms, to_ms).await?;
         places.sort_by_key(|place| place.from_ms);
         // Blocks of several threads and a restart overlap a little: a record waits until no earlier one can come.
-        let mut waiting: Vec<Record> = Vec::new();
+        let mut waiting: Vec<DecisionRecord> = Vec::new();
         for (at, place) in places.iter().enumerate() {
             let Some(block) = self.block(place.id).await? else { continue };
             let within =
@@ -162,11 +162,11 @@ impl Archive {
     }
 
     /// Where the blocks are that may have a record between two moments.
-    async fn places(&mut self, from_ms: u64, to_ms: u64) -> Result<Vec<Place>, LogError> {
+    async fn places(&mut self, from_ms: u64, to_ms: u64) -> Result<Vec<BlockSpan>, LogError> {
         let query = sqlx::query("SELECT id, from_ms, to_ms FROM blocks WHERE to_ms >= ?1 AND from_ms <= ?2");
         let rows = query.bind(signed(from_ms)).bind(signed(to_ms)).fetch_all(&mut self.connection).await?;
         let place = |row: &SqliteRow| {
-            Ok(Place {
+            Ok(BlockSpan {
                 id: row.try_get("id")?,
                 from_ms: unsigned(row.try_get("from_ms")?),
                 to_ms: unsigned(row.try_get("to_ms")?),
@@ -176,7 +176,7 @@ impl Archive {
     }
 
     /// The block, if it is still there and has `term`.
-    async fn block_with(&mut self, id: i64, term: u32) -> Result<Option<Unpacked>, LogError> {
+    async fn block_with(&mut self, id: i64, term: u32) -> Result<Option<UnpackedBlock>, LogError> {
         let terms = sqlx::query("SELECT terms FROM blocks WHERE id = ?1").bind(id);
         match terms.fetch_optional(&mut self.connection).await? {
             Some(row) if has_term(row.try_get("terms")?, term) => self.block(id).await,
@@ -185,10 +185,10 @@ impl Archive {
     }
 
     /// The block, if it is still there.
-    async fn block(&mut self, id: i64) -> Result<Option<Unpacked>, LogError> {
+    async fn block(&mut self, id: i64) -> Result<Option<UnpackedBlock>, LogError> {
         let block = sqlx::query("SELECT region, node, sample_rate, body FROM blocks WHERE id = ?1").bind(id);
         let row = block.fetch_optional(&mut self.connection).await?;
-        row.map(|row| Unpacked::read(id, &row)).transpose()
+        row.map(|row| UnpackedBlock::read(id, &row)).transpose()
     }
 
     /// Lets go of the file.

@@ -2,8 +2,8 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::entry::{KEY_BYTES_MAX, Kind, Setting, cut};
-use crate::layout::{Decision, Written, are_whole, put_again, put_setting};
+use crate::entry::{KEY_BYTES_MAX, RecordContext, RecordKind, cut};
+use crate::layout::{DecisionFrame, StoredDecision, are_whole, put_again, put_setting};
 
 /// When a block has so many bytes, the next one begins. Higher: fewer rows, better compressed; more to unpack for one
 /// record.
@@ -28,7 +28,7 @@ pub(crate) struct Block {
     pub(crate) from_ms: u64,
     pub(crate) to_ms: u64,
     /// By kind.
-    pub(crate) counts: [u64; Kind::ALL.len()],
+    pub(crate) counts: [u64; RecordKind::ALL.len()],
     settings: u32,
     terms: Vec<u32>,
     /// Terms that were gathered, each in the only place where it may be.
@@ -52,14 +52,20 @@ impl Default for Block {
 
 impl Block {
     /// Adds what records have in common; its number.
-    pub(crate) fn define(&mut self, setting: &Setting<'_>) -> u32 {
+    pub(crate) fn define(&mut self, setting: &RecordContext<'_>) -> u32 {
         put_setting(&mut self.raw, setting);
         self.settings += 1;
         self.settings - 1
     }
 
     /// Adds a decision of a setting that was defined, and of the tenant with these terms.
-    pub(crate) fn push(&mut self, setting: u32, terms: Terms, decision: &Decision<'_>, frame: &[u8]) {
+    pub(crate) fn push(
+        &mut self,
+        setting: u32,
+        terms: SearchTerms,
+        decision: &DecisionFrame<'_>,
+        frame: &[u8],
+    ) {
         let is_first = self.records() == 0;
         self.from_ms = if is_first { decision.at_ms } else { self.from_ms.min(decision.at_ms) };
         self.to_ms = self.to_ms.max(decision.at_ms);
@@ -111,17 +117,17 @@ impl Block {
 /// What the records of a tenant are found by: their keys, and each of their requests' dimensions, so that `user:42` is found
 /// whichever limit decided.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct SearchTerms {
     /// Which tenant it is.
     seed: u64,
 }
 
-impl Terms {
+impl SearchTerms {
     pub(crate) fn new(tenant: &str) -> Self {
         Self { seed: xxh3_64_with_seed(tenant.as_bytes(), 0) }
     }
 
-    /// The hash of a key, or of a dimension as a [`Key`](crate::Key) has it. Two things with the same cost a look into a
+    /// The hash of a key, or of a dimension as a [`RecordKey`](crate::Key) has it. Two things with the same cost a look into a
     /// block that has neither.
     pub(crate) fn of(self, text: &[u8]) -> u32 {
         let [a, b, c, d, ..] = xxh3_64_with_seed(text, self.seed).to_le_bytes();
@@ -129,7 +135,7 @@ impl Terms {
     }
 }
 
-/// As much of a dimension as a [`Key`](crate::Key) has of it.
+/// As much of a dimension as a [`RecordKey`](crate::Key) has of it.
 fn as_key(text: &[u8]) -> &[u8] {
     if text.len() <= KEY_BYTES_MAX {
         return text;
@@ -138,7 +144,7 @@ fn as_key(text: &[u8]) -> &[u8] {
 }
 
 /// Whether a record is about `key`: the one that was counted, or one of its dimensions.
-pub(crate) fn is_about(written: &Written<'_>, tenant: &str, key: &str) -> bool {
+pub(crate) fn is_about(written: &StoredDecision<'_>, tenant: &str, key: &str) -> bool {
     let mut dimensions = written.dimensions.iter();
     written.entry.tenant == tenant
         && (written.entry.key == key || dimensions.any(|(_, text)| as_key(text) == key.as_bytes()))
@@ -177,7 +183,7 @@ mod tests {
                 match frame {
                     Frame::Setting(setting) => number = block.define(&setting),
                     Frame::Decision(_, decision, frame) => {
-                        block.push(number, Terms::new("t"), &decision, frame);
+                        block.push(number, SearchTerms::new("t"), &decision, frame);
                     }
                 }
             }
@@ -190,7 +196,7 @@ mod tests {
         let mut block = block(&["k1", "k5", "k9", "k1"]);
         let packed = block.packed_terms();
         assert_eq!(packed.len(), 4 * 7, "three keys, three users, one path");
-        let (own, other) = (Terms::new("t"), Terms::new(""));
+        let (own, other) = (SearchTerms::new("t"), SearchTerms::new(""));
         for key in ["k1", "k5", "k9", "user:k1", "path:/x"] {
             assert!(has_term(&packed, own.of(key.as_bytes())), "{key}");
         }
@@ -221,13 +227,13 @@ mod tests {
         for (name, value) in
             [("user", "é".repeat(400)), (&"n".repeat(255), "v".repeat(9)), (&"n".repeat(300), "v".to_owned())]
         {
-            let mut key = crate::Key::default();
+            let mut key = crate::RecordKey::default();
             key.add(name, &value);
             let bytes = encoded(&denied("k", 1), [(name, value.as_str())]);
             let written = records(&bytes).next().expect("a record");
             assert!(is_about(&written, "t", key.as_str()));
             let mut dimensions = written.dimensions.iter();
-            let terms = Terms::new("t");
+            let terms = SearchTerms::new("t");
             assert!(dimensions.any(|(_, text)| terms.of(as_key(text)) == terms.of(key.as_str().as_bytes())));
         }
     }

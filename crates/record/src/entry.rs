@@ -13,7 +13,7 @@ pub const DIMENSIONS_BYTES_MAX: usize = 1_024;
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum RecordVerdict {
     /// It was turned away.
     Denied,
     /// It passed, though a rule in shadow mode would have turned it away.
@@ -24,7 +24,7 @@ pub enum Verdict {
 
 /// Why a decision is in the log. Metrics tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RecordKind {
     /// All of these are, up to the stated rate.
     Denial,
     /// All of these are, while there is room that denials do not need.
@@ -33,7 +33,7 @@ pub enum Kind {
     Sample,
 }
 
-impl Kind {
+impl RecordKind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::Denial, Self::Shadow, Self::Sample];
 
@@ -47,13 +47,13 @@ impl Kind {
     }
 }
 
-impl Verdict {
+impl RecordVerdict {
     /// Why a decision with this verdict is in the log.
-    pub const fn kind(self) -> Kind {
+    pub const fn kind(self) -> RecordKind {
         match self {
-            Self::Denied => Kind::Denial,
-            Self::ShadowDenied => Kind::Shadow,
-            Self::Allowed => Kind::Sample,
+            Self::Denied => RecordKind::Denial,
+            Self::ShadowDenied => RecordKind::Shadow,
+            Self::Allowed => RecordKind::Sample,
         }
     }
 
@@ -87,7 +87,7 @@ impl Verdict {
 
 /// What a limit lets pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Terms {
+pub struct LimitTerms {
     /// How much in each period.
     pub amount: u32,
     /// How much at once.
@@ -99,9 +99,9 @@ pub struct Terms {
 /// A key as people write it: `user:42`, or several parts with commas between them. It is made in place, and cut at
 /// [`KEY_BYTES_MAX`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Key(ArrayString<KEY_BYTES_MAX>);
+pub struct RecordKey(ArrayString<KEY_BYTES_MAX>);
 
-impl Key {
+impl RecordKey {
     /// A key that is one text.
     pub fn of(text: &str) -> Self {
         let mut key = Self::default();
@@ -143,7 +143,7 @@ impl Key {
 
 /// A decision, as it is handed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct DecisionEntry<'a> {
     /// When, in milliseconds since the Unix epoch.
     pub at_ms: u64,
     /// Whose.
@@ -155,7 +155,7 @@ pub struct Entry<'a> {
     /// What the request costs.
     pub cost: u64,
     /// What became of it.
-    pub verdict: Verdict,
+    pub verdict: RecordVerdict,
     /// The rule that decided: the one that denied, or of those that let it pass the one with the least left.
     pub rule: &'a str,
     /// That rule's version.
@@ -165,18 +165,18 @@ pub struct Entry<'a> {
     /// The override or emergency that replaced the rule's limit; empty if none did.
     pub replaced_by: &'a str,
     /// The limit that held.
-    pub limit: Terms,
+    pub limit: LimitTerms,
     /// What could still be spent after the decision.
     pub remaining: u32,
     /// How long until the same request would pass; nothing if it passed, or never will.
     pub retry_ms: Option<u64>,
     /// What the decision rests on.
-    pub rung: &'a str,
+    pub source: &'a str,
 }
 
 /// A decision as it is told.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Record {
+pub struct DecisionRecord {
     /// When, in milliseconds since the Unix epoch.
     pub at_ms: u64,
     /// Whose.
@@ -188,7 +188,7 @@ pub struct Record {
     /// What the request cost.
     pub cost: u64,
     /// What became of it.
-    pub verdict: Verdict,
+    pub verdict: RecordVerdict,
     /// The rule that decided.
     pub rule: String,
     /// That rule's version.
@@ -199,7 +199,7 @@ pub struct Record {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub replaced_by: String,
     /// The limit that held.
-    pub limit: Terms,
+    pub limit: LimitTerms,
     /// What could still be spent after the decision.
     pub remaining: u32,
     /// What was spent of the limit's burst after the decision.
@@ -207,7 +207,7 @@ pub struct Record {
     /// How long until the same request would have passed.
     pub retry_ms: Option<u64>,
     /// What the decision rests on.
-    pub rung: String,
+    pub source: String,
     /// The region of the node.
     pub region: String,
     /// The node that decided.
@@ -221,7 +221,7 @@ pub struct Record {
     pub dimensions_cut: bool,
 }
 
-impl Entry<'_> {
+impl DecisionEntry<'_> {
     /// What was spent of the burst after the decision.
     pub(crate) fn level(&self) -> u32 {
         self.limit.burst.saturating_sub(self.remaining)
@@ -230,20 +230,20 @@ impl Entry<'_> {
 
 /// What many decisions in a row have in common: all but who, when and how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Setting<'a> {
+pub(crate) struct RecordContext<'a> {
     /// Tenant, surface, rule, version of the set, what replaced the rule, and rung.
     pub(crate) names: [&'a str; NAMES],
     pub(crate) rule_version: u64,
-    pub(crate) limit: Terms,
+    pub(crate) limit: LimitTerms,
 }
 
-/// Texts of a [`Setting`].
+/// Texts of a [`RecordContext`].
 pub(crate) const NAMES: usize = 6;
 
-impl<'a> Setting<'a> {
-    pub(crate) fn of(entry: &Entry<'a>) -> Self {
-        let Entry { tenant, surface, rule, set_version, replaced_by, rung, .. } = *entry;
-        let names = [tenant, surface, rule, set_version, replaced_by, rung];
+impl<'a> RecordContext<'a> {
+    pub(crate) fn of(entry: &DecisionEntry<'a>) -> Self {
+        let DecisionEntry { tenant, surface, rule, set_version, replaced_by, source, .. } = *entry;
+        let names = [tenant, surface, rule, set_version, replaced_by, source];
         let names = names.map(|name| cut(name, NAME_BYTES_MAX));
         Self { names, rule_version: entry.rule_version, limit: entry.limit }
     }
@@ -263,32 +263,32 @@ pub(crate) mod tests {
     use super::*;
 
     /// A denial of a key at a moment.
-    pub(crate) fn denied(key: &str, at_ms: u64) -> Entry<'_> {
-        Entry {
+    pub(crate) fn denied(key: &str, at_ms: u64) -> DecisionEntry<'_> {
+        DecisionEntry {
             at_ms,
             tenant: "t",
             surface: "check",
             key,
             cost: 1,
-            verdict: Verdict::Denied,
+            verdict: RecordVerdict::Denied,
             rule: "per_user",
             rule_version: 3,
             set_version: "5f2a",
             replaced_by: "",
-            limit: Terms { amount: 100, burst: 100, period_ms: 60_000 },
+            limit: LimitTerms { amount: 100, burst: 100, period_ms: 60_000 },
             remaining: 0,
             retry_ms: Some(600),
-            rung: "local",
+            source: "local",
         }
     }
 
     #[test]
     fn keys_are_written_as_people_do() {
-        let mut key = Key::default();
+        let mut key = RecordKey::default();
         key.add("user", "42");
         key.add("path", "/x");
         assert_eq!(key.as_str(), "user:42,path:/x");
-        assert_eq!(Key::of_bytes(b"a\xffb").as_str(), "a\u{fffd}b");
-        assert_eq!(Key::of(&"é".repeat(200)).as_str().len(), KEY_BYTES_MAX);
+        assert_eq!(RecordKey::of_bytes(b"a\xffb").as_str(), "a\u{fffd}b");
+        assert_eq!(RecordKey::of(&"é".repeat(200)).as_str().len(), KEY_BYTES_MAX);
     }
 }

@@ -12,7 +12,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 
 use crate::archive::Archive;
-use crate::entry::Record;
+use crate::entry::DecisionRecord;
 use crate::store::{LogError, signed};
 
 /// The columns. Dimensions are an object of names and values.
@@ -33,7 +33,7 @@ const SCHEMA: &str = "message decision {
     REQUIRED INT64 remaining;
     REQUIRED INT64 level;
     OPTIONAL INT64 retry_ms;
-    REQUIRED BYTE_ARRAY rung (STRING);
+    REQUIRED BYTE_ARRAY source (STRING);
     REQUIRED BYTE_ARRAY region (STRING);
     REQUIRED BYTE_ARRAY node (STRING);
     REQUIRED DOUBLE sample_rate;
@@ -88,7 +88,7 @@ impl Archive {
         let properties = WriterProperties::builder().set_compression(Compression::LZ4_RAW).build();
         let mut file = SerializedFileWriter::new(out, schema, Arc::new(properties))?;
         let (mut group, mut count, mut written) = (Vec::new(), 0, Ok(()));
-        let each = |record: Record| {
+        let each = |record: DecisionRecord| {
             if tenant.is_none_or(|tenant| record.tenant == tenant) {
                 count += 1;
                 group.push(record);
@@ -111,7 +111,7 @@ impl Archive {
 
 fn write_group<W: Write + Send>(
     file: &mut SerializedFileWriter<W>,
-    records: &[Record],
+    records: &[DecisionRecord],
 ) -> Result<(), ParquetError> {
     let mut columns = Columns { group: file.next_row_group()?, records };
     columns.numbers(|record| signed(record.at_ms))?;
@@ -130,7 +130,7 @@ fn write_group<W: Write + Send>(
     columns.numbers(|record| i64::from(record.remaining))?;
     columns.numbers(|record| i64::from(record.level))?;
     columns.some_numbers(|record| record.retry_ms.map(signed))?;
-    columns.texts(|record| &record.rung)?;
+    columns.texts(|record| &record.source)?;
     columns.texts(|record| &record.region)?;
     columns.texts(|record| &record.node)?;
     columns.shares(|record| record.sample_rate)?;
@@ -142,7 +142,7 @@ fn write_group<W: Write + Send>(
 /// The columns of a row group, written one after the other in the order of the schema.
 struct Columns<'c, W: Write + Send> {
     group: SerializedRowGroupWriter<'c, W>,
-    records: &'c [Record],
+    records: &'c [DecisionRecord],
 }
 
 impl<W: Write + Send> Columns<'_, W> {
@@ -158,33 +158,33 @@ impl<W: Write + Send> Columns<'_, W> {
         column.close()
     }
 
-    fn numbers(&mut self, of: impl Fn(&Record) -> i64) -> Result<(), ParquetError> {
+    fn numbers(&mut self, of: impl Fn(&DecisionRecord) -> i64) -> Result<(), ParquetError> {
         let values: Vec<i64> = self.records.iter().map(of).collect();
         self.write::<Int64Type>(&values, None)
     }
 
-    fn some_numbers(&mut self, of: impl Fn(&Record) -> Option<i64>) -> Result<(), ParquetError> {
+    fn some_numbers(&mut self, of: impl Fn(&DecisionRecord) -> Option<i64>) -> Result<(), ParquetError> {
         let values: Vec<i64> = self.records.iter().filter_map(&of).collect();
         let present: Vec<i16> = self.records.iter().map(|record| i16::from(of(record).is_some())).collect();
         self.write::<Int64Type>(&values, Some(&present))
     }
 
-    fn shares(&mut self, of: impl Fn(&Record) -> f64) -> Result<(), ParquetError> {
+    fn shares(&mut self, of: impl Fn(&DecisionRecord) -> f64) -> Result<(), ParquetError> {
         let values: Vec<f64> = self.records.iter().map(of).collect();
         self.write::<DoubleType>(&values, None)
     }
 
-    fn texts(&mut self, of: impl Fn(&Record) -> &str) -> Result<(), ParquetError> {
+    fn texts(&mut self, of: impl Fn(&DecisionRecord) -> &str) -> Result<(), ParquetError> {
         self.bytes(|record| of(record).as_bytes().to_vec())
     }
 
-    fn bytes(&mut self, of: impl Fn(&Record) -> Vec<u8>) -> Result<(), ParquetError> {
+    fn bytes(&mut self, of: impl Fn(&DecisionRecord) -> Vec<u8>) -> Result<(), ParquetError> {
         let values: Vec<ByteArray> = self.records.iter().map(|record| ByteArray::from(of(record))).collect();
         self.write::<ByteArrayType>(&values, None)
     }
 }
 
-fn dimensions(record: &Record) -> Vec<u8> {
+fn dimensions(record: &DecisionRecord) -> Vec<u8> {
     let object: serde_json::Map<_, _> =
         record.dimensions.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
     serde_json::Value::Object(object).to_string().into_bytes()

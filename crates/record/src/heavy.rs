@@ -10,7 +10,7 @@ use std::hash::BuildHasher as _;
 use foldhash::quality::RandomState;
 use serde::Serialize;
 
-use crate::entry::{Entry, Terms, Verdict};
+use crate::entry::{DecisionEntry, LimitTerms, RecordVerdict};
 
 /// How much of a limit is near it.
 const NEAR_PERCENT: u64 = 80;
@@ -42,7 +42,7 @@ const MINUTE_MS: u64 = 60_000;
 
 /// A key that has been near a limit for a while.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Heavy {
+pub struct HeavyKey {
     /// Whose.
     pub tenant: String,
     /// What is limited.
@@ -50,7 +50,7 @@ pub struct Heavy {
     /// The rule whose limit it is.
     pub rule: String,
     /// The limit.
-    pub limit: Terms,
+    pub limit: LimitTerms,
     /// In how many of the minutes it was near the limit.
     pub minutes_near: u64,
     /// The most that any of its requests found spent, in percent of the burst.
@@ -67,17 +67,17 @@ pub struct HeavyKeys {
     /// How many keys there are.
     pub of: usize,
     /// The first of them: those that were near a limit most often.
-    pub keys: Vec<Heavy>,
+    pub keys: Vec<HeavyKey>,
 }
 
 /// What was seen of a key in a minute.
 #[derive(Clone, Debug)]
-struct Seen {
+struct KeyUsage {
     /// Tenant, rule and key, one behind the other: strangers come by faster than three times as much could be allocated.
     texts: Box<str>,
     tenant_end: usize,
     rule_end: usize,
-    limit: Terms,
+    limit: LimitTerms,
     /// What it weighs against others when room is made.
     weight: u64,
     level_percent_max: u64,
@@ -98,7 +98,7 @@ pub(crate) struct Minutes {
 #[derive(Debug, Default)]
 struct Minute {
     /// By [`Minutes::id`].
-    keys: HashMap<u64, Seen, RandomState>,
+    keys: HashMap<u64, KeyUsage, RandomState>,
     /// A part of the numbers of those that came by since keys were forgotten, each in the only place where it may be; empty
     /// before. Most never come again, and would only have others forgotten.
     strangers: Box<[u32]>,
@@ -106,7 +106,7 @@ struct Minute {
 
 impl Minutes {
     /// Takes a record in, at `now_ms`.
-    pub(crate) fn see(&mut self, entry: &Entry<'_>, now_ms: u64) {
+    pub(crate) fn see(&mut self, entry: &DecisionEntry<'_>, now_ms: u64) {
         let (minute, now) = (entry.at_ms / MINUTE_MS, now_ms / MINUTE_MS);
         self.forget_after(now + MINUTES_AHEAD_MAX);
         // A record from long ago, or from a clock that is far ahead, says nothing about now.
@@ -129,7 +129,7 @@ impl Minutes {
     }
 
     /// A key under a rule, of a tenant. Should two ever share a number, they are listed as one.
-    fn id(&self, entry: &Entry<'_>) -> u64 {
+    fn id(&self, entry: &DecisionEntry<'_>) -> u64 {
         self.hasher.hash_one((entry.tenant, entry.rule, entry.key))
     }
 
@@ -145,7 +145,7 @@ impl Minutes {
     ) -> HeavyKeys {
         let minutes = minutes.clamp(MINUTES_MIN, MINUTES_MAX);
         let newest = now_ms / MINUTE_MS;
-        let mut found: HashMap<u64, Heavy> = HashMap::new();
+        let mut found: HashMap<u64, HeavyKey> = HashMap::new();
         for (_, seen) in self.known.range((newest + 1).saturating_sub(minutes)..=newest) {
             for (id, seen) in seen.keys.iter().filter(|(_, seen)| seen.tenant() == tenant) {
                 found.entry(*id).or_insert_with(|| seen.heavy()).add(seen, sample_rate);
@@ -161,7 +161,7 @@ impl Minutes {
 }
 
 impl Minute {
-    fn note(&mut self, id: u64, entry: &Entry<'_>) {
+    fn note(&mut self, id: u64, entry: &DecisionEntry<'_>) {
         if let Some(seen) = self.keys.get_mut(&id) {
             return seen.note(entry);
         }
@@ -171,7 +171,7 @@ impl Minute {
         if self.keys.len() >= KEYS_MAX {
             self.make_room();
         }
-        let mut seen = Seen::new(entry);
+        let mut seen = KeyUsage::new(entry);
         seen.note(entry);
         self.keys.insert(id, seen);
     }
@@ -204,8 +204,8 @@ impl Minute {
     }
 }
 
-impl Seen {
-    fn new(entry: &Entry<'_>) -> Self {
+impl KeyUsage {
+    fn new(entry: &DecisionEntry<'_>) -> Self {
         Self {
             texts: [entry.tenant, entry.rule, entry.key].concat().into(),
             tenant_end: entry.tenant.len(),
@@ -223,22 +223,22 @@ impl Seen {
         &self.texts[..self.tenant_end]
     }
 
-    fn note(&mut self, entry: &Entry<'_>) {
+    fn note(&mut self, entry: &DecisionEntry<'_>) {
         self.limit = entry.limit;
         self.weight += 1;
         self.level_percent_max = self.level_percent_max.max(found_percent(entry));
         match entry.verdict {
-            Verdict::Denied => self.denied += 1,
-            Verdict::Allowed => {
+            RecordVerdict::Denied => self.denied += 1,
+            RecordVerdict::Allowed => {
                 self.samples += 1;
                 self.sampled_cost = self.sampled_cost.saturating_add(entry.cost);
             }
-            Verdict::ShadowDenied => {}
+            RecordVerdict::ShadowDenied => {}
         }
     }
 
-    fn heavy(&self) -> Heavy {
-        Heavy {
+    fn heavy(&self) -> HeavyKey {
+        HeavyKey {
             tenant: self.tenant().to_owned(),
             key: self.texts[self.rule_end..].to_owned(),
             rule: self.texts[self.tenant_end..self.rule_end].to_owned(),
@@ -267,8 +267,8 @@ impl Seen {
     }
 }
 
-impl Heavy {
-    fn add(&mut self, seen: &Seen, sample_rate: f64) {
+impl HeavyKey {
+    fn add(&mut self, seen: &KeyUsage, sample_rate: f64) {
         let used = seen.use_percent(sample_rate);
         let is_near = seen.level_percent_max > NEAR_PERCENT || used.is_some_and(|used| used > NEAR_PERCENT);
         self.minutes_near += u64::from(is_near);
@@ -280,8 +280,8 @@ impl Heavy {
 }
 
 /// What a request found spent, before it was charged itself: a limit that lets one pass at a time is not used up by one.
-fn found_percent(entry: &Entry<'_>) -> u64 {
-    let own = if entry.verdict == Verdict::Denied { 0 } else { entry.cost };
+fn found_percent(entry: &DecisionEntry<'_>) -> u64 {
+    let own = if entry.verdict == RecordVerdict::Denied { 0 } else { entry.cost };
     100 * u64::from(entry.level()).saturating_sub(own) / u64::from(entry.limit.burst)
 }
 
@@ -299,12 +299,12 @@ mod tests {
     }
 
     /// Takes a record in when it was made.
-    fn see(minutes: &mut Minutes, entry: &Entry<'_>) {
+    fn see(minutes: &mut Minutes, entry: &DecisionEntry<'_>) {
         minutes.see(entry, entry.at_ms);
     }
 
-    fn allowed(key: &str, at_ms: u64, remaining: u32) -> Entry<'_> {
-        Entry { verdict: Verdict::Allowed, remaining, ..denied(key, at_ms) }
+    fn allowed(key: &str, at_ms: u64, remaining: u32) -> DecisionEntry<'_> {
+        DecisionEntry { verdict: RecordVerdict::Allowed, remaining, ..denied(key, at_ms) }
     }
 
     #[test]
@@ -333,10 +333,10 @@ mod tests {
     #[test]
     fn a_limit_of_one_at_a_time_is_not_used_up_by_one() {
         let mut minutes = Minutes::default();
-        let limit = Terms { amount: 10, burst: 1, period_ms: 1_000 };
+        let limit = LimitTerms { amount: 10, burst: 1, period_ms: 1_000 };
         for minute in 0..4 {
-            see(&mut minutes, &Entry { limit, ..allowed("one", minute * MINUTE, 0) });
-            see(&mut minutes, &Entry { limit, ..denied("more", minute * MINUTE) });
+            see(&mut minutes, &DecisionEntry { limit, ..allowed("one", minute * MINUTE, 0) });
+            see(&mut minutes, &DecisionEntry { limit, ..denied("more", minute * MINUTE) });
         }
         assert_eq!(keys(&minutes, 4, 4 * MINUTE - 1), ["more"]);
     }
@@ -344,12 +344,12 @@ mod tests {
     #[test]
     fn steady_use_is_seen_where_the_bucket_is_empty() {
         let mut minutes = Minutes::default();
-        let limit = Terms { amount: 20_000, burst: 20_000, period_ms: 60_000 };
+        let limit = LimitTerms { amount: 20_000, burst: 20_000, period_ms: 60_000 };
         for at in 0..4 * 19 {
             // 19 samples a minute, of a thousand each: 19,000 of 20,000.
-            see(&mut minutes, &Entry { limit, ..allowed("steady", at * MINUTE / 19, 19_990) });
+            see(&mut minutes, &DecisionEntry { limit, ..allowed("steady", at * MINUTE / 19, 19_990) });
             if at % 2 == 0 {
-                see(&mut minutes, &Entry { limit, ..allowed("seldom", at * MINUTE / 19, 19_990) });
+                see(&mut minutes, &DecisionEntry { limit, ..allowed("seldom", at * MINUTE / 19, 19_990) });
             }
         }
         let heavy = minutes.heavy("t", 4, 4 * MINUTE - 1, HEAVY_MAX, 0.001).keys;

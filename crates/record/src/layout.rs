@@ -12,8 +12,8 @@
 //! name: it is looked up as such.
 
 use crate::entry::{
-    DIMENSIONS_BYTES_MAX, Entry, KEY_BYTES_MAX, Kind, NAME_BYTES_MAX, NAMES, Record, Setting, Terms, Verdict,
-    cut,
+    DIMENSIONS_BYTES_MAX, DecisionEntry, DecisionRecord, KEY_BYTES_MAX, LimitTerms, NAME_BYTES_MAX, NAMES,
+    RecordContext, RecordKind, RecordVerdict, cut,
 };
 
 /// In the place of the number of a setting: the frame is one.
@@ -44,9 +44,9 @@ const _: () = assert!(RECORD_BYTES_MAX < u16::MAX as usize, "two bytes hold the 
 const CUT: u8 = 0x80;
 
 /// Writes a setting behind what is in `out`.
-pub(crate) fn put_setting(out: &mut Vec<u8>, setting: &Setting<'_>) {
+pub(crate) fn put_setting(out: &mut Vec<u8>, setting: &RecordContext<'_>) {
     let start = begin(out, SETS);
-    let Terms { amount, burst, period_ms } = setting.limit;
+    let LimitTerms { amount, burst, period_ms } = setting.limit;
     for number in [u64::from(amount), u64::from(burst), period_ms, setting.rule_version] {
         put_number(out, number);
     }
@@ -60,7 +60,7 @@ pub(crate) fn put_setting(out: &mut Vec<u8>, setting: &Setting<'_>) {
 pub(crate) fn put_decision<'d>(
     out: &mut Vec<u8>,
     setting: u32,
-    entry: &Entry<'_>,
+    entry: &DecisionEntry<'_>,
     dimensions: impl Iterator<Item = (&'d str, &'d str)>,
 ) {
     let start = begin(out, setting);
@@ -125,16 +125,16 @@ pub(crate) fn put_again(out: &mut Vec<u8>, frame: &[u8], setting: u32) {
 /// A frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Frame<'b> {
-    Setting(Setting<'b>),
+    Setting(RecordContext<'b>),
     /// With the number of its setting, and the bytes of all of it.
-    Decision(u32, Decision<'b>, &'b [u8]),
+    Decision(u32, DecisionFrame<'b>, &'b [u8]),
 }
 
 /// What a decision does not share with others.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Decision<'b> {
+pub(crate) struct DecisionFrame<'b> {
     pub(crate) at_ms: u64,
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: RecordVerdict,
     pub(crate) cost: u64,
     pub(crate) remaining: u32,
     pub(crate) retry_ms: Option<u64>,
@@ -159,11 +159,11 @@ impl<'b> DimensionTexts<'b> {
     }
 }
 
-impl<'b> Decision<'b> {
+impl<'b> DecisionFrame<'b> {
     /// The whole decision, if its key is a text.
-    pub(crate) fn entry(&self, setting: &Setting<'b>) -> Option<Entry<'b>> {
-        let [tenant, surface, rule, set_version, replaced_by, rung] = setting.names;
-        Some(Entry {
+    pub(crate) fn entry(&self, setting: &RecordContext<'b>) -> Option<DecisionEntry<'b>> {
+        let [tenant, surface, rule, set_version, replaced_by, source] = setting.names;
+        Some(DecisionEntry {
             at_ms: self.at_ms,
             tenant,
             surface,
@@ -177,7 +177,7 @@ impl<'b> Decision<'b> {
             limit: setting.limit,
             remaining: self.remaining,
             retry_ms: self.retry_ms,
-            rung,
+            source,
         })
     }
 
@@ -189,13 +189,13 @@ impl<'b> Decision<'b> {
 
 /// A decision with all that is known of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Written<'b> {
-    pub(crate) entry: Entry<'b>,
+pub(crate) struct StoredDecision<'b> {
+    pub(crate) entry: DecisionEntry<'b>,
     pub(crate) dimensions: DimensionTexts<'b>,
     pub(crate) dimensions_cut: bool,
 }
 
-impl<'b> Written<'b> {
+impl<'b> StoredDecision<'b> {
     /// The names and values of its dimensions.
     pub(crate) fn dimensions(&self) -> impl Iterator<Item = (&'b str, &'b str)> + use<'b> {
         self.dimensions.iter().filter_map(|(name, text)| {
@@ -205,11 +205,11 @@ impl<'b> Written<'b> {
     }
 
     /// The record as it is told, from a node of a region.
-    pub(crate) fn to_record(self, region: &str, node: &str, sample_rate: f64) -> Record {
-        let Entry { limit, remaining, verdict, .. } = self.entry;
+    pub(crate) fn to_record(self, region: &str, node: &str, sample_rate: f64) -> DecisionRecord {
+        let DecisionEntry { limit, remaining, verdict, .. } = self.entry;
         let entry = self.entry;
         let owned = str::to_owned;
-        Record {
+        DecisionRecord {
             at_ms: entry.at_ms,
             tenant: owned(entry.tenant),
             surface: owned(entry.surface),
@@ -224,10 +224,10 @@ impl<'b> Written<'b> {
             remaining,
             level: entry.level(),
             retry_ms: entry.retry_ms,
-            rung: owned(entry.rung),
+            source: owned(entry.source),
             region: owned(region),
             node: owned(node),
-            sample_rate: if verdict.kind() == Kind::Sample { sample_rate } else { 1.0 },
+            sample_rate: if verdict.kind() == RecordKind::Sample { sample_rate } else { 1.0 },
             dimensions: self.dimensions().map(|(name, value)| (owned(name), owned(value))).collect(),
             dimensions_cut: self.dimensions_cut,
         }
@@ -263,7 +263,7 @@ impl<'b> Iterator for Frames<'b> {
     }
 }
 
-fn read_setting(mut bytes: &[u8]) -> Option<Setting<'_>> {
+fn read_setting(mut bytes: &[u8]) -> Option<RecordContext<'_>> {
     let mut numbers = [0; 4];
     for number in &mut numbers {
         *number = take_number(&mut bytes)?;
@@ -273,17 +273,18 @@ fn read_setting(mut bytes: &[u8]) -> Option<Setting<'_>> {
     for name in &mut names {
         *name = take_text(&mut bytes)?;
     }
-    let limit = Terms { amount: u32::try_from(amount).ok()?, burst: u32::try_from(burst).ok()?, period_ms };
-    bytes.is_empty().then_some(Setting { names, rule_version, limit })
+    let limit =
+        LimitTerms { amount: u32::try_from(amount).ok()?, burst: u32::try_from(burst).ok()?, period_ms };
+    bytes.is_empty().then_some(RecordContext { names, rule_version, limit })
 }
 
 #[inline]
-fn read_decision(bytes: &[u8]) -> Option<Decision<'_>> {
+fn read_decision(bytes: &[u8]) -> Option<DecisionFrame<'_>> {
     let (at_ms, bytes) = bytes.split_first_chunk::<8>()?;
     let (verdict, mut bytes) = bytes.split_first()?;
-    Some(Decision {
+    Some(DecisionFrame {
         at_ms: u64::from_le_bytes(*at_ms),
-        verdict: Verdict::from_code(verdict & !CUT)?,
+        verdict: RecordVerdict::from_code(verdict & !CUT)?,
         dimensions_cut: verdict & CUT != 0,
         cost: take_number(&mut bytes)?,
         remaining: u32::try_from(take_number(&mut bytes)?).ok()?,
@@ -294,17 +295,17 @@ fn read_decision(bytes: &[u8]) -> Option<Decision<'_>> {
 }
 
 /// All decisions in `bytes`, up to the first that cannot be read.
-pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = Written<'_>> {
+pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = StoredDecision<'_>> {
     let mut frames = frames(bytes);
-    let mut settings: Vec<Setting<'_>> = Vec::new();
+    let mut settings: Vec<RecordContext<'_>> = Vec::new();
     std::iter::from_fn(move || {
         loop {
             match frames.next()? {
                 Frame::Setting(setting) => settings.push(setting),
                 Frame::Decision(number, decision, _) => {
                     let entry = decision.entry(settings.get(number as usize)?)?;
-                    let Decision { dimensions, dimensions_cut, .. } = decision;
-                    return Some(Written { entry, dimensions, dimensions_cut });
+                    let DecisionFrame { dimensions, dimensions_cut, .. } = decision;
+                    return Some(StoredDecision { entry, dimensions, dimensions_cut });
                 }
             }
         }
@@ -375,11 +376,11 @@ pub(crate) mod tests {
 
     /// A setting and a decision of it.
     pub(crate) fn encoded<'d>(
-        entry: &Entry<'_>,
+        entry: &DecisionEntry<'_>,
         dimensions: impl IntoIterator<Item = (&'d str, &'d str)>,
     ) -> Vec<u8> {
         let mut bytes = Vec::new();
-        put_setting(&mut bytes, &Setting::of(entry));
+        put_setting(&mut bytes, &RecordContext::of(entry));
         put_decision(&mut bytes, 0, entry, dimensions.into_iter());
         bytes
     }
@@ -390,15 +391,15 @@ pub(crate) mod tests {
             numbers in prop::array::uniform4(any::<u64>()),
             limits in prop::array::uniform3(any::<u32>()),
             retry_ms in prop::option::of(0..u64::MAX),
-            verdict in prop::sample::select(vec![Verdict::Denied, Verdict::ShadowDenied, Verdict::Allowed]),
+            verdict in prop::sample::select(vec![RecordVerdict::Denied, RecordVerdict::ShadowDenied, RecordVerdict::Allowed]),
             texts in prop::array::uniform7(".{0,40}"),
             dimensions in prop::collection::vec((".{0,10}", ".{0,30}"), 0..6),
         ) {
             let [at_ms, cost, rule_version, period_ms] = numbers;
             let [amount, burst, remaining] = limits;
-            let [key, tenant, surface, rule, set_version, replaced_by, rung] = texts.each_ref().map(|text| cut(text, NAME_BYTES_MAX));
-            let limit = Terms { amount, burst, period_ms };
-            let entry = Entry { at_ms, tenant, surface, key, cost, verdict, rule, rule_version, set_version, replaced_by, limit, remaining, retry_ms, rung };
+            let [key, tenant, surface, rule, set_version, replaced_by, source] = texts.each_ref().map(|text| cut(text, NAME_BYTES_MAX));
+            let limit = LimitTerms { amount, burst, period_ms };
+            let entry = DecisionEntry { at_ms, tenant, surface, key, cost, verdict, rule, rule_version, set_version, replaced_by, limit, remaining, retry_ms, source };
             let bytes = encoded(&entry, dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())));
             prop_assert!(bytes.len() <= RECORD_BYTES_MAX);
             prop_assert!(are_whole(&bytes));
@@ -443,16 +444,16 @@ pub(crate) mod tests {
     #[test]
     fn nothing_is_longer_than_its_bound() {
         let (long, name) = ("ä".repeat(500), "n".repeat(500));
-        let entry = Entry {
+        let entry = DecisionEntry {
             tenant: &name,
             surface: &name,
             rule: &name,
             set_version: &name,
             replaced_by: &name,
-            rung: &name,
+            source: &name,
             cost: u64::MAX,
             rule_version: u64::MAX,
-            limit: Terms { amount: u32::MAX, burst: u32::MAX, period_ms: u64::MAX },
+            limit: LimitTerms { amount: u32::MAX, burst: u32::MAX, period_ms: u64::MAX },
             remaining: u32::MAX,
             retry_ms: Some(u64::MAX),
             ..denied(&long, u64::MAX)

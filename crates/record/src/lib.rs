@@ -1,6 +1,6 @@
 //! The decision log: every denial and a sample of what passed, with the counter, the limit and the rule's version.
 //!
-//! Whoever decides writes an [`Entry`] into a [`Recorder`]: bounded memory, one part for each thread, no allocation. A
+//! Whoever decides writes an [`DecisionEntry`] into a [`Recorder`]: bounded memory, one part for each thread, no allocation. A
 //! [`Log`] takes it from there on a thread of its own and keeps it in `SQLite`, and an [`Archive`] answers questions about
 //! it: [`Archive::why`] and [`Archive::replay`]. [`Summary::heavy`] tells who has been near a limit for a while.
 //!
@@ -21,14 +21,15 @@ mod otlp;
 mod recorder;
 mod store;
 
-pub use archive::{Archive, RECORDS_MAX, Why};
+pub use archive::{Archive, RECORDS_MAX, WhyQuery};
 pub use entry::{
-    DIMENSIONS_BYTES_MAX, Entry, KEY_BYTES_MAX, Key, Kind, NAME_BYTES_MAX, Record, Terms, Verdict,
+    DIMENSIONS_BYTES_MAX, DecisionEntry, DecisionRecord, KEY_BYTES_MAX, LimitTerms, NAME_BYTES_MAX,
+    RecordKey, RecordKind, RecordVerdict,
 };
 #[cfg(feature = "parquet")]
 pub use export::ExportError;
-pub use heavy::{HEAVY_MAX, Heavy, HeavyKeys, MINUTES_MAX, MINUTES_MIN};
-pub use log::{Log, Settings, Summary};
+pub use heavy::{HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN};
+pub use log::{Log, LogSettings, Summary};
 pub use moment::{moment, timestamp};
 pub use otlp::{Deliveries, Delivery, Otlp};
 pub use recorder::{Counts, Recorder};

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::block::{Block, Terms};
-use crate::entry::{Kind, Setting};
+use crate::block::{Block, SearchTerms};
+use crate::entry::{RecordContext, RecordKind};
 use crate::heavy::{HeavyKeys, Minutes};
 use crate::layout::{Frame, frames};
-use crate::otlp::{Deliveries, Otlp, Queue, Sending};
+use crate::otlp::{Deliveries, Otlp, OtlpThread, Queue};
 use crate::recorder::Recorder;
-use crate::store::{LogError, Retention, Store, Writer};
+use crate::store::{BlockOrigin, LogError, Retention, Store};
 
 /// How often buffers are emptied, if none of them is half full before. Longer: fewer writes where little is denied; questions
 /// find the newest denials later.
@@ -27,7 +27,7 @@ pub(crate) const LOOK_EVERY_MS: u64 = 60_000;
 
 /// What a log is told before it starts.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct LogSettings {
     /// How many threads write.
     pub threads: usize,
     /// The share of what passes that is taken down, from 0 to 1.
@@ -55,7 +55,7 @@ pub struct Log {
     thread: Option<JoinHandle<()>>,
     stopping: Arc<AtomicBool>,
     /// Let go of after the thread has ended, which has more to send until then.
-    sending: Option<Sending>,
+    sending: Option<OtlpThread>,
 }
 
 impl fmt::Debug for Log {
@@ -71,7 +71,7 @@ impl Log {
     /// Opens the store in `folder` and starts to keep what is taken down. `now_ms` tells what is too old.
     pub fn open(
         folder: &Path,
-        settings: Settings,
+        settings: LogSettings,
         now_ms: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Result<Self, LogError> {
         Self::flushing(FLUSH_EVERY, folder, settings, now_ms)
@@ -80,17 +80,17 @@ impl Log {
     fn flushing(
         flush_every: Duration,
         folder: &Path,
-        settings: Settings,
+        settings: LogSettings,
         now_ms: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Result<Self, LogError> {
         let recorder = Arc::new(Recorder::new(settings.threads, settings.sample_rate, settings.seed));
         let minutes = Arc::new(Mutex::new(Minutes::default()));
         let now_ms: NowMs = Arc::new(now_ms);
         let writer =
-            Writer { region: settings.region, node: settings.node, sample_rate: recorder.sample_rate() };
-        let start = |otlp| Sending::start(otlp, &writer, settings.seed, Arc::clone(&now_ms));
+            BlockOrigin { region: settings.region, node: settings.node, sample_rate: recorder.sample_rate() };
+        let start = |otlp| OtlpThread::start(otlp, &writer, settings.seed, Arc::clone(&now_ms));
         let sending = settings.otlp.map(start).transpose().map_err(LogError::Thread)?;
-        let keeping = Keeping {
+        let keeping = LogThreadConfig {
             recorder: Arc::clone(&recorder),
             minutes: Arc::clone(&minutes),
             retention: Retention { time: settings.retention, bytes_max: settings.bytes_max },
@@ -130,7 +130,7 @@ impl Log {
 
     /// What becomes of the records that are to be sent; nothing where none are.
     pub fn deliveries(&self) -> Option<Deliveries> {
-        self.sending.as_ref().map(Sending::deliveries)
+        self.sending.as_ref().map(OtlpThread::deliveries)
     }
 
     /// What is known of the last minutes, for whoever asks on another thread.
@@ -170,17 +170,17 @@ impl Drop for Log {
 }
 
 /// A setting of a buffer, and its number in the block that is being filled.
-struct Defined<'b> {
-    setting: Setting<'b>,
-    terms: Terms,
+struct BlockContext<'b> {
+    setting: RecordContext<'b>,
+    terms: SearchTerms,
     /// Of which block, and the number.
     place: Option<(usize, u32)>,
 }
 
-impl<'b> Defined<'b> {
-    fn new(setting: Setting<'b>) -> Self {
+impl<'b> BlockContext<'b> {
+    fn new(setting: RecordContext<'b>) -> Self {
         let [tenant, ..] = setting.names;
-        Self { setting, terms: Terms::new(tenant), place: None }
+        Self { setting, terms: SearchTerms::new(tenant), place: None }
     }
 
     fn number_in(&mut self, at: usize, block: &mut Block) -> u32 {
@@ -194,7 +194,7 @@ impl<'b> Defined<'b> {
 }
 
 /// What the thread is given.
-struct Keeping {
+struct LogThreadConfig {
     recorder: Arc<Recorder>,
     minutes: Arc<Mutex<Minutes>>,
     retention: Retention,
@@ -203,17 +203,17 @@ struct Keeping {
     to_send: Option<Arc<Queue>>,
 }
 
-impl Keeping {
-    fn open(self, folder: &Path, writer: Writer) -> Result<Keeper, LogError> {
+impl LogThreadConfig {
+    fn open(self, folder: &Path, writer: BlockOrigin) -> Result<LogThread, LogError> {
         let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
         let store = runtime.block_on(Store::open(folder, writer))?;
         let spare = self.recorder.spare();
-        Ok(Keeper { keeping: self, runtime, store, looked_ms: 0, open: None, spare })
+        Ok(LogThread { keeping: self, runtime, store, looked_ms: 0, open: None, spare })
     }
 }
 
-struct Keeper {
-    keeping: Keeping,
+struct LogThread {
+    keeping: LogThreadConfig,
     runtime: Runtime,
     store: Store,
     looked_ms: u64,
@@ -222,7 +222,7 @@ struct Keeper {
     spare: Vec<u8>,
 }
 
-impl Keeper {
+impl LogThread {
     /// Empties the buffers when it is time, and when one of them is half full, until it is told to stop; then once more.
     fn run(mut self, stopping: &AtomicBool) {
         while !stopping.load(Ordering::Acquire) {
@@ -267,10 +267,10 @@ impl Keeper {
         self.keeping.recorder.drain(&mut self.spare, |bytes| {
             // For each buffer anew, so that whoever asks comes in between.
             let mut minutes = self.keeping.minutes.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut settings: Vec<Defined<'_>> = Vec::new();
+            let mut settings: Vec<BlockContext<'_>> = Vec::new();
             for frame in frames(bytes) {
                 match frame {
-                    Frame::Setting(setting) => settings.push(Defined::new(setting)),
+                    Frame::Setting(setting) => settings.push(BlockContext::new(setting)),
                     Frame::Decision(number, decision, frame) => {
                         let Some(defined) = settings.get_mut(number as usize) else { break };
                         if let Some(entry) = decision.entry(&defined.setting) {
@@ -292,14 +292,14 @@ impl Keeper {
             }
         });
         if let Some(queue) = &self.keeping.to_send {
-            queue.tell();
+            queue.notify();
         }
         blocks
     }
 
     /// Counts what is new in `blocks`: `before` was counted already.
-    fn count(&self, blocks: &[Block], before: [u64; Kind::ALL.len()], is_kept: bool) {
-        for kind in Kind::ALL {
+    fn count(&self, blocks: &[Block], before: [u64; RecordKind::ALL.len()], is_kept: bool) {
+        for kind in RecordKind::ALL {
             let all: u64 = blocks.iter().map(|block| block.counts[kind as usize]).sum();
             let new = all - before[kind as usize];
             if is_kept {
@@ -329,7 +329,7 @@ mod tests {
 
     /// A log of a machine with many workers, that empties its buffers once in the lifetime of a test; and tells of each time.
     fn patient(folder: &Path) -> (Log, Receiver<()>) {
-        let settings = Settings {
+        let settings = LogSettings {
             threads: 64,
             sample_rate: 0.0,
             retention: Duration::from_hours(1),
@@ -365,12 +365,15 @@ mod tests {
             flushed.recv_timeout(START_TIME_MAX).expect("it is woken");
             // What is written while it is at work is left for the next time.
             wait_until("half of it to be kept", START_TIME_MAX, || {
-                recorder.counts().written(Kind::Denial) >= 400 * time
+                recorder.counts().written(RecordKind::Denial) >= 400 * time
             });
             write(400);
         }
         drop(log);
         let counts = recorder.counts();
-        assert_eq!((counts.written(Kind::Denial), counts.dropped(Kind::Denial)), (400 + 2 * 600, 0));
+        assert_eq!(
+            (counts.written(RecordKind::Denial), counts.dropped(RecordKind::Denial)),
+            (400 + 2 * 600, 0)
+        );
     }
 }

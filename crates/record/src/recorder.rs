@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
-use crate::entry::{Entry, Kind, NAMES, Setting, Terms, Verdict};
+use crate::entry::{DecisionEntry, LimitTerms, NAMES, RecordContext, RecordKind, RecordVerdict};
 use crate::layout::{RECORD_BYTES_MAX, put_decision, put_setting};
 
 /// The memory of all buffers together, but for the one that is being written out. Higher: longer bursts of denials, and
@@ -30,7 +30,7 @@ const HURRY_PART: usize = 2;
 /// turns; some 200 bytes each, for each thread.
 const SETTINGS_KNOWN: usize = 64;
 
-const KINDS: usize = Kind::ALL.len();
+const KINDS: usize = RecordKind::ALL.len();
 
 /// How many records became what, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,12 +41,12 @@ pub struct Counts {
 
 impl Counts {
     /// Those that are kept.
-    pub fn written(&self, kind: Kind) -> u64 {
+    pub fn written(&self, kind: RecordKind) -> u64 {
         self.written[kind as usize]
     }
 
     /// Those that were lost, because there was no room or the store failed.
-    pub fn dropped(&self, kind: Kind) -> u64 {
+    pub fn dropped(&self, kind: RecordKind) -> u64 {
         self.dropped[kind as usize]
     }
 }
@@ -82,7 +82,7 @@ struct Buffer {
     /// How many settings are in `bytes`.
     settings: u32,
     /// Settings that were written lately, by where their texts lie.
-    known: Box<[Known]>,
+    known: Box<[WrittenContext]>,
     /// Where a decision is put together: near, while the end of `bytes` may have to come from another core.
     scratch: Vec<u8>,
     draws: fastrand::Rng,
@@ -90,17 +90,17 @@ struct Buffer {
 
 /// A setting that was written.
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct WrittenContext {
     texts: String,
     ends: [usize; NAMES],
     rule_version: u64,
-    limit: Terms,
+    limit: LimitTerms,
     /// Its number, if it is in the buffer.
     number: Option<u32>,
 }
 
-impl Known {
-    fn is(&self, setting: &Setting<'_>) -> bool {
+impl WrittenContext {
+    fn is(&self, setting: &RecordContext<'_>) -> bool {
         let mut start = 0;
         (self.rule_version, self.limit) == (setting.rule_version, setting.limit)
             && setting.names.iter().zip(self.ends).all(|(name, end)| {
@@ -110,7 +110,7 @@ impl Known {
             })
     }
 
-    fn become_one(&mut self, setting: &Setting<'_>) {
+    fn become_one(&mut self, setting: &RecordContext<'_>) {
         self.texts.clear();
         for (name, end) in setting.names.iter().zip(&mut self.ends) {
             self.texts.push_str(name);
@@ -127,21 +127,21 @@ impl Buffer {
             // somebody waits for a decision.
             bytes: Vec::with_capacity(bytes_max),
             settings: 0,
-            known: vec![Known::default(); SETTINGS_KNOWN].into(),
+            known: vec![WrittenContext::default(); SETTINGS_KNOWN].into(),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
             draws,
         }
     }
 
-    fn write<'d>(&mut self, entry: &Entry<'_>, dimensions: impl Iterator<Item = (&'d str, &'d str)>) {
-        let number = self.number_of(&Setting::of(entry));
+    fn write<'d>(&mut self, entry: &DecisionEntry<'_>, dimensions: impl Iterator<Item = (&'d str, &'d str)>) {
+        let number = self.number_of(&RecordContext::of(entry));
         self.scratch.clear();
         put_decision(&mut self.scratch, number, entry, dimensions);
         self.bytes.extend_from_slice(&self.scratch);
     }
 
     /// The number of a setting, which is written if it is not there.
-    fn number_of(&mut self, setting: &Setting<'_>) -> u32 {
+    fn number_of(&mut self, setting: &RecordContext<'_>) -> u32 {
         let known = &mut self.known[place(setting)];
         let is_it = known.is(setting);
         if let (true, Some(number)) = (is_it, known.number) {
@@ -168,7 +168,7 @@ impl Buffer {
 
 /// Where a setting may be known. By where its texts lie: as a rule those of one setting are always the same. If not, it is
 /// written again.
-fn place(setting: &Setting<'_>) -> usize {
+fn place(setting: &RecordContext<'_>) -> usize {
     // Whatever is allocated is aligned to this much.
     const ALIGNED_BITS: u32 = 4;
     let addresses = setting.names.iter().map(|name| name.as_ptr().addr() >> ALIGNED_BITS);
@@ -212,8 +212,8 @@ impl Recorder {
     /// Whether a decision of a thread is to be taken down: every denial, and some of what passes. To be asked once for
     /// each.
     #[inline]
-    pub fn wants(&self, thread: usize, verdict: Verdict) -> bool {
-        verdict != Verdict::Allowed || self.draws(self.shard(thread))
+    pub fn wants(&self, thread: usize, verdict: RecordVerdict) -> bool {
+        verdict != RecordVerdict::Allowed || self.draws(self.shard(thread))
     }
 
     #[inline]
@@ -233,7 +233,7 @@ impl Recorder {
     pub fn write<'d>(
         &self,
         thread: usize,
-        entry: &Entry<'_>,
+        entry: &DecisionEntry<'_>,
         dimensions: impl IntoIterator<Item = (&'d str, &'d str)>,
     ) {
         let kind = entry.verdict.kind();
@@ -278,10 +278,10 @@ impl Recorder {
     }
 
     /// How full a buffer may be with a record of this kind.
-    fn room(&self, kind: Kind) -> usize {
+    fn room(&self, kind: RecordKind) -> usize {
         match kind {
-            Kind::Denial => self.shard_bytes_max,
-            Kind::Shadow | Kind::Sample => self.shard_bytes_max / 4 * QUARTERS_FOR_SAMPLES,
+            RecordKind::Denial => self.shard_bytes_max,
+            RecordKind::Shadow | RecordKind::Sample => self.shard_bytes_max / 4 * QUARTERS_FOR_SAMPLES,
         }
     }
 
@@ -306,11 +306,11 @@ impl Recorder {
         spare.clear();
     }
 
-    pub(crate) fn keep_records(&self, kind: Kind, n: u64) {
+    pub(crate) fn keep_records(&self, kind: RecordKind, n: u64) {
         self.written[kind as usize].fetch_add(n, Ordering::Relaxed);
     }
 
-    pub(crate) fn drop_records(&self, kind: Kind, n: u64) {
+    pub(crate) fn drop_records(&self, kind: RecordKind, n: u64) {
         self.dropped[kind as usize].fetch_add(n, Ordering::Relaxed);
     }
 
@@ -346,10 +346,10 @@ mod tests {
     use super::*;
     use crate::entry::tests::denied;
     use crate::layout::tests::encoded;
-    use crate::layout::{Frame, Written, frames, records};
+    use crate::layout::{Frame, StoredDecision, frames, records};
     use proptest::prelude::*;
 
-    fn drained(recorder: &Recorder) -> Vec<Verdict> {
+    fn drained(recorder: &Recorder) -> Vec<RecordVerdict> {
         let mut verdicts = Vec::new();
         recorder.drain(&mut Vec::new(), |bytes| {
             verdicts.extend(records(bytes).map(|written| written.entry.verdict));
@@ -364,9 +364,11 @@ mod tests {
             [(0.0, 0, 0), (0.001, 870, 1_130), (0.1, 98_500, 101_500), (1.0, decisions, decisions)]
         {
             let recorder = Recorder::new(1, rate, 7);
-            let drawn = (0..decisions).filter(|_| recorder.wants(0, Verdict::Allowed)).count();
+            let drawn = (0..decisions).filter(|_| recorder.wants(0, RecordVerdict::Allowed)).count();
             assert!((least..=most).contains(&drawn), "{rate}: {drawn}");
-            assert!(recorder.wants(0, Verdict::Denied) && recorder.wants(0, Verdict::ShadowDenied));
+            assert!(
+                recorder.wants(0, RecordVerdict::Denied) && recorder.wants(0, RecordVerdict::ShadowDenied)
+            );
         }
     }
 
@@ -374,7 +376,7 @@ mod tests {
     fn the_same_seed_draws_the_same_decisions() {
         let drawn = |seed| {
             let recorder = Recorder::new(2, 0.01, seed);
-            (0..10_000).map(|at| recorder.wants(at % 2, Verdict::Allowed)).collect::<Vec<_>>()
+            (0..10_000).map(|at| recorder.wants(at % 2, RecordVerdict::Allowed)).collect::<Vec<_>>()
         };
         assert_eq!(drawn(1), drawn(1));
         assert_ne!(drawn(1), drawn(2));
@@ -389,15 +391,15 @@ mod tests {
         for at in 0..10 * SETTINGS_KNOWN as u64 {
             text.clear();
             text.push_str(["a", "b", "ab", ""][(at % 4) as usize]);
-            let limit = Terms { amount: (at % 7) as u32, burst: 1, period_ms: at % 3 };
+            let limit = LimitTerms { amount: (at % 7) as u32, burst: 1, period_ms: at % 3 };
             let (rule, tenant) = if at % 2 == 0 { (&*text, "t") } else { ("t", &*text) };
-            let entry = Entry { rule, tenant, limit, rule_version: at % 5, ..denied("k", at) };
+            let entry = DecisionEntry { rule, tenant, limit, rule_version: at % 5, ..denied("k", at) };
             recorder.write(0, &entry, []);
             written.push((rule.to_owned(), tenant.to_owned(), limit, at % 5, at));
             if at % 100 == 99 {
                 let mut read = Vec::new();
                 recorder.drain(&mut Vec::new(), |bytes| {
-                    let told = records(bytes).map(|Written { entry, .. }| {
+                    let told = records(bytes).map(|StoredDecision { entry, .. }| {
                         let (rule, tenant) = (entry.rule.to_owned(), entry.tenant.to_owned());
                         (rule, tenant, entry.limit, entry.rule_version, entry.at_ms)
                     });
@@ -440,7 +442,7 @@ mod tests {
             }
         });
         taken += drained(&recorder).len();
-        let dropped = recorder.counts().dropped(Kind::Denial);
+        let dropped = recorder.counts().dropped(RecordKind::Denial);
         assert_eq!(taken as u64 + dropped, 4 * EACH as u64);
     }
 
@@ -448,7 +450,7 @@ mod tests {
         #[test]
         fn denials_have_room_that_samples_cannot_take(
             verdicts in prop::collection::vec(
-                prop::sample::select(vec![Verdict::Denied, Verdict::ShadowDenied, Verdict::Allowed]), 0..2_000),
+                prop::sample::select(vec![RecordVerdict::Denied, RecordVerdict::ShadowDenied, RecordVerdict::Allowed]), 0..2_000),
             threads in 1..3_usize,
         ) {
             let room = 64 << 10;
@@ -456,17 +458,17 @@ mod tests {
             let mut asked = [0; KINDS];
             for (at, verdict) in verdicts.iter().enumerate() {
                 asked[verdict.kind() as usize] += 1;
-                recorder.write(at % threads, &Entry { verdict: *verdict, ..denied("user:42", 5) }, [("user", "42")]);
+                recorder.write(at % threads, &DecisionEntry { verdict: *verdict, ..denied("user:42", 5) }, [("user", "42")]);
             }
             let counts = recorder.counts();
             let length = encoded(&denied("user:42", 5), [("user", "42")]);
             // As many as fit into the part that is theirs alone are never lost.
             let reserved = (room - room / 4 * QUARTERS_FOR_SAMPLES - RECORD_BYTES_MAX) / length.len();
-            if asked[Kind::Denial as usize] <= reserved as u64 {
-                prop_assert_eq!(counts.dropped(Kind::Denial), 0);
+            if asked[RecordKind::Denial as usize] <= reserved as u64 {
+                prop_assert_eq!(counts.dropped(RecordKind::Denial), 0);
             }
             let taken = drained(&recorder);
-            for kind in Kind::ALL {
+            for kind in RecordKind::ALL {
                 let kept = taken.iter().filter(|verdict| verdict.kind() == kind).count() as u64;
                 prop_assert_eq!(kept + counts.dropped(kind), asked[kind as usize]);
             }

@@ -79,7 +79,7 @@ pub(crate) struct Retention {
 
 /// Who writes, which is the same for all records of a block.
 #[derive(Clone, Debug)]
-pub(crate) struct Writer {
+pub(crate) struct BlockOrigin {
     pub(crate) region: String,
     pub(crate) node: String,
     pub(crate) sample_rate: f64,
@@ -89,7 +89,7 @@ pub(crate) struct Writer {
 #[derive(Debug)]
 pub(crate) struct Store {
     connection: SqliteConnection,
-    writer: Writer,
+    writer: BlockOrigin,
     next_id: i64,
     bytes: u64,
     /// The block that is written again with more in it, and how many bytes it has now.
@@ -98,7 +98,7 @@ pub(crate) struct Store {
 
 impl Store {
     /// Opens the store in `folder`, which is made if need be.
-    pub(crate) async fn open(folder: &Path, writer: Writer) -> Result<Self, LogError> {
+    pub(crate) async fn open(folder: &Path, writer: BlockOrigin) -> Result<Self, LogError> {
         std::fs::create_dir_all(folder).map_err(|error| LogError::Folder(folder.to_owned(), error))?;
         let options = options(folder)
             .create_if_missing(true)

@@ -9,15 +9,17 @@ use std::time::Duration;
 use sqlx::ConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use support::{NOW_MS, denied};
-use tidegate_record::{Archive, Entry, Kind, Log, Record, Settings, Verdict, Why};
+use tidegate_record::{
+    Archive, DecisionEntry, DecisionRecord, Log, LogSettings, RecordKind, RecordVerdict, WhyQuery,
+};
 
 const DAY_MS: u64 = 86_400_000;
 
 /// With long paths, twice what the buffers hold.
 const WRITTEN: u64 = 120_000;
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> LogSettings {
+    LogSettings {
         threads: 2,
         sample_rate: 0.5,
         retention: Duration::from_hours(7 * 24),
@@ -29,17 +31,17 @@ fn settings() -> Settings {
     }
 }
 
-fn open(folder: &Path, settings: Settings) -> Log {
+fn open(folder: &Path, settings: LogSettings) -> Log {
     Log::open(folder, settings, || NOW_MS).expect("opens")
 }
 
-async fn why(folder: &Path, key: &str, at_ms: u64) -> Vec<Record> {
+async fn why(folder: &Path, key: &str, at_ms: u64) -> Vec<DecisionRecord> {
     let mut archive = Archive::open(folder).await.expect("opens");
-    let why = Why { tenant: "acme", key, at_ms, window_ms: 60_000, records: 10 };
+    let why = WhyQuery { tenant: "acme", key, at_ms, window_ms: 60_000, records: 10 };
     archive.why(&why).await.expect("answers")
 }
 
-async fn replayed(folder: &Path, from_ms: u64, to_ms: u64) -> Vec<Record> {
+async fn replayed(folder: &Path, from_ms: u64, to_ms: u64) -> Vec<DecisionRecord> {
     let mut archive = Archive::open(folder).await.expect("opens");
     let mut all = Vec::new();
     let each = |record| {
@@ -66,7 +68,7 @@ async fn a_denial_is_explained_a_moment_and_a_day_later() {
         assert_eq!((record.rule.as_str(), record.rule_version), ("per_user", 3));
         assert_eq!((record.replaced_by.as_str(), record.set_version.as_str()), ("launch", "5f2a"));
         assert_eq!(
-            (record.region.as_str(), record.node.as_str(), record.rung.as_str()),
+            (record.region.as_str(), record.node.as_str(), record.source.as_str()),
             ("eu", "n1", "regional")
         );
         assert_eq!((record.retry_ms, record.cost), (Some(600), 2));
@@ -77,7 +79,7 @@ async fn a_denial_is_explained_a_moment_and_a_day_later() {
     assert_eq!(why(folder.path(), "path:/v1/orders", NOW_MS).await.len(), 1);
     assert!(why(folder.path(), "user:42", NOW_MS - DAY_MS / 2).await.is_empty());
     let mut archive = Archive::open(folder.path()).await.expect("opens");
-    let another = Why { tenant: "other", key: "user:42", at_ms: NOW_MS, window_ms: DAY_MS, records: 10 };
+    let another = WhyQuery { tenant: "other", key: "user:42", at_ms: NOW_MS, window_ms: DAY_MS, records: 10 };
     assert!(archive.why(&another).await.expect("answers").is_empty(), "another tenant's");
 }
 
@@ -88,15 +90,15 @@ async fn the_nearest_denials_come_first() {
     for second in 0..50 {
         log.recorder().write(0, &denied("user:1", NOW_MS + 1_000 * second), []);
     }
-    let passed = Entry { verdict: Verdict::Allowed, ..denied("user:1", NOW_MS + 20_400) };
+    let passed = DecisionEntry { verdict: RecordVerdict::Allowed, ..denied("user:1", NOW_MS + 20_400) };
     log.recorder().write(0, &passed, []);
-    log.recorder().write(0, &Entry { key: "user:2", ..passed }, []);
+    log.recorder().write(0, &DecisionEntry { key: "user:2", ..passed }, []);
     drop(log);
     let records = why(folder.path(), "user:1", NOW_MS + 20_300).await;
     let seconds: Vec<_> = records.iter().map(|record| (record.at_ms - NOW_MS) / 1_000).collect();
     assert_eq!(seconds, [20, 21, 19, 22, 18, 23, 17, 24, 16, 25]);
     let records = why(folder.path(), "user:2", NOW_MS + 20_300).await;
-    assert_eq!(records[0].verdict, Verdict::Allowed);
+    assert_eq!(records[0].verdict, RecordVerdict::Allowed);
     assert!((records[0].sample_rate - 0.5).abs() < f64::EPSILON, "it stands for two");
 }
 
@@ -142,9 +144,9 @@ async fn what_is_exported_is_what_is_there() {
     for at in 0..60_000 {
         let retry_ms = (at % 2 == 0).then_some(at);
         let dimensions = [("user", "4\"2"), ("path", "/x")];
-        log.recorder().write(0, &Entry { retry_ms, ..denied("user:42", NOW_MS + at) }, dimensions);
+        log.recorder().write(0, &DecisionEntry { retry_ms, ..denied("user:42", NOW_MS + at) }, dimensions);
     }
-    log.recorder().write(0, &Entry { tenant: "other", ..denied("user:7", NOW_MS) }, []);
+    log.recorder().write(0, &DecisionEntry { tenant: "other", ..denied("user:7", NOW_MS) }, []);
     drop(log);
     let mut archive = Archive::open(folder.path()).await.expect("opens");
     let mut file = Vec::new();
@@ -180,10 +182,10 @@ async fn what_is_counted_is_what_is_there() {
             let (recorder, path) = (&recorder, &path);
             scope.spawn(move || {
                 for at in 0..WRITTEN / 2 {
-                    let verdict = if at % 10 == 0 { Verdict::Allowed } else { Verdict::Denied };
+                    let verdict = if at % 10 == 0 { RecordVerdict::Allowed } else { RecordVerdict::Denied };
                     recorder.write(
                         usize::try_from(thread).expect("small"),
-                        &Entry { verdict, ..denied("user:1", NOW_MS + at) },
+                        &DecisionEntry { verdict, ..denied("user:1", NOW_MS + at) },
                         [("path", path.as_str())],
                     );
                 }
@@ -194,11 +196,11 @@ async fn what_is_counted_is_what_is_there() {
     let counts = recorder.counts();
     let mut kept = [0; 2];
     for record in replayed(folder.path(), 0, u64::MAX).await {
-        kept[usize::from(record.verdict == Verdict::Denied)] += 1;
+        kept[usize::from(record.verdict == RecordVerdict::Denied)] += 1;
     }
-    assert_eq!((counts.written(Kind::Sample), counts.written(Kind::Denial)), (kept[0], kept[1]));
-    assert_eq!(kept[1] + counts.dropped(Kind::Denial), WRITTEN / 10 * 9);
-    assert_eq!(kept[0] + counts.dropped(Kind::Sample), WRITTEN / 10);
+    assert_eq!((counts.written(RecordKind::Sample), counts.written(RecordKind::Denial)), (kept[0], kept[1]));
+    assert_eq!(kept[1] + counts.dropped(RecordKind::Denial), WRITTEN / 10 * 9);
+    assert_eq!(kept[0] + counts.dropped(RecordKind::Sample), WRITTEN / 10);
 }
 
 #[tokio::test]
@@ -212,7 +214,10 @@ async fn what_the_store_does_not_take_is_counted_as_lost() {
     recorder.write(0, &denied("user:1", NOW_MS), []);
     recorder.write(1, &denied("user:1", NOW_MS), []);
     drop(log);
-    assert_eq!((recorder.counts().written(Kind::Denial), recorder.counts().dropped(Kind::Denial)), (0, 2));
+    assert_eq!(
+        (recorder.counts().written(RecordKind::Denial), recorder.counts().dropped(RecordKind::Denial)),
+        (0, 2)
+    );
 }
 
 #[tokio::test]
@@ -227,7 +232,7 @@ async fn what_is_too_old_or_too_much_is_forgotten() {
     let kept = replayed(folder.path(), 0, u64::MAX).await;
     assert_eq!(kept.iter().map(|record| (NOW_MS - record.at_ms) / DAY_MS).collect::<Vec<_>>(), [6]);
 
-    let small = Settings { bytes_max: 100_000, ..settings() };
+    let small = LogSettings { bytes_max: 100_000, ..settings() };
     for batch in 0..20 {
         let log = open(folder.path(), small.clone());
         for at in 0..1_000 {

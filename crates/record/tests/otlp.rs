@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::{NOW_MS, denied};
-use tidegate_record::{Delivery, Entry, Log, Otlp, Settings, Verdict};
-use tidegate_testkit::{Heard, HttpListener, Reply, wait_until};
+use tidegate_record::{DecisionEntry, Delivery, Log, LogSettings, Otlp, RecordVerdict};
+use tidegate_testkit::{HttpListener, ReceivedRequest, Reply, wait_until};
 
 const TIME_MAX: Duration = Duration::from_secs(30);
 
 fn open(folder: &Path, to: &str, headers: &str) -> Log {
     let otlp = Otlp::new(to).and_then(|otlp| otlp.with_headers(headers)).expect("an address");
-    let settings = Settings {
+    let settings = LogSettings {
         threads: 1,
         sample_rate: 0.5,
         retention: Duration::from_hours(1),
@@ -30,7 +30,7 @@ fn open(folder: &Path, to: &str, headers: &str) -> Log {
 }
 
 /// The records of a request.
-fn records(heard: &Heard) -> Vec<Value> {
+fn records(heard: &ReceivedRequest) -> Vec<Value> {
     let body: Value = serde_json::from_slice(&heard.body).expect("JSON");
     body["resourceLogs"][0]["scopeLogs"][0]["logRecords"].as_array().expect("records").clone()
 }
@@ -52,8 +52,12 @@ fn a_record_has_all_that_the_log_has() {
     let folder = tempfile::tempdir().expect("a folder");
     let log = open(folder.path(), &collector.url(), "authorization=Bearer abc");
     log.recorder().write(0, &denied("user:42", NOW_MS + 5), [("user", "42"), ("path", "/x")]);
-    let passed =
-        Entry { verdict: Verdict::Allowed, replaced_by: "", retry_ms: None, ..denied("user:7", NOW_MS + 6) };
+    let passed = DecisionEntry {
+        verdict: RecordVerdict::Allowed,
+        replaced_by: "",
+        retry_ms: None,
+        ..denied("user:7", NOW_MS + 6)
+    };
     log.recorder().write(0, &passed, []);
     wait_until("both to be sent", TIME_MAX, || delivered(&log).sent == 2);
 
@@ -154,5 +158,5 @@ fn a_collector_that_is_gone_costs_the_store_nothing() {
     }
     drop(log);
     assert_eq!(deliveries.until_now(), Delivery { sent: 0, dropped: 1_000 });
-    assert_eq!(recorder.counts().written(tidegate_record::Kind::Denial), 1_000);
+    assert_eq!(recorder.counts().written(tidegate_record::RecordKind::Denial), 1_000);
 }

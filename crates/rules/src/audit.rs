@@ -23,7 +23,7 @@ const CHECKPOINT_WORD: &str = "tidegate-audit";
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct AuditEntry {
     /// From 1, without a gap.
     pub sequence: u64,
     /// When, in milliseconds since the Unix epoch.
@@ -40,7 +40,7 @@ pub struct Entry {
     pub hash: String,
 }
 
-impl Entry {
+impl AuditEntry {
     /// The entry that follows the end of a chain.
     pub(crate) fn following(end: &Checkpoint, at_ms: u64, actor: &str, action: &str, detail: String) -> Self {
         let mut entry = Self {
@@ -114,25 +114,25 @@ impl Checkpoint {
 
 /// A line that is no checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoCheckpoint;
+pub struct InvalidCheckpoint;
 
-impl fmt::Display for NoCheckpoint {
+impl fmt::Display for InvalidCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "checkpoint: must be `{CHECKPOINT_WORD} COUNT HASH`, the hash of 64 hexadecimal digits")
     }
 }
 
-impl std::error::Error for NoCheckpoint {}
+impl std::error::Error for InvalidCheckpoint {}
 
 impl FromStr for Checkpoint {
-    type Err = NoCheckpoint;
+    type Err = InvalidCheckpoint;
 
-    fn from_str(line: &str) -> Result<Self, NoCheckpoint> {
+    fn from_str(line: &str) -> Result<Self, InvalidCheckpoint> {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [CHECKPOINT_WORD, count, hash] = words[..] else { return Err(NoCheckpoint) };
-        let count = count.parse().map_err(|_| NoCheckpoint)?;
+        let [CHECKPOINT_WORD, count, hash] = words[..] else { return Err(InvalidCheckpoint) };
+        let count = count.parse().map_err(|_| InvalidCheckpoint)?;
         if !is_hash(hash) || (count == 0) != (hash == BEGINNING) {
-            return Err(NoCheckpoint);
+            return Err(InvalidCheckpoint);
         }
         Ok(Self { count, hash: hash.to_owned() })
     }
@@ -145,7 +145,7 @@ pub(crate) fn is_hash(text: &str) -> bool {
 
 /// Where a chain is broken. Each names the entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Break {
+pub enum ChainBreak {
     /// An entry is not where it belongs: the one that belongs there was removed, moved, or something was put before it.
     OutOfPlace {
         /// Which entry belongs there.
@@ -182,7 +182,7 @@ pub enum Break {
     },
 }
 
-impl fmt::Display for Break {
+impl fmt::Display for ChainBreak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfPlace { expected, found } => {
@@ -214,7 +214,7 @@ impl fmt::Display for Break {
     }
 }
 
-impl std::error::Error for Break {}
+impl std::error::Error for ChainBreak {}
 
 /// Follows a chain entry by entry, from its beginning.
 #[derive(Clone, Debug, Default)]
@@ -230,54 +230,54 @@ impl Verifier {
     }
 
     /// Takes the next entry.
-    pub fn take(&mut self, entry: &Entry) -> Result<(), Break> {
+    pub fn take(&mut self, entry: &AuditEntry) -> Result<(), ChainBreak> {
         let expected = self.end.count + 1;
         if entry.sequence != expected {
-            return Err(Break::OutOfPlace { expected, found: entry.sequence });
+            return Err(ChainBreak::OutOfPlace { expected, found: entry.sequence });
         }
         if entry.hash != entry.computed_hash() {
-            return Err(Break::Changed { sequence: expected });
+            return Err(ChainBreak::Changed { sequence: expected });
         }
         if entry.previous != self.end.hash {
-            return Err(Break::Unlinked { sequence: expected });
+            return Err(ChainBreak::Unlinked { sequence: expected });
         }
         self.end = Checkpoint { count: expected, hash: entry.hash.clone() };
         let kept = self.checkpoint.as_ref().filter(|checkpoint| checkpoint.count == expected);
         if kept.is_some_and(|checkpoint| checkpoint.hash != self.end.hash) {
-            return Err(Break::Rewritten { sequence: expected });
+            return Err(ChainBreak::Rewritten { sequence: expected });
         }
         Ok(())
     }
 
     /// What is wrong where the next entry cannot be read; its number may be all that can.
-    pub(crate) fn damaged(&self, found: Option<u64>) -> Break {
+    pub(crate) fn damaged(&self, found: Option<u64>) -> ChainBreak {
         let expected = self.end.count + 1;
         match found {
-            Some(found) if found != expected => Break::OutOfPlace { expected, found },
-            _ => Break::Changed { sequence: expected },
+            Some(found) if found != expected => ChainBreak::OutOfPlace { expected, found },
+            _ => ChainBreak::Changed { sequence: expected },
         }
     }
 
     /// Says that there are no more, and gives the end of the chain.
-    pub fn finish(self) -> Result<Checkpoint, Break> {
+    pub fn finish(self) -> Result<Checkpoint, ChainBreak> {
         let count = self.checkpoint.map_or(0, |checkpoint| checkpoint.count);
         if self.end.count < count {
-            return Err(Break::CutOff { missing: self.end.count + 1, count });
+            return Err(ChainBreak::CutOff { missing: self.end.count + 1, count });
         }
         Ok(self.end)
     }
 
     /// The same, of a chain whose end is known: it must end exactly there.
-    pub(crate) fn finish_at(self, head: &Checkpoint) -> Result<Checkpoint, Break> {
+    pub(crate) fn finish_at(self, head: &Checkpoint) -> Result<Checkpoint, ChainBreak> {
         let end = self.finish()?;
         if end.count < head.count {
-            return Err(Break::CutOff { missing: end.count + 1, count: head.count });
+            return Err(ChainBreak::CutOff { missing: end.count + 1, count: head.count });
         }
         if end.count > head.count {
-            return Err(Break::Appended { sequence: head.count + 1 });
+            return Err(ChainBreak::Appended { sequence: head.count + 1 });
         }
         if end.hash != head.hash {
-            return Err(Break::Rewritten { sequence: end.count });
+            return Err(ChainBreak::Rewritten { sequence: end.count });
         }
         Ok(end)
     }
@@ -285,9 +285,9 @@ impl Verifier {
 
 /// Follows a chain from its beginning, through a checkpoint if one was kept, and gives its end.
 pub fn verify<'a>(
-    entries: impl IntoIterator<Item = &'a Entry>,
+    entries: impl IntoIterator<Item = &'a AuditEntry>,
     checkpoint: Option<&Checkpoint>,
-) -> Result<Checkpoint, Break> {
+) -> Result<Checkpoint, ChainBreak> {
     let mut verifier = Verifier::new(checkpoint.cloned());
     for entry in entries {
         verifier.take(entry)?;
@@ -310,7 +310,7 @@ pub enum ExportError {
         missing: u64,
     },
     /// The chain is broken.
-    Broken(Break),
+    Broken(ChainBreak),
 }
 
 impl fmt::Display for ExportError {
@@ -342,7 +342,7 @@ struct LastLine {
 
 /// A line of an export.
 enum Line {
-    Entry(Entry),
+    Entry(AuditEntry),
     Last(Checkpoint),
 }
 
@@ -385,25 +385,25 @@ mod tests {
 
     use super::*;
 
-    fn chain(length: u64) -> Vec<Entry> {
+    fn chain(length: u64) -> Vec<AuditEntry> {
         let mut end = Checkpoint::default();
         let entry = |number| {
             let detail = format!(r#"{{"change":{number}}}"#);
-            let entry = Entry::following(&end, 1_000 + number, "ada", "change.apply", detail);
+            let entry = AuditEntry::following(&end, 1_000 + number, "ada", "change.apply", detail);
             end = Checkpoint { count: entry.sequence, hash: entry.hash.clone() };
             entry
         };
         (1..=length).map(entry).collect()
     }
 
-    fn end_of(entries: &[Entry]) -> Checkpoint {
+    fn end_of(entries: &[AuditEntry]) -> Checkpoint {
         verify(entries, None).expect("whole")
     }
 
     #[test]
     fn the_hash_of_an_entry_never_changes() {
         // Computed by another program: what is sealed today must hold in later versions.
-        let entry = Entry::following(
+        let entry = AuditEntry::following(
             &Checkpoint::default(),
             1_700_000_000_000,
             "ada",
@@ -432,27 +432,27 @@ mod tests {
         for missing in 1..=4_u64 {
             let mut entries = chain(5);
             entries.retain(|entry| entry.sequence != missing);
-            let found = Break::OutOfPlace { expected: missing, found: missing + 1 };
+            let found = ChainBreak::OutOfPlace { expected: missing, found: missing + 1 };
             assert_eq!(verify(&entries, None), Err(found));
         }
-        assert_eq!(verify(&chain(3), Some(&end)), Err(Break::CutOff { missing: 4, count: 5 }));
-        assert_eq!(verify(&[], Some(&end)), Err(Break::CutOff { missing: 1, count: 5 }));
+        assert_eq!(verify(&chain(3), Some(&end)), Err(ChainBreak::CutOff { missing: 4, count: 5 }));
+        assert_eq!(verify(&[], Some(&end)), Err(ChainBreak::CutOff { missing: 1, count: 5 }));
     }
 
     #[test]
     fn what_is_moved_inserted_or_renumbered_is_found() {
         let mut entries = chain(5);
         entries.swap(1, 3);
-        assert_eq!(verify(&entries, None), Err(Break::OutOfPlace { expected: 2, found: 4 }));
+        assert_eq!(verify(&entries, None), Err(ChainBreak::OutOfPlace { expected: 2, found: 4 }));
         let mut entries = chain(5);
         entries.insert(2, entries[0].clone());
-        assert_eq!(verify(&entries, None), Err(Break::OutOfPlace { expected: 3, found: 1 }));
+        assert_eq!(verify(&entries, None), Err(ChainBreak::OutOfPlace { expected: 3, found: 1 }));
         let mut entries = chain(5);
         entries.remove(1);
         for (number, entry) in (1..).zip(&mut entries) {
             entry.sequence = number;
         }
-        assert_eq!(verify(&entries, None), Err(Break::Changed { sequence: 2 }));
+        assert_eq!(verify(&entries, None), Err(ChainBreak::Changed { sequence: 2 }));
     }
 
     #[test]
@@ -461,13 +461,13 @@ mod tests {
         let mut entries = chain(5);
         entries[1].actor = "eve".to_owned();
         entries[1].hash = entries[1].computed_hash();
-        assert_eq!(verify(&entries, None), Err(Break::Unlinked { sequence: 3 }));
+        assert_eq!(verify(&entries, None), Err(ChainBreak::Unlinked { sequence: 3 }));
         for at in 2..5 {
             entries[at].previous = entries[at - 1].hash.clone();
             entries[at].hash = entries[at].computed_hash();
         }
         assert!(verify(&entries, None).is_ok(), "only a checkpoint knows better");
-        assert_eq!(verify(&entries, Some(&end)), Err(Break::Rewritten { sequence: 5 }));
+        assert_eq!(verify(&entries, Some(&end)), Err(ChainBreak::Rewritten { sequence: 5 }));
     }
 
     #[test]
@@ -483,11 +483,11 @@ mod tests {
         let error = verify_lines(forged.as_bytes(), None).expect_err("forged");
         assert_eq!(error.to_string(), "audit: entry 1 was changed");
         let error = verify_lines(format!("{}\n{{}}", lines[0]).as_bytes(), None).expect_err("no entry");
-        let told = "audit: entry 2 was changed: line 2 is no entry: missing field";
-        assert!(error.to_string().starts_with(told), "{error}");
+        let expected_message = "audit: entry 2 was changed: line 2 is no entry: missing field";
+        assert!(error.to_string().starts_with(expected_message), "{error}");
     }
 
-    fn export(entries: &[Entry]) -> String {
+    fn export(entries: &[AuditEntry]) -> String {
         let mut lines: Vec<String> = entries.iter().map(|entry| entry.to_line().expect("a line")).collect();
         lines.push(end_of(entries).to_line().expect("a line"));
         lines.join("\n") + "\n"
@@ -501,8 +501,8 @@ mod tests {
         let lines: Vec<&str> = whole.lines().collect();
         for left in 0..lines.len() {
             let error = verify_lines(lines[..left].join("\n").as_bytes(), None).expect_err("cut off");
-            let told = format!("audit: entry {} may be missing: ", left + 1);
-            assert!(error.to_string().starts_with(&told), "{error}");
+            let expected_message = format!("audit: entry {} may be missing: ", left + 1);
+            assert!(error.to_string().starts_with(&expected_message), "{error}");
         }
         let without_fourth = [&lines[..3], &lines[4..]].concat().join("\n");
         let error = verify_lines(without_fourth.as_bytes(), None).expect_err("cut out");
@@ -515,10 +515,10 @@ mod tests {
     fn a_line_that_is_no_checkpoint_is_refused() {
         let hash = "ab".repeat(32);
         for line in ["", "tidegate-audit", "tidegate-audit 1", &format!("tidegate-audit x {hash}"), &hash] {
-            assert_eq!(line.parse::<Checkpoint>(), Err(NoCheckpoint), "{line}");
+            assert_eq!(line.parse::<Checkpoint>(), Err(InvalidCheckpoint), "{line}");
         }
         for line in [format!("tidegate-audit 0 {hash}"), format!("tidegate-audit 1 {BEGINNING}")] {
-            assert_eq!(line.parse::<Checkpoint>(), Err(NoCheckpoint), "{line}");
+            assert_eq!(line.parse::<Checkpoint>(), Err(InvalidCheckpoint), "{line}");
         }
     }
 
@@ -546,8 +546,8 @@ mod tests {
             let sequence = u64::try_from(at).expect("small") + 1;
             let found = verify(&entries, None).expect_err("flipped");
             let named = match found {
-                Break::OutOfPlace { expected, .. } => expected,
-                Break::Changed { sequence } => sequence,
+                ChainBreak::OutOfPlace { expected, .. } => expected,
+                ChainBreak::Changed { sequence } => sequence,
                 other => panic!("{other}"),
             };
             prop_assert_eq!(named, sequence);

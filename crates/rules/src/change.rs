@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use crate::book::Kind;
+use crate::rows::RowKind;
 
 /// How many operations one change has at most. Higher: larger imports in one step, during which nothing else changes.
 pub const OPERATIONS_MAX: usize = 10_000;
@@ -31,7 +31,7 @@ pub enum Operation {
     Put {
         /// What the row is.
         #[serde(with = "kind")]
-        kind: Kind,
+        kind: RowKind,
         /// Its name.
         name: String,
         /// Its new body, a JSON object.
@@ -41,7 +41,7 @@ pub enum Operation {
     Delete {
         /// What the row is.
         #[serde(with = "kind")]
-        kind: Kind,
+        kind: RowKind,
         /// Its name.
         name: String,
     },
@@ -49,7 +49,7 @@ pub enum Operation {
 
 impl Operation {
     /// The row that it is about.
-    pub fn row(&self) -> (Kind, &str) {
+    pub fn row(&self) -> (RowKind, &str) {
         match self {
             Self::Put { kind, name, .. } | Self::Delete { kind, name } => (*kind, name),
         }
@@ -64,7 +64,7 @@ impl Operation {
     }
 
     /// The operation after which a row holds this.
-    pub(crate) fn leaving(kind: Kind, name: String, body: Option<String>) -> Self {
+    pub(crate) fn leaving(kind: RowKind, name: String, body: Option<String>) -> Self {
         match body {
             Some(body) => Self::Put { kind, name, body },
             None => Self::Delete { kind, name },
@@ -73,31 +73,31 @@ impl Operation {
 }
 
 /// What a kind of rows is called where it is kept.
-pub(crate) fn kind_name(kind: Kind) -> &'static str {
+pub(crate) fn kind_name(kind: RowKind) -> &'static str {
     match kind {
-        Kind::Template => "template",
-        Kind::Rule => "rule",
-        Kind::Override => "override",
+        RowKind::Template => "template",
+        RowKind::Rule => "rule",
+        RowKind::Override => "override",
     }
 }
 
 /// The kind with a name.
-pub(crate) fn kind_of(name: &str) -> Option<Kind> {
-    [Kind::Template, Kind::Rule, Kind::Override].into_iter().find(|kind| kind_name(*kind) == name)
+pub(crate) fn kind_of(name: &str) -> Option<RowKind> {
+    [RowKind::Template, RowKind::Rule, RowKind::Override].into_iter().find(|kind| kind_name(*kind) == name)
 }
 
 mod kind {
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serializer};
 
-    use super::{Kind, kind_name, kind_of};
+    use super::{RowKind, kind_name, kind_of};
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-    pub(super) fn serialize<S: Serializer>(kind: &Kind, to: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(kind: &RowKind, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(kind_name(*kind))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Kind, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<RowKind, D::Error> {
         let name = std::borrow::Cow::<'de, str>::deserialize(from)?;
         kind_of(&name).ok_or_else(|| D::Error::unknown_variant(&name, &["template", "rule", "override"]))
     }
@@ -130,7 +130,7 @@ macro_rules! words {
 
 words! {
     /// What a change takes before it may be applied, as whoever proposed it found out.
-    Needs {
+    ChangeNeeds {
         /// It may be applied.
         Nothing = "nothing",
         /// Whoever applies it says that its effect is meant.
@@ -142,7 +142,7 @@ words! {
 
 words! {
     /// Where a change is.
-    State {
+    ChangeState {
         /// It can be applied, with what it needs.
         Proposed = "proposed",
         /// It waits for somebody other than its author.
@@ -168,7 +168,7 @@ pub struct Proposal {
     /// What it is expected to do, as JSON.
     pub effect: Option<String>,
     /// What it takes.
-    pub needs: Needs,
+    pub needs: ChangeNeeds,
     /// The changes that it undoes.
     pub undoes: Vec<u64>,
 }
@@ -179,9 +179,9 @@ pub struct Change {
     /// From 1, in the order in which they were proposed.
     pub id: u64,
     /// Where it is.
-    pub state: State,
+    pub state: ChangeState,
     /// What it takes, or took.
-    pub needs: Needs,
+    pub needs: ChangeNeeds,
     /// The revision that its author looked at.
     pub base_revision: u64,
     /// Who wants it.
@@ -204,33 +204,33 @@ pub struct Change {
 
 /// Something that cannot be kept, and why: names the field and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Invalid(pub(crate) String);
+pub struct InvalidInput(pub(crate) String);
 
-impl fmt::Display for Invalid {
+impl fmt::Display for InvalidInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Invalid {}
+impl std::error::Error for InvalidInput {}
 
 impl Proposal {
     /// Whether it can be kept at all. What its rows mean is not looked at here.
-    pub(crate) fn check(&self) -> Result<(), Invalid> {
+    pub(crate) fn check(&self) -> Result<(), InvalidInput> {
         check_text("reason", &self.reason)?;
         if let Some(effect) = &self.effect {
             check_effect(effect)?;
         }
         let count = self.operations.len();
         if !(1..=OPERATIONS_MAX).contains(&count) {
-            return Err(Invalid(format!("operations: {count} are outside 1 to {OPERATIONS_MAX}")));
+            return Err(InvalidInput(format!("operations: {count} are outside 1 to {OPERATIONS_MAX}")));
         }
         let mut rows = HashSet::with_capacity(count);
         for (at, operation) in self.operations.iter().enumerate() {
-            let named = |problem: Invalid| Invalid(format!("operations[{at}].{problem}"));
+            let named = |problem: InvalidInput| InvalidInput(format!("operations[{at}].{problem}"));
             operation.check().map_err(named)?;
             if !rows.insert(operation.row()) {
-                return Err(named(Invalid("name: this row is in an operation before".to_owned())));
+                return Err(named(InvalidInput("name: this row is in an operation before".to_owned())));
             }
         }
         check_bytes("operations", self.operations.iter().map(Operation::bytes).sum(), CHANGE_BYTES_MAX)
@@ -242,50 +242,52 @@ impl Operation {
         self.row().1.len() + self.body().map_or(0, str::len)
     }
 
-    fn check(&self) -> Result<(), Invalid> {
+    fn check(&self) -> Result<(), InvalidInput> {
         check_name("name", self.row().1)?;
         self.body().map_or(Ok(()), check_body)
     }
 }
 
-pub(crate) fn check_body(body: &str) -> Result<(), Invalid> {
+pub(crate) fn check_body(body: &str) -> Result<(), InvalidInput> {
     check_bytes("body", body.len(), BODY_BYTES_MAX)?;
     match serde_json::from_str::<IgnoredAny>(body) {
         Ok(_) if body.trim_ascii_start().starts_with('{') => Ok(()),
-        Ok(_) => Err(Invalid("body: must be a JSON object".to_owned())),
-        Err(error) => Err(Invalid(format!("body: must be a JSON object: {error}"))),
+        Ok(_) => Err(InvalidInput("body: must be a JSON object".to_owned())),
+        Err(error) => Err(InvalidInput(format!("body: must be a JSON object: {error}"))),
     }
 }
 
 /// Names are shown to people and kept by databases, not all of which take every character.
-pub(crate) fn check_name(field: &str, name: &str) -> Result<(), Invalid> {
+pub(crate) fn check_name(field: &str, name: &str) -> Result<(), InvalidInput> {
     let allowed = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
     if allowed {
         return Ok(());
     }
-    Err(Invalid(format!("{field}: must have 1 to {NAME_BYTES_MAX} bytes, none of them a control character")))
+    Err(InvalidInput(format!(
+        "{field}: must have 1 to {NAME_BYTES_MAX} bytes, none of them a control character"
+    )))
 }
 
-pub(crate) fn check_effect(effect: &str) -> Result<(), Invalid> {
+pub(crate) fn check_effect(effect: &str) -> Result<(), InvalidInput> {
     check_text("effect", effect)?;
     let read = serde_json::from_str::<IgnoredAny>(effect);
-    read.map(drop).map_err(|error| Invalid(format!("effect: {error}")))
+    read.map(drop).map_err(|error| InvalidInput(format!("effect: {error}")))
 }
 
-pub(crate) fn check_text(field: &str, text: &str) -> Result<(), Invalid> {
+pub(crate) fn check_text(field: &str, text: &str) -> Result<(), InvalidInput> {
     check_bytes(field, text.len(), TEXT_BYTES_MAX)?;
     if text.contains('\0') {
-        Err(Invalid(format!("{field}: must not have a zero character")))
+        Err(InvalidInput(format!("{field}: must not have a zero character")))
     } else {
         Ok(())
     }
 }
 
-fn check_bytes(field: &str, bytes: usize, bytes_max: usize) -> Result<(), Invalid> {
+fn check_bytes(field: &str, bytes: usize, bytes_max: usize) -> Result<(), InvalidInput> {
     if bytes <= bytes_max {
         return Ok(());
     }
-    Err(Invalid(format!("{field}: {bytes} bytes are outside 0 to {bytes_max}")))
+    Err(InvalidInput(format!("{field}: {bytes} bytes are outside 0 to {bytes_max}")))
 }
 
 #[cfg(test)]
@@ -293,12 +295,19 @@ mod tests {
     use super::*;
 
     fn put(name: &str, body: &str) -> Operation {
-        Operation::Put { kind: Kind::Rule, name: name.to_owned(), body: body.to_owned() }
+        Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: body.to_owned() }
     }
 
     fn of(operations: Vec<Operation>) -> Proposal {
         let reason = "because".to_owned();
-        Proposal { base_revision: 0, reason, operations, effect: None, needs: Needs::Nothing, undoes: vec![] }
+        Proposal {
+            base_revision: 0,
+            reason,
+            operations,
+            effect: None,
+            needs: ChangeNeeds::Nothing,
+            undoes: vec![],
+        }
     }
 
     fn problem(proposal: &Proposal) -> String {
@@ -307,7 +316,7 @@ mod tests {
 
     #[test]
     fn operations_are_read_as_they_were_written() {
-        let delete = Operation::Delete { kind: Kind::Template, name: "é\"".to_owned() };
+        let delete = Operation::Delete { kind: RowKind::Template, name: "é\"".to_owned() };
         let operations = vec![put("a", r#"{"limit": 1}"#), delete];
         let text = serde_json::to_string(&operations).expect("text");
         assert_eq!(

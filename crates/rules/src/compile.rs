@@ -10,24 +10,26 @@ use foldhash::quality::RandomState;
 use tidegate_core::{Algorithm, LIMITS_PER_REQUEST_MAX, Limit};
 use toml::{Table, Value};
 
-use crate::asked::Asked;
-use crate::book::{Book, EmergencyRow, Kind, Row};
 use crate::dimensions::{DIMENSIONS_MAX, HEADER_PREFIX};
-use crate::emergency::{Action, EMERGENCIES_MAX, Emergencies, Emergency, Limits};
-use crate::exception::{
-    self, Draft, LOOSE_WILDCARDS_PER_RULE_MAX, Misfit, RULE_OVERRIDES_MAX, TEXT_BYTES_MAX, WILDCARDS_MAX,
-    WILDCARDS_PER_RULE_MAX,
-};
+use crate::emergency::{Action, EMERGENCIES_MAX, Emergencies, Emergency, EmergencyLimits};
 use crate::fields::{
     Fields, as_counted, kind_of, read_choice, read_dimension, read_instant, read_key, read_name, read_number,
     read_patterns, read_period, read_text,
 };
-use crate::index::{Crowd, Hashed, RuleIndex, Worst, small};
+use crate::index::{Crowd, HashIndex, RuleIndex, WorstScan, small};
 use crate::interner::Interner;
+use crate::match_table::MatchTable;
 use crate::pattern::Pattern;
-use crate::problems::{Findings, Problems};
+use crate::problems::{ProblemList, Problems};
+use crate::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use crate::rule::{Mode, Rule};
-use crate::set::{LOOKED_AT_RULES_MAX, Parts, RULES_MAX, RuleSet, SCANNED_RULES_MAX, version_of_revisions};
+use crate::rule_overrides::{
+    self, LOOSE_WILDCARDS_PER_RULE_MAX, OverrideConflict, OverrideDraft, RULE_OVERRIDES_MAX, TEXT_BYTES_MAX,
+    WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
+};
+use crate::set::{
+    LOOKED_AT_RULES_MAX, RULES_MAX, RuleSet, RuleSetParts, SCANNED_RULES_MAX, version_of_revisions,
+};
 use crate::template::{TEMPLATES_MAX, Template};
 
 /// The most header fields that the rules of a set look at.
@@ -82,14 +84,14 @@ const EMERGENCY_FIELDS: &[&str] = &[
 const BLOCKED_PERIOD: std::time::Duration = std::time::Duration::from_mins(1);
 
 /// Where a row stands, as problems tell it.
-pub(crate) enum Place<'r> {
+pub(crate) enum RowPlace<'r> {
     /// In a list of a file.
     Row(&'static str, usize),
     /// In a book.
     Named(&'static str, &'r str),
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for RowPlace<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Row(list, at) => write!(f, "{list}[{at}]"),
@@ -100,7 +102,7 @@ impl fmt::Display for Place<'_> {
 
 /// What comes first of rules with the same priority.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Ties {
+pub(crate) enum TieBreak {
     /// What was given first.
     AsGiven,
     /// The order of names: a store has no other.
@@ -108,81 +110,85 @@ pub(crate) enum Ties {
 }
 
 /// A rule, and the burst that it states.
-type Stated = (Rule, Option<u64>);
+type RuleWithBurst = (Rule, Option<u64>);
 
 /// Takes templates, then rules.
 #[derive(Debug, Default)]
 pub(crate) struct Compiler {
-    problems: Findings,
+    problems: ProblemList,
     texts: Interner,
     placement: Option<String>,
     /// Nothing for those that have problems of their own.
     templates: HashMap<String, Option<Table>>,
-    rules: Vec<Stated>,
+    rules: Vec<RuleWithBurst>,
     /// Names of rules that have problems.
     faulty: HashSet<String>,
 }
 
 /// Takes overrides and emergencies, of rules that are known.
 #[derive(Debug)]
-pub(crate) struct Ordered {
-    problems: Findings,
+pub(crate) struct OrderedRules {
+    problems: ProblemList,
     texts: Interner,
     placement: Option<String>,
-    rules: Vec<Stated>,
+    rules: Vec<RuleWithBurst>,
     faulty: HashSet<String>,
     positions: Positions,
-    exceptions: exception::Builder,
+    rule_overrides: rule_overrides::RuleOverridesBuilder,
     emergencies: Vec<Emergency>,
 }
 
 /// Where rules are, by the hashes of their names: there may be a million, and each has its name already.
 #[derive(Debug, Default)]
 struct Positions {
-    hashed: Hashed,
+    hashed: HashIndex,
     hasher: RandomState,
 }
 
 impl Positions {
     /// The positions of rules that are in order; and of those that have the name of one before them.
-    fn new(rules: &[Stated]) -> (Self, Vec<u32>) {
+    fn new(rules: &[RuleWithBurst]) -> (Self, Vec<u32>) {
         let hasher = RandomState::default();
-        let hash = |(at, (rule, _)): (usize, &Stated)| (hasher.hash_one(&*rule.name), small(at));
+        let hash = |(at, (rule, _)): (usize, &RuleWithBurst)| (hasher.hash_one(&*rule.name), small(at));
         let mut items: Vec<(u64, u32)> = rules.iter().enumerate().map(hash).collect();
         items.sort_unstable();
         let name = |at: u32| rules.get(at as usize).map(|(rule, _)| &rule.name);
         let is_same = |pair: &&[(u64, u32)]| matches!(pair, [a, b] if a.0 == b.0 && name(a.1) == name(b.1));
         let mut repeated: Vec<u32> = items.windows(2).filter(is_same).map(|pair| pair[1].1).collect();
         repeated.sort_unstable();
-        (Self { hashed: Hashed::new(&items), hasher }, repeated)
+        (Self { hashed: HashIndex::new(&items), hasher }, repeated)
     }
 
-    fn find(&self, rules: &[Stated], name: &str) -> Option<u32> {
+    fn find(&self, rules: &[RuleWithBurst], name: &str) -> Option<u32> {
         let is_it = |at: u32| rules.get(at as usize).is_some_and(|(rule, _)| *rule.name == *name);
         self.hashed.find(self.hasher.hash_one(name), |at| is_it(at).then_some(at))
     }
 }
 
 /// Compiles what a store holds.
-pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Result<RuleSet, Problems> {
+pub(crate) fn compile(
+    rule_rows: &RuleRows,
+    placement: Option<&str>,
+    now_ms: u64,
+) -> Result<RuleSet, Problems> {
     let mut compiler = Compiler::default();
-    let of = |kind: Kind| book.rows.iter().filter(move |row| row.kind == kind);
-    let (rules, overrides) = (of(Kind::Rule).count(), of(Kind::Override).count());
-    has_room_for(of(Kind::Template).count(), rules, overrides)?;
-    refuse_too_many(&book.emergencies)?;
+    let of = |kind: RowKind| rule_rows.rows.iter().filter(move |row| row.kind == kind);
+    let (rules, overrides) = (of(RowKind::Rule).count(), of(RowKind::Override).count());
+    has_room_for(of(RowKind::Template).count(), rules, overrides)?;
+    refuse_too_many(&rule_rows.emergencies)?;
     if let Some(placement) = placement {
         compiler.placement(Value::from(placement));
     }
-    each_body(of(Kind::Template), |row, body| {
-        let place = Place::Named("templates", &row.name);
+    each_body(of(RowKind::Template), |row, body| {
+        let place = RowPlace::Named("templates", &row.name);
         match compiler.problems.named_body(&place, row, body) {
             None => drop(compiler.templates.insert(row.name.clone(), None)),
             Some(value) => compiler.template(&place, value),
         }
     });
     compiler.rules.reserve_exact(rules);
-    each_body(of(Kind::Rule), |row, body| {
-        let place = Place::Named("rules", &row.name);
+    each_body(of(RowKind::Rule), |row, body| {
+        let place = RowPlace::Named("rules", &row.name);
         match compiler.problems.named_body(&place, row, body) {
             None => drop(compiler.faulty.insert(row.name.clone())),
             Some(mut value) => {
@@ -194,18 +200,18 @@ pub(crate) fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Resu
             }
         }
     });
-    let mut compiler = compiler.ordered(Ties::ByName, overrides);
-    each_body(of(Kind::Override), |row, body| {
-        let place = Place::Named("overrides", &row.name);
+    let mut compiler = compiler.ordered(TieBreak::ByName, overrides);
+    each_body(of(RowKind::Override), |row, body| {
+        let place = RowPlace::Named("overrides", &row.name);
         if let Some(value) = compiler.problems.named_body(&place, row, body) {
-            compiler.exception(&place, value, now_ms);
+            compiler.rule_override(&place, value, now_ms);
         }
     });
-    for row in &book.emergencies {
+    for row in &rule_rows.emergencies {
         compiler.emergency(row, now_ms);
     }
-    let set = compiler.finish(version_of_revisions(book.revision, book.emergency_revision))?;
-    Ok(set.of_revision(book.revision))
+    let set = compiler.finish(version_of_revisions(rule_rows.revision, rule_rows.emergency_revision))?;
+    Ok(set.of_revision(rule_rows.revision))
 }
 
 /// How many bodies of rows are read at a time. More: fewer hand-overs between threads; more memory, about a kilobyte for each, of which
@@ -217,9 +223,10 @@ type Body = serde_json::Result<Value>;
 
 /// Reads the body of each row, in their order. Of many, the next are read on another thread meanwhile: to read them and to make rules
 /// of them take about the same time.
-fn each_body<'b>(rows: impl Iterator<Item = &'b Row>, mut take: impl FnMut(&'b Row, Body)) {
-    let rows: Vec<&Row> = rows.collect();
-    let read = |rows: &[&Row]| rows.iter().map(|row| serde_json::from_str(&row.body)).collect::<Vec<Body>>();
+fn each_body<'b>(rows: impl Iterator<Item = &'b RuleRow>, mut take: impl FnMut(&'b RuleRow, Body)) {
+    let rows: Vec<&RuleRow> = rows.collect();
+    let read =
+        |rows: &[&RuleRow]| rows.iter().map(|row| serde_json::from_str(&row.body)).collect::<Vec<Body>>();
     let (ahead, bodies) = std::sync::mpsc::sync_channel(1);
     std::thread::scope(|scope| {
         if rows.len() > BODIES_READ_AHEAD {
@@ -246,15 +253,15 @@ pub(crate) fn emergencies(
     // Only the rules that they name are looked at, by places of their own.
     let named: HashSet<String> = rows.iter().filter_map(|row| rule_named_by(&row.body)).collect();
     let all = set.rules().iter().enumerate();
-    let (places, rules): (Vec<u32>, Vec<Stated>) = all
+    let (places, rules): (Vec<u32>, Vec<RuleWithBurst>) = all
         .filter(|(_, rule)| named.contains(&*rule.name))
         .map(|(at, rule)| (small(at), (rule.clone(), None)))
         .unzip();
-    let mut compiler = Compiler { rules, ..Compiler::default() }.ordered(Ties::AsGiven, 0);
+    let mut compiler = Compiler { rules, ..Compiler::default() }.ordered(TieBreak::AsGiven, 0);
     for row in rows {
         compiler.emergency(row, now_ms);
     }
-    let Ordered { mut problems, mut emergencies, .. } = compiler;
+    let OrderedRules { mut problems, mut emergencies, .. } = compiler;
     for emergency in &mut emergencies {
         emergency.rule = emergency.rule.and_then(|at| places.get(at as usize).copied());
     }
@@ -277,16 +284,16 @@ fn refuse_too_many(rows: &[EmergencyRow]) -> Result<(), Problems> {
     Ok(())
 }
 
-impl Findings {
+impl ProblemList {
     /// Notes the problems of one row.
-    fn of_row(&mut self, place: &Place<'_>, found: Vec<String>) {
+    fn of_row(&mut self, place: &RowPlace<'_>, found: Vec<String>) {
         for problem in found {
             self.add(format_args!("{place}{problem}"));
         }
     }
 
     /// The body of a row, with the row's name in it.
-    fn named_body(&mut self, place: &Place<'_>, row: &Row, body: Body) -> Option<Value> {
+    fn named_body(&mut self, place: &RowPlace<'_>, row: &RuleRow, body: Body) -> Option<Value> {
         let mut value = self.body(place, &row.body, body)?;
         if let Value::Table(table) = &mut value {
             match table.get("name") {
@@ -298,7 +305,7 @@ impl Findings {
         Some(value)
     }
 
-    fn body(&mut self, place: &Place<'_>, body: &str, read: Body) -> Option<Value> {
+    fn body(&mut self, place: &RowPlace<'_>, body: &str, read: Body) -> Option<Value> {
         // Read again for its place: that is slow, and only needed for those that are wrong.
         read.map_err(|error| self.add(format_args!("{place}{}", unreadable(body, &error)))).ok()
     }
@@ -331,7 +338,7 @@ impl Compiler {
         }
     }
 
-    pub(crate) fn template(&mut self, place: &Place<'_>, row: Value) {
+    pub(crate) fn template(&mut self, place: &RowPlace<'_>, row: Value) {
         let name = named(place, &row);
         let (name, fields) = match Template::read(row) {
             Ok(Template { name, fields }) => (Some(name), Some(fields)),
@@ -347,7 +354,7 @@ impl Compiler {
         self.templates.insert(name, fields);
     }
 
-    pub(crate) fn rule(&mut self, place: &Place<'_>, row: Value) {
+    pub(crate) fn rule(&mut self, place: &RowPlace<'_>, row: Value) {
         let name = named(place, &row);
         match self.read_rule(row) {
             Ok(Some(stated)) => self.rules.push(stated),
@@ -360,7 +367,7 @@ impl Compiler {
         }
     }
 
-    fn read_rule(&mut self, row: Value) -> Result<Option<Stated>, Vec<String>> {
+    fn read_rule(&mut self, row: Value) -> Result<Option<RuleWithBurst>, Vec<String>> {
         let Value::Table(table) = row else {
             return Err(vec![format!(": a rule is a table, not {}", kind_of(&row))]);
         };
@@ -378,11 +385,11 @@ impl Compiler {
     }
 
     /// Puts the rules in the order in which they apply, and makes room for what is said about them.
-    pub(crate) fn ordered(mut self, ties: Ties, overrides: usize) -> Ordered {
+    pub(crate) fn ordered(mut self, ties: TieBreak, overrides: usize) -> OrderedRules {
         self.rules.sort_by(|(a, _), (b, _)| {
             let by_name = || match ties {
-                Ties::AsGiven => std::cmp::Ordering::Equal,
-                Ties::ByName => a.name.cmp(&b.name),
+                TieBreak::AsGiven => std::cmp::Ordering::Equal,
+                TieBreak::ByName => a.name.cmp(&b.name),
             };
             b.priority.cmp(&a.priority).then_with(by_name)
         });
@@ -392,21 +399,30 @@ impl Compiler {
             self.problems.add(format_args!("rules: {:?} is given twice", rule.name));
         }
         let Self { problems, texts, placement, rules, faulty, .. } = self;
-        let exceptions = exception::Builder::with_capacity(overrides);
-        Ordered { problems, texts, placement, rules, faulty, positions, exceptions, emergencies: Vec::new() }
+        let rule_overrides = rule_overrides::RuleOverridesBuilder::with_capacity(overrides);
+        OrderedRules {
+            problems,
+            texts,
+            placement,
+            rules,
+            faulty,
+            positions,
+            rule_overrides,
+            emergencies: Vec::new(),
+        }
     }
 }
 
 /// The name of a row that may be wrong in other ways.
-fn named<'r>(place: &Place<'r>, row: &Value) -> Option<Cow<'r, str>> {
+fn named<'r>(place: &RowPlace<'r>, row: &Value) -> Option<Cow<'r, str>> {
     match place {
-        Place::Named(_, name) => Some(Cow::Borrowed(*name)),
-        Place::Row(..) => row.get("name")?.as_str().map(|name| Cow::Owned(name.to_owned())),
+        RowPlace::Named(_, name) => Some(Cow::Borrowed(*name)),
+        RowPlace::Row(..) => row.get("name")?.as_str().map(|name| Cow::Owned(name.to_owned())),
     }
 }
 
 /// Reads every field before it gives up, so that all problems of a rule are told at once.
-fn parse_rule(fields: &mut Fields, texts: &mut Interner) -> Option<Stated> {
+fn parse_rule(fields: &mut Fields, texts: &mut Interner) -> Option<RuleWithBurst> {
     let name = fields.required("name", read_name);
     let tenant = fields.optional("tenant", read_text);
     let version = fields.optional("version", |value| read_number(&value, 0, VERSION_MAX));
@@ -442,17 +458,17 @@ fn parse_rule(fields: &mut Fields, texts: &mut Interner) -> Option<Stated> {
 }
 
 /// What is known of a rule by its name.
-enum Named {
+enum RuleLookup {
     Unknown,
     /// It has problems of its own.
     Faulty,
     At(u32),
 }
 
-impl Ordered {
+impl OrderedRules {
     /// Takes an override, unless it ended before `now_ms`.
-    pub(crate) fn exception(&mut self, place: &Place<'_>, row: Value, now_ms: u64) {
-        let draft = match self.read_exception(row) {
+    pub(crate) fn rule_override(&mut self, place: &RowPlace<'_>, row: Value, now_ms: u64) {
+        let draft = match self.read_override(row) {
             Ok(Some(draft)) => draft,
             Ok(None) => return,
             Err(found) => return self.problems.of_row(place, found),
@@ -460,23 +476,23 @@ impl Ordered {
         if draft.expires_ms.is_some_and(|expires_ms| expires_ms <= now_ms) {
             return;
         }
-        if let Err(misfit) = self.exceptions.add(draft) {
+        if let Err(misfit) = self.rule_overrides.add(draft) {
             self.problems.add(format_args!("{place}{misfit}"));
         }
     }
 
     /// Nothing if its rule has problems, which say enough.
-    fn read_exception(&mut self, row: Value) -> Result<Option<Draft>, Vec<String>> {
+    fn read_override(&mut self, row: Value) -> Result<Option<OverrideDraft>, Vec<String>> {
         let Value::Table(table) = row else {
             return Err(vec![format!(": an override is a table, not {}", kind_of(&row))]);
         };
         let mut fields = Fields::new(table);
-        let draft = self.parse_exception(&mut fields);
+        let draft = self.parse_override(&mut fields);
         fields.refuse_unknown("an override", OVERRIDE_FIELDS);
         if fields.problems.is_empty() { Ok(draft) } else { Err(fields.problems) }
     }
 
-    fn parse_exception(&mut self, fields: &mut Fields) -> Option<Draft> {
+    fn parse_override(&mut self, fields: &mut Fields) -> Option<OverrideDraft> {
         let name = fields.required("name", read_name);
         let rule = fields.required("rule", read_name);
         let tenant = fields.optional("tenant", read_text);
@@ -497,22 +513,32 @@ impl Ordered {
         let limit =
             fields.limit(rule.limit.algorithm(), amount, period.unwrap_or(rule.limit.period()), burst)?;
         let rule_has_burst = rule_burst.is_some();
-        Some(Draft { name: name?, rule: at, tenant, key, limit, mode, priority, expires_ms, rule_has_burst })
+        Some(OverrideDraft {
+            name: name?,
+            rule: at,
+            tenant,
+            key,
+            limit,
+            mode,
+            priority,
+            expires_ms,
+            rule_has_burst,
+        })
     }
 
-    fn named(&self, name: &str) -> Named {
+    fn named(&self, name: &str) -> RuleLookup {
         match self.positions.find(&self.rules, name) {
-            Some(at) => Named::At(at),
-            None if self.faulty.contains(name) => Named::Faulty,
-            None => Named::Unknown,
+            Some(at) => RuleLookup::At(at),
+            None if self.faulty.contains(name) => RuleLookup::Faulty,
+            None => RuleLookup::Unknown,
         }
     }
 
     fn rule_at(&self, fields: &mut Fields, name: &str) -> Option<u32> {
         match self.named(name) {
-            Named::At(at) => Some(at),
-            Named::Faulty => None,
-            Named::Unknown => {
+            RuleLookup::At(at) => Some(at),
+            RuleLookup::Faulty => None,
+            RuleLookup::Unknown => {
                 fields.problem("rule", format_args!("there is none called {name:?}"));
                 None
             }
@@ -551,7 +577,7 @@ impl Ordered {
         if row.expires_ms <= now_ms {
             return;
         }
-        let place = Place::Named("emergencies", &row.id);
+        let place = RowPlace::Named("emergencies", &row.id);
         let Some(body) = self.problems.body(&place, &row.body, serde_json::from_str(&row.body)) else {
             return;
         };
@@ -613,20 +639,25 @@ impl Ordered {
     /// The set, if nothing is wrong with it.
     pub(crate) fn finish(mut self, version: String) -> Result<RuleSet, Problems> {
         let problems = &mut self.problems;
-        let exceptions =
-            self.exceptions.finish(|name, misfit| problems.add(format_args!("overrides[{name:?}]{misfit}")));
+        let rule_overrides = self
+            .rule_overrides
+            .finish(|name, misfit| problems.add(format_args!("overrides[{name:?}]{misfit}")));
         let rules: Box<[Rule]> = self.rules.into_iter().map(|(rule, _)| rule).collect();
         // From here on, what several hold is what several rules say.
         drop((self.texts, self.positions));
         let emergencies = Emergencies::new(self.emergencies);
         refuse_headers(&mut self.problems, &rules, &emergencies);
-        let (asked, numbers) = Asked::new(&rules, |rule| exceptions.kinds_of(rule));
+        let (match_table, numbers) = MatchTable::new(&rules, |rule| rule_overrides.kinds_of(rule));
         let index = RuleIndex::new(&rules, &numbers);
         refuse_scans(&mut self.problems, &index);
         refuse_undecidable(&mut self.problems, &rules);
         self.problems.into_result()?;
         let placement = self.placement;
-        Ok(RuleSet::new(Parts { rules, index, asked, exceptions, placement }, emergencies, version))
+        Ok(RuleSet::new(
+            RuleSetParts { rules, index, match_table, rule_overrides, placement },
+            emergencies,
+            version,
+        ))
     }
 }
 
@@ -643,18 +674,18 @@ fn parse_action(fields: &mut Fields) -> Option<Action> {
             let (amount, period) = (amount?, period?);
             let gcra = fields.limit(Algorithm::Gcra, amount, period, burst)?;
             let sliding_window = fields.limit(Algorithm::SlidingWindow, amount, period, None)?;
-            Some(Action::Limit(Limits { gcra, sliding_window }))
+            Some(Action::Limit(EmergencyLimits { gcra, sliding_window }))
         }
         BLOCK => {
             let (gcra, window) = (Limit::gcra(0, BLOCKED_PERIOD), Limit::sliding_window(0, BLOCKED_PERIOD));
-            Some(Action::Block(Limits { gcra: gcra.ok()?, sliding_window: window.ok()? }))
+            Some(Action::Block(EmergencyLimits { gcra: gcra.ok()?, sliding_window: window.ok()? }))
         }
         _ => Some(Action::Allow),
     }
 }
 
 /// A request has room for so many of its header fields beside what else it is known by.
-fn refuse_headers(problems: &mut Findings, rules: &[Rule], emergencies: &Emergencies) {
+fn refuse_headers(problems: &mut ProblemList, rules: &[Rule], emergencies: &Emergencies) {
     let of_rules = rules.iter().flat_map(Rule::dimensions_used);
     let of_emergencies = emergencies.iter().flat_map(|emergency| &*emergency.when);
     let used = of_rules.chain(of_emergencies.map(|condition| &*condition.dimension));
@@ -667,7 +698,7 @@ fn refuse_headers(problems: &mut Findings, rules: &[Rule], emergencies: &Emergen
 }
 
 /// Rules that no condition finds are looked at one by one, and so are those that the same text finds.
-fn refuse_scans(problems: &mut Findings, index: &RuleIndex) {
+fn refuse_scans(problems: &mut ProblemList, index: &RuleIndex) {
     let (tenant, scanned) = index.most_scanned();
     if scanned > SCANNED_RULES_MAX {
         return problems.add(format_args!(
@@ -676,7 +707,7 @@ fn refuse_scans(problems: &mut Findings, index: &RuleIndex) {
             whose(tenant)
         ));
     }
-    let Worst { tenant, looked_at, largest } = index.worst();
+    let WorstScan { tenant, looked_at, largest } = index.worst();
     if *looked_at > LOOKED_AT_RULES_MAX {
         let found_by = largest.as_ref().map_or_else(String::new, |Crowd { dimension, pattern, rules }| {
             format!(", {rules} of them by `when.{dimension}` {pattern:?},")
@@ -694,17 +725,17 @@ fn whose(tenant: Option<&str>) -> String {
 }
 
 /// By key, how many rules apply to every request that has it.
-type Everywhere<'r> = HashMap<Vec<&'r str>, usize, RandomState>;
+type RulesByKey<'r> = HashMap<Vec<&'r str>, usize, RandomState>;
 
 /// What has no conditions applies to every request that has its key. With more that are enforced than one request may be under,
 /// none of those requests would be decided; with more in shadow mode, some would never be asked.
-fn refuse_undecidable(problems: &mut Findings, rules: &[Rule]) {
+fn refuse_undecidable(problems: &mut ProblemList, rules: &[Rule]) {
     refuse_crowds(problems, rules, Mode::Enforce, "enforced", "may be under");
     refuse_crowds(problems, rules, Mode::Shadow, "in shadow mode", "asks in shadow mode");
 }
 
-fn refuse_crowds(problems: &mut Findings, rules: &[Rule], mode: Mode, are: &str, does: &str) {
-    let mut all: BTreeMap<Option<&str>, Everywhere<'_>> = BTreeMap::new();
+fn refuse_crowds(problems: &mut ProblemList, rules: &[Rule], mode: Mode, are: &str, does: &str) {
+    let mut all: BTreeMap<Option<&str>, RulesByKey<'_>> = BTreeMap::new();
     for rule in rules.iter().filter(|rule| rule.mode == mode && rule.when.is_empty()) {
         let mut key: Vec<&str> = rule.key.iter().map(|part| &**part).collect();
         key.sort_unstable();
@@ -713,7 +744,7 @@ fn refuse_crowds(problems: &mut Findings, rules: &[Rule], mode: Mode, are: &str,
     let everyone = all.remove(&None).unwrap_or_default();
     let of_tenants = all.iter().map(|(tenant, own)| (*tenant, most_together(own, &everyone)));
     // What nobody can be asked about is told once, and not for each tenant again.
-    let mut worst = [(None, most_together(&Everywhere::default(), &everyone))].into_iter().chain(of_tenants);
+    let mut worst = [(None, most_together(&RulesByKey::default(), &everyone))].into_iter().chain(of_tenants);
     let too_many = worst.find(|(_, (together, _))| *together > LIMITS_PER_REQUEST_MAX);
     if let Some((tenant, (together, key))) = too_many {
         problems.add(format_args!(
@@ -725,7 +756,7 @@ fn refuse_crowds(problems: &mut Findings, rules: &[Rule], mode: Mode, are: &str,
 }
 
 /// The most rules that apply to every request with the key of one of them, and that key.
-fn most_together<'r>(own: &Everywhere<'r>, everyone: &Everywhere<'r>) -> (usize, Vec<&'r str>) {
+fn most_together<'r>(own: &RulesByKey<'r>, everyone: &RulesByKey<'r>) -> (usize, Vec<&'r str>) {
     let count = |key: &[&'r str]| [own, everyone].iter().filter_map(|all| all.get(key)).sum::<usize>();
     // Those that count by one part of a key, or all requests together, apply wherever those of the whole key do.
     let together = |key: &Vec<&'r str>| {
@@ -740,7 +771,7 @@ fn most_together<'r>(own: &Everywhere<'r>, everyone: &Everywhere<'r>) -> (usize,
     own.keys().chain(everyone.keys()).map(together).max().unwrap_or_default()
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for OverrideConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => write!(f, ".name: {name:?} is given twice"),

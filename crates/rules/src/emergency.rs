@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tidegate_core::{Algorithm, Limit};
 
 use crate::dimensions::Dimensions;
-use crate::exception::literal_bytes;
 use crate::pattern::Pattern;
 use crate::rule::{Condition, Mode};
+use crate::rule_overrides::literal_bytes;
 
 /// The most emergencies at once. Each is looked at for each rule that applies to a request.
 pub const EMERGENCIES_MAX: usize = 256;
@@ -31,21 +31,21 @@ pub(crate) struct Emergency {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
     /// Nothing passes.
-    Block(Limits),
+    Block(EmergencyLimits),
     /// Everything passes, and is counted as before.
     Allow,
     /// So much passes.
-    Limit(Limits),
+    Limit(EmergencyLimits),
 }
 
 /// One limit, for rules of either algorithm.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct EmergencyLimits {
     pub(crate) gcra: Limit,
     pub(crate) sliding_window: Limit,
 }
 
-impl Limits {
+impl EmergencyLimits {
     fn of(&self, algorithm: Algorithm) -> Limit {
         match algorithm {
             Algorithm::Gcra => self.gcra,

@@ -170,8 +170,8 @@ impl Fields {
     }
 
     pub(crate) fn refuse_unknown(&mut self, what: &str, known: &[&str]) {
-        let told = |field: &String| format!(".{field}: not known; {what} has {}", known.join(", "));
-        self.problems.extend(self.table.keys().map(told));
+        let message = |field: &String| format!(".{field}: not known; {what} has {}", known.join(", "));
+        self.problems.extend(self.table.keys().map(message));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use crate::compile::{Compiler, Place, Ties, has_room_for};
+use crate::compile::{Compiler, RowPlace, TieBreak, has_room_for};
 use crate::fields::kind_of;
 use crate::problems::Problems;
 use crate::set::RuleSet;
@@ -27,15 +27,15 @@ pub(crate) fn parse(text: &str, version: String) -> Result<RuleSet, Problems> {
         compiler.placement(placement);
     }
     for (at, row) in rows.templates.into_iter().enumerate() {
-        compiler.template(&Place::Row("templates", at), row);
+        compiler.template(&RowPlace::Row("templates", at), row);
     }
     for (at, row) in rows.rules.into_iter().enumerate() {
-        compiler.rule(&Place::Row("rules", at), row);
+        compiler.rule(&RowPlace::Row("rules", at), row);
     }
-    let mut compiler = compiler.ordered(Ties::AsGiven, rows.overrides.len());
+    let mut compiler = compiler.ordered(TieBreak::AsGiven, rows.overrides.len());
     for (at, row) in rows.overrides.into_iter().enumerate() {
         // Whether it has expired by then is looked at when it is asked for.
-        compiler.exception(&Place::Row("overrides", at), row, 0);
+        compiler.rule_override(&RowPlace::Row("overrides", at), row, 0);
     }
     compiler.finish(version)
 }

@@ -17,25 +17,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod asked;
 pub mod audit;
-pub mod book;
 pub mod change;
 mod compile;
 mod dimensions;
 mod emergency;
-mod exception;
 mod fields;
 mod file;
 mod index;
 mod interner;
+mod match_table;
 mod network;
 pub mod overrides;
+mod packed_override;
 pub mod pattern;
 mod period;
 mod problems;
-mod row;
+pub mod rows;
 mod rule;
+mod rule_overrides;
 mod set;
 pub mod snapshot;
 pub mod store;
@@ -45,14 +45,16 @@ pub use dimensions::{
     ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, HEADER_PREFIX, NAME_BYTES_MAX, VALUE_BYTES_MAX,
 };
 pub use emergency::EMERGENCIES_MAX;
-pub use exception::{
-    LOOSE_WILDCARDS_PER_RULE_MAX, RULE_OVERRIDES_MAX, WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
-};
 pub use file::{FILE_BYTES_MAX, syntax_problem};
 pub use network::{canonical, parse_network};
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};
 pub use rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
-pub use set::{LOOKED_AT_RULES_MAX, Match, PassedOn, RULES_MAX, RuleSet, SCANNED_RULES_MAX, Terms};
+pub use rule_overrides::{
+    LOOSE_WILDCARDS_PER_RULE_MAX, RULE_OVERRIDES_MAX, WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
+};
+pub use set::{
+    EffectiveTerms, InheritedTerms, LOOKED_AT_RULES_MAX, RULES_MAX, RuleMatch, RuleSet, SCANNED_RULES_MAX,
+};
 pub use template::TEMPLATES_MAX;
 pub use tidegate_core::{Class, Regime};

@@ -25,16 +25,16 @@ impl From<String> for Problems {
 
 /// Problems as they are found.
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
-    told: Vec<String>,
+pub(crate) struct ProblemList {
+    listed: Vec<String>,
     more: usize,
 }
 
-impl Findings {
+impl ProblemList {
     /// Notes a problem; it is put into words only if it is told.
     pub(crate) fn add(&mut self, problem: impl fmt::Display) {
-        if self.told.len() < PROBLEMS_MAX {
-            self.told.push(problem.to_string());
+        if self.listed.len() < PROBLEMS_MAX {
+            self.listed.push(problem.to_string());
         } else {
             self.more += 1;
         }
@@ -42,14 +42,14 @@ impl Findings {
 
     /// Nothing, or all that was found.
     pub(crate) fn into_result(self) -> Result<(), Problems> {
-        if self.told.is_empty() { Ok(()) } else { Err(Problems(self.into_told())) }
+        if self.listed.is_empty() { Ok(()) } else { Err(Problems(self.into_lines())) }
     }
 
     /// What is told of all that was found.
-    pub(crate) fn into_told(mut self) -> Vec<String> {
+    pub(crate) fn into_lines(mut self) -> Vec<String> {
         if self.more > 0 {
-            self.told.push(format!("and {} more", self.more));
+            self.listed.push(format!("and {} more", self.more));
         }
-        self.told
+        self.listed
     }
 }

@@ -101,8 +101,8 @@ impl Rule {
 
     /// The same in words, with the rule's name.
     pub fn warned(&self, fleet: &Fleet) -> impl Iterator<Item = String> {
-        let told = |warning| format!("rules[{:?}].{warning}", self.name);
-        self.warnings(fleet).into_iter().map(told)
+        let message = |warning| format!("rules[{:?}].{warning}", self.name);
+        self.warnings(fleet).into_iter().map(message)
     }
 
     /// Whether the rule is for requests of `tenant`.

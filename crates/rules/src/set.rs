@@ -8,18 +8,18 @@ use sha2::{Digest, Sha256};
 use tidegate_core::bound::Fleet;
 use tidegate_core::{Algorithm, Limit};
 
-use crate::asked::{Asked, Says};
-use crate::book::{Book, EmergencyRow};
 use crate::compile;
 use crate::dimensions::{Dimensions, HEADER_PREFIX};
 use crate::emergency::Emergencies;
-use crate::exception::{Exceptions, Found};
 use crate::fields::as_counted;
 use crate::file;
 use crate::index::{RuleIndex, small};
+use crate::match_table::{MatchTable, MatchedRule};
 use crate::pattern::Pattern;
-use crate::problems::{Findings, Problems};
+use crate::problems::{ProblemList, Problems};
+use crate::rows::{EmergencyRow, RuleRows};
 use crate::rule::{Key, Mode, Rule};
+use crate::rule_overrides::{OverrideMatch, RuleOverrides};
 
 /// The most rules of a set. Higher: more memory, some 300 bytes each, and a slower start.
 pub const RULES_MAX: usize = 1_000_000;
@@ -41,7 +41,7 @@ const VERSION_DIGITS: usize = 12;
 #[derive(Debug)]
 pub struct RuleSet {
     /// Shared by sets that only differ in their emergencies.
-    parts: Arc<Parts>,
+    parts: Arc<RuleSetParts>,
     emergencies: Emergencies,
     version: String,
     revision: u64,
@@ -49,18 +49,18 @@ pub struct RuleSet {
 
 /// What a set is made of, but for emergencies.
 #[derive(Debug, Default)]
-pub(crate) struct Parts {
+pub(crate) struct RuleSetParts {
     /// In the order in which they apply.
     pub(crate) rules: Box<[Rule]>,
     pub(crate) index: RuleIndex,
-    pub(crate) asked: Asked,
-    pub(crate) exceptions: Exceptions,
+    pub(crate) match_table: MatchTable,
+    pub(crate) rule_overrides: RuleOverrides,
     pub(crate) placement: Option<String>,
 }
 
 /// A rule that applies to a request.
 #[derive(Clone, Debug)]
-pub struct Match<'s, 'd> {
+pub struct RuleMatch<'s, 'd> {
     /// The rule's place in [`RuleSet::rules`].
     pub position: usize,
     /// The rule.
@@ -68,26 +68,26 @@ pub struct Match<'s, 'd> {
     /// What the request is counted under.
     pub key: Key<'d>,
     /// What holds for this key.
-    pub terms: Terms<'s>,
+    pub terms: EffectiveTerms<'s>,
 }
 
 /// What a rule comes to for one key, and who said so. The meters stay the rule's: what was spent under one limit counts
 /// under another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms<'s> {
+pub struct EffectiveTerms<'s> {
     /// What may pass, by the rule's algorithm.
     pub limit: Limit,
     /// Whether a denial stops anyone.
     pub mode: Mode,
     /// The override that said so, by name.
-    pub exception: Option<&'s str>,
+    pub override_name: Option<&'s str>,
     /// The emergency that said so, by id.
     pub emergency: Option<&'s str>,
 }
 
 /// What overrides of a rule have from it where they say nothing themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PassedOn {
+pub struct InheritedTerms {
     algorithm: Algorithm,
     period_us: u64,
     /// Where the rule says one: what follows from its limit is not theirs.
@@ -95,22 +95,22 @@ pub struct PassedOn {
     mode: Mode,
 }
 
-impl<'s> Terms<'s> {
+impl<'s> EffectiveTerms<'s> {
     /// The same under an override.
-    fn under(self, found: &Found<'s>) -> Self {
+    fn under(self, found: &OverrideMatch<'s>) -> Self {
         let mode = found.mode.unwrap_or(self.mode);
-        Self { limit: found.limit, mode, exception: Some(found.name), emergency: None }
+        Self { limit: found.limit, mode, override_name: Some(found.name), emergency: None }
     }
 }
 
 impl Default for RuleSet {
     fn default() -> Self {
-        Self::new(Parts::default(), Emergencies::default(), version_of(""))
+        Self::new(RuleSetParts::default(), Emergencies::default(), version_of(""))
     }
 }
 
 impl RuleSet {
-    pub(crate) fn new(parts: Parts, emergencies: Emergencies, version: String) -> Self {
+    pub(crate) fn new(parts: RuleSetParts, emergencies: Emergencies, version: String) -> Self {
         Self { parts: Arc::new(parts), emergencies, version, revision: 0 }
     }
 
@@ -125,8 +125,8 @@ impl RuleSet {
 
     /// Compiles what a store holds, without what ended before `now_ms` (milliseconds since the Unix epoch). `placement` is what a
     /// rules file says by that name. It is taken whole or not at all, with every problem named.
-    pub fn compile(book: &Book, placement: Option<&str>, now_ms: u64) -> Result<Self, Problems> {
-        compile::compile(book, placement, now_ms)
+    pub fn compile(rule_rows: &RuleRows, placement: Option<&str>, now_ms: u64) -> Result<Self, Problems> {
+        compile::compile(rule_rows, placement, now_ms)
     }
 
     /// The same set under other emergencies, without reading its rules again: a set of a million is there in the time that
@@ -149,56 +149,70 @@ impl RuleSet {
         tenant: &str,
         request: &'d Dimensions<'_>,
         now_ms: u64,
-    ) -> impl Iterator<Item = Match<'s, 'd>> {
+    ) -> impl Iterator<Item = RuleMatch<'s, 'd>> {
         self.parts.index.candidates(tenant, request).into_iter().filter_map(move |number| {
-            let says = self.parts.asked.of(number, &self.parts.rules, tenant, request)?;
-            let position = says.position as usize;
-            let terms = self.terms(&says, tenant, request, now_ms);
-            Some(Match { position, rule: self.parts.rules.get(position)?, key: says.key, terms })
+            let matched = self.parts.match_table.of(number, &self.parts.rules, tenant, request)?;
+            let position = matched.position as usize;
+            let terms = self.terms(&matched, tenant, request, now_ms);
+            Some(RuleMatch { position, rule: self.parts.rules.get(position)?, key: matched.key, terms })
         })
     }
 
     /// What holds for a key of a rule: what an emergency says, or an override, or the rule.
-    fn terms(&self, says: &Says<'_>, tenant: &str, request: &Dimensions<'_>, now_ms: u64) -> Terms<'_> {
-        let Says { position, kinds, ref key, terms: (limit, mode) } = *says;
-        let own = Terms { limit, mode, exception: None, emergency: None };
+    fn terms(
+        &self,
+        matched: &MatchedRule<'_>,
+        tenant: &str,
+        request: &Dimensions<'_>,
+        now_ms: u64,
+    ) -> EffectiveTerms<'_> {
+        let MatchedRule { position, kinds, ref key, terms: (limit, mode) } = *matched;
+        let own = EffectiveTerms { limit, mode, override_name: None, emergency: None };
         let emergency = self.emergencies.find(position, tenant, key, request, now_ms);
         if let Some((emergency, limit)) =
             emergency.and_then(|found| found.limit(limit.algorithm()).map(|limit| (found, limit)))
         {
-            return Terms { limit, mode: emergency.mode(), emergency: Some(&emergency.id), ..own };
+            return EffectiveTerms { limit, mode: emergency.mode(), emergency: Some(&emergency.id), ..own };
         }
-        let found = self.parts.exceptions.find((position, kinds), tenant, key, now_ms);
+        let found = self.parts.rule_overrides.find((position, kinds), tenant, key, now_ms);
         let usual = found.map_or(own, |found| own.under(&found));
         match emergency {
             None => usual,
             // It only says that nobody is stopped.
-            Some(emergency) => Terms { mode: emergency.mode(), emergency: Some(&emergency.id), ..usual },
+            Some(emergency) => {
+                EffectiveTerms { mode: emergency.mode(), emergency: Some(&emergency.id), ..usual }
+            }
         }
     }
 
     /// What holds for a key of the rule at a position, whatever the emergencies; nothing if the rule's key has another number of
     /// parts. A part may be a pattern: what is told then holds for all that it describes, but for keys of which another override
     /// says more.
-    pub fn usual_terms(&self, position: usize, tenant: &str, key: &[&str], now_ms: u64) -> Option<Terms<'_>> {
+    pub fn usual_terms(
+        &self,
+        position: usize,
+        tenant: &str,
+        key: &[&str],
+        now_ms: u64,
+    ) -> Option<EffectiveTerms<'_>> {
         let rule = self.rules().get(position).filter(|rule| rule.key.len() == key.len())?;
         let counted = rule.key.iter().zip(key).map(|(part, of)| as_counted(part, Pattern::new(*of)));
         let counted: Vec<Pattern> = counted.collect();
         let key: Vec<&str> = counted.iter().map(Pattern::as_str).collect();
         let position = small(position);
-        let exceptions = &self.parts.exceptions;
-        let found = exceptions.find((position, exceptions.kinds_of(position)), tenant, &key, now_ms);
-        let own = Terms { limit: rule.limit, mode: rule.mode, exception: None, emergency: None };
+        let rule_overrides = &self.parts.rule_overrides;
+        let found = rule_overrides.find((position, rule_overrides.kinds_of(position)), tenant, &key, now_ms);
+        let own = EffectiveTerms { limit: rule.limit, mode: rule.mode, override_name: None, emergency: None };
         Some(found.map_or(own, |found| own.under(&found)))
     }
 
     /// What the rule at a position passes on to its overrides; nothing if it has none.
-    pub fn passed_on(&self, position: usize) -> Option<PassedOn> {
+    pub fn inherited_terms(&self, position: usize) -> Option<InheritedTerms> {
         let rule = self.rules().get(position)?;
-        let has_burst = self.parts.exceptions.pass_on_burst(small(position))?;
+        let has_burst = self.parts.rule_overrides.inherits_burst(small(position))?;
         let (limit, mode) = (&rule.limit, rule.mode);
         let burst = has_burst.then(|| limit.burst());
-        Some(PassedOn { algorithm: limit.algorithm(), period_us: limit.period_us(), burst, mode })
+        Some(InheritedTerms { algorithm: limit.algorithm(), period_us: limit.period_us(), burst, mode })
     }
 
     /// The rules that are for requests of `tenant`, with their places: those for everyone, then its own, each in order.
@@ -254,21 +268,21 @@ impl RuleSet {
     /// What the authors of rules had better know, by rule, if the regions are such: the first of them and how many more there
     /// are.
     pub fn warnings(&self, fleet: &Fleet) -> Vec<String> {
-        let mut findings = Findings::default();
+        let mut findings = ProblemList::default();
         for rule in self.rules() {
             rule.warned(fleet).for_each(|warning| findings.add(warning));
         }
-        findings.into_told()
+        findings.into_lines()
     }
 
     /// How many overrides there are.
     pub fn overrides(&self) -> usize {
-        self.parts.exceptions.len()
+        self.parts.rule_overrides.len()
     }
 
     /// Whether an override ends by itself, so that other terms hold one day.
     pub fn has_ends(&self) -> bool {
-        self.parts.exceptions.has_ends()
+        self.parts.rule_overrides.has_ends()
     }
 
     /// What tells this set from others: the beginning of a digest of its text, or the revisions of a store.

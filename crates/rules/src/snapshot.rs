@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::book::{Book, EmergencyRow, Kind, Row};
+use crate::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use crate::store::Credential;
 
 /// How many snapshots are kept. More: more damaged ones can be passed over; more space.
-pub const KEPT: usize = 3;
+pub const SNAPSHOTS_KEPT: usize = 3;
 
 /// What a file begins with.
 const MAGIC: &[u8; 12] = b"tidegatebook";
@@ -43,14 +43,14 @@ const UNFINISHED: &str = "unfinished.tmp";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The rules.
-    pub book: Book,
+    pub rule_rows: RuleRows,
     /// Who may ask: of tokens there are hashes only.
     pub credentials: Arc<[Credential]>,
 }
 
 /// A snapshot that cannot be used, and why.
 #[derive(Debug)]
-pub struct Damaged {
+pub struct DamagedSnapshot {
     /// Which.
     pub file: PathBuf,
     /// Why.
@@ -89,26 +89,26 @@ impl fmt::Display for Damage {
     }
 }
 
-impl fmt::Display for Damaged {
+impl fmt::Display for DamagedSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "snapshot {}: {}", self.file.display(), self.why)
     }
 }
 
-impl std::error::Error for Damaged {}
+impl std::error::Error for DamagedSnapshot {}
 
 /// What was found in a folder.
 #[derive(Debug, Default)]
-pub struct LastGood {
+pub struct LastGoodSnapshot {
     /// The latest that can be used.
     pub snapshot: Option<Snapshot>,
     /// The file it is in.
     pub file: Option<PathBuf>,
     /// The snapshots after it, which cannot.
-    pub skipped: Vec<Damaged>,
+    pub skipped: Vec<DamagedSnapshot>,
 }
 
-/// Writes a snapshot to a folder, which is made if need be, and removes all but the last [`KEPT`]. The folder is one server's
+/// Writes a snapshot to a folder, which is made if need be, and removes all but the last [`SNAPSHOTS_KEPT`]. The folder is one server's
 /// own. Gives the file, which is on disk under its name when this returns.
 pub fn write(folder: &Path, snapshot: &Snapshot) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
@@ -120,15 +120,15 @@ pub fn write(folder: &Path, snapshot: &Snapshot) -> std::io::Result<PathBuf> {
     let file = folder.join(name_of(number));
     std::fs::rename(&unfinished, &file)?;
     File::open(folder)?.sync_all()?;
-    for (_, old) in earlier.iter().skip(KEPT - 1) {
+    for (_, old) in earlier.iter().skip(SNAPSHOTS_KEPT - 1) {
         std::fs::remove_file(old)?;
     }
     Ok(file)
 }
 
 /// Reads the latest snapshot that is whole. Without a folder there is none.
-pub fn load_last_good(folder: &Path) -> std::io::Result<LastGood> {
-    let mut found = LastGood::default();
+pub fn load_last_good(folder: &Path) -> std::io::Result<LastGoodSnapshot> {
+    let mut found = LastGoodSnapshot::default();
     let files = match snapshots(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
         files => files?,
@@ -139,7 +139,7 @@ pub fn load_last_good(folder: &Path) -> std::io::Result<LastGood> {
                 (found.snapshot, found.file) = (Some(snapshot), Some(file));
                 break;
             }
-            Err(why) => found.skipped.push(Damaged { file, why }),
+            Err(why) => found.skipped.push(DamagedSnapshot { file, why }),
         }
     }
     Ok(found)
@@ -176,25 +176,25 @@ pub fn encode(snapshot: &Snapshot) -> Vec<u8> {
 }
 
 fn write_whole<W: Write>(to: W, snapshot: &Snapshot) -> std::io::Result<W> {
-    let Snapshot { book, credentials } = snapshot;
-    let mut to = Hashing { to, hasher: Sha256::new() };
+    let Snapshot { rule_rows, credentials } = snapshot;
+    let mut to = HashingWriter { to, hasher: Sha256::new() };
     to.write_all(MAGIC)?;
     to.write_all(&FORMAT.to_le_bytes())?;
-    to.write_all(&(book_bytes(book) + credentials_bytes(credentials)).to_le_bytes())?;
-    write_book(&mut to, book)?;
+    to.write_all(&(rule_rows_bytes(rule_rows) + credentials_bytes(credentials)).to_le_bytes())?;
+    write_rule_rows(&mut to, rule_rows)?;
     write_credentials(&mut to, credentials)?;
-    let Hashing { mut to, hasher } = to;
+    let HashingWriter { mut to, hasher } = to;
     to.write_all(&hasher.finalize())?;
     Ok(to)
 }
 
 /// Passes on what is written, and hashes it.
-struct Hashing<W> {
+struct HashingWriter<W> {
     to: W,
     hasher: Sha256,
 }
 
-impl<W: Write> Write for Hashing<W> {
+impl<W: Write> Write for HashingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let written = self.to.write(bytes)?;
         self.hasher.update(bytes.get(..written).unwrap_or(bytes));
@@ -211,26 +211,26 @@ const ROW_BYTES: usize = 1 + 3 * size_of::<u32>();
 const EMERGENCY_BYTES: usize = 2 * size_of::<u32>() + size_of::<u64>();
 const CREDENTIAL_BYTES: usize = 4 * size_of::<u32>() + 1 + 2 * size_of::<u64>();
 
-/// Exactly what [`write_book`] writes.
-fn book_bytes(book: &Book) -> u64 {
-    let rows: usize = book.rows.iter().map(|row| ROW_BYTES + row.name.len() + row.body.len()).sum();
-    let emergencies = book.emergencies.iter();
+/// Exactly what [`write_rule_rows`] writes.
+fn rule_rows_bytes(rule_rows: &RuleRows) -> u64 {
+    let rows: usize = rule_rows.rows.iter().map(|row| ROW_BYTES + row.name.len() + row.body.len()).sum();
+    let emergencies = rule_rows.emergencies.iter();
     let emergencies: usize = emergencies.map(|row| EMERGENCY_BYTES + row.id.len() + row.body.len()).sum();
     (4 * size_of::<u64>() + rows + emergencies) as u64
 }
 
-fn write_book(to: &mut impl Write, book: &Book) -> std::io::Result<()> {
-    let (rows, emergencies) = (book.rows.len() as u64, book.emergencies.len() as u64);
-    for number in [book.revision, book.emergency_revision, rows, emergencies] {
+fn write_rule_rows(to: &mut impl Write, rule_rows: &RuleRows) -> std::io::Result<()> {
+    let (rows, emergencies) = (rule_rows.rows.len() as u64, rule_rows.emergencies.len() as u64);
+    for number in [rule_rows.revision, rule_rows.emergency_revision, rows, emergencies] {
         to.write_all(&number.to_le_bytes())?;
     }
-    for row in &*book.rows {
+    for row in &*rule_rows.rows {
         to.write_all(&[kind_byte(row.kind)])?;
         to.write_all(&row.version.to_le_bytes())?;
         write_text(to, &row.name)?;
         write_text(to, &row.body)?;
     }
-    for emergency in &book.emergencies {
+    for emergency in &rule_rows.emergencies {
         to.write_all(&emergency.expires_ms.to_le_bytes())?;
         write_text(to, &emergency.id)?;
         write_text(to, &emergency.body)?;
@@ -269,11 +269,11 @@ fn write_text(to: &mut impl Write, text: &str) -> std::io::Result<()> {
     to.write_all(text.as_bytes())
 }
 
-fn kind_byte(kind: Kind) -> u8 {
+fn kind_byte(kind: RowKind) -> u8 {
     match kind {
-        Kind::Template => 0,
-        Kind::Rule => 1,
-        Kind::Override => 2,
+        RowKind::Template => 0,
+        RowKind::Rule => 1,
+        RowKind::Override => 2,
     }
 }
 
@@ -301,9 +301,9 @@ pub fn decode(bytes: &[u8]) -> Result<Snapshot, Damage> {
         return Err(Damage::Checksum);
     }
     let mut reader = Reader(contents);
-    let book = reader.book().ok_or(Damage::Contents)?;
+    let rule_rows = reader.rule_rows().ok_or(Damage::Contents)?;
     let credentials = if has_credentials { reader.credentials() } else { Some([].into()) };
-    let snapshot = Snapshot { book, credentials: credentials.ok_or(Damage::Contents)? };
+    let snapshot = Snapshot { rule_rows, credentials: credentials.ok_or(Damage::Contents)? };
     if reader.0.is_empty() { Ok(snapshot) } else { Err(Damage::Contents) }
 }
 
@@ -330,12 +330,12 @@ impl<'a> Reader<'a> {
         Some(std::str::from_utf8(self.take(length)?).ok()?.to_owned())
     }
 
-    fn book(&mut self) -> Option<Book> {
+    fn rule_rows(&mut self) -> Option<RuleRows> {
         let (revision, emergency_revision) = (self.number64()?, self.number64()?);
         let (rows, emergencies) = (self.count(ROW_BYTES)?, self.count(EMERGENCY_BYTES)?);
         let rows = (0..rows).map(|_| self.row()).collect::<Option<_>>()?;
         let emergencies = (0..emergencies).map(|_| self.emergency()).collect::<Option<_>>()?;
-        Some(Book { revision, emergency_revision, rows, emergencies })
+        Some(RuleRows { revision, emergency_revision, rows, emergencies })
     }
 
     /// How many things follow, none of which is smaller than this.
@@ -344,13 +344,13 @@ impl<'a> Reader<'a> {
         (count <= self.0.len() / bytes_min).then_some(count)
     }
 
-    fn row(&mut self) -> Option<Row> {
+    fn row(&mut self) -> Option<RuleRow> {
         let kind = self.take(1)?.first().copied()?;
-        let kind = [Kind::Template, Kind::Rule, Kind::Override]
+        let kind = [RowKind::Template, RowKind::Rule, RowKind::Override]
             .into_iter()
             .find(|known| kind_byte(*known) == kind)?;
         let version = self.number32()?;
-        Some(Row { kind, version, name: self.text()?, body: self.text()? })
+        Some(RuleRow { kind, version, name: self.text()?, body: self.text()? })
     }
 
     fn emergency(&mut self) -> Option<EmergencyRow> {
@@ -393,19 +393,19 @@ mod tests {
             expires_ms,
         };
         let credentials = [credential("ci", None), credential("é", Some(u64::MAX))].into();
-        Snapshot { book: book(revision), credentials }
+        Snapshot { rule_rows: rule_rows(revision), credentials }
     }
 
-    fn book(revision: u64) -> Book {
-        let row = |(kind, name): (Kind, &str)| Row {
+    fn rule_rows(revision: u64) -> RuleRows {
+        let row = |(kind, name): (RowKind, &str)| RuleRow {
             kind,
             name: name.to_owned(),
             body: format!("{{\"limit\": {revision}, \"é\": \"\"}}"),
             version: u32::MAX,
         };
-        let rows = [(Kind::Template, "pro"), (Kind::Rule, "per_user"), (Kind::Override, "")];
+        let rows = [(RowKind::Template, "pro"), (RowKind::Rule, "per_user"), (RowKind::Override, "")];
         let emergency = EmergencyRow { id: "e".to_owned(), body: "{}".to_owned(), expires_ms: u64::MAX };
-        Book {
+        RuleRows {
             revision,
             emergency_revision: 9,
             rows: rows.into_iter().map(row).collect(),
@@ -491,12 +491,15 @@ mod tests {
     #[test]
     fn one_of_a_program_that_kept_no_credentials_is_read() {
         let contents = &bytes_of(&snapshot(1))[HEAD_BYTES..];
-        let book_bytes = usize::try_from(book_bytes(&book(1))).expect("small");
+        let rule_rows_bytes = usize::try_from(rule_rows_bytes(&rule_rows(1))).expect("small");
         let head =
-            [&MAGIC[..], &FORMAT_WITHOUT_CREDENTIALS.to_le_bytes(), &book_bytes.to_le_bytes()].concat();
-        let bytes = sealed([&head, &contents[..book_bytes], &[0; CHECKSUM_BYTES]].concat());
-        assert_eq!(decode(&bytes).expect("whole"), Snapshot { book: book(1), credentials: [].into() });
-        let with_more = [&head, &contents[..book_bytes], &[0; 8 + CHECKSUM_BYTES]].concat();
+            [&MAGIC[..], &FORMAT_WITHOUT_CREDENTIALS.to_le_bytes(), &rule_rows_bytes.to_le_bytes()].concat();
+        let bytes = sealed([&head, &contents[..rule_rows_bytes], &[0; CHECKSUM_BYTES]].concat());
+        assert_eq!(
+            decode(&bytes).expect("whole"),
+            Snapshot { rule_rows: rule_rows(1), credentials: [].into() }
+        );
+        let with_more = [&head, &contents[..rule_rows_bytes], &[0; 8 + CHECKSUM_BYTES]].concat();
         assert!(matches!(decode(&sealed(with_more)), Err(Damage::Length { .. })));
     }
 

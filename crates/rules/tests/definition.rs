@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::{Dimensions, Mode, RuleSet};
 
 const TENANTS: [&str; 3] = ["", "acme", "zeta"];
@@ -61,14 +61,14 @@ struct Request {
 
 /// All that is written down.
 #[derive(Clone, Debug)]
-struct Written {
+struct WrittenRules {
     rules: Vec<Rule>,
     overrides: Vec<Override>,
     emergencies: Vec<Emergency>,
 }
 
 /// What is told of a rule that applies: its name, its key, its limit, whether it is enforced, and who said so.
-type Told = (String, Vec<String>, u32, bool, Option<String>, Option<String>);
+type MatchedFields = (String, Vec<String>, u32, bool, Option<String>, Option<String>);
 
 fn pattern() -> impl Strategy<Value = String> {
     prop_oneof!["[ab]{1,3}", "[ab*]{1,4}"]
@@ -135,7 +135,7 @@ fn emergency(rules: &[Rule]) -> impl Strategy<Value = Emergency> + use<> {
 }
 
 /// Rows of different names, no two overrides alike.
-fn written() -> impl Strategy<Value = Written> {
+fn written() -> impl Strategy<Value = WrittenRules> {
     let rules = prop::collection::vec(rule(), 1..24).prop_map(|mut rules| {
         // Not in the order in which they are given.
         rules.iter_mut().enumerate().for_each(|(at, rule)| rule.name = format!("r{}", at * 7 % 24));
@@ -149,7 +149,7 @@ fn written() -> impl Strategy<Value = Written> {
             overrides.retain(|over| seen.insert((over.rule.clone(), over.tenant, over.key.clone())));
             overrides.iter_mut().enumerate().for_each(|(at, over)| over.name = format!("o{at}"));
             emergencies.iter_mut().enumerate().for_each(|(at, one)| one.id = format!("e{at}"));
-            Written { rules, overrides, emergencies }
+            WrittenRules { rules, overrides, emergencies }
         })
     })
 }
@@ -190,7 +190,7 @@ fn object(members: &[(&str, Option<String>)]) -> String {
     format!("{{{json}}}")
 }
 
-fn rule_row(rule: &Rule) -> Row {
+fn rule_row(rule: &Rule) -> RuleRow {
     let when = [("path", some(&rule.paths)), ("user", some(&rule.users)), ("ip", some(&rule.networks))];
     let body = object(&[
         ("tenant", rule.tenant.map(quoted)),
@@ -201,10 +201,10 @@ fn rule_row(rule: &Rule) -> Row {
         ("mode", Some(quoted(rule.mode))),
         ("when", Some(object(&when))),
     ]);
-    Row { kind: Kind::Rule, name: rule.name.clone(), body, version: rule.limit }
+    RuleRow { kind: RowKind::Rule, name: rule.name.clone(), body, version: rule.limit }
 }
 
-fn override_row(over: &Override) -> Row {
+fn override_row(over: &Override) -> RuleRow {
     let body = object(&[
         ("rule", Some(quoted(&over.rule))),
         ("tenant", over.tenant.map(quoted)),
@@ -214,7 +214,7 @@ fn override_row(over: &Override) -> Row {
         ("mode", over.mode.map(quoted)),
         ("expires", over.expires.map(|at| at.to_string())),
     ]);
-    Row { kind: Kind::Override, name: over.name.clone(), body, version: 1 }
+    RuleRow { kind: RowKind::Override, name: over.name.clone(), body, version: 1 }
 }
 
 fn emergency_row(emergency: &Emergency) -> EmergencyRow {
@@ -231,11 +231,11 @@ fn emergency_row(emergency: &Emergency) -> EmergencyRow {
     EmergencyRow { id: emergency.id.clone(), body, expires_ms: emergency.expires_ms }
 }
 
-fn compiled(written: &Written, now_ms: u64) -> RuleSet {
+fn compiled(written: &WrittenRules, now_ms: u64) -> RuleSet {
     let rows = written.rules.iter().map(rule_row).chain(written.overrides.iter().map(override_row)).collect();
     let emergencies = written.emergencies.iter().map(emergency_row).collect();
-    let book = Book { revision: 1, emergency_revision: 1, rows, emergencies };
-    RuleSet::compile(&book, None, now_ms).expect("a good book")
+    let rule_rows = RuleRows { revision: 1, emergency_revision: 1, rows, emergencies };
+    RuleSet::compile(&rule_rows, None, now_ms).expect("a good book")
 }
 
 /// Whether a pattern describes a value, by the definition.
@@ -285,7 +285,7 @@ fn key_of(rule: &Rule, request: &Request) -> Option<Vec<String>> {
     if applies { rule.key.iter().map(value).collect() } else { None }
 }
 
-impl Written {
+impl WrittenRules {
     fn override_for(&self, rule: &Rule, key: &[String], tenant: &str, now_ms: u64) -> Option<&Override> {
         let applying = self.overrides.iter().filter(|over| {
             over.rule == rule.name
@@ -323,7 +323,7 @@ impl Written {
         })
     }
 
-    fn told(&self, rule: &Rule, request: &Request, now_ms: u64) -> Option<Told> {
+    fn told(&self, rule: &Rule, request: &Request, now_ms: u64) -> Option<MatchedFields> {
         let key = key_of(rule, request)?;
         let over = self.override_for(rule, &key, request.tenant, now_ms);
         let usual = over.map_or((rule.limit, rule.mode), |over| (over.limit, over.mode.unwrap_or(rule.mode)));
@@ -339,14 +339,14 @@ impl Written {
     }
 
     /// By the definition: every rule is looked at, and of each every override and every emergency.
-    fn scan(&self, request: &Request, now_ms: u64) -> Vec<Told> {
+    fn scan(&self, request: &Request, now_ms: u64) -> Vec<MatchedFields> {
         let mut ordered: Vec<&Rule> = self.rules.iter().collect();
         ordered.sort_by_key(|rule| (-rule.priority, &rule.name));
         ordered.into_iter().filter_map(|rule| self.told(rule, request, now_ms)).collect()
     }
 }
 
-fn find(set: &RuleSet, request: &Request, now_ms: u64) -> Vec<Told> {
+fn find(set: &RuleSet, request: &Request, now_ms: u64) -> Vec<MatchedFields> {
     let pairs = [("path", request.path.as_deref()), ("user", request.user.as_deref()), ("ip", request.ip)];
     let given = pairs.into_iter().filter_map(|(name, value)| value.map(|value| (name, value)));
     let dimensions = Dimensions::new(given).expect("good dimensions");
@@ -355,7 +355,7 @@ fn find(set: &RuleSet, request: &Request, now_ms: u64) -> Vec<Told> {
         assert_eq!(*set.rules()[found.position].name, *name);
         assert_eq!(found.rule.version, u64::from(found.rule.limit.amount()), "as the row had it");
         let key = found.key.iter().map(|part| (*part).to_owned()).collect();
-        let (over, emergency) = (terms.exception.map(str::to_owned), terms.emergency.map(str::to_owned));
+        let (over, emergency) = (terms.override_name.map(str::to_owned), terms.emergency.map(str::to_owned));
         (name, key, terms.limit.amount(), terms.mode == Mode::Enforce, over, emergency)
     });
     told.collect()

@@ -2,7 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "helpers of tests may panic as tests may")]
 
-use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::{
     EMERGENCIES_MAX, LOOKED_AT_RULES_MAX, LOOSE_WILDCARDS_PER_RULE_MAX, PROBLEMS_MAX, RuleSet,
     SCANNED_RULES_MAX, TEMPLATES_MAX, WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
@@ -11,26 +11,26 @@ use tidegate_rules::{
 /// A rule for a path and a user.
 const GOOD: &str = r#"{"key":["path","user"],"limit":10,"period":"1m","burst":5}"#;
 
-fn row(kind: Kind, name: &str, body: &str) -> Row {
-    Row { kind, name: name.to_owned(), body: body.to_owned(), version: 1 }
+fn row(kind: RowKind, name: &str, body: &str) -> RuleRow {
+    RuleRow { kind, name: name.to_owned(), body: body.to_owned(), version: 1 }
 }
 
-fn rule(name: &str, body: &str) -> Row {
-    row(Kind::Rule, name, body)
+fn rule(name: &str, body: &str) -> RuleRow {
+    row(RowKind::Rule, name, body)
 }
 
-fn over(name: &str, body: &str) -> Row {
-    row(Kind::Override, name, body)
+fn over(name: &str, body: &str) -> RuleRow {
+    row(RowKind::Override, name, body)
 }
 
 /// What is wrong with rows beside a good rule.
-fn problems(rows: Vec<Row>) -> Vec<String> {
+fn problems(rows: Vec<RuleRow>) -> Vec<String> {
     let rows = [rule("good", GOOD)].into_iter().chain(rows).collect();
-    refused(&Book { rows, ..Book::default() })
+    refused(&RuleRows { rows, ..RuleRows::default() })
 }
 
-fn refused(book: &Book) -> Vec<String> {
-    RuleSet::compile(book, None, 0).expect_err("has problems").0
+fn refused(rule_rows: &RuleRows) -> Vec<String> {
+    RuleSet::compile(rule_rows, None, 0).expect_err("has problems").0
 }
 
 /// What is wrong with a rule of these fields beside those that it needs.
@@ -45,25 +45,26 @@ fn of_override(fields: &str) -> Vec<String> {
 
 /// What is wrong with an emergency of these fields.
 fn of_emergency(fields: &str) -> Vec<String> {
-    refused(&book_of_emergencies(1, &format!("{{{fields}}}")))
+    refused(&rows_of_emergencies(1, &format!("{{{fields}}}")))
 }
 
-fn book_of_emergencies(count: usize, body: &str) -> Book {
+fn rows_of_emergencies(count: usize, body: &str) -> RuleRows {
     let emergency = |at| EmergencyRow { id: format!("e{at}"), body: body.to_owned(), expires_ms: 9 };
     let emergencies = (0..count).map(emergency).collect();
-    Book { rows: [rule("good", GOOD)].into(), emergencies, ..Book::default() }
+    RuleRows { rows: [rule("good", GOOD)].into(), emergencies, ..RuleRows::default() }
 }
 
 #[test]
 fn a_good_book_is_taken() {
     let rows = vec![
-        row(Kind::Template, "pro", r#"{"limit":100,"period":"1h"}"#),
+        row(RowKind::Template, "pro", r#"{"limit":100,"period":"1h"}"#),
         rule("good", GOOD),
         rule("tier", r#"{"name":"tier","template":"pro","key":["user"]}"#),
         over("one", r#"{"rule":"good","key":["/a","alice"],"limit":7}"#),
     ];
-    let book = Book { revision: 42, emergency_revision: 3, rows: rows.into(), emergencies: Vec::new() };
-    let set = RuleSet::compile(&book, Some("user"), 0).expect("nothing is wrong");
+    let rule_rows =
+        RuleRows { revision: 42, emergency_revision: 3, rows: rows.into(), emergencies: Vec::new() };
+    let set = RuleSet::compile(&rule_rows, Some("user"), 0).expect("nothing is wrong");
     assert_eq!((set.revision(), set.version(), set.placement()), (42, "r42e3", Some("user")));
     assert_eq!((set.rules().len(), set.overrides()), (2, 1));
 }
@@ -114,7 +115,7 @@ fn a_wrong_rule_is_told_by_name_and_field() {
 fn a_wrong_template_is_told_once_and_not_by_every_rule_of_it() {
     let of_template = |body: &str| {
         let tier = r#"{"template":"pro","key":["user"],"limit":1,"period":"1s"}"#;
-        problems(vec![row(Kind::Template, "pro", body), rule("a", tier), rule("b", tier)])
+        problems(vec![row(RowKind::Template, "pro", body), rule("a", tier), rule("b", tier)])
     };
     let cases = [
         (r#"{"limit":-1}"#, "templates[\"pro\"].limit: -1 is outside 0 to 4294967295"),
@@ -128,7 +129,7 @@ fn a_wrong_template_is_told_once_and_not_by_every_rule_of_it() {
         let found = of_template(body);
         assert!(found.len() == 1 && found[0].starts_with(problem), "{body}: {found:?}");
     }
-    let twice = problems(vec![row(Kind::Template, "pro", "{}"), row(Kind::Template, "pro", "{}")]);
+    let twice = problems(vec![row(RowKind::Template, "pro", "{}"), row(RowKind::Template, "pro", "{}")]);
     assert_eq!(twice, ["templates: \"pro\" is given twice"]);
     let both = of_template(r#"{"algorithm":"sliding_window","burst":3}"#);
     let told = "burst: a sliding window has none, its amount is all it ever holds";
@@ -198,8 +199,10 @@ fn overrides_that_cannot_stand_beside_each_other_are_told() {
     let one = r#"{"rule":"good","key":["/a","alice"],"limit":1}"#;
     let wild = r#"{"rule":"good","key":["/a","a*"],"limit":1}"#;
     let for_tenant = r#"{"rule":"good","tenant":"acme","key":["/a","alice"],"limit":1}"#;
-    let fine =
-        Book { rows: [rule("good", GOOD), over("a", one), over("b", for_tenant)].into(), ..Book::default() };
+    let fine = RuleRows {
+        rows: [rule("good", GOOD), over("a", one), over("b", for_tenant)].into(),
+        ..RuleRows::default()
+    };
     assert!(RuleSet::compile(&fine, None, 0).is_ok());
     let same =
         |name: &str| format!("overrides[\"b\"].key: override {name:?} is for the same rule, tenant and key");
@@ -223,12 +226,12 @@ fn what_is_written_twice_and_has_ended_is_no_problem() {
         over("a", r#"{"rule":"good","key":["/a","alice"],"limit":1,"expires":5}"#),
         over("b", r#"{"rule":"good","key":["/a","alice"],"limit":2}"#),
     ];
-    let book = Book { rows: rows.into(), ..Book::default() };
-    assert!(RuleSet::compile(&book, None, 4).is_err());
-    assert_eq!(RuleSet::compile(&book, None, 5).map(|set| set.overrides()), Ok(1));
+    let rule_rows = RuleRows { rows: rows.into(), ..RuleRows::default() };
+    assert!(RuleSet::compile(&rule_rows, None, 4).is_err());
+    assert_eq!(RuleSet::compile(&rule_rows, None, 5).map(|set| set.overrides()), Ok(1));
 }
 
-fn wildcards(count: usize, rules: usize, key: impl Fn(usize) -> String) -> Vec<Row> {
+fn wildcards(count: usize, rules: usize, key: impl Fn(usize) -> String) -> Vec<RuleRow> {
     let body = |at: usize| format!(r#"{{"rule":"r{}","key":["{}"],"limit":1}}"#, at % rules, key(at));
     // With a condition: of those that are for everything there is another most.
     let of_path = r#"{"key":["user"],"limit":1,"period":"1s","when":{"path":"/*"}}"#;
@@ -238,7 +241,7 @@ fn wildcards(count: usize, rules: usize, key: impl Fn(usize) -> String) -> Vec<R
 
 #[test]
 fn there_is_a_most_of_wildcards() {
-    let most = |rows: Vec<Row>| refused(&Book { rows: rows.into(), ..Book::default() });
+    let most = |rows: Vec<RuleRow>| refused(&RuleRows { rows: rows.into(), ..RuleRows::default() });
     let of_rule = most(wildcards(WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("{at}-*")));
     assert_eq!(of_rule, ["overrides[\"o1000\"].key: more than 1000 overrides of this rule have a `*`"]);
     let loose = most(wildcards(LOOSE_WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("*{at:03}*")));
@@ -258,7 +261,7 @@ fn a_million_wildcards_are_refused_whole() {
     const ALL: usize = 1_000_000;
     let rules = ALL / WILDCARDS_PER_RULE_MAX;
     let rows = wildcards(ALL, rules, |at| format!("{at}-*")).into();
-    let found = refused(&Book { rows, ..Book::default() });
+    let found = refused(&RuleRows { rows, ..RuleRows::default() });
     assert_eq!(found.len(), PROBLEMS_MAX + 1);
     let first =
         format!("overrides[\"o{WILDCARDS_MAX}\"].key: more than {WILDCARDS_MAX} overrides have a `*`");
@@ -269,18 +272,18 @@ fn a_million_wildcards_are_refused_whole() {
 
 #[test]
 fn there_is_a_most_of_rows() {
-    let templates = (0..=TEMPLATES_MAX).map(|at| row(Kind::Template, &at.to_string(), "{}")).collect();
+    let templates = (0..=TEMPLATES_MAX).map(|at| row(RowKind::Template, &at.to_string(), "{}")).collect();
     assert_eq!(problems(templates), ["templates: 1001 is outside 0 to 1000"]);
     let scanned = |tenant: &str| {
         let body = format!(r#"{{{tenant}"key":["user"],"limit":1,"period":"1s","when":{{"path":"*x*"}}}}"#);
         let rows = (0..=SCANNED_RULES_MAX).map(|at| rule(&at.to_string(), &body)).collect();
-        refused(&Book { rows, ..Book::default() })
+        refused(&RuleRows { rows, ..RuleRows::default() })
     };
     let told =
         "that have no value, beginning or end of a value in `when` to be found by is outside 0 to 10000";
     assert_eq!(scanned(""), [format!("rules: 10001 for every tenant {told}")]);
     assert_eq!(scanned(r#""tenant":"acme","#), [format!("rules: 10001 for tenant \"acme\" {told}")]);
-    let emergencies = refused(&book_of_emergencies(EMERGENCIES_MAX + 1, "{}"));
+    let emergencies = refused(&rows_of_emergencies(EMERGENCIES_MAX + 1, "{}"));
     assert_eq!(emergencies, ["emergencies: 257 is outside 0 to 256"]);
 }
 
@@ -291,8 +294,8 @@ fn of_crowds(crowds: &[(usize, &str)]) -> Vec<String> {
         let body = format!(r#"{{{fields},"key":["user"],"limit":1,"period":"1s"}}"#);
         rows.extend((0..*rules).map(|at| rule(&format!("{at} {fields}"), &body)));
     }
-    let book = Book { rows: rows.into(), ..Book::default() };
-    RuleSet::compile(&book, None, 0).map_or_else(|problems| problems.0, |_| Vec::new())
+    let rule_rows = RuleRows { rows: rows.into(), ..RuleRows::default() };
+    RuleSet::compile(&rule_rows, None, 0).map_or_else(|problems| problems.0, |_| Vec::new())
 }
 
 #[test]
@@ -325,9 +328,9 @@ fn there_is_a_most_of_rules_that_are_for_everything() {
     let of = |rules: usize, fields: &str| {
         (0..rules).map(|at| rule(&at.to_string(), &format!(r#"{{{fields},"period":"1s"}}"#))).collect()
     };
-    let all = |rows: Vec<Row>| {
-        let book = Book { rows: rows.into(), ..Book::default() };
-        RuleSet::compile(&book, None, 0).map_or_else(|problems| problems.0, |_| Vec::new())
+    let all = |rows: Vec<RuleRow>| {
+        let rule_rows = RuleRows { rows: rows.into(), ..RuleRows::default() };
+        RuleSet::compile(&rule_rows, None, 0).map_or_else(|problems| problems.0, |_| Vec::new())
     };
     let by_user = r#""key":["user"],"limit":4000000000"#;
     let told = |whose: &str, key: &str| {
@@ -350,7 +353,7 @@ fn there_is_a_most_of_rules_that_are_for_everything() {
     assert_eq!(all(of(129, &format!(r#"{shadow},"when":{{"path":"/*"}}"#))), [""; 0], "not for everything");
     assert_eq!(all(of(129, &format!(r#"{by_user},"when":{{"path":"/*"}}"#))), [""; 0], "not for everything");
     let with = |more: &str| {
-        let mut rows: Vec<Row> = of(128, by_user);
+        let mut rows: Vec<RuleRow> = of(128, by_user);
         rows.push(rule("more", &format!(r#"{{{more},"limit":1,"period":"1s"}}"#)));
         all(rows)
     };
@@ -387,7 +390,7 @@ fn a_wrong_emergency_is_told_by_id_and_field() {
         assert!(told, "{fields}: {found:?}");
     }
     let block = r#"{"action":"block"}"#;
-    let mut twice = book_of_emergencies(2, block);
+    let mut twice = rows_of_emergencies(2, block);
     twice.emergencies[1].id = "e0".to_owned();
     assert_eq!(refused(&twice), ["emergencies[\"e0\"].id: given twice"]);
     twice.emergencies[1].id = String::new();

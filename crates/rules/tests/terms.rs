@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::{Class, Dimensions, Mode, RuleSet};
 
 const FILE: &str = r#"
@@ -80,7 +80,7 @@ fn terms<'s>(
 ) -> (u32, u32, Duration, Mode, Option<&'s str>) {
     let found = set.matching("", request, now_ms).find(|found| *found.rule.name == *rule);
     let terms = found.expect("it applies").terms;
-    (terms.limit.amount(), terms.limit.burst(), terms.limit.period(), terms.mode, terms.exception)
+    (terms.limit.amount(), terms.limit.burst(), terms.limit.period(), terms.mode, terms.override_name)
 }
 
 fn user(name: &str) -> Dimensions<'_> {
@@ -127,8 +127,8 @@ fn an_override_of_an_address_is_for_all_that_counts_as_it() {
 }
 
 fn emergencies(given: &[(&str, &str)]) -> RuleSet {
-    let rule = |name: &str, rest: &str| Row {
-        kind: Kind::Rule,
+    let rule = |name: &str, rest: &str| RuleRow {
+        kind: RowKind::Rule,
         name: name.to_owned(),
         body: format!(r#"{{"key":["user"],"limit":10,"period":"1m"{rest}}}"#),
         version: 5,
@@ -136,8 +136,9 @@ fn emergencies(given: &[(&str, &str)]) -> RuleSet {
     let rows = vec![rule("calls", ""), rule("windows", r#","algorithm":"sliding_window","mode":"shadow""#)];
     let row =
         |(id, body): &(&str, &str)| EmergencyRow { id: (*id).into(), body: (*body).into(), expires_ms: 60 };
-    let book = Book { rows: rows.into(), emergencies: given.iter().map(row).collect(), ..Book::default() };
-    RuleSet::compile(&book, None, 0).expect("a good book")
+    let rule_rows =
+        RuleRows { rows: rows.into(), emergencies: given.iter().map(row).collect(), ..RuleRows::default() };
+    RuleSet::compile(&rule_rows, None, 0).expect("a good book")
 }
 
 /// By rule: the limit, the mode, and the emergency that says so.

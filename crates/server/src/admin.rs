@@ -4,8 +4,8 @@ mod audit;
 mod bounds;
 mod credentials;
 mod emergencies;
-mod given;
 mod log;
+mod params;
 mod regions;
 mod routes;
 mod rules;
@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 use ::http::StatusCode;
 use prometheus_client::encoding::text::encode;
-use tidegate_rules::store::{Act, StoreError};
+use tidegate_rules::store::{Attribution, StoreError};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::routes::{Found, To, Who, find};
+use self::routes::{Access, AdminEndpoint, RouteMatch, find};
 use crate::auth::TenantIndex;
-use crate::control::{Control, Unfit};
-use crate::http::{Answer, Asked, Problem, not_found, route_check, serve_with, text};
+use crate::control::{Control, PlanError};
+use crate::http::{HttpRequest, HttpResponse, Problem, not_found, route_check, serve_with, text};
 use crate::worker::Context;
 
 /// The tenant that tokens without one belong to: whoever runs the server.
@@ -31,7 +31,7 @@ const OPERATING_TENANT: TenantIndex = 0;
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What the handlers of the store answer.
-type Answered = Result<Answer, Problem>;
+type AdminResult = Result<HttpResponse, Problem>;
 
 /// Answers the requests of one connection.
 pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
@@ -43,56 +43,56 @@ where
     serve_with(stream, peer, Context { stop, ..context }, route).await
 }
 
-async fn route(asked: &Asked<'_>) -> Answer {
-    let (to, parts) = match find(&asked.parts.method, asked.parts.uri.path()) {
-        Found::Nothing => return not_found(asked),
-        Found::OtherMethod(allowed) => return Problem::wrong_method(allowed).into(),
-        Found::Route(route, parts) => match may(asked, route.who) {
+async fn route(req: &HttpRequest<'_>) -> HttpResponse {
+    let (to, parts) = match find(&req.parts.method, req.parts.uri.path()) {
+        RouteMatch::Nothing => return not_found(req),
+        RouteMatch::OtherMethod(allowed) => return Problem::wrong_method(allowed).into(),
+        RouteMatch::Route(route, parts) => match may(req, route.who) {
             Err(problem) => return problem.into(),
             Ok(()) => (route.to, parts),
         },
     };
     let part = |at: usize| parts.get(at).map_or("", String::as_str);
     let answered = match to {
-        To::Alive => Ok(text(StatusCode::OK, "text/plain", "ok\n")),
-        To::Ready => Ok(ready(asked)),
-        To::Metrics => metrics(asked),
-        To::Check => Ok(route_check(asked).await),
-        To::Why => log::why(asked).await,
-        To::Heavy => log::heavy(asked).await,
-        To::Bounds => bounds::list(asked),
-        To::Regions => regions::list(asked),
-        To::Rules => rules::list(asked).await,
-        To::Rule => rules::get(asked, part(0), part(1)).await,
-        To::Plan => rules::plan(asked).await,
-        To::Apply => rules::apply(asked).await,
-        To::History => rules::history(asked).await,
-        To::Change => rules::change(asked, part(0)).await,
-        To::Approve => rules::approve(asked, part(0)).await,
-        To::Reject => rules::reject(asked, part(0)).await,
-        To::Rollback => rules::rollback(asked).await,
-        To::Shadow => rules::set_mode(asked, part(0), "shadow").await,
-        To::Enforce => rules::set_mode(asked, part(0), "enforce").await,
-        To::Emergencies => emergencies::list(asked).await,
-        To::Declare => emergencies::declare(asked).await,
-        To::Renew => emergencies::renew(asked, part(0)).await,
-        To::End => emergencies::end(asked, part(0)).await,
-        To::Credentials => credentials::list(asked).await,
-        To::Admit => credentials::admit(asked).await,
-        To::Revoke => credentials::revoke(asked, part(0)).await,
-        To::Audit => audit::page(asked).await,
-        To::Verify => audit::verify(asked).await,
+        AdminEndpoint::Alive => Ok(text(StatusCode::OK, "text/plain", "ok\n")),
+        AdminEndpoint::Ready => Ok(ready(req)),
+        AdminEndpoint::Metrics => metrics(req),
+        AdminEndpoint::Check => Ok(route_check(req).await),
+        AdminEndpoint::Why => log::why(req).await,
+        AdminEndpoint::Heavy => log::heavy(req).await,
+        AdminEndpoint::Bounds => bounds::list(req),
+        AdminEndpoint::Regions => regions::list(req),
+        AdminEndpoint::Rules => rules::list(req).await,
+        AdminEndpoint::Rule => rules::get(req, part(0), part(1)).await,
+        AdminEndpoint::Plan => rules::plan(req).await,
+        AdminEndpoint::Apply => rules::apply(req).await,
+        AdminEndpoint::History => rules::history(req).await,
+        AdminEndpoint::Change => rules::change(req, part(0)).await,
+        AdminEndpoint::Approve => rules::approve(req, part(0)).await,
+        AdminEndpoint::Reject => rules::reject(req, part(0)).await,
+        AdminEndpoint::Rollback => rules::rollback(req).await,
+        AdminEndpoint::Shadow => rules::set_mode(req, part(0), "shadow").await,
+        AdminEndpoint::Enforce => rules::set_mode(req, part(0), "enforce").await,
+        AdminEndpoint::Emergencies => emergencies::list(req).await,
+        AdminEndpoint::Declare => emergencies::declare(req).await,
+        AdminEndpoint::Renew => emergencies::renew(req, part(0)).await,
+        AdminEndpoint::End => emergencies::end(req, part(0)).await,
+        AdminEndpoint::Credentials => credentials::list(req).await,
+        AdminEndpoint::Admit => credentials::admit(req).await,
+        AdminEndpoint::Revoke => credentials::revoke(req, part(0)).await,
+        AdminEndpoint::Audit => audit::page(req).await,
+        AdminEndpoint::Verify => audit::verify(req).await,
     };
-    answered.unwrap_or_else(Answer::from)
+    answered.unwrap_or_else(HttpResponse::from)
 }
 
 /// Whether whoever asks may.
-fn may(asked: &Asked<'_>, who: Who) -> Result<(), Problem> {
+fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
     match who {
-        Who::Anybody => Ok(()),
-        Who::Tenant(role) => asked.principal(role).map(|_| ()),
+        Access::Public => Ok(()),
+        Access::Tenant(role) => req.principal(role).map(|_| ()),
         // What concerns every tenant is not for one of them.
-        Who::Operators(role) => match asked.principal(role)?.tenant {
+        Access::Operators(role) => match req.principal(role)?.tenant {
             OPERATING_TENANT => Ok(()),
             _ => Err(Problem::for_operators()),
         },
@@ -100,39 +100,39 @@ fn may(asked: &Asked<'_>, who: Who) -> Result<(), Problem> {
 }
 
 /// Probes have no credentials, and learn nothing here but whether to send traffic.
-fn ready(asked: &Asked<'_>) -> Answer {
-    if asked.shared.is_ready() {
+fn ready(req: &HttpRequest<'_>) -> HttpResponse {
+    if req.shared.is_ready() {
         text(StatusCode::OK, "text/plain", "ready\n")
     } else {
         text(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "draining\n")
     }
 }
 
-fn metrics(asked: &Asked<'_>) -> Answered {
+fn metrics(req: &HttpRequest<'_>) -> AdminResult {
     let mut body = String::new();
-    match encode(&mut body, &asked.shared.registry) {
+    match encode(&mut body, &req.shared.registry) {
         Ok(()) => Ok(text(StatusCode::OK, METRICS_TYPE, body)),
         Err(error) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
     }
 }
 
 /// The store of this server, if its rules are in one.
-fn control<'a>(asked: &'a Asked<'_>) -> Result<&'a Arc<Control>, Problem> {
+fn control<'a>(req: &'a HttpRequest<'_>) -> Result<&'a Arc<Control>, Problem> {
     let file = "rules: this server reads its rules from a file, which is changed where it is; start it with `--rules \
                 sqlite:FILE` or `--rules postgres://...` for rules that are changed here";
-    let missing = || match &asked.shared.rules_address {
+    let missing = || match &req.shared.rules_address {
         None => Problem::new(StatusCode::CONFLICT, file),
         Some(address) => {
             let gone = format!("rules: {address} was not there since the server started; it is looked for");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, gone)
         }
     };
-    asked.shared.control().ok_or_else(missing)
+    req.shared.control().ok_or_else(missing)
 }
 
 /// Who does something, and when.
-fn act<'a>(actor: &'a str, control: &Control) -> Act<'a> {
-    Act { by: actor, now_ms: control.now_ms() }
+fn act<'a>(actor: &'a str, control: &Control) -> Attribution<'a> {
+    Attribution { by: actor, now_ms: control.now_ms() }
 }
 
 /// Puts a change of the store in force on this server at once, or says why it is not. The others are told by the store.
@@ -150,10 +150,10 @@ fn unconfirmed(because: &str) -> Problem {
     Problem::new(StatusCode::CONFLICT, problem)
 }
 
-fn unfit(unfit: Unfit) -> Problem {
+fn unfit(unfit: PlanError) -> Problem {
     match unfit {
-        Unfit::Store(error) => refused(&error),
-        Unfit::Wrong(problems) => Problem::bad_request(problems),
+        PlanError::Store(error) => refused(&error),
+        PlanError::Wrong(problems) => Problem::bad_request(problems),
     }
 }
 

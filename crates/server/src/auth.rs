@@ -141,12 +141,12 @@ const LOCAL_NAME: &str = "local";
 /// All tokens that open the server. Without any in its configuration it is open, and listens on loopback only.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
-    known: HashMap<u64, Vec<Known>>,
+    known: HashMap<u64, Vec<TokenEntry>>,
 }
 
 /// A token that opens the server.
 #[derive(Clone, Debug)]
-struct Known {
+struct TokenEntry {
     hash: TokenHash,
     principal: Principal,
     /// What the store calls it.
@@ -155,9 +155,9 @@ struct Known {
     expires_ms: Option<u64>,
 }
 
-impl Known {
+impl TokenEntry {
     /// What it is called where people read who did something.
-    fn told(&self) -> String {
+    fn display_name(&self) -> String {
         self.name.clone().unwrap_or_else(|| {
             let digits = self.hash.to_string().replace("sha256:", "");
             format!("{CONFIGURED}{}", digits.split_at(NAME_DIGITS).0)
@@ -168,7 +168,7 @@ impl Known {
 impl Credentials {
     /// Adds a token.
     pub fn add(&mut self, hash: TokenHash, tenant: TenantIndex, role: Role) -> Result<(), &'static str> {
-        self.put(Known { hash, principal: Principal { tenant, role }, name: None, expires_ms: None })
+        self.put(TokenEntry { hash, principal: Principal { tenant, role }, name: None, expires_ms: None })
     }
 
     /// Adds a token that has a name and may end.
@@ -179,10 +179,10 @@ impl Credentials {
         name: &str,
         expires_ms: Option<u64>,
     ) -> Result<(), &'static str> {
-        self.put(Known { hash, principal, name: Some(name.to_owned()), expires_ms })
+        self.put(TokenEntry { hash, principal, name: Some(name.to_owned()), expires_ms })
     }
 
-    fn put(&mut self, new: Known) -> Result<(), &'static str> {
+    fn put(&mut self, new: TokenEntry) -> Result<(), &'static str> {
         let hash = new.hash;
         let bucket = self.known.entry(hash.bucket()).or_default();
         if bucket.iter().any(|known| bool::from(known.hash.0.ct_eq(&hash.0))) {
@@ -222,7 +222,7 @@ impl Credentials {
         Some((known.principal, known.expires_ms))
     }
 
-    fn find(&self, hash: &TokenHash) -> Option<&Known> {
+    fn find(&self, hash: &TokenHash) -> Option<&TokenEntry> {
         let bucket = self.known.get(&hash.bucket())?;
         bucket.iter().find(|known| bool::from(known.hash.0.ct_eq(&hash.0)))
     }
@@ -233,16 +233,16 @@ impl Credentials {
     pub(crate) fn actor(&self, caller: &Caller, now_ms: impl FnOnce() -> u64) -> Option<String> {
         let Some(token) = &caller.token else { return self.is_open().then(|| LOCAL_NAME.to_owned()) };
         let known = self.find(token).filter(|known| known.principal == caller.principal)?;
-        lasts(known.expires_ms, now_ms).then(|| known.told())
+        lasts(known.expires_ms, now_ms).then(|| known.display_name())
     }
 
     /// Whether anybody of a tenant may approve what somebody of this name does.
     pub(crate) fn has_approver_beside(&self, author: &str, tenant: TenantIndex, now_ms: u64) -> bool {
-        let may = |known: &Known| {
+        let may = |known: &TokenEntry| {
             let Principal { tenant: of, role } = known.principal;
             of == tenant && role >= Role::Approver && lasts(known.expires_ms, || now_ms)
         };
-        self.known.values().flatten().any(|known| may(known) && known.told() != author)
+        self.known.values().flatten().any(|known| may(known) && known.display_name() != author)
     }
 
     /// The principal of an `Authorization` value: `Bearer` and the token.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tidegate_core::Algorithm;
-use tidegate_core::bound::{COURIER_US, Faults, Fleet, bound};
+use tidegate_core::bound::{Faults, Fleet, REPLICATION_INTERVAL_US, bound};
 use tidegate_rules::Rule;
 
 /// The most regions that are asked about: as many as count together.
@@ -38,16 +38,16 @@ impl Situation {
     }
 
     /// How far a rule may be passed.
-    pub fn told<'r>(&self, rule: &'r Rule) -> ToldBound<'r> {
+    pub fn report<'r>(&self, rule: &'r Rule) -> BoundReport<'r> {
         let promise = rule.promise(&rule.limit);
         let found = bound(&promise, &self.fleet, &self.faults);
-        let terms = found.terms.iter().map(|term| ToldTerm {
+        let terms = found.terms.iter().map(|term| TermReport {
             name: term.name,
             formula: term.formula,
             units: term.units,
-            when: term.when.as_str(),
+            when: term.condition.as_str(),
         });
-        ToldBound {
+        BoundReport {
             rule: &rule.name,
             regime: rule.regime().as_str(),
             class: rule.class.as_str(),
@@ -73,7 +73,7 @@ impl Situation {
 
 /// How far a rule may be passed, in units above what its limit lets pass.
 #[derive(Debug, Serialize)]
-pub struct ToldBound<'r> {
+pub struct BoundReport<'r> {
     rule: &'r str,
     regime: &'static str,
     class: &'static str,
@@ -89,7 +89,7 @@ pub struct ToldBound<'r> {
     total: u64,
     /// Whether that may be so in each window; once otherwise.
     each_window: bool,
-    terms: Vec<ToldTerm>,
+    terms: Vec<TermReport>,
     /// After how long at most a region goes by what another one counted.
     lag_ms: u64,
     largest_grant: u64,
@@ -99,7 +99,7 @@ pub struct ToldBound<'r> {
 }
 
 #[derive(Debug, Serialize)]
-struct ToldTerm {
+struct TermReport {
     name: &'static str,
     formula: &'static str,
     units: u64,
@@ -149,30 +149,30 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "lag_ms",
-        about: "Lag between regions: a round of the courier and the way",
+        about: "Lag between regions: a round of the replicator and the way",
         least: 0,
         most: TIME_MS_MAX,
-        get: |of| (of.fleet.courier_us + of.fleet.transit_us).div_ceil(US_PER_MS),
+        get: |of| (of.fleet.replication_interval_us + of.fleet.transit_us).div_ceil(US_PER_MS),
         set: |of, value| {
-            of.fleet.courier_us = COURIER_US.min(value * US_PER_MS);
-            of.fleet.transit_us = value * US_PER_MS - of.fleet.courier_us;
+            of.fleet.replication_interval_us = REPLICATION_INTERVAL_US.min(value * US_PER_MS);
+            of.fleet.transit_us = value * US_PER_MS - of.fleet.replication_interval_us;
         },
     },
     Parameter {
         name: "grant_life_ms",
         about: "The longest that a grant lasts; less than what a busy server may ask for is a promise of yours",
         least: 0,
-        most: tidegate_core::origin::ABROAD_LIFE_US_MAX / US_PER_MS,
+        most: tidegate_core::origin::CROSS_REGION_LIFE_US_MAX / US_PER_MS,
         get: |of| of.fleet.grant_life_us.div_ceil(US_PER_MS),
         set: |of, value| of.fleet.grant_life_us = value * US_PER_MS,
     },
     Parameter {
-        name: "silence_ms",
+        name: "peer_timeout_ms",
         about: "How long a region may be silent before the others spend from their parts only",
         least: 0,
         most: TIME_MS_MAX,
-        get: |of| of.fleet.silence_us.div_ceil(US_PER_MS),
-        set: |of, value| of.fleet.silence_us = value * US_PER_MS,
+        get: |of| of.fleet.peer_timeout_us.div_ceil(US_PER_MS),
+        set: |of, value| of.fleet.peer_timeout_us = value * US_PER_MS,
     },
     Parameter {
         name: "threshold_ppm",
@@ -230,12 +230,12 @@ fn small(value: u64) -> u32 {
 }
 
 /// What the bounds of an answer are of.
-pub fn told_situation(of: &Situation) -> serde_json::Value {
+pub fn situation_json(of: &Situation) -> serde_json::Value {
     let numbers = PARAMETERS.iter().map(|parameter| (parameter.name.to_owned(), (parameter.get)(of).into()));
-    let mut told: serde_json::Map<String, serde_json::Value> = numbers.collect();
-    told.insert("weights".to_owned(), of.fleet.weights.to_vec().into());
-    told.insert("origin".to_owned(), of.fleet.has_origin.into());
-    told.into()
+    let mut report: serde_json::Map<String, serde_json::Value> = numbers.collect();
+    report.insert("weights".to_owned(), of.fleet.weights.to_vec().into());
+    report.insert("origin".to_owned(), of.fleet.has_origin.into());
+    report.into()
 }
 
 #[cfg(test)]

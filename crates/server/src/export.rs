@@ -25,22 +25,22 @@ pub struct LogExport<'e> {
 
 /// Why nothing was exported.
 #[derive(Debug)]
-pub enum NotExported {
+pub enum LogExportError {
     /// What was asked makes no sense.
-    Asked(String),
+    Usage(String),
     /// The log cannot be read, or the file not written.
     Failed(String),
 }
 
 impl LogExport<'_> {
     /// Writes a Parquet file, whole or not at all, in the place of one that is there; how many records it has.
-    pub fn write(&self, out: &Path) -> Result<usize, NotExported> {
+    pub fn write(&self, out: &Path) -> Result<usize, LogExportError> {
         let (from_ms, to_ms) = self.span()?;
         let folder = self.data_dir.map(Path::to_owned).or_else(state_dir).ok_or_else(|| {
-            NotExported::Asked("data-dir: there is no home folder with one: name it".to_owned())
+            LogExportError::Usage("data-dir: there is no home folder with one: name it".to_owned())
         })?;
         let part = beside(out);
-        let failed = |problem: String| NotExported::Failed(format!("out: {}: {problem}", part.display()));
+        let failed = |problem: String| LogExportError::Failed(format!("out: {}: {problem}", part.display()));
         let file = File::create(&part).map_err(|error| failed(error.to_string()))?;
         let written = export(&folder, self.tenant, (from_ms, to_ms), &file).and_then(|count| {
             file.sync_all()
@@ -54,15 +54,15 @@ impl LogExport<'_> {
         written
     }
 
-    fn span(&self) -> Result<(u64, u64), NotExported> {
+    fn span(&self) -> Result<(u64, u64), LogExportError> {
         let now_ms = SystemClock::new().now().wall_us() / 1_000;
         let read = |flag: &str, text: Option<&str>, otherwise: u64| {
-            let problem = |problem| NotExported::Asked(format!("{flag}: {problem}"));
+            let problem = |problem| LogExportError::Usage(format!("{flag}: {problem}"));
             text.map_or(Ok(otherwise), |text| moment(text, now_ms)).map_err(problem)
         };
         let (from_ms, to_ms) = (read("from", self.from, 0)?, read("to", self.to, now_ms)?);
         if from_ms > to_ms {
-            return Err(NotExported::Asked("from: is after --to".to_owned()));
+            return Err(LogExportError::Usage("from: is after --to".to_owned()));
         }
         Ok((from_ms, to_ms))
     }
@@ -75,8 +75,13 @@ fn beside(out: &Path) -> PathBuf {
     out.with_file_name(name)
 }
 
-fn export(folder: &Path, tenant: Option<&str>, span: (u64, u64), file: &File) -> Result<usize, NotExported> {
-    let failed = |error: &dyn std::fmt::Display| NotExported::Failed(error.to_string());
+fn export(
+    folder: &Path,
+    tenant: Option<&str>,
+    span: (u64, u64),
+    file: &File,
+) -> Result<usize, LogExportError> {
+    let failed = |error: &dyn std::fmt::Display| LogExportError::Failed(error.to_string());
     let runtime = Builder::new_current_thread().build().map_err(|error| failed(&error))?;
     let exported: Result<usize, ExportError> = runtime.block_on(async {
         let mut archive = Archive::open(folder).await?;

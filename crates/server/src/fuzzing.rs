@@ -13,14 +13,14 @@ use ::http::{HeaderMap, HeaderValue, Request};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use ipnet::IpNet;
-use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::{Dimensions, PROBLEMS_MAX, RuleSet};
 
 use crate::address;
 use crate::config::Config;
 use crate::envoy::Descriptors;
-use crate::http::{Asked, normal_path, route};
-use crate::rules::GatedRules;
+use crate::http::{HttpRequest, normal_path, route};
+use crate::rules::ActiveRules;
 use crate::shared::Shared;
 
 /// Looks at every dimension that can be wrong.
@@ -99,25 +99,25 @@ pub fn rules_file(bytes: &[u8]) {
 
 /// Lines of a book: what a row is (`t`, `r`, `o` or `e`), its name to the first blank, and its body. Refused in words, or a set
 /// in which rules apply in order, each once.
-pub fn book(bytes: &[u8]) {
+pub fn rule_rows(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let mut book = Book { revision: 1, emergency_revision: 1, ..Book::default() };
+    let mut rule_rows = RuleRows { revision: 1, emergency_revision: 1, ..RuleRows::default() };
     let mut rows = Vec::new();
     for line in text.lines() {
         let mut chars = line.chars();
         let kind = chars.next();
         let (name, body) = chars.as_str().split_once(' ').unwrap_or_default();
         let (name, body) = (name.to_owned(), body.to_owned());
-        let mut row = |kind| rows.push(Row { kind, name: name.clone(), body: body.clone(), version: 1 });
+        let mut row = |kind| rows.push(RuleRow { kind, name: name.clone(), body: body.clone(), version: 1 });
         match kind {
-            Some('t') => row(Kind::Template),
-            Some('r') => row(Kind::Rule),
-            Some('o') => row(Kind::Override),
-            _ => book.emergencies.push(EmergencyRow { id: name, body, expires_ms: 2 }),
+            Some('t') => row(RowKind::Template),
+            Some('r') => row(RowKind::Rule),
+            Some('o') => row(RowKind::Override),
+            _ => rule_rows.emergencies.push(EmergencyRow { id: name, body, expires_ms: 2 }),
         }
     }
-    book.rows = rows.into();
-    match RuleSet::compile(&book, None, 0) {
+    rule_rows.rows = rows.into();
+    match RuleSet::compile(&rule_rows, None, 0) {
         Ok(set) => each_request(&set),
         Err(problems) => assert!((1..=PROBLEMS_MAX + 1).contains(&problems.0.len())),
     }
@@ -172,8 +172,8 @@ pub fn resp(bytes: &[u8]) {
 fn post(path: &str, body: &[u8]) -> Option<u16> {
     let (parts, ()) = Request::post(path).body(()).expect("a request").into_parts();
     let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-    let asked = Asked::new(server(), peer, parts, Bytes::copy_from_slice(body));
-    route(&asked).now_or_never().map(|answer| answer.status().as_u16())
+    let req = HttpRequest::new(server(), peer, parts, Bytes::copy_from_slice(body));
+    route(&req).now_or_never().map(|answer| answer.status().as_u16())
 }
 
 fn server() -> &'static Shared {
@@ -187,7 +187,7 @@ fn server() -> &'static Shared {
         let set = RuleSet::parse(RULES).expect("good rules");
         let descriptors = Descriptors::parse(DESCRIPTORS, &shared).expect("good descriptors");
         shared.descriptors.store(Arc::new(descriptors));
-        shared.rules.store(Arc::new(GatedRules::new(set, &shared).expect("few rules")));
+        shared.rules.store(Arc::new(ActiveRules::new(set, &shared).expect("few rules")));
         shared
     })
 }
@@ -208,8 +208,8 @@ mod tests {
 
     #[test]
     fn a_book_is_refused_or_matched() {
-        book(b"rr {\"key\":[\"user\"],\"limit\":1,\"period\":\"1s\"}\noo {\"rule\":\"r\",\"key\":[\"a\"],\"limit\":2,\"expires\":9}");
-        book(b"rr {}\noo [\nee {\"action\":\"block\"}");
+        rule_rows(b"rr {\"key\":[\"user\"],\"limit\":1,\"period\":\"1s\"}\noo {\"rule\":\"r\",\"key\":[\"a\"],\"limit\":2,\"expires\":9}");
+        rule_rows(b"rr {}\noo [\nee {\"action\":\"block\"}");
     }
 
     proptest! {

@@ -22,18 +22,18 @@ use crate::metrics::Metrics;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct ClientTimeouts {
     /// Between requests.
     pub(crate) idle: Duration,
     /// For one request, or for taking an answer.
     pub(crate) request: Duration,
 }
 
-/// A connection under [`Patience`].
+/// A connection under [`ClientTimeouts`].
 #[derive(Debug)]
-pub(crate) struct Guarded<S> {
+pub(crate) struct GuardedStream<S> {
     stream: S,
-    patience: Patience,
+    patience: ClientTimeouts,
     metrics: Arc<Metrics>,
     busy: bool,
     /// Whether an answer waits until the others have had their turn.
@@ -47,8 +47,8 @@ pub(crate) struct Guarded<S> {
     alarm_at: u32,
 }
 
-impl<S> Guarded<S> {
-    pub(crate) fn new(stream: S, patience: Patience, metrics: Arc<Metrics>) -> Self {
+impl<S> GuardedStream<S> {
+    pub(crate) fn new(stream: S, patience: ClientTimeouts, metrics: Arc<Metrics>) -> Self {
         let alarm = Box::pin(sleep_until(from_now(patience.idle)));
         let alarm_at = pulse().wrapping_add(pulses(patience.idle));
         Self {
@@ -113,7 +113,7 @@ pub(crate) fn from_now(time: Duration) -> Instant {
     Instant::now() + time
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
     #[inline]
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
@@ -129,7 +129,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> Guarded<S> {
+impl<S: AsyncWrite + Unpin> GuardedStream<S> {
     /// Whether this turn is for others: once after each read.
     #[inline]
     fn gives_way(&mut self, cx: &Context<'_>) -> bool {
@@ -163,7 +163,7 @@ impl<S: AsyncWrite + Unpin> Guarded<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for GuardedStream<S> {
     #[inline]
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();

@@ -10,7 +10,8 @@ pub mod auth;
 pub mod bounds;
 pub mod config;
 mod control;
-mod deciding;
+mod decider;
+mod decision_log;
 mod envoy;
 #[cfg(feature = "parquet")]
 mod export;
@@ -20,7 +21,6 @@ mod grpc;
 mod guard;
 mod guardrail;
 mod http;
-mod journal;
 mod listen;
 mod load;
 mod metrics;
@@ -48,12 +48,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::config::{Config, ConfigProblems};
-pub use crate::envoy::{Imported, import_descriptors};
+pub use crate::envoy::{DescriptorImport, import_descriptors};
 #[cfg(feature = "parquet")]
-pub use crate::export::{LogExport, NotExported};
+pub use crate::export::{LogExport, LogExportError};
 pub use crate::metrics::Listener;
 pub use crate::origin::{OriginConfig, OriginTls, RegionConfig};
-pub use crate::prepare::Prepared;
+pub use crate::prepare::PreparedServer;
 pub use crate::shared::StartError;
 /// The processes that count together, for whoever computes a bound without a server.
 pub use tidegate_core::bound::Fleet;
@@ -63,10 +63,10 @@ pub use tidegate_record::timestamp;
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period};
 
 use crate::config::RulesConfig;
-use crate::control::Following;
-use crate::listen::{Door, Workers};
+use crate::control::StoreFollower;
+use crate::listen::{ListenerTask, Workers};
 use crate::open_files::{ADMIN_CONNECTIONS_MAX, OpenFiles};
-use crate::reload::Watched;
+use crate::reload::WatchedFile;
 use crate::shared::Shared;
 use crate::worker::Context;
 
@@ -84,15 +84,15 @@ pub struct Server {
     config: Config,
     sockets: Vec<(Listener, TcpListener)>,
     peer_address: Option<SocketAddr>,
-    watched: Vec<Watched>,
-    following: Option<Following>,
+    watched: Vec<WatchedFile>,
+    following: Option<StoreFollower>,
     context: Context,
 }
 
 impl Server {
     /// Opens what is kept and the store of the rules, then the ports, on the runtime that watches them.
-    pub async fn start(prepared: Prepared) -> Result<Self, StartError> {
-        let Prepared { mut config, mut shared, tls, watched, data_dir } = prepared;
+    pub async fn start(prepared: PreparedServer) -> Result<Self, StartError> {
+        let PreparedServer { mut config, mut shared, tls, watched, data_dir } = prepared;
         reload::warn(&watched, &shared);
         if let Some(folder) = &data_dir {
             shared.keep_overrides_in(folder)?;
@@ -100,11 +100,11 @@ impl Server {
         }
         let shared = Arc::new(shared);
         let following = match &config.rules {
-            Some(RulesConfig::Store(store)) => Some(Following::start(store, &shared).await?),
+            Some(RulesConfig::Store(store)) => Some(StoreFollower::start(store, &shared).await?),
             Some(RulesConfig::File(_)) | None => None,
         };
         let sockets = open(&config)?;
-        let peer_address = shared.decider.region.as_ref().map_or(Ok(None), Region::meet);
+        let peer_address = shared.decider.region.as_ref().map_or(Ok(None), Region::start_replication);
         let peer_address = peer_address.map_err(|error| StartError::Ports(error.problems))?;
         let serving = sockets.iter().filter(|(listener, _)| *listener != Listener::Admin).count();
         config.connections_max = OpenFiles::new(serving, config.connections_max, config.workers).make_room();
@@ -198,7 +198,7 @@ fn serve(
             Listener::Admin => (&mut admin, &context.stop_admin, most.min(ADMIN_CONNECTIONS_MAX)),
             Listener::Http | Listener::Grpc | Listener::Resp => (&mut serving, &context.stop, most),
         };
-        let door = Door {
+        let door = ListenerTask {
             listener,
             socket,
             shared: Arc::clone(&context.shared),
@@ -219,7 +219,7 @@ async fn finish(tasks: &mut Tasks, time_max: Duration) {
     }
 }
 
-type Senders = Vec<mpsc::Sender<listen::Accepted>>;
+type Senders = Vec<mpsc::Sender<listen::AcceptedConnection>>;
 type Threads = Vec<std::thread::JoinHandle<()>>;
 
 fn start_workers(count: usize, context: &Context) -> Result<(Senders, Threads), StartError> {

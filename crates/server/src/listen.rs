@@ -28,7 +28,7 @@ const RETRY_WAIT_MAX: Duration = Duration::from_millis(500);
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
 /// A connection on its way to a worker.
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedConnection {
     pub(crate) listener: Listener,
     pub(crate) stream: std::net::TcpStream,
     pub(crate) peer: SocketAddr,
@@ -39,16 +39,16 @@ pub(crate) struct Accepted {
 /// The workers, in turn.
 #[derive(Clone)]
 pub(crate) struct Workers {
-    senders: Arc<[mpsc::Sender<Accepted>]>,
+    senders: Arc<[mpsc::Sender<AcceptedConnection>]>,
     next: Arc<AtomicUsize>,
 }
 
 impl Workers {
-    pub(crate) fn new(senders: Vec<mpsc::Sender<Accepted>>) -> Self {
+    pub(crate) fn new(senders: Vec<mpsc::Sender<AcceptedConnection>>) -> Self {
         Self { senders: senders.into(), next: Arc::new(AtomicUsize::new(0)) }
     }
 
-    async fn hand_over(&self, accepted: Accepted) {
+    async fn hand_over(&self, accepted: AcceptedConnection) {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.senders.len();
         // A worker that is gone is one that stops; so does the connection.
         let _ = self.senders[turn].send(accepted).await;
@@ -80,7 +80,7 @@ pub(crate) fn not_taken(key: &str, address: SocketAddr, error: &io::Error) -> St
 }
 
 /// One listener at work.
-pub(crate) struct Door {
+pub(crate) struct ListenerTask {
     pub(crate) listener: Listener,
     pub(crate) socket: TcpListener,
     pub(crate) shared: Arc<Shared>,
@@ -89,7 +89,7 @@ pub(crate) struct Door {
     pub(crate) stop: CancellationToken,
 }
 
-impl Door {
+impl ListenerTask {
     /// Accepts until told to stop, then waits for the connections to end.
     pub(crate) async fn serve(self) {
         let room = Arc::new(Semaphore::new(self.connections_max));
@@ -102,7 +102,7 @@ impl Door {
     }
 
     async fn accept(&self, room: &Arc<Semaphore>) {
-        let mut trouble = Trouble::default();
+        let mut trouble = AcceptErrors::default();
         loop {
             let accepted = tokio::select! {
                 () = self.stop.cancelled() => return,
@@ -134,7 +134,7 @@ impl Door {
             return;
         };
         let Ok(stream) = stream.set_nodelay(true).and_then(|()| stream.into_std()) else { return };
-        self.workers.hand_over(Accepted { listener: self.listener, stream, peer, permit }).await;
+        self.workers.hand_over(AcceptedConnection { listener: self.listener, stream, peer, permit }).await;
     }
 }
 
@@ -149,13 +149,13 @@ fn now() -> Instant {
 /// Connections that cannot be accepted, such as when the system has no more file descriptors: trying again at once
 /// would only burn time, and a line for each of them fill the disk.
 #[derive(Debug, Default)]
-struct Trouble {
+struct AcceptErrors {
     wait: Duration,
     said: Option<Instant>,
     unsaid: u64,
 }
 
-impl Trouble {
+impl AcceptErrors {
     /// Takes note of a failure. How many there were since it was last said, if it is time to say so.
     fn note(&mut self, now: Instant) -> Option<u64> {
         self.wait = (self.wait * 2).clamp(RETRY_WAIT_MIN, RETRY_WAIT_MAX);
@@ -181,7 +181,7 @@ mod tests {
     fn trouble_is_told_once_a_second_with_how_often() {
         let start = now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut trouble = Trouble::default();
+        let mut trouble = AcceptErrors::default();
         assert_eq!(trouble.note(at(0)), Some(1), "the first at once");
         assert_eq!((trouble.note(at(1)), trouble.note(at(999))), (None, None));
         assert_eq!(trouble.note(at(1_000)), Some(3));
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn waits_grow_until_it_is_over() {
-        let mut trouble = Trouble::default();
+        let mut trouble = AcceptErrors::default();
         let mut waits = |times: usize| {
             for _ in 0..times {
                 let _ = trouble.note(now());

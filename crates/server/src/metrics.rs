@@ -14,9 +14,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
-use tidegate::region::{self, CourierStatus, EngineStats, PeerCounts, PeerStatus, Region};
-use tidegate::{Limiter, ShareStats, Source};
-use tidegate_record::{Deliveries, Delivery, Kind, Recorder};
+use tidegate::region::{self, EngineStats, PeerCounts, PeerStatus, Region, ReplicationStatus};
+use tidegate::{DecidingMeter, Limiter, ShareStats};
+use tidegate_record::{Deliveries, Delivery, RecordKind, Recorder};
 use tidegate_rules::Class;
 
 /// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher: more series.
@@ -77,7 +77,7 @@ label! {
 
 label! {
     /// What a decision rests on.
-    pub(crate) Rung {
+    pub(crate) DecisionSource {
         /// The region's origin, which counts what all regions use.
         Global = "global",
         /// The region's origin: what it granted, its last word, or its answer.
@@ -113,9 +113,9 @@ label! {
 
 label! {
     /// What became of a try to take over what a store of rules holds.
-    pub(crate) Followed {
+    pub(crate) StoreLoad {
         /// It is in force.
-        Taken = "taken",
+        Taken = "loaded",
         /// It is wrong, and what was in force stays.
         Refused = "refused",
         /// The store did not give it.
@@ -125,7 +125,7 @@ label! {
 
 label! {
     /// What is read again when it changes.
-    pub(crate) Reloaded {
+    pub(crate) ReloadedFile {
         /// The rules file.
         Rules = "rules",
         /// Envoy's descriptors.
@@ -133,33 +133,33 @@ label! {
     }
 }
 
-impl From<Source> for Rung {
-    fn from(source: Source) -> Self {
+impl From<DecidingMeter> for DecisionSource {
+    fn from(source: DecidingMeter) -> Self {
         match source {
-            Source::Own => Self::Local,
-            Source::Overflow => Self::Overflow,
-            Source::Refused => Self::Refused,
+            DecidingMeter::Own => Self::Local,
+            DecidingMeter::Overflow => Self::Overflow,
+            DecidingMeter::Refused => Self::Refused,
         }
     }
 }
 
-impl From<region::Rung> for Rung {
-    fn from(rung: region::Rung) -> Self {
-        match rung {
-            region::Rung::Global => Self::Global,
-            region::Rung::Regional => Self::Regional,
-            region::Rung::Local => Self::Local,
-            region::Rung::Open => Self::Open,
-            region::Rung::Closed => Self::Closed,
+impl From<region::DecisionSource> for DecisionSource {
+    fn from(source: region::DecisionSource) -> Self {
+        match source {
+            region::DecisionSource::Global => Self::Global,
+            region::DecisionSource::Regional => Self::Regional,
+            region::DecisionSource::Local => Self::Local,
+            region::DecisionSource::Open => Self::Open,
+            region::DecisionSource::Closed => Self::Closed,
         }
     }
 }
 
-impl Rung {
+impl DecisionSource {
     /// What a decision rests on that several limits had a word in: the least that any of theirs does.
     pub(crate) fn of_all<'o, 'g: 'o>(outcomes: impl IntoIterator<Item = &'o tidegate::Outcome<'g>>) -> Self {
-        let rungs = outcomes.into_iter().map(|outcome| Self::from(outcome.source()));
-        rungs.fold(Self::Local, Self::worse)
+        let sources = outcomes.into_iter().map(|outcome| Self::from(outcome.source()));
+        sources.fold(Self::Local, Self::worse)
     }
 
     /// The one of two that says less.
@@ -171,15 +171,15 @@ impl Rung {
 const SURFACES: usize = Surface::ALL.len();
 const CLASSES: usize = Class::ALL.len();
 const OUTCOMES: usize = Outcome::ALL.len();
-const RUNGS: usize = Rung::ALL.len();
+const DECISION_SOURCES: usize = DecisionSource::ALL.len();
 const LISTENERS: usize = Listener::ALL.len();
-const RELOADS: usize = Reloaded::ALL.len();
+const RELOADS: usize = ReloadedFile::ALL.len();
 
 /// What one worker counted. Aligned, so that no two workers write to the same cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Tally {
-    decisions: [[[[AtomicU64; RUNGS]; OUTCOMES]; CLASSES]; SURFACES],
+    decisions: [[[[AtomicU64; DECISION_SOURCES]; OUTCOMES]; CLASSES]; SURFACES],
     latency: [Latency; SURFACES],
 }
 
@@ -237,9 +237,16 @@ impl Metrics {
 
     /// Counts `n` decisions.
     #[inline]
-    pub(crate) fn decided(&self, surface: Surface, class: Class, outcome: Outcome, rung: Rung, n: u64) {
+    pub(crate) fn decided(
+        &self,
+        surface: Surface,
+        class: Class,
+        outcome: Outcome,
+        source: DecisionSource,
+        n: u64,
+    ) {
         let counts = &self.here().decisions[surface as usize][class as usize];
-        add(&counts[outcome as usize][rung as usize], n);
+        add(&counts[outcome as usize][source as usize], n);
     }
 
     /// Notes that each of `n` questions took `taken`, from when it was read to when its answer was written down.
@@ -268,7 +275,7 @@ impl Metrics {
         add(&self.timed_out, 1);
     }
 
-    pub(crate) fn reloaded(&self, what: Reloaded, taken: bool) {
+    pub(crate) fn reloaded(&self, what: ReloadedFile, taken: bool) {
         add(&self.reloads[what as usize][usize::from(taken)], 1);
     }
 
@@ -354,8 +361,8 @@ impl Collector for Scrape {
         if let Some(region) = &self.region {
             encode_region(region, &mut encoder)?;
         }
-        if let Some(status) = self.region.as_ref().and_then(Region::abroad) {
-            encode_abroad(&status, &mut encoder)?;
+        if let Some(status) = self.region.as_ref().and_then(Region::replication_status) {
+            encode_replication(&status, &mut encoder)?;
         }
         self.encode_table(&mut encoder)
     }
@@ -368,10 +375,10 @@ impl Scrape {
         for &surface in Surface::ALL {
             for class in Class::ALL {
                 for &outcome in Outcome::ALL {
-                    for &rung in Rung::ALL {
+                    for &source in DecisionSource::ALL {
                         let count = self.metrics.sum(|tally| {
                             &tally.decisions[surface as usize][class as usize][outcome as usize]
-                                [rung as usize]
+                                [source as usize]
                         });
                         if count == 0 {
                             continue;
@@ -380,7 +387,7 @@ impl Scrape {
                             ("surface", surface.as_str()),
                             ("class", class.as_str()),
                             ("outcome", outcome.as_str()),
-                            ("rung", rung.as_str()),
+                            ("source", source.as_str()),
                         ];
                         ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
                     }
@@ -434,8 +441,8 @@ impl Scrape {
     fn encode_reloads(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let about = "Files read again because they changed";
         let mut family = encoder.encode_descriptor("reloads", about, None, MetricType::Counter)?;
-        for &what in Reloaded::ALL {
-            for (result, at) in [("refused", 0), ("taken", 1)] {
+        for &what in ReloadedFile::ALL {
+            for (result, at) in [("refused", 0), ("loaded", 1)] {
                 let count = self.metrics.reloads[what as usize][at].load(Ordering::Relaxed);
                 let labels = [("file", what.as_str()), ("result", result)];
                 ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
@@ -498,7 +505,7 @@ pub(crate) struct ControlMetrics {
     is_up: AtomicBool,
     revision: AtomicU64,
     emergency_revision: AtomicU64,
-    outcomes: [AtomicU64; Followed::ALL.len()],
+    outcomes: [AtomicU64; StoreLoad::ALL.len()],
     rolled_back: AtomicU64,
     not_rolled_back: AtomicU64,
     lag: [AtomicU64; LAG_BUCKETS_MS.len() + 1],
@@ -518,7 +525,7 @@ impl ControlMetrics {
         self.emergency_revision.store(emergency_revision, Ordering::Relaxed);
     }
 
-    pub(crate) fn followed(&self, outcome: Followed) {
+    pub(crate) fn followed(&self, outcome: StoreLoad) {
         add(&self.outcomes[outcome as usize], 1);
     }
 
@@ -558,7 +565,7 @@ impl ControlMetrics {
         }
         let about = "Tries to take over what the store of rules holds";
         let mut reloads = encoder.encode_descriptor("rules_reloads", about, None, MetricType::Counter)?;
-        for &outcome in Followed::ALL {
+        for &outcome in StoreLoad::ALL {
             let count = self.outcomes[outcome as usize].load(Ordering::Relaxed);
             ConstCounter::new(count).encode(reloads.encode_family(&[("outcome", outcome.as_str())])?)?;
         }
@@ -589,12 +596,12 @@ fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::
     let counts = recorder.counts();
     let about = "Decisions written to the log";
     let mut written = encoder.encode_descriptor("log_records", about, None, MetricType::Counter)?;
-    for kind in Kind::ALL {
+    for kind in RecordKind::ALL {
         ConstCounter::new(counts.written(kind)).encode(written.encode_family(&[("kind", kind.as_str())])?)?;
     }
     let about = "Decisions that belong into the log and are lost";
     let mut dropped = encoder.encode_descriptor("log_dropped", about, None, MetricType::Counter)?;
-    for kind in Kind::ALL {
+    for kind in RecordKind::ALL {
         ConstCounter::new(counts.dropped(kind)).encode(dropped.encode_family(&[("kind", kind.as_str())])?)?;
     }
     Ok(())
@@ -614,8 +621,8 @@ fn encode_deliveries(deliveries: &Deliveries, encoder: &mut DescriptorEncoder<'_
 /// What a process says to its origin, and how that answers.
 fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let about = "Whether the origin answers";
-    let answers = encoder.encode_descriptor("origin_answers", about, None, MetricType::Gauge)?;
-    ConstGauge::new(i64::from(*region.answers().borrow())).encode(answers)?;
+    let answers = encoder.encode_descriptor("origin_up", about, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(*region.origin_up().borrow())).encode(answers)?;
     let about = "How far the origin's clock is ahead of this one";
     let skew =
         encoder.encode_descriptor("origin_clock_skew", about, Some(&Unit::Seconds), MetricType::Gauge)?;
@@ -628,23 +635,23 @@ fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
     Ok(())
 }
 
-/// How it stands with other regions. What only a courier knows is told by the one that is.
-fn encode_abroad(status: &CourierStatus, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let about = "Whether this server is the courier of its region";
-    let courier = encoder.encode_descriptor("region_courier", about, None, MetricType::Gauge)?;
-    ConstGauge::new(i64::from(status.is_courier)).encode(courier)?;
-    for (name, about, of) in ABROAD_COUNTERS {
+/// How it stands with other regions. What only a replicator knows is told by the one that is.
+fn encode_replication(status: &ReplicationStatus, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let about = "Whether this server is the replicator of its region";
+    let replicator = encoder.encode_descriptor("region_is_replicator", about, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(status.is_replicator)).encode(replicator)?;
+    for (name, about, of) in REPLICATION_COUNTERS {
         let counter = encoder.encode_descriptor(name, about, None, MetricType::Counter)?;
         ConstCounter::new(of(status)).encode(counter)?;
     }
-    if status.is_courier {
+    if status.is_replicator {
         let about = "Whether global limits count on the whole, and not on this region's part";
-        let whole = encoder.encode_descriptor("region_whole", about, None, MetricType::Gauge)?;
-        ConstGauge::new(i64::from(status.is_whole)).encode(whole)?;
+        let whole = encoder.encode_descriptor("region_connected", about, None, MetricType::Gauge)?;
+        ConstGauge::new(i64::from(status.is_connected)).encode(whole)?;
         encode_ages(status, encoder)?;
     }
     let about = "Whether it was told of other regions, weights or silences than this one";
-    let mut disagrees = encoder.encode_descriptor("peer_disagrees", about, None, MetricType::Gauge)?;
+    let mut disagrees = encoder.encode_descriptor("peer_settings_differ", about, None, MetricType::Gauge)?;
     for peer in &status.peers {
         let labels = [("peer", peer.region.as_str())];
         let value = i64::from(peer.agrees == Some(false));
@@ -660,7 +667,7 @@ fn encode_abroad(status: &CourierStatus, encoder: &mut DescriptorEncoder<'_>) ->
     Ok(())
 }
 
-fn encode_ages(status: &CourierStatus, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+fn encode_ages(status: &ReplicationStatus, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     for (name, about, of) in PEER_AGES {
         let mut family = encoder.encode_descriptor(name, about, Some(&Unit::Seconds), MetricType::Gauge)?;
         for peer in &status.peers {
@@ -672,27 +679,29 @@ fn encode_ages(status: &CourierStatus, encoder: &mut DescriptorEncoder<'_>) -> f
     Ok(())
 }
 
-type AbroadPart = (&'static str, &'static str, fn(&CourierStatus) -> u64);
+type ReplicationCounter = (&'static str, &'static str, fn(&ReplicationStatus) -> u64);
 
-const ABROAD_COUNTERS: [AbroadPart; 4] = [
-    ("region_rounds", "Rounds of the courier, while this server was it", |status| status.rounds),
-    ("region_strangers", "Connections turned away that were no peer's", |status| status.strangers),
-    ("region_origin_failures", "Calls of the courier that the origin did not answer", |status| {
+const REPLICATION_COUNTERS: [ReplicationCounter; 4] = [
+    ("replication_rounds", "Rounds of the replicator, while this server was it", |status| status.rounds),
+    ("replication_unknown_connections", "Connections turned away that were no peer's", |status| {
+        status.strangers
+    }),
+    ("replication_origin_failures", "Calls of the replicator that the origin did not answer", |status| {
         status.origin_failures
     }),
-    ("region_oversized", "Keys too long to be told to other regions", |status| status.oversized),
+    ("replication_oversized", "Keys too long to be told to other regions", |status| status.oversized),
 ];
 
 type PeerAge = (&'static str, &'static str, fn(&PeerStatus) -> Option<u64>);
 
 const PEER_AGES: [PeerAge; 2] = [
     ("peer_lag", "What a change here takes to be known there", |peer| peer.lag_us),
-    ("peer_silence", "For how long nothing was heard of it", |peer| peer.silence_us),
+    ("peer_last_heard_age", "For how long nothing was heard of it", |peer| peer.last_heard_age_us),
 ];
 
-type PeerPart = (&'static str, &'static str, fn(&PeerCounts) -> u64);
+type PeerCounter = (&'static str, &'static str, fn(&PeerCounts) -> u64);
 
-const PEER_COUNTERS: [PeerPart; 9] = [
+const PEER_COUNTERS: [PeerCounter; 9] = [
     ("peer_sent_bytes", "Said to it", |counts| counts.bytes_sent),
     ("peer_received_bytes", "Heard from it", |counts| counts.bytes_received),
     ("peer_batches_sent", "Batches that it merged", |counts| counts.batches_sent),
@@ -708,9 +717,9 @@ const PEER_COUNTERS: [PeerPart; 9] = [
     }),
 ];
 
-type OriginPart = (&'static str, &'static str, fn(&EngineStats) -> u64);
+type OriginCounter = (&'static str, &'static str, fn(&EngineStats) -> u64);
 
-const ORIGIN_COUNTERS: [OriginPart; 10] = [
+const ORIGIN_COUNTERS: [OriginCounter; 10] = [
     ("origin_calls", "Calls made to the origin", |stats| stats.calls),
     ("origin_repeats", "Calls sent again, late or unanswered", |stats| stats.repeats),
     ("origin_updates", "Meters spoken of in all calls", |stats| stats.updates),
@@ -723,14 +732,14 @@ const ORIGIN_COUNTERS: [OriginPart; 10] = [
     ("origin_lapsed", "Units that count as used, since they were reported late", |stats| stats.lapsed),
 ];
 
-type Part = (&'static str, &'static str, fn(&ShareStats) -> u64);
+type ShareMetric = (&'static str, &'static str, fn(&ShareStats) -> u64);
 
-const GAUGES: [Part; 2] = [
+const GAUGES: [ShareMetric; 2] = [
     ("table_meters", "Meters held now", |stats| stats.live),
     ("table_slots", "Meters that could be held", |stats| stats.slots),
 ];
 
-const COUNTERS: [Part; 4] = [
+const COUNTERS: [ShareMetric; 4] = [
     ("table_evicted_clean", "Meters forgotten that owed nothing", |stats| stats.evicted_clean),
     ("table_evicted_indebted", "Meters forgotten that owed something", |stats| stats.evicted_indebted),
     ("table_spilled", "Decisions by a meter that many keys share", |stats| stats.spilled),

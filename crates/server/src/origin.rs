@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::region::redis::{Certificates, RedisConfig, RedisOrigin, Servers};
-use tidegate::region::{MemoryOrigin, Origin, Region, Regions, Settings};
+use tidegate::region::redis::{RedisCertificates, RedisConfig, RedisOrigin, Servers};
+use tidegate::region::{EngineSettings, MemoryOrigin, MultiRegionConfig, Origin, Region};
 use tidegate::{Clock, Limiter, SystemClock};
 use tidegate_core::bound::{Fleet, LAG_ALARM_US};
 use tokio::time::MissedTickBehavior;
@@ -63,14 +63,14 @@ pub struct RegionConfig {
     /// How many processes there are in each region, as far as anybody said.
     pub nodes: u32,
     /// The regions that it counts with, if it is one of several.
-    pub among: Option<Regions>,
+    pub among: Option<MultiRegionConfig>,
 }
 
 impl RegionConfig {
     /// What this process was told of those that it counts with: that they share an origin, if they do, how many they are, and what
     /// regions there are.
     pub(crate) fn fleet(&self) -> Fleet {
-        let regions = self.among.as_ref().map_or_else(|| Fleet::of(1), Regions::fleet);
+        let regions = self.among.as_ref().map_or_else(|| Fleet::of(1), MultiRegionConfig::fleet);
         let has_origin = !matches!(self.origin, OriginConfig::None);
         Fleet { has_origin, nodes: self.nodes, ..regions }
     }
@@ -86,7 +86,7 @@ impl RegionConfig {
             OriginConfig::Redis(servers) => Arc::new(self.open(servers)?),
         };
         let deadline_us = u64::try_from(self.wait_max.as_micros()).unwrap_or(u64::MAX);
-        let settings = Settings { deadline_us, processes: self.nodes, ..Settings::default() };
+        let settings = EngineSettings { deadline_us, processes: self.nodes, ..EngineSettings::default() };
         let limiter = Arc::clone(limiter);
         let joined = match &self.among {
             None => Region::join_as(&self.name, limiter, origin, settings)
@@ -107,7 +107,7 @@ impl RegionConfig {
 }
 
 impl OriginTls {
-    fn read(&self) -> Result<Certificates, String> {
+    fn read(&self) -> Result<RedisCertificates, String> {
         let read = |key: &str, path: &PathBuf| {
             let text = read_text(path, PEM_BYTES_MAX).map_err(|problem| format!("{key}: {problem}"))?;
             Ok::<_, String>(text.into_bytes())
@@ -117,7 +117,7 @@ impl OriginTls {
             .identity
             .as_ref()
             .map(|(cert, key)| Ok::<_, String>((read("origin_cert", cert)?, read("origin_key", key)?)));
-        Ok(Certificates { roots, identity: identity.transpose()? })
+        Ok(RedisCertificates { roots, identity: identity.transpose()? })
     }
 }
 
@@ -135,19 +135,23 @@ pub(crate) async fn watch_fleet(shared: Arc<Shared>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let lag_us = region.abroad().and_then(|status| status.lag_us);
-        shared.note_fleet(seen(&shared.fleet, region.processes(), lag_us));
+        let lag_us = region.replication_status().and_then(|status| status.lag_us);
+        shared.note_fleet(observed(&shared.fleet, region.processes(), lag_us));
         shared.rules.load().note_fleet(shared.fleet_now());
     }
 }
 
 /// What was told of a fleet, with the most processes that were ever heard to share a meter and the longest lag between regions that was
 /// measured, if those are more. Regions that hear of each other later than the silence are on their parts: that is another term of a bound.
-fn seen(told: &Fleet, processes: u32, lag_us: Option<u64>) -> Fleet {
-    let told_us = told.courier_us + told.transit_us;
+fn observed(configured: &Fleet, processes: u32, lag_us: Option<u64>) -> Fleet {
+    let configured_us = configured.replication_interval_us + configured.transit_us;
     let lag_us = lag_us.unwrap_or(0).div_ceil(LAG_STEP_US).saturating_mul(LAG_STEP_US);
-    let lag_us = lag_us.min(told.silence_us).max(told_us);
-    Fleet { nodes: told.nodes.max(processes), transit_us: lag_us - told.courier_us, ..told.clone() }
+    let lag_us = lag_us.min(configured.peer_timeout_us).max(configured_us);
+    Fleet {
+        nodes: configured.nodes.max(processes),
+        transit_us: lag_us - configured.replication_interval_us,
+        ..configured.clone()
+    }
 }
 
 /// How often it is told that the origin would not take calls, however many there were.
@@ -170,7 +174,7 @@ async fn watch_refusals(region: &Region) {
 }
 
 async fn watch_answers(region: &Region) {
-    let mut answers = region.answers();
+    let mut answers = region.origin_up();
     while answers.changed().await.is_ok() {
         if *answers.borrow_and_update() {
             tracing::info!("the origin answers again: limits are the region's");
@@ -189,14 +193,18 @@ mod tests {
 
     #[test]
     fn bounds_count_with_what_was_seen_where_it_is_more_than_what_was_told() {
-        let told = Fleet { nodes: 4, ..Fleet::of(3) };
+        let configured = Fleet { nodes: 4, ..Fleet::of(3) };
         let of = |processes, lag_us| {
-            let fleet = seen(&told, processes, lag_us);
-            (fleet.nodes, fleet.courier_us + fleet.transit_us)
+            let fleet = observed(&configured, processes, lag_us);
+            (fleet.nodes, fleet.replication_interval_us + fleet.transit_us)
         };
         assert_eq!(of(1, None), (4, 500_000));
         assert_eq!(of(9, Some(240_000)), (9, 500_000));
         assert_eq!(of(4, Some(500_001)), (4, 1_000_000));
-        assert_eq!(of(4, Some(3_600_000_000)), (4, told.silence_us), "regions have parted by then");
+        assert_eq!(
+            of(4, Some(3_600_000_000)),
+            (4, configured.peer_timeout_us),
+            "regions have parted by then"
+        );
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use tidegate_rules::overrides::{Full, Override, OverrideIndex, Store, StoreError};
+use tidegate_rules::overrides::{Override, OverrideIndex, OverrideStore, OverrideStoreError, OverridesFull};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::auth::TenantIndex;
@@ -38,18 +38,18 @@ struct TenantOverrides {
 
 /// Why a write was not done.
 #[derive(Debug)]
-pub(crate) enum NotDone {
+pub(crate) enum OverrideError {
     /// There is no room for another override.
-    Full(Full),
+    Full(OverridesFull),
     /// The tenant has [`WAITING_PER_TENANT_MAX`] writes that wait.
     Busy,
     /// The store failed.
-    Store(StoreError),
+    Store(OverrideStoreError),
     /// The server stops.
     Stopping,
 }
 
-impl fmt::Display for NotDone {
+impl fmt::Display for OverrideError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full(full) => full.fmt(f),
@@ -63,8 +63,8 @@ impl fmt::Display for NotDone {
     }
 }
 
-impl From<StoreError> for NotDone {
-    fn from(error: StoreError) -> Self {
+impl From<OverrideStoreError> for OverrideError {
+    fn from(error: OverrideStoreError) -> Self {
         Self::Store(error)
     }
 }
@@ -83,7 +83,7 @@ enum Write {
     Delete { namespace: String, pattern: String, reply: Reply<bool> },
 }
 
-type Reply<T> = oneshot::Sender<Result<T, NotDone>>;
+type Reply<T> = oneshot::Sender<Result<T, OverrideError>>;
 
 impl Overrides {
     /// Opens the store in `folder`, or keeps overrides in memory only, for tenants of these names.
@@ -116,7 +116,7 @@ impl Overrides {
         tenant: TenantIndex,
         new: Override,
         now_ms: u64,
-    ) -> impl Future<Output = Result<String, NotDone>> + use<> {
+    ) -> impl Future<Output = Result<String, OverrideError>> + use<> {
         self.ask(tenant, move |reply| Write::Set { new, now_ms, reply })
     }
 
@@ -126,12 +126,16 @@ impl Overrides {
         tenant: TenantIndex,
         namespace: String,
         pattern: String,
-    ) -> impl Future<Output = Result<bool, NotDone>> + use<> {
+    ) -> impl Future<Output = Result<bool, OverrideError>> + use<> {
         self.ask(tenant, move |reply| Write::Delete { namespace, pattern, reply })
     }
 
     /// Hands a write to the keeper, now or not at all, and gives what comes of it.
-    fn ask<T, F>(&self, tenant: TenantIndex, write: F) -> impl Future<Output = Result<T, NotDone>> + use<T, F>
+    fn ask<T, F>(
+        &self,
+        tenant: TenantIndex,
+        write: F,
+    ) -> impl Future<Output = Result<T, OverrideError>> + use<T, F>
     where
         F: FnOnce(Reply<T>) -> Write,
     {
@@ -139,15 +143,15 @@ impl Overrides {
         let sent = self.hand_over(tenant, write(reply));
         async move {
             sent?;
-            answer.await.unwrap_or(Err(NotDone::Stopping))
+            answer.await.unwrap_or(Err(OverrideError::Stopping))
         }
     }
 
-    fn hand_over(&self, tenant: TenantIndex, write: Write) -> Result<(), NotDone> {
+    fn hand_over(&self, tenant: TenantIndex, write: Write) -> Result<(), OverrideError> {
         let places = Arc::clone(&self.tenants[tenant].places);
-        let place = places.try_acquire_owned().map_err(|_| NotDone::Busy)?;
-        let (tasks, _) = self.keeper.as_ref().ok_or(NotDone::Stopping)?;
-        tasks.send(Task { tenant, write, place }).map_err(|_| NotDone::Stopping)
+        let place = places.try_acquire_owned().map_err(|_| OverrideError::Busy)?;
+        let (tasks, _) = self.keeper.as_ref().ok_or(OverrideError::Stopping)?;
+        tasks.send(Task { tenant, write, place }).map_err(|_| OverrideError::Stopping)
     }
 }
 
@@ -167,7 +171,7 @@ fn run(
     folder: Option<&Path>,
     names: &[String],
     waiting: mpsc::UnboundedReceiver<Task>,
-    opened: &std::sync::mpsc::Sender<Result<Arc<[TenantOverrides]>, StoreError>>,
+    opened: &std::sync::mpsc::Sender<Result<Arc<[TenantOverrides]>, OverrideStoreError>>,
 ) {
     // Without a runtime nobody hears that the store is open, and the start fails.
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
@@ -184,8 +188,8 @@ fn run(
 
 /// Opens the store and takes everything in it to memory. What belongs to tenants that are not configured stays where
 /// it is.
-async fn open(folder: Option<&Path>, names: &[String]) -> Result<Keeper, StoreError> {
-    let mut store = Store::open(folder).await?;
+async fn open(folder: Option<&Path>, names: &[String]) -> Result<OverrideWriter, OverrideStoreError> {
+    let mut store = OverrideStore::open(folder).await?;
     let mut by_tenant: HashMap<String, Vec<Override>> = HashMap::new();
     for (name, known) in store.load().await? {
         by_tenant.entry(name).or_default().push(known);
@@ -195,16 +199,16 @@ async fn open(folder: Option<&Path>, names: &[String]) -> Result<Keeper, StoreEr
         index: by_tenant.remove(name).unwrap_or_default().into_iter().collect(),
         places: Arc::new(Semaphore::new(WAITING_PER_TENANT_MAX)),
     };
-    Ok(Keeper { tenants: names.iter().map(tenant).collect(), store })
+    Ok(OverrideWriter { tenants: names.iter().map(tenant).collect(), store })
 }
 
 /// The one that writes.
-struct Keeper {
+struct OverrideWriter {
     tenants: Arc<[TenantOverrides]>,
-    store: Store,
+    store: OverrideStore,
 }
 
-impl Keeper {
+impl OverrideWriter {
     async fn keep(mut self, mut waiting: mpsc::UnboundedReceiver<Task>) {
         while let Some(task) = waiting.recv().await {
             self.write(task).await;
@@ -230,15 +234,25 @@ impl Keeper {
         }
     }
 
-    async fn set(&mut self, tenant: TenantIndex, new: Override, now_ms: u64) -> Result<String, NotDone> {
+    async fn set(
+        &mut self,
+        tenant: TenantIndex,
+        new: Override,
+        now_ms: u64,
+    ) -> Result<String, OverrideError> {
         let TenantOverrides { name, index, .. } = &self.tenants[tenant];
-        index.room_for(&new.namespace, new.identifier.as_str()).map_err(NotDone::Full)?;
+        index.room_for(&new.namespace, new.identifier.as_str()).map_err(OverrideError::Full)?;
         let id = self.store.set(name, &new, now_ms).await?;
         index.set(Override { id: id.clone(), ..new });
         Ok(id)
     }
 
-    async fn delete(&mut self, tenant: TenantIndex, namespace: &str, pattern: &str) -> Result<bool, NotDone> {
+    async fn delete(
+        &mut self,
+        tenant: TenantIndex,
+        namespace: &str,
+        pattern: &str,
+    ) -> Result<bool, OverrideError> {
         let TenantOverrides { name, index, .. } = &self.tenants[tenant];
         let was_there = self.store.delete(name, namespace, pattern).await?;
         index.remove(namespace, pattern);
@@ -273,7 +287,7 @@ mod tests {
     }
 
     /// Overrides of two tenants whose keeper has not begun, and what it will begin with.
-    async fn not_begun() -> (Overrides, Keeper, mpsc::UnboundedReceiver<Task>) {
+    async fn not_begun() -> (Overrides, OverrideWriter, mpsc::UnboundedReceiver<Task>) {
         let keeper = open(None, &["noisy".to_owned(), "calm".to_owned()]).await.expect("in memory");
         let (tasks, waiting) = mpsc::unbounded_channel();
         let tenants = Arc::clone(&keeper.tenants);
@@ -286,13 +300,13 @@ mod tests {
         let set = |tenant, pattern: &str| overrides.set(tenant, of(pattern), 1);
         let taken: Vec<_> = (0..WAITING_PER_TENANT_MAX).map(|at| set(NOISY, &at.to_string())).collect();
         let refused = set(NOISY, "one more").await.expect_err("it has no place left");
-        assert!(matches!(refused, NotDone::Busy), "{refused}");
+        assert!(matches!(refused, OverrideError::Busy), "{refused}");
         let calm = set(CALM, "a");
 
         keeper.write(waiting.recv().await.expect("the first")).await;
         let again = overrides.delete(NOISY, "n".to_owned(), "0".to_owned());
         let refused = set(NOISY, "one more").await.expect_err("the place that came free is taken again");
-        assert!(matches!(refused, NotDone::Busy), "{refused}");
+        assert!(matches!(refused, OverrideError::Busy), "{refused}");
 
         for _ in 0..=WAITING_PER_TENANT_MAX {
             keeper.write(waiting.recv().await.expect("those that wait")).await;

@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use crate::config::{Config, ConfigProblems, MEMORY_BYTES_STAND_IN};
-use crate::reload::{self, Watched};
+use crate::reload::{self, WatchedFile};
 use crate::shared::{Shared, StartError};
 use crate::tls::Tls;
 
 /// A good configuration, with what its files say.
-pub struct Prepared {
+pub struct PreparedServer {
     pub(crate) config: Config,
     pub(crate) shared: Shared,
     pub(crate) tls: Option<Tls>,
-    pub(crate) watched: Vec<Watched>,
+    pub(crate) watched: Vec<WatchedFile>,
     pub(crate) data_dir: Option<PathBuf>,
 }
 
-impl Prepared {
+impl PreparedServer {
     /// Reads what the configuration names; `problems` are those that it has itself. Takes no port, and does not open the
     /// store: it may belong to a server that runs.
     pub fn read(mut config: Config, mut problems: Vec<String>) -> Result<Self, ConfigProblems> {

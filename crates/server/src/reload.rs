@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, RulesConfig};
 use crate::envoy::Descriptors;
-use crate::metrics::Reloaded;
-use crate::rules::{GatedRules, warn_of};
+use crate::metrics::ReloadedFile;
+use crate::rules::{ActiveRules, warn_of};
 use crate::shared::Shared;
 
 /// How often the files are looked at. Looking is cheap and also works where file events do not, such as for mounted
@@ -19,23 +19,24 @@ use crate::shared::Shared;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Something that is read from a path.
-struct Source {
-    what: Reloaded,
+struct FileSource {
+    what: ReloadedFile,
     /// The setting that names it.
     key: &'static str,
     path: PathBuf,
     load: fn(&Path, &Shared) -> Result<(), String>,
 }
 
-fn sources(config: &Config) -> Vec<Source> {
+fn sources(config: &Config) -> Vec<FileSource> {
     let rules = match &config.rules {
         Some(RulesConfig::File(path)) => Some(path.clone()),
         Some(RulesConfig::Store(_)) | None => None,
     };
-    let rules = rules.map(|path| Source { what: Reloaded::Rules, key: "rules", path, load: load_rules });
+    let rules =
+        rules.map(|path| FileSource { what: ReloadedFile::Rules, key: "rules", path, load: load_rules });
     let descriptors = config.envoy_descriptors.clone();
-    let descriptors = descriptors.map(|path| Source {
-        what: Reloaded::Descriptors,
+    let descriptors = descriptors.map(|path| FileSource {
+        what: ReloadedFile::Descriptors,
         key: "envoy_descriptors",
         path,
         load: load_descriptors,
@@ -44,7 +45,7 @@ fn sources(config: &Config) -> Vec<Source> {
 }
 
 fn load_rules(path: &Path, shared: &Shared) -> Result<(), String> {
-    let rules = GatedRules::load(path, shared)?;
+    let rules = ActiveRules::load(path, shared)?;
     shared.rules.store(Arc::new(rules));
     Ok(())
 }
@@ -56,12 +57,12 @@ fn load_descriptors(path: &Path, shared: &Shared) -> Result<(), String> {
 }
 
 /// Reads everything once, for [`watch`] to go on with; at the start a bad file is an error.
-pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<Vec<Watched>, Vec<String>> {
+pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<Vec<WatchedFile>, Vec<String>> {
     let mut watched = Vec::new();
     let mut problems = Vec::new();
     for source in sources(config) {
         let key = source.key;
-        match Watched::load(source, shared) {
+        match WatchedFile::load(source, shared) {
             Ok(one) => watched.push(one),
             Err(found) => problems.extend(found.lines().map(|problem| format!("{key}: {problem}"))),
         }
@@ -70,20 +71,20 @@ pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<Vec<Watched>,
 }
 
 /// Says what the authors of rules may not have meant that were read before anybody wrote a log.
-pub(crate) fn warn(watched: &[Watched], shared: &Shared) {
+pub(crate) fn warn(watched: &[WatchedFile], shared: &Shared) {
     for one in watched {
         warn_of_rules(&one.source, shared);
     }
 }
 
-fn warn_of_rules(source: &Source, shared: &Shared) {
-    if matches!(source.what, Reloaded::Rules) {
+fn warn_of_rules(source: &FileSource, shared: &Shared) {
+    if matches!(source.what, ReloadedFile::Rules) {
         warn_of(shared.rules.load().set(), &shared.fleet);
     }
 }
 
 /// Reads again what changes, until told to stop.
-pub(crate) async fn watch(mut watched: Vec<Watched>, shared: Arc<Shared>, stop: CancellationToken) {
+pub(crate) async fn watch(mut watched: Vec<WatchedFile>, shared: Arc<Shared>, stop: CancellationToken) {
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -107,15 +108,15 @@ pub(crate) async fn watch(mut watched: Vec<Watched>, shared: Arc<Shared>, stop: 
 }
 
 /// A source, and what it looked like.
-pub(crate) struct Watched {
-    source: Source,
+pub(crate) struct WatchedFile {
+    source: FileSource,
     /// Before it was read: what changes meanwhile is read again.
-    loaded: Vec<Print>,
-    last: Vec<Print>,
+    loaded: Vec<FileStamp>,
+    last: Vec<FileStamp>,
 }
 
-impl Watched {
-    fn load(source: Source, shared: &Shared) -> Result<Self, String> {
+impl WatchedFile {
+    fn load(source: FileSource, shared: &Shared) -> Result<Self, String> {
         let now = prints(&source.path);
         (source.load)(&source.path, shared)?;
         Ok(Self { source, loaded: now.clone(), last: now })
@@ -132,7 +133,7 @@ impl Watched {
     }
 }
 
-fn reload(source: &Source, shared: &Shared) {
+fn reload(source: &FileSource, shared: &Shared) {
     let result = (source.load)(&source.path, shared);
     shared.metrics.reloaded(source.what, result.is_ok());
     match result {
@@ -148,10 +149,10 @@ fn reload(source: &Source, shared: &Shared) {
 
 /// What changes when a file does, or when another takes its place: when it was written and last touched, its length,
 /// and which file it is.
-type Print = (PathBuf, Option<(SystemTime, i64, i64, u64, u64)>);
+type FileStamp = (PathBuf, Option<(SystemTime, i64, i64, u64, u64)>);
 
 /// The print of a file, or of all files of a folder.
-fn prints(path: &Path) -> Vec<Print> {
+fn prints(path: &Path) -> Vec<FileStamp> {
     let print = |path: PathBuf| {
         let meta = std::fs::metadata(&path).ok();
         let seen = |meta: std::fs::Metadata| {
@@ -162,7 +163,7 @@ fn prints(path: &Path) -> Vec<Print> {
     match std::fs::read_dir(path) {
         Err(_) => vec![print(path.to_owned())],
         Ok(entries) => {
-            let mut all: Vec<Print> = entries.flatten().map(|entry| print(entry.path())).collect();
+            let mut all: Vec<FileStamp> = entries.flatten().map(|entry| print(entry.path())).collect();
             all.sort();
             all
         }
@@ -192,13 +193,13 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let times_read = || std::fs::read_to_string(file.path()).expect("text").lines().count();
         let shared = server();
-        let source = Source {
-            what: Reloaded::Rules,
+        let source = FileSource {
+            what: ReloadedFile::Rules,
             key: "rules",
             path: file.path().to_owned(),
             load: read_while_it_grows,
         };
-        let mut watched = Watched::load(source, &shared).expect("can be read");
+        let mut watched = WatchedFile::load(source, &shared).expect("can be read");
         assert_eq!(times_read(), 1);
         watched.look(&shared);
         assert_eq!(times_read(), 1, "it may still be being written");

@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
 use futures_util::future::join_all;
-use tidegate::region::{Policy, Question};
+use tidegate::region::{RegionCheck, RegionPolicy};
 use tidegate::{
     Algorithm, Decision, Gate, LIMITS_PER_CHECK_MAX, Limit, Outcome as LimitOutcome, UnknownName,
 };
 use tidegate_core::bound::{Faults, Fleet, Promise, bound};
-use tidegate_rules::book::EmergencyRow;
+use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::{
-    Class, Dimensions, FILE_BYTES_MAX, KEY_PARTS_MAX, Key, Match, Mode, Rule, RuleSet, Terms,
+    Class, Dimensions, EffectiveTerms, FILE_BYTES_MAX, KEY_PARTS_MAX, Key, Mode, Rule, RuleMatch, RuleSet,
 };
 
 use crate::auth::TenantIndex;
-use crate::deciding::{Decided, Decider, question};
-use crate::journal::{Note, decisive};
+use crate::decider::{Decider, SourcedDecision, question};
+use crate::decision_log::{RecordDraft, decisive};
 use crate::load;
-use crate::metrics::{Outcome, Rung, Surface};
+use crate::metrics::{DecisionSource, Outcome, Surface};
 use crate::shared::{Shared, Tenant};
 
 /// The most gates of a set, one for each rule and tenant it is for: a bound on their memory, some 200 bytes each.
@@ -32,34 +32,34 @@ const GATES_MAX: usize = 1_000_000;
 
 /// A rule set with the gates of every tenant.
 #[derive(Debug, Default)]
-pub(crate) struct GatedRules {
+pub(crate) struct ActiveRules {
     set: RuleSet,
-    gates: Arc<Gates>,
+    gates: Arc<RuleGates>,
     /// By tenant: the dimensions that its rules look at.
     used: Vec<Vec<String>>,
 }
 
 /// What rules need to decide, whatever the emergencies.
 #[derive(Debug, Default)]
-struct Gates {
+struct RuleGates {
     /// By tenant: the gates of the rules that are for it, by the rule's position, in order.
     of_tenants: Vec<Box<[(usize, Gate)]>>,
     /// By tenant: the dimensions that its rules look at, but for those that only emergencies do.
     used: Vec<Vec<String>>,
     /// By position of the rule: how often it was asked and denied.
     counts: Box<[RuleCount]>,
-    bounds: ArcSwap<Bounds>,
+    bounds: ArcSwap<RuleBounds>,
 }
 
 /// How far rules may be passed, by their positions.
 #[derive(Debug, Default)]
-struct Bounds {
+struct RuleBounds {
     units: Box<[u64]>,
     /// By whom.
     fleet: Option<Arc<Fleet>>,
 }
 
-impl Bounds {
+impl RuleBounds {
     fn new(set: &RuleSet, fleet: Arc<Fleet>) -> Self {
         let units = set.rules().iter().map(|rule| most_above(rule, &rule.limit, &fleet)).collect();
         Self { units, fleet: Some(fleet) }
@@ -86,7 +86,7 @@ pub(crate) struct RuleCount {
 
 /// What a rule did in a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RuleDid {
+pub(crate) struct RuleTally {
     pub(crate) denied: u64,
     /// In shadow mode: nobody was turned away.
     pub(crate) shadow_denied: u64,
@@ -121,40 +121,40 @@ impl RuleCount {
     }
 
     /// What it did since this was last asked.
-    pub(crate) fn take(&self) -> RuleDid {
+    pub(crate) fn take(&self) -> RuleTally {
         // Most did nothing: their cache lines are left alone.
         let take = |count: &AtomicU32| match count.load(Ordering::Relaxed) {
             0 => 0,
             _ => u64::from(count.swap(0, Ordering::Relaxed)),
         };
         let (denied, shadow_denied) = (take(&self.denied), take(&self.shadow_denied));
-        RuleDid { denied, shadow_denied, asked: take(&self.asked) }
+        RuleTally { denied, shadow_denied, asked: take(&self.asked) }
     }
 }
 
 /// A request, with the rules that apply to it.
 #[derive(Debug)]
-pub(crate) struct Case<'r, 'd> {
-    rules: &'r GatedRules,
+pub(crate) struct MatchedRequest<'r, 'd> {
+    rules: &'r ActiveRules,
     tenant: TenantIndex,
     request: &'d Dimensions<'d>,
-    applying: Vec<Applying<'r, 'd>>,
+    applying: Vec<ApplicableRule<'r, 'd>>,
     /// Where the meters of the request are kept together.
     together: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct Applying<'r, 'd> {
-    applied: Applied<'r>,
+struct ApplicableRule<'r, 'd> {
+    applied: AppliedRule<'r>,
     key: Key<'d>,
     gate: Cow<'r, Gate>,
 }
 
 /// A rule, and what it comes to for a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Applied<'r> {
+pub(crate) struct AppliedRule<'r> {
     pub(crate) rule: &'r Rule,
-    pub(crate) terms: Terms<'r>,
+    pub(crate) terms: EffectiveTerms<'r>,
     /// How many units above its limit may pass at most.
     pub(crate) bound: u64,
     count: &'r RuleCount,
@@ -162,31 +162,31 @@ pub(crate) struct Applied<'r> {
 
 /// One rule's word on a request.
 #[derive(Debug)]
-pub(crate) struct Ruled<'r> {
+pub(crate) struct RuleOutcome<'r> {
     /// The rule.
-    pub(crate) applied: Applied<'r>,
+    pub(crate) applied: AppliedRule<'r>,
     /// What its limit says.
     pub(crate) outcome: LimitOutcome<'r>,
 }
 
 /// What the rules say of a request, all together.
 #[derive(Debug)]
-pub(crate) struct Ruling<'r> {
+pub(crate) struct RulesDecision<'r> {
     /// Under the rules that are enforced: all charged, or none.
     pub(crate) decision: Decision<'r>,
     /// Those rules, in the order of the decision's outcomes.
-    pub(crate) enforced: Vec<Applied<'r>>,
+    pub(crate) enforced: Vec<AppliedRule<'r>>,
     /// Rules in shadow mode.
-    pub(crate) shadows: Vec<Ruled<'r>>,
+    pub(crate) shadows: Vec<RuleOutcome<'r>>,
     /// The set's version.
     pub(crate) version: &'r str,
     /// What the decision rests on: the least that any of its limits does.
-    pub(crate) rung: Rung,
+    pub(crate) source: DecisionSource,
 }
 
 /// Why rules did not decide.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Undecided {
+pub(crate) enum RulesError {
     /// More rules apply than one request may be under.
     TooManyRules {
         /// How many apply.
@@ -199,7 +199,7 @@ pub(crate) enum Undecided {
     },
 }
 
-impl GatedRules {
+impl ActiveRules {
     /// Makes the gates of a set.
     pub(crate) fn new(set: RuleSet, shared: &Shared) -> Result<Self, String> {
         check_tenants(&set, &shared.tenants)?;
@@ -215,11 +215,11 @@ impl GatedRules {
         let of_tenants: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
         let of_tenants = of_tenants.map_err(|error| error.to_string())?;
         let counts = set.rules().iter().map(|_| RuleCount::default()).collect();
-        let bounds = ArcSwap::from_pointee(Bounds::new(&set, shared.fleet_now()));
+        let bounds = ArcSwap::from_pointee(RuleBounds::new(&set, shared.fleet_now()));
         let used =
             |tenant: &Tenant| set.rule_dimensions(&tenant.name).into_iter().map(str::to_owned).collect();
         let used = shared.tenants.iter().map(used).collect();
-        Ok(Self::of_gates(Arc::new(Gates { of_tenants, used, counts, bounds }), set, shared))
+        Ok(Self::of_gates(Arc::new(RuleGates { of_tenants, used, counts, bounds }), set, shared))
     }
 
     /// The same rules, with the same gates, under other emergencies.
@@ -233,7 +233,7 @@ impl GatedRules {
         Ok(Self::of_gates(Arc::clone(&self.gates), set, shared))
     }
 
-    fn of_gates(gates: Arc<Gates>, set: RuleSet, shared: &Shared) -> Self {
+    fn of_gates(gates: Arc<RuleGates>, set: RuleSet, shared: &Shared) -> Self {
         let used = gates.used.iter().zip(&shared.tenants).map(|(used, tenant)| {
             let mut used = used.clone();
             // Where nothing is counted, nothing has to be found.
@@ -251,7 +251,7 @@ impl GatedRules {
     pub(crate) fn note_fleet(&self, fleet: Arc<Fleet>) {
         let known = self.gates.bounds.load();
         if !known.fleet.as_ref().is_some_and(|known| Arc::ptr_eq(known, &fleet)) {
-            self.gates.bounds.store(Arc::new(Bounds::new(&self.set, fleet)));
+            self.gates.bounds.store(Arc::new(RuleBounds::new(&self.set, fleet)));
         }
     }
 
@@ -281,24 +281,24 @@ impl GatedRules {
     }
 
     /// Finds the rules that apply to a request.
-    pub(crate) fn case<'r, 'd>(
+    pub(crate) fn match_request<'r, 'd>(
         &'r self,
         shared: &Shared,
         tenant: TenantIndex,
         request: &'d Dimensions<'d>,
-    ) -> Case<'r, 'd> {
+    ) -> MatchedRequest<'r, 'd> {
         let name = &shared.tenant(tenant).name;
         let now_ms = shared.decider.limiter.wall_us() / 1_000;
         let bounds = self.gates.bounds.load();
         let applying = self.set.matching(name, request, now_ms).filter_map(|found| {
             let gate = self.gate(shared, tenant, &found)?;
-            let Match { rule, key, terms, position } = found;
+            let RuleMatch { rule, key, terms, position } = found;
             let count = self.gates.counts.get(position)?;
             let bound = bounds.most_above(position, rule, &terms.limit)?;
-            Some(Applying { applied: Applied { rule, terms, bound, count }, key, gate })
+            Some(ApplicableRule { applied: AppliedRule { rule, terms, bound, count }, key, gate })
         });
         let together = self.together(&shared.decider, name, request);
-        Case { rules: self, tenant, request, applying: applying.collect(), together }
+        MatchedRequest { rules: self, tenant, request, applying: applying.collect(), together }
     }
 
     /// The gate of what a rule comes to: the rule's own, or one of the same meters under another limit.
@@ -306,7 +306,7 @@ impl GatedRules {
         &'r self,
         shared: &Shared,
         tenant: TenantIndex,
-        found: &Match<'r, '_>,
+        found: &RuleMatch<'r, '_>,
     ) -> Option<Cow<'r, Gate>> {
         let gates = self.gates.of_tenants.get(tenant)?;
         let at = gates.binary_search_by_key(&found.position, |(position, _)| *position).ok()?;
@@ -366,48 +366,60 @@ pub(crate) fn warn_of(set: &RuleSet, fleet: &Fleet) {
     }
 }
 
-impl Case<'_, '_> {
+impl MatchedRequest<'_, '_> {
     /// Decides the request under all rules that apply to it.
     pub(crate) async fn decide(
         &self,
         shared: &Shared,
         surface: Surface,
         cost: u64,
-    ) -> Result<Ruling<'_>, Undecided> {
+    ) -> Result<RulesDecision<'_>, RulesError> {
         let decider = &shared.decider;
         let (enforced, shadows) = self.questions();
         let class = enforced.iter().map(|(applied, _)| applied.rule.class).max().unwrap_or_default();
         if load::sheds(class) {
-            shared.metrics.decided(surface, class, shed_outcome(class), Rung::Shed, 1);
-            self.take_down(shared, (surface, cost), shed_outcome(class), Rung::Shed, (None, None));
-            return Err(Undecided::Shed { class });
+            shared.metrics.decided(surface, class, shed_outcome(class), DecisionSource::Shed, 1);
+            self.record_decision(
+                shared,
+                (surface, cost),
+                shed_outcome(class),
+                DecisionSource::Shed,
+                (None, None),
+            );
+            return Err(RulesError::Shed { class });
         }
         if enforced.len() > LIMITS_PER_CHECK_MAX {
             return Err(self.refuse(shared, (surface, cost), class, &enforced));
         }
-        let (enforced, questions): (Vec<Applied<'_>>, Vec<Question<'_, '_>>) =
+        let (enforced, questions): (Vec<AppliedRule<'_>>, Vec<RegionCheck<'_, '_>>) =
             enforced.into_iter().map(|(applied, question)| (applied, question.cost(cost))).unzip();
-        let too_many = |_| Undecided::TooManyRules { rules: questions.len() };
-        let Decided { decision, rung } = decider.check_all(&questions).await.map_err(too_many)?;
+        let too_many = |_| RulesError::TooManyRules { rules: questions.len() };
+        let SourcedDecision { decision, source } = decider.check_all(&questions).await.map_err(too_many)?;
         // What is denied is not charged, in shadow neither.
         let charged = if decision.is_allowed() { cost } else { 0 };
         let shadows = in_shadow(decider, shadows, charged).await;
         let version = self.rules.set.version();
-        let ruling = Ruling { decision, enforced, shadows, version, rung };
-        for (applied, outcome) in ruling.enforced.iter().zip(ruling.decision.outcomes()) {
+        let rules_decision = RulesDecision { decision, enforced, shadows, version, source };
+        for (applied, outcome) in rules_decision.enforced.iter().zip(rules_decision.decision.outcomes()) {
             // What an emergency denies says nothing of the rule.
             if applied.terms.emergency.is_none() {
                 applied.count.count(outcome.is_allowed());
             }
         }
-        for Ruled { applied, outcome } in &ruling.shadows {
+        for RuleOutcome { applied, outcome } in &rules_decision.shadows {
             if applied.terms.emergency.is_none() {
                 applied.count.count_in_shadow(outcome.is_allowed());
             }
         }
-        shared.metrics.decided(surface, class, ruling.outcome(), rung, 1);
-        self.take_down(shared, (surface, cost), ruling.outcome(), rung, ruling.decided_by().unzip());
-        Ok(ruling)
+        shared.metrics.decided(surface, class, rules_decision.outcome(), source, 1);
+        self.record_decision(
+            shared,
+            (surface, cost),
+            rules_decision.outcome(),
+            source,
+            rules_decision.decided_by().unzip(),
+        );
+        Ok(rules_decision)
     }
 
     /// Turns a request away that is under more rules than can be asked. Whoever asked is denied by each of them: counted and
@@ -417,54 +429,54 @@ impl Case<'_, '_> {
         shared: &Shared,
         asked: (Surface, u64),
         class: Class,
-        enforced: &Asked<'_, '_>,
-    ) -> Undecided {
+        enforced: &RuleChecks<'_, '_>,
+    ) -> RulesError {
         for (applied, _) in enforced.iter().filter(|(applied, _)| applied.terms.emergency.is_none()) {
             applied.count.count(false);
         }
-        shared.metrics.decided(asked.0, class, Outcome::Denied, Rung::Refused, 1);
+        shared.metrics.decided(asked.0, class, Outcome::Denied, DecisionSource::Refused, 1);
         // None decided it: it is found by the key of the first.
         let first = enforced.first().map(|(applied, _)| *applied);
-        self.take_down(shared, asked, Outcome::Denied, Rung::Refused, (first, None));
-        Undecided::TooManyRules { rules: enforced.len() }
+        self.record_decision(shared, asked, Outcome::Denied, DecisionSource::Refused, (first, None));
+        RulesError::TooManyRules { rules: enforced.len() }
     }
 
     /// Takes a decision down, if that is due: under the rule that decided it, if any did, with what that said.
-    fn take_down(
+    fn record_decision(
         &self,
         shared: &Shared,
         (surface, cost): (Surface, u64),
         outcome: Outcome,
-        rung: Rung,
-        (applied, said): (Option<Applied<'_>>, Option<LimitOutcome<'_>>),
+        source: DecisionSource,
+        (applied, limit_outcome): (Option<AppliedRule<'_>>, Option<LimitOutcome<'_>>),
     ) {
         let Some(recorder) = shared.recorder_for(outcome) else { return };
-        let mut key = tidegate_record::Key::default();
+        let mut key = tidegate_record::RecordKey::default();
         for name in applied.iter().flat_map(|applied| applied.rule.key.iter()) {
             key.add(name, self.request.get(name).unwrap_or_default());
         }
-        let replaced_by = applied.and_then(|applied| applied.terms.emergency.or(applied.terms.exception));
-        let note = Note {
+        let replaced_by = applied.and_then(|applied| applied.terms.emergency.or(applied.terms.override_name));
+        let draft = RecordDraft {
             tenant: self.tenant,
             surface,
             key,
             cost,
             outcome,
-            said,
-            rung,
+            limit_outcome,
+            source,
             rule_version: applied.map_or(0, |applied| applied.rule.version),
             set_version: self.rules.set.version(),
             replaced_by: replaced_by.unwrap_or_default(),
         };
         let known_by = self.rules.dimensions_used(self.tenant).iter();
         let known_by = known_by.filter_map(|name| Some((name.as_str(), self.request.get(name)?)));
-        shared.take_down(recorder, &note, known_by);
+        shared.record_decision(recorder, &draft, known_by);
     }
 
     /// The rules that apply, those that are enforced and those in shadow, with the questions to ask.
-    fn questions(&self) -> (Asked<'_, '_>, Asked<'_, '_>) {
+    fn questions(&self) -> (RuleChecks<'_, '_>, RuleChecks<'_, '_>) {
         let questions = self.applying.iter().map(|applying| {
-            let Applying { applied, key, gate } = applying;
+            let ApplicableRule { applied, key, gate } = applying;
             let parts: ArrayVec<&[u8], KEY_PARTS_MAX> = key.iter().map(|part| part.as_bytes()).collect();
             // A rule without a key counts all its requests together.
             let parts = if parts.is_empty() { &[&b""[..]][..] } else { &parts };
@@ -477,33 +489,37 @@ impl Case<'_, '_> {
     }
 }
 
-type Asked<'r, 'k> = Vec<(Applied<'r>, Question<'r, 'k>)>;
+type RuleChecks<'r, 'k> = Vec<(AppliedRule<'r>, RegionCheck<'r, 'k>)>;
 
 /// What rules in shadow mode say: the first that may be asked, so that no request takes longer than an enforced one may. Each is
 /// asked for itself, and none of them waits for another.
-async fn in_shadow<'r>(decider: &Decider, mut shadows: Asked<'r, '_>, cost: u64) -> Vec<Ruled<'r>> {
+async fn in_shadow<'r>(
+    decider: &Decider,
+    mut shadows: RuleChecks<'r, '_>,
+    cost: u64,
+) -> Vec<RuleOutcome<'r>> {
     shadows.truncate(LIMITS_PER_CHECK_MAX);
     let asked = shadows.into_iter().map(|(applied, question)| async move {
-        let said = decider.check_all(&[question.cost(cost)]).await;
+        let limit_outcome = decider.check_all(&[question.cost(cost)]).await;
         // One limit is never too many.
-        let outcome = said.ok()?.decision.outcomes().first().copied()?;
-        Some(Ruled { applied, outcome })
+        let outcome = limit_outcome.ok()?.decision.outcomes().first().copied()?;
+        Some(RuleOutcome { applied, outcome })
     });
     join_all(asked).await.into_iter().flatten().collect()
 }
 
 /// How a region treats a rule.
-fn policy(rule: &Rule) -> Policy {
+fn policy(rule: &Rule) -> RegionPolicy {
     let Promise { class, paid, tolerance_ppm, regime, .. } = rule.promise(&rule.limit);
     // No set has a rule of a higher version.
     let version = u32::try_from(rule.version).unwrap_or(u32::MAX);
-    Policy { class, paid, tolerance_ppm, regime, version }
+    RegionPolicy { class, paid, tolerance_ppm, regime, version }
 }
 
-impl<'r> Ruling<'r> {
+impl<'r> RulesDecision<'r> {
     /// The rule that decided, and what its limit said: the one that denied, or would have; of those that let the request
     /// pass, the one with the least left.
-    fn decided_by(&self) -> Option<(Applied<'r>, LimitOutcome<'r>)> {
+    fn decided_by(&self) -> Option<(AppliedRule<'r>, LimitOutcome<'r>)> {
         if self.outcome() == Outcome::ShadowDenied {
             let at = decisive(self.shadows.iter().map(|shadow| &shadow.outcome))?;
             return self.shadows.get(at).map(|shadow| (shadow.applied, shadow.outcome));
@@ -548,7 +564,7 @@ mod tests {
 
     use futures_util::FutureExt as _;
     use tidegate::ManualClock;
-    use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
+    use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 
     use super::*;
     use crate::config::Config;
@@ -566,17 +582,17 @@ mod tests {
         (clock, shared)
     }
 
-    fn gated(shared: &Shared, text: &str) -> GatedRules {
-        GatedRules::new(RuleSet::parse(text).expect("good rules"), shared).expect("fits")
+    fn gated(shared: &Shared, text: &str) -> ActiveRules {
+        ActiveRules::new(RuleSet::parse(text).expect("good rules"), shared).expect("fits")
     }
 
     /// How many requests of `user` pass, one after the other.
-    fn passed(rules: &GatedRules, shared: &Shared, user: &str) -> usize {
+    fn passed(rules: &ActiveRules, shared: &Shared, user: &str) -> usize {
         let request = Dimensions::new([("user", user)]).expect("good dimensions");
         let passes = || {
-            let case = rules.case(shared, 0, &request);
-            let ruling = case.decide(shared, Surface::Check, 1).now_or_never().expect("no origin");
-            ruling.expect("decided").decision.is_allowed()
+            let case = rules.match_request(shared, 0, &request);
+            let rules_decision = case.decide(shared, Surface::Check, 1).now_or_never().expect("no origin");
+            rules_decision.expect("decided").decision.is_allowed()
         };
         // Nothing here lets more pass.
         (0..100).take_while(|_| passes()).count()
@@ -619,9 +635,9 @@ mod tests {
         };
         let rules = gated(&shared, &(0..=LIMITS_PER_CHECK_MAX).map(rule).collect::<String>());
         let request = Dimensions::new([("user", "bob"), ("path", "/")]).expect("good dimensions");
-        let case = rules.case(&shared, 0, &request);
+        let case = rules.match_request(&shared, 0, &request);
         let undecided = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
-        assert_eq!(undecided.map(|_| ()), Err(Undecided::TooManyRules { rules: LIMITS_PER_CHECK_MAX + 1 }));
+        assert_eq!(undecided.map(|_| ()), Err(RulesError::TooManyRules { rules: LIMITS_PER_CHECK_MAX + 1 }));
         let denied: Vec<u64> = rules.counts().map(|(_, count)| count.take().denied).collect();
         assert_eq!(denied, [1; LIMITS_PER_CHECK_MAX + 1]);
         assert_eq!(passed(&rules, &shared, "carol"), 9, "without a path it is under half of them");
@@ -636,14 +652,15 @@ mod tests {
         };
         let rules = gated(&shared, &(0..=LIMITS_PER_CHECK_MAX).map(rule).collect::<String>());
         let request = Dimensions::new([("user", "bob")]).expect("good dimensions");
-        let case = rules.case(&shared, 0, &request);
+        let case = rules.match_request(&shared, 0, &request);
         for is_allowed in [true, false] {
-            let ruling = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
-            let ruling = ruling.expect("decided");
-            assert!(ruling.decision.is_allowed() && ruling.enforced.is_empty());
-            let asked: Vec<&str> = ruling.shadows.iter().map(|ruled| &*ruled.applied.rule.name).collect();
+            let rules_decision = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
+            let rules_decision = rules_decision.expect("decided");
+            assert!(rules_decision.decision.is_allowed() && rules_decision.enforced.is_empty());
+            let asked: Vec<&str> =
+                rules_decision.shadows.iter().map(|ruled| &*ruled.applied.rule.name).collect();
             assert_eq!(asked, (0..LIMITS_PER_CHECK_MAX).map(|at| at.to_string()).collect::<Vec<_>>());
-            assert!(ruling.shadows.iter().all(|ruled| ruled.outcome.is_allowed() == is_allowed));
+            assert!(rules_decision.shadows.iter().all(|ruled| ruled.outcome.is_allowed() == is_allowed));
         }
     }
 
@@ -664,7 +681,7 @@ mod tests {
     fn an_emergency_goes_before_rules_until_it_ends() {
         let (clock, shared) = server();
         let body = r#"{"key":["user"],"limit":2,"period":"1m"}"#.to_owned();
-        let rows = vec![Row { kind: Kind::Rule, name: "a".to_owned(), body, version: 1 }];
+        let rows = vec![RuleRow { kind: RowKind::Rule, name: "a".to_owned(), body, version: 1 }];
         let emergency = |id: &str, body: &str, ms: u64| EmergencyRow {
             id: id.to_owned(),
             body: body.to_owned(),
@@ -674,9 +691,9 @@ mod tests {
             emergency("stop", r#"{"action":"block","when":{"user":"mallory"}}"#, 5),
             emergency("free", r#"{"action":"allow","rule":"a","key":["vip-*"]}"#, 5),
         ];
-        let book = Book { revision: 1, emergency_revision: 1, rows: rows.into(), emergencies };
-        let set = RuleSet::compile(&book, None, STARTED_MS).expect("a good book");
-        let rules = GatedRules::new(set, &shared).expect("fits");
+        let rule_rows = RuleRows { revision: 1, emergency_revision: 1, rows: rows.into(), emergencies };
+        let set = RuleSet::compile(&rule_rows, None, STARTED_MS).expect("a good book");
+        let rules = ActiveRules::new(set, &shared).expect("fits");
         let each = || ["mallory", "vip-1", "bob"].map(|user| passed(&rules, &shared, user));
         let denied = || rules.counts().map(|(_, count)| count.take().denied).sum::<u64>();
         assert_eq!(each(), [0, 100, 2]);

@@ -69,7 +69,7 @@ pub const SETTINGS: &[Setting] = &[
          what went unheard is caught up with earlier; all rules are read each time",
     ),
     setting(
-        "rules_look",
+        "rules_poll",
         "TIME",
         "",
         "For a store: how often it is asked how far it is, beside what PostgreSQL says itself, 100ms to 1d. Shorter: what a \
@@ -182,7 +182,7 @@ pub const SETTINGS: &[Setting] = &[
     )
     .list(),
     setting(
-        "peer_silence",
+        "peer_timeout",
         "TIME",
         "5s",
         "How long another region may be silent before each goes on with its standing part of global limits, 2s to 1m; the \

@@ -8,7 +8,7 @@ use arc_swap::{ArcSwap, Guard};
 use ipnet::IpNet;
 use prometheus_client::registry::Registry;
 use tidegate::headers::ResetStyle;
-use tidegate::region::Policy;
+use tidegate::region::RegionPolicy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
 use tidegate_core::bound::Fleet;
 use tidegate_rules::pattern::Pattern;
@@ -18,13 +18,13 @@ use tidegate_rules::{Class, Regime};
 use crate::auth::{Caller, Credentials, Principal, TenantIndex};
 use crate::config::{Config, DEFAULT_TENANT, RulesConfig};
 use crate::control::Control;
-use crate::deciding::Decider;
+use crate::decider::Decider;
+use crate::decision_log::{DecisionLog, LogOwner};
 use crate::envoy::Descriptors;
-use crate::guard::Patience;
-use crate::journal::{Journal, Who};
+use crate::guard::ClientTimeouts;
 use crate::metrics::{self, Metrics, Scrape};
 use crate::overrides::Overrides;
-use crate::rules::GatedRules;
+use crate::rules::ActiveRules;
 
 /// What all surfaces share.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     /// Nothing for rules of a file, and while their store was never there.
     control: OnceLock<Arc<Control>>,
     /// For `/v1/check` and forward-auth.
-    pub(crate) rules: ArcSwap<GatedRules>,
+    pub(crate) rules: ArcSwap<ActiveRules>,
     /// For Envoy.
     pub(crate) descriptors: ArcSwap<Descriptors>,
     /// For the direct form.
@@ -54,14 +54,14 @@ pub(crate) struct Shared {
     /// Namespaces of the direct form that count by GCRA.
     pub(crate) gcra_namespaces: Vec<Pattern>,
     /// Where decisions are taken down, if they are.
-    pub(crate) journal: Option<Journal>,
+    pub(crate) decision_log: Option<DecisionLog>,
     /// What is counted.
     pub(crate) metrics: Arc<Metrics>,
     /// Whose word on the client's address counts.
     pub(crate) trusted_proxies: Vec<IpNet>,
     /// What `X-RateLimit-Reset` counts.
     pub(crate) reset: ResetStyle,
-    pub(crate) patience: Patience,
+    pub(crate) patience: ClientTimeouts,
     pub(crate) registry: Registry,
     /// Held while the audit is followed: that reads all of it, so there is one who does at a time.
     pub(crate) following_audit: tokio::sync::Mutex<()>,
@@ -158,11 +158,11 @@ impl Shared {
             descriptors: ArcSwap::default(),
             overrides,
             gcra_namespaces: std::mem::take(&mut config.gcra_namespaces),
-            journal: None,
+            decision_log: None,
             metrics,
             trusted_proxies: std::mem::take(&mut config.trusted_proxies),
             reset: config.reset,
-            patience: Patience { idle: config.idle_timeout, request: config.request_timeout },
+            patience: ClientTimeouts { idle: config.idle_timeout, request: config.request_timeout },
             registry: metrics::registry(scrape),
             following_audit: tokio::sync::Mutex::new(()),
             stopping: AtomicBool::new(false),
@@ -193,11 +193,11 @@ impl Shared {
         let Some(log) = &config.log else { return Ok(()) };
         // A server that counts for itself is in no region, whatever the setting's default is called.
         let region = self.decider.region.as_ref().map_or_else(String::new, |_| config.region.name.clone());
-        let who = Who { threads: config.workers, region };
-        let journal =
-            Journal::open(folder, log, who, self).map_err(|error| StartError::File(error.to_string()))?;
-        self.metrics.counts_records_of(Arc::clone(journal.recorder()), journal.deliveries());
-        self.journal = Some(journal);
+        let who = LogOwner { threads: config.workers, region };
+        let decision_log =
+            DecisionLog::open(folder, log, who, self).map_err(|error| StartError::File(error.to_string()))?;
+        self.metrics.counts_records_of(Arc::clone(decision_log.recorder()), decision_log.deliveries());
+        self.decision_log = Some(decision_log);
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl Shared {
 impl Tenant {
     fn new(decider: &Decider, name: &str) -> Result<Self, UnknownName> {
         // Nobody said what depends on limits that come with requests, nor that other regions should hear of them.
-        let policy = Policy { regime: Regime::Regional, ..Policy::of(Class::Comfort) };
+        let policy = RegionPolicy { regime: Regime::Regional, ..RegionPolicy::of(Class::Comfort) };
         let gate = |surface: &str, limit: &Limit| decider.gate(name, surface, *limit, policy);
         // Each request brings its own limit: these only say by which algorithm it counts.
         let (gcra, window) = placeholders().map_err(|error| UnknownName::Limit(error.to_string()))?;

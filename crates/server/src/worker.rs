@@ -15,8 +15,8 @@ use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::guard::{Guarded, Patience};
-use crate::listen::Accepted;
+use crate::guard::{ClientTimeouts, GuardedStream};
+use crate::listen::AcceptedConnection;
 use crate::metrics::{self, Listener};
 use crate::shared::Shared;
 use crate::tls::Tls;
@@ -45,7 +45,7 @@ pub(crate) fn run(
     index: usize,
     runtime: &Runtime,
     context: &Context,
-    mut incoming: mpsc::Receiver<Accepted>,
+    mut incoming: mpsc::Receiver<AcceptedConnection>,
 ) {
     metrics::this_is_worker(index);
     let connections = TaskTracker::new();
@@ -73,20 +73,20 @@ pub(crate) async fn woken_by_stop<T>(
     mut poll: impl FnMut(&mut Task<'_>) -> Poll<T>,
 ) -> T {
     let mut stopped = pin!(stop.cancelled());
-    let mut told: Option<Waker> = None;
+    let mut registered: Option<Waker> = None;
     poll_fn(|task| {
         // Asking whether to stop takes a lock that all connections share. It is enough to be woken.
-        if !told.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
+        if !registered.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
             let _ = stopped.as_mut().poll(task);
-            told = Some(task.waker().clone());
+            registered = Some(task.waker().clone());
         }
         poll(task)
     })
     .await
 }
 
-async fn connection(accepted: Accepted, context: Context) {
-    let Accepted { listener, stream, peer, permit } = accepted;
+async fn connection(accepted: AcceptedConnection, context: Context) {
+    let AcceptedConnection { listener, stream, peer, permit } = accepted;
     let metrics = Arc::clone(&context.shared.metrics);
     metrics.opened(listener);
     if let Err(error) = serve(listener, stream, peer, context).await {
@@ -107,24 +107,24 @@ async fn serve(
     let patience = patience(listener, context.shared.patience);
     let metrics = Arc::clone(&context.shared.metrics);
     let Some(tls) = context.tls.clone() else {
-        return surface(listener, Guarded::new(stream, patience, metrics), peer, context).await;
+        return surface(listener, GuardedStream::new(stream, patience, metrics), peer, context).await;
     };
     let stream = tokio::time::timeout(context.shared.patience.request, tls.acceptor(listener).accept(stream))
         .await??;
-    surface(listener, Guarded::new(stream, patience, metrics), peer, context).await
+    surface(listener, GuardedStream::new(stream, patience, metrics), peer, context).await
 }
 
 /// HTTP/2 has frames that ask for nothing, so a connection that is merely idle looks busy: only silence counts there.
-fn patience(listener: Listener, patience: Patience) -> Patience {
+fn patience(listener: Listener, patience: ClientTimeouts) -> ClientTimeouts {
     match listener {
-        Listener::Grpc => Patience { request: patience.idle, ..patience },
+        Listener::Grpc => ClientTimeouts { request: patience.idle, ..patience },
         Listener::Http | Listener::Resp | Listener::Admin => patience,
     }
 }
 
 async fn surface<S>(
     listener: Listener,
-    stream: Guarded<S>,
+    stream: GuardedStream<S>,
     peer: SocketAddr,
     context: Context,
 ) -> io::Result<()>

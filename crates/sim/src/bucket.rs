@@ -3,7 +3,7 @@
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{LAPSE_MARGIN_US, LIFE_US_MAX, Terms};
 
-use crate::rulebook::is_alike;
+use crate::rule_editions::is_alike;
 
 /// The longest that a grant may be spent after it was made, µs, by clocks that run apart by a sixteenth.
 const HELD_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
@@ -18,7 +18,7 @@ pub(crate) struct Era {
 
 /// What may count above a limit for a while after it changed, in drops: what counted by then, and what nodes held.
 #[derive(Clone, Copy, Debug, Default)]
-struct Carried {
+struct CarriedUsage {
     level: u128,
     held: u128,
     until_us: u64,
@@ -26,7 +26,7 @@ struct Carried {
     is_recounted: bool,
 }
 
-impl Carried {
+impl CarriedUsage {
     fn new(level: u128, era: &Era, is_recounted: bool) -> Self {
         let held = u128::from(era.held) * u128::from(era.terms.period());
         Self { level, held, until_us: era.from_us + HELD_US_MAX, is_recounted }
@@ -48,7 +48,7 @@ impl Carried {
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {
     terms: Terms,
-    carried: Carried,
+    carried: CarriedUsage,
     level: u128,
     at_us: u64,
     /// The most that it was above what it may hold.
@@ -61,7 +61,7 @@ pub(crate) struct Bucket {
 
 impl Bucket {
     fn new(terms: Terms) -> Self {
-        let carried = Carried::default();
+        let carried = CarriedUsage::default();
         Self { terms, carried, level: 0, at_us: 0, excess: 0, excess_us: 0, filled: 0 }
     }
 
@@ -71,7 +71,7 @@ impl Bucket {
         let (before, after) = (u128::from(self.terms.period()), u128::from(era.terms.period()));
         // In drops of another size.
         let level = self.level * after / before;
-        let carried = Carried::new(level, era, false);
+        let carried = CarriedUsage::new(level, era, false);
         Self { carried, level, at_us: era.from_us, ..Self::new(era.terms) }
     }
 
@@ -118,13 +118,13 @@ pub(crate) enum Judge {
 
 /// What was admitted under a limit that changes: at any time judged by the limit that held, with what was admitted before.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Judged {
+pub(crate) struct JudgedUsage {
     excess: u64,
     excess_us: u64,
     filled: u64,
 }
 
-impl Judged {
+impl JudgedUsage {
     /// Judges admissions in the order in which they were, under limits that held from these times on, the first from the beginning.
     pub(crate) fn new(first: Terms, later: &[Era], admissions: &[(u64, u64)]) -> Self {
         let (mut judge, mut judged) = (Judge::new(first), Self::default());
@@ -162,7 +162,7 @@ impl Judged {
 #[derive(Clone, Debug)]
 pub(crate) struct Cells {
     terms: Terms,
-    carried: Carried,
+    carried: CarriedUsage,
     cell: u64,
     current: u64,
     previous: u64,
@@ -178,7 +178,7 @@ impl Cells {
     fn new(terms: Terms) -> Self {
         Self {
             terms,
-            carried: Carried::default(),
+            carried: CarriedUsage::default(),
             cell: 0,
             current: 0,
             previous: 0,
@@ -191,7 +191,7 @@ impl Cells {
 
     /// Cells of the same length of another limit, with what is in these.
     fn turned(mut self, era: &Era) -> Self {
-        let carried = Carried::new(self.weighted(era.from_us).into(), era, false);
+        let carried = CarriedUsage::new(self.weighted(era.from_us).into(), era, false);
         let Self { cell, current, previous, .. } = self;
         Self { carried, cell, current, previous, ..Self::new(era.terms) }
     }
@@ -250,7 +250,7 @@ impl Judge {
     fn anew(&self, era: &Era) -> Self {
         let is_recounted =
             self.algorithm() != era.terms.algorithm() || era.terms.algorithm() != Algorithm::Gcra;
-        let carried = Carried::new(0, era, is_recounted);
+        let carried = CarriedUsage::new(0, era, is_recounted);
         match Self::new(era.terms) {
             Self::Bucket(bucket) => Self::Bucket(Bucket { carried, at_us: era.from_us, ..bucket }),
             Self::Cells(cells) => Self::Cells(Cells { carried, ..cells }),

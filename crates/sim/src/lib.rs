@@ -21,7 +21,7 @@ mod node;
 mod plot;
 mod regions;
 mod report;
-mod rulebook;
+mod rule_editions;
 mod scenario;
 mod schedule;
 mod sequence;
@@ -36,12 +36,12 @@ mod world;
 
 pub use bug::Bug;
 pub use matrix::{FleetResult, LoadCase, LoadResult, load_cases};
-pub use model::{Case, Measured, cases};
+pub use model::{Case, ModelMeasurement, cases};
 pub use plot::plot;
 pub use regions::{
-    Attack, Cut, CutKind, Cuts, Kind, Reach, Reached, RegionBug, RegionFaults, RegionReport, RegionScenario,
-    RegionSummary, RegionViolation, catch_in_regions, region_scenario_of, run_regions, shrink_regions,
-    sweep_regions,
+    Attack, BoundReach, Cut, CutKind, Cuts, Kind, Reach, RegionBug, RegionFaults, RegionReport,
+    RegionScenario, RegionSummary, RegionViolation, catch_in_regions, region_scenario_of, run_regions,
+    shrink_regions, sweep_regions,
 };
 pub use report::{Curve, Report, Steady, Violation};
 pub use scenario::{Faults, RuleChange, Scenario, Shape, Spread};

@@ -25,7 +25,7 @@ pub(crate) fn forget(partition: &mut Partition, meters: usize, over_us: u64) -> 
 /// that was charged or may have been spent and has not drained, or something that this region charged and has not paid off, so that
 /// others had better hear of it.
 pub(crate) fn still_counts(meter: &OriginMeter, origin_us: u64) -> bool {
-    meter.holders().any(|(_, holding)| holding.until_us > origin_us)
+    meter.holders().any(|(_, node_grant)| node_grant.until_us > origin_us)
         || match meter.terms().algorithm() {
             Algorithm::Gcra => has_not_drained(meter, origin_us),
             Algorithm::SlidingWindow => has_cells_left(meter, origin_us),
@@ -36,15 +36,15 @@ pub(crate) fn still_counts(meter: &OriginMeter, origin_us: u64) -> bool {
 fn has_not_drained(meter: &OriginMeter, origin_us: u64) -> bool {
     let terms = meter.terms();
     let [level, at, ..] = meter.numbers();
-    let ends = meter.holders().map(|(_, holding)| terms.tick(holding.until_us));
+    let ends = meter.holders().map(|(_, node_grant)| terms.tick(node_grant.until_us));
     let elapsed = terms.tick(origin_us).saturating_sub(ends.fold(at, u64::max));
     let held = meter.held() * terms.period();
     let rate = terms.amount().max(1);
-    let Some([_, _, _, _, own, _, _, apart, _, _, flags, _]) = meter.outward_numbers() else {
+    let Some([_, _, _, _, own, _, _, apart, _, _, flags, _]) = meter.region_state_numbers() else {
         return level + held > elapsed * rate;
     };
     // What is charged to a standing part drains there, after what all used has; a part without a rate drains as the whole.
-    let part = terms.abroad().map_or(0, |abroad| abroad.part_amount);
+    let part = terms.cross_region().map_or(0, |cross_region| cross_region.share_amount);
     let (of_all, of_part) = if flags & ON_PART == 0 { (level + held, apart) } else { (level, apart + held) };
     let left = elapsed.saturating_sub(of_all.div_ceil(rate));
     let part_rate = if part == 0 { rate } else { part };
@@ -57,14 +57,14 @@ fn has_cells_left(meter: &OriginMeter, origin_us: u64) -> bool {
     let present = terms.tick(origin_us) / terms.period();
     let [_, _, cell, current, previous, ..] = meter.numbers();
     let [mut now, mut before] = [current, previous];
-    if let Some([_, _, _, _, _, own, own_before, _, apart, apart_before, ..]) = meter.outward_numbers() {
+    if let Some([_, _, _, _, _, own, own_before, _, apart, apart_before, ..]) = meter.region_state_numbers() {
         (now, before) = (now + own + apart, before + own_before + apart_before);
     }
     let counts = |of: u64, units: u64| units > 0 && of + 1 >= present;
     let ends = |until_us: u64| terms.tick(until_us) / terms.period();
     counts(cell, now)
         || counts(cell.saturating_sub(1), before)
-        || meter.holders().any(|(_, holding)| counts(ends(holding.until_us), holding.amount))
+        || meter.holders().any(|(_, node_grant)| counts(ends(node_grant.until_us), node_grant.amount))
 }
 
 /// The flag of a meter that counts on its standing part, in what it keeps because other regions count it too.
@@ -78,7 +78,9 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use tidegate_core::Limit;
-    use tidegate_core::origin::{Abroad, Ask, Call, Charge, Lapse, NodeId, Reply, StoreId, Terms, Update};
+    use tidegate_core::origin::{
+        Call, CallReply, Charge, CheckGroup, CrossRegionTerms, Lapse, MeterUpdate, NodeId, StoreId, Terms,
+    };
 
     use super::*;
 
@@ -97,8 +99,13 @@ pub(crate) mod tests {
     /// The same, of which this region has one part of so many.
     pub(crate) fn shared_gcra(amount: u64, seconds: u64, parts: u64) -> Terms {
         let terms = gcra(amount, seconds);
-        let (part_amount, part_capacity) = (terms.amount() / parts, terms.capacity() / parts);
-        terms.with_abroad(Abroad { hide: 1, part_amount, part_capacity, debt_max: 0 })
+        let (share_amount, share_capacity) = (terms.amount() / parts, terms.capacity() / parts);
+        terms.with_cross_region(CrossRegionTerms {
+            publish_threshold: 1,
+            share_amount,
+            share_capacity,
+            debt_max: 0,
+        })
     }
 
     /// A node asks for so many units of the first meter, and to hold so many more.
@@ -107,8 +114,8 @@ pub(crate) mod tests {
         now_us: u64,
         terms: Terms,
         (count, want): (u32, u64),
-    ) -> Reply {
-        let update = Update {
+    ) -> CallReply {
+        let update = MeterUpdate {
             key: name(0).into(),
             terms,
             used: 0,
@@ -120,7 +127,7 @@ pub(crate) mod tests {
             life_us: SECOND_US,
             cell: 0,
         };
-        let asks = vec![Ask { charges: vec![Charge { meter: 0, cost: 1 }], count }];
+        let checks = vec![CheckGroup { charges: vec![Charge { meter: 0, cost: 1 }], count }];
         let node = NodeId(now_us);
         let call = Call {
             node,
@@ -129,7 +136,7 @@ pub(crate) mod tests {
             known_us: 0,
             store: STORE,
             updates: vec![update],
-            asks,
+            checks,
         };
         partition.apply(now_us, &call).expect("in order")
     }
@@ -148,7 +155,7 @@ pub(crate) mod tests {
         ask(&mut partition, START_US, gcra(10, 1_000), (5, 0));
         assert_eq!(counts_for_s(&partition).0, 500);
         let mut partition = Partition::default();
-        let granted = ask(&mut partition, START_US, gcra(10, 1_000), (5, 4)).told[0].grant;
+        let granted = ask(&mut partition, START_US, gcra(10, 1_000), (5, 4)).meters[0].grant;
         assert_eq!(granted, 1, "a part of the room");
         let (over_s, forgotten_s) = counts_for_s(&partition);
         assert!(
@@ -180,7 +187,7 @@ pub(crate) mod tests {
     #[test]
     fn what_is_held_of_a_part_counts_until_it_could_have_drained_there() {
         let mut partition = Partition::default();
-        let granted = ask(&mut partition, START_US, shared_gcra(400, 10_000, 4), (5, 90)).told[0].grant;
+        let granted = ask(&mut partition, START_US, shared_gcra(400, 10_000, 4), (5, 90)).meters[0].grant;
         let (over_s, forgotten_s) = counts_for_s(&partition);
         assert!(
             granted > 0 && over_s >= 100 * (5 + granted),

@@ -38,7 +38,7 @@ pub struct Case {
 
 /// What the shipped engine makes of a case.
 #[derive(Clone, Copy, Debug)]
-pub struct Measured {
+pub struct ModelMeasurement {
     /// Admitted, of what one bucket admits.
     pub admitted: f64,
     /// The share of requests that waited for a call.
@@ -141,10 +141,10 @@ impl Case {
     }
 
     /// Runs the case with the shipped engine.
-    pub fn measure(&self) -> Measured {
+    pub fn measure(&self) -> ModelMeasurement {
         let report: Report = run(&self.scenario(), None, false);
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
-        Measured {
+        ModelMeasurement {
             admitted: share(report.admitted, report.ideal),
             waited: share(report.waited, report.requests),
             updates: share(report.updates, report.requests),

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use tidegate_core::engine::{self, Effect, Engine, MeterRef, Request, Settings};
+use tidegate_core::engine::{self, Effect, Engine, EngineRequest, EngineSettings, MeterRef};
 use tidegate_core::origin::NodeId;
 use tidegate_core::{
-    Alone, Answer, Ask, Decided, Digest, KeySpace, Limit, Now, Retry, Secret, Shares, Source, Standing,
-    Table, Verdict,
+    Check, CheckOutcome, DecidingMeter, Digest, FallbackState, KeySpace, Limit, NodeShare, Now,
+    RequestVerdict, Retry, Secret, Shares, Table, Verdict,
 };
 
 use crate::clock::SkewedClock;
-use crate::rulebook::Rule;
+use crate::rule_editions::Rule;
 use crate::scenario::Charge;
 
 /// Memory of a node's table: few keys live in it.
@@ -23,7 +23,7 @@ pub(crate) const PARTITIONS: u16 = 4;
 const METERS_MAX: usize = 2;
 
 /// What a node makes of a request by itself.
-pub(crate) enum Spent {
+pub(crate) enum SpendResult {
     Allowed,
     Denied,
     Asks,
@@ -60,7 +60,7 @@ impl Node {
         life: u32,
         clock: SkewedClock,
         edition: usize,
-        settings: Settings,
+        settings: EngineSettings,
     ) -> Option<Self> {
         let secret = Secret::from_bytes(u128::from(id).to_le_bytes());
         Some(Self {
@@ -85,27 +85,30 @@ impl Node {
     }
 
     /// Decides by what it holds.
-    pub(crate) fn spend(&self, now: Now, metered: &[Metered]) -> Spent {
-        let ask = |metered: &'_ Metered| (metered.rule.limit, self.digest(metered), metered.charge.cost);
+    pub(crate) fn spend(&self, now: Now, metered: &[MeteredCharge]) -> SpendResult {
+        let ask =
+            |metered: &'_ MeteredCharge| (metered.rule.limit, self.digest(metered), metered.charge.cost);
         let found: Vec<(Limit, Digest, u64)> = metered.iter().map(ask).collect();
         self.check(now, &self.space, &found)
     }
 
-    fn check(&self, now: Now, space: &KeySpace, found: &[(Limit, Digest, u64)]) -> Spent {
-        let asks: Vec<Ask<'_>> = found
+    fn check(&self, now: Now, space: &KeySpace, found: &[(Limit, Digest, u64)]) -> SpendResult {
+        let checks: Vec<Check<'_>> = found
             .iter()
-            .map(|(limit, digest, cost)| Ask { limit, space, digest: *digest, cost: *cost })
+            .map(|(limit, digest, cost)| Check { limit, space, digest: *digest, cost: *cost })
             .collect();
-        let verdict = Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::Ask };
-        let mut answers = [Answer { verdict, source: Source::Own }; METERS_MAX];
-        match self.table.check_all(now, &asks, &mut answers) {
-            Ok(Decided::Allowed) => Spent::Allowed,
-            Ok(Decided::Denied { by }) if answers[by].verdict.retry() == Some(Retry::Ask) => Spent::Asks,
-            _ => Spent::Denied,
+        let verdict = Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::AskOrigin };
+        let mut answers = [CheckOutcome { verdict, source: DecidingMeter::Own }; METERS_MAX];
+        match self.table.check_all(now, &checks, &mut answers) {
+            Ok(RequestVerdict::Allowed) => SpendResult::Allowed,
+            Ok(RequestVerdict::Denied { by }) if answers[by].verdict.retry() == Some(Retry::AskOrigin) => {
+                SpendResult::Asks
+            }
+            _ => SpendResult::Denied,
         }
     }
 
-    fn digest(&self, Metered { charge, rule }: &Metered) -> Digest {
+    fn digest(&self, MeteredCharge { charge, rule }: &MeteredCharge) -> Digest {
         let name = name(charge.meter);
         if self.slot_of_limit {
             let kind = [rule.limit.algorithm() as u64, rule.limit.period_us()].map(u64::to_le_bytes).concat();
@@ -114,7 +117,7 @@ impl Node {
         self.space.digest(&[&name])
     }
 
-    fn meter(&self, metered: &Metered) -> MeterRef {
+    fn meter(&self, metered: &MeteredCharge) -> MeterRef {
         MeterRef {
             key: Arc::from(&name(metered.charge.meter)[..]),
             limit: metered.rule.limit,
@@ -130,14 +133,16 @@ impl Node {
         now: Now,
         ticket: u64,
         shared: bool,
-        metered: &[Metered],
+        metered: &[MeteredCharge],
         effects: &mut Vec<Effect>,
     ) {
-        let charge =
-            |metered: &Metered| engine::Charge { meter: self.meter(metered), cost: metered.charge.cost };
+        let charge = |metered: &MeteredCharge| engine::Charge {
+            meter: self.meter(metered),
+            cost: metered.charge.cost,
+        };
         let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
         let charges = metered.iter().map(charge).collect();
-        self.engine.ask(now, Request { ticket, partition, charges }, effects);
+        self.engine.on_request(now, EngineRequest { ticket, partition, charges }, effects);
     }
 
     /// Decides by this node's parts of the limits, because the origin does not.
@@ -145,26 +150,26 @@ impl Node {
         &self,
         now: Now,
         shared: bool,
-        metered: &[Metered],
-        standing: impl Fn(Standing) -> Standing,
+        metered: &[MeteredCharge],
+        fallback_state: impl Fn(FallbackState) -> FallbackState,
     ) -> bool {
         let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
-        let part = |metered: &Metered| {
-            let known = standing(self.engine.standing(now, partition, self.digest(metered)));
-            let Alone { limit, spent } = Alone::new(&metered.rule.limit, known);
+        let part = |metered: &MeteredCharge| {
+            let known = fallback_state(self.engine.fallback_state(now, partition, self.digest(metered)));
+            let NodeShare { limit, spent } = NodeShare::new(&metered.rule.limit, known);
             let digest = self.alone.digest(&[&name(metered.charge.meter)]);
             if spent > 0 {
-                let used = Ask { limit: &limit, space: &self.alone, digest, cost: spent };
+                let used = Check { limit: &limit, space: &self.alone, digest, cost: spent };
                 self.table.merge(now, &used);
             }
             (limit, digest, metered.charge.cost)
         };
         let parts: Vec<(Limit, Digest, u64)> = metered.iter().map(part).collect();
-        matches!(self.check(now, &self.alone, &parts), Spent::Allowed)
+        matches!(self.check(now, &self.alone, &parts), SpendResult::Allowed)
     }
 
     /// Charges a request that nobody is asked about.
-    pub(crate) fn owe(&mut self, now: Now, shared: bool, metered: &[Metered]) {
+    pub(crate) fn owe(&mut self, now: Now, shared: bool, metered: &[MeteredCharge]) {
         let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
         for metered in metered {
             let meter = self.meter(metered);
@@ -180,7 +185,7 @@ impl Node {
 }
 
 /// A limit that a request is under.
-pub(crate) struct Metered {
+pub(crate) struct MeteredCharge {
     pub(crate) charge: Charge,
     pub(crate) rule: Rule,
 }

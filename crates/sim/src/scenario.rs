@@ -1,6 +1,6 @@
 //! What a world is like: limits, load and what goes wrong.
 
-use tidegate_core::engine::Settings;
+use tidegate_core::engine::EngineSettings;
 use tidegate_core::origin::Lapse;
 use tidegate_core::{Class, Limit};
 
@@ -144,9 +144,9 @@ pub struct Scenario {
 
 impl Scenario {
     /// The settings of every node.
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> EngineSettings {
         let processes = u32::try_from(self.nodes).unwrap_or(u32::MAX);
-        Settings { updates_per_s_max: self.updates_per_s_max, processes, ..Settings::default() }
+        EngineSettings { updates_per_s_max: self.updates_per_s_max, processes, ..EngineSettings::default() }
     }
 
     /// How many meters there are: one for each key, and the one that they share.

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidegate_core::Standing;
-use tidegate_core::origin::{Call, Lapse, NodeId, OriginMeter, Partition, Reply, StoreId, Update};
+use tidegate_core::FallbackState;
+use tidegate_core::origin::{Call, CallReply, Lapse, MeterUpdate, NodeId, OriginMeter, Partition, StoreId};
 
 use crate::bug::Bug;
 use crate::memory::TOO_EARLY_US;
 use crate::node::meter_of;
-use crate::rulebook::Rulebook;
+use crate::rule_editions::RuleEditions;
 use crate::scenario::Scenario;
 
 /// What a node that is mistaken about its grant takes for its life, µs.
@@ -38,7 +38,7 @@ impl Spoiler {
                 vec![Arc::new(call)]
             }
             Some(Bug::EveryoneAsks) if !again => {
-                let waiting = call.asks.iter().map(|ask| u64::from(ask.count)).sum::<u64>().max(1);
+                let waiting = call.checks.iter().map(|ask| u64::from(ask.count)).sum::<u64>().max(1);
                 let numbered = |sequence| Arc::new(Call { sequence, ..Call::clone(call) });
                 (call.sequence..call.sequence + waiting).map(numbered).collect()
             }
@@ -52,7 +52,7 @@ impl Spoiler {
         call: &mut Call,
         (partition, here): (u16, &Partition),
         origin_us: u64,
-        (scenario, book): (&Scenario, &Rulebook),
+        (scenario, rule_editions): (&Scenario, &RuleEditions),
     ) {
         let node = call.node;
         let updates = call.updates.iter_mut();
@@ -68,21 +68,21 @@ impl Spoiler {
             }
             Some(Bug::ForgetsLapsed) => {
                 for update in updates {
-                    if let Some(rule) = book.of_terms(&update.terms) {
+                    if let Some(rule) = rule_editions.of_terms(&update.terms) {
                         update.terms = rule.with_lapse(scenario, Lapse::Forgiven);
                     }
                 }
             }
             Some(Bug::IgnoresLowerLimit) => updates.for_each(|update| {
-                let first = book.rule(0, meter_of(&update.key));
+                let first = rule_editions.rule(0, meter_of(&update.key));
                 if update.terms.capacity() < first.terms.capacity() {
                     update.terms = first.with_version(scenario, update.terms.version());
                 }
             }),
             Some(Bug::ChargesWrittenOff) => {
-                let is_held = |update: &Update| {
+                let is_held = |update: &MeterUpdate| {
                     let mut holders = here.meter(&update.key).into_iter().flat_map(OriginMeter::holders);
-                    holders.any(|(holder, holding)| holder == node && holding.until_us > origin_us)
+                    holders.any(|(holder, node_grant)| holder == node && node_grant.until_us > origin_us)
                 };
                 let counted = updates.filter(|update| update.terms.lapse() == Lapse::Counted);
                 counted.filter(|update| !is_held(update)).for_each(|update| update.owed += update.used);
@@ -97,8 +97,8 @@ impl Spoiler {
             Some(Bug::OwedIsUsed) => updates.for_each(|update| {
                 update.used = update.used.saturating_add(std::mem::take(&mut update.owed));
             }),
-            Some(Bug::DecidesByHalf) => call.asks.iter_mut().for_each(|ask| ask.charges.truncate(1)),
-            Some(Bug::OneCostForAll) => call.asks.iter_mut().for_each(|ask| {
+            Some(Bug::DecidesByHalf) => call.checks.iter_mut().for_each(|ask| ask.charges.truncate(1)),
+            Some(Bug::OneCostForAll) => call.checks.iter_mut().for_each(|ask| {
                 let first = ask.charges.first().map_or(0, |charge| charge.cost);
                 ask.charges.iter_mut().for_each(|charge| charge.cost = first);
             }),
@@ -107,9 +107,9 @@ impl Spoiler {
     }
 
     /// What a node that is left alone goes by.
-    pub(crate) fn standing(&self, known: Standing) -> Standing {
+    pub(crate) fn fallback_state(&self, known: FallbackState) -> FallbackState {
         match self.bug {
-            Some(Bug::WholeLimitAlone) => Standing { processes: 1, left: None },
+            Some(Bug::WholeLimitAlone) => FallbackState { processes: 1, remaining: None },
             _ => known,
         }
     }
@@ -126,32 +126,43 @@ impl Spoiler {
     }
 
     /// Which call a node takes an answer for.
-    pub(crate) fn answers_call(&self, sequence: u64, under_way: Option<u64>) -> u64 {
+    pub(crate) fn answers_call(&self, sequence: u64, in_flight: Option<u64>) -> u64 {
         match self.bug {
-            Some(Bug::TakesAnyAnswer) => under_way.unwrap_or(sequence),
+            Some(Bug::TakesAnyAnswer) => in_flight.unwrap_or(sequence),
             _ => sequence,
         }
     }
 
     /// What a node makes of the answer to its call, which was under way for `away_us`.
-    pub(crate) fn on_reply(&self, reply: &mut Reply, call: &Call, away_us: u64) {
-        let told = reply.told.iter_mut();
+    pub(crate) fn on_reply(&self, reply: &mut CallReply, call: &Call, away_us: u64) {
+        let meter_reply = reply.meters.iter_mut();
         match self.bug {
-            Some(Bug::ImpatientOrigin | Bug::OutlivesWindow) => told.for_each(|told| told.life_us = LIFE_US),
+            Some(Bug::ImpatientOrigin | Bug::OutlivesWindow) => {
+                meter_reply.for_each(|meter_reply| meter_reply.life_us = LIFE_US);
+            }
             Some(Bug::HolderStartsLate) => {
-                told.filter(|told| told.grant > 0).for_each(|told| told.life_us += away_us);
+                meter_reply
+                    .filter(|meter_reply| meter_reply.grant > 0)
+                    .for_each(|meter_reply| meter_reply.life_us += away_us);
             }
             Some(Bug::Deltas) => {
-                told.zip(&call.updates).for_each(|(told, update)| told.grant += update.keep);
+                meter_reply
+                    .zip(&call.updates)
+                    .for_each(|(meter_reply, update)| meter_reply.grant += update.keep);
             }
             Some(Bug::ExhaustedTooEarly) => {
-                told.zip(&call.updates).for_each(|(told, update)| told.exhausted |= told.grant < update.want);
+                meter_reply.zip(&call.updates).for_each(|(meter_reply, update)| {
+                    meter_reply.exhausted |= meter_reply.grant < update.want;
+                });
             }
-            Some(Bug::RoomCountedTwice) => told.for_each(|told| told.grant += told.room),
-            Some(Bug::AnswerHidesUse) => told.for_each(|told| told.lapsed = true),
+            Some(Bug::RoomCountedTwice) => {
+                meter_reply.for_each(|meter_reply| meter_reply.grant += meter_reply.room);
+            }
+            Some(Bug::AnswerHidesUse) => meter_reply.for_each(|meter_reply| meter_reply.lapsed = true),
             Some(Bug::OneForAll) => {
-                let asks = reply.asks.iter_mut().zip(&call.asks);
-                asks.filter(|(decided, _)| decided.passed > 0)
+                let checks = reply.checks.iter_mut().zip(&call.checks);
+                checks
+                    .filter(|(decided, _)| decided.passed > 0)
                     .for_each(|(decided, ask)| decided.passed = ask.count);
             }
             _ => {}

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidegate_core::origin::{
-    self, Call, Holding, LANE_RETENTION_US, NodeId, OriginMeter, Partition, Reply, Terms, Update,
+    self, Call, CallReply, MeterUpdate, NodeGrant, NodeId, OriginMeter, Partition, SESSION_RETENTION_US,
+    Terms,
 };
 use tidegate_core::{Algorithm, Now};
 
-use crate::bucket::{Era, Judge, Judged};
+use crate::bucket::{Era, Judge, JudgedUsage};
 use crate::memory::still_counts;
 use crate::node::meter_of;
 use crate::report::{Steady, Violation};
-use crate::rulebook::{Rulebook, is_same};
+use crate::rule_editions::{RuleEditions, is_same};
 use crate::scenario::{Charge, Scenario};
 use crate::world::{EPOCH_US, FIRST_BOOT};
 
@@ -29,7 +30,7 @@ const QUICK_US: u64 = 1_000;
 
 /// One lane of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Lane {
+pub(crate) struct SessionId {
     pub(crate) node: usize,
     pub(crate) life: u32,
     pub(crate) partition: u16,
@@ -39,7 +40,7 @@ pub(crate) struct Lane {
 type Flight = (Arc<Call>, u64);
 
 /// What is known about one meter.
-struct Seen {
+struct MeterHistory {
     /// The limits that it is under before and after a change.
     terms: [Terms; 2],
     /// The limits that the origin had to count by after the first.
@@ -74,13 +75,13 @@ struct Seen {
 /// Units that passed at the origin and were not heard of yet, and those that were given back. Fewer than none, where a store lost
 /// that they had passed.
 #[derive(Clone, Copy, Default)]
-struct Open {
+struct OpenUnits {
     passed: i64,
     given_back: i64,
 }
 
 /// What an origin knew of a meter before a call.
-pub(crate) struct Before {
+pub(crate) struct MeterBefore {
     /// Units that had been charged, and refunded.
     charged: u64,
     refunded: u64,
@@ -92,17 +93,17 @@ pub(crate) struct Before {
     has_own: bool,
 }
 
-impl Before {
+impl MeterBefore {
     fn new(meter: Option<&OriginMeter>, node: NodeId, origin_us: u64) -> Self {
-        let is_over = |holding: &Holding| holding.until_us <= origin_us;
+        let is_over = |node_grant: &NodeGrant| node_grant.until_us <= origin_us;
         let holders = || meter.into_iter().flat_map(OriginMeter::holders);
-        let over = holders().filter(|(_, holding)| is_over(holding));
+        let over = holders().filter(|(_, node_grant)| is_over(node_grant));
         Self {
             charged: meter.map_or(0, OriginMeter::charged),
             refunded: meter.map_or(0, OriginMeter::refunded),
             held: meter.map_or(0, OriginMeter::held),
-            over: over.map(|(node, holding)| (node, holding.amount)).collect(),
-            has_own: holders().any(|(holder, holding)| holder == node && !is_over(&holding)),
+            over: over.map(|(node, node_grant)| (node, node_grant.amount)).collect(),
+            has_own: holders().any(|(holder, node_grant)| holder == node && !is_over(&node_grant)),
         }
     }
 
@@ -126,15 +127,15 @@ struct Denial {
 
 /// Everything that checkers remember.
 pub(crate) struct Watch {
-    meters: Vec<Seen>,
-    under_way: BTreeMap<Lane, Flight>,
+    meters: Vec<MeterHistory>,
+    in_flight: BTreeMap<SessionId, Flight>,
     /// What passed at the origin, by who asked and of which meter.
-    open: BTreeMap<(NodeId, usize), Open>,
+    open: BTreeMap<(NodeId, usize), OpenUnits>,
     /// Units that each node has yet to tell the origin of each meter.
     untold: BTreeMap<(NodeId, usize), u64>,
     /// When the origin last heard of each lane, by its clock, and how many it may have forgotten.
-    lanes: BTreeMap<(u16, NodeId), u64>,
-    forgotten_lanes: usize,
+    sessions: BTreeMap<(u16, NodeId), u64>,
+    forgotten_sessions: usize,
     /// The nodes that died.
     crashed: BTreeSet<NodeId>,
     /// What nodes let pass by their own parts, each by its own clock; nothing where limits change, or clocks that windows go by.
@@ -164,11 +165,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(scenario: &Scenario, book: &Rulebook, deadline_us: u64) -> Self {
+    pub(crate) fn new(scenario: &Scenario, rule_editions: &RuleEditions, deadline_us: u64) -> Self {
         let seen = |meter| {
-            let first = book.first(meter);
-            Seen {
-                terms: book.all(meter),
+            let first = rule_editions.first(meter);
+            MeterHistory {
+                terms: rule_editions.all(meter),
                 eras: Vec::new(),
                 version: first.version(),
                 boot: 0,
@@ -187,15 +188,16 @@ impl Watch {
             }
         };
         let processes = u32::try_from(scenario.nodes).unwrap_or(u32::MAX);
-        let part = |meter| Terms::new(&book.rule(0, meter).limit.part(processes), 0, scenario.lapse, 1);
+        let part =
+            |meter| Terms::new(&rule_editions.rule(0, meter).limit.part(processes), 0, scenario.lapse, 1);
         let is_steady = scenario.faults.rule_changes + scenario.faults.node_steps == 0;
         Self {
             meters: (0..scenario.meters()).map(seen).collect(),
-            under_way: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             open: BTreeMap::new(),
             untold: BTreeMap::new(),
-            lanes: BTreeMap::new(),
-            forgotten_lanes: 0,
+            sessions: BTreeMap::new(),
+            forgotten_sessions: 0,
             crashed: BTreeSet::new(),
             parts: is_steady.then(BTreeMap::new),
             part_terms: (0..scenario.meters()).map(part).collect(),
@@ -311,7 +313,7 @@ impl Watch {
     /// limit held for all that it had been told: what it had not been told comes on top. From then on nodes let pass no more than their
     /// parts, whose rates are together at most that of the limit: each its burst, once in its life.
     pub(crate) fn above_alone(&self, meter: usize) -> u64 {
-        let Seen { alone, untold_most, .. } = &self.meters[meter];
+        let MeterHistory { alone, untold_most, .. } = &self.meters[meter];
         let Some(parts) = &self.parts else { return *alone };
         let nodes = parts.keys().filter(|(_, of)| *of == meter).count() as u64;
         (untold_most + nodes * self.part_terms[meter].burst()).min(*alone)
@@ -333,13 +335,13 @@ impl Watch {
     }
 
     /// Notes what a call told the origin of what had passed without it.
-    pub(crate) fn told(&mut self, said: &Call) {
-        for update in &said.updates {
+    pub(crate) fn note_report(&mut self, call_sent: &Call) {
+        for update in &call_sent.updates {
             let meter = meter_of(&update.key);
-            let Some(untold) = self.untold.get_mut(&(said.node, meter)) else { continue };
-            let told = update.owed.min(*untold);
-            *untold -= told;
-            self.meters[meter].untold -= told;
+            let Some(untold) = self.untold.get_mut(&(call_sent.node, meter)) else { continue };
+            let meter_reply = update.owed.min(*untold);
+            *untold -= meter_reply;
+            self.meters[meter].untold -= meter_reply;
         }
     }
 
@@ -355,8 +357,9 @@ impl Watch {
     }
 
     /// What an origin knows of the meters of a call before it comes.
-    pub(crate) fn before(partition: &Partition, call: &Call, origin_us: u64) -> Vec<Before> {
-        let before = |update: &Update| Before::new(partition.meter(&update.key), call.node, origin_us);
+    pub(crate) fn before(partition: &Partition, call: &Call, origin_us: u64) -> Vec<MeterBefore> {
+        let before =
+            |update: &MeterUpdate| MeterBefore::new(partition.meter(&update.key), call.node, origin_us);
         call.updates.iter().map(before).collect()
     }
 
@@ -366,18 +369,18 @@ impl Watch {
     pub(crate) fn counted_by(
         &mut self,
         partition: &Partition,
-        (said, before): (&Call, &[Before]),
+        (call_sent, before): (&Call, &[MeterBefore]),
         boot: u64,
         true_us: u64,
     ) {
-        for (update, Before { held, .. }) in said.updates.iter().zip(before) {
+        for (update, MeterBefore { held, .. }) in call_sent.updates.iter().zip(before) {
             let Some(meter) = partition.meter(&update.key) else { continue };
             let seen = &mut self.meters[meter_of(&update.key)];
             let has_lost = boot > FIRST_BOOT;
             let known = if boot == seen.boot { seen.version } else { 0 };
             seen.boot = boot;
             seen.version = known.max(meter.terms().version()).max(update.terms.version());
-            let terms = seen.terms[Rulebook::edition_of(seen.version)];
+            let terms = seen.terms[RuleEditions::edition_of(seen.version)];
             let before = seen.eras.last().map_or(&seen.terms[0], |era| &era.terms);
             if !is_same(before, &terms) {
                 let most = seen.terms.iter().map(Terms::capacity).max().unwrap_or(0);
@@ -403,7 +406,7 @@ impl Watch {
         let is_small = charges.iter().all(|charge| charge.cost * 2 <= burst(charge.meter));
         let meters = charges.iter().map(|charge| charge.meter).collect();
         let owed_us = |charge: &Charge| {
-            let Seen { untold_most, terms, .. } = &self.meters[charge.meter];
+            let MeterHistory { untold_most, terms, .. } = &self.meters[charge.meter];
             untold_most * unit_us(terms)
         };
         let owed_us = charges.iter().map(owed_us).max().unwrap_or(0);
@@ -449,35 +452,35 @@ impl Watch {
         }
     }
 
-    pub(crate) fn is_under_way(&self, lane: Lane, sequence: u64) -> bool {
-        self.under_way(lane) == Some(sequence)
+    pub(crate) fn is_in_flight(&self, session: SessionId, sequence: u64) -> bool {
+        self.in_flight(session) == Some(sequence)
     }
 
-    pub(crate) fn under_way(&self, lane: Lane) -> Option<u64> {
-        self.under_way.get(&lane).map(|(call, _)| call.sequence)
+    pub(crate) fn in_flight(&self, session: SessionId) -> Option<u64> {
+        self.in_flight.get(&session).map(|(call, _)| call.sequence)
     }
 
     /// A lane has one call under way.
-    pub(crate) fn sent(&mut self, lane: Lane, call: &Arc<Call>, now_us: u64) {
-        match self.under_way.get(&lane).map(|(call, _)| call.sequence) {
+    pub(crate) fn sent(&mut self, session: SessionId, call: &Arc<Call>, now_us: u64) {
+        match self.in_flight.get(&session).map(|(call, _)| call.sequence) {
             Some(before) if before == call.sequence => return,
-            Some(_) => self.report(Violation::Stampede { node: lane.node }),
+            Some(_) => self.report(Violation::Stampede { node: session.node }),
             None => {}
         }
-        self.under_way.insert(lane, (Arc::clone(call), now_us));
+        self.in_flight.insert(session, (Arc::clone(call), now_us));
     }
 
     /// The call that this is the answer to, if it was under way.
-    pub(crate) fn answered(&mut self, lane: Lane, sequence: u64) -> Option<Flight> {
-        if self.is_under_way(lane, sequence) { self.under_way.remove(&lane) } else { None }
+    pub(crate) fn answered(&mut self, session: SessionId, sequence: u64) -> Option<Flight> {
+        if self.is_in_flight(session, sequence) { self.in_flight.remove(&session) } else { None }
     }
 
     /// Notes what a call wrote off of what nodes held, and what it reports of a grant that was written off before.
-    pub(crate) fn lapsed(&mut self, partition: &Partition, said: &Call, before: &[Before]) {
-        for (update, before) in said.updates.iter().zip(before) {
+    pub(crate) fn lapsed(&mut self, partition: &Partition, call_sent: &Call, before: &[MeterBefore]) {
+        for (update, before) in call_sent.updates.iter().zip(before) {
             let Some(meter) = partition.meter(&update.key) else { continue };
             let seen = &mut self.meters[meter_of(&update.key)];
-            seen.written_off += before.written_off(said.node, meter);
+            seen.written_off += before.written_off(call_sent.node, meter);
             seen.late += if before.has_own { 0 } else { update.used };
         }
     }
@@ -492,25 +495,25 @@ impl Watch {
 
     /// Notes that the origin heard of a lane.
     pub(crate) fn heard_of(&mut self, partition: u16, node: NodeId, origin_us: u64) {
-        self.lanes.insert((partition, node), origin_us);
+        self.sessions.insert((partition, node), origin_us);
     }
 
     /// Notes that the origin dropped what is over: also lanes that it has not heard of for long, by its clock.
-    pub(crate) fn forgot_lanes(&mut self, partition: u16, origin_us: u64) {
-        let is_over = |seen_us: u64| seen_us + LANE_RETENTION_US <= origin_us;
-        let before = self.lanes.len();
-        self.lanes.retain(|(of, _), seen_us| *of != partition || !is_over(*seen_us));
-        self.forgotten_lanes += before - self.lanes.len();
+    pub(crate) fn forgot_sessions(&mut self, partition: u16, origin_us: u64) {
+        let is_over = |seen_us: u64| seen_us + SESSION_RETENTION_US <= origin_us;
+        let before = self.sessions.len();
+        self.sessions.retain(|(of, _), seen_us| *of != partition || !is_over(*seen_us));
+        self.forgotten_sessions += before - self.sessions.len();
     }
 
     /// Whether the origin may have forgotten what it answered somebody who goes on: it takes that for a loss of its writes.
-    pub(crate) fn has_forgotten_lanes(&self) -> bool {
-        self.forgotten_lanes > 0
+    pub(crate) fn has_forgotten_sessions(&self) -> bool {
+        self.forgotten_sessions > 0
     }
 
     /// Notes what a call charged that was decided before.
-    pub(crate) fn repeated(&mut self, partition: &Partition, said: &Call, before: &[Before]) {
-        for (update, before) in said.updates.iter().zip(before) {
+    pub(crate) fn repeated(&mut self, partition: &Partition, call_sent: &Call, before: &[MeterBefore]) {
+        for (update, before) in call_sent.updates.iter().zip(before) {
             let meter = partition.meter(&update.key);
             let seen = &mut self.meters[meter_of(&update.key)];
             seen.again += meter.map_or(0, OriginMeter::charged).saturating_sub(before.charged);
@@ -520,12 +523,12 @@ impl Watch {
 
     /// Units that were charged again because the origin had forgotten a lane.
     pub(crate) fn again(&self, meter: usize) -> u64 {
-        if self.has_forgotten_lanes() { self.meters[meter].again } else { 0 }
+        if self.has_forgotten_sessions() { self.meters[meter].again } else { 0 }
     }
 
     /// Units that were refunded again because the origin had forgotten a lane.
     pub(crate) fn refunded_again(&self, meter: usize) -> u64 {
-        if self.has_forgotten_lanes() { self.meters[meter].refunded_again } else { 0 }
+        if self.has_forgotten_sessions() { self.meters[meter].refunded_again } else { 0 }
     }
 
     /// Notes what a store lost of what was charged to a meter and held of it.
@@ -539,20 +542,20 @@ impl Watch {
     }
 
     /// Notes what passed at the origin, and what was given back there since nobody waited for it any more.
-    pub(crate) fn passed(&mut self, said: &Call, reply: &Reply) {
-        for (ask, decided) in said.asks.iter().zip(&reply.asks) {
+    pub(crate) fn passed(&mut self, call_sent: &Call, reply: &CallReply) {
+        for (ask, decided) in call_sent.checks.iter().zip(&reply.checks) {
             for charge in &ask.charges {
-                let update = &said.updates[usize::from(charge.meter)];
+                let update = &call_sent.updates[usize::from(charge.meter)];
                 let units = u64::from(decided.passed) * charge.cost;
-                self.open_of(said.node, &update.key).passed += units.cast_signed();
+                self.open_of(call_sent.node, &update.key).passed += units.cast_signed();
             }
         }
-        for update in said.updates.iter().filter(|update| update.refund > 0) {
-            self.open_of(said.node, &update.key).given_back += update.refund.cast_signed();
+        for update in call_sent.updates.iter().filter(|update| update.refund > 0) {
+            self.open_of(call_sent.node, &update.key).given_back += update.refund.cast_signed();
         }
     }
 
-    fn open_of(&mut self, node: NodeId, key: &[u8]) -> &mut Open {
+    fn open_of(&mut self, node: NodeId, key: &[u8]) -> &mut OpenUnits {
         self.open.entry((node, meter_of(key))).or_default()
     }
 
@@ -593,16 +596,16 @@ impl Watch {
     }
 
     /// Whenever a grant is made, what was charged and what is held is at most what the limit allows.
-    pub(crate) fn granted(&mut self, partition: &Partition, call: &Call, reply: &Reply) {
-        for (update, told) in call.updates.iter().zip(&reply.told) {
-            let Some(meter) = partition.meter(&update.key).filter(|_| told.grant > update.keep) else {
+    pub(crate) fn granted(&mut self, partition: &Partition, call: &Call, reply: &CallReply) {
+        for (update, meter_reply) in call.updates.iter().zip(&reply.meters) {
+            let Some(meter) = partition.meter(&update.key).filter(|_| meter_reply.grant > update.keep) else {
                 continue;
             };
-            let of_cell = |cell| meter.terms().algorithm() == Algorithm::Gcra || cell == told.cell;
+            let of_cell = |cell| meter.terms().algorithm() == Algorithm::Gcra || cell == meter_reply.cell;
             let held: u64 = meter
                 .holders()
-                .filter(|(_, holding)| of_cell(holding.cell))
-                .map(|(_, holding)| holding.amount)
+                .filter(|(_, node_grant)| of_cell(node_grant.cell))
+                .map(|(_, node_grant)| node_grant.amount)
                 .sum();
             if meter.level() + held * meter.terms().period() > meter.terms().full() {
                 self.report(Violation::Overcommitted { key: meter_of(&update.key) });
@@ -611,27 +614,27 @@ impl Watch {
     }
 
     /// What passes at the origin is charged to all of its meters, and nothing else is: compared with the same call without
-    /// the requests that wait. What the node `said` counts, whatever the origin `heard`.
+    /// the requests that wait. What the node `call_sent` counts, whatever the origin `heard`.
     pub(crate) fn charged_whole(
         &mut self,
         mut before: Partition,
         after: &Partition,
-        (said, heard): (&Call, &Call),
-        reply: &Reply,
+        (call_sent, heard): (&Call, &Call),
+        reply: &CallReply,
     ) {
-        let silent = Call { asks: Vec::new(), ..heard.clone() };
+        let silent = Call { checks: Vec::new(), ..heard.clone() };
         if before.apply(reply.now_us, &silent).is_err() {
             return;
         }
-        for (place, update) in said.updates.iter().enumerate() {
+        for (place, update) in call_sent.updates.iter().enumerate() {
             let charged =
                 |partition: &Partition| partition.meter(&update.key).map_or(0, OriginMeter::charged);
-            let costs = |ask: &origin::Ask| {
+            let costs = |ask: &origin::CheckGroup| {
                 let here = ask.charges.iter().filter(|charge| usize::from(charge.meter) == place);
                 here.map(|charge| charge.cost).sum::<u64>()
             };
-            let asks = said.asks.iter().zip(&reply.asks);
-            let passed: u64 = asks.map(|(ask, decided)| u64::from(decided.passed) * costs(ask)).sum();
+            let checks = call_sent.checks.iter().zip(&reply.checks);
+            let passed: u64 = checks.map(|(ask, decided)| u64::from(decided.passed) * costs(ask)).sum();
             if charged(after) - charged(&before) != passed {
                 self.report(Violation::Torn { key: meter_of(&update.key) });
             }
@@ -645,15 +648,15 @@ impl Watch {
 
     /// The same without those that nodes reported later: nobody used them, or nobody who lived to tell.
     pub(crate) fn wasted(&self, meter: usize) -> u64 {
-        let Seen { written_off, late, .. } = &self.meters[meter];
+        let MeterHistory { written_off, late, .. } = &self.meters[meter];
         written_off.saturating_sub(*late)
     }
 
     /// What was admitted on a meter, judged in the order in which it was.
-    pub(crate) fn judged(&mut self, meter: usize) -> Judged {
+    pub(crate) fn judged(&mut self, meter: usize) -> JudgedUsage {
         let seen = &mut self.meters[meter];
         seen.admissions.sort_unstable();
-        Judged::new(seen.terms[0], &seen.eras, &seen.admissions)
+        JudgedUsage::new(seen.terms[0], &seen.eras, &seen.admissions)
     }
 
     /// What was charged without being asked about, in units.

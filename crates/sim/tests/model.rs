@@ -1,6 +1,6 @@
 //! The shipped engine against the model it was designed by, and against what it made of the model's cases before.
 
-use tidegate_sim::{Case, Measured, cases};
+use tidegate_sim::{Case, ModelMeasurement, cases};
 
 /// The engine may admit this much less than the model, as a share of what one bucket admits.
 const LESS: f64 = 0.01;
@@ -36,13 +36,13 @@ const BEFORE: [(f64, f64, f64); 14] = [
     (1.000, 0.9903, 1.240),
 ];
 
-fn is_worse_than_the_model(case: &Case, measured: &Measured) -> bool {
+fn is_worse_than_the_model(case: &Case, measured: &ModelMeasurement) -> bool {
     measured.admitted < case.admitted - LESS
         || measured.waited > case.waited * TIMES_WAITED + RARE
         || measured.updates > case.updates * TIMES_SPOKEN
 }
 
-fn is_worse_than_before((admitted, waited, updates): (f64, f64, f64), measured: &Measured) -> bool {
+fn is_worse_than_before((admitted, waited, updates): (f64, f64, f64), measured: &ModelMeasurement) -> bool {
     let more = |now: f64, before: f64| now > before * (1.0 + WORSE) + ROUNDED;
     // Of what is not admitted, that is.
     more(1.0 - measured.admitted, 1.0 - admitted)

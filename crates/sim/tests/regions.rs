@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tidegate_core::Class;
 use tidegate_sim::{
-    Attack, CutKind, Cuts, Kind, Reach, Reached, RegionBug, RegionScenario, RegionSummary, Size,
+    Attack, BoundReach, CutKind, Cuts, Kind, Reach, RegionBug, RegionScenario, RegionSummary, Size,
     catch_in_regions, region_scenario_of, run_regions, shrink_regions, sweep_regions,
 };
 
@@ -48,7 +48,7 @@ fn regions_keep_their_promises_and_their_bound_is_tight() {
         }
     }
     assert!(summary.broken.is_empty());
-    assert!(summary.faults > summary.seeds && summary.partings > 0, "worlds without trouble prove little");
+    assert!(summary.faults > summary.seeds && summary.isolations > 0, "worlds without trouble prove little");
     assert!(summary.rated > 0, "no world says anything about the long run");
     for cuts in [Cuts::None, Cuts::More] {
         let reached = summary.reached_milli(|kind| !kind.is_window && kind.cuts == cuts);
@@ -74,8 +74,8 @@ fn what_passes_before_a_cut_is_noticed_is_most_of_the_bound_of_a_fast_limit() {
 #[test]
 fn many_worlds_of_which_none_reaches_its_bound_are_told() {
     let kind = |is_fast, cuts| Kind { is_window: false, class: Class::Comfort, is_fast, cuts };
-    let reached = |excess| Reached { worlds: 1, seed: 1, reach: Reach { excess, allowed: 1_000 } };
-    let summary = |seeds, reached: [(Kind, Reached); 3]| RegionSummary {
+    let reached = |excess| BoundReach { worlds: 1, seed: 1, reach: Reach { excess, allowed: 1_000 } };
+    let summary = |seeds, reached: [(Kind, BoundReach); 3]| RegionSummary {
         seeds,
         reached: reached.into(),
         ..RegionSummary::default()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::listener::{Heard, HttpListener, Reply};
+use crate::listener::{HttpListener, ReceivedRequest, Reply};
 
 /// When objects were written, as far as this store tells.
 const WRITTEN: &str = "2026-11-16T14:00:00.000Z";
@@ -75,7 +75,7 @@ fn prefix_of(query: &str) -> String {
     prefix.unwrap_or_default().replace("%2F", "/")
 }
 
-fn answer(objects: &mut Objects, heard: &Heard, key: &str) -> Reply {
+fn answer(objects: &mut Objects, heard: &ReceivedRequest, key: &str) -> Reply {
     match (heard.method.as_str(), key) {
         ("GET", key) => objects.get(key).map_or(Reply::new(404, ""), |body| Reply::new(200, body.clone())),
         ("PUT", key) => {

@@ -21,7 +21,7 @@ mod server;
 mod wait;
 
 pub use bucket::ObjectStore;
-pub use listener::{Heard, HttpListener, Reply};
+pub use listener::{HttpListener, ReceivedRequest, Reply};
 pub use postgres::Postgres;
 pub use process::{Process, Signal};
 pub use proxy::{Proxy, Traffic};

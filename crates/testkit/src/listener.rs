@@ -10,7 +10,7 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// A request as it came.
 #[derive(Clone, Debug, Default)]
-pub struct Heard {
+pub struct ReceivedRequest {
     /// Such as `POST`.
     pub method: String,
     /// With its query.
@@ -21,7 +21,7 @@ pub struct Heard {
     pub body: Vec<u8>,
 }
 
-impl Heard {
+impl ReceivedRequest {
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
@@ -50,12 +50,12 @@ impl Reply {
 #[derive(Debug)]
 pub struct HttpListener {
     address: SocketAddr,
-    heard: Arc<Mutex<Vec<Heard>>>,
+    heard: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 impl HttpListener {
     /// Listens on a free port; `answer` is asked about each request, with how many came before it.
-    pub fn start(answer: impl Fn(usize, &Heard) -> Reply + Send + Sync + 'static) -> Self {
+    pub fn start(answer: impl Fn(usize, &ReceivedRequest) -> Reply + Send + Sync + 'static) -> Self {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = socket.local_addr().expect("an address");
         let heard = Arc::new(Mutex::new(Vec::new()));
@@ -75,13 +75,17 @@ impl HttpListener {
     }
 
     /// What came until now.
-    pub fn heard(&self) -> Vec<Heard> {
+    pub fn heard(&self) -> Vec<ReceivedRequest> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 /// Answers the requests of a connection until it ends.
-fn converse(stream: &TcpStream, answer: &dyn Fn(usize, &Heard) -> Reply, known: &Mutex<Vec<Heard>>) {
+fn converse(
+    stream: &TcpStream,
+    answer: &dyn Fn(usize, &ReceivedRequest) -> Reply,
+    known: &Mutex<Vec<ReceivedRequest>>,
+) {
     let mut reader = BufReader::new(stream);
     while let Ok(Some(request)) = read(&mut reader) {
         let before = {
@@ -95,16 +99,16 @@ fn converse(stream: &TcpStream, answer: &dyn Fn(usize, &Heard) -> Reply, known: 
     }
 }
 
-fn read(reader: &mut impl BufRead) -> io::Result<Option<Heard>> {
+fn read(reader: &mut impl BufRead) -> io::Result<Option<ReceivedRequest>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);
     }
     let mut words = line.split_whitespace().map(str::to_owned);
-    let mut heard = Heard {
+    let mut heard = ReceivedRequest {
         method: words.next().unwrap_or_default(),
         path: words.next().unwrap_or_default(),
-        ..Heard::default()
+        ..ReceivedRequest::default()
     };
     loop {
         let mut line = String::new();
@@ -119,7 +123,7 @@ fn read(reader: &mut impl BufRead) -> io::Result<Option<Heard>> {
     Ok(Some(heard))
 }
 
-fn write(mut stream: &TcpStream, request: &Heard, reply: &Reply) -> io::Result<()> {
+fn write(mut stream: &TcpStream, request: &ReceivedRequest, reply: &Reply) -> io::Result<()> {
     write!(stream, "HTTP/1.1 {} answer\r\ncontent-length: {}\r\n", reply.status, reply.body.len())?;
     for (name, value) in &reply.headers {
         write!(stream, "{name}: {value}\r\n")?;

@@ -221,7 +221,7 @@ async fn arrive(
 }
 
 async fn questions(mut from: OwnedReadHalf, to: Way, mut traffic: watch::Receiver<Traffic>, counts: &Counts) {
-    let mut said = Said::new();
+    let mut said = SideBytes::new();
     while said.hear(&mut from).await {
         if !is_connected(&mut traffic).await {
             return;
@@ -250,7 +250,7 @@ async fn answers(
     mut traffic: watch::Receiver<Traffic>,
     counts: &Counts,
 ) {
-    let mut said = Said::new();
+    let mut said = SideBytes::new();
     let mut answered = 0_u32;
     while said.hear(&mut from).await {
         if !is_connected(&mut traffic).await {
@@ -296,14 +296,14 @@ async fn answers(
 }
 
 /// What one side of a connection says.
-struct Said {
+struct SideBytes {
     /// What has not passed yet.
     bytes: Vec<u8>,
     /// The last of what has.
     passed: Vec<u8>,
 }
 
-impl Said {
+impl SideBytes {
     fn new() -> Self {
         Self { bytes: Vec::with_capacity(READ_BYTES), passed: Vec::new() }
     }
@@ -337,7 +337,7 @@ impl Said {
         if !self.pass_some(count, to, Duration::ZERO).await {
             return false;
         }
-        let _keeping = Keeping::new(counts);
+        let _keeping = KeptConnection::new(counts);
         let is_other = |traffic: &Traffic| !matches!(traffic, Traffic::QuestionsUpTo(now) | Traffic::AnswersUpTo(now) if *now == words);
         // Whoever says more is still there.
         let is_gone = async { while self.hear(from).await {} };
@@ -357,16 +357,16 @@ impl Said {
 }
 
 /// For as long as something is kept on a connection.
-struct Keeping<'a>(&'a Counts);
+struct KeptConnection<'a>(&'a Counts);
 
-impl<'a> Keeping<'a> {
+impl<'a> KeptConnection<'a> {
     fn new(counts: &'a Counts) -> Self {
         counts.keeping.fetch_add(1, Ordering::Relaxed);
         Self(counts)
     }
 }
 
-impl Drop for Keeping<'_> {
+impl Drop for KeptConnection<'_> {
     fn drop(&mut self) {
         self.0.keeping.fetch_sub(1, Ordering::Relaxed);
     }

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate::{Clock, Gate, Limit, Limiter, ManualClock, Outcome, Reserved};
+use tidegate::{Clock, Gate, Limit, Limiter, ManualClock, Outcome, ReserveOutcome};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let clock = Arc::new(ManualClock::new());
@@ -78,8 +78,8 @@ impl Demo {
         heading("tokens: 1000 per minute. Set an estimate aside, then charge what was really used.");
         let tokens = self.limiter.gate("tokens")?;
         match self.limiter.reserve(&[tokens.key("dora").cost(400)])? {
-            Reserved::Denied(decision) => println!("denied for {:?}", decision.retry_after()),
-            Reserved::Held(held) => {
+            ReserveOutcome::Denied(decision) => println!("denied for {:?}", decision.retry_after()),
+            ReserveOutcome::Held(held) => {
                 held.decision().outcomes().iter().for_each(|outcome| self.row(outcome, "dora", 400));
                 println!("{:>8}  => 400 reserved; the work turns out to cost 250", "");
                 held.commit_actual(250);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use tidegate_core::{Answer, Decided, Retry, Source, Verdict};
+use tidegate_core::{CheckOutcome, DecidingMeter, RequestVerdict, Retry, Verdict};
 
 use crate::gate::Gate;
 
@@ -19,12 +19,12 @@ pub const LIMITS_INLINE_MAX: usize = 8;
 #[must_use = "a denial that nobody looks at stops nobody"]
 pub struct Outcome<'g> {
     gate: &'g Gate,
-    answer: Answer,
+    answer: CheckOutcome,
 }
 
 impl<'g> Outcome<'g> {
     #[inline]
-    pub(crate) fn new(gate: &'g Gate, answer: Answer) -> Self {
+    pub(crate) fn new(gate: &'g Gate, answer: CheckOutcome) -> Self {
         Self { gate, answer }
     }
 
@@ -45,7 +45,7 @@ impl<'g> Outcome<'g> {
     }
 
     /// Which meter decided: the key's own, or one it shares because there is no room for more.
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> DecidingMeter {
         self.answer.source
     }
 
@@ -70,7 +70,7 @@ impl<'g> Outcome<'g> {
 #[must_use = "a denial that nobody looks at stops nobody"]
 pub struct Decision<'g> {
     pub(crate) outcomes: Outcomes<'g>,
-    pub(crate) decided: Decided,
+    pub(crate) decided: RequestVerdict,
 }
 
 /// What the limits of one request said.
@@ -96,14 +96,14 @@ impl<'g> Outcomes<'g> {
 impl<'g> Decision<'g> {
     /// Whether the request may pass.
     pub fn is_allowed(&self) -> bool {
-        self.decided == Decided::Allowed
+        self.decided == RequestVerdict::Allowed
     }
 
     /// The limit that denied. Of several, the one that would deny longest.
     pub fn denied_by(&self) -> Option<&Outcome<'g>> {
         match self.decided {
-            Decided::Allowed => None,
-            Decided::Denied { by } => self.outcomes().get(by),
+            RequestVerdict::Allowed => None,
+            RequestVerdict::Denied { by } => self.outcomes().get(by),
         }
     }
 

@@ -7,7 +7,7 @@ use tidegate_core::{Digest, KeySpace, Limit};
 
 use crate::limiter::LimiterId;
 #[cfg(feature = "region")]
-use crate::region::Kept;
+use crate::region::OriginLimit;
 
 /// One named limit of one tenant. Cheap to clone; get it once with [`Limiter::gate`](crate::Limiter::gate) and
 /// keep it.
@@ -20,7 +20,7 @@ pub struct Gate {
     space: KeySpace,
     /// What the origin knows of it, if one keeps it.
     #[cfg(feature = "region")]
-    kept: Option<Arc<Kept>>,
+    origin_limit: Option<Arc<OriginLimit>>,
 }
 
 impl Gate {
@@ -31,7 +31,7 @@ impl Gate {
             limit,
             space,
             #[cfg(feature = "region")]
-            kept: None,
+            origin_limit: None,
         }
     }
 
@@ -55,7 +55,10 @@ impl Gate {
     pub fn with_limit(&self, limit: Limit) -> Self {
         assert!(self.limit.algorithm() == limit.algorithm(), "the algorithm of a gate cannot change");
         #[cfg(feature = "region")]
-        let limit = self.kept.as_ref().map_or(limit, |kept| kept.limit_here(limit).at_origin());
+        let limit = self
+            .origin_limit
+            .as_ref()
+            .map_or(limit, |origin_limit| origin_limit.limit_here(limit).at_origin());
         Self { limit, ..self.clone() }
     }
 
@@ -70,39 +73,39 @@ impl Gate {
             limit: *limit,
             space: *space,
             #[cfg(feature = "region")]
-            kept: self.kept.clone(),
+            origin_limit: self.origin_limit.clone(),
         }
     }
 
     /// Asks for one unit on `key`. The key is hashed, never stored: its length costs time only.
     #[inline]
-    pub fn key(&self, key: impl AsRef<[u8]>) -> Ask<'_> {
-        self.ask(self.space.digest(&[key.as_ref()]))
+    pub fn key(&self, key: impl AsRef<[u8]>) -> Check<'_> {
+        self.check(self.space.digest(&[key.as_ref()]))
     }
 
     /// Asks for one unit on a key made of several parts, such as a user and an endpoint. Where one part ends and
     /// the next begins matters: (`a-b`, `c`) and (`a`, `b-c`) are different keys.
     #[inline]
-    pub fn parts(&self, parts: &[&[u8]]) -> Ask<'_> {
-        self.ask(self.space.digest(parts))
+    pub fn parts(&self, parts: &[&[u8]]) -> Check<'_> {
+        self.check(self.space.digest(parts))
     }
 
     /// The same gate, kept by an origin.
     #[cfg(feature = "region")]
-    pub(crate) fn kept_as(&self, kept: Kept) -> Self {
-        let limit = kept.limit_here(self.limit).at_origin();
-        Self { limit, kept: Some(Arc::new(kept)), ..self.clone() }
+    pub(crate) fn with_origin_limit(&self, origin_limit: OriginLimit) -> Self {
+        let limit = origin_limit.limit_here(self.limit).at_origin();
+        Self { limit, origin_limit: Some(Arc::new(origin_limit)), ..self.clone() }
     }
 
     /// A limit that takes the place of this one, in meters of its own.
     #[cfg(feature = "region")]
-    pub(crate) fn stand_in(&self, limit: Limit, space: KeySpace) -> Self {
-        Self { limit, space, kept: None, ..self.clone() }
+    pub(crate) fn substitute(&self, limit: Limit, space: KeySpace) -> Self {
+        Self { limit, space, origin_limit: None, ..self.clone() }
     }
 
     #[cfg(feature = "region")]
-    pub(crate) fn kept(&self) -> Option<&Kept> {
-        self.kept.as_deref()
+    pub(crate) fn origin_limit(&self) -> Option<&OriginLimit> {
+        self.origin_limit.as_deref()
     }
 
     #[cfg(feature = "region")]
@@ -111,8 +114,8 @@ impl Gate {
     }
 
     #[inline]
-    fn ask(&self, digest: Digest) -> Ask<'_> {
-        Ask { gate: self, digest, cost: 1 }
+    fn check(&self, digest: Digest) -> Check<'_> {
+        Check { gate: self, digest, cost: 1 }
     }
 }
 
@@ -124,13 +127,13 @@ impl fmt::Debug for Gate {
 
 /// A question: may this much pass on this key of this gate?
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'g> {
+pub struct Check<'g> {
     pub(crate) gate: &'g Gate,
     pub(crate) digest: Digest,
     pub(crate) cost: u64,
 }
 
-impl<'g> Ask<'g> {
+impl<'g> Check<'g> {
     /// The same question for another cost. 0 looks without changing anything; a look at a key that the table does
     /// not hold tells of an empty meter, also where a check would find no room for one.
     #[inline]
@@ -141,7 +144,7 @@ impl<'g> Ask<'g> {
 
     /// What is asked for.
     #[inline]
-    pub fn cost_asked(&self) -> u64 {
+    pub fn requested_cost(&self) -> u64 {
         self.cost
     }
 
@@ -152,16 +155,16 @@ impl<'g> Ask<'g> {
 
     /// The question as the table of `limiter` takes it.
     #[inline]
-    pub(crate) fn of(self, limiter: LimiterId) -> tidegate_core::Ask<'g> {
+    pub(crate) fn of(self, limiter: LimiterId) -> tidegate_core::Check<'g> {
         // In another limiter's table the key would be counted under a limit that is none of its own.
         assert!(self.gate.limiter == limiter, "this gate is of another limiter");
-        self.question()
+        self.table_check()
     }
 
     /// The question as a table takes it that is known to be its limiter's.
     #[inline]
-    pub(crate) fn question(self) -> tidegate_core::Ask<'g> {
-        tidegate_core::Ask {
+    pub(crate) fn table_check(self) -> tidegate_core::Check<'g> {
+        tidegate_core::Check {
             limit: &self.gate.limit,
             space: &self.gate.space,
             digest: self.digest,

@@ -92,13 +92,13 @@ pub enum ResetStyle {
 /// `X-RateLimit-Reset` nor `Retry-After`. A decision under no limits has no fields.
 pub fn headers(decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) -> Vec<(HeaderName, HeaderValue)> {
     let mut made = Vec::with_capacity(FIELDS_MAX);
-    tell(told(decision), wall_us, reset, |name, value| made.push((name, value)));
+    write_fields(view(decision), wall_us, reset, |name, value| made.push((name, value)));
     made
 }
 
 /// What the fields tell of.
 #[derive(Clone, Copy)]
-struct Told<'d, 'g> {
+struct DecisionView<'d, 'g> {
     outcomes: &'d [Outcome<'g>],
     /// Nothing if it was allowed.
     denied_by: Option<&'d Outcome<'g>>,
@@ -110,11 +110,16 @@ const FIELDS_MAX: usize = 8;
 /// Room for a list of two or three limits, so that it is taken once. More are no mistake.
 const VALUE_BYTES: usize = 128;
 
-fn told<'d, 'g>(decision: &'d Decision<'g>) -> Told<'d, 'g> {
-    Told { outcomes: decision.outcomes(), denied_by: decision.denied_by() }
+fn view<'d, 'g>(decision: &'d Decision<'g>) -> DecisionView<'d, 'g> {
+    DecisionView { outcomes: decision.outcomes(), denied_by: decision.denied_by() }
 }
 
-fn tell(decision: Told<'_, '_>, wall_us: u64, reset: ResetStyle, put: impl FnMut(HeaderName, HeaderValue)) {
+fn write_fields(
+    decision: DecisionView<'_, '_>,
+    wall_us: u64,
+    reset: ResetStyle,
+    put: impl FnMut(HeaderName, HeaderValue),
+) {
     let Some(chief) = chief(decision) else { return };
     let amount = chief.gate().limit().amount().into();
     let mut fields = Fields { text: Vec::with_capacity(VALUE_BYTES), put };
@@ -156,18 +161,18 @@ impl<P: FnMut(HeaderName, HeaderValue)> Fields<P> {
 
 /// Sets [`headers`] on an answer, in place of any fields of the same names.
 pub fn set_headers(on: &mut HeaderMap, decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) {
-    set(on, told(decision), wall_us, reset);
+    set(on, view(decision), wall_us, reset);
 }
 
 /// Sets [`headers`] for a request under one limit.
 pub fn set_outcome_headers(on: &mut HeaderMap, outcome: &Outcome<'_>, wall_us: u64, reset: ResetStyle) {
     let denied_by = (!outcome.is_allowed()).then_some(outcome);
-    set(on, Told { outcomes: std::slice::from_ref(outcome), denied_by }, wall_us, reset);
+    set(on, DecisionView { outcomes: std::slice::from_ref(outcome), denied_by }, wall_us, reset);
 }
 
-fn set(on: &mut HeaderMap, decision: Told<'_, '_>, wall_us: u64, reset: ResetStyle) {
+fn set(on: &mut HeaderMap, decision: DecisionView<'_, '_>, wall_us: u64, reset: ResetStyle) {
     make_room(on);
-    tell(decision, wall_us, reset, |name, value| put_one(on, name, value));
+    write_fields(decision, wall_us, reset, |name, value| put_one(on, name, value));
 }
 
 /// Sets fields that were made before.
@@ -202,7 +207,7 @@ pub fn problem_body(decision: &Decision<'_>) -> String {
 }
 
 /// The limit that matters most to whoever asked.
-fn chief<'d, 'g>(decision: Told<'d, 'g>) -> Option<&'d Outcome<'g>> {
+fn chief<'d, 'g>(decision: DecisionView<'d, 'g>) -> Option<&'d Outcome<'g>> {
     decision.denied_by.or_else(|| decision.outcomes.iter().min_by(|a, b| by_share_left(a, b)))
 }
 
@@ -217,7 +222,7 @@ fn denying<'d, 'g>(decision: &'d Decision<'g>) -> impl Iterator<Item = &'d Outco
     decision.outcomes().iter().filter(|outcome| !outcome.is_allowed())
 }
 
-fn policy_list(text: &mut Vec<u8>, decision: Told<'_, '_>) {
+fn policy_list(text: &mut Vec<u8>, decision: DecisionView<'_, '_>) {
     for (at, outcome) in decision.outcomes.iter().enumerate() {
         item(text, at, &name_of(outcome));
         parameter(text, draft::QUOTA, outcome.gate().limit().amount().into());
@@ -225,7 +230,7 @@ fn policy_list(text: &mut Vec<u8>, decision: Told<'_, '_>) {
     }
 }
 
-fn limit_list(text: &mut Vec<u8>, decision: Told<'_, '_>) {
+fn limit_list(text: &mut Vec<u8>, decision: DecisionView<'_, '_>) {
     let telling = |outcome: &&Outcome<'_>| decision.denied_by.is_none() || !outcome.is_allowed();
     for (at, outcome) in decision.outcomes.iter().filter(telling).enumerate() {
         item(text, at, &name_of(outcome));
@@ -272,7 +277,7 @@ fn reset_at(outcome: &Outcome<'_>, wall_us: u64, style: ResetStyle) -> Option<u6
 }
 
 /// Of several limits that denied, [`Decision::denied_by`] is the one that denies longest: its wait is enough for all.
-fn retry_after(decision: Told<'_, '_>) -> Option<u64> {
+fn retry_after(decision: DecisionView<'_, '_>) -> Option<u64> {
     Some(seconds(wait_us(decision.denied_by?)?).max(1))
 }
 

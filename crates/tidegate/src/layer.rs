@@ -27,7 +27,7 @@
 //! A limit is only as good as its key. Two things are left to you, because only you can know them:
 //!
 //! - **Client addresses.** The layer does not guess them. Behind a proxy, the address of the connection is the
-//!   proxy's, and all clients would share one limit; and `X-Forwarded-For` is whatever the client wrote, except for
+//!   proxy's, and all clients would share one limit; and `X-ForwardReply-For` is whatever the client wrote, except for
 //!   the part that a proxy of yours has added. Take the address from the connection if clients connect to you
 //!   directly, or from the field that your own proxy overwrites, and from nothing else.
 //! - **Missing keys.** A limit whose key is `None` does not apply. If leaving out a header must not be a way around
@@ -61,7 +61,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::decision::{Decision, LIMITS_INLINE_MAX};
-use crate::gate::{Ask, Gate};
+use crate::gate::{Check, Gate};
 use crate::headers::{self, PROBLEM_CONTENT_TYPE, ResetStyle};
 use crate::limiter::{Limiter, UnknownName};
 
@@ -171,17 +171,17 @@ struct Rule {
 }
 
 impl Rule {
-    fn ask(&self, request: &Parts) -> Option<Ask<'_>> {
-        let ask = self.gate.key((self.key)(request)?);
-        Some(self.cost.as_ref().map_or(ask, |cost| ask.cost(cost(request))))
+    fn check(&self, request: &Parts) -> Option<Check<'_>> {
+        let check = self.gate.key((self.key)(request)?);
+        Some(self.cost.as_ref().map_or(check, |cost| check.cost(cost(request))))
     }
 }
 
 impl Policy {
     fn decide(&self, request: &Parts) -> Decision<'_> {
-        let asks: ArrayVec<_, LIMITS_INLINE_MAX> =
-            self.rules.iter().filter_map(|rule| rule.ask(request)).collect();
-        let Ok(decision) = self.limiter.check_all(&asks) else {
+        let checks: ArrayVec<_, LIMITS_INLINE_MAX> =
+            self.rules.iter().filter_map(|rule| rule.check(request)).collect();
+        let Ok(decision) = self.limiter.check_all(&checks) else {
             unreachable!("`LimitLayer::add` takes no more limits than one check may have")
         };
         decision

@@ -43,10 +43,10 @@ mod reservation;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decision::{Decision, LIMITS_INLINE_MAX, LIMITS_PER_CHECK_MAX, Outcome};
-pub use gate::{Ask, Gate};
+pub use gate::{Check, Gate};
 pub use limiter::{BuildError, Builder, Limiter, MEMORY_BYTES_DEFAULT, UnknownName};
-pub use reservation::{RESERVATION_US_MAX, RESERVATIONS_MAX, Reservation, ReserveError, Reserved};
+pub use reservation::{RESERVATION_US_MAX, RESERVATIONS_MAX, Reservation, ReserveError, ReserveOutcome};
 pub use tidegate_core::{
-    Algorithm, DRAIN_US_MAX, Limit, LimitError, Now, PERIOD_US_MAX, Retry, Secret, ShareStats, Source,
+    Algorithm, DRAIN_US_MAX, DecidingMeter, Limit, LimitError, Now, PERIOD_US_MAX, Retry, Secret, ShareStats,
     TableError, TooManyLimits, Verdict,
 };

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use tidegate_core::{
-    Algorithm, Answer, Decided, Home, KeySpace, Limit, Now, Secret, ShareId, ShareStats, Shares, Source,
-    Table, TableError, Timeline, TooManyLimits, Verdict,
+    Algorithm, CheckOutcome, DecidingMeter, Home, KeySpace, Limit, Now, RequestVerdict, Secret, ShareId,
+    ShareStats, Shares, Table, TableError, Timeline, TooManyLimits, Verdict,
 };
 
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{Decision, LIMITS_INLINE_MAX, LIMITS_PER_CHECK_MAX, Outcome, Outcomes};
-use crate::gate::{Ask, Gate};
-use crate::reservation::{Ledger, Reservation, ReserveError, Reserved};
+use crate::gate::{Check, Gate};
+use crate::reservation::{Ledger, Reservation, ReserveError, ReserveOutcome};
 
 /// Memory of the table unless another amount is set: room for two million keys.
 pub const MEMORY_BYTES_DEFAULT: usize = 64 << 20;
@@ -27,51 +27,51 @@ const BYTES_PER_KEY: usize = 49;
 const CHECKS_PER_GROUP: usize = 8;
 
 /// Questions of a batch that travel together, each with the home of its meter.
-type Group<'g> = ArrayVec<(Home, Ask<'g>), CHECKS_PER_GROUP>;
+type CheckBatch<'g> = ArrayVec<(Home, Check<'g>), CHECKS_PER_GROUP>;
 
 /// The same for requests under several limits, which have several meters each.
 const REQUESTS_PER_GROUP: usize = 4;
 
 /// Requests of a batch that travel together, their questions one after another.
 #[derive(Default)]
-struct Requests<'g> {
-    asks: ArrayVec<Ask<'g>, { REQUESTS_PER_GROUP * LIMITS_INLINE_MAX }>,
+struct RequestBatch<'g> {
+    checks: ArrayVec<Check<'g>, { REQUESTS_PER_GROUP * LIMITS_INLINE_MAX }>,
     /// How many limits each is under; of those above [`LIMITS_INLINE_MAX`] no question is kept.
     limits: ArrayVec<usize, REQUESTS_PER_GROUP>,
 }
 
-impl<'g> Requests<'g> {
+impl<'g> RequestBatch<'g> {
     fn clear(&mut self) {
-        self.asks.clear();
+        self.checks.clear();
         self.limits.clear();
     }
 
     #[inline]
-    fn push(&mut self, request: impl IntoIterator<Item = Ask<'g>>) {
-        let (first, mut limits) = (self.asks.len(), 0);
-        for ask in request {
+    fn push(&mut self, request: impl IntoIterator<Item = Check<'g>>) {
+        let (first, mut limits) = (self.checks.len(), 0);
+        for check in request {
             limits += 1;
             if limits <= LIMITS_INLINE_MAX {
-                self.asks.push(ask);
+                self.checks.push(check);
             }
         }
         if limits > LIMITS_INLINE_MAX {
-            self.asks.truncate(first);
+            self.checks.truncate(first);
         }
         self.limits.push(limits);
     }
 
     /// The questions of each request.
     #[inline]
-    fn iter(&self) -> impl Iterator<Item = Result<&[Ask<'g>], TooManyLimits>> {
-        let mut rest = self.asks.as_slice();
+    fn iter(&self) -> impl Iterator<Item = Result<&[Check<'g>], TooManyLimits>> {
+        let mut rest = self.checks.as_slice();
         self.limits.iter().map(move |&limits| {
             if limits > LIMITS_INLINE_MAX {
                 return Err(too_many(limits));
             }
-            let (asks, after) = rest.split_at(limits);
+            let (checks, after) = rest.split_at(limits);
             rest = after;
-            Ok(asks)
+            Ok(checks)
         })
     }
 }
@@ -84,13 +84,13 @@ const fn too_many(limits: usize) -> TooManyLimits {
 const DEFAULT_TENANT: &str = "";
 
 /// An answer that nothing has been written to yet.
-const UNASKED: Answer =
-    Answer { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: Source::Own };
+const NOT_DECIDED: CheckOutcome =
+    CheckOutcome { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: DecidingMeter::Own };
 
 /// Decides, from this process's memory, what may pass. Shared by all threads; needs no runtime.
 ///
 /// # Panics
-/// Every call that takes an [`Ask`] panics if its gate is of another limiter.
+/// Every call that takes an [`Check`] panics if its gate is of another limiter.
 ///
 /// ```
 /// use std::time::Duration;
@@ -190,7 +190,12 @@ impl Limiter {
     /// limit has become, its algorithm and its period too: so does the meter's name at the origin, and a process that had two
     /// slots for one of those would report of one what it holds by the other. A slot knows which limit its grant is of.
     #[cfg(feature = "region")]
-    pub(crate) fn gate_held(&self, tenant: &str, name: &str, limit: Limit) -> Result<Gate, UnknownName> {
+    pub(crate) fn gate_with_grants(
+        &self,
+        tenant: &str,
+        name: &str,
+        limit: Limit,
+    ) -> Result<Gate, UnknownName> {
         let share = self.share_of(tenant)?;
         let space = KeySpace::new(&self.secret, share, &format!("{name}\0held"));
         Ok(Gate::new(self.id, name.into(), limit, space))
@@ -199,35 +204,35 @@ impl Limiter {
     /// Decides one question.
     #[expect(clippy::inline_always, reason = "what the caller does not look at need not be computed")]
     #[inline(always)]
-    pub fn check<'g>(&self, ask: Ask<'g>) -> Outcome<'g> {
-        let question = ask.of(self.id);
+    pub fn check<'g>(&self, check: Check<'g>) -> Outcome<'g> {
+        let question = check.of(self.id);
         let home = self.table.home(&question);
         // The clock is read while the meter is on its way.
         self.table.prefetch_wide(home);
-        Outcome::new(ask.gate, self.table.check_at(home, self.now(), &question))
+        Outcome::new(check.gate, self.table.check_at(home, self.now(), &question))
     }
 
     /// Decides a request under several limits as one: either all are charged, or none is.
     #[inline]
-    pub fn check_all<'g>(&self, asks: &[Ask<'g>]) -> Result<Decision<'g>, TooManyLimits> {
+    pub fn check_all<'g>(&self, checks: &[Check<'g>]) -> Result<Decision<'g>, TooManyLimits> {
         // The clock is read while the meters are on their way.
-        self.prefetch(asks);
+        self.prefetch(checks);
         let now = self.now();
-        self.prefetch_further(asks);
-        self.decide_all(now, asks)
+        self.prefetch_further(checks);
+        self.decide_all(now, checks)
     }
 
     #[inline]
-    fn decide_all<'g>(&self, now: Now, asks: &[Ask<'g>]) -> Result<Decision<'g>, TooManyLimits> {
-        self.ask_all(asks, |questions, answers| self.table.check_all(now, questions, answers))
+    fn decide_all<'g>(&self, now: Now, checks: &[Check<'g>]) -> Result<Decision<'g>, TooManyLimits> {
+        self.decide_checks(checks, |questions, answers| self.table.check_all(now, questions, answers))
     }
 
     /// Brings the meters of questions near that will be asked soon, while the caller does something else: worth it
     /// wherever requests are known before they are decided, such as in a queue.
     #[inline]
-    pub fn prefetch(&self, asks: &[Ask<'_>]) {
-        for ask in asks {
-            self.table.prefetch(self.table.home(&ask.of(self.id)));
+    pub fn prefetch(&self, checks: &[Check<'_>]) {
+        for check in checks {
+            self.table.prefetch(self.table.home(&check.of(self.id)));
         }
     }
 
@@ -253,24 +258,24 @@ impl Limiter {
     #[inline]
     pub fn check_each<'g>(
         &self,
-        asks: impl IntoIterator<Item = Ask<'g>>,
+        checks: impl IntoIterator<Item = Check<'g>>,
         mut each: impl FnMut(usize, Outcome<'g>),
     ) {
         // Three groups are under way: one is decided, one is near, and one is on its way from memory. A group is
         // fetched in one go, so that its misses overlap.
-        let mut asks = asks.into_iter().fuse();
-        let mut groups: [Group<'g>; 3] = std::array::from_fn(|_| Group::new());
-        self.fetch(&mut asks, &mut groups[0]);
-        self.fetch(&mut asks, &mut groups[1]);
+        let mut checks = checks.into_iter().fuse();
+        let mut groups: [CheckBatch<'g>; 3] = std::array::from_fn(|_| CheckBatch::new());
+        self.fetch(&mut checks, &mut groups[0]);
+        self.fetch(&mut checks, &mut groups[1]);
         let (mut turn, mut at) = (0, 0);
         while !groups[turn % 3].is_empty() {
-            self.fetch(&mut asks, &mut groups[(turn + 2) % 3]);
-            for (home, ask) in &groups[(turn + 1) % 3] {
-                self.table.prefetch_further(*home, &ask.question());
+            self.fetch(&mut checks, &mut groups[(turn + 2) % 3]);
+            for (home, check) in &groups[(turn + 1) % 3] {
+                self.table.prefetch_further(*home, &check.table_check());
             }
             let now = self.now();
-            for (home, ask) in &groups[turn % 3] {
-                each(at, Outcome::new(ask.gate, self.table.check_at(*home, now, &ask.question())));
+            for (home, check) in &groups[turn % 3] {
+                each(at, Outcome::new(check.gate, self.table.check_at(*home, now, &check.table_check())));
                 at += 1;
             }
             turn += 1;
@@ -281,9 +286,9 @@ impl Limiter {
     /// each of these instructions (a profile shows it), and those that follow one another wait together; with a
     /// digest between any two, a batch over ten million keys took half as long again.
     #[inline]
-    fn fetch<'g>(&self, asks: &mut impl Iterator<Item = Ask<'g>>, group: &mut Group<'g>) {
+    fn fetch<'g>(&self, checks: &mut impl Iterator<Item = Check<'g>>, group: &mut CheckBatch<'g>) {
         group.clear();
-        group.extend(asks.take(CHECKS_PER_GROUP).map(|ask| (self.table.home(&ask.of(self.id)), ask)));
+        group.extend(checks.take(CHECKS_PER_GROUP).map(|check| (self.table.home(&check.of(self.id)), check)));
         group.iter().for_each(|(home, _)| self.table.prefetch(*home));
     }
 
@@ -311,23 +316,23 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    pub fn check_all_each<'g, R: IntoIterator<Item = Ask<'g>>>(
+    pub fn check_all_each<'g, R: IntoIterator<Item = Check<'g>>>(
         &self,
         requests: impl IntoIterator<Item = R>,
         mut each: impl FnMut(usize, Result<Decision<'g>, TooManyLimits>),
     ) {
         // Three groups, as in `check_each`.
         let mut requests = requests.into_iter().fuse();
-        let mut groups: [Requests<'g>; 3] = std::array::from_fn(|_| Requests::default());
+        let mut groups: [RequestBatch<'g>; 3] = std::array::from_fn(|_| RequestBatch::default());
         self.fetch_all(&mut requests, &mut groups[0]);
         self.fetch_all(&mut requests, &mut groups[1]);
         let (mut turn, mut at) = (0, 0);
         while !groups[turn % 3].limits.is_empty() {
             self.fetch_all(&mut requests, &mut groups[(turn + 2) % 3]);
-            self.prefetch_further(&groups[(turn + 1) % 3].asks);
+            self.prefetch_further(&groups[(turn + 1) % 3].checks);
             let now = self.now();
-            for asks in groups[turn % 3].iter() {
-                each(at, asks.and_then(|asks| self.decide_all(now, asks)));
+            for checks in groups[turn % 3].iter() {
+                each(at, checks.and_then(|checks| self.decide_all(now, checks)));
                 at += 1;
             }
             turn += 1;
@@ -335,21 +340,21 @@ impl Limiter {
     }
 
     #[inline]
-    fn fetch_all<'g, R: IntoIterator<Item = Ask<'g>>>(
+    fn fetch_all<'g, R: IntoIterator<Item = Check<'g>>>(
         &self,
         requests: &mut impl Iterator<Item = R>,
-        group: &mut Requests<'g>,
+        group: &mut RequestBatch<'g>,
     ) {
         group.clear();
-        requests.take(REQUESTS_PER_GROUP).for_each(|asks| group.push(asks));
-        self.prefetch(&group.asks);
+        requests.take(REQUESTS_PER_GROUP).for_each(|checks| group.push(checks));
+        self.prefetch(&group.checks);
     }
 
     /// For meters that were sent for: brings those near that do not lie at home.
     #[inline]
-    fn prefetch_further(&self, asks: &[Ask<'_>]) {
-        for ask in asks {
-            let question = ask.question();
+    fn prefetch_further(&self, checks: &[Check<'_>]) {
+        for check in checks {
+            let question = check.table_check();
             self.table.prefetch_further(self.table.home(&question), &question);
         }
     }
@@ -359,28 +364,28 @@ impl Limiter {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tidegate::{Limit, Limiter, Reserved};
+    /// # use tidegate::{Limit, Limiter, ReserveOutcome};
     /// # let limiter = Limiter::builder().limit("tokens", Limit::gcra(1_000, Duration::from_secs(60))?).build()?;
     /// # let tokens = limiter.gate("tokens")?;
     /// // An estimate before the work, the truth after it.
-    /// if let Reserved::Held(held) = limiter.reserve(&[tokens.key("alice").cost(400)])? {
+    /// if let ReserveOutcome::Held(held) = limiter.reserve(&[tokens.key("alice").cost(400)])? {
     ///     held.commit_actual(250);
     /// }
     /// assert_eq!(limiter.check(tokens.key("alice").cost(0)).remaining(), 750);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn reserve<'l, 'g>(&'l self, asks: &[Ask<'g>]) -> Result<Reserved<'l, 'g>, ReserveError> {
-        if asks.len() > LIMITS_INLINE_MAX {
-            return Err(too_many(asks.len()).into());
+    pub fn reserve<'l, 'g>(&'l self, checks: &[Check<'g>]) -> Result<ReserveOutcome<'l, 'g>, ReserveError> {
+        if checks.len() > LIMITS_INLINE_MAX {
+            return Err(too_many(checks.len()).into());
         }
         self.sweep();
         let now = self.now();
         let decision =
-            self.ask_all(asks, |questions, answers| self.table.reserve_all(now, questions, answers))?;
+            self.decide_checks(checks, |questions, answers| self.table.reserve_all(now, questions, answers))?;
         if !decision.is_allowed() {
-            return Ok(Reserved::Denied(decision));
+            return Ok(ReserveOutcome::Denied(decision));
         }
-        Reservation::enter(self, asks, decision).map(Reserved::Held)
+        Reservation::enter(self, checks, decision).map(ReserveOutcome::Held)
     }
 
     /// Gives back reservations that nobody settled in time. [`Limiter::reserve`] does so too; call it where
@@ -390,23 +395,23 @@ impl Limiter {
     }
 
     /// Adds a cost that was spent already, without asking. The meter may go into debt.
-    pub fn charge(&self, ask: Ask<'_>) {
-        self.table.charge(self.now(), &ask.of(self.id));
+    pub fn charge(&self, check: Check<'_>) {
+        self.table.charge(self.now(), &check.of(self.id));
     }
 
     /// Gives a charged cost back. One that an overflow meter was charged stays there until it drains.
-    pub fn refund(&self, ask: Ask<'_>) {
-        self.table.refund(self.now(), &ask.of(self.id));
+    pub fn refund(&self, check: Check<'_>) {
+        self.table.refund(self.now(), &check.of(self.id));
     }
 
-    /// Raises a meter to at least the cost of `ask`: what somebody else, such as an upstream, says is spent.
-    pub fn raise(&self, ask: Ask<'_>) {
-        self.table.merge(self.now(), &ask.of(self.id));
+    /// Raises a meter to at least the cost of `check`: what somebody else, such as an upstream, says is spent.
+    pub fn raise(&self, check: Check<'_>) {
+        self.table.merge(self.now(), &check.of(self.id));
     }
 
     /// Forgets what was spent on a key.
-    pub fn reset(&self, ask: Ask<'_>) {
-        self.table.reset(self.now(), &ask.of(self.id));
+    pub fn reset(&self, check: Check<'_>) {
+        self.table.reset(self.now(), &check.of(self.id));
     }
 
     /// How full the table is, and what it had to give up.
@@ -449,42 +454,49 @@ impl Limiter {
     }
 
     #[inline]
-    fn ask_all<'g>(
+    fn decide_checks<'g>(
         &self,
-        asks: &[Ask<'g>],
-        decide: impl FnOnce(&[tidegate_core::Ask<'_>], &mut [Answer]) -> Result<Decided, TooManyLimits>,
+        checks: &[Check<'g>],
+        decide: impl FnOnce(
+            &[tidegate_core::Check<'_>],
+            &mut [CheckOutcome],
+        ) -> Result<RequestVerdict, TooManyLimits>,
     ) -> Result<Decision<'g>, TooManyLimits> {
-        if asks.len() > LIMITS_INLINE_MAX {
-            return self.ask_many(asks, decide);
+        if checks.len() > LIMITS_INLINE_MAX {
+            return self.decide_many_checks(checks, decide);
         }
         // Filled in place: what is collected elsewhere is copied here whole, room for all limits and all.
         let mut questions = ArrayVec::<_, LIMITS_INLINE_MAX>::new();
         let mut answers = ArrayVec::<_, LIMITS_INLINE_MAX>::new();
-        for ask in asks {
-            questions.push(ask.of(self.id));
-            answers.push(UNASKED);
+        for check in checks {
+            questions.push(check.of(self.id));
+            answers.push(NOT_DECIDED);
         }
         let decided = decide(&questions, &mut answers)?;
         let mut outcomes = ArrayVec::new();
-        for (ask, answer) in asks.iter().zip(&answers) {
-            outcomes.push(Outcome::new(ask.gate, *answer));
+        for (check, answer) in checks.iter().zip(&answers) {
+            outcomes.push(Outcome::new(check.gate, *answer));
         }
         Ok(Decision { outcomes: Outcomes::Few(outcomes), decided })
     }
 
     #[cold]
-    fn ask_many<'g>(
+    fn decide_many_checks<'g>(
         &self,
-        asks: &[Ask<'g>],
-        decide: impl FnOnce(&[tidegate_core::Ask<'_>], &mut [Answer]) -> Result<Decided, TooManyLimits>,
+        checks: &[Check<'g>],
+        decide: impl FnOnce(
+            &[tidegate_core::Check<'_>],
+            &mut [CheckOutcome],
+        ) -> Result<RequestVerdict, TooManyLimits>,
     ) -> Result<Decision<'g>, TooManyLimits> {
-        if asks.len() > LIMITS_PER_CHECK_MAX {
-            return Err(TooManyLimits { limits: asks.len(), limits_max: LIMITS_PER_CHECK_MAX });
+        if checks.len() > LIMITS_PER_CHECK_MAX {
+            return Err(TooManyLimits { limits: checks.len(), limits_max: LIMITS_PER_CHECK_MAX });
         }
-        let questions: Vec<_> = asks.iter().map(|ask| ask.of(self.id)).collect();
-        let mut answers = vec![UNASKED; asks.len()];
+        let questions: Vec<_> = checks.iter().map(|check| check.of(self.id)).collect();
+        let mut answers = vec![NOT_DECIDED; checks.len()];
         let decided = decide(&questions, &mut answers)?;
-        let outcomes = asks.iter().zip(answers).map(|(ask, answer)| Outcome::new(ask.gate, answer)).collect();
+        let outcomes =
+            checks.iter().zip(answers).map(|(check, answer)| Outcome::new(check.gate, answer)).collect();
         Ok(Decision { outcomes: Outcomes::Many(outcomes), decided })
     }
 }

@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
-use tidegate_core::{Digest, KeySpace, Limit, Now, Source, Table, TooManyLimits};
+use tidegate_core::{DecidingMeter, Digest, KeySpace, Limit, Now, Table, TooManyLimits};
 
 use crate::decision::{Decision, LIMITS_INLINE_MAX};
-use crate::gate::Ask;
+use crate::gate::Check;
 use crate::limiter::Limiter;
 
 /// Reservations that may be open at once. Higher: more memory for work in flight.
@@ -21,7 +21,7 @@ pub const RESERVATION_US_MAX: u64 = 60_000_000;
 /// What came of asking for a reservation.
 #[derive(Debug)]
 #[must_use = "a reservation that is dropped is given back"]
-pub enum Reserved<'l, 'g> {
+pub enum ReserveOutcome<'l, 'g> {
     /// Every limit had room, and the cost is set aside.
     Held(Reservation<'l, 'g>),
     /// At least one limit had no room, and nothing is set aside.
@@ -58,46 +58,46 @@ impl From<TooManyLimits> for ReserveError {
 
 /// One limit's part of a reservation, with all that is needed to settle it.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct ReservationPart {
     limit: Limit,
     space: KeySpace,
     digest: Digest,
     cost: u64,
-    source: Source,
+    source: DecidingMeter,
 }
 
-impl Part {
-    fn ask(&self, cost: u64) -> tidegate_core::Ask<'_> {
-        tidegate_core::Ask { limit: &self.limit, space: &self.space, digest: self.digest, cost }
+impl ReservationPart {
+    fn check(&self, cost: u64) -> tidegate_core::Check<'_> {
+        tidegate_core::Check { limit: &self.limit, space: &self.space, digest: self.digest, cost }
     }
 
     fn rollback(&self, now: Now, table: &Table) {
-        table.rollback(now, &self.ask(self.cost), self.source);
+        table.rollback(now, &self.check(self.cost), self.source);
     }
 }
 
-type Parts = Arc<[Part]>;
+type ReservationParts = Arc<[ReservationPart]>;
 
 /// The reservations that are open, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    open: Mutex<Open>,
+    open: Mutex<OpenReservations>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenReservations {
     next_id: u64,
-    entries: BTreeMap<u64, (u64, Parts)>,
+    entries: BTreeMap<u64, (u64, ReservationParts)>,
 }
 
 impl Ledger {
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, OpenReservations> {
         // A panic elsewhere cannot leave the entries half changed.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a reservation, unless too many are open.
-    fn enter(&self, now: Now, parts: &Parts) -> Option<u64> {
+    fn enter(&self, now: Now, parts: &ReservationParts) -> Option<u64> {
         let mut open = self.open();
         if open.entries.len() >= RESERVATIONS_MAX {
             return None;
@@ -131,7 +131,7 @@ impl Ledger {
 pub struct Reservation<'l, 'g> {
     limiter: &'l Limiter,
     id: u64,
-    parts: Parts,
+    parts: ReservationParts,
     decision: Decision<'g>,
     settled: bool,
 }
@@ -140,16 +140,22 @@ impl<'l, 'g> Reservation<'l, 'g> {
     /// Enters an allowed request into the ledger, or gives its cost back if the ledger is full.
     pub(crate) fn enter(
         limiter: &'l Limiter,
-        asks: &[Ask<'_>],
+        checks: &[Check<'_>],
         decision: Decision<'g>,
     ) -> Result<Self, ReserveError> {
-        let parts: Parts = asks
+        let parts: ReservationParts = checks
             .iter()
             .zip(decision.outcomes())
-            .map(|(ask, outcome)| {
-                let ask = ask.of(limiter.id());
+            .map(|(check, outcome)| {
+                let check = check.of(limiter.id());
                 let source = outcome.source();
-                Part { limit: *ask.limit, space: *ask.space, digest: ask.digest, cost: ask.cost, source }
+                ReservationPart {
+                    limit: *check.limit,
+                    space: *check.space,
+                    digest: check.digest,
+                    cost: check.cost,
+                    source,
+                }
             })
             .collect();
         let now = limiter.now();
@@ -185,9 +191,9 @@ impl<'l, 'g> Reservation<'l, 'g> {
         let held = self.limiter.ledger.strike(self.id);
         for (part, actual) in self.parts.iter().zip(actuals) {
             if held {
-                table.commit(now, &part.ask(part.cost), part.source, actual);
+                table.commit(now, &part.check(part.cost), part.source, actual);
             } else {
-                table.charge(now, &part.ask(actual));
+                table.charge(now, &part.check(actual));
             }
         }
     }

@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{HOUR, MINUTE, both, limiter, passes, remaining};
-use tidegate::{Limit, Limiter, ManualClock, Reserved};
+use tidegate::{Limit, Limiter, ManualClock, ReserveOutcome};
 
 const HOUR_US: u64 = 3_600_000_000;
 /// Both clocks start well after their zero, and not on the edge of any window.
@@ -118,7 +118,7 @@ fn clocks_at_their_ends_never_panic() {
             limiter.raise(gate.key("x").cost(u64::MAX));
             limiter.refund(gate.key("x"));
             let _ = limiter.check_all(&[gate.key("x"), gate.key("y")]).unwrap();
-            if let Reserved::Held(held) = limiter.reserve(&[gate.key("z")]).unwrap() {
+            if let ReserveOutcome::Held(held) = limiter.reserve(&[gate.key("z")]).unwrap() {
                 held.commit_actual(u64::MAX);
             }
             clock.advance(Duration::MAX);

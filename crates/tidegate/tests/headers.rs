@@ -10,7 +10,7 @@ use common::{HOUR, MINUTE, SECOND, gcra, limiter, window};
 use http::{HeaderMap, HeaderValue};
 use sfv::{BareItem, List, ListEntry, Parser};
 use tidegate::headers::{ResetStyle, headers, problem_body, set_headers};
-use tidegate::{Ask, Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter};
+use tidegate::{Check, Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter};
 
 /// Half a second past a whole one, so that an instant that is not rounded up shows.
 const WALL_US: u64 = 1_000_000_000_500_000;
@@ -253,7 +253,7 @@ const NAMES: [(&str, &str); 11] = [
 fn denied_by_all(limiter: &Limiter, then: impl Fn(&Decision<'_>, &[&str])) {
     for names in NAMES.chunks(LIMITS_INLINE_MAX) {
         let gates: Vec<Gate> = names.iter().map(|(name, _)| limiter.gate(name).unwrap()).collect();
-        let asks: Vec<Ask<'_>> = gates.iter().map(|gate| gate.key("x").cost(2)).collect();
+        let asks: Vec<Check<'_>> = gates.iter().map(|gate| gate.key("x").cost(2)).collect();
         let wire: Vec<&str> = names.iter().map(|(_, wire)| *wire).collect();
         then(&limiter.check_all(&asks).unwrap(), &wire);
     }

@@ -188,8 +188,8 @@ async fn an_axum_router_can_be_limited() {
 
 #[test]
 fn the_layer_is_ready_when_the_service_is() {
-    struct Busy;
-    impl Service<Request<Body>> for Busy {
+    struct BusyService;
+    impl Service<Request<Body>> for BusyService {
         type Response = Response<Body>;
         type Error = Infallible;
         type Future = std::future::Pending<Result<Response<Body>, Infallible>>;
@@ -202,7 +202,7 @@ fn the_layer_is_ready_when_the_service_is() {
     }
     let (layer, _) = layer(&[]);
     let mut context = Context::from_waker(std::task::Waker::noop());
-    assert!(layer.layer(Busy).poll_ready(&mut context).is_pending());
+    assert!(layer.layer(BusyService).poll_ready(&mut context).is_pending());
     let calls = AtomicU32::new(0);
     assert!(layer.layer(echo(&calls)).poll_ready(&mut context).is_ready());
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{HOUR, MICROSECOND, MINUTE, SECOND, both, gcra, limiter, passes, remaining, window};
 use tidegate::{
-    Ask, BuildError, Decision, LIMITS_INLINE_MAX, LIMITS_PER_CHECK_MAX, Limiter, Outcome, Retry,
+    BuildError, Check, Decision, LIMITS_INLINE_MAX, LIMITS_PER_CHECK_MAX, Limiter, Outcome, Retry,
     TooManyLimits, UnknownName,
 };
 
@@ -87,7 +87,7 @@ fn a_request_is_denied_by_the_limit_that_denies_longest() {
     let (limiter, _) = limiter(&[&limits[..], &[("blocked", gcra(0, SECOND))]].concat());
     let gates = ["second", "hour", "minute", "blocked"].map(|name| limiter.gate(name).unwrap());
     let [second, hour, minute, blocked] = gates.each_ref().map(|gate| gate.key("x"));
-    let by = |asks: &[Ask<'_>]| {
+    let by = |asks: &[Check<'_>]| {
         let decision = limiter.check_all(asks).unwrap();
         (denied_by(&decision).map(str::to_owned), decision.retry_after())
     };
@@ -166,7 +166,7 @@ fn requests_in_a_batch_are_decided_in_order_and_each_whole() {
         });
         // Twenty with both limits and thirty with the second alone; the ten that the first denied are charged to neither.
         assert_eq!((decided, remaining(&limiter, b.key("y"))), (90, 950));
-        limiter.check_all_each(Vec::<[Ask<'_>; 2]>::new(), |_, _| panic!("nothing was asked"));
+        limiter.check_all_each(Vec::<[Check<'_>; 2]>::new(), |_, _| panic!("nothing was asked"));
     }
 }
 
@@ -361,7 +361,7 @@ fn extreme_costs_never_panic_and_never_admit_more_than_the_limit() {
             let (limiter, _) = limiter(&[("a", limit)]);
             let gate = limiter.gate("a").unwrap();
             let ask = |cost| gate.key("x").cost(cost);
-            let changes: [fn(&Limiter, Ask<'_>); 4] =
+            let changes: [fn(&Limiter, Check<'_>); 4] =
                 [Limiter::charge, Limiter::raise, Limiter::refund, Limiter::reset];
             for change in changes {
                 change(&limiter, ask(first));

@@ -7,17 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::region::{
-    CallError, Class, MemoryOrigin, Origin, OriginError, PeerConfig, Policy, Regime, Region, Regions, Rung,
-    Settings,
+    CallError, Class, DecisionSource, EngineSettings, MemoryOrigin, MultiRegionConfig, Origin, OriginError,
+    PeerConfig, Regime, Region, RegionPolicy,
 };
 use tidegate::{Clock, Gate, Limit, Limiter, SystemClock};
-use tidegate_core::origin::{Call, Gathered, Merge, Merged, OriginMeter, Reply, Round};
-use tidegate_origin::{Answer, Bid, Lease, partition_of};
+use tidegate_core::origin::{
+    Call, CallReply, MergeReply, MergeRequest, OriginMeter, RoundReply, RoundRequest,
+};
+use tidegate_origin::{LeaseReply, LeaseRequest, OriginFuture, partition_of};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
 /// An origin in memory that counts its calls, and can be made to answer nothing.
-struct Watched {
+struct WatchedOrigin {
     inner: Arc<MemoryOrigin>,
     calls: AtomicU64,
     is_gone: AtomicBool,
@@ -28,7 +30,7 @@ struct Watched {
     refuses: AtomicBool,
 }
 
-impl Watched {
+impl WatchedOrigin {
     fn new() -> Arc<Self> {
         let clock = SystemClock::new();
         Self::around(Arc::new(MemoryOrigin::new(move || clock.now().wall_us())), None)
@@ -68,12 +70,12 @@ impl Watched {
     }
 }
 
-impl Origin for Watched {
-    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+impl Origin for WatchedOrigin {
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             if self.stands_still(partition) {
-                return std::future::pending::<Result<Reply, OriginError>>().await;
+                return std::future::pending::<Result<CallReply, OriginError>>().await;
             }
             if self.refuses.load(Ordering::Relaxed) {
                 return Err(OriginError::Refused(CallError::Twice { meter: 0 }));
@@ -82,40 +84,40 @@ impl Origin for Watched {
         })
     }
 
-    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+    fn round<'a>(&'a self, partition: u16, round: &'a RoundRequest) -> OriginFuture<'a, RoundReply> {
         self.inner.round(partition, round)
     }
 
-    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+    fn merge<'a>(&'a self, partition: u16, merge: &'a MergeRequest) -> OriginFuture<'a, MergeReply> {
         self.inner.merge(partition, merge)
     }
 
-    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
-        self.inner.lease(bid)
+    fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply> {
+        self.inner.lease(request)
     }
 }
 
 /// A node that waits for the origin however long it takes: a test may run on a machine that is slow.
-fn patient(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, Gate) {
+fn patient(origin: &Arc<WatchedOrigin>, class: Class, limit: Limit) -> (Region, Gate) {
     let minute_us = 60_000_000;
     node(
         origin,
         class,
         limit,
-        Settings { deadline_us: minute_us, hedge_us: minute_us, ..Settings::default() },
+        EngineSettings { deadline_us: minute_us, hedge_us: minute_us, ..EngineSettings::default() },
     )
 }
 
 /// A node that is soon tired of waiting.
-fn hasty(origin: &Arc<Watched>, class: Class, limit: Limit) -> (Region, Gate) {
-    node(origin, class, limit, Settings::default())
+fn hasty(origin: &Arc<WatchedOrigin>, class: Class, limit: Limit) -> (Region, Gate) {
+    node(origin, class, limit, EngineSettings::default())
 }
 
-fn node(origin: &Arc<Watched>, class: Class, limit: Limit, settings: Settings) -> (Region, Gate) {
+fn node(origin: &Arc<WatchedOrigin>, class: Class, limit: Limit, settings: EngineSettings) -> (Region, Gate) {
     node_of(Arc::clone(origin) as Arc<dyn Origin>, class, limit, settings)
 }
 
-fn node_of(origin: Arc<dyn Origin>, class: Class, limit: Limit, settings: Settings) -> (Region, Gate) {
+fn node_of(origin: Arc<dyn Origin>, class: Class, limit: Limit, settings: EngineSettings) -> (Region, Gate) {
     let limiter = Limiter::builder().limit("per_user", limit).build().expect("a limiter");
     let region = Region::join_as("", Arc::new(limiter), origin, settings).expect("a name");
     let gate = region.gate("", "per_user", class).expect("known");
@@ -123,13 +125,13 @@ fn node_of(origin: Arc<dyn Origin>, class: Class, limit: Limit, settings: Settin
 }
 
 async fn passes(node: &(Region, Gate), key: &str) -> bool {
-    node.0.check(&[node.1.question(key)]).await.expect("one limit").is_allowed()
+    node.0.check(&[node.1.region_check(key)]).await.expect("one limit").is_allowed()
 }
 
 #[tokio::test]
 async fn nodes_admit_together_what_one_would() {
     for limit in [Limit::gcra(100, MINUTE), Limit::sliding_window(100, MINUTE)] {
-        let (origin, limit) = (Watched::new(), limit.expect("in range"));
+        let (origin, limit) = (WatchedOrigin::new(), limit.expect("in range"));
         let nodes: Vec<_> = (0..4).map(|_| patient(&origin, Class::Security, limit)).collect();
         let mut passed = 0;
         for turn in 0..4_000 {
@@ -146,7 +148,7 @@ async fn nodes_admit_together_what_one_would() {
 
 #[tokio::test]
 async fn a_thousand_cold_requests_are_one_call() {
-    let origin = Watched::new();
+    let origin = WatchedOrigin::new();
     let limit = Limit::gcra(100, MINUTE).expect("in range");
     let node = Arc::new(patient(&origin, Class::Security, limit));
     let mut tasks = tokio::task::JoinSet::new();
@@ -160,7 +162,7 @@ async fn a_thousand_cold_requests_are_one_call() {
 
 #[tokio::test]
 async fn a_warm_key_is_decided_without_a_call() {
-    let origin = Watched::new();
+    let origin = WatchedOrigin::new();
     let node = patient(&origin, Class::Comfort, Limit::gcra(1_000_000, MINUTE).expect("in range"));
     for _ in 0..20_000 {
         assert!(passes(&node, "alice").await);
@@ -170,14 +172,14 @@ async fn a_warm_key_is_decided_without_a_call() {
 }
 
 /// An origin whose answers pass through tasks of their own, as those of a connection do.
-struct Relayed(Arc<MemoryOrigin>);
+struct RelayedOrigin(Arc<MemoryOrigin>);
 
 /// How soon its answers come: before anybody is tired of waiting.
 const ANSWERS_AFTER: Duration = Duration::from_millis(5);
 
-impl Origin for Relayed {
+impl Origin for RelayedOrigin {
     #[expect(clippy::disallowed_methods, reason = "this is how long its answers take")]
-    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
         Box::pin(async move {
             let socket = tokio::spawn(tokio::time::sleep(ANSWERS_AFTER));
             let connection = tokio::spawn(async move { socket.await.is_ok() });
@@ -186,38 +188,38 @@ impl Origin for Relayed {
         })
     }
 
-    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+    fn round<'a>(&'a self, partition: u16, round: &'a RoundRequest) -> OriginFuture<'a, RoundReply> {
         self.0.round(partition, round)
     }
 
-    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+    fn merge<'a>(&'a self, partition: u16, merge: &'a MergeRequest) -> OriginFuture<'a, MergeReply> {
         self.0.merge(partition, merge)
     }
 
-    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
-        self.0.lease(bid)
+    fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply> {
+        self.0.lease(request)
     }
 }
 
 #[tokio::test]
 async fn a_process_that_was_late_itself_reads_what_has_come_before_it_goes_on_alone() {
     let clock = SystemClock::new();
-    let origin = Arc::new(Relayed(Arc::new(MemoryOrigin::new(|| SystemClock::new().now().wall_us()))));
+    let origin = Arc::new(RelayedOrigin(Arc::new(MemoryOrigin::new(|| SystemClock::new().now().wall_us()))));
     let limit = Limit::gcra(100, MINUTE).expect("in range");
-    let (region, gate) = node_of(origin, Class::Comfort, limit, Settings::default());
-    let question = [gate.question("alice")];
+    let (region, gate) = node_of(origin, Class::Comfort, limit, EngineSettings::default());
+    let question = [gate.region_check("alice")];
     let mut asked = std::pin::pin!(region.check(&question));
     assert!(poll_once(asked.as_mut()).await.is_none(), "it has to ask");
     // Twice: the call is made, and its answer is awaited.
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
     // Nothing of this process runs for longer than anybody waits.
-    let until_us = clock.now().mono_us() + 2 * Settings::default().deadline_us;
+    let until_us = clock.now().mono_us() + 2 * EngineSettings::default().deadline_us;
     while clock.now().mono_us() < until_us {
         std::hint::spin_loop();
     }
-    let ruling = asked.await.expect("one limit");
-    assert_eq!((ruling.is_allowed(), ruling.rung), (true, Rung::Regional));
+    let region_decision = asked.await.expect("one limit");
+    assert_eq!((region_decision.is_allowed(), region_decision.source), (true, DecisionSource::Regional));
 }
 
 /// What a future has to say by now.
@@ -232,21 +234,21 @@ async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Ou
 #[tokio::test]
 async fn without_the_origin_the_class_decides() {
     let limit = Limit::gcra(100, MINUTE).expect("in range");
-    for (class, rung, most) in [
-        (Class::Comfort, Rung::Local, 101),
-        (Class::Cost, Rung::Closed, 0),
-        (Class::Security, Rung::Closed, 0),
+    for (class, source, most) in [
+        (Class::Comfort, DecisionSource::Local, 101),
+        (Class::Cost, DecisionSource::Closed, 0),
+        (Class::Security, DecisionSource::Closed, 0),
     ] {
-        let origin = Watched::new();
+        let origin = WatchedOrigin::new();
         origin.is_gone.store(true, Ordering::Relaxed);
         let node = hasty(&origin, class, limit);
         let (mut passed, mut rungs) = (0, Vec::new());
         for _ in 0..1_000 {
-            let ruling = node.0.check(&[node.1.question("alice")]).await.expect("one limit");
-            passed += u64::from(ruling.is_allowed());
-            rungs.push(ruling.rung);
+            let region_decision = node.0.check(&[node.1.region_check("alice")]).await.expect("one limit");
+            passed += u64::from(region_decision.is_allowed());
+            rungs.push(region_decision.source);
         }
-        assert!(rungs.iter().all(|seen| *seen == rung), "{class:?}");
+        assert!(rungs.iter().all(|seen| *seen == source), "{class:?}");
         assert!(passed <= most && (most == 0) == (passed == 0), "{class:?}: {passed}");
     }
 }
@@ -254,24 +256,24 @@ async fn without_the_origin_the_class_decides() {
 #[tokio::test]
 async fn without_the_origin_a_region_among_others_goes_on_with_its_standing_part() {
     for (regime, most) in [(Regime::Regional, 101), (Regime::BestEffort, 26), (Regime::Share, 26)] {
-        let origin = Watched::new();
+        let origin = WatchedOrigin::new();
         origin.is_gone.store(true, Ordering::Relaxed);
         let limit = Limit::gcra(100, MINUTE).expect("in range");
         let limiter = Limiter::builder().build().expect("a limiter");
-        let mut regions = Regions::new("eu", ([127, 0, 0, 1], 0).into());
+        let mut regions = MultiRegionConfig::new("eu", ([127, 0, 0, 1], 0).into());
         let addresses = vec!["127.0.0.1:1".to_owned()];
         regions.peers = vec![PeerConfig { region: "us".to_owned(), addresses }];
         regions.weights = vec![("us".to_owned(), 3)];
         let origin = origin as Arc<dyn Origin>;
-        let region = Region::join_among(regions, Arc::new(limiter), origin, Settings::default());
+        let region = Region::join_among(regions, Arc::new(limiter), origin, EngineSettings::default());
         let region = region.expect("nothing is wrong with it");
-        let policy = Policy { regime, ..Policy::of(Class::Comfort) };
+        let policy = RegionPolicy { regime, ..RegionPolicy::of(Class::Comfort) };
         let node = (region.gate_with("", "per_user", limit, policy).expect("a name"), region);
         let mut passed = 0;
         for _ in 0..1_000 {
-            let ruling = node.1.check(&[node.0.question("alice")]).await.expect("one limit");
-            assert_eq!(ruling.rung, Rung::Local);
-            passed += u64::from(ruling.is_allowed());
+            let region_decision = node.1.check(&[node.0.region_check("alice")]).await.expect("one limit");
+            assert_eq!(region_decision.source, DecisionSource::Local);
+            passed += u64::from(region_decision.is_allowed());
         }
         // Less than two in a second drain.
         assert!((most - 1..most + 10).contains(&passed), "{regime}: {passed}");
@@ -280,16 +282,16 @@ async fn without_the_origin_a_region_among_others_goes_on_with_its_standing_part
 
 #[tokio::test]
 async fn who_is_left_alone_does_not_spend_again_what_all_have_used() {
-    let origin = Watched::new();
+    let origin = WatchedOrigin::new();
     let node = hasty(&origin, Class::Comfort, Limit::gcra(100, MINUTE).expect("in range"));
     while passes(&node, "alice").await {}
     origin.is_gone.store(true, Ordering::Relaxed);
     let (mut alone, mut passed) = (0, 0);
     // Until one unit has drained it is decided by what the origin said last.
     while alone < 100 {
-        let ruling = node.0.check(&[node.1.question("alice")]).await.expect("one limit");
-        alone += u64::from(ruling.rung == Rung::Local);
-        passed += u64::from(ruling.is_allowed());
+        let region_decision = node.0.check(&[node.1.region_check("alice")]).await.expect("one limit");
+        alone += u64::from(region_decision.source == DecisionSource::Local);
+        passed += u64::from(region_decision.is_allowed());
     }
     // A part of the limit that begins anew would let all of them pass; less than two in a second drain.
     assert!(passed < 50, "{passed}");
@@ -299,7 +301,7 @@ async fn who_is_left_alone_does_not_spend_again_what_all_have_used() {
 
 #[tokio::test]
 async fn what_passed_without_the_origin_is_told_when_it_is_back() {
-    let origin = Watched::new();
+    let origin = WatchedOrigin::new();
     let node = hasty(&origin, Class::Comfort, Limit::gcra(100, MINUTE).expect("in range"));
     assert!(passes(&node, "alice").await);
     origin.is_gone.store(true, Ordering::Relaxed);
@@ -313,20 +315,20 @@ async fn what_passed_without_the_origin_is_told_when_it_is_back() {
 }
 
 /// Two limits of a region: what a user may do, and what all may do together.
-fn two_limits(origin: &Arc<Watched>, per_user: u64, in_all: u64) -> (Region, Gate, Gate) {
+fn two_limits(origin: &Arc<WatchedOrigin>, per_user: u64, in_all: u64) -> (Region, Gate, Gate) {
     two_limits_in(HOUR, origin, per_user, in_all)
 }
 
 fn two_limits_in(
     period: Duration,
-    origin: &Arc<Watched>,
+    origin: &Arc<WatchedOrigin>,
     per_user: u64,
     in_all: u64,
 ) -> (Region, Gate, Gate) {
     let (region, _) = patient(origin, Class::Security, Limit::gcra(1, MINUTE).expect("in range"));
     let gate = |name: &str, amount| {
         let limit = Limit::gcra(amount, period).expect("in range");
-        region.gate_with("", name, limit, Policy::of(Class::Security)).expect("a tenant")
+        region.gate_with("", name, limit, RegionPolicy::of(Class::Security)).expect("a tenant")
     };
     let (user, all) = (gate("user", per_user), gate("all", in_all));
     (region, user, all)
@@ -334,9 +336,10 @@ fn two_limits_in(
 
 #[tokio::test]
 async fn limits_of_one_placement_are_one_call_each_with_its_own_cost() {
-    let origin = Watched::new();
+    let origin = WatchedOrigin::new();
     let (region, user, all) = two_limits(&origin, 100, 100);
-    let questions = [user.question("alice").cost(2), all.question("everyone").cost(20).placed_by("alice")];
+    let questions =
+        [user.region_check("alice").cost(2), all.region_check("everyone").cost(20).placed_by("alice")];
     assert!(region.check(&questions).await.expect("two limits").is_allowed());
     assert_eq!(origin.calls(), 1);
     region.leave().await;
@@ -346,13 +349,13 @@ async fn limits_of_one_placement_are_one_call_each_with_its_own_cost() {
 
 #[tokio::test]
 async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_was_denied() {
-    let origin = Watched::new();
+    let origin = WatchedOrigin::new();
     let nodes = [two_limits(&origin, 3, 10), two_limits(&origin, 3, 10)];
     let ask = async |turn: usize| {
         let (region, user, all) = &nodes[turn % 2];
         let name = format!("user{}", turn % 5);
-        let ruling = region.check(&[user.question(&name), all.question("everyone")]).await;
-        u64::from(ruling.expect("two limits").is_allowed())
+        let region_decision = region.check(&[user.region_check(&name), all.region_check("everyone")]).await;
+        u64::from(region_decision.expect("two limits").is_allowed())
     };
     let mut passed = 0;
     // What is given back comes with the next report.
@@ -384,33 +387,33 @@ async fn what_was_given_back_late_passes_once() {
     let reads = Arc::clone(&clock);
     let inner = Arc::new(MemoryOrigin::new(move || reads.load(Ordering::Relaxed)));
     let [all_at, user_at] = [&b"everyone"[..], b"alice"].map(partition_of);
-    let stopping = Watched::around(Arc::clone(&inner), Some((user_at, all_at)));
-    let others = Watched::around(inner, None);
-    let node = |origin: &Arc<Watched>| two_limits_in(MINUTE, origin, 1, 600);
-    let asks = async || {
+    let stopping = WatchedOrigin::around(Arc::clone(&inner), Some((user_at, all_at)));
+    let others = WatchedOrigin::around(inner, None);
+    let node = |origin: &Arc<WatchedOrigin>| two_limits_in(MINUTE, origin, 1, 600);
+    let checks = async || {
         let (region, _, all) = node(&others);
-        region.check(&[all.question("everyone").cost(600)]).await.expect("one limit").is_allowed()
+        region.check(&[all.region_check("everyone").cost(600)]).await.expect("one limit").is_allowed()
     };
     // Nothing is left for the user, which the first does not know.
     let (region, user, _) = node(&others);
-    assert!(region.check(&[user.question("alice")]).await.expect("one limit").is_allowed());
+    assert!(region.check(&[user.region_check("alice")]).await.expect("one limit").is_allowed());
     let (first, user, all) = node(&stopping);
-    let both = [all.question("everyone").cost(600), user.question("alice")];
+    let both = [all.region_check("everyone").cost(600), user.region_check("alice")];
     assert!(!first.check(&both).await.expect("two limits").is_allowed());
     // All of it drains in a minute.
     clock.fetch_add(61_000_000, Ordering::Relaxed);
-    assert!(asks().await, "one burst");
+    assert!(checks().await, "one burst");
     stopping.is_gone.store(false, Ordering::Relaxed);
     first.leave().await;
     assert_eq!(stopping.charged_of("all", "everyone", "everyone"), 600, "it was given back");
-    assert!(!asks().await, "and not to pass twice");
+    assert!(!checks().await, "and not to pass twice");
 }
 
 #[tokio::test]
 async fn what_is_given_back_can_be_spent_again() {
-    let origin = Watched::new();
+    let origin = WatchedOrigin::new();
     let (region, user, _) = two_limits(&origin, 5, 5);
-    let ask = || user.question("alice").cost(5);
+    let ask = || user.region_check("alice").cost(5);
     assert!(region.check(&[ask()]).await.expect("one limit").is_allowed());
     assert!(!region.check(&[ask()]).await.expect("one limit").is_allowed());
     region.refund([&ask()]);
@@ -424,16 +427,20 @@ async fn what_is_given_back_can_be_spent_again() {
 
 #[tokio::test]
 async fn who_pays_passes_without_the_origin_but_not_without_end() {
-    let origin = Watched::new();
+    let origin = WatchedOrigin::new();
     origin.is_gone.store(true, Ordering::Relaxed);
     let limit = Limit::gcra(10, MINUTE).expect("in range");
     let (region, _) = hasty(&origin, Class::Cost, limit);
-    let paid = Policy { paid: true, ..Policy::of(Class::Cost) };
+    let paid = RegionPolicy { paid: true, ..RegionPolicy::of(Class::Cost) };
     let gate = region.gate_with("", "paid", limit, paid).expect("a tenant");
-    let ask = async |key: &str| region.check(&[gate.question(key).cost(10)]).await.expect("one limit");
+    let ask = async |key: &str| region.check(&[gate.region_check(key).cost(10)]).await.expect("one limit");
     for _ in 0..20 {
-        let ruling = ask("alice").await;
-        assert_eq!((ruling.is_allowed(), ruling.rung), (true, Rung::Open), "far above its own limit");
+        let region_decision = ask("alice").await;
+        assert_eq!(
+            (region_decision.is_allowed(), region_decision.source),
+            (true, DecisionSource::Open),
+            "far above its own limit"
+        );
     }
     let mut last = ask("bob").await;
     for _ in 0..1_000_000 {
@@ -442,10 +449,14 @@ async fn who_pays_passes_without_the_origin_but_not_without_end() {
         }
         last = ask("bob").await;
     }
-    assert_eq!((last.is_allowed(), last.rung), (false, Rung::Open), "above what a tenant has");
-    let strict = region.gate_with("", "strict", limit, Policy::of(Class::Security)).expect("a tenant");
-    let both = [gate.question("alice"), strict.question("alice")];
-    assert_eq!(region.check(&both).await.expect("two limits").rung, Rung::Closed, "the strictest decides");
+    assert_eq!((last.is_allowed(), last.source), (false, DecisionSource::Open), "above what a tenant has");
+    let strict = region.gate_with("", "strict", limit, RegionPolicy::of(Class::Security)).expect("a tenant");
+    let both = [gate.region_check("alice"), strict.region_check("alice")];
+    assert_eq!(
+        region.check(&both).await.expect("two limits").source,
+        DecisionSource::Closed,
+        "the strictest decides"
+    );
 }
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -465,14 +476,14 @@ async fn a_limit_that_changes_its_algorithm_or_its_period_goes_on_counting() {
     ];
     for (before, after) in changes {
         for class in [Class::Security, Class::Cost] {
-            let origin = Watched::new();
+            let origin = WatchedOrigin::new();
             let nodes = [patient(&origin, class, before).0, patient(&origin, class, before).0];
             let ask = async |node: &Region, limit: Limit, version: u32| {
-                let policy = Policy { version, ..Policy::of(class) };
+                let policy = RegionPolicy { version, ..RegionPolicy::of(class) };
                 let gate = node.gate_with("", "per_user", limit, policy).expect("a tenant");
-                let ruling = node.check(&[gate.question("alice")]).await.expect("one limit");
-                assert_eq!(ruling.rung, Rung::Regional);
-                u64::from(ruling.is_allowed())
+                let region_decision = node.check(&[gate.region_check("alice")]).await.expect("one limit");
+                assert_eq!(region_decision.source, DecisionSource::Regional);
+                u64::from(region_decision.is_allowed())
             };
             let mut passed = 0;
             for turn in 0..40 {
@@ -498,22 +509,29 @@ async fn a_limit_that_changes_its_algorithm_or_its_period_goes_on_counting() {
 #[tokio::test]
 async fn what_an_origin_does_not_take_is_decided_by_class_at_once_and_said_again() {
     let limit = Limit::gcra(100, HOUR).expect("in range");
-    for (class, rung) in [(Class::Comfort, Rung::Local), (Class::Security, Rung::Closed)] {
-        let origin = Watched::new();
+    for (class, source) in
+        [(Class::Comfort, DecisionSource::Local), (Class::Security, DecisionSource::Closed)]
+    {
+        let origin = WatchedOrigin::new();
         origin.refuses.store(true, Ordering::Relaxed);
         let node = patient(&origin, class, limit);
         let refusal = node.0.refusal();
         let ask = async || {
-            let questions = [node.1.question("alice")];
-            let ruling = tokio::time::timeout(Duration::from_secs(30), node.0.check(&questions)).await;
-            ruling.expect("not a minute").expect("one limit")
+            let questions = [node.1.region_check("alice")];
+            let region_decision =
+                tokio::time::timeout(Duration::from_secs(30), node.0.check(&questions)).await;
+            region_decision.expect("not a minute").expect("one limit")
         };
         let first = ask().await;
-        assert_eq!((first.rung, first.is_allowed()), (rung, class == Class::Comfort));
+        assert_eq!((first.source, first.is_allowed()), (source, class == Class::Comfort));
         assert_eq!(*refusal.borrow(), Some(CallError::Twice { meter: 0 }));
         origin.refuses.store(false, Ordering::Relaxed);
         let second = ask().await;
-        assert_eq!((second.rung, second.is_allowed()), (Rung::Regional, true), "nothing is stuck");
+        assert_eq!(
+            (second.source, second.is_allowed()),
+            (DecisionSource::Regional, true),
+            "nothing is stuck"
+        );
         assert!(node.0.stats().refused >= 1);
         node.0.leave().await;
         assert_eq!(origin.charged("alice"), 1 + u64::from(first.is_allowed()));
@@ -525,32 +543,34 @@ async fn what_an_origin_does_not_take_is_decided_by_class_at_once_and_said_again
 #[tokio::test]
 async fn an_origin_without_room_decides_who_is_known_and_leaves_strangers_to_their_class() {
     let limit = Limit::gcra(100, HOUR).expect("in range");
-    for (class, rung) in [(Class::Comfort, Rung::Local), (Class::Security, Rung::Closed)] {
+    for (class, source) in
+        [(Class::Comfort, DecisionSource::Local), (Class::Security, DecisionSource::Closed)]
+    {
         let clock = Arc::new(AtomicU64::new(1 << 50));
         let reads = Arc::clone(&clock);
         let inner = MemoryOrigin::with_meters_max(move || reads.load(Ordering::Relaxed), 4);
-        let origin = Watched::around(Arc::new(inner), None);
+        let origin = WatchedOrigin::around(Arc::new(inner), None);
         let node = patient(&origin, class, limit);
         let ask = async |key: &str| {
-            let questions = [node.1.question(key).placed_by("tenant")];
+            let questions = [node.1.region_check(key).placed_by("tenant")];
             let asked = tokio::time::timeout(Duration::from_secs(30), node.0.check(&questions)).await;
-            let ruling = asked.expect("nobody is stuck").expect("one limit");
-            (ruling.rung, ruling.is_allowed())
+            let region_decision = asked.expect("nobody is stuck").expect("one limit");
+            (region_decision.source, region_decision.is_allowed())
         };
         let known = ["0", "1", "2", "3"];
         for key in known {
-            assert_eq!(ask(key).await, (Rung::Regional, true));
+            assert_eq!(ask(key).await, (DecisionSource::Regional, true));
         }
         for turn in 0..40 {
             let names = [format!("one of {turn}"), format!("another of {turn}")];
             let (one, of_known, other) = tokio::join!(ask(&names[0]), ask(known[turn % 4]), ask(&names[1]));
-            assert_eq!(of_known, (Rung::Regional, true), "{class:?}, turn {turn}");
-            assert_eq!([one, other], [(rung, class == Class::Comfort); 2]);
+            assert_eq!(of_known, (DecisionSource::Regional, true), "{class:?}, turn {turn}");
+            assert_eq!([one, other], [(source, class == Class::Comfort); 2]);
         }
         assert_eq!(node.0.stats().refused, 0);
         // What is over makes room, in less time than after which the origin forgets its callers.
         clock.fetch_add(3_000_000_000, Ordering::Relaxed);
-        assert_eq!(ask("one more").await, (Rung::Regional, true));
+        assert_eq!(ask("one more").await, (DecisionSource::Regional, true));
         node.0.leave().await;
     }
 }
@@ -559,14 +579,19 @@ async fn an_origin_without_room_decides_who_is_known_and_leaves_strangers_to_the
 async fn what_is_charged_without_asking_counts_whatever_is_held() {
     for limit in [Limit::gcra(100, HOUR), Limit::sliding_window(100, HOUR)] {
         for class in [Class::Comfort, Class::Security] {
-            let origin = Watched::new();
+            let origin = WatchedOrigin::new();
             let node = patient(&origin, class, limit.expect("in range"));
-            node.0.charge([&node.1.question("alice").cost(7)]);
+            node.0.charge([&node.1.region_check("alice").cost(7)]);
             node.0.leave().await;
             assert_eq!(origin.charged("alice"), 7, "{class:?}");
             let next = patient(&origin, class, limit.expect("in range"));
             assert!(
-                !next.0.check(&[next.1.question("alice").cost(99)]).await.expect("one limit").is_allowed()
+                !next
+                    .0
+                    .check(&[next.1.region_check("alice").cost(99)])
+                    .await
+                    .expect("one limit")
+                    .is_allowed()
             );
             next.0.leave().await;
         }
@@ -576,10 +601,13 @@ async fn what_is_charged_without_asking_counts_whatever_is_held() {
 #[tokio::test]
 async fn who_does_not_wait_because_too_many_do_is_decided_by_class() {
     let limit = Limit::gcra(100, HOUR).expect("in range");
-    for (class, rung) in [(Class::Comfort, Rung::Local), (Class::Security, Rung::Closed)] {
-        let origin = Watched::new();
-        let node = node(&origin, class, limit, Settings { waiting_max: 0, ..Settings::default() });
-        let ruling = node.0.check(&[node.1.question("alice")]).await.expect("one limit");
-        assert_eq!((ruling.rung, node.0.stats().crowded, origin.calls()), (rung, 1, 0));
+    for (class, source) in
+        [(Class::Comfort, DecisionSource::Local), (Class::Security, DecisionSource::Closed)]
+    {
+        let origin = WatchedOrigin::new();
+        let node =
+            node(&origin, class, limit, EngineSettings { waiting_max: 0, ..EngineSettings::default() });
+        let region_decision = node.0.check(&[node.1.region_check("alice")]).await.expect("one limit");
+        assert_eq!((region_decision.source, node.0.stats().crowded, origin.calls()), (source, 1, 0));
     }
 }

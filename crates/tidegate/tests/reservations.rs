@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use common::{HOUR, MICROSECOND, both, gcra, limiter, passes, remaining, window};
 use tidegate::{
-    Ask, LIMITS_INLINE_MAX, Limiter, RESERVATION_US_MAX, RESERVATIONS_MAX, Reservation, ReserveError,
-    Reserved, TooManyLimits,
+    Check, LIMITS_INLINE_MAX, Limiter, RESERVATION_US_MAX, RESERVATIONS_MAX, Reservation, ReserveError,
+    ReserveOutcome, TooManyLimits,
 };
 
 const LAPSE: Duration = Duration::from_micros(RESERVATION_US_MAX);
 
-fn hold<'l, 'g>(limiter: &'l Limiter, asks: &[Ask<'g>]) -> Reservation<'l, 'g> {
+fn hold<'l, 'g>(limiter: &'l Limiter, asks: &[Check<'g>]) -> Reservation<'l, 'g> {
     match limiter.reserve(asks) {
-        Ok(Reserved::Held(held)) => held,
+        Ok(ReserveOutcome::Held(held)) => held,
         other => panic!("not held: {other:?}"),
     }
 }
@@ -81,7 +81,8 @@ fn a_denied_reservation_sets_nothing_aside() {
     for limit in both(10, HOUR) {
         let (limiter, _) = limiter(&[("a", limit), ("b", gcra(2, HOUR))]);
         let (a, b) = (limiter.gate("a").unwrap(), limiter.gate("b").unwrap());
-        let Reserved::Denied(decision) = limiter.reserve(&[a.key("x"), b.key("x").cost(3)]).unwrap() else {
+        let ReserveOutcome::Denied(decision) = limiter.reserve(&[a.key("x"), b.key("x").cost(3)]).unwrap()
+        else {
             panic!("3 of 2 were set aside")
         };
         assert_eq!(decision.denied_by().unwrap().gate().name(), "b");
@@ -124,7 +125,7 @@ fn asking_for_a_reservation_finds_the_room_of_those_that_lapsed() {
     let (limiter, clock) = limiter(&[("a", gcra(10, HOUR))]);
     let gate = limiter.gate("a").unwrap();
     std::mem::forget(hold(&limiter, &[gate.key("x").cost(10)]));
-    assert!(matches!(limiter.reserve(&[gate.key("x")]), Ok(Reserved::Denied(_))));
+    assert!(matches!(limiter.reserve(&[gate.key("x")]), Ok(ReserveOutcome::Denied(_))));
     clock.advance(LAPSE);
     hold(&limiter, &[gate.key("x").cost(10)]).commit();
 }
@@ -195,7 +196,7 @@ fn extreme_costs_are_denied_or_settled_without_a_trace() {
             [(0, true), (1, true), (10, true), (11, false), (1 << 53, false), (u64::MAX, false)]
         {
             let reserved = limiter.reserve(&[gate.key("x").cost(cost)]).unwrap();
-            assert_eq!(matches!(reserved, Reserved::Held(_)), held, "{cost}");
+            assert_eq!(matches!(reserved, ReserveOutcome::Held(_)), held, "{cost}");
             drop(reserved);
             assert_eq!(remaining(&limiter, gate.key("x")), 10, "{cost}");
         }

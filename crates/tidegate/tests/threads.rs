@@ -7,7 +7,7 @@ mod common;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{HOUR, both, limiter, passes, remaining};
-use tidegate::{Gate, Limit, Limiter, Reserved};
+use tidegate::{Gate, Limit, Limiter, ReserveOutcome};
 
 const THREADS: usize = 8;
 const ROUNDS: usize = 2_000;
@@ -65,7 +65,7 @@ fn reservations_that_are_dropped_leave_nothing_and_committed_ones_exactly_their_
         let spent = AtomicU32::new(0);
         hammer(|_| {
             for round in 0..u64::from(LIMIT) / 2 {
-                let Reserved::Held(held) = limiter.reserve(&[gate.key("x").cost(2)]).unwrap() else {
+                let ReserveOutcome::Held(held) = limiter.reserve(&[gate.key("x").cost(2)]).unwrap() else {
                     continue;
                 };
                 if round % 2 == 0 {
@@ -115,7 +115,7 @@ impl Crowd {
             0 if self.limiter.check(asks[0]).is_allowed() => self.note(&keys[..1], 1),
             1 if self.limiter.check_all(&asks).unwrap().is_allowed() => self.note(&keys, 1),
             2 => {
-                if let Reserved::Held(held) = self.limiter.reserve(&asks).unwrap() {
+                if let ReserveOutcome::Held(held) = self.limiter.reserve(&asks).unwrap() {
                     held.commit();
                     self.note(&keys, 1);
                 }

@@ -35,7 +35,7 @@ const PREFETCH_AHEAD: usize = 12;
 
 fn make(workload: &Workload) -> Result<Contenders> {
     let meters = Arc::new(Meters::new(workload)?);
-    Ok(vec![Box::new(Plain(Arc::clone(&meters))), Box::new(Prefetching(meters))])
+    Ok(vec![Box::new(Plain(Arc::clone(&meters))), Box::new(PrefetchFloor(meters))])
 }
 
 struct Plain(Arc<Meters>);
@@ -47,9 +47,9 @@ impl Contender for Plain {
     }
 }
 
-struct Prefetching(Arc<Meters>);
+struct PrefetchFloor(Arc<Meters>);
 
-impl Contender for Prefetching {
+impl Contender for PrefetchFloor {
     fn check(&self, batch: &Batch<'_>) -> u64 {
         let now = self.0.now();
         let (first, later) = batch.numbers.split_at(PREFETCH_AHEAD.min(batch.numbers.len()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use arrayvec::ArrayVec;
-use tidegate::{Ask, Decision, Gate, Limit, Limiter};
+use tidegate::{Check, Decision, Gate, Limit, Limiter};
 
 use super::{Batch, Contender, Contenders, Entry, KeyCost, Role, Variant};
 use crate::workload::Workload;
@@ -32,7 +32,7 @@ const KEY_COST: KeyCost = KeyCost { fill_ns: 150, bytes: 50 };
 /// The most limits per request of any case.
 const LIMITS_MAX: usize = 4;
 
-type Asks<'a> = ArrayVec<Ask<'a>, LIMITS_MAX>;
+type Checks<'a> = ArrayVec<Check<'a>, LIMITS_MAX>;
 
 struct Tidegate {
     limiter: Arc<Limiter>,
@@ -77,7 +77,7 @@ impl Tidegate {
             self.limiter.check_all_each(requests, |_, decision| allowed += u64::from(is_allowed(decision)));
             return allowed;
         }
-        let ask = |asks: Asks<'_>| is_allowed(self.limiter.check_all(&asks));
+        let ask = |asks: Checks<'_>| is_allowed(self.limiter.check_all(&asks));
         requests.map(|asks| u64::from(ask(asks.collect()))).sum()
     }
 }

@@ -38,9 +38,9 @@ pub(crate) struct Bar {
 }
 
 /// What the cases show. A part of them says nothing about how many requests there must be.
-pub(super) fn of_cases(rows: &[Row], is_whole: bool) -> Vec<Bar> {
+pub(super) fn of_cases(rows: &[Row], is_connected: bool) -> Vec<Bar> {
     let mut bars = vec![security_over(rows), comfort_over(rows), share(rows), waited(rows)];
-    if is_whole {
+    if is_connected {
         let requests = security(rows).map(|row| row.requests).sum::<u64>();
         bars.push(Bar {
             what: "requests of security rules",

@@ -44,7 +44,7 @@ impl Timeline {
 
 /// What a decision rests on, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Basis {
+pub(crate) enum SourceKind {
     /// The region's origin, alone or with those of other regions.
     Region,
     /// One server's memory: the origin did not answer in time.
@@ -53,7 +53,7 @@ pub(crate) enum Basis {
     Nothing,
 }
 
-impl Basis {
+impl SourceKind {
     fn of(source: &str) -> Self {
         match source {
             "global" | "regional" => Self::Region,
@@ -67,7 +67,7 @@ impl Basis {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
-    pub(crate) basis: Basis,
+    pub(crate) source_kind: SourceKind,
     pub(crate) status: u16,
     pub(crate) sent_us: u64,
     pub(crate) answered_us: u64,
@@ -86,7 +86,7 @@ impl Answer {
 }
 
 #[derive(Deserialize)]
-struct Decided<'a> {
+struct DecisionBody<'a> {
     decision: &'a str,
     source: &'a str,
 }
@@ -136,17 +136,18 @@ impl Connection {
         let body = format!(r#"{{"dimensions":{{"rule":"{rule}","key":"{key}"}},"cost":{cost}}}"#);
         let reply = self.post("/v1/check", &body)?;
         let Reply { status, sent_us, answered_us, .. } = reply;
-        let refused = Answer { allowed: false, basis: Basis::Nothing, status, sent_us, answered_us };
+        let refused =
+            Answer { allowed: false, source_kind: SourceKind::Nothing, status, sent_us, answered_us };
         if refused.is_of_trouble() {
             return Ok(refused);
         }
-        let decided: Decided<'_> = reply.json()?;
+        let decided: DecisionBody<'_> = reply.json()?;
         let allowed = match decided.decision {
             "allow" => true,
             "deny" => false,
             other => bail!("the decision is {other:?}"),
         };
-        Ok(Answer { allowed, basis: Basis::of(decided.source), ..refused })
+        Ok(Answer { allowed, source_kind: SourceKind::of(decided.source), ..refused })
     }
 
     /// Sends a JSON body to a path, and waits for the reply.
@@ -216,7 +217,13 @@ mod tests {
     #[test]
     fn a_busy_server_is_in_trouble_and_in_order_and_a_broken_one_is_not() {
         let of = |status| {
-            let answer = Answer { allowed: false, basis: Basis::Nothing, status, sent_us: 1, answered_us: 2 };
+            let answer = Answer {
+                allowed: false,
+                source_kind: SourceKind::Nothing,
+                status,
+                sent_us: 1,
+                answered_us: 2,
+            };
             (answer.is_of_trouble(), answer.is_in_order())
         };
         assert_eq!([200, 503, 500].map(of), [(false, true), (true, true), (true, false)]);
@@ -224,15 +231,15 @@ mod tests {
 
     #[test]
     fn what_was_not_decided_is_told_apart() {
-        for (source, basis) in [
-            ("global", Basis::Region),
-            ("regional", Basis::Region),
-            ("local", Basis::Alone),
-            ("shed", Basis::Nothing),
-            ("open", Basis::Nothing),
-            ("closed", Basis::Nothing),
+        for (source, source_kind) in [
+            ("global", SourceKind::Region),
+            ("regional", SourceKind::Region),
+            ("local", SourceKind::Alone),
+            ("shed", SourceKind::Nothing),
+            ("open", SourceKind::Nothing),
+            ("closed", SourceKind::Nothing),
         ] {
-            assert_eq!(Basis::of(source), basis, "{source}");
+            assert_eq!(SourceKind::of(source), source_kind, "{source}");
         }
     }
 }

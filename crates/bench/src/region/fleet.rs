@@ -81,7 +81,7 @@ impl Fleet {
         for server in &self.servers {
             let metrics = Metrics::read(server.address("admin"))?;
             // A server that let nothing pass undecided tells of none.
-            all.shed += metrics.sum("tidegate_decisions_total", "rung=\"shed\"")?.unwrap_or(0);
+            all.shed += metrics.sum("tidegate_decisions_total", "source=\"shed\"")?.unwrap_or(0);
             all.elsewhere += decided_elsewhere(&metrics)?;
             if self.redis.is_some() {
                 let told = |counter| -> Result<u64> {

@@ -9,9 +9,9 @@ use rand_distr::{Distribution as _, Exp};
 use serde::Serialize;
 
 use super::case::rules_toml;
-use super::client::{Basis, Timeline};
+use super::client::{SourceKind, Timeline};
 use super::fleet::{Counts, Fleet};
-use super::load::{Clients, Due, Key, Made};
+use super::load::{Clients, DueRequest, Key, SentRequest};
 
 /// The requests that are offered, as a share of the rate.
 const LOAD: f64 = 0.5;
@@ -171,21 +171,22 @@ fn draw(
     servers: usize,
     time: Duration,
     chance: &mut SmallRng,
-) -> Result<Vec<Vec<Due>>> {
+) -> Result<Vec<Vec<DueRequest>>> {
     let gaps = Exp::new(rule.offered_per_second())?;
     let mut nodes = vec![Vec::new(); servers];
     let mut after = gaps.sample(chance);
     while after < time.as_secs_f64() {
-        let due = Due { after: Duration::from_secs_f64(after), key: 0, cost: 1 };
+        let due = DueRequest { after: Duration::from_secs_f64(after), key: 0, cost: 1 };
         nodes[spread.draw(servers, chance)].push(due);
         after += gaps.sample(chance);
     }
     Ok(nodes)
 }
 
-fn describe(rule: HalfLoadRule, spread: Spread, made: &[Vec<Made>], counts: Counts) -> HalfLoad {
+fn describe(rule: HalfLoadRule, spread: Spread, made: &[Vec<SentRequest>], counts: Counts) -> HalfLoad {
     let requests = made.iter().map(Vec::len).sum::<usize>() as u64;
-    let elsewhere = made.iter().flatten().filter(|one| one.answer.basis != Basis::Region).count() as u64;
+    let elsewhere =
+        made.iter().flatten().filter(|one| one.answer.source_kind != SourceKind::Region).count() as u64;
     let busiest = made.iter().max_by_key(|node| node.len());
     let each = |amount: f64| amount / requests as f64;
     HalfLoad {
@@ -205,8 +206,9 @@ fn describe(rule: HalfLoadRule, spread: Spread, made: &[Vec<Made>], counts: Coun
 
 /// The share that passed, of requests that the region decided. It is no number where there are
 /// none.
-fn passed<'a>(made: impl Iterator<Item = &'a Made>) -> f64 {
-    let decided: Vec<&Made> = made.filter(|one| one.answer.basis == Basis::Region).collect();
+fn passed<'a>(made: impl Iterator<Item = &'a SentRequest>) -> f64 {
+    let decided: Vec<&SentRequest> =
+        made.filter(|one| one.answer.source_kind == SourceKind::Region).collect();
     let passed = decided.iter().filter(|one| one.answer.allowed).count();
     passed as f64 / decided.len() as f64
 }
@@ -216,7 +218,7 @@ mod tests {
     use super::*;
     use crate::region::client::Answer;
 
-    fn drawn(spread: Spread) -> Vec<Vec<Due>> {
+    fn drawn(spread: Spread) -> Vec<Vec<DueRequest>> {
         let mut chance = SmallRng::seed_from_u64(7);
         draw(RULES[0], spread, 4, Duration::from_secs(20), &mut chance).unwrap()
     }
@@ -251,20 +253,21 @@ mod tests {
 
     #[test]
     fn answers_of_another_source_are_counted_and_not_judged() {
-        let made = |allowed, basis| Made {
+        let made = |allowed, source_kind| SentRequest {
             key: 0,
             cost: 1,
-            answer: Answer { allowed, basis, status: 200, sent_us: 1, answered_us: 2 },
+            answer: Answer { allowed, source_kind, status: 200, sent_us: 1, answered_us: 2 },
         };
         let busy = vec![
-            made(true, Basis::Region),
-            made(false, Basis::Region),
-            made(false, Basis::Alone),
-            made(true, Basis::Nothing),
+            made(true, SourceKind::Region),
+            made(false, SourceKind::Region),
+            made(false, SourceKind::Alone),
+            made(true, SourceKind::Nothing),
         ];
         let counts =
             Counts { waited: 1, calls: 3, origin_cpu: Duration::from_micros(60), ..Counts::default() };
-        let row = describe(RULES[0], Spread::Skewed, &[busy, vec![made(true, Basis::Region); 2]], counts);
+        let row =
+            describe(RULES[0], Spread::Skewed, &[busy, vec![made(true, SourceKind::Region); 2]], counts);
         assert_eq!((row.servers, row.requests, row.elsewhere), (2, 6, 2));
         assert!((row.passed - 0.75).abs() < 1e-9 && (row.passed_at_busiest - 0.5).abs() < 1e-9);
         assert!((row.calls_per_request - 0.5).abs() < 1e-9 && (row.waited - 1.0 / 6.0).abs() < 1e-9);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, ensure};
 use serde::Serialize;
 use tidegate::region::redis::{RedisConfig, RedisOrigin, Servers};
-use tidegate::region::{Class, Region, Settings};
+use tidegate::region::{Class, EngineSettings, Region};
 use tidegate::{Gate, Limit, Limiter};
 use tidegate_testkit::{Proxy, Redis, Traffic};
 use tokio::task::JoinSet;
@@ -43,8 +43,8 @@ pub(super) fn run(keys: u64) -> Result<(Hedge, Redis)> {
     eprintln!("hedge: {keys} cold keys, one answer in {LATE_IN} is {LATE_BY:?} late, asked once and again");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let redis = Redis::start(&[]);
-    let again = Settings { deadline_us: DEADLINE_US, ..Settings::default() };
-    let once = Settings { hedge_us: NEVER_US, ..again };
+    let again = EngineSettings { deadline_us: DEADLINE_US, ..EngineSettings::default() };
+    let once = EngineSettings { hedge_us: NEVER_US, ..again };
     let tail = |name: &'static str, settings| {
         let proxy = Proxy::start(redis.address());
         runtime.block_on(cold_requests(&proxy, name, settings, keys))
@@ -60,7 +60,7 @@ pub(super) fn run(keys: u64) -> Result<(Hedge, Redis)> {
 }
 
 /// Asks for each key once, in a region that has these settings and is called by this name.
-async fn cold_requests(proxy: &Proxy, name: &str, settings: Settings, keys: u64) -> Result<Tail> {
+async fn cold_requests(proxy: &Proxy, name: &str, settings: EngineSettings, keys: u64) -> Result<Tail> {
     let limit = Limit::gcra(100, Duration::from_mins(1))?;
     let limiter = Arc::new(Limiter::builder().limit(LIMIT, limit).build()?);
     let origin = RedisOrigin::open(RedisConfig::new(Servers::Single(proxy.url()), 1)).map_err(Error::msg)?;
@@ -91,7 +91,7 @@ async fn cold_requests(proxy: &Proxy, name: &str, settings: Settings, keys: u64)
 /// How long a request took, µs, that passes.
 async fn ask(region: &Region, gate: &Gate, key: &str) -> Result<u64> {
     let began = machine::now();
-    let ruling = region.check(&[gate.question(key)]).await?;
+    let ruling = region.check(&[gate.region_check(key)]).await?;
     ensure!(ruling.is_allowed(), "a cold key does not pass: {ruling:?}");
     Ok((machine::now() - began).as_micros() as u64)
 }

@@ -12,9 +12,9 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_distr::{Distribution as _, Exp};
 
 use super::case::{Case, Costs};
-use super::client::{Answer, Basis, Connection, Timeline};
+use super::client::{Answer, Connection, SourceKind, Timeline};
 use super::exact::Arrival;
-use super::over::Passed;
+use super::over::PassedRequest;
 use crate::machine;
 
 /// Connections of all servers together.
@@ -26,7 +26,7 @@ const PREPARE_AGAIN: Duration = Duration::from_millis(20);
 
 /// A request that is to be made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Due {
+pub(super) struct DueRequest {
     pub(super) after: Duration,
     pub(super) key: u32,
     pub(super) cost: u64,
@@ -34,25 +34,25 @@ pub(super) struct Due {
 
 /// A request that was made.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Made {
+pub(crate) struct SentRequest {
     pub(crate) key: u32,
     pub(crate) cost: u64,
     pub(crate) answer: Answer,
 }
 
-impl Made {
+impl SentRequest {
     /// Whether anyone looked at the limit, or refused: what was let pass undecided is neither for nor against it.
     pub(crate) fn is_judged(&self) -> bool {
-        !(self.answer.allowed && self.answer.basis == Basis::Nothing)
+        !(self.answer.allowed && self.answer.source_kind == SourceKind::Nothing)
     }
 
     pub(crate) fn arrival(&self) -> Arrival {
         Arrival { cost: self.cost, sent_us: self.answer.sent_us }
     }
 
-    pub(crate) fn passed(&self) -> Option<Passed> {
+    pub(crate) fn passed(&self) -> Option<PassedRequest> {
         let Answer { allowed, sent_us, answered_us, .. } = self.answer;
-        (allowed && self.is_judged()).then_some(Passed { cost: self.cost, sent_us, answered_us })
+        (allowed && self.is_judged()).then_some(PassedRequest { cost: self.cost, sent_us, answered_us })
     }
 }
 
@@ -61,28 +61,28 @@ impl Made {
 /// There is a place for every answer before the first request is made. What grows meanwhile takes new memory of the machine, and clients that
 /// all have as much to keep take it at the same moment: where a guest's new memory is new to its host, everything waits for that.
 struct Slate {
-    due: Vec<Due>,
+    due: Vec<DueRequest>,
     answers: Vec<OnceLock<Answer>>,
     cursor: AtomicUsize,
 }
 
 impl Slate {
-    fn new(due: Vec<Due>) -> Self {
+    fn new(due: Vec<DueRequest>) -> Self {
         let answers = due.iter().map(|_| OnceLock::new()).collect();
         Self { due, answers, cursor: AtomicUsize::new(0) }
     }
 
     /// The next request, for one client, and the place for its answer.
-    fn next(&self) -> Option<(Due, &OnceLock<Answer>)> {
+    fn next(&self) -> Option<(DueRequest, &OnceLock<Answer>)> {
         let next = self.cursor.fetch_add(1, Ordering::Relaxed);
         self.due.get(next).copied().zip(self.answers.get(next))
     }
 
     /// Requests that were answered.
-    fn made(self) -> impl Iterator<Item = Made> {
+    fn made(self) -> impl Iterator<Item = SentRequest> {
         let answers = self.answers.into_iter().map(OnceLock::into_inner);
-        let made = |(Due { key, cost, .. }, answer): (Due, Option<Answer>)| {
-            Some(Made { key, cost, answer: answer? })
+        let made = |(DueRequest { key, cost, .. }, answer): (DueRequest, Option<Answer>)| {
+            Some(SentRequest { key, cost, answer: answer? })
         };
         self.due.into_iter().zip(answers).filter_map(made)
     }
@@ -103,7 +103,7 @@ pub(super) struct Load<'a> {
 /// A key by the name under which it was used up.
 pub(super) struct Key {
     name: String,
-    pub(super) before: Option<Made>,
+    pub(super) before: Option<SentRequest>,
 }
 
 impl Key {
@@ -113,7 +113,7 @@ impl Key {
     }
 
     #[cfg(test)]
-    pub(super) fn used_up(before: Made) -> Self {
+    pub(super) fn used_up(before: SentRequest) -> Self {
         Self { name: String::new(), before: Some(before) }
     }
 }
@@ -143,8 +143,8 @@ impl Load<'_> {
         loop {
             let name = self.name(key, attempt);
             let answer = connection.check(&rule, &name, cost)?;
-            if answer.allowed && answer.basis != Basis::Nothing {
-                return Ok(Key { name, before: Some(Made { key, cost, answer }) });
+            if answer.allowed && answer.source_kind != SourceKind::Nothing {
+                return Ok(Key { name, before: Some(SentRequest { key, cost, answer }) });
             }
             ensure!(machine::now() < deadline, "{rule} does not let {cost} of a new key pass");
             wait_until(machine::now() + PREPARE_AGAIN);
@@ -153,7 +153,7 @@ impl Load<'_> {
     }
 
     /// Makes all requests, and gives them as they were answered.
-    pub(super) fn run(&self, keys: &[Key]) -> Result<Vec<Made>> {
+    pub(super) fn run(&self, keys: &[Key]) -> Result<Vec<SentRequest>> {
         let rule = self.case.rule.name();
         let clients = Clients { servers: self.servers, timeline: self.timeline, rule: &rule, keys };
         Ok(clients.run(self.draw())?.into_iter().flatten().collect())
@@ -161,7 +161,7 @@ impl Load<'_> {
 
     /// What each server is asked: requests that come at random, as independent people send them, and those of one key to
     /// all servers in turn.
-    fn draw(&self) -> Vec<Vec<Due>> {
+    fn draw(&self) -> Vec<Vec<DueRequest>> {
         let mut chance = SmallRng::seed_from_u64(u64::from(self.run));
         let mut nodes = vec![Vec::new(); self.servers.len()];
         let mut turns: Vec<usize> = (0..self.keys as usize).collect();
@@ -181,7 +181,7 @@ impl Load<'_> {
             let turn = &mut turns[key as usize];
             let node = *turn % nodes.len();
             *turn += 1;
-            nodes[node].push(Due { after: Duration::from_secs_f64(after), key, cost });
+            nodes[node].push(DueRequest { after: Duration::from_secs_f64(after), key, cost });
         }
     }
 }
@@ -198,7 +198,7 @@ pub(super) struct Clients<'a> {
 impl Clients<'_> {
     /// Makes the requests of each server when they are due. Returns them for each server, with
     /// their answers.
-    pub(super) fn run(self, due: Vec<Vec<Due>>) -> Result<Vec<Vec<Made>>> {
+    pub(super) fn run(self, due: Vec<Vec<DueRequest>>) -> Result<Vec<Vec<SentRequest>>> {
         let nodes: Vec<Slate> = due.into_iter().map(Slate::new).collect();
         let started = machine::now();
         thread::scope(|scope| {
@@ -213,7 +213,7 @@ impl Clients<'_> {
                 .into_iter()
                 .try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
         })?;
-        let made: Vec<Vec<Made>> = nodes.into_iter().map(|slate| slate.made().collect()).collect();
+        let made: Vec<Vec<SentRequest>> = nodes.into_iter().map(|slate| slate.made().collect()).collect();
         ensure!(made.iter().any(|node| !node.is_empty()), "no request was made");
         Ok(made)
     }
@@ -301,7 +301,7 @@ mod tests {
             let (least, most) = (of_key.clone().min().unwrap(), of_key.max().unwrap());
             assert!(most - least <= 1 && least > 200, "{least} to {most}");
         }
-        let in_order = |node: &Vec<Due>| node.is_sorted_by_key(|due| due.after);
+        let in_order = |node: &Vec<DueRequest>| node.is_sorted_by_key(|due| due.after);
         assert!(nodes.iter().all(in_order));
         let costs = nodes.iter().flatten().map(|due| due.cost);
         assert_eq!((costs.clone().min(), costs.max()), (Some(1), Some(20)));
@@ -309,9 +309,15 @@ mod tests {
 
     #[test]
     fn every_request_is_made_by_one_client_and_kept_if_it_was_answered() {
-        let due = |key| Due { after: Duration::ZERO, key, cost: 3 };
+        let due = |key| DueRequest { after: Duration::ZERO, key, cost: 3 };
         let slate = Slate::new(vec![due(1), due(2), due(3)]);
-        let answer = Answer { allowed: true, basis: Basis::Region, status: 200, sent_us: 1, answered_us: 2 };
+        let answer = Answer {
+            allowed: true,
+            source_kind: SourceKind::Region,
+            status: 200,
+            sent_us: 1,
+            answered_us: 2,
+        };
         let (first, answered) = slate.next().unwrap();
         let (second, _) = slate.next().unwrap();
         assert_eq!((first.key, second.key), (1, 2));
@@ -324,11 +330,24 @@ mod tests {
 
     #[test]
     fn what_was_let_pass_undecided_is_neither_for_nor_against_the_limit() {
-        let answer = Answer { allowed: true, basis: Basis::Nothing, status: 200, sent_us: 1, answered_us: 2 };
-        let made = |allowed, basis| Made { key: 0, cost: 3, answer: Answer { allowed, basis, ..answer } };
-        assert!(!made(true, Basis::Nothing).is_judged() && made(true, Basis::Nothing).passed().is_none());
-        assert!(made(false, Basis::Nothing).is_judged());
-        assert_eq!(made(true, Basis::Alone).passed().map(|passed| passed.cost), Some(3));
-        assert_eq!(made(false, Basis::Region).passed(), None);
+        let answer = Answer {
+            allowed: true,
+            source_kind: SourceKind::Nothing,
+            status: 200,
+            sent_us: 1,
+            answered_us: 2,
+        };
+        let made = |allowed, source_kind| SentRequest {
+            key: 0,
+            cost: 3,
+            answer: Answer { allowed, source_kind, ..answer },
+        };
+        assert!(
+            !made(true, SourceKind::Nothing).is_judged()
+                && made(true, SourceKind::Nothing).passed().is_none()
+        );
+        assert!(made(false, SourceKind::Nothing).is_judged());
+        assert_eq!(made(true, SourceKind::Alone).passed().map(|passed| passed.cost), Some(3));
+        assert_eq!(made(false, SourceKind::Region).passed(), None);
     }
 }

@@ -108,7 +108,7 @@ struct Findings {
     warm: Option<Warm>,
     stall: Option<Stall>,
     hedge: Option<Hedge>,
-    exact: Option<Exact>,
+    exact: Option<ExactFindings>,
     bars: Vec<Bar>,
     #[serde(skip)]
     keys: usize,
@@ -118,7 +118,7 @@ struct Findings {
 
 /// How exactly fleets of several sizes count.
 #[derive(Default, Serialize)]
-struct Exact {
+struct ExactFindings {
     rows: Vec<SequenceRow>,
     sequences: Vec<Sequence>,
     half_load: Vec<HalfLoad>,
@@ -217,7 +217,7 @@ fn run_hedge(args: &Args, found: &mut Findings) -> Result<()> {
 }
 
 fn run_exact(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
-    let mut exact = Exact::default();
+    let mut exact = ExactFindings::default();
     let plan = if args.quick { sequence::Plan::QUICK } else { sequence::Plan::WHOLE };
     for servers in plan.fleets {
         let fleet = Fleet::start_with_rules(program, *servers, &surface::rules_file(plan.limits))?;

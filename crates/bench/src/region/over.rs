@@ -10,7 +10,7 @@ use tidegate::{Algorithm, Limit};
 
 /// A request that passed. Times are microseconds of the wall clock, on one line for all requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Passed {
+pub(crate) struct PassedRequest {
     pub(crate) cost: u64,
     pub(crate) sent_us: u64,
     pub(crate) answered_us: u64,
@@ -18,16 +18,16 @@ pub(crate) struct Passed {
 
 /// The most by which any interval went beyond what one bucket allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Over {
+pub(crate) struct OverAdmission {
     /// In units of cost times the period, which makes it a whole number.
     numerator: i128,
     period_us: u64,
     burst: u32,
 }
 
-impl Over {
+impl OverAdmission {
     /// Of one key.
-    pub(crate) fn of(limit: &Limit, passed: &[Passed]) -> Self {
+    pub(crate) fn of(limit: &Limit, passed: &[PassedRequest]) -> Self {
         let used = match limit.algorithm() {
             Algorithm::Gcra => fullest_bucket(limit, passed),
             Algorithm::SlidingWindow => fullest_cells(limit, passed),
@@ -48,7 +48,7 @@ impl Over {
 }
 
 /// The highest that a bucket which drains at the limit's rate stood, times the period.
-fn fullest_bucket(limit: &Limit, passed: &[Passed]) -> i128 {
+fn fullest_bucket(limit: &Limit, passed: &[PassedRequest]) -> i128 {
     let (amount, period) = (i128::from(limit.amount()), i128::from(limit.period_us()));
     let mut by_sending: Vec<usize> = (0..passed.len()).collect();
     by_sending.sort_by_key(|at| passed[*at].sent_us);
@@ -61,7 +61,7 @@ fn fullest_bucket(limit: &Limit, passed: &[Passed]) -> i128 {
     let mut beginnings = Beginnings::new(passed.len());
     let mut fullest = 0;
     for at in by_answer {
-        let Passed { cost, sent_us, answered_us } = passed[at];
+        let PassedRequest { cost, sent_us, answered_us } = passed[at];
         beginnings.add(places[at], i128::from(cost) * period, i128::from(sent_us) * amount);
         fullest = fullest.max(beginnings.best() - i128::from(answered_us) * amount);
     }
@@ -109,13 +109,14 @@ impl Beginnings {
 
 /// The most that a cell and the weighted one before it held, times the period. Only what was sent and answered within
 /// one cell is certain to belong to it.
-fn fullest_cells(limit: &Limit, passed: &[Passed]) -> i128 {
+fn fullest_cells(limit: &Limit, passed: &[PassedRequest]) -> i128 {
     let period = limit.period_us();
-    let mut cells: BTreeMap<u64, Vec<Passed>> = BTreeMap::new();
+    let mut cells: BTreeMap<u64, Vec<PassedRequest>> = BTreeMap::new();
     for one in passed.iter().filter(|one| one.sent_us / period == one.answered_us / period) {
         cells.entry(one.sent_us / period).or_default().push(*one);
     }
-    let total = |cell: Option<&Vec<Passed>>| cell.map_or(0, |cell| cell.iter().map(|one| one.cost).sum());
+    let total =
+        |cell: Option<&Vec<PassedRequest>>| cell.map_or(0, |cell| cell.iter().map(|one| one.cost).sum());
     let mut fullest = 0;
     for (number, cell) in &cells {
         let previous: u64 = total(number.checked_sub(1).and_then(|before| cells.get(&before)));
@@ -143,9 +144,9 @@ mod tests {
     /// The beginning of a minute in 2026.
     const START_US: u64 = 1_794_000_000 * SECOND_US;
 
-    fn at(seconds: f64, took_us: u64, cost: u64) -> Passed {
+    fn at(seconds: f64, took_us: u64, cost: u64) -> PassedRequest {
         let sent_us = START_US + (seconds * 1e6) as u64;
-        Passed { cost, sent_us, answered_us: sent_us + took_us }
+        PassedRequest { cost, sent_us, answered_us: sent_us + took_us }
     }
 
     fn bucket() -> Limit {
@@ -157,7 +158,7 @@ mod tests {
     }
 
     /// Every interval, by the definition.
-    fn fullest_by_definition(limit: &Limit, passed: &[Passed]) -> i128 {
+    fn fullest_by_definition(limit: &Limit, passed: &[PassedRequest]) -> i128 {
         let (amount, period) = (i128::from(limit.amount()), i128::from(limit.period_us()));
         let mut fullest = 0;
         for begins in passed.iter().map(|one| one.sent_us) {
@@ -176,9 +177,9 @@ mod tests {
         // Sixty at once, then one in each second, each decided right after the second is full.
         let mut passed = vec![at(0.0, 10, 1); 60];
         passed.extend((1..200).map(|second| at(f64::from(second), 10, 1)));
-        let over = Over::of(&bucket(), &passed);
+        let over = OverAdmission::of(&bucket(), &passed);
         assert_eq!((over.numerator, over.units() > 0.0), (0, false));
-        assert_eq!(Over::of(&bucket(), &[]).numerator, 0);
+        assert_eq!(OverAdmission::of(&bucket(), &[]).numerator, 0);
     }
 
     #[test]
@@ -187,14 +188,14 @@ mod tests {
             let mut passed = vec![at(0.0, 10, 1); 60];
             passed.extend((1..200).map(|second| at(f64::from(second), 10, 1)));
             passed.push(at(extra, 10, 1));
-            let over = Over::of(&bucket(), &passed);
+            let over = OverAdmission::of(&bucket(), &passed);
             assert!(over.units() > 0.0 && over.units() <= 1.0, "at {extra}: {}", over.units());
         }
     }
 
     #[test]
     fn one_request_of_high_cost_is_seen_in_its_size() {
-        let over = Over::of(&bucket(), &[at(0.0, 0, 50), at(0.0, 0, 25)]);
+        let over = OverAdmission::of(&bucket(), &[at(0.0, 0, 50), at(0.0, 0, 25)]);
         assert!((over.units() - 15.0).abs() < 1e-9 && (over.share() - 0.25).abs() < 1e-9);
     }
 
@@ -203,11 +204,11 @@ mod tests {
         // The second sixty may have been decided a minute after the first.
         let mut passed = vec![at(0.0, 10, 1); 60];
         passed.extend(vec![at(0.1, 60 * SECOND_US, 1); 60]);
-        assert_eq!(Over::of(&bucket(), &passed).numerator, 0);
+        assert_eq!(OverAdmission::of(&bucket(), &passed).numerator, 0);
         // A second less, and they cannot all have been.
         passed.truncate(60);
         passed.extend(vec![at(0.0, 59 * SECOND_US, 1); 60]);
-        assert!((Over::of(&bucket(), &passed).units() - 1.0).abs() < 1e-9);
+        assert!((OverAdmission::of(&bucket(), &passed).units() - 1.0).abs() < 1e-9);
     }
 
     #[test]
@@ -219,7 +220,7 @@ mod tests {
             (state >> 33) % below
         };
         for _ in 0..300 {
-            let passed: Vec<Passed> = (0..=draw(30))
+            let passed: Vec<PassedRequest> = (0..=draw(30))
                 .map(|_| at(draw(40) as f64 / 10.0, draw(2 * SECOND_US), 1 + draw(9)))
                 .collect();
             assert_eq!(fullest_bucket(&bucket(), &passed), fullest_by_definition(&bucket(), &passed));
@@ -231,21 +232,21 @@ mod tests {
         // Sixty in the first cell; half of them weigh half a minute later.
         let mut passed = vec![at(10.0, 10, 1); 60];
         passed.extend(vec![at(90.0, 10, 1); 30]);
-        assert_eq!(Over::of(&window(), &passed).numerator, 0);
+        assert_eq!(OverAdmission::of(&window(), &passed).numerator, 0);
     }
 
     #[test]
     fn a_cell_that_is_too_full_is_seen_and_so_is_what_the_one_before_weighs() {
-        let over = Over::of(&window(), &vec![at(10.0, 10, 1); 61]);
+        let over = OverAdmission::of(&window(), &vec![at(10.0, 10, 1); 61]);
         assert!((over.units() - 1.0).abs() < 1e-9);
         let mut passed = vec![at(10.0, 10, 1); 60];
         passed.extend(vec![at(90.0, 0, 1); 31]);
-        assert!((Over::of(&window(), &passed).units() - 1.0).abs() < 1e-9);
+        assert!((OverAdmission::of(&window(), &passed).units() - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn what_crosses_the_edge_of_a_cell_accuses_nobody() {
         let crossing = vec![at(59.9, SECOND_US, 1); 61];
-        assert_eq!(Over::of(&window(), &crossing).numerator, 0);
+        assert_eq!(OverAdmission::of(&window(), &crossing).numerator, 0);
     }
 }

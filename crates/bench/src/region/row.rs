@@ -7,11 +7,11 @@ use serde::Serialize;
 use tidegate::Limit;
 
 use super::case::{Case, Class};
-use super::client::{Basis, Timeline};
+use super::client::{SourceKind, Timeline};
 use super::exact;
 use super::fleet::{Counts, Fleet};
-use super::load::{Key, Load, Made};
-use super::over::{Over, Passed};
+use super::load::{Key, Load, SentRequest};
+use super::over::{OverAdmission, PassedRequest};
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
@@ -74,39 +74,39 @@ pub(super) fn run(fleet: &Fleet, case: Case, settings: &Settings, number: u32) -
 
 /// What is to be said about the answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Judged {
+struct RowFigures {
     over_units: f64,
     over: f64,
     share: f64,
 }
 
-fn judge(limit: &Limit, keys: &[Key], made: &[Made]) -> Judged {
+fn judge(limit: &Limit, keys: &[Key], made: &[SentRequest]) -> RowFigures {
     let mut of_key = vec![Vec::new(); keys.len()];
     for one in made {
         of_key[one.key as usize].push(*one);
     }
-    let (mut found, mut passed, mut would_pass) = (Judged::default(), 0, 0);
+    let (mut found, mut passed, mut would_pass) = (RowFigures::default(), 0, 0);
     for (key, made) in keys.iter().zip(&of_key) {
         let before = key.before.iter();
-        let all: Vec<Passed> = before.chain(made).filter_map(Made::passed).collect();
-        let over = Over::of(limit, &all);
+        let all: Vec<PassedRequest> = before.chain(made).filter_map(SentRequest::passed).collect();
+        let over = OverAdmission::of(limit, &all);
         found.over_units = found.over_units.max(over.units());
         found.over = found.over.max(over.share());
-        let arrivals: Vec<_> = made.iter().filter(|one| one.is_judged()).map(Made::arrival).collect();
-        would_pass += exact::passes(limit, key.before.as_ref().map(Made::arrival), &arrivals);
-        passed += made.iter().filter_map(Made::passed).map(|one| one.cost).sum::<u64>();
+        let arrivals: Vec<_> = made.iter().filter(|one| one.is_judged()).map(SentRequest::arrival).collect();
+        would_pass += exact::passes(limit, key.before.as_ref().map(SentRequest::arrival), &arrivals);
+        passed += made.iter().filter_map(SentRequest::passed).map(|one| one.cost).sum::<u64>();
     }
     // Where nothing can pass, nothing is missing.
     found.share = if would_pass == 0 { 1.0 } else { passed as f64 / would_pass as f64 };
     found
 }
 
-fn describe(load: &Load<'_>, made: &[Made], judged: Judged, counts: Counts) -> Row {
+fn describe(load: &Load<'_>, made: &[SentRequest], judged: RowFigures, counts: Counts) -> Row {
     let Load { case, .. } = load;
     let requests = made.len() as f64;
     let took = took_seconds(made);
     let cost: u64 = made.iter().map(|one| one.cost).sum();
-    let count = |wanted: &dyn Fn(&Made) -> bool| made.iter().filter(|one| wanted(one)).count() as u64;
+    let count = |wanted: &dyn Fn(&SentRequest) -> bool| made.iter().filter(|one| wanted(one)).count() as u64;
     let keys = f64::from(load.keys);
     Row {
         class: case.rule.class,
@@ -122,8 +122,8 @@ fn describe(load: &Load<'_>, made: &[Made], judged: Judged, counts: Counts) -> R
         over_units: judged.over_units,
         over: judged.over,
         share: judged.share,
-        alone: count(&|one| one.answer.basis == Basis::Alone),
-        undecided: count(&|one| one.answer.basis == Basis::Nothing),
+        alone: count(&|one| one.answer.source_kind == SourceKind::Alone),
+        undecided: count(&|one| one.answer.source_kind == SourceKind::Nothing),
         waited: counts.waited as f64 / requests,
         calls_per_request: counts.calls as f64 / requests,
         updates_per_request: counts.updates as f64 / requests,
@@ -132,7 +132,7 @@ fn describe(load: &Load<'_>, made: &[Made], judged: Judged, counts: Counts) -> R
 }
 
 /// From the first request to the last: more than was planned, if the machine could not keep up.
-fn took_seconds(made: &[Made]) -> f64 {
+fn took_seconds(made: &[SentRequest]) -> f64 {
     let first = made.iter().map(|one| one.answer.sent_us).min().unwrap_or(0);
     let last = made.iter().map(|one| one.answer.answered_us).max().unwrap_or(0);
     (last - first).max(1) as f64 / 1e6
@@ -145,14 +145,14 @@ mod tests {
 
     const START_US: u64 = 1_794_000_000_000_000;
 
-    fn made(key: u32, second: u64, allowed: bool) -> Made {
+    fn made(key: u32, second: u64, allowed: bool) -> SentRequest {
         let sent_us = START_US + second * 1_000_000;
-        Made {
+        SentRequest {
             key,
             cost: 1,
             answer: Answer {
                 allowed,
-                basis: Basis::Region,
+                source_kind: SourceKind::Region,
                 status: 200,
                 sent_us,
                 answered_us: sent_us + 100,
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn used_up(key: u32, cost: u64) -> Key {
-        Key::used_up(Made { cost, ..made(key, 0, true) })
+        Key::used_up(SentRequest { cost, ..made(key, 0, true) })
     }
 
     fn limit() -> Limit {
@@ -170,14 +170,14 @@ mod tests {
 
     #[test]
     fn a_region_that_decides_as_one_bucket_would_is_whole_and_not_over() {
-        let answers: Vec<Made> = (1..=30).map(|second| made(0, second, true)).collect();
+        let answers: Vec<SentRequest> = (1..=30).map(|second| made(0, second, true)).collect();
         let judged = judge(&limit(), &[used_up(0, 60)], &answers);
-        assert_eq!(judged, Judged { over_units: 0.0, over: 0.0, share: 1.0 });
+        assert_eq!(judged, RowFigures { over_units: 0.0, over: 0.0, share: 1.0 });
     }
 
     #[test]
     fn one_key_of_many_that_is_over_is_seen_and_so_is_what_others_were_refused() {
-        let mut answers: Vec<Made> = (1..=30).map(|second| made(0, second, second % 2 == 0)).collect();
+        let mut answers: Vec<SentRequest> = (1..=30).map(|second| made(0, second, second % 2 == 0)).collect();
         // Three in one second, where one drains.
         answers.extend(vec![made(1, 10, true); 3]);
         let judged = judge(&limit(), &[used_up(0, 60), used_up(1, 51)], &answers);

@@ -11,9 +11,9 @@ use tidegate::Algorithm;
 use tidegate_testkit::Signal;
 
 use super::case::{Case, Class, Costs, Offer, Rule};
-use super::client::{Answer, Basis, Timeline};
+use super::client::{Answer, SourceKind, Timeline};
 use super::fleet::Fleet;
-use super::load::{Load, Made, wait_until};
+use super::load::{Load, SentRequest, wait_until};
 use super::pauses::Pauses;
 use super::tail::Tail;
 use crate::machine;
@@ -92,7 +92,7 @@ pub(super) struct Stall {
 
 /// When the store stood still.
 #[derive(Clone, Copy, Debug)]
-struct Stood {
+struct StallSpan {
     from_us: u64,
     until_us: u64,
 }
@@ -112,7 +112,7 @@ fn ask_throughout(
     fleet: &Fleet,
     timeline: Timeline,
     plan: &Plan,
-) -> Result<(Vec<Answer>, Vec<Answer>, Stood)> {
+) -> Result<(Vec<Answer>, Vec<Answer>, StallSpan)> {
     let of_security = plan.per_second / SECURITY_ONE_IN;
     thread::scope(|scope| {
         let comfort =
@@ -144,10 +144,10 @@ fn ask(
         run: 1,
     };
     let made = load.run(&load.prepare()?)?;
-    Ok(made.into_iter().map(|Made { answer, .. }| answer).collect())
+    Ok(made.into_iter().map(|SentRequest { answer, .. }| answer).collect())
 }
 
-fn stand_still(fleet: &Fleet, timeline: Timeline, plan: &Plan) -> Result<Stood> {
+fn stand_still(fleet: &Fleet, timeline: Timeline, plan: &Plan) -> Result<StallSpan> {
     let redis = fleet.redis.as_ref().context("a fleet with a store")?;
     let started = machine::now();
     wait_until(started + plan.before);
@@ -156,11 +156,11 @@ fn stand_still(fleet: &Fleet, timeline: Timeline, plan: &Plan) -> Result<Stood> 
     wait_until(started + plan.before + plan.stalled);
     let until_us = timeline.now_us();
     redis.signal(Signal::CONT);
-    Ok(Stood { from_us, until_us })
+    Ok(StallSpan { from_us, until_us })
 }
 
-fn judge(stood: Stood, comfort: &[Answer], security: &[Answer], pauses: &Pauses) -> Result<Stall> {
-    let Stood { from_us, until_us } = stood;
+fn judge(stood: StallSpan, comfort: &[Answer], security: &[Answer], pauses: &Pauses) -> Result<Stall> {
+    let StallSpan { from_us, until_us } = stood;
     let all = || comfort.iter().chain(security);
     let tail = |is_meant: &dyn Fn(&Answer) -> bool| {
         Tail::of(comfort.iter().filter(|one| is_meant(one)).map(|one| one.answered_us - one.sent_us))
@@ -202,7 +202,7 @@ fn judge(stood: Stood, comfort: &[Answer], security: &[Answer], pauses: &Pauses)
 }
 
 fn is_regional(answer: &Answer) -> bool {
-    answer.basis == Basis::Region
+    answer.source_kind == SourceKind::Region
 }
 
 /// Of each second from `from_us` to the last of these, how many were not regional.
@@ -230,28 +230,32 @@ fn regional_again_us(from_us: u64, answers: &[&Answer]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const STOOD: Stood = Stood { from_us: 10_000_000, until_us: 20_000_000 };
+    const STOOD: StallSpan = StallSpan { from_us: 10_000_000, until_us: 20_000_000 };
 
-    fn answer(at_ms: u64, took_us: u64, basis: Basis) -> Answer {
+    fn answer(at_ms: u64, took_us: u64, source_kind: SourceKind) -> Answer {
         let sent_us = at_ms * 1_000;
-        Answer { allowed: true, basis, status: 200, sent_us, answered_us: sent_us + took_us }
+        Answer { allowed: true, source_kind, status: 200, sent_us, answered_us: sent_us + took_us }
     }
 
     fn refusal(at_ms: u64) -> Answer {
-        Answer { allowed: false, ..answer(at_ms, 20, Basis::Nothing) }
+        Answer { allowed: false, ..answer(at_ms, 20, SourceKind::Nothing) }
     }
 
     fn good() -> (Vec<Answer>, Vec<Answer>) {
         let comfort = vec![
-            answer(9_500, 400, Basis::Region),
-            answer(10_000, 900, Basis::Region),
-            answer(15_000, 700, Basis::Alone),
-            answer(20_100, 50_000, Basis::Alone),
-            answer(20_200, 500, Basis::Region),
+            answer(9_500, 400, SourceKind::Region),
+            answer(10_000, 900, SourceKind::Region),
+            answer(15_000, 700, SourceKind::Alone),
+            answer(20_100, 50_000, SourceKind::Alone),
+            answer(20_200, 500, SourceKind::Region),
         ];
         (
             comfort,
-            vec![answer(9_999, 300, Basis::Region), refusal(12_000), answer(21_000, 300, Basis::Region)],
+            vec![
+                answer(9_999, 300, SourceKind::Region),
+                refusal(12_000),
+                answer(21_000, 300, SourceKind::Region),
+            ],
         )
     }
 
@@ -272,8 +276,8 @@ mod tests {
     #[test]
     fn what_passes_without_the_store_and_what_is_an_error_is_counted_whenever_it_was() {
         let (mut comfort, mut security) = good();
-        security.push(answer(15_000, 300, Basis::Alone));
-        security.push(answer(21_500, 300, Basis::Nothing));
+        security.push(answer(15_000, 300, SourceKind::Alone));
+        security.push(answer(21_500, 300, SourceKind::Nothing));
         comfort.push(Answer { status: 500, ..refusal(9_000) });
         comfort.push(Answer { status: 503, ..refusal(20_050) });
         let stall = judge(STOOD, &comfort, &security, &Pauses::default()).unwrap();
@@ -282,9 +286,10 @@ mod tests {
 
     #[test]
     fn a_region_that_does_not_come_back_or_that_nobody_asks_is_not_regional_again() {
-        let (odd, fine) = (answer(20_900, 30_000, Basis::Nothing), answer(20_950, 300, Basis::Region));
+        let (odd, fine) =
+            (answer(20_900, 30_000, SourceKind::Nothing), answer(20_950, 300, SourceKind::Region));
         assert_eq!(regional_again_us(20_000_000, &[&odd, &fine, &odd]), Some(930_000));
-        let early = answer(20_910, 300, Basis::Region);
+        let early = answer(20_910, 300, SourceKind::Region);
         assert_eq!(regional_again_us(20_000_000, &[&early, &odd]), None);
         assert_eq!(regional_again_us(20_000_000, &[&fine]), Some(0));
         assert_eq!(regional_again_us(20_000_000, &[]), None);
@@ -293,8 +298,8 @@ mod tests {
     #[test]
     fn what_is_late_by_itself_is_told_second_by_second() {
         let (mut comfort, security) = good();
-        comfort.extend([answer(3_100, 300, Basis::Alone), answer(3_200, 300, Basis::Nothing)]);
-        comfort.extend([answer(1_900, 300, Basis::Alone), answer(23_999, 300, Basis::Alone)]);
+        comfort.extend([answer(3_100, 300, SourceKind::Alone), answer(3_200, 300, SourceKind::Nothing)]);
+        comfort.extend([answer(1_900, 300, SourceKind::Alone), answer(23_999, 300, SourceKind::Alone)]);
         let stall = judge(STOOD, &comfort, &security, &Pauses::default()).unwrap();
         assert_eq!(stall.odd_before, [0, 2, 0, 0, 0, 0, 0, 0], "the eight seconds before");
         assert_eq!(stall.odd_after, [1, 0, 0, 1]);
@@ -303,7 +308,7 @@ mod tests {
     #[test]
     fn what_meets_a_pause_of_the_machine_is_told_apart_but_not_in_the_first_second() {
         let (mut comfort, security) = good();
-        comfort.extend([answer(24_000, 21_000, Basis::Alone), answer(25_000, 400, Basis::Region)]);
+        comfort.extend([answer(24_000, 21_000, SourceKind::Alone), answer(25_000, 400, SourceKind::Region)]);
         let again = |pauses: &Pauses| {
             let stall = judge(STOOD, &comfort, &security, pauses).unwrap();
             assert!((stall.last_odd_ms - 4_021.0).abs() < 1e-9, "that is told all the same");
@@ -318,8 +323,9 @@ mod tests {
     #[test]
     fn what_takes_long_meanwhile_is_told_and_how_much_of_it_met_a_pause() {
         let (mut comfort, security) = good();
-        comfort.extend([answer(11_000, 25_001, Basis::Alone), answer(12_000, 25_000, Basis::Alone)]);
-        comfort.extend([answer(13_000, 30_000, Basis::Alone), answer(9_000, 30_000, Basis::Alone)]);
+        comfort
+            .extend([answer(11_000, 25_001, SourceKind::Alone), answer(12_000, 25_000, SourceKind::Alone)]);
+        comfort.extend([answer(13_000, 30_000, SourceKind::Alone), answer(9_000, 30_000, SourceKind::Alone)]);
         let stall = judge(STOOD, &comfort, &security, &Pauses::at(11_010_000, 11_020_000)).unwrap();
         assert_eq!((stall.slow, stall.slow_in_pauses), (2, 1));
     }

@@ -92,14 +92,14 @@ impl Limits {
 
 /// What came of a load, and what it took.
 #[derive(Clone, Copy, Debug, Default)]
-struct Found {
+struct LoadFigures {
     asked: u64,
     denied: u64,
     seconds: f64,
     counts: Counts,
 }
 
-impl Found {
+impl LoadFigures {
     fn plus(self, other: Self) -> Self {
         Self {
             asked: self.asked + other.asked,
@@ -136,8 +136,13 @@ pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, Fleet)> {
 }
 
 /// What servers take with an origin, and without, in turn.
-fn beside(joined: &Fleet, apart: &Fleet, limits: Limits, length: Length) -> Result<(Found, Found)> {
-    let (mut with, mut without) = (Found::default(), Found::default());
+fn beside(
+    joined: &Fleet,
+    apart: &Fleet,
+    limits: Limits,
+    length: Length,
+) -> Result<(LoadFigures, LoadFigures)> {
+    let (mut with, mut without) = (LoadFigures::default(), LoadFigures::default());
     for _ in 0..length.rounds {
         warm_up(joined, limits, length.looks_max)?;
         with = with.plus(ask_for(joined, limits, length.time)?);
@@ -151,7 +156,7 @@ fn beside(joined: &Fleet, apart: &Fleet, limits: Limits, length: Length) -> Resu
 /// Asks until keys are warm, or for as many looks as that may take.
 fn warm_up(fleet: &Fleet, limits: Limits, looks_max: usize) -> Result<()> {
     for _ in 0..looks_max {
-        let Found { asked, counts, .. } = ask_for(fleet, limits, WARM_UP_TIME)?;
+        let LoadFigures { asked, counts, .. } = ask_for(fleet, limits, WARM_UP_TIME)?;
         if counts.waited as f64 <= asked as f64 * limits.waited_max() {
             return Ok(());
         }
@@ -160,7 +165,10 @@ fn warm_up(fleet: &Fleet, limits: Limits, looks_max: usize) -> Result<()> {
     Ok(())
 }
 
-fn describe((with, without): (Found, Found), (below, below_apart): (Found, Found)) -> Warm {
+fn describe(
+    (with, without): (LoadFigures, LoadFigures),
+    (below, below_apart): (LoadFigures, LoadFigures),
+) -> Warm {
     let Counts { shed, waited, calls, updates, scripts, .. } = with.counts;
     let each = |count: u64| count as f64 / with.requests();
     Warm {
@@ -187,7 +195,7 @@ fn describe((with, without): (Found, Found), (below, below_apart): (Found, Found
 }
 
 /// As many requests as are answered in that time.
-fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<Found> {
+fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<LoadFigures> {
     let servers = fleet.addresses("resp");
     let before = fleet.counts()?;
     let started = machine::now();
@@ -207,7 +215,7 @@ fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<Found> {
         Ok::<_, anyhow::Error>((asked, denied))
     })?;
     let seconds = (machine::now() - started).as_secs_f64();
-    Ok(Found { asked, denied, seconds, counts: fleet.counts()?.since(before) })
+    Ok(LoadFigures { asked, denied, seconds, counts: fleet.counts()?.since(before) })
 }
 
 /// One connection: how many were asked, and how many of them denied.
@@ -287,8 +295,8 @@ mod tests {
             cpu: Duration::from_micros(200),
             ..Counts::default()
         };
-        let with = Found { asked: 120, denied: 50, seconds: 2.0, counts };
-        let without = Found { counts: Counts { cpu: Duration::from_micros(180), ..counts }, ..with };
+        let with = LoadFigures { asked: 120, denied: 50, seconds: 2.0, counts };
+        let without = LoadFigures { counts: Counts { cpu: Duration::from_micros(180), ..counts }, ..with };
         let warm = describe((with, without), (without, with));
         assert!((warm.below_throughput - 1.0 / 0.9).abs() < 1e-9);
         assert!(

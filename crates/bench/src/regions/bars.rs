@@ -1,6 +1,6 @@
 //! What a run must show, and whether it did.
 
-use super::ground::WAY;
+use super::fixture::WAY;
 use super::strict::Strict;
 use super::wan::{ALWAYS, ALWAYS_FOURFOLD, FOUR_AT_ONCE, HALF, ONCE, QUARTER, Row, UNDER, Wan};
 use crate::region::bars::{Bar, percent};
@@ -22,8 +22,8 @@ const SHARE_MIN: f64 = 0.95;
 const REFUSED_US_MAX: u64 = 300_000;
 
 /// What regions tell each other. Of a few keys most of it are signs of life, which follow nothing but time.
-pub(super) fn of_wan(wan: &Wan, is_whole: bool) -> Vec<Bar> {
-    if !is_whole {
+pub(super) fn of_wan(wan: &Wan, is_connected: bool) -> Vec<Bar> {
+    if !is_connected {
         return vec![silent(wan)];
     }
     let bytes = |row: &Row| row.bytes as f64;
@@ -68,9 +68,10 @@ fn near(what: &'static str, found: f64, should: f64) -> Bar {
 }
 
 fn alike(wan: &Wan) -> Bar {
-    let told = wan.rows.iter().filter(|row| row.name != UNDER);
+    let published = wan.rows.iter().filter(|row| row.name != UNDER);
     // A row that told nothing leaves nothing to compare, and so does a run without rows.
-    let bytes: Vec<f64> = told.map(|row| row.bytes_per_told).collect::<Option<_>>().unwrap_or_default();
+    let bytes: Vec<f64> =
+        published.map(|row| row.bytes_per_published).collect::<Option<_>>().unwrap_or_default();
     let over_all = |pick: fn(f64, f64) -> f64| bytes.iter().copied().reduce(pick).unwrap_or(f64::NAN);
     let (least, most) = (over_all(f64::min), over_all(f64::max));
     Bar {
@@ -82,12 +83,12 @@ fn alike(wan: &Wan) -> Bar {
 }
 
 fn silent(wan: &Wan) -> Bar {
-    let told = wan.row(UNDER).map(|row| row.told);
+    let published = wan.row(UNDER).map(|row| row.published);
     Bar {
         what: "below the threshold: keys told",
         asked: "0".to_owned(),
-        found: told.map_or_else(|| "not asked".to_owned(), |told| told.to_string()),
-        held: told == Some(0),
+        found: published.map_or_else(|| "not asked".to_owned(), |published| published.to_string()),
+        held: published == Some(0),
     }
 }
 
@@ -139,23 +140,23 @@ mod tests {
     use super::*;
     use crate::region::tail::Tail;
 
-    fn row(name: &'static str, told: u64) -> Row {
+    fn row(name: &'static str, published: u64) -> Row {
         Row {
             name,
             keys: 100,
             requests: 300,
             seconds: 10.0,
             odd: 0,
-            told,
-            told_per_key: 1.0,
-            bytes: 100 * told + 10,
-            bytes_per_told: (told > 0).then_some(100.0),
+            published,
+            published_per_key: 1.0,
+            bytes: 100 * published + 10,
+            bytes_per_published: (published > 0).then_some(100.0),
             pairs: Vec::new(),
         }
     }
 
     fn missed(change: impl Fn(&mut Row)) -> Vec<&'static str> {
-        let told = [
+        let published = [
             (ONCE, 600),
             (FOUR_AT_ONCE, 900),
             (HALF, 300),
@@ -164,7 +165,7 @@ mod tests {
             (ALWAYS, 50),
             (ALWAYS_FOURFOLD, 50),
         ];
-        let mut rows: Vec<Row> = told.map(|(name, told)| row(name, told)).into();
+        let mut rows: Vec<Row> = published.map(|(name, published)| row(name, published)).into();
         rows.iter_mut().for_each(change);
         of_wan(&Wan { key_bytes: 32, rows }, true)
             .iter()
@@ -184,12 +185,12 @@ mod tests {
     #[test]
     fn each_bar_of_what_is_told_is_missed_by_what_it_is_about() {
         assert_eq!(missed(|_| {}), <[&str; 0]>::default());
-        let dear = of(ALWAYS, |row| row.bytes_per_told = Some(111.0));
+        let dear = of(ALWAYS, |row| row.bytes_per_published = Some(111.0));
         assert_eq!(dear, ["a key told: bytes in the dearest row, of those in the cheapest"]);
-        assert_eq!(of(HALF, |row| row.bytes_per_told = None).len(), 1, "nothing was told at all");
+        assert_eq!(of(HALF, |row| row.bytes_per_published = None).len(), 1, "nothing was told at all");
         assert_eq!(of(HALF, |row| row.bytes = 34_000), ["half of the keys: bytes, of those of all"]);
         assert_eq!(of(QUARTER, |row| row.bytes = 13_000), ["a quarter of the keys: bytes, of those of all"]);
-        assert_eq!(of(UNDER, |row| row.told = 1), ["below the threshold: keys told"]);
+        assert_eq!(of(UNDER, |row| row.published = 1), ["below the threshold: keys told"]);
         assert_eq!(of(UNDER, |row| row.bytes = 1_300), ["below the threshold: bytes, of those above it"]);
         // Bytes that follow requests.
         assert_eq!(

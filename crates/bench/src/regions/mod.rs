@@ -5,7 +5,7 @@
 //! `region` does it (`strict`).
 
 mod bars;
-mod ground;
+mod fixture;
 mod report;
 mod strict;
 mod strict_load;

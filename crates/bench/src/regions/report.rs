@@ -1,6 +1,6 @@
 //! The tables that people read.
 
-use super::ground::{PAIRS, pair_name};
+use super::fixture::{PAIRS, pair_name};
 use super::strict::Strict;
 use super::wan::{Row, Wan};
 use crate::region::bars::percent;
@@ -23,7 +23,8 @@ pub(super) fn print_wan(wan: &Wan) {
 }
 
 fn print_row(row: &Row) {
-    let bytes_per_told = row.bytes_per_told.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.1}"));
+    let bytes_per_published =
+        row.bytes_per_published.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.1}"));
     let pairs: Vec<String> =
         row.pairs.iter().map(|pair| format!(" {:>10.0}", pair.bytes_per_second)).collect();
     let pairs = pairs.concat();
@@ -34,10 +35,10 @@ fn print_row(row: &Row) {
         row.requests,
         row.seconds,
         row.odd,
-        row.told,
-        row.told_per_key,
-        row.told_per_second(),
-        bytes_per_told
+        row.published,
+        row.published_per_key,
+        row.published_per_second(),
+        bytes_per_published
     );
 }
 

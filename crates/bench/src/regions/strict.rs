@@ -7,12 +7,12 @@ use anyhow::Result;
 use serde::Serialize;
 use tidegate::Limit;
 
-use super::ground::{Ground, pair_name};
-use super::strict_load::{self, Asked, Gone, Seen};
-use crate::region::client::Basis;
+use super::fixture::{RegionsFixture, pair_name};
+use super::strict_load::{self, Outage, StrictLoad, StrictRequest};
+use crate::region::client::SourceKind;
 use crate::region::exact;
-use crate::region::load::Made;
-use crate::region::over::{Over, Passed};
+use crate::region::load::SentRequest;
+use crate::region::over::{OverAdmission, PassedRequest};
 use crate::region::tail::Tail;
 
 /// The pair of regions whose link comes and goes.
@@ -64,34 +64,35 @@ pub(super) struct Strict {
 }
 
 pub(super) fn run(program: &Path, plan: &Plan) -> Result<Strict> {
-    let ground = Ground::start(program, RULES)?;
+    let fixture = RegionsFixture::start(program, RULES)?;
     let pair = pair_name(FLAPPING);
     eprintln!(
         "strict: {} requests of {} keys, {pair} up for {:?}, down for {:?}",
         plan.requests, plan.keys, plan.up, plan.down
     );
-    let seen = strict_load::run(&ground, plan)?;
+    let seen = strict_load::run(&fixture, plan)?;
     judge(&seen, plan)
 }
 
-impl Seen {
+impl StrictLoad {
     /// Whether a request had to go over the link while it was gone, for any part of its time.
-    fn is_cut(&self, asked: &Asked) -> bool {
+    fn is_cut(&self, asked: &StrictRequest) -> bool {
         let sides = (asked.region, self.owners[asked.made.key as usize]);
         let answer = asked.made.answer;
-        let meets = |gone: &Gone| gone.from_us <= answer.answered_us && answer.sent_us <= gone.to_us;
+        let meets = |gone: &Outage| gone.from_us <= answer.answered_us && answer.sent_us <= gone.to_us;
         is_flapping(sides) && self.gone.iter().any(meets)
     }
 
     /// How long an answer took that another region decided; nothing for any other.
-    fn far_us(&self, asked: &Asked) -> Option<u64> {
+    fn far_us(&self, asked: &StrictRequest) -> Option<u64> {
         let answer = asked.made.answer;
-        let is_far = asked.region != self.owners[asked.made.key as usize] && answer.basis == Basis::Region;
+        let is_far =
+            asked.region != self.owners[asked.made.key as usize] && answer.source_kind == SourceKind::Region;
         is_far.then_some(answer.answered_us - answer.sent_us)
     }
 
     /// Whether it was sent when the link was gone.
-    fn is_sent_into_nothing(&self, asked: &Asked) -> bool {
+    fn is_sent_into_nothing(&self, asked: &StrictRequest) -> bool {
         let sent_us = asked.made.answer.sent_us;
         self.is_cut(asked) && self.gone.iter().any(|gone| (gone.from_us..=gone.to_us).contains(&sent_us))
     }
@@ -102,11 +103,11 @@ fn is_flapping((region, owner): (usize, usize)) -> bool {
 }
 
 /// Whether nobody decided it, and it was refused for that.
-fn is_undecided(made: &Made) -> bool {
-    !made.answer.allowed && made.answer.basis == Basis::Nothing
+fn is_undecided(made: &SentRequest) -> bool {
+    !made.answer.allowed && made.answer.source_kind == SourceKind::Nothing
 }
 
-fn judge(seen: &Seen, plan: &Plan) -> Result<Strict> {
+fn judge(seen: &StrictLoad, plan: &Plan) -> Result<Strict> {
     let limit = Limit::gcra(PER_MINUTE, Duration::from_mins(1))?.with_burst(BURST)?;
     let mut of_key = vec![Vec::new(); seen.owners.len()];
     for asked in &seen.asked {
@@ -115,11 +116,11 @@ fn judge(seen: &Seen, plan: &Plan) -> Result<Strict> {
     let (mut over_units, mut admitted): (f64, u64) = (0.0, 0);
     let mut parts = [(0, 0); tidegate_testkit::REGIONS.len()];
     for (owner, asked) in seen.owners.iter().zip(&of_key) {
-        let passed: Vec<Passed> = asked.iter().filter_map(|asked| asked.made.passed()).collect();
-        over_units = over_units.max(Over::of(&limit, &passed).units());
+        let passed: Vec<PassedRequest> = asked.iter().filter_map(|asked| asked.made.passed()).collect();
+        over_units = over_units.max(OverAdmission::of(&limit, &passed).units());
         admitted += passed.len() as u64;
         // What had to cross the cut is in neither: what passed of it before the link went, or after, would make up for what did not.
-        let reachable: Vec<&Asked> = asked.iter().filter(|asked| !seen.is_cut(asked)).collect();
+        let reachable: Vec<&StrictRequest> = asked.iter().filter(|asked| !seen.is_cut(asked)).collect();
         let passed = reachable.iter().filter(|asked| asked.made.passed().is_some()).count() as u64;
         let arrivals: Vec<_> = reachable.iter().map(|asked| asked.made.arrival()).collect();
         let part = &mut parts[*owner];
@@ -129,7 +130,7 @@ fn judge(seen: &Seen, plan: &Plan) -> Result<Strict> {
         if would_pass == 0 { 1.0 } else { passed as f64 / would_pass as f64 }
     };
     let all = parts.iter().fold((0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
-    let count = |wanted: &dyn Fn(&&Asked) -> bool| seen.asked.iter().filter(wanted).count() as u64;
+    let count = |wanted: &dyn Fn(&&StrictRequest) -> bool| seen.asked.iter().filter(wanted).count() as u64;
     let refusals =
         seen.asked.iter().filter(|asked| seen.is_sent_into_nothing(asked) && is_undecided(&asked.made));
     let took_us = refusals.map(|asked| asked.made.answer.answered_us - asked.made.answer.sent_us);
@@ -154,7 +155,7 @@ fn judge(seen: &Seen, plan: &Plan) -> Result<Strict> {
 }
 
 /// From the first request to the last answer.
-fn seconds(asked: &[Asked]) -> f64 {
+fn seconds(asked: &[StrictRequest]) -> f64 {
     let first = asked.iter().map(|asked| asked.made.answer.sent_us).min().unwrap_or(0);
     let last = asked.iter().map(|asked| asked.made.answer.answered_us).max().unwrap_or(0);
     (last - first) as f64 / 1e6
@@ -173,17 +174,17 @@ mod tests {
         Plan { requests: 10, keys: 2, connections: 1, up, down }
     }
 
-    fn asked(region: usize, key: u32, second: u64, allowed: bool) -> Asked {
+    fn asked(region: usize, key: u32, second: u64, allowed: bool) -> StrictRequest {
         let sent_us = START_US + second * SECOND_US;
-        let basis = if allowed { Basis::Region } else { Basis::Nothing };
-        let answer = Answer { allowed, basis, status: 200, sent_us, answered_us: sent_us + 250_000 };
-        Asked { region, made: Made { key, cost: 1, answer } }
+        let source_kind = if allowed { SourceKind::Region } else { SourceKind::Nothing };
+        let answer = Answer { allowed, source_kind, status: 200, sent_us, answered_us: sent_us + 250_000 };
+        StrictRequest { region, made: SentRequest { key, cost: 1, answer } }
     }
 
     /// Two keys, of the second region and of the third; the link between the first and the second is gone from 10 s to 12 s.
-    fn seen(asked: Vec<Asked>) -> Seen {
-        let gone = Gone { from_us: START_US + 10 * SECOND_US, to_us: START_US + 12 * SECOND_US };
-        Seen { owners: vec![1, 2], asked, gone: vec![gone] }
+    fn seen(asked: Vec<StrictRequest>) -> StrictLoad {
+        let gone = Outage { from_us: START_US + 10 * SECOND_US, to_us: START_US + 12 * SECOND_US };
+        StrictLoad { owners: vec![1, 2], asked, gone: vec![gone] }
     }
 
     #[test]

@@ -9,46 +9,46 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use tidegate_testkit::REGIONS;
 
-use super::ground::{Ground, WAY};
+use super::fixture::{RegionsFixture, WAY};
 use super::strict::{FLAPPING, Plan, RULE};
 use crate::machine;
-use crate::region::client::{Basis, Connection, Timeline};
-use crate::region::load::Made;
+use crate::region::client::{Connection, SourceKind, Timeline};
+use crate::region::load::SentRequest;
 
 /// How often the owner of a key is looked for: on a busy machine, its own region may answer as late as another would.
 const OWNER_LOOKS_MAX: usize = 50;
 
 /// A request, and the region in which it was made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct StrictRequest {
     pub(super) region: usize,
-    pub(super) made: Made,
+    pub(super) made: SentRequest,
 }
 
 /// A time in which the link was gone, µs of the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gone {
+pub(super) struct Outage {
     pub(super) from_us: u64,
     pub(super) to_us: u64,
 }
 
 /// All that was seen.
-pub(super) struct Seen {
+pub(super) struct StrictLoad {
     /// The region that decides for each key.
     pub(super) owners: Vec<usize>,
-    pub(super) asked: Vec<Asked>,
-    pub(super) gone: Vec<Gone>,
+    pub(super) asked: Vec<StrictRequest>,
+    pub(super) gone: Vec<Outage>,
 }
 
-pub(super) fn run(ground: &Ground, plan: &Plan) -> Result<Seen> {
+pub(super) fn run(fixture: &RegionsFixture, plan: &Plan) -> Result<StrictLoad> {
     let timeline = Timeline::new();
-    let owners = owners(ground, plan, timeline)?;
+    let owners = owners(fixture, plan, timeline)?;
     let (count, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
-        let flaps = scope.spawn(|| flap(ground, plan, timeline, &is_over));
+        let flaps = scope.spawn(|| flap(fixture, plan, timeline, &is_over));
         let client = |number: usize| {
             let count = &count;
-            scope.spawn(move || ask(ground, plan, timeline, number, count))
+            scope.spawn(move || ask(fixture, plan, timeline, number, count))
         };
         let clients: Vec<_> = (0..plan.connections * REGIONS.len()).map(client).collect();
         let asked: Vec<_> = clients.into_iter().map(thread::ScopedJoinHandle::join).collect();
@@ -58,7 +58,7 @@ pub(super) fn run(ground: &Ground, plan: &Plan) -> Result<Seen> {
             all.extend(asked.map_err(|_| anyhow!("a client panicked"))??);
         }
         let gone = flaps.join().map_err(|_| anyhow!("the link panicked"))?;
-        Ok(Seen { owners, asked: all, gone })
+        Ok(StrictLoad { owners, asked: all, gone })
     })
 }
 
@@ -67,14 +67,14 @@ fn key(number: u32) -> String {
 }
 
 /// Who decides for each key: no answer of another region is there before the way there and back is over.
-fn owners(ground: &Ground, plan: &Plan, timeline: Timeline) -> Result<Vec<usize>> {
+fn owners(fixture: &RegionsFixture, plan: &Plan, timeline: Timeline) -> Result<Vec<usize>> {
     let next = AtomicUsize::new(0);
     let keys = plan.keys as usize;
     let mut owners = vec![0; keys];
     thread::scope(|scope| {
         let look = || {
             scope.spawn(|| -> Result<Vec<(usize, usize)>> {
-                let open = |region| Connection::open(ground.address(region), timeline);
+                let open = |region| Connection::open(fixture.address(region), timeline);
                 let mut connections = (0..REGIONS.len()).map(open).collect::<Result<Vec<_>>>()?;
                 let mut found = Vec::new();
                 loop {
@@ -101,7 +101,7 @@ fn owner(connections: &mut [Connection], number: u32) -> Result<usize> {
         for (region, connection) in connections.iter_mut().enumerate() {
             let answer = connection.check(RULE, &key(number), 0)?;
             let took = Duration::from_micros(answer.answered_us - answer.sent_us);
-            if answer.basis == Basis::Region && took < 2 * WAY {
+            if answer.source_kind == SourceKind::Region && took < 2 * WAY {
                 return Ok(region);
             }
         }
@@ -111,26 +111,26 @@ fn owner(connections: &mut [Connection], number: u32) -> Result<usize> {
 
 /// One connection, that asks again as soon as it was answered.
 fn ask(
-    ground: &Ground,
+    fixture: &RegionsFixture,
     plan: &Plan,
     timeline: Timeline,
     number: usize,
     count: &AtomicU64,
-) -> Result<Vec<Asked>> {
+) -> Result<Vec<StrictRequest>> {
     let region = number % REGIONS.len();
     let mut chance = SmallRng::seed_from_u64(number as u64);
-    let mut connection = Connection::open(ground.address(region), timeline)?;
+    let mut connection = Connection::open(fixture.address(region), timeline)?;
     let mut asked = Vec::new();
     while count.fetch_add(1, Ordering::Relaxed) < plan.requests {
         let number = chance.random_range(0..plan.keys);
         let answer = connection.check(RULE, &key(number), 1)?;
-        asked.push(Asked { region, made: Made { key: number, cost: 1, answer } });
+        asked.push(StrictRequest { region, made: SentRequest { key: number, cost: 1, answer } });
     }
     Ok(asked)
 }
 
 /// Lets the link come and go; when it was gone.
-fn flap(ground: &Ground, plan: &Plan, timeline: Timeline, is_over: &AtomicBool) -> Vec<Gone> {
+fn flap(fixture: &RegionsFixture, plan: &Plan, timeline: Timeline, is_over: &AtomicBool) -> Vec<Outage> {
     let mut gone = Vec::new();
     loop {
         rest(plan.up, is_over);
@@ -138,10 +138,10 @@ fn flap(ground: &Ground, plan: &Plan, timeline: Timeline, is_over: &AtomicBool) 
             return gone;
         }
         let from_us = timeline.now_us();
-        ground.cut(FLAPPING, true);
+        fixture.cut(FLAPPING, true);
         rest(plan.down, is_over);
-        ground.cut(FLAPPING, false);
-        gone.push(Gone { from_us, to_us: timeline.now_us() });
+        fixture.cut(FLAPPING, false);
+        gone.push(Outage { from_us, to_us: timeline.now_us() });
     }
 }
 

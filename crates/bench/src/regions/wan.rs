@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 use tidegate_testkit::REGIONS;
 
-use super::ground::{Counts, Ground, PAIRS, pair_name};
+use super::fixture::{Counts, PAIRS, RegionsFixture, pair_name};
 use crate::machine;
 use crate::region::client::{Connection, Timeline};
 use crate::region::load::wait_until;
@@ -78,11 +78,11 @@ pub(super) struct Row {
     /// Of the requests, those that were not decided by what all regions counted together.
     pub(super) odd: u64,
     /// Components, of all pairs together: a key that is told again, or to another region, counts again.
-    pub(super) told: u64,
+    pub(super) published: u64,
     /// How often each of the others was told of a key.
-    pub(super) told_per_key: f64,
+    pub(super) published_per_key: f64,
     pub(super) bytes: u64,
-    pub(super) bytes_per_told: Option<f64>,
+    pub(super) bytes_per_published: Option<f64>,
     pub(super) pairs: Vec<Pair>,
 }
 
@@ -91,8 +91,8 @@ impl Row {
         self.bytes as f64 / self.seconds
     }
 
-    pub(super) fn told_per_second(&self) -> f64 {
-        self.told as f64 / self.seconds
+    pub(super) fn published_per_second(&self) -> f64 {
+        self.published as f64 / self.seconds
     }
 }
 
@@ -100,7 +100,7 @@ impl Row {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Pair {
     pub(super) between: String,
-    pub(super) told: u64,
+    pub(super) published: u64,
     pub(super) bytes: u64,
     pub(super) bytes_per_second: f64,
 }
@@ -155,39 +155,39 @@ fn shapes(keys: u32, time: Duration) -> [Shape; 7] {
 }
 
 pub(super) fn run(program: &Path, keys: u32, time: Duration) -> Result<Wan> {
-    let ground = Ground::start(program, RULES)?;
-    warm_up(&ground)?;
+    let fixture = RegionsFixture::start(program, RULES)?;
+    warm_up(&fixture)?;
     let mut rows = Vec::new();
     for (number, shape) in (1..).zip(shapes(keys, time)) {
         eprintln!("wan, {number} of 7: {}, {} keys", shape.name, shape.keys);
-        rows.push(row(&ground, shape, number).with_context(|| shape.name)?);
+        rows.push(row(&fixture, shape, number).with_context(|| shape.name)?);
     }
     Ok(Wan { key_bytes: key(1, 0).len(), rows })
 }
 
 /// Asks for a few keys that are in no row: connections and scripts are there then, and every partition knows that all regions are heard of.
-fn warm_up(ground: &Ground) -> Result<()> {
+fn warm_up(fixture: &RegionsFixture) -> Result<()> {
     let [.., always, _] = shapes(WARM_UP_KEYS, WARM_UP_TIME);
     let shape = Shape { keys: WARM_UP_KEYS, turns: 1, ..always };
-    ask(ground, shape, 0, machine::now())?;
-    wait_for_quiet(ground)?;
+    ask(fixture, shape, 0, machine::now())?;
+    wait_for_quiet(fixture)?;
     Ok(())
 }
 
-fn row(ground: &Ground, shape: Shape, number: u32) -> Result<Row> {
+fn row(fixture: &RegionsFixture, shape: Shape, number: u32) -> Result<Row> {
     // What came before has ended with everything being told.
-    let (before, started) = (ground.counts()?, machine::now());
-    let requests = ask(ground, shape, number, started)?;
-    let after = wait_for_quiet(ground)?;
+    let (before, started) = (fixture.counts()?, machine::now());
+    let requests = ask(fixture, shape, number, started)?;
+    let after = wait_for_quiet(fixture)?;
     Ok(describe(shape, requests, (machine::now() - started).as_secs_f64(), &after.since(before)))
 }
 
 fn describe(shape: Shape, requests: u64, seconds: f64, counts: &Counts) -> Row {
     let all = counts.all();
     let others = (REGIONS.len() - 1) as f64;
-    let pair = |(pair, of): (&(usize, usize), &super::ground::Told)| Pair {
+    let pair = |(pair, of): (&(usize, usize), &super::fixture::ReplicationTraffic)| Pair {
         between: pair_name(*pair),
-        told: of.told,
+        published: of.published,
         bytes: of.bytes,
         bytes_per_second: of.bytes as f64 / seconds,
     };
@@ -197,22 +197,22 @@ fn describe(shape: Shape, requests: u64, seconds: f64, counts: &Counts) -> Row {
         requests,
         seconds,
         odd: counts.odd + requests.saturating_sub(counts.decided),
-        told: all.told,
-        told_per_key: all.told as f64 / f64::from(shape.keys) / others,
+        published: all.published,
+        published_per_key: all.published as f64 / f64::from(shape.keys) / others,
         bytes: all.bytes,
-        bytes_per_told: (all.told > 0).then(|| all.bytes as f64 / all.told as f64),
+        bytes_per_published: (all.published > 0).then(|| all.bytes as f64 / all.published as f64),
         pairs: PAIRS.iter().zip(&counts.pairs).map(pair).collect(),
     }
 }
 
 /// Waits until everything was told; what was counted by then.
-fn wait_for_quiet(ground: &Ground) -> Result<Counts> {
+fn wait_for_quiet(fixture: &RegionsFixture) -> Result<Counts> {
     let deadline = machine::now() + QUIET_TIME_MAX;
-    let mut counts = ground.counts()?;
+    let mut counts = fixture.counts()?;
     loop {
         machine::sleep_until(machine::now() + QUIET);
-        let next = ground.counts()?;
-        if next.all().told == counts.all().told {
+        let next = fixture.counts()?;
+        if next.all().published == counts.all().published {
             return Ok(next);
         }
         ensure!(machine::now() < deadline, "regions do not come to an end with telling");
@@ -221,13 +221,13 @@ fn wait_for_quiet(ground: &Ground) -> Result<Counts> {
 }
 
 /// Asks for every key in its region, evenly over the time; how many requests that were.
-fn ask(ground: &Ground, shape: Shape, number: u32, started: Instant) -> Result<u64> {
+fn ask(fixture: &RegionsFixture, shape: Shape, number: u32, started: Instant) -> Result<u64> {
     let timeline = Timeline::new();
     let cursors = REGIONS.map(|_| AtomicU64::new(0));
     thread::scope(|scope| {
         let client = |place: usize| {
             let region = place % REGIONS.len();
-            let (address, cursor) = (ground.address(region), &cursors[region]);
+            let (address, cursor) = (fixture.address(region), &cursors[region]);
             let keys = keys_of(region, shape.keys);
             let turns = keys * shape.turns;
             scope.spawn(move || -> Result<u64> {
@@ -269,7 +269,7 @@ fn key(row: u32, number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::regions::ground::Told;
+    use crate::regions::fixture::ReplicationTraffic;
 
     #[test]
     fn rows_differ_by_what_they_are_named_after() {
@@ -285,15 +285,15 @@ mod tests {
 
     #[test]
     fn bytes_are_told_by_key_and_by_pair() {
-        let pairs = [100, 200, 300].map(|told| Told { bytes: 90 * told, told });
+        let pairs = [100, 200, 300].map(|published| ReplicationTraffic { bytes: 90 * published, published });
         let counts = Counts { decided: 290, odd: 5, pairs };
         let found = describe(shapes(300, Duration::from_secs(1))[0], 300, 10.0, &counts);
         assert_eq!(
-            (found.told, found.bytes, found.odd),
+            (found.published, found.bytes, found.odd),
             (600, 54_000, 15),
             "what was not decided at all is odd too"
         );
-        assert_eq!((found.told_per_key, found.bytes_per_told), (1.0, Some(90.0)));
+        assert_eq!((found.published_per_key, found.bytes_per_published), (1.0, Some(90.0)));
         let pairs: Vec<_> =
             found.pairs.iter().map(|pair| (pair.between.as_str(), pair.bytes_per_second)).collect();
         assert_eq!(pairs, [("ap-eu", 900.0), ("ap-us", 1_800.0), ("eu-us", 2_700.0)]);

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
-use tidegate_rules::book::Row;
-use tidegate_rules::change::{Needs, OPERATIONS_MAX, Operation, Proposal};
-use tidegate_rules::store::{Act, Store};
+use tidegate_rules::change::{ChangeNeeds, OPERATIONS_MAX, Operation, Proposal};
+use tidegate_rules::rows::RuleRow;
+use tidegate_rules::store::{Attribution, Store};
 use tidegate_testkit::{Postgres, Server, tidegate};
 
 use super::{Args, LOAD_BAR, MISSED, held, overridden_rows, plain_rows};
@@ -17,7 +17,7 @@ use crate::{machine, servers};
 
 /// Where the rows are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Kept {
+pub(super) enum RowStore {
     /// A file.
     Sqlite,
     /// A server that is started for it.
@@ -44,7 +44,7 @@ struct Report {
     change_peak_bytes: u64,
 }
 
-pub(super) fn run(kept: Kept, args: &Args) -> Result<()> {
+pub(super) fn run(kept: RowStore, args: &Args) -> Result<()> {
     let program = servers::tidegate(args.tidegate.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let reports = [
@@ -85,25 +85,25 @@ fn print(report: &Report) {
 
 async fn measure(
     set: &'static str,
-    kept: Kept,
+    kept: RowStore,
     program: &Path,
-    rows: impl Iterator<Item = Row>,
+    rows: impl Iterator<Item = RuleRow>,
 ) -> Result<Report> {
     let folder = tempfile::tempdir()?;
-    let postgres = (kept == Kept::Postgres).then(Postgres::start);
+    let postgres = (kept == RowStore::Postgres).then(Postgres::start);
     let url = |name: &str| match &postgres {
         Some(postgres) => postgres.url("postgres"),
         None => format!("sqlite:{}", folder.path().join(name).display()),
     };
     let data = |name: &str| folder.path().join(name).display().to_string();
-    let empty = Started::begin(program, &url("empty.db"), &data("empty"))?;
+    let empty = StartedServer::begin(program, &url("empty.db"), &data("empty"))?;
     let (start_empty_s, resident_empty_bytes) = (empty.took.as_secs_f64(), empty.resident_bytes);
     // It would follow what is filled now.
     drop(empty);
     eprintln!("rules: filling a store with {set}");
     let filled = fill(&url("rules.db"), rows).await?;
     eprintln!("rules: starting a server on it");
-    let started = Started::begin(program, &url("rules.db"), &data("full"))?;
+    let started = StartedServer::begin(program, &url("rules.db"), &data("full"))?;
     let asked = machine::now();
     post(started.server.address("admin"), "/v1/rules/apply", CHANGE)?;
     let changed = machine::now() - asked;
@@ -126,11 +126,11 @@ const CHANGE: &str = r#"{"operations":[{"do":"put","kind":"rule","name":"rule-0"
     "when":{"path":"/v1/service-0"}}}],"reason":"a measurement","confirmed":true}"#;
 
 /// Puts all rows, in changes as large as may be; gives how many there are.
-async fn fill(url: &str, mut rows: impl Iterator<Item = Row>) -> Result<usize> {
+async fn fill(url: &str, mut rows: impl Iterator<Item = RuleRow>) -> Result<usize> {
     let store = Store::open(&url.parse()?).await?;
     let (mut revision, mut filled) = (0, 0);
     loop {
-        let put = |row: Row| Operation::Put { kind: row.kind, name: row.name, body: row.body };
+        let put = |row: RuleRow| Operation::Put { kind: row.kind, name: row.name, body: row.body };
         let operations: Vec<Operation> = rows.by_ref().take(OPERATIONS_MAX).map(put).collect();
         if operations.is_empty() {
             break;
@@ -141,24 +141,24 @@ async fn fill(url: &str, mut rows: impl Iterator<Item = Row>) -> Result<usize> {
             reason: "a measurement".to_owned(),
             operations,
             effect: None,
-            needs: Needs::Nothing,
+            needs: ChangeNeeds::Nothing,
             undoes: Vec::new(),
         };
-        let change = store.apply_new(&proposal, false, Act { by: "bench", now_ms: 1 }).await?;
+        let change = store.apply_new(&proposal, false, Attribution { by: "bench", now_ms: 1 }).await?;
         revision = change.revision.context("it was applied")?;
     }
     store.close().await;
     Ok(filled)
 }
 
-struct Started {
+struct StartedServer {
     server: Server,
     took: Duration,
     resident_bytes: u64,
     peak_bytes: u64,
 }
 
-impl Started {
+impl StartedServer {
     /// Starts a server, and looks at it. It ends with this.
     fn begin(program: &Path, url: &str, data: &str) -> Result<Self> {
         let mut command = tidegate(program, &[]);

@@ -25,7 +25,7 @@ pub(super) enum Case {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
-pub(super) enum Who {
+pub(super) enum Contestant {
     Tidegate,
     RedisPing,
     RedisIncr,
@@ -46,18 +46,21 @@ impl Case {
         }
     }
 
-    pub(super) const fn contenders(self) -> &'static [Who] {
+    pub(super) const fn contenders(self) -> &'static [Contestant] {
         match self {
-            Self::RespP1 | Self::RespP16 => {
-                &[Who::Tidegate, Who::RedisPing, Who::RedisIncr, Who::RedisGcraLua]
-            }
-            Self::Http => &[Who::Tidegate, Who::ThrottlecrabHttp, Who::NoopHttp],
-            Self::Grpc => &[Who::Tidegate, Who::ThrottlecrabGrpc, Who::NoopGrpc],
+            Self::RespP1 | Self::RespP16 => &[
+                Contestant::Tidegate,
+                Contestant::RedisPing,
+                Contestant::RedisIncr,
+                Contestant::RedisGcraLua,
+            ],
+            Self::Http => &[Contestant::Tidegate, Contestant::ThrottlecrabHttp, Contestant::NoopHttp],
+            Self::Grpc => &[Contestant::Tidegate, Contestant::ThrottlecrabGrpc, Contestant::NoopGrpc],
         }
     }
 
     /// The load on a server of `who` at a port.
-    pub(super) fn load(self, who: Who, port: u16) -> Result<Box<dyn Loads>> {
+    pub(super) fn load(self, who: Contestant, port: u16) -> Result<Box<dyn Loads>> {
         Ok(match self {
             Self::RespP1 => Box::new(RedisLoad::new(port, 1, redis::command(who, port)?)?),
             Self::RespP16 => Box::new(RedisLoad::new(port, 16, redis::command(who, port)?)?),
@@ -67,7 +70,7 @@ impl Case {
     }
 }
 
-impl Who {
+impl Contestant {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Tidegate => "tidegate",

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::case::{Case, Loads, Who};
+use super::case::{Case, Contestant, Loads};
 use super::redis::{self, RedisLoad};
 use super::{Load, peers, run_load};
 
@@ -42,8 +42,8 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    let server = peers::start(Case::RespP1, Who::Tidegate, None)?;
-    let load = RedisLoad::new(server.port(), 1, redis::command(Who::Tidegate, server.port())?)?;
+    let server = peers::start(Case::RespP1, Contestant::Tidegate, None)?;
+    let load = RedisLoad::new(server.port(), 1, redis::command(Contestant::Tidegate, server.port())?)?;
     let warm = load.warm_up()?;
     let time = Duration::from_secs(args.seconds);
     let alone_bytes = server.resident_bytes()?;

@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 use tonic_prost::ProstCodec;
 
-use super::case::{Loads, Who};
+use super::case::{Contestant, Loads};
 use super::{CONNECTIONS, KEYS, LIMIT, Load, PERIOD};
 use crate::machine;
 
@@ -114,8 +114,8 @@ pub(super) struct GrpcLoad {
 }
 
 impl GrpcLoad {
-    pub(super) fn new(port: u16, who: Who) -> Self {
-        Self { port, dialect: if who == Who::ThrottlecrabGrpc { "throttlecrab" } else { "envoy" } }
+    pub(super) fn new(port: u16, who: Contestant) -> Self {
+        Self { port, dialect: if who == Contestant::ThrottlecrabGrpc { "throttlecrab" } else { "envoy" } }
     }
 
     fn start(&self, time: Duration) -> Result<Load> {

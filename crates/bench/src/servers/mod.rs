@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use self::case::{Case, Loads, Who};
+use self::case::{Case, Contestant, Loads};
 use self::process::Server;
 
 pub(crate) use self::peers::tidegate;
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     case: Option<Case>,
     /// Run one server only, in the cases it takes part in.
     #[arg(long, value_name = "NAME")]
-    who: Option<Who>,
+    who: Option<Contestant>,
     /// How long each row is measured.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     seconds: u64,
@@ -92,13 +92,13 @@ struct Row {
     case: &'static str,
     who: &'static str,
     #[serde(flatten)]
-    result: Measured,
+    result: CaseResult,
 }
 
 /// What came of a row.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
-enum Measured {
+enum CaseResult {
     Figures(Figures),
     /// Why there are none.
     Failed {
@@ -119,8 +119,8 @@ struct Figures {
 impl Row {
     fn figures(&self) -> Option<Figures> {
         match self.result {
-            Measured::Figures(figures) => Some(figures),
-            Measured::Failed { .. } => None,
+            CaseResult::Figures(figures) => Some(figures),
+            CaseResult::Failed { .. } => None,
         }
     }
 }
@@ -141,8 +141,10 @@ fn run_cases(args: &Args) -> Result<()> {
         for &who in case.contenders().iter().filter(|who| args.who.is_none_or(|only| only == **who)) {
             eprintln!("{}: {} ({} s)", case.name(), who.name(), args.seconds);
             // When one fails, the others are still worth seeing.
-            let result = run_row(args, case, who)
-                .map_or_else(|error| Measured::Failed { failed: format!("{error:#}") }, Measured::Figures);
+            let result = run_row(args, case, who).map_or_else(
+                |error| CaseResult::Failed { failed: format!("{error:#}") },
+                CaseResult::Figures,
+            );
             rows.push(Row { case: case.name(), who: who.name(), result });
         }
     }
@@ -157,7 +159,7 @@ fn run_cases(args: &Args) -> Result<()> {
 }
 
 /// Starts the server, lets it warm up, and counts the CPU time it uses while the load runs.
-fn run_row(args: &Args, case: Case, who: Who) -> Result<Figures> {
+fn run_row(args: &Args, case: Case, who: Contestant) -> Result<Figures> {
     let server = peers::start(case, who, args.tidegate.as_deref())?;
     let load = case.load(who, server.port())?;
     let warm = load.warm_up().context("the warm-up")?;
@@ -172,7 +174,7 @@ fn run_row(args: &Args, case: Case, who: Who) -> Result<Figures> {
 }
 
 /// What a load came to, and what it took of the server.
-struct Found {
+struct LoadCost {
     /// Without what was shed.
     load: Load,
     shed: u64,
@@ -180,13 +182,13 @@ struct Found {
 }
 
 /// Puts a load on a server. To ask how much it shed is none of the load: the CPU time is read in between.
-fn run_load(server: &Server, load: &dyn Loads, warm: &Load, time: Duration) -> Result<Found> {
+fn run_load(server: &Server, load: &dyn Loads, warm: &Load, time: Duration) -> Result<LoadCost> {
     let shed_before = server.shed()?;
     let cpu_before = server.cpu_time()?;
     let ran = load.run(warm, time)?;
     let cpu = server.cpu_time()?.saturating_sub(cpu_before);
     let shed = server.shed()?.saturating_sub(shed_before);
-    Ok(Found { load: ran.without(shed)?, shed, cpu })
+    Ok(LoadCost { load: ran.without(shed)?, shed, cpu })
 }
 
 #[cfg(test)]
@@ -207,10 +209,10 @@ mod tests {
         let figures = Figures { ops_per_cpu_s: 1.0, per_second: 2.0, p50_us: 3.0, p99_us: 4.0, shed: 5 };
         let row = |result| serde_json::to_value(Row { case: "http", who: "tidegate", result }).expect("JSON");
         assert_eq!(
-            row(Measured::Failed { failed: "no wrk".to_owned() }),
+            row(CaseResult::Failed { failed: "no wrk".to_owned() }),
             serde_json::json!({"case": "http", "who": "tidegate", "failed": "no wrk"})
         );
-        let measured = row(Measured::Figures(figures));
+        let measured = row(CaseResult::Figures(figures));
         assert_eq!((&measured["who"], &measured["shed"]), (&"tidegate".into(), &5.into()));
         assert!(measured.get("failed").is_none(), "{measured}");
     }

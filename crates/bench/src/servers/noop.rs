@@ -70,7 +70,9 @@ async fn answer_all(transport: Transport, mut incoming: mpsc::UnboundedReceiver<
             // A client that goes away ends its connection, and nothing else.
             let _ = match transport {
                 Transport::Http => http1::Builder::new().serve_connection(stream, service_fn(http)).await,
-                Transport::Grpc => http2::Builder::new(Here).serve_connection(stream, service_fn(grpc)).await,
+                Transport::Grpc => {
+                    http2::Builder::new(LocalExecutor).serve_connection(stream, service_fn(grpc)).await
+                }
             };
         });
     }
@@ -104,9 +106,9 @@ impl UnaryService<EnvoyRequest> for Allow {
 
 /// Runs what a connection spawns on its own thread.
 #[derive(Clone, Copy)]
-struct Here;
+struct LocalExecutor;
 
-impl<F> Executor<F> for Here
+impl<F> Executor<F> for LocalExecutor
 where
     F: Future + 'static,
     F::Output: 'static,

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::case::{Case, Who};
+use super::case::{Case, Contestant};
 use super::process::{Server, free_port};
 
 /// The pinned release of the peer that has no package anywhere else.
@@ -19,14 +19,14 @@ const THREADS: &str = "1";
 const TOKIO_THREADS: &str = "TOKIO_WORKER_THREADS";
 
 /// Starts the server of a row; of Tidegate the given build, if there is one.
-pub(super) fn start(case: Case, who: Who, build: Option<&Path>) -> Result<Server> {
+pub(super) fn start(case: Case, who: Contestant, build: Option<&Path>) -> Result<Server> {
     match who {
-        Who::Tidegate => start_tidegate(case, build),
-        Who::RedisPing | Who::RedisIncr | Who::RedisGcraLua => start_redis(),
-        Who::ThrottlecrabHttp => start_throttlecrab("http"),
-        Who::ThrottlecrabGrpc => start_throttlecrab("grpc"),
-        Who::NoopHttp => start_noop("http"),
-        Who::NoopGrpc => start_noop("grpc"),
+        Contestant::Tidegate => start_tidegate(case, build),
+        Contestant::RedisPing | Contestant::RedisIncr | Contestant::RedisGcraLua => start_redis(),
+        Contestant::ThrottlecrabHttp => start_throttlecrab("http"),
+        Contestant::ThrottlecrabGrpc => start_throttlecrab("grpc"),
+        Contestant::NoopHttp => start_noop("http"),
+        Contestant::NoopGrpc => start_noop("grpc"),
     }
 }
 

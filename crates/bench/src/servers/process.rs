@@ -67,7 +67,7 @@ impl Server {
         let Some(port) = self.metrics_port else { return Ok(0) };
         let metrics = Metrics::read(SocketAddr::from(([127, 0, 0, 1], port)))?;
         // A server that decided nothing so far tells of none.
-        Ok(metrics.sum("tidegate_decisions_total", "rung=\"shed\"")?.unwrap_or(0))
+        Ok(metrics.sum("tidegate_decisions_total", "source=\"shed\"")?.unwrap_or(0))
     }
 
     /// Memory that the server holds now.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::case::{Loads, Who};
+use super::case::{Contestant, Loads};
 use super::{CONNECTIONS, KEYS, LIMIT, Load, PERIOD};
 use crate::resp;
 
@@ -37,12 +37,12 @@ return {0, burst, math.floor((tolerance - (new - now)) / interval), -1, math.cei
 ";
 
 /// What `who` is asked.
-pub(super) fn command(who: Who, port: u16) -> Result<Vec<String>> {
+pub(super) fn command(who: Contestant, port: u16) -> Result<Vec<String>> {
     let (burst, limit, period) = ((LIMIT - 1).to_string(), LIMIT.to_string(), PERIOD.as_secs().to_string());
     let words: Vec<&str> = match who {
-        Who::RedisPing => vec!["PING"],
-        Who::RedisIncr => vec!["INCR", KEY],
-        Who::RedisGcraLua => {
+        Contestant::RedisPing => vec!["PING"],
+        Contestant::RedisIncr => vec!["INCR", KEY],
+        Contestant::RedisGcraLua => {
             let digest = load_script(port)?;
             return Ok(["EVALSHA", &digest, "1", KEY, &burst, &limit, &period].map(str::to_owned).to_vec());
         }

@@ -1,6 +1,6 @@
 //! The tables that people read, and how the ratios stand to what is asked of them.
 
-use super::{CONNECTIONS, Figures, KEYS, Measured, Row};
+use super::{CONNECTIONS, CaseResult, Figures, KEYS, Row};
 use crate::machine;
 
 /// What Tidegate is to reach beside another server, in operations per CPU second.
@@ -43,10 +43,10 @@ pub(super) fn print(rows: &[Row]) {
     println!("  machine: {} cores, shared by the server and the load", machine::cores());
 }
 
-fn told(result: &Measured) -> String {
+fn told(result: &CaseResult) -> String {
     match result {
-        Measured::Failed { failed } => format!("failed: {failed}"),
-        Measured::Figures(Figures { ops_per_cpu_s, per_second, p50_us, p99_us, shed }) => {
+        CaseResult::Failed { failed } => format!("failed: {failed}"),
+        CaseResult::Figures(Figures { ops_per_cpu_s, per_second, p50_us, p99_us, shed }) => {
             format!("{ops_per_cpu_s:>13.0} {per_second:>11.0} {p50_us:>9.0} {p99_us:>9.0} {shed:>9}")
         }
     }
@@ -77,12 +77,12 @@ mod tests {
 
     fn row(who: &'static str, ops_per_cpu_s: f64) -> Row {
         let figures = Figures { ops_per_cpu_s, per_second: 1.0, p50_us: 1.0, p99_us: 1.0, shed: 0 };
-        Row { case: "resp_p16", who, result: Measured::Figures(figures) }
+        Row { case: "resp_p16", who, result: CaseResult::Figures(figures) }
     }
 
     #[test]
     fn a_ratio_is_told_with_its_bar_if_both_were_measured() {
-        let failed = Measured::Failed { failed: "not there".to_owned() };
+        let failed = CaseResult::Failed { failed: "not there".to_owned() };
         let failed = Row { case: "resp_p1", who: "redis_ping", result: failed };
         let on_its_own = Row { case: "resp_p1", ..row("tidegate", 1.0) };
         let (incr, script) = (row("redis_incr", 100.0), row("redis_gcra_lua", 50.0));

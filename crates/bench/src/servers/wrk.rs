@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::case::{Loads, Who};
+use super::case::{Contestant, Loads};
 use super::process::Folder;
 use super::{CONNECTIONS, KEYS, LIMIT, Load, PERIOD};
 
@@ -22,7 +22,7 @@ pub(super) struct WrkLoad {
 
 /// What the script prints; latencies in microseconds.
 #[derive(Deserialize)]
-struct Printed {
+struct WrkOutput {
     requests: f64,
     duration_us: f64,
     p50_us: f64,
@@ -31,7 +31,7 @@ struct Printed {
 }
 
 impl WrkLoad {
-    pub(super) fn new(port: u16, who: Who) -> Result<Self> {
+    pub(super) fn new(port: u16, who: Contestant) -> Result<Self> {
         let load = Self { port, folder: Folder::new()? };
         std::fs::write(load.script(), script(who))?;
         Ok(load)
@@ -63,10 +63,10 @@ impl Loads for WrkLoad {
 }
 
 /// Where `who` is asked about one limit of a key `k%d`, and how.
-fn question(who: Who) -> (&'static str, String) {
+fn question(who: Contestant) -> (&'static str, String) {
     let seconds = PERIOD.as_secs();
     match who {
-        Who::ThrottlecrabHttp => (
+        Contestant::ThrottlecrabHttp => (
             "/throttle",
             format!(
                 r#"{{"key":"k%d","max_burst":{},"count_per_period":{LIMIT},"period":{seconds}}}"#,
@@ -84,7 +84,7 @@ fn question(who: Who) -> (&'static str, String) {
 }
 
 /// The question, about a key drawn at random. The script never sets a seed, so every server gets the same keys.
-fn script(who: Who) -> String {
+fn script(who: Contestant) -> String {
     let (path, body) = question(who);
     format!(
         r#"
@@ -105,7 +105,7 @@ end
 
 fn parse(output: &str) -> Result<Load> {
     let line = output.lines().find_map(|line| line.strip_prefix(MARK));
-    let printed: Printed = serde_json::from_str(line.with_context(|| format!("wrk printed {output:?}"))?)?;
+    let printed: WrkOutput = serde_json::from_str(line.with_context(|| format!("wrk printed {output:?}"))?)?;
     ensure!(
         printed.errors == 0 && printed.requests > 0.0,
         "{} errors in {} requests",
@@ -130,13 +130,13 @@ mod tests {
             let (_, body) = question(who);
             serde_json::from_str::<serde_json::Value>(&body.replace("%d", "7")).expect("JSON")
         };
-        let (ours, theirs) = (asked(Who::Tidegate), asked(Who::ThrottlecrabHttp));
+        let (ours, theirs) = (asked(Contestant::Tidegate), asked(Contestant::ThrottlecrabHttp));
         assert_eq!(ours["identifier"], theirs["key"]);
         assert_eq!(ours["limit"], theirs["count_per_period"]);
         assert_eq!(ours["duration"].as_u64(), theirs["period"].as_u64().map(|seconds| seconds * 1_000));
         // A burst of the whole limit, as a window has it: one at once, and the rest on top.
         assert_eq!(ours["limit"].as_u64(), theirs["max_burst"].as_u64().map(|burst| burst + 1));
-        for who in [Who::Tidegate, Who::ThrottlecrabHttp, Who::NoopHttp] {
+        for who in [Contestant::Tidegate, Contestant::ThrottlecrabHttp, Contestant::NoopHttp] {
             assert!(script(who).contains("math.random(0, 999999)"), "a million keys");
         }
     }

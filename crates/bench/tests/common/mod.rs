@@ -29,13 +29,13 @@ pub fn run(benchmark: &str, arguments: &[&str]) -> (Output, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
     command.args([benchmark, "--json", "--tidegate"]).arg(tidegate()).args(arguments);
     let output = command.output().expect("it runs");
-    let told = serde_json::from_slice(&output.stdout);
-    let told = told.unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
-    (output, told)
+    let published = serde_json::from_slice(&output.stdout);
+    let published = published.unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    (output, published)
 }
 
 /// Whether a bar is held, if there is such a bar.
-pub fn is_held(told: &Value, what: &str) -> Option<bool> {
-    let bars = told["bars"].as_array().expect("bars");
+pub fn is_held(published: &Value, what: &str) -> Option<bool> {
+    let bars = published["bars"].as_array().expect("bars");
     bars.iter().find(|bar| bar["what"] == what).map(|bar| bar["held"] == true)
 }

@@ -15,7 +15,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use self::plan::{CONNECTIONS_MAX, KEYS_MAX, PIPELINE_MAX, Plan, Surface};
 use crate::client::{json_arg, token_arg};
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("bench")
@@ -83,7 +83,7 @@ fn number(
         .help(help)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let plan = Arc::new(Plan::read(matches)?);
     plan.reach().map_err(|error| not_there(&plan, &error))?;
     let findings = load::run(&plan)?;

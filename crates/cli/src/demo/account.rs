@@ -6,7 +6,7 @@ use tidegate::region::{Class, Regime};
 
 /// How many units there are, as bounds and buckets count them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct AccountState {
     /// Since when, µs.
     pub(super) elapsed_us: u64,
     /// What all regions admitted together.
@@ -23,7 +23,7 @@ pub(super) struct Standing {
 pub(super) struct Account {
     limit: Limit,
     fleet: Fleet,
-    before: Standing,
+    before: AccountState,
     /// The largest, over all intervals that end now, of what was admitted in them less what drains in them, in units times
     /// microseconds of the period: a bucket that never denies.
     level: u128,
@@ -31,12 +31,12 @@ pub(super) struct Account {
 
 impl Account {
     pub(super) fn new(limit: Limit, fleet: Fleet) -> Self {
-        let before = Standing { elapsed_us: 0, admitted: 0, bucket: 0, bound: 0, is_held: true };
+        let before = AccountState { elapsed_us: 0, admitted: 0, bucket: 0, bound: 0, is_held: true };
         Self { limit, fleet, before, level: 0 }
     }
 
     /// Takes in what was admitted until now, with so many partitions of the network until now.
-    pub(super) fn take(&mut self, elapsed_us: u64, admitted: u64, partitions: u32) -> Standing {
+    pub(super) fn take(&mut self, elapsed_us: u64, admitted: u64, partitions: u32) -> AccountState {
         let (amount, period) = (u128::from(self.limit.amount()), u128::from(self.limit.period_us()));
         let (passed_us, more) = (elapsed_us - self.before.elapsed_us, admitted - self.before.admitted);
         let drained = amount * u128::from(passed_us);
@@ -47,7 +47,7 @@ impl Account {
         let is_held = self.level <= u128::from(burst + surplus) * period;
         let drained = u64::try_from(amount * u128::from(elapsed_us) / period).unwrap_or(u64::MAX);
         let bucket = burst.saturating_add(drained);
-        self.before = Standing {
+        self.before = AccountState {
             elapsed_us,
             admitted,
             bucket,
@@ -82,11 +82,11 @@ mod tests {
     #[test]
     fn the_bound_is_one_bucket_and_what_regions_do_not_know_of_each_other() {
         let (mut account, surplus) = account();
-        let standing = account.take(2_550_000, 7, 0);
-        assert_eq!((standing.bucket, standing.bound), (35, 35 + surplus));
-        assert!(standing.is_held && surplus >= 20);
+        let account_state = account.take(2_550_000, 7, 0);
+        assert_eq!((account_state.bucket, account_state.bound), (35, 35 + surplus));
+        assert!(account_state.is_held && surplus >= 20);
         let later = account.take(2_550_000, 7, 1);
-        assert!(later.bound > standing.bound, "a partition costs");
+        assert!(later.bound > account_state.bound, "a partition costs");
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
         let (mut account, surplus) = account();
         // After a minute the sum from the start has room for 600 more: the last instant has not.
         account.take(60_000_000, 0, 0);
-        let standing = account.take(60_000_000, 11 + surplus, 0);
-        assert!(standing.admitted < standing.bound && !standing.is_held, "{standing:?}");
+        let account_state = account.take(60_000_000, 11 + surplus, 0);
+        assert!(account_state.admitted < account_state.bound && !account_state.is_held, "{account_state:?}");
     }
 }

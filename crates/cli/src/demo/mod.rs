@@ -17,11 +17,11 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::account::{Account, Standing};
+use self::account::{Account, AccountState};
 use self::plain::Plain;
 use self::screen::Screen;
 use self::world::{PER_SECOND, Reading, World};
-use crate::{Done, EXIT_FAILED, Failure};
+use crate::{CommandResult, EXIT_FAILED, Failure};
 
 /// How often everything is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -38,7 +38,7 @@ pub(crate) fn command() -> Command {
     Command::new("demo")
         .about("Shows three regions under attack, with links to cut, and what they admit")
         .long_about(
-            "Runs three regions in this process, each with an origin in memory and a courier, over a network that takes its \
+            "Runs three regions in this process, each with an origin in memory and a replicator, over a network that takes its \
              time and whose links can be cut. An attacker asks for ten times a limit in each region, ordinary users for a part \
              of theirs. Shows what is admitted against what one bucket would admit and against the bound that is promised.\n\n\
              Keys: 1, 2, 3 cut or heal a link; a turns the attacker off and on; q quits. Without a terminal it prints a line \
@@ -116,13 +116,13 @@ impl Script {
 
 /// Shows how everything stands.
 trait View {
-    fn show(&mut self, reading: &Reading, standing: &Standing) -> io::Result<()>;
+    fn show(&mut self, reading: &Reading, account_state: &AccountState) -> io::Result<()>;
 
     /// Passes a while, and does what somebody at the terminal wants meanwhile; whether they want it to end.
     fn wait(&mut self, world: &World, regions: &Regions) -> io::Result<bool>;
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let script = Script::read(matches)?;
     let delay = Duration::from_millis(matches.get_one::<u64>("delay").copied().unwrap_or_default());
     let is_plain = matches.get_flag("plain") || !io::stdout().is_terminal() || !io::stdin().is_terminal();
@@ -138,7 +138,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     };
     let summary = ended.map_err(Failure::failed)?;
     say!("{summary}")?;
-    Ok(if summary.standing.is_held { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) })
+    Ok(if summary.account_state.is_held { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) })
 }
 
 /// Watches until it is over.
@@ -146,11 +146,11 @@ fn watch(world: &World, mut script: Script, regions: &Regions, view: &mut dyn Vi
     let mut account = Account::new(world.limit(), world.fleet());
     loop {
         let reading = world.reading();
-        let standing = account.take(reading.elapsed_us, reading.attacker().admitted, reading.partitions);
-        view.show(&reading, &standing)?;
+        let account_state = account.take(reading.elapsed_us, reading.attacker().admitted, reading.partitions);
+        view.show(&reading, &account_state)?;
         script.act(world, reading.elapsed_us);
         if script.is_over(reading.elapsed_us) || view.wait(world, regions)? {
-            return Ok(Summary { reading, standing });
+            return Ok(Summary { reading, account_state });
         }
     }
 }
@@ -199,12 +199,12 @@ impl Regions {
 /// What came of it.
 struct Summary {
     reading: Reading,
-    standing: Standing,
+    account_state: AccountState,
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Standing { elapsed_us, admitted, bucket, bound, is_held } = self.standing;
+        let AccountState { elapsed_us, admitted, bucket, bound, is_held } = self.account_state;
         let (attacker, users) = (self.reading.attacker(), self.reading.users());
         let asked = attacker.admitted + attacker.denied;
         let partitions = self.reading.partitions;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io;
 
-use super::account::Standing;
+use super::account::AccountState;
 use super::world::{LINKS, NAMES, Reading, RegionReading, World};
 use super::{LOOK_EVERY, Regions, US_PER_SECOND, View, held};
 use crate::out::{self, Reader};
@@ -11,18 +11,18 @@ use crate::out::{self, Reader};
 #[derive(Default)]
 pub(super) struct Plain {
     /// How many seconds were told.
-    told: u64,
+    shown: u64,
     is_unread: bool,
 }
 
 impl View for Plain {
-    fn show(&mut self, reading: &Reading, standing: &Standing) -> io::Result<()> {
+    fn show(&mut self, reading: &Reading, account_state: &AccountState) -> io::Result<()> {
         let second = reading.elapsed_us / US_PER_SECOND;
-        if second <= self.told {
+        if second <= self.shown {
             return Ok(());
         }
-        self.told = second;
-        let line = format!("{}\n", line(second, reading, standing));
+        self.shown = second;
+        let line = format!("{}\n", line(second, reading, account_state));
         self.is_unread = out::write(line.as_bytes())? == Reader::Gone;
         Ok(())
     }
@@ -32,8 +32,8 @@ impl View for Plain {
     }
 }
 
-fn line(second: u64, reading: &Reading, standing: &Standing) -> String {
-    let Standing { admitted, bucket, bound, is_held, .. } = *standing;
+fn line(second: u64, reading: &Reading, account_state: &AccountState) -> String {
+    let AccountState { admitted, bucket, bound, is_held, .. } = *account_state;
     let mut line =
         format!("{second:>3} s: admitted {admitted}, one bucket {bucket}, bound {bound}: {}", held(is_held));
     // Writing to a string does not fail.
@@ -48,7 +48,7 @@ fn line(second: u64, reading: &Reading, standing: &Standing) -> String {
 
 fn region_words(region: &RegionReading) -> String {
     let admitted = region.attacker.admitted;
-    let how = if region.is_whole { "whole" } else { "on its part" };
+    let how = if region.is_connected { "connected" } else { "isolated" };
     region.lag_us.map_or_else(
         || format!("{how} {admitted}"),
         |lag_us| format!("{how} {admitted} lag {} ms", lag_us / 1_000),

@@ -13,7 +13,7 @@ use ratatui::widgets::{
 };
 use ratatui::{DefaultTerminal, Frame, symbols};
 
-use super::account::Standing;
+use super::account::AccountState;
 use super::world::{ATTACK, LINKS, NAMES, PER_SECOND, REGIONS, Reading};
 use super::{LOOK_EVERY, Regions, US_PER_SECOND, View, World, held, seconds};
 
@@ -49,8 +49,8 @@ impl Drop for Screen {
 }
 
 impl View for Screen {
-    fn show(&mut self, reading: &Reading, standing: &Standing) -> io::Result<()> {
-        self.picture.take(reading, standing);
+    fn show(&mut self, reading: &Reading, account_state: &AccountState) -> io::Result<()> {
+        self.picture.take(reading, account_state);
         self.terminal.draw(|frame| self.picture.draw(frame)).map(drop)
     }
 
@@ -82,12 +82,12 @@ fn press(world: &World, event: &Event) -> bool {
 /// What is drawn.
 struct Picture {
     delay: Duration,
-    past: VecDeque<(Reading, Standing)>,
+    past: VecDeque<(Reading, AccountState)>,
 }
 
 impl Picture {
-    fn take(&mut self, reading: &Reading, standing: &Standing) {
-        self.past.push_back((reading.clone(), *standing));
+    fn take(&mut self, reading: &Reading, account_state: &AccountState) {
+        self.past.push_back((reading.clone(), *account_state));
         let past_us = u64::try_from(PAST.as_micros()).unwrap_or(u64::MAX);
         while self.past.front().is_some_and(|(old, _)| old.elapsed_us + past_us < reading.elapsed_us) {
             self.past.pop_front();
@@ -95,7 +95,7 @@ impl Picture {
     }
 
     fn draw(&self, frame: &mut Frame<'_>) {
-        let Some((reading, standing)) = self.past.back() else { return };
+        let Some((reading, account_state)) = self.past.back() else { return };
         let rows = [
             Constraint::Length(2),
             Constraint::Length(TABLE_ROWS),
@@ -108,7 +108,7 @@ impl Picture {
         frame.render_widget(self.head(reading), head);
         frame.render_widget(self.regions(reading), regions);
         frame.render_widget(links_line(reading), links);
-        frame.render_widget(bound_gauge(standing), gauge);
+        frame.render_widget(bound_gauge(account_state), gauge);
         self.draw_chart(frame, chart);
         frame.render_widget(help_line(), help);
     }
@@ -142,7 +142,7 @@ impl Picture {
     fn regions(&self, reading: &Reading) -> Table<'static> {
         let rates = self.rates(reading);
         let rows = NAMES.iter().zip(&reading.regions).zip(rates).map(|((name, region), rate)| {
-            let (how, limit, color) = if region.is_whole {
+            let (how, limit, color) = if region.is_connected {
                 ("the whole limit", PER_SECOND, GOOD)
             } else {
                 ("its standing part", PER_SECOND / REGIONS as u64, ODD)
@@ -177,16 +177,16 @@ impl Picture {
     }
 
     fn draw_chart(&self, frame: &mut Frame<'_>, area: Rect) {
-        let line = |of: fn(&Standing) -> u64| -> Vec<(f64, f64)> {
+        let line = |of: fn(&AccountState) -> u64| -> Vec<(f64, f64)> {
             self.past
                 .iter()
-                .map(|(_, standing)| (seconds(standing.elapsed_us), float(of(standing))))
+                .map(|(_, account_state)| (seconds(account_state.elapsed_us), float(of(account_state))))
                 .collect()
         };
         let (bound, bucket, admitted) = (
-            line(|standing| standing.bound),
-            line(|standing| standing.bucket),
-            line(|standing| standing.admitted),
+            line(|account_state| account_state.bound),
+            line(|account_state| account_state.bucket),
+            line(|account_state| account_state.admitted),
         );
         let lines =
             [("bound", &bound, BAD), ("one bucket", &bucket, Color::Cyan), ("admitted", &admitted, GOOD)];
@@ -225,8 +225,8 @@ fn links_line(reading: &Reading) -> Line<'static> {
     Line::from(spans)
 }
 
-fn bound_gauge(standing: &Standing) -> Gauge<'static> {
-    let Standing { admitted, bucket, bound, is_held, .. } = *standing;
+fn bound_gauge(account_state: &AccountState) -> Gauge<'static> {
+    let AccountState { admitted, bucket, bound, is_held, .. } = *account_state;
     let color = match (is_held, admitted <= bucket) {
         (false, _) => BAD,
         (true, false) => ODD,
@@ -257,22 +257,22 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    fn reading(seconds: u64, admitted: u64, is_whole: bool) -> Reading {
+    fn reading(seconds: u64, admitted: u64, is_connected: bool) -> Reading {
         let region = RegionReading {
             attacker: Counts { admitted, denied: 9 * admitted },
             users: Counts { admitted: 10, denied: 0 },
-            is_whole,
+            is_connected,
             lag_us: Some(280_000),
         };
         let elapsed_us = seconds * US_PER_SECOND;
-        let partitions = u32::from(!is_whole);
-        let links_up = [true, is_whole, true];
+        let partitions = u32::from(!is_connected);
+        let links_up = [true, is_connected, true];
         Reading { elapsed_us, regions: [region; REGIONS], links_up, attacks: true, partitions }
     }
 
-    fn standing(reading: &Reading, is_held: bool) -> Standing {
+    fn account_state(reading: &Reading, is_held: bool) -> AccountState {
         let (elapsed_us, admitted) = (reading.elapsed_us, reading.attacker().admitted);
-        Standing { elapsed_us, admitted, bucket: 500, bound: 1_300, is_held }
+        AccountState { elapsed_us, admitted, bucket: 500, bound: 1_300, is_held }
     }
 
     fn drawn(picture: &Picture) -> String {
@@ -284,9 +284,9 @@ mod tests {
     #[test]
     fn a_cut_and_what_passed_since_a_second_ago_are_drawn() {
         let mut picture = Picture { delay: Duration::from_millis(80), past: VecDeque::new() };
-        for (seconds, admitted, is_whole) in [(3, 100, true), (4, 142, false)] {
-            let reading = reading(seconds, admitted, is_whole);
-            picture.take(&reading, &standing(&reading, true));
+        for (seconds, admitted, is_connected) in [(3, 100, true), (4, 142, false)] {
+            let reading = reading(seconds, admitted, is_connected);
+            picture.take(&reading, &account_state(&reading, true));
         }
         let drawn = drawn(&picture);
         for words in
@@ -301,7 +301,7 @@ mod tests {
     fn a_bound_that_was_passed_is_said_so() {
         let mut picture = Picture { delay: Duration::ZERO, past: VecDeque::new() };
         let reading = reading(4, 900, true);
-        picture.take(&reading, &standing(&reading, false));
+        picture.take(&reading, &account_state(&reading, false));
         assert!(drawn(&picture).contains("1300 at most: PASSED"));
     }
 
@@ -310,7 +310,7 @@ mod tests {
         let mut picture = Picture { delay: Duration::ZERO, past: VecDeque::new() };
         for seconds in 0..200 {
             let reading = reading(seconds, seconds, true);
-            picture.take(&reading, &standing(&reading, true));
+            picture.take(&reading, &account_state(&reading, true));
         }
         assert_eq!(picture.past.len(), 61);
     }

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// How many pieces are on the way in one direction of a connection. More than couriers say in the longest delay.
+/// How many pieces are on the way in one direction of a connection. More than replicators say in the longest delay.
 const ON_THE_WAY_MAX: usize = 256;
 
 /// The largest piece.

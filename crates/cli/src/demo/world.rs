@@ -1,4 +1,4 @@
-//! Three regions in this process, each with an origin, a courier and requests of its own.
+//! Three regions in this process, each with an origin, a replicator and requests of its own.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::region::bound::Fleet;
-use tidegate::region::{CourierStatus, MemoryOrigin, PeerConfig, Policy, Regime, Region, Regions, Settings};
+use tidegate::region::{
+    EngineSettings, MemoryOrigin, MultiRegionConfig, PeerConfig, Regime, Region, RegionPolicy,
+    ReplicationStatus,
+};
 use tidegate::{Clock, Gate, Limit, Limiter, SystemClock};
 use tokio::net::TcpListener;
 use tokio::time::MissedTickBehavior;
@@ -29,9 +32,9 @@ pub(super) const PER_SECOND: u64 = 100;
 /// How many times the limit the attacker asks for, in each region.
 pub(super) const ATTACK: u64 = 10;
 
-/// For how long a region may be silent before the others go on with their parts: the shortest that couriers take, so that there
+/// For how long a region may be silent before the others go on with their parts: the shortest that replicators take, so that there
 /// is something to see soon after a cut.
-const SILENCE_MAX: Duration = Duration::from_secs(2);
+const PEER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often the attacker comes.
 const ATTACK_EVERY_MS: u64 = 10;
@@ -124,7 +127,7 @@ pub(super) struct RegionReading {
     pub(super) attacker: Counts,
     pub(super) users: Counts,
     /// Whether it counts what all regions use; otherwise it spends from its standing part.
-    pub(super) is_whole: bool,
+    pub(super) is_connected: bool,
     /// What a change here takes to be known everywhere, µs; nothing before it was measured.
     pub(super) lag_us: Option<u64>,
 }
@@ -138,34 +141,34 @@ struct Member {
 }
 
 impl Member {
-    fn start(regions: Regions, limit: Limit) -> Result<(Self, SocketAddr), Failure> {
+    fn start(regions: MultiRegionConfig, limit: Limit) -> Result<(Self, SocketAddr), Failure> {
         let limiter = Limiter::builder().memory_bytes(TABLE_BYTES).limit(LIMIT, limit).build();
         let limiter = Arc::new(limiter.map_err(Failure::failed)?);
         let clock = SystemClock::new();
         let origin = Arc::new(MemoryOrigin::new(move || clock.now().wall_us()));
-        let settings = Settings { deadline_us: ORIGIN_TIME_MAX_US, ..Settings::default() };
+        let settings = EngineSettings { deadline_us: ORIGIN_TIME_MAX_US, ..EngineSettings::default() };
         let region = Region::join_among(regions, limiter, origin, settings).map_err(Failure::failed)?;
-        let policy = Policy { regime: Regime::BestEffort, ..Policy::of(CLASS) };
+        let policy = RegionPolicy { regime: Regime::BestEffort, ..RegionPolicy::of(CLASS) };
         let gate = region.gate_with("", LIMIT, limit, policy).map_err(Failure::failed)?;
-        let address = region.meet().map_err(Failure::failed)?;
+        let address = region.start_replication().map_err(Failure::failed)?;
         let address = address.ok_or_else(|| Failure::failed("a region does not listen for the others"))?;
         Ok((Self { region, gate, attacker: Tally::default(), users: Tally::default() }, address))
     }
 
     fn reading(&self) -> RegionReading {
-        let abroad = self.region.abroad();
+        let abroad = self.region.replication_status();
         let lags = abroad.iter().flat_map(|status| &status.peers).map(|peer| peer.lag_us);
         RegionReading {
             attacker: self.attacker.counts(),
             users: self.users.counts(),
-            is_whole: abroad.as_ref().is_some_and(|status| status.is_whole),
+            is_connected: abroad.as_ref().is_some_and(|status| status.is_connected),
             lag_us: lags.max().flatten(),
         }
     }
 
     async fn ask(&self, key: &str, tally: &Tally) {
         // One limit is never too many.
-        if let Ok(ruling) = self.region.check(&[self.gate.question(key)]).await {
+        if let Ok(ruling) = self.region.check(&[self.gate.region_check(key)]).await {
             tally.add(ruling.is_allowed());
         }
     }
@@ -254,7 +257,11 @@ impl World {
         let mut fleet = Fleet::of(1);
         for (own, name) in NAMES.into_iter().enumerate() {
             let (from_here, peers) = ways_from(own).await?;
-            let regions = Regions { peers, silence_max: SILENCE_MAX, ..Regions::new(name, ANY_PORT.into()) };
+            let regions = MultiRegionConfig {
+                peers,
+                peer_timeout: PEER_TIMEOUT,
+                ..MultiRegionConfig::new(name, ANY_PORT.into())
+            };
             fleet = regions.fleet();
             let (member, address) = Member::start(regions, limit)?;
             members.push(Arc::new(member));
@@ -284,7 +291,7 @@ impl World {
             while !self
                 .members
                 .iter()
-                .all(|member| member.region.abroad().is_some_and(|status| has_met(&status)))
+                .all(|member| member.region.replication_status().is_some_and(|status| has_met(&status)))
             {
                 ticks.tick().await;
             }
@@ -327,11 +334,11 @@ impl World {
 
     /// Cuts a link, or heals it.
     pub(super) fn set_link(&self, link: usize, is_up: bool) {
-        let was_whole = self.links.iter().all(Link::is_up);
+        let was_connected = self.links.iter().all(Link::is_up);
         if let Some(link) = self.links.get(link) {
             link.set(is_up);
         }
-        if was_whole && !is_up {
+        if was_connected && !is_up {
             self.partitions.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -346,6 +353,6 @@ impl World {
     }
 }
 
-fn has_met(status: &CourierStatus) -> bool {
-    status.is_whole && status.peers.iter().all(|peer| peer.lag_us.is_some())
+fn has_met(status: &ReplicationStatus) -> bool {
+    status.is_connected && status.peers.iter().all(|peer| peer.lag_us.is_some())
 }

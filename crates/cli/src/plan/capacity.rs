@@ -60,21 +60,21 @@ const COMPONENT: Constant =
     constant("what a region tells of a key", 64, "bytes and the key", "docs/benchmarks.md, Several regions");
 
 /// How often it is told at most.
-const ROUNDS: Constant = constant("rounds of a courier", 5, "per second", "one each 200 ms");
+const ROUNDS: Constant = constant("replication rounds", 5, "per second", "one each 200 ms");
 
-/// What a courier asks of its origin in each round, whether anything changed or not.
+/// What a replicator asks of its origin in each round, whether anything changed or not.
 const PARTITIONS: Constant =
     constant("partitions of an origin", 256, "looks in a round", "what an origin is");
 
 /// A look that finds nothing.
 const LOOK: Constant =
-    constant("a look into a partition", 50, "CPU us", "docs/benchmarks.md, What couriers carry");
+    constant("a look into a partition", 50, "CPU us", "docs/benchmarks.md, What replicators carry");
 
 /// A component that a region tells, and one that it is told.
 const GATHERED: Constant =
-    constant("a key that is told, at Redis", 45, "CPU us", "docs/benchmarks.md, What couriers carry");
+    constant("a component gathered, at Redis", 45, "CPU us", "docs/benchmarks.md, What replicators carry");
 const MERGED: Constant =
-    constant("a key that is heard of, at Redis", 35, "CPU us", "docs/benchmarks.md, What couriers carry");
+    constant("a component merged, at Redis", 35, "CPU us", "docs/benchmarks.md, What replicators carry");
 
 const NS_PER_S: u128 = 1_000_000_000;
 const US_PER_S: u128 = 1_000_000;
@@ -151,7 +151,7 @@ pub(super) struct Needs {
     /// Requests that wait for a call.
     pub(super) waiting_per_s: u64,
     pub(super) origin_calls_per_s: u64,
-    /// Looks of the courier into partitions, for what to tell.
+    /// Looks of the replicator into partitions, for what to tell.
     pub(super) origin_looks_per_s: u64,
     pub(super) redis_shards: u64,
     pub(super) redis_bytes_per_shard: u64,
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn a_shard_is_no_busier_than_it_may_be() {
         let needs = load().needs();
-        // Of nodes that ask, and of the courier, which tells of a key once and hears of as many from each of two.
+        // Of nodes that ask, and of the replicator, which tells of a key once and hears of as many from each of two.
         let busy_us = needs.origin_calls_per_s * CALL.value
             + 1_280 * LOOK.value
             + 50_000 * (GATHERED.value + 2 * MERGED.value);
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!((needs.merged_per_s, needs.origin_looks_per_s), (100_000, 1_280));
         let alone = Load { regions: 1, ..load() }.needs();
         assert_eq!((alone.components_per_s, alone.wan_bits_per_s), (0, 0));
-        assert_eq!((alone.merged_per_s, alone.origin_looks_per_s), (0, 0), "it has no courier");
+        assert_eq!((alone.merged_per_s, alone.origin_looks_per_s), (0, 0), "it has no replicator");
     }
 
     #[test]

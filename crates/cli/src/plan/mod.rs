@@ -13,7 +13,7 @@ use self::capacity::{Constant, Load, Needs, Surface};
 use tidegate_server::bounds::REGIONS_MAX;
 
 use crate::client::json_arg;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// The most requests in a second, and the most keys.
 const COUNT_MAX: u64 = 1_000_000_000_000;
@@ -91,7 +91,7 @@ fn parse_count(text: &str) -> Result<u64, String> {
     number.filter(|number| (1..=COUNT_MAX).contains(number)).ok_or_else(wrong)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let load = read(matches)?;
     let needs = load.needs();
     if matches.get_flag("json") {
@@ -135,10 +135,10 @@ fn needs_table(needs: &Needs) -> Table {
         ("table, if each key comes to one process", megabytes(needs.table_bytes_per_node_sticky), "MB each"),
         ("requests that wait for a call", grouped(needs.waiting_per_s), "a second"),
         ("calls to the origin", grouped(needs.origin_calls_per_s), "a second"),
-        ("looks of the courier into the origin", grouped(needs.origin_looks_per_s), "a second"),
+        ("replicator reads of the origin", grouped(needs.origin_looks_per_s), "a second"),
         ("shards of Redis", grouped(needs.redis_shards), ""),
         ("memory of a shard", megabytes(needs.redis_bytes_per_shard), "MB"),
-        ("keys told to each other region", grouped(needs.components_per_s), "a second"),
+        ("components sent to each peer", grouped(needs.components_per_s), "a second"),
         ("keys heard of from other regions", grouped(needs.merged_per_s), "a second"),
         ("sent to other regions", grouped(needs.wan_bits_per_s.div_ceil(1_000_000)), "Mbit/s"),
     ];

@@ -10,7 +10,7 @@ use tidegate_server::timestamp;
 use super::unexpected;
 use crate::client::{Answer, Client};
 use crate::out::{self, Reader, shown};
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// How a change that waits for somebody else ends: told apart from one that applies, and from one that was refused.
 const EXIT_WAITING: u8 = 3;
@@ -38,7 +38,7 @@ pub(crate) fn reason_arg() -> Arg {
 }
 
 /// Shows what a change would do.
-pub(super) fn plan(matches: &ArgMatches, operations: &[Value]) -> Done {
+pub(super) fn plan(matches: &ArgMatches, operations: &[Value]) -> CommandResult {
     let answer = ask_for_plan(&Client::new(matches)?, operations)?;
     if matches.get_flag("json") {
         say!("{}", answer.body)?;
@@ -53,7 +53,7 @@ fn ask_for_plan(client: &Client, operations: &[Value]) -> Result<Answer, Failure
 }
 
 /// Shows what a change would do, and makes it.
-pub(crate) fn make(matches: &ArgMatches, operations: &[Value]) -> Done {
+pub(crate) fn make(matches: &ArgMatches, operations: &[Value]) -> CommandResult {
     let client = Client::new(matches)?;
     let plan = ask_for_plan(&client, operations)?;
     if !matches.get_flag("json") {
@@ -86,7 +86,7 @@ pub(crate) fn ask(
 }
 
 /// Asks for a change, and tells what became of it.
-pub(crate) fn send(client: &Client, path: &str, question: Value, matches: &ArgMatches) -> Done {
+pub(crate) fn send(client: &Client, path: &str, question: Value, matches: &ArgMatches) -> CommandResult {
     let answer = ask(client, path, question, matches)?.decided(&[200, 202])?;
     let change = &answer.body["change"];
     if matches.get_flag("json") {

@@ -9,7 +9,7 @@ use super::change::{confirmed_args, make};
 use super::validate;
 use crate::naming::name_of;
 use crate::out::shown;
-use crate::{Done, Failure, client};
+use crate::{CommandResult, Failure, client};
 
 pub(super) fn command() -> Command {
     let file = |help: &'static str| Arg::new("file").value_name("FILE").required(true).help(help);
@@ -43,7 +43,7 @@ pub(super) fn command() -> Command {
         )
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Done {
+pub(super) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((from, matches)) = matches.subcommand() else { return Ok(std::process::ExitCode::SUCCESS) };
     let paths: Vec<&str> =
         matches.get_many::<String>("file").into_iter().flatten().map(String::as_str).collect();

@@ -14,7 +14,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::json;
 
 use crate::client::{self, Client, segment};
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 use change::{confirmed_args, make, print_change, reason_arg, send};
 
 pub(crate) fn command() -> Command {
@@ -122,7 +122,7 @@ fn of_rule(name: &'static str, about: &'static str) -> Command {
     Command::new(name).about(about).arg(rule).args(confirmed_args()).args(client::args())
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((name, matches)) = matches.subcommand() else { return Ok(ExitCode::SUCCESS) };
     match name {
         "validate" => validate::run(matches),
@@ -138,14 +138,14 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     }
 }
 
-fn apply(matches: &ArgMatches) -> Done {
+fn apply(matches: &ArgMatches) -> CommandResult {
     match matches.get_one::<u64>("change") {
         None => make(matches, &operations::read(matches)?),
         Some(id) => send(&Client::new(matches)?, "/v1/rules/apply", json!({ "change": id }), matches),
     }
 }
 
-fn rollback(matches: &ArgMatches) -> Done {
+fn rollback(matches: &ArgMatches) -> CommandResult {
     let number = |id: &str| matches.get_one::<u64>(id);
     let question = match (number("change"), number("to_revision")) {
         (Some(id), _) => json!({ "change": id }),
@@ -154,7 +154,7 @@ fn rollback(matches: &ArgMatches) -> Done {
     send(&Client::new(matches)?, "/v1/rules/rollback", with_reason(question, matches), matches)
 }
 
-fn set_mode(matches: &ArgMatches, mode: &str) -> Done {
+fn set_mode(matches: &ArgMatches, mode: &str) -> CommandResult {
     let name = matches.get_one::<String>("name").map_or("", String::as_str);
     let path = format!("/v1/rules/{}/{mode}", segment(name));
     send(&Client::new(matches)?, &path, with_reason(json!({}), matches), matches)
@@ -165,7 +165,7 @@ fn with_reason(mut question: serde_json::Value, matches: &ArgMatches) -> serde_j
     question
 }
 
-fn decide(matches: &ArgMatches, verb: &str) -> Done {
+fn decide(matches: &ArgMatches, verb: &str) -> CommandResult {
     let id = matches.get_one::<u64>("change").copied().unwrap_or_default();
     let question = if verb == "reject" { with_reason(json!({}), matches) } else { json!({}) };
     let answer = Client::new(matches)?.post(&format!("/v1/rules/changes/{id}/{verb}"), &question)?;

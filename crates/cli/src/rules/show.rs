@@ -10,7 +10,7 @@ use super::operations::LISTS;
 use super::{change, unexpected};
 use crate::client::{Client, segment};
 use crate::out::{self, Reader, shown};
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// How many rows are asked for at once.
 const PAGE: &str = "1000";
@@ -31,12 +31,12 @@ pub(super) fn file_arg() -> Arg {
         .help("Print a rules file, as `rules apply` reads it")
 }
 
-pub(super) fn list(matches: &ArgMatches) -> Done {
+pub(super) fn list(matches: &ArgMatches) -> CommandResult {
     list_of(matches, matches.get_one::<String>("kind").map(String::as_str), matches.get_flag("toml"))
 }
 
 /// Lists all rows of a kind, page by page, or writes the rules file that would put them.
-pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>, as_file: bool) -> Done {
+pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>, as_file: bool) -> CommandResult {
     let client = Client::new(matches)?;
     let (mut rows, mut after): (Vec<Value>, Option<String>) = (Vec::new(), None);
     loop {
@@ -94,7 +94,7 @@ fn print_rows(matches: &ArgMatches, revision: &Value, rows: &[Value]) -> Result<
     say!("{table}\nrevision {revision}")
 }
 
-pub(super) fn get(matches: &ArgMatches) -> Done {
+pub(super) fn get(matches: &ArgMatches) -> CommandResult {
     let row = matches.get_one::<String>("row").map_or("", String::as_str);
     let (kind, name) = row
         .split_once('/')
@@ -116,7 +116,7 @@ pub(super) fn get(matches: &ArgMatches) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn history(matches: &ArgMatches) -> Done {
+pub(super) fn history(matches: &ArgMatches) -> CommandResult {
     let client = Client::new(matches)?;
     let answer = match matches.get_one::<u64>("change") {
         Some(id) => client.get(&format!("/v1/rules/changes/{id}"), &[])?,

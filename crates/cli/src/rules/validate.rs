@@ -8,7 +8,7 @@ use serde::Serialize;
 use tidegate_server::{Fleet, RULES_FILE_BYTES_MAX, RuleSet};
 
 use crate::client::json_arg;
-use crate::{Done, EXIT_USAGE, Failure};
+use crate::{CommandResult, EXIT_USAGE, Failure};
 
 pub(super) fn command() -> Command {
     Command::new("validate")
@@ -28,7 +28,7 @@ struct Finding<'f> {
     warnings: Vec<String>,
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Done {
+pub(super) fn run(matches: &ArgMatches) -> CommandResult {
     let file = matches.get_one::<String>("file").map_or("", String::as_str);
     let finding = look_at(file);
     if matches.get_flag("json") {

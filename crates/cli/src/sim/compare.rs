@@ -3,10 +3,10 @@
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use tidegate::{Clock as _, SystemClock};
-use tidegate_sim::{Bug, Case, Measured, RegionBug, Size, cases, catch, catch_in_regions};
+use tidegate_sim::{Bug, Case, ModelMeasurement, RegionBug, Size, cases, catch, catch_in_regions};
 
 use super::{aligned, ended, progress};
-use crate::Done;
+use crate::CommandResult;
 
 /// In how many worlds a known mistake is looked for.
 const MUTANT_SEEDS: u64 = 2_000;
@@ -19,20 +19,20 @@ const MUTANT_SIZE: Size = Size { length_us: 300_000_000, requests: 3_000 };
 
 /// The first world that noticed a mistake: its seed, unless it is a world of uneven nodes at half load, the promise that
 /// was broken, and how.
-struct Noticed {
+struct CaughtBug {
     seed: Option<u64>,
     promise: &'static str,
     what: String,
 }
 
 /// A mistake, who noticed it, and how long that took.
-struct Searched {
+struct BugSearch {
     bug: String,
-    caught: Option<Noticed>,
+    caught: Option<CaughtBug>,
     seconds: f64,
 }
 
-impl Searched {
+impl BugSearch {
     /// Whether somebody noticed it, and in time.
     fn is_noticed(&self) -> bool {
         self.caught.is_some() && self.seconds <= NOTICED_SECONDS_MAX
@@ -40,7 +40,7 @@ impl Searched {
 }
 
 /// Makes every known mistake, and tells who noticed.
-pub(super) fn mutants(as_json: bool) -> Done {
+pub(super) fn mutants(as_json: bool) -> CommandResult {
     let clock = SystemClock::new();
     let mut before_us = clock.now().mono_us();
     // Read once for each, when it was noticed: nothing in a world knows of it.
@@ -61,23 +61,23 @@ pub(super) fn mutants(as_json: bool) -> Done {
         (bug.to_string(), caught.map(noticed))
     });
     let all = in_one.chain(in_several).inspect(|_| bar.inc(1));
-    let found: Vec<Searched> =
-        all.map(|(bug, caught)| Searched { bug, caught, seconds: seconds() }).collect();
+    let found: Vec<BugSearch> =
+        all.map(|(bug, caught)| BugSearch { bug, caught, seconds: seconds() }).collect();
     bar.finish_and_clear();
     if as_json {
-        let rows: Value = found.iter().map(told).collect();
+        let rows: Value = found.iter().map(to_json).collect();
         say!("{rows}")?;
     } else {
         say!("{}", caught_table(&found))?;
     }
-    Ok(ended(found.iter().all(Searched::is_noticed)))
+    Ok(ended(found.iter().all(BugSearch::is_noticed)))
 }
 
-fn noticed(seed: Option<u64>, promise: &'static str, what: &dyn std::fmt::Display) -> Noticed {
-    Noticed { seed, promise, what: what.to_string() }
+fn noticed(seed: Option<u64>, promise: &'static str, what: &dyn std::fmt::Display) -> CaughtBug {
+    CaughtBug { seed, promise, what: what.to_string() }
 }
 
-fn told(Searched { bug, caught, seconds }: &Searched) -> Value {
+fn to_json(BugSearch { bug, caught, seconds }: &BugSearch) -> Value {
     let caught = caught.as_ref();
     json!({
         "mistake": bug,
@@ -88,7 +88,7 @@ fn told(Searched { bug, caught, seconds }: &Searched) -> Value {
     })
 }
 
-fn caught_table(found: &[Searched]) -> Table {
+fn caught_table(found: &[BugSearch]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["mistake", "seconds", "seed", "broken", "what"]);
@@ -98,7 +98,7 @@ fn caught_table(found: &[Searched]) -> Table {
             Some(_) if !searched.is_noticed() => {
                 [bug, seconds, "-".to_owned(), "NOTICED TOO LATE".to_owned(), String::new()]
             }
-            Some(Noticed { seed, promise, what }) => [
+            Some(CaughtBug { seed, promise, what }) => [
                 bug,
                 seconds,
                 seed.map_or_else(|| "half load".to_owned(), |seed| seed.to_string()),
@@ -113,8 +113,8 @@ fn caught_table(found: &[Searched]) -> Table {
 }
 
 /// Runs the cases of the model with the engine.
-pub(super) fn model(as_json: bool) -> Done {
-    let measured: Vec<(Case, Measured)> = cases().map(|case| (case, case.measure())).collect();
+pub(super) fn model(as_json: bool) -> CommandResult {
+    let measured: Vec<(Case, ModelMeasurement)> = cases().map(|case| (case, case.measure())).collect();
     if as_json {
         let rows: Value = measured.iter().map(|(case, measured)| compared(case, measured)).collect();
         say!("{rows}")?;
@@ -124,7 +124,7 @@ pub(super) fn model(as_json: bool) -> Done {
     Ok(ended(measured.iter().all(|(_, measured)| measured.violations == 0)))
 }
 
-fn compared(case: &Case, measured: &Measured) -> Value {
+fn compared(case: &Case, measured: &ModelMeasurement) -> Value {
     json!({
         "case": case.name,
         "admitted": measured.admitted, "model_admitted": case.admitted,
@@ -134,7 +134,7 @@ fn compared(case: &Case, measured: &Measured) -> Value {
     })
 }
 
-fn model_table(measured: &[(Case, Measured)]) -> Table {
+fn model_table(measured: &[(Case, ModelMeasurement)]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["case", "admitted", "model", "waited", "model", "updates per request", "model"]);
@@ -162,7 +162,7 @@ mod tests {
     fn a_mistake_that_is_noticed_late_counts_as_one_that_is_not() {
         let searched = |caught: bool, seconds| {
             let caught = caught.then(|| noticed(Some(1), "bound", &"above it"));
-            Searched { bug: "a mistake".to_owned(), caught, seconds }
+            BugSearch { bug: "a mistake".to_owned(), caught, seconds }
         };
         assert!(searched(true, NOTICED_SECONDS_MAX).is_noticed());
         assert!(!searched(true, NOTICED_SECONDS_MAX + 0.01).is_noticed());

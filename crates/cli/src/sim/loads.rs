@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use tidegate_sim::{FleetResult, LoadCase, LoadResult, load_cases};
 
 use super::{aligned, ended, progress};
-use crate::Done;
+use crate::CommandResult;
 
 /// Runs every case on all cores, and prints one row for each limit on each fleet, or every case as JSON.
-pub(super) fn run(as_json: bool) -> Done {
+pub(super) fn run(as_json: bool) -> CommandResult {
     let results = measure(&load_cases());
     let fleets = FleetResult::of(&results);
     if as_json {

@@ -27,7 +27,7 @@ use tidegate_sim::{
 
 use crate::client::json_arg;
 use crate::out::Reader;
-use crate::{Done, EXIT_FAILED, Failure};
+use crate::{CommandResult, EXIT_FAILED, Failure};
 
 const US_PER_HOUR: f64 = 3_600_000_000.0;
 
@@ -37,7 +37,7 @@ const HOURS_MAX: f64 = 24.0;
 /// How long a world lasts, in hours, and how many requests come in each, unless told otherwise.
 const ONE_DEFAULT: (f64, u64) = (0.5, 7_200);
 
-/// The same of several regions: couriers go five rounds in a second, so that such an hour takes longer.
+/// The same of several regions: replicators go five rounds in a second, so that such an hour takes longer.
 const REGIONS_DEFAULT: (f64, u64) = (0.1, 20_000);
 
 /// How much of the trace of a broken world is shown: its end, where the promise broke.
@@ -51,7 +51,7 @@ pub(crate) fn command() -> Command {
              duplication, cuts, crashes, lost data and clocks that disagree, and checks what was admitted against what \
              was promised. The same seed gives the same history.\n\nExits with 0 if every promise held and 1 if one was \
              broken, with the seed and a smaller world that breaks it as well.\n\nWith --regions, worlds have two to eight \
-             regions, whose couriers tell them what the others used, and links between them that are cut.",
+             regions, whose replicators tell them what the others used, and links between them that are cut.",
         )
         .arg(number("seeds", "200", "How many worlds"))
         .arg(number("first", "0", "The seed of the first world"))
@@ -112,7 +112,7 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
 }
 
-pub(crate) fn run(matches: &ArgMatches) -> Done {
+pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     if matches.get_flag("mutants") {
         return compare::mutants(matches.get_flag("json"));
     }
@@ -151,7 +151,7 @@ fn size(matches: &ArgMatches) -> Result<Size, Failure> {
 }
 
 /// One world, with all there is to see of it.
-fn one(matches: &ArgMatches, scenario: &Scenario) -> Done {
+fn one(matches: &ArgMatches, scenario: &Scenario) -> CommandResult {
     let report = run_world(scenario, None, matches.get_flag("trace"));
     if let Some(path) = matches.get_one::<PathBuf>("plot") {
         std::fs::write(path, plot(&report))
@@ -170,7 +170,7 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> Done {
                 "faults": report.faults,
                 "admitted_share": share(report.admitted, report.ideal),
                 "waited_share": share(report.waited, report.requests),
-                "violations": told(report.seed, &report.violations).collect::<Value>(),
+                "violations": to_json(report.seed, &report.violations).collect::<Value>(),
                 "trace_hash": format!("{:016x}", report.trace.hash()),
             })
         )?;
@@ -196,7 +196,7 @@ fn ended(holds: bool) -> ExitCode {
     if holds { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
 }
 
-fn many(matches: &ArgMatches, size: Size) -> Done {
+fn many(matches: &ArgMatches, size: Size) -> CommandResult {
     let summary = swept(matches, |seeds, threads, done| sweep(seeds, size, threads, done));
     if matches.get_flag("json") {
         say!("{}", summed(&summary))?;
@@ -237,18 +237,18 @@ fn progress(count: u64) -> ProgressBar {
 }
 
 /// How a world broke a promise, in words.
-trait Broken: Display {
+trait BrokenPromise: Display {
     /// Which.
     fn promise(&self) -> &'static str;
 }
 
-impl Broken for Violation {
+impl BrokenPromise for Violation {
     fn promise(&self) -> &'static str {
         Self::promise(self)
     }
 }
 
-fn told<B: Broken>(seed: u64, violations: &[B]) -> impl Iterator<Item = Value> + '_ {
+fn to_json<B: BrokenPromise>(seed: u64, violations: &[B]) -> impl Iterator<Item = Value> + '_ {
     let one = move |violation: &B| json!({ "seed": seed, "promise": violation.promise(), "what": violation.to_string() });
     violations.iter().map(one)
 }
@@ -265,7 +265,7 @@ fn summed(summary: &Summary) -> Value {
         "alone_share": share(summary.alone, summary.requests),
         "updates_per_request": share(summary.updates, summary.requests),
         "longest_wait_us": summary.longest_wait_us,
-        "violations": summary.broken.iter().flat_map(|(seed, all)| told(*seed, all)).collect::<Value>(),
+        "violations": summary.broken.iter().flat_map(|(seed, all)| to_json(*seed, all)).collect::<Value>(),
         "trace_hash": format!("{:016x}", summary.trace_hash),
     })
 }
@@ -308,7 +308,7 @@ fn aligned(table: &mut Table) {
 }
 
 /// Says what broke in the first world of those that did, and in how small a one it still does.
-fn explain<S: Display, B: Broken>(
+fn explain<S: Display, B: BrokenPromise>(
     broken: &[(u64, Vec<B>)],
     scenario_of: impl FnOnce(u64) -> S,
     shrink: impl FnOnce(&S, &B) -> (S, Vec<B>, Trace),

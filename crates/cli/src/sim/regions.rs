@@ -4,16 +4,16 @@ use clap::ArgMatches;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use tidegate_sim::{
-    Kind, Reached, RegionSummary, RegionViolation, Size, region_scenario_of, run_regions, shrink_regions,
+    BoundReach, Kind, RegionSummary, RegionViolation, Size, region_scenario_of, run_regions, shrink_regions,
     sweep_regions,
 };
 
-use super::{Broken, US_PER_HOUR, ended, explain, figures, swept, told};
+use super::{BrokenPromise, US_PER_HOUR, ended, explain, figures, swept, to_json};
 use crate::out::Reader;
-use crate::{Done, Failure};
+use crate::{CommandResult, Failure};
 
 /// One world, with all there is to see of it.
-pub(super) fn one(matches: &ArgMatches, seed: u64, size: Size) -> Done {
+pub(super) fn one(matches: &ArgMatches, seed: u64, size: Size) -> CommandResult {
     let scenario = region_scenario_of(seed, size.length_us, size.requests);
     let report = run_regions(&scenario, None, matches.get_flag("trace"));
     if matches.get_flag("trace") {
@@ -27,11 +27,11 @@ pub(super) fn one(matches: &ArgMatches, seed: u64, size: Size) -> Done {
                 "scenario": scenario.to_string(),
                 "requests": report.requests,
                 "faults": report.faults,
-                "partings": report.partings,
+                "isolations": report.isolations,
                 "excess": report.reach.excess,
                 "bound": report.reach.allowed,
                 "reached": thousandths(report.reach.milli()),
-                "violations": told(seed, &report.violations).collect::<Value>(),
+                "violations": to_json(seed, &report.violations).collect::<Value>(),
                 "trace_hash": format!("{:016x}", report.trace.hash()),
             })
         )?;
@@ -54,7 +54,7 @@ pub(super) fn one(matches: &ArgMatches, seed: u64, size: Size) -> Done {
 }
 
 /// Many worlds, and the first that broke a promise.
-pub(super) fn many(matches: &ArgMatches, size: Size) -> Done {
+pub(super) fn many(matches: &ArgMatches, size: Size) -> CommandResult {
     let summary = swept(matches, |seeds, threads, done| sweep_regions(seeds, size, threads, done));
     if matches.get_flag("json") {
         say!("{}", summed(&summary))?;
@@ -77,7 +77,7 @@ pub(super) fn many(matches: &ArgMatches, size: Size) -> Done {
     Ok(ended(summary.broken.is_empty() && loose.is_empty()))
 }
 
-impl Broken for RegionViolation {
+impl BrokenPromise for RegionViolation {
     fn promise(&self) -> &'static str {
         Self::promise(self)
     }
@@ -97,17 +97,17 @@ fn summed(summary: &RegionSummary) -> Value {
         "region_hours": summary.simulated_us as f64 / US_PER_HOUR,
         "requests": summary.requests,
         "faults": summary.faults,
-        "partings": summary.partings,
+        "isolations": summary.isolations,
         "batches": summary.batches,
         "rated": summary.rated,
         "reached": summary.reached.iter().map(|(kind, reached)| reached_of(*kind, reached)).collect::<Value>(),
-        "violations": summary.broken.iter().flat_map(|(seed, all)| told(*seed, all)).collect::<Value>(),
+        "violations": summary.broken.iter().flat_map(|(seed, all)| to_json(*seed, all)).collect::<Value>(),
         "trace_hash": format!("{:016x}", summary.trace_hash),
     })
 }
 
 /// The world that reached most of its bound, of its kind.
-fn reached_of(kind: Kind, reached: &Reached) -> Value {
+fn reached_of(kind: Kind, reached: &BoundReach) -> Value {
     json!({
         "algorithm": algorithm(Kind { is_fast: false, ..kind }),
         "fast": kind.is_fast,
@@ -136,7 +136,7 @@ fn print(summary: &RegionSummary) -> Result<Reader, Failure> {
         ("region-hours", format!("{hours:.1}")),
         ("requests", summary.requests.to_string()),
         ("faults", summary.faults.to_string()),
-        ("times a region fell back to its part", summary.partings.to_string()),
+        ("times a region fell back to its part", summary.isolations.to_string()),
         ("batches merged", summary.batches.to_string()),
         ("worlds whose long-run rate was judged", summary.rated.to_string()),
         ("trace", format!("{:016x}", summary.trace_hash)),
@@ -150,7 +150,7 @@ fn reached_table(summary: &RegionSummary) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["limit", "class", "cuts", "worlds", "bound", "passed by", "reached", "seed"]);
-    for (kind, Reached { worlds, seed, reach }) in &summary.reached {
+    for (kind, BoundReach { worlds, seed, reach }) in &summary.reached {
         table.add_row([
             algorithm(*kind).to_owned(),
             kind.class.as_str().to_owned(),

@@ -4,13 +4,13 @@ use std::thread::JoinHandle;
 
 use tidegate_testkit::{Postgres, START_TIME_MAX, Traffic, wait_until};
 
-use crate::ground::{Ground, serve, wait_for};
+use crate::fixture::{ControlFixture, serve, wait_for};
 use crate::support::raw::{begin, finish, request};
 
 #[test]
 fn the_audit_is_verified_by_one_at_a_time() {
     let postgres = Postgres::start();
-    let (_ground, proxy, url) = Ground::behind_a_proxy(&postgres);
+    let (_ground, proxy, url) = ControlFixture::behind_a_proxy(&postgres);
     let folder = tempfile::tempdir().expect("a folder");
     let server = serve(&url, folder.path(), &[]);
     wait_for(&server, "r1e0");

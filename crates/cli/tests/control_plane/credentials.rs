@@ -4,12 +4,12 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use serde_json::Value;
-use tidegate_rules::change::State;
+use tidegate_rules::change::ChangeState;
 use tidegate_rules::store::Credential;
 use tidegate_server::auth::TokenHash;
 use tidegate_testkit::{START_TIME_MAX, wait_until};
 
-use crate::ground::{Ground, by, serve};
+use crate::fixture::{ControlFixture, by, serve};
 use crate::support::raw::{begin, finish, request, send};
 use crate::support::{token_entry, write};
 
@@ -17,7 +17,7 @@ use crate::support::{token_entry, write};
 fn a_token_of_the_store_opens_a_server_until_it_is_revoked() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let ground = Ground::open(&url);
+    let fixture = ControlFixture::open(&url);
     let config = write(folder.path(), "tidegate.toml", &token_entry("configured", "", "viewer"));
     let server = serve(&url, folder.path(), &["--config", &config]);
     let status = |token: &str| {
@@ -36,7 +36,7 @@ fn a_token_of_the_store_opens_a_server_until_it_is_revoked() {
         expires_ms: None,
     };
     let put = |role| {
-        ground.runtime.block_on(ground.store.put_credential(&credential(role), by())).expect("put");
+        fixture.runtime.block_on(fixture.store.put_credential(&credential(role), by())).expect("put");
     };
     let wait = |expected| wait_until("the token's role", START_TIME_MAX, || status("kept") == expected);
     put("approver");
@@ -47,7 +47,7 @@ fn a_token_of_the_store_opens_a_server_until_it_is_revoked() {
     wait(401);
     put("viewer");
     wait(200);
-    ground.runtime.block_on(ground.store.revoke_credential(&hash, by())).expect("revoked");
+    fixture.runtime.block_on(fixture.store.revoke_credential(&hash, by())).expect("revoked");
     wait(401);
     assert_eq!(status("configured"), 200);
 }
@@ -65,7 +65,7 @@ fn told_to_go_on(stream: &mut TcpStream) -> bool {
 fn a_token_that_is_revoked_while_its_request_is_under_way_approves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let ground = Ground::open(&url);
+    let fixture = ControlFixture::open(&url);
     let config = write(folder.path(), "tidegate.toml", &token_entry("configured", "", "viewer"));
     let server = serve(&url, folder.path(), &["--config", &config]);
     let credential = Credential {
@@ -76,8 +76,8 @@ fn a_token_that_is_revoked_while_its_request_is_under_way_approves_nothing() {
         created_ms: by().now_ms,
         expires_ms: None,
     };
-    ground.runtime.block_on(ground.store.put_credential(&credential, by())).expect("put");
-    let change = ground.waiting("kept");
+    fixture.runtime.block_on(fixture.store.put_credential(&credential, by())).expect("put");
+    let change = fixture.waiting("kept");
     let fields = [("authorization", "Bearer kept"), ("expect", "100-continue"), ("content-length", "2")];
     let status = || send(server.address("admin"), &request("GET", "/metrics", &[fields[0]], None)).status;
     wait_until("the token to open it", START_TIME_MAX, || status() == 200);
@@ -85,19 +85,19 @@ fn a_token_that_is_revoked_while_its_request_is_under_way_approves_nothing() {
     let target = format!("/v1/rules/changes/{change}/approve");
     let mut stream = begin(server.address("admin"), &request("POST", &target, &fields, None));
     assert!(told_to_go_on(&mut stream), "who asks is known, and the body is awaited");
-    ground.runtime.block_on(ground.store.revoke_credential(&credential.hash, by())).expect("revoked");
+    fixture.runtime.block_on(fixture.store.revoke_credential(&credential.hash, by())).expect("revoked");
     wait_until("the token to end", START_TIME_MAX, || status() == 401);
     stream.write_all(b"{}").expect("sends");
     let reply = finish(stream);
     assert_eq!(reply.status, 401, "{}", reply.body);
-    assert_eq!(ground.state(change), State::Waiting);
+    assert_eq!(fixture.state(change), ChangeState::Waiting);
 }
 
 #[test]
 fn nobody_makes_themselves_a_second_approver() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let ground = Ground::open(&url);
+    let fixture = ControlFixture::open(&url);
     let config = write(folder.path(), "tidegate.toml", &token_entry("root", "", "admin"));
     let server = serve(&url, folder.path(), &["--config", &config]);
     let post = |token: &str, target: &str, body: &str| {
@@ -111,13 +111,13 @@ fn nobody_makes_themselves_a_second_approver() {
     let made: Value = serde_json::from_str(&made.body).expect("JSON");
     let token = made["token"].as_str().expect("told once");
     for (author, why) in [(root.as_str(), "has theirs from its author"), ("other", "by its author")] {
-        let change = ground.waiting(author);
+        let change = fixture.waiting(author);
         let reply = post(token, &format!("/v1/rules/changes/{change}/approve"), "{}");
         assert_eq!(reply.status, 403, "{}", reply.body);
         assert!(reply.body.contains(why), "{}", reply.body);
-        assert_eq!(ground.state(change), State::Waiting);
+        assert_eq!(fixture.state(change), ChangeState::Waiting);
     }
-    let change = ground.waiting("somebody else");
+    let change = fixture.waiting("somebody else");
     let reply = post(token, &format!("/v1/rules/changes/{change}/approve"), "{}");
     assert_eq!(reply.status, 200, "{}", reply.body);
 }
@@ -137,7 +137,7 @@ fn tell(stream: &mut TcpStream, command: &str) -> String {
 fn an_open_connection_ends_with_its_token() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let ground = Ground::open(&url);
+    let fixture = ControlFixture::open(&url);
     let config = write(folder.path(), "tidegate.toml", &token_entry("configured", "", "viewer"));
     let server = serve(&url, folder.path(), &["--config", &config]);
     let credential = |name: &str, expires_ms| Credential {
@@ -149,7 +149,7 @@ fn an_open_connection_ends_with_its_token() {
         expires_ms,
     };
     let put = |credential: &Credential| {
-        ground.runtime.block_on(ground.store.put_credential(credential, by())).expect("put");
+        fixture.runtime.block_on(fixture.store.put_credential(credential, by())).expect("put");
     };
     let connect = |token: &str| {
         let mut stream = TcpStream::connect(server.address("resp")).expect("connects");
@@ -165,7 +165,7 @@ fn an_open_connection_ends_with_its_token() {
     for stream in &mut connections {
         assert_eq!(tell(stream, "PING"), "+PONG");
     }
-    ground.runtime.block_on(ground.store.revoke_credential(&revoked.hash, by())).expect("revoked");
+    fixture.runtime.block_on(fixture.store.revoke_credential(&revoked.hash, by())).expect("revoked");
     put(&credential("ending", Some(by().now_ms + 1_000)));
     for stream in &mut connections[1..] {
         wait_until("the token to end", START_TIME_MAX, || tell(stream, "PING").starts_with("-NOAUTH"));

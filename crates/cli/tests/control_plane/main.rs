@@ -8,7 +8,7 @@ mod support;
 
 mod audit;
 mod credentials;
-mod ground;
+mod fixture;
 mod outage;
 mod poison;
 mod propagation;

@@ -4,7 +4,7 @@ use tidegate_rules::store::Credential;
 use tidegate_server::auth::TokenHash;
 use tidegate_testkit::{ObjectStore, Postgres, START_TIME_MAX, Server, wait_until};
 
-use crate::ground::{Ground, by, metrics, passed, per_user, serve, wait_for, wait_for_metric};
+use crate::fixture::{ControlFixture, by, metrics, passed, per_user, serve, wait_for, wait_for_metric};
 use crate::support::raw::{request, send};
 use crate::support::{tidegate, token_entry, write};
 
@@ -12,7 +12,7 @@ use crate::support::{tidegate, token_entry, write};
 fn a_server_goes_on_and_starts_without_its_store() {
     let mut postgres = Postgres::start();
     let url = postgres.url("postgres");
-    Ground::open(&url).put(&[("per_user", &per_user(2))]);
+    ControlFixture::open(&url).put(&[("per_user", &per_user(2))]);
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = serve(&url, folder.path(), &[]);
     wait_for(&server, "r1e0");
@@ -31,8 +31,8 @@ fn a_server_goes_on_and_starts_without_its_store() {
 
     // It is followed once it is there.
     postgres.restart();
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(4))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(4))]);
     wait_for(&server, "r2e0");
     wait_for_metric(&server, "tidegate_rules_store_up 1");
 }
@@ -41,8 +41,8 @@ fn a_server_goes_on_and_starts_without_its_store() {
 fn tokens_of_the_store_open_a_server_that_starts_without_it() {
     let mut postgres = Postgres::start();
     let url = postgres.url("postgres");
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(2))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(2))]);
     let credential = |token: &str, expires_ms| Credential {
         hash: TokenHash::of(token.as_bytes()).to_string().replace("sha256:", ""),
         name: token.to_owned(),
@@ -51,12 +51,12 @@ fn tokens_of_the_store_open_a_server_that_starts_without_it() {
         created_ms: by().now_ms,
         expires_ms,
     };
-    let put = |ground: &Ground, credential: &Credential| {
-        ground.runtime.block_on(ground.store.put_credential(credential, by())).expect("put");
+    let put = |fixture: &ControlFixture, credential: &Credential| {
+        fixture.runtime.block_on(fixture.store.put_credential(credential, by())).expect("put");
     };
     let (kept, ending) = (credential("kept", None), credential("ending", Some(by().now_ms + 2_000)));
-    put(&ground, &kept);
-    put(&ground, &ending);
+    put(&fixture, &kept);
+    put(&fixture, &ending);
     let folder = tempfile::tempdir().expect("a folder");
     let config = write(folder.path(), "tidegate.toml", &token_entry("configured", "", "viewer"));
     let status = |server: &Server, token: &str| {
@@ -74,9 +74,9 @@ fn tokens_of_the_store_open_a_server_that_starts_without_it() {
 
     // What it says when it is there again counts.
     postgres.restart();
-    let ground = Ground::open(&url);
-    put(&ground, &credential("other", None));
-    ground.runtime.block_on(ground.store.revoke_credential(&kept.hash, by())).expect("revoked");
+    let fixture = ControlFixture::open(&url);
+    put(&fixture, &credential("other", None));
+    fixture.runtime.block_on(fixture.store.revoke_credential(&kept.hash, by())).expect("revoked");
     wait_until("the store to be heard", START_TIME_MAX, || {
         ["configured", "kept", "other"].map(|token| status(&server, token)) == [200, 401, 200]
     });
@@ -87,13 +87,13 @@ fn a_store_that_was_lost_takes_no_rules_with_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let (file, data) = (folder.path().join("rules.db"), folder.path().join("data"));
     let url = format!("sqlite:{}", file.display());
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(2))]);
-    ground.block("per_user");
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(2))]);
+    fixture.block("per_user");
     let mut server = serve(&url, &data, &[]);
     wait_for(&server, "r1e1");
     assert_eq!(server.process.terminate(), Some(0));
-    ground.runtime.block_on(ground.store.close());
+    fixture.runtime.block_on(fixture.store.close());
     std::fs::remove_file(&file).expect("lost");
 
     // Opened, it would be made anew, and without a rule everything would pass.
@@ -107,11 +107,11 @@ fn a_store_that_was_lost_takes_no_rules_with_it() {
     assert_eq!(passed(&server, "bob", 5), 0);
 
     // What is applied to the new one counts, though by the same number.
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(4))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(4))]);
     wait_for(&server, "r1e0");
     assert_eq!(passed(&server, "bob", 5), 4);
-    ground.block("per_user");
+    fixture.block("per_user");
     wait_for(&server, "r1e1");
     assert_eq!(passed(&server, "dora", 5), 0);
 }
@@ -127,12 +127,12 @@ fn a_server_without_a_disk_starts_from_a_bucket() {
         command.env("AWS_ACCESS_KEY_ID", "AKIA").env("AWS_SECRET_ACCESS_KEY", "hunter2");
         Server::start_as(command, &["--rules", &url, "--rules-snapshots", &format!("s3://books/{prefix}")])
     };
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(2))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(2))]);
     let (mut server, mut other) = (serve("eu/node-1"), serve("eu/node-2"));
     wait_until("the first snapshots", START_TIME_MAX, || bucket.objects().len() == 2);
     // What came last is written when a server stops.
-    ground.block("per_user");
+    fixture.block("per_user");
     wait_for(&server, "r1e1");
     wait_for(&other, "r1e1");
     assert_eq!(server.process.terminate(), Some(0));

@@ -1,11 +1,11 @@
 //! What must not be in force is refused whole.
 
 use tidegate_rules::WILDCARDS_PER_RULE_MAX;
-use tidegate_rules::book::Kind;
 use tidegate_rules::change::Operation;
+use tidegate_rules::rows::RowKind;
 use tidegate_testkit::Postgres;
 
-use crate::ground::{Ground, passed, per_user, put, serve, wait_for, wait_for_metric};
+use crate::fixture::{ControlFixture, passed, per_user, put, serve, wait_for, wait_for_metric};
 use crate::support::raw::{request, send};
 use crate::support::tidegate;
 
@@ -13,19 +13,19 @@ use crate::support::tidegate;
 fn a_poisonous_change_is_refused_whole_and_servers_stay() {
     let postgres = Postgres::start();
     let url = postgres.url("postgres");
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(2))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(2))]);
     let folder = tempfile::tempdir().expect("a folder");
     let server = serve(&url, folder.path(), &[]);
     wait_for(&server, "r1e0");
 
-    ground.put(&[("per_user", &per_user(50)), ("poison", r#"{"key":[""],"limit":-1}"#)]);
+    fixture.put(&[("per_user", &per_user(50)), ("poison", r#"{"key":[""],"limit":-1}"#)]);
     wait_for_metric(&server, "tidegate_rules_reloads_total{outcome=\"refused\"} 1");
     wait_for(&server, "r1e0");
     assert_eq!(passed(&server, "bob", 5), 2);
 
     // An emergency does not wait for the book to be good.
-    ground.block("per_user");
+    fixture.block("per_user");
     wait_for(&server, "r1e1");
     assert_eq!(passed(&server, "carol", 1), 0);
     // Who declares one here is told that it is in force, whatever becomes of the book.
@@ -38,7 +38,7 @@ fn a_poisonous_change_is_refused_whole_and_servers_stay() {
         declared.body
     );
 
-    ground.put(&[("poison", &per_user(1))]);
+    fixture.put(&[("poison", &per_user(1))]);
     wait_for(&server, "r3e2");
 }
 
@@ -46,17 +46,17 @@ fn a_poisonous_change_is_refused_whole_and_servers_stay() {
 fn overlapping_overrides_and_too_many_wildcards_move_no_server() {
     let postgres = Postgres::start();
     let url = postgres.url("postgres");
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(2))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(2))]);
     let folder = tempfile::tempdir().expect("a folder");
     let servers = ["a", "b"].map(|name| serve(&url, &folder.path().join(name), &[]));
     for server in &servers {
         wait_for(server, "r1e0");
     }
     let over = |name: &str, key: &str| {
-        put(Kind::Override, name, &format!(r#"{{"rule":"per_user","key":["{key}"],"limit":50}}"#))
+        put(RowKind::Override, name, &format!(r#"{{"rule":"per_user","key":["{key}"],"limit":50}}"#))
     };
-    let delete = |name: &str| Operation::Delete { kind: Kind::Override, name: name.to_owned() };
+    let delete = |name: &str| Operation::Delete { kind: RowKind::Override, name: name.to_owned() };
 
     // Good rows that come with the bad ones are refused with them.
     let overlapping = vec![over("one", "bob"), over("other", "bob"), over("good", "carol")];
@@ -66,7 +66,7 @@ fn overlapping_overrides_and_too_many_wildcards_move_no_server() {
         .collect();
     for (operations, refused) in [(overlapping, 1), (wildcards, 2)] {
         let mending = operations.iter().map(|operation| delete(operation.row().1)).collect();
-        ground.make(operations);
+        fixture.make(operations);
         for server in &servers {
             wait_for_metric(
                 server,
@@ -78,7 +78,7 @@ fn overlapping_overrides_and_too_many_wildcards_move_no_server() {
             }
             assert_eq!(passed(server, "carol", 5), if refused == 1 { 2 } else { 0 }, "nobody got 50");
         }
-        ground.make(mending);
+        fixture.make(mending);
         for server in &servers {
             wait_for(server, &format!("r{}e0", 2 * refused + 1));
         }
@@ -89,10 +89,10 @@ fn overlapping_overrides_and_too_many_wildcards_move_no_server() {
 fn what_was_refused_is_mended_where_rules_are_changed() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(2))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(2))]);
     let server = serve(&url, &folder.path().join("data"), &[]);
-    let poisonous = ground.put(&[("poison", "{}")]);
+    let poisonous = fixture.put(&[("poison", "{}")]);
     wait_for_metric(&server, "tidegate_rules_reloads_total{outcome=\"refused\"} 1");
     wait_for(&server, "r1e0");
     let ask = |path: &str, body: &str| send(server.address("admin"), &request("POST", path, &[], Some(body)));
@@ -105,7 +105,7 @@ fn what_was_refused_is_mended_where_rules_are_changed() {
     assert_eq!(undone.status, 200, "{}", undone.body);
     wait_for(&server, "r3e0");
 
-    ground.put(&[("poison", "{}")]);
+    fixture.put(&[("poison", "{}")]);
     wait_for_metric(&server, "tidegate_rules_reloads_total{outcome=\"refused\"} 2");
     let mending = format!(
         r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "poison", "body": {}}}], "confirmed": true}}"#,
@@ -120,12 +120,12 @@ fn what_was_refused_is_mended_where_rules_are_changed() {
 fn nothing_starts_with_a_poisonous_book_but_from_a_snapshot() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(2))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(2))]);
     let mut server = serve(&url, &folder.path().join("data"), &[]);
     wait_for(&server, "r1e0");
     assert_eq!(server.process.terminate(), Some(0));
-    ground.put(&[("poison", "{}")]);
+    fixture.put(&[("poison", "{}")]);
     let server = serve(&url, &folder.path().join("data"), &[]);
     wait_for(&server, "r1e0");
     assert_eq!(passed(&server, "bob", 5), 2);

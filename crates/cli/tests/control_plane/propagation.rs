@@ -4,21 +4,21 @@ use sqlx::Connection as _;
 use tidegate_rules::store::CHANNEL;
 use tidegate_testkit::{Postgres, START_TIME_MAX, Server, Traffic, wait_until};
 
-use crate::ground::{Ground, metrics, passed, per_user, serve, wait_for, wait_for_metric};
+use crate::fixture::{ControlFixture, metrics, passed, per_user, serve, wait_for, wait_for_metric};
 use crate::support::raw::{request, send};
 
 #[test]
 fn five_servers_enforce_what_their_store_holds() {
     let postgres = Postgres::start();
-    let ground = Ground::open(&postgres.url("postgres"));
+    let fixture = ControlFixture::open(&postgres.url("postgres"));
     let folder = tempfile::tempdir().expect("a folder");
     // Nobody looks by themselves while this test runs: what they know, they were told.
-    let told = ["--rules-look", "1d", "--rules-reconcile", "1d"];
+    let told = ["--rules-poll", "1d", "--rules-reconcile", "1d"];
     let start = |at: usize| serve(&postgres.url("postgres"), &folder.path().join(at.to_string()), &told);
     let servers: Vec<Server> = (0..5).map(start).collect();
     let all_hold = |version: &str| servers.iter().for_each(|server| wait_for(server, version));
 
-    ground.put(&[("per_user", &per_user(2))]);
+    fixture.put(&[("per_user", &per_user(2))]);
     all_hold("r1e0");
     assert!(servers.iter().all(|server| passed(server, "bob", 5) == 2));
 
@@ -35,7 +35,7 @@ fn five_servers_enforce_what_their_store_holds() {
     // What drains is time: of a full limit nothing is left, also where that was raised.
     assert!(servers.iter().all(|server| passed(server, "bob", 5) == 0), "a swap gives nobody a new burst");
 
-    ground.block("per_user");
+    fixture.block("per_user");
     all_hold("r2e1");
     assert!(servers.iter().all(|server| passed(server, "carol", 3) == 0));
     for server in &servers {
@@ -52,13 +52,13 @@ fn five_servers_enforce_what_their_store_holds() {
 #[test]
 fn what_a_server_could_not_hear_it_catches_up_with() {
     let postgres = Postgres::start();
-    let (ground, proxy, url) = Ground::behind_a_proxy(&postgres);
+    let (fixture, proxy, url) = ControlFixture::behind_a_proxy(&postgres);
     let folder = tempfile::tempdir().expect("a folder");
     let server = serve(&url, folder.path(), &["--rules-reconcile", "1s"]);
     wait_for(&server, "r1e0");
 
     proxy.set(Traffic::CutAnswers);
-    ground.put(&[("per_user", &per_user(5))]);
+    fixture.put(&[("per_user", &per_user(5))]);
     wait_for_metric(&server, "tidegate_rules_store_up 0");
     wait_for(&server, "r1e0");
     assert_eq!(passed(&server, "bob", 5), 2, "it goes on with what it knows");
@@ -72,17 +72,17 @@ fn what_a_server_could_not_hear_it_catches_up_with() {
 #[test]
 fn what_a_dead_connection_did_not_say_is_found_when_everything_is_compared() {
     let postgres = Postgres::start();
-    let (ground, proxy, url) = Ground::behind_a_proxy(&postgres);
+    let (fixture, proxy, url) = ControlFixture::behind_a_proxy(&postgres);
     let folder = tempfile::tempdir().expect("a folder");
     let start = |name: &str, reconcile: &str| {
-        let seldom = ["--rules-look", "1d", "--rules-reconcile", reconcile];
+        let seldom = ["--rules-poll", "1d", "--rules-reconcile", reconcile];
         serve(&url, &folder.path().join(name), &seldom)
     };
     let (comparing, listening) = (start("comparing", "1s"), start("listening", "1d"));
-    wait_until("both to listen", START_TIME_MAX, || listeners(&postgres, &ground) == 2);
+    wait_until("both to listen", START_TIME_MAX, || listeners(&postgres, &fixture) == 2);
     // Whoever was told of the second of two has looked by itself before: that comes first.
     for (limit, version) in [(3, "r2e0"), (4, "r3e0")] {
-        ground.put(&[("per_user", &per_user(limit))]);
+        fixture.put(&[("per_user", &per_user(limit))]);
         for server in [&comparing, &listening] {
             wait_for(server, version);
         }
@@ -90,7 +90,7 @@ fn what_a_dead_connection_did_not_say_is_found_when_everything_is_compared() {
 
     // Only what is said on the channel has its name in it.
     proxy.set(Traffic::AnswersUpTo(CHANNEL.as_bytes()));
-    ground.put(&[("per_user", &per_user(5))]);
+    fixture.put(&[("per_user", &per_user(5))]);
     wait_until("neither to hear of it", START_TIME_MAX, || proxy.keeping() == 2);
     wait_for(&comparing, "r4e0");
     wait_for(&listening, "r3e0");
@@ -103,8 +103,8 @@ fn what_a_dead_connection_did_not_say_is_found_when_everything_is_compared() {
 }
 
 /// How many connections of servers wait for what is said.
-fn listeners(postgres: &Postgres, ground: &Ground) -> i64 {
-    ground.runtime.block_on(async {
+fn listeners(postgres: &Postgres, fixture: &ControlFixture) -> i64 {
+    fixture.runtime.block_on(async {
         let mut connection =
             sqlx::PgConnection::connect(&postgres.url("postgres")).await.expect("a connection");
         let count = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
@@ -116,12 +116,12 @@ fn listeners(postgres: &Postgres, ground: &Ground) -> i64 {
 fn what_is_written_past_the_revisions_is_found_when_everything_is_compared() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let ground = Ground::open(&url);
-    ground.put(&[("per_user", &per_user(2))]);
+    let fixture = ControlFixture::open(&url);
+    fixture.put(&[("per_user", &per_user(2))]);
     let server = serve(&url, &folder.path().join("data"), &["--rules-reconcile", "1s"]);
     assert_eq!(passed(&server, "bob", 5), 2);
     let statement = format!("UPDATE tidegate_rows SET body = '{}'", per_user(50));
-    ground.runtime.block_on(async {
+    fixture.runtime.block_on(async {
         let mut connection = sqlx::SqliteConnection::connect(&url).await.expect("a connection");
         sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.expect("done");
     });

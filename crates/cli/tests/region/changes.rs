@@ -6,7 +6,7 @@ use tidegate_testkit::{Proxy, Redis, Traffic, ask, wait_until};
 
 use crate::field::{Client, FOR_EVER, Field, TIME_MAX, metric};
 use crate::load::Load;
-use crate::meters::{Held, lives_left_us};
+use crate::meters::{MeterSums, lives_left_us};
 
 /// How often each kind of request is decided after a change.
 const ENOUGH: u64 = 200;
@@ -45,7 +45,7 @@ fn a_limit_that_is_raised_and_lowered_is_never_passed() {
     wait_until("some of what is new", TIME_MAX, || granted() >= 800);
     field.rewrite(&rule("security", "security", 600, 3));
     wait_for_version(&field, 3);
-    let (before, held) = (granted(), Held::of([&redis], "security").holders.values().sum::<u64>());
+    let (before, held) = (granted(), MeterSums::of([&redis], "security").holders.values().sum::<u64>());
     load.wait_for("regional", ENOUGH);
     assert!(granted() <= before + held, "{} after {before}, of which {held} were held", granted());
     assert!(granted() <= 2_000);
@@ -94,15 +94,15 @@ fn a_limit_that_changes_how_it_counts_goes_on_with_what_was_used() {
     }
     load.wait_for("regional", ENOUGH);
     for node in &field.nodes {
-        assert_eq!(metric(node, "tidegate_origin_answers"), 1);
+        assert_eq!(metric(node, "tidegate_origin_up"), 1);
         assert_eq!(metric(node, "tidegate_origin_refused_total"), 0);
     }
     let tally = load.stop();
     field.stop();
     let limit = STEP * HOW.len() as u64;
     assert!(tally.granted("security") <= limit, "{tally:?}");
-    assert!(Held::of([&redis], "security").charged >= tally.granted("security"), "{tally:?}");
-    assert_eq!(Held::of([&redis], "comfort").charged, tally.granted("comfort"), "{tally:?}");
+    assert!(MeterSums::of([&redis], "security").charged >= tally.granted("security"), "{tally:?}");
+    assert_eq!(MeterSums::of([&redis], "comfort").charged, tally.granted("comfort"), "{tally:?}");
 }
 
 /// A request that costs more than any server holds, or than is left at the origin while others hold the rest, gets what
@@ -132,7 +132,7 @@ fn a_request_too_large_for_any_grant_is_granted_from_what_others_give_back() {
     assert!(!client.check(&key, LARGE).allowed, "once");
     field.stop();
     assert!(small + large <= LIMIT);
-    assert_eq!(Held::of([&redis], "security").charged, small + large);
+    assert_eq!(MeterSums::of([&redis], "security").charged, small + large);
 }
 
 /// What `tidegate bound` prints for the only rule of a file: by how many units it may be passed at most, in a region of so many
@@ -182,14 +182,14 @@ fn a_fail_over_that_loses_writes_stays_inside_the_bound() {
     let granted = || load.so_far().granted("security");
     wait_until("a part to be granted", TIME_MAX, || granted() >= LIMIT / 4);
     replication.set(Traffic::HalfOpen);
-    let charged = Held::of([&master], "security").charged;
+    let charged = MeterSums::of([&master], "security").charged;
     wait_until("more to be charged that the replica never hears of", TIME_MAX, || {
-        Held::of([&master], "security").charged >= charged + LIMIT / 8
+        MeterSums::of([&master], "security").charged >= charged + LIMIT / 8
     });
-    let forgotten = Held::of([&master], "security").charged;
+    let forgotten = MeterSums::of([&master], "security").charged;
     master.kill();
     ask::<String>(&replica, &["REPLICAOF", "NO", "ONE"]);
-    assert!(Held::of([&replica], "security").charged < forgotten, "it knows less");
+    assert!(MeterSums::of([&replica], "security").charged < forgotten, "it knows less");
     front.lead_to(replica.address());
     load.wait_for("regional", ENOUGH);
     wait_until("nearly everything to be granted where that may be", TIME_MAX, || {

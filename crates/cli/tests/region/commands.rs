@@ -46,7 +46,7 @@ fn wait_for_quiet(redis: &Redis) {
 /// What a server has said to its origin: calls, repeats and meters.
 fn said(server: &Server) -> [u64; 3] {
     let names =
-        ["tidegate_origin_calls_total", "tidegate_origin_repeats_total", "tidegate_origin_updates_total"];
+        ["tidegate_origin_calls_total", "tidegate_origin_retries_total", "tidegate_origin_updates_total"];
     names.map(|name| metric(server, name))
 }
 

@@ -6,7 +6,7 @@ use tidegate_testkit::{APPEND_ONLY, Cluster, Proxy, Redis, Server, Signal, Traff
 
 use crate::field::{FOR_EVER, Field, TIME_MAX, is_long, lasts, metric};
 use crate::load::{COST_MAX, Load, Tally};
-use crate::meters::{Held, assert_all_end, commands, meter_keys};
+use crate::meters::{MeterSums, assert_all_end, commands, meter_keys};
 
 /// One rule for each class that is never reached, and one that is.
 const KINDS: &[&str] = &["comfort", "cost", "security", "reached", "guarded"];
@@ -59,14 +59,14 @@ fn lapsed<'n>(nodes: impl IntoIterator<Item = &'n Server>) -> u64 {
 
 /// What nodes hold of limits that must hold.
 fn held_of_guarded<'s>(servers: &(impl IntoIterator<Item = &'s Redis> + Clone)) -> u64 {
-    let held = |kind: &&str| Held::of(servers.clone(), kind).holders.values().sum::<u64>();
+    let held = |kind: &&str| MeterSums::of(servers.clone(), kind).holders.values().sum::<u64>();
     KINDS.iter().filter(|kind| !FORGIVING.contains(kind)).map(held).sum()
 }
 
 /// What was charged of limits that must hold and not granted. Never less than nothing.
 fn charged_for_nothing<'s>(tally: &Tally, servers: &(impl IntoIterator<Item = &'s Redis> + Clone)) -> u64 {
     let more = |kind: &&str| {
-        let (held, granted) = (Held::of(servers.clone(), kind), tally.granted(kind));
+        let (held, granted) = (MeterSums::of(servers.clone(), kind), tally.granted(kind));
         held.charged.checked_sub(granted).unwrap_or_else(|| panic!("{kind}: {granted} granted, {held:?}"))
     };
     KINDS.iter().filter(|kind| !FORGIVING.contains(kind)).map(more).sum()
@@ -90,7 +90,7 @@ fn settle<'s>(
     let most = held + lapsed(&field.nodes) + known(&field);
     field.stop();
     for kind in KINDS {
-        let (held, granted) = (Held::of(servers.clone(), kind), tally.granted(kind));
+        let (held, granted) = (MeterSums::of(servers.clone(), kind), tally.granted(kind));
         assert!(held.meters == KEYS && granted > 0, "{kind}: {held:?}");
         assert_eq!(held.holders.values().sum::<u64>(), 0, "{kind}: all was given back");
         if FORGIVING.contains(kind) {
@@ -250,14 +250,14 @@ fn a_killed_server_loses_at_most_what_it_held_and_nothing_else_counts_as_used() 
         field.nodes[0].process.kill();
         for (kind, lost) in KINDS.iter().zip(&mut lost) {
             // Nobody else holds anything: the next server was not asked yet, and what those before held has lapsed.
-            *lost += Held::of([&redis], kind).holders.values().sum::<u64>();
+            *lost += MeterSums::of([&redis], kind).holders.values().sum::<u64>();
         }
         field.nodes[0] = next;
         load.go_to(field.addresses());
     }
     load.wait_for("regional", ENOUGH);
     wait_until("what the dead held to lapse", TIME_MAX, || {
-        Held::of([&redis], "security").holders.values().filter(|amount| **amount > 0).count() <= 1
+        MeterSums::of([&redis], "security").holders.values().filter(|amount| **amount > 0).count() <= 1
     });
     let tally = load.stop();
     wait_until("nobody to hold anything", TIME_MAX, || held_of_guarded(&[&redis]) == 0);
@@ -266,7 +266,7 @@ fn a_killed_server_loses_at_most_what_it_held_and_nothing_else_counts_as_used() 
     // What was decided for who was not told any more.
     let unheard = tally.lost * COST_MAX;
     for (kind, lost) in KINDS.iter().zip(lost) {
-        let (held, granted) = (Held::of([&redis], kind), tally.granted(kind));
+        let (held, granted) = (MeterSums::of([&redis], kind), tally.granted(kind));
         assert!(held.charged + lost >= granted, "{kind}: {held:?}, {granted} granted, {lost} held");
         let used = if FORGIVING.contains(kind) { 0 } else { lost + late };
         assert!(
@@ -275,7 +275,7 @@ fn a_killed_server_loses_at_most_what_it_held_and_nothing_else_counts_as_used() 
         );
     }
     assert!(
-        Held::of([&redis], "security").charged >= tally.granted("security"),
+        MeterSums::of([&redis], "security").charged >= tally.granted("security"),
         "what was lost counts as used"
     );
     assert!(tally.granted("guarded") <= REACHED * KEYS as u64, "{tally:?}");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use tidegate_testkit::{Cluster, wait_until};
 
 use crate::field::{Client, FOR_EVER, Field, TIME_MAX};
-use crate::meters::Held;
+use crate::meters::MeterSums;
 
 /// What the endpoint takes of all users together, and what each of them may.
 const ENDPOINT: u64 = 200;
@@ -47,9 +47,9 @@ fn an_endpoint_is_never_asked_for_more_than_it_takes_nor_any_user_than_is_theirs
     assert!((NEARLY_ALL..=ENDPOINT).contains(&total), "{total}: {granted:?}");
     assert!(granted.values().all(|units| *units <= EACH), "{granted:?}");
     let masters: Vec<_> = cluster.masters().into_iter().map(|master| &cluster.servers[master]).collect();
-    let held = Held::of(masters.iter().copied(), "endpoint");
+    let held = MeterSums::of(masters.iter().copied(), "endpoint");
     assert!(held.meters == 1 && held.charged >= total, "{held:?}, {total} granted");
-    assert!(Held::of(masters.iter().copied(), "each").meters > USERS / 2, "they are kept apart");
+    assert!(MeterSums::of(masters.iter().copied(), "each").meters > USERS / 2, "they are kept apart");
 }
 
 /// Asks for every user in turn, until nearly everything was granted and everyone was turned away since.

@@ -25,7 +25,7 @@ const SHED: &str = "shed";
 
 /// What clients were told about the requests of one kind.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
+pub struct ClientTally {
     /// Units that they were granted by a limit. What a server that has too much to do lets pass is counted nowhere, and is
     /// not among them.
     pub granted: u64,
@@ -38,7 +38,7 @@ pub struct Told {
 /// What clients were told, by the dimension that their requests have.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    pub told: BTreeMap<&'static str, Told>,
+    pub client_tally: BTreeMap<&'static str, ClientTally>,
     pub statuses: BTreeMap<u16, u64>,
     /// Requests that were made and not answered, because the server went away.
     pub lost: u64,
@@ -46,15 +46,19 @@ pub struct Tally {
 
 impl Tally {
     pub fn granted(&self, kind: &str) -> u64 {
-        self.told.get(kind).map_or(0, |told| told.granted)
+        self.client_tally.get(kind).map_or(0, |client_tally| client_tally.granted)
     }
 
     pub fn asked(&self, kind: &str) -> u64 {
-        self.told.get(kind).map_or(0, |told| told.asked)
+        self.client_tally.get(kind).map_or(0, |client_tally| client_tally.asked)
     }
 
     pub fn answers_by(&self, kind: &str, source: &str) -> u64 {
-        self.told.get(kind).and_then(|told| told.sources.get(source)).copied().unwrap_or(0)
+        self.client_tally
+            .get(kind)
+            .and_then(|client_tally| client_tally.sources.get(source))
+            .copied()
+            .unwrap_or(0)
     }
 }
 
@@ -156,10 +160,10 @@ impl Shared {
             match answer {
                 Some(answer) => {
                     *tally.statuses.entry(answer.status).or_default() += 1;
-                    let told = tally.told.entry(kind).or_default();
-                    told.asked += cost;
-                    told.granted += if answer.allowed && answer.source != SHED { cost } else { 0 };
-                    *told.sources.entry(answer.source).or_default() += 1;
+                    let client_tally = tally.client_tally.entry(kind).or_default();
+                    client_tally.asked += cost;
+                    client_tally.granted += if answer.allowed && answer.source != SHED { cost } else { 0 };
+                    *client_tally.sources.entry(answer.source).or_default() += 1;
                 }
                 None => tally.lost += 1,
             }

@@ -14,7 +14,7 @@ const CELL: usize = 2;
 
 /// What is known of meters, added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct MeterSums {
     /// How many there are.
     pub meters: usize,
     /// What was charged and not given back, units.
@@ -23,7 +23,7 @@ pub struct Held {
     pub holders: BTreeMap<String, u64>,
 }
 
-impl Held {
+impl MeterSums {
     /// What servers hold of the meters of a rule, together.
     pub fn of<'s>(servers: impl IntoIterator<Item = &'s Redis>, rule: &str) -> Self {
         let mut held = Self::default();

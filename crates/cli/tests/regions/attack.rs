@@ -17,7 +17,7 @@ struct Log {
 }
 
 /// What all clients got.
-pub struct Got {
+pub struct AttackResult {
     /// The times of all that passed, in order, in seconds since the attack began.
     pub admitted: Vec<f64>,
     /// How long it went on.
@@ -81,7 +81,7 @@ impl Attack {
     }
 
     /// Stops; what everybody got.
-    pub fn end(self) -> Got {
+    pub fn end(self) -> AttackResult {
         self.stop.store(true, Ordering::Relaxed);
         let seconds = self.seconds();
         self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
@@ -92,7 +92,7 @@ impl Attack {
             sources.append(&mut log.sources);
         }
         admitted.sort_by(f64::total_cmp);
-        Got { admitted, seconds, sources }
+        AttackResult { admitted, seconds, sources }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate_testkit::{REGIONS, wait_until};
 
-use crate::attack::{Attack, Got, rate};
+use crate::attack::{Attack, AttackResult, rate};
 use crate::field::{FOR_EVER, TIME_MAX, is_long, lasts};
 use crate::world::World;
 
@@ -25,7 +25,7 @@ const LAG_MS: u64 = 500;
 const LONG_RUN: f64 = 10.0;
 
 /// How long it may take from when a network is there again until every region counts on the whole, s, where a way takes no time: two rounds of
-/// its couriers.
+/// its replicators.
 const WHOLE_SECONDS: f64 = 2.0 * 0.2;
 
 /// How much longer where a way takes 80 ms: a round is over when it is acknowledged, so the second of them ends a round trip after it was due. What
@@ -70,13 +70,13 @@ fn count(admitted: &[f64]) -> f64 {
 #[test]
 fn an_attack_on_all_regions_passes_what_is_printed_and_no_more() {
     let world = World::start(&rules(), 2, &[]);
-    world.wait_for_whole(true);
+    world.wait_for_connected(true);
     let attack = Attack::start(&world, "security", "mallory", RATE * TIMES);
     wait_until("all regions to count together", TIME_MAX, || {
         attack.sources().iter().all(|source| source == "global")
     });
     let lag = world.watch_lags(span());
-    let Got { admitted, seconds, sources } = attack.end();
+    let AttackResult { admitted, seconds, sources } = attack.end();
     // Of what really happened: how late regions heard of each other, and whether one was on its part for a while.
     let parted = sources.contains("regional");
     let lag = lag.max(LAG_MS).to_string();
@@ -102,13 +102,13 @@ fn an_attack_on_all_regions_passes_what_is_printed_and_no_more() {
         assert!(rate <= f64::from(RATE) * RATE_SLACK, "{rate}");
     }
     for place in world.ground.places() {
-        // On a busy machine the courier is missed for a moment, and another one takes over.
+        // On a busy machine the replicator is missed for a moment, and another one takes over.
         let abroad = world.abroad(place);
-        let was_courier = abroad["courier"] == true || abroad["rounds"].as_u64() > Some(0);
+        let was_replicator = abroad["replicator"] == true || abroad["rounds"].as_u64() > Some(0);
         assert_eq!(
-            was_courier,
+            was_replicator,
             world.ground.connections_of(place) > 0,
-            "only couriers speak to others: {place:?}, {abroad}"
+            "only replicators speak to others: {place:?}, {abroad}"
         );
     }
 }
@@ -116,7 +116,7 @@ fn an_attack_on_all_regions_passes_what_is_printed_and_no_more() {
 #[test]
 fn nobody_is_locked_out_for_longer_than_is_owed_after_a_cut() {
     let world = World::start(&rules(), 1, &[]);
-    world.wait_for_whole(true);
+    world.wait_for_connected(true);
     let attack = Attack::start(&world, "comfort", "alice", RATE * TIMES);
     let rest_on = |what: &str, source: &str| {
         wait_until(what, TIME_MAX, || attack.sources().iter().all(|last| last == source));
@@ -128,7 +128,7 @@ fn nobody_is_locked_out_for_longer_than_is_owed_after_a_cut() {
     world.cut_off(0, false);
     rest_on("all regions to count together again", "global");
     // Each side has heard of what the other used, and owes what that was too much.
-    let Got { admitted, .. } = attack.end();
+    let AttackResult { admitted, .. } = attack.end();
     assert!(!admitted.is_empty());
     let bound = world.bound("comfort", &["--lapses", "0", "--failovers", "0", "--outages", "0"]);
     let owed = bound["total"].as_u64().expect("a number");
@@ -148,7 +148,7 @@ fn nobody_is_locked_out_for_longer_than_is_owed_after_a_cut() {
 #[test]
 fn a_cut_leaves_each_side_its_part_and_is_made_up_for_when_it_heals() {
     let world = World::start(&rules(), 1, &[]);
-    world.wait_for_whole(true);
+    world.wait_for_connected(true);
     let bound = world.bound("security", &[]);
     let total = bound["total"].as_u64().expect("a number");
     let attack = Attack::start(&world, "security", "mallory", RATE * TIMES);
@@ -167,18 +167,18 @@ fn a_cut_leaves_each_side_its_part_and_is_made_up_for_when_it_heals() {
     assert_eq!(used, QUIETLY_USED);
     lasts(span());
     let healing = attack.seconds();
-    let far = Healed::wait_for(&world, &attack, || world.cut_off(0, false));
+    let far = HealingTimes::wait_for(&world, &attack, || world.cut_off(0, false));
     // Nobody asks for it where it was used.
     wait_until("others to know what was used of a part", TIME_MAX, || {
         (1..REGIONS.len()).all(|at| world.remaining((at, 0), "quiet", "bob").0 == QUIET - QUIETLY_USED)
     });
-    // Once more where a way takes no time: what is left is what couriers take themselves.
+    // Once more where a way takes no time: what is left is what replicators take themselves.
     world.cut_off(0, true);
     wait_until("everybody to be on its part again", TIME_MAX, || {
         attack.sources().iter().all(|source| source == "regional")
     });
-    let near = Healed::wait_for(&world, &attack, || world.ground.restore());
-    let Got { admitted, seconds, .. } = attack.end();
+    let near = HealingTimes::wait_for(&world, &attack, || world.ground.restore());
+    let AttackResult { admitted, seconds, .. } = attack.end();
     let between = |from: f64, to: f64| {
         admitted.partition_point(|when| *when <= to) - admitted.partition_point(|when| *when <= from)
     };
@@ -205,8 +205,8 @@ fn a_cut_leaves_each_side_its_part_and_is_made_up_for_when_it_heals() {
 }
 
 /// How regions became one again, in seconds from when the network between them was there again.
-struct Healed {
-    /// Until all couriers were connected.
+struct HealingTimes {
+    /// Until all replicators were connected.
     linked: f64,
     /// Until every region counted on the whole.
     whole: f64,
@@ -216,13 +216,13 @@ struct Healed {
     lost: u32,
 }
 
-impl Healed {
+impl HealingTimes {
     fn wait_for(world: &World, attack: &Attack, heal: impl FnOnce()) -> Self {
         let (lost, from) = (world.lost(), attack.seconds());
         heal();
         world.wait_for_links();
         let linked = attack.seconds() - from;
-        world.wait_for_whole(true);
+        world.wait_for_connected(true);
         let (whole, lost) = (attack.seconds() - from, world.lost() - lost);
         wait_until("all regions to count together again", TIME_MAX, || {
             attack.sources().iter().all(|source| source == "global")
@@ -231,12 +231,12 @@ impl Healed {
     }
 }
 
-impl std::fmt::Display for Healed {
+impl std::fmt::Display for HealingTimes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { linked, whole, heard, lost } = self;
         write!(
             f,
-            "after the network was there again, couriers were connected in {linked:.2} s, all regions counted on the whole in {whole:.2} s, \
+            "after the network was there again, replicators were connected in {linked:.2} s, all regions counted on the whole in {whole:.2} s, \
              and every client had heard so in {heard:.2} s; {lost} connections were lost meanwhile"
         )
     }

@@ -1,4 +1,4 @@
-//! Couriers that are killed at each step of their work.
+//! Replicators that are killed at each step of their work.
 //!
 //! What a process says, or is told, passes up to the words that make a step and no further. So it stands there until it is killed,
 //! however fast or slow the machine is.
@@ -27,22 +27,22 @@ const HERE: usize = 0;
 const PEER: usize = 1;
 const THIRD: usize = 2;
 
-/// Words of a courier's question to its Redis what changed: the script is the only one that is about three keys.
+/// Words of a replicator's question to its Redis what changed: the script is the only one that is about three keys.
 const ROUND: &[u8] = b"\r\n$1\r\n3\r\n";
 
-/// Who says at its Redis that it is the courier.
+/// Who says at its Redis that it is the replicator.
 const LEASE: &str = "tg2:{0}:c";
 
-/// For how many of its rounds a courier stands still that can go them: by then it has dropped all that it drops.
+/// For how many of its rounds a replicator stands still that can go them: by then it has dropped all that it drops.
 const ROUNDS: u64 = 2;
 
 /// Region and server.
 type Place = (usize, usize);
 
-/// A step, and how a courier comes to stand there: who that is, unless its lease ran out before it was seen.
-type Stand = fn(&mut Scene) -> Option<Courier>;
+/// A step, and how a replicator comes to stand there: who that is, unless its lease ran out before it was seen.
+type ClusterStatus = fn(&mut Scene) -> Option<ReplicatorNode>;
 
-const STEPS: [(&str, Stand); 7] = [
+const STEPS: [(&str, ClusterStatus); 7] = [
     ("has the lease and nothing else", lease),
     ("asks what changed", ask_for_changes),
     ("is told what changed", gather),
@@ -53,16 +53,16 @@ const STEPS: [(&str, Stand); 7] = [
 ];
 
 #[test]
-fn nothing_is_lost_or_counted_twice_wherever_a_courier_is_killed() {
+fn nothing_is_lost_or_counted_twice_wherever_a_replicator_is_killed() {
     let mut scene = Scene::new();
     scene.spend_everywhere();
     scene.compare();
     for (step, stand) in STEPS {
-        let victim = scene.courier_at(step, stand);
+        let victim = scene.replicator_at(step, stand);
         scene.world.ground.regions[victim.place.0].servers[victim.place.1].process.kill();
         scene.mend();
         scene.spend_everywhere();
-        let next = scene.courier(victim.place.0);
+        let next = scene.replicator(victim.place.0);
         assert_ne!(next.name, victim.name, "{step}");
         scene.compare();
         println!("killed: {} that {step}, in the region {}", victim.name, REGIONS[victim.place.0]);
@@ -70,19 +70,19 @@ fn nothing_is_lost_or_counted_twice_wherever_a_courier_is_killed() {
     // What comes late has come when this has, which goes the same way.
     scene.spend_everywhere();
     scene.fresh = scene.granted.borrow().keys().cloned().collect();
-    // What was granted while a courier was missed is apart from the rest, at the Redis of its region, until somebody asks for it.
+    // What was granted while a replicator was missed is apart from the rest, at the Redis of its region, until somebody asks for it.
     scene.compare_with(|at, user| {
         scene.world.client((at, 0)).ask(&[("user", user)], 0);
     });
 }
 
-/// A process that is the courier of its region, and what its Redis knows it by.
-struct Courier {
+/// A process that is the replicator of its region, and what its Redis knows it by.
+struct ReplicatorNode {
     place: Place,
     name: String,
 }
 
-impl Courier {
+impl ReplicatorNode {
     /// The other server of its region.
     fn other(&self) -> Place {
         (self.place.0, 1 - self.place.1)
@@ -105,16 +105,16 @@ impl Scene {
         );
         let world = World::start_on_wires(&rules, 2, &[]);
         let scene = Self { world, granted: RefCell::default(), fresh: vec![KNOWN.to_owned()], tries: 0 };
-        scene.world.wait_for_whole(true);
+        scene.world.wait_for_connected(true);
         scene.spend((HERE, 0), KNOWN, MUCH);
         scene
     }
 
-    /// Waits until the courier of a region stands at a step, and holds its lease.
-    fn courier_at(&mut self, step: &str, stand: Stand) -> Courier {
+    /// Waits until the replicator of a region stands at a step, and holds its lease.
+    fn replicator_at(&mut self, step: &str, stand: ClusterStatus) -> ReplicatorNode {
         let mut found = None;
-        wait_until(&format!("a courier that {step}"), TIME_MAX, || {
-            self.world.wait_for_whole(true);
+        wait_until(&format!("a replicator that {step}"), TIME_MAX, || {
+            self.world.wait_for_connected(true);
             found = stand(self);
             if found.is_none() {
                 self.mend();
@@ -154,36 +154,36 @@ impl Scene {
         lease.and_then(|lease| lease.split(' ').next().map(str::to_owned))
     }
 
-    fn courier(&self, region: usize) -> Courier {
-        let place = (region, self.world.courier(region));
+    fn replicator(&self, region: usize) -> ReplicatorNode {
+        let place = (region, self.world.replicator(region));
         let mut name = None;
         wait_until("its lease", TIME_MAX, || {
             name = self.holder(region);
             name.is_some()
         });
-        Courier { place, name: name.expect("waited for") }
+        ReplicatorNode { place, name: name.expect("waited for") }
     }
 
-    fn is_courier(&self, courier: &Courier) -> bool {
-        self.holder(courier.place.0).as_ref() == Some(&courier.name)
-            && self.world.abroad(courier.place)["courier"] == true
+    fn is_replicator(&self, replicator: &ReplicatorNode) -> bool {
+        self.holder(replicator.place.0).as_ref() == Some(&replicator.name)
+            && self.world.abroad(replicator.place)["replicator"] == true
     }
 
-    /// Waits for something, and says whether it came while a process was the courier.
-    fn meets(&self, courier: &Courier, what: &str, condition: impl Fn() -> bool) -> bool {
+    /// Waits for something, and says whether it came while a process was the replicator.
+    fn meets(&self, replicator: &ReplicatorNode, what: &str, condition: impl Fn() -> bool) -> bool {
         let mut is_met = false;
         wait_until(what, TIME_MAX, || {
             is_met = condition();
-            is_met || !self.is_courier(courier)
+            is_met || !self.is_replicator(replicator)
         });
-        is_met && self.is_courier(courier)
+        is_met && self.is_replicator(replicator)
     }
 
-    /// Whether a courier goes its rounds, as often as it has to, while something stays as it is.
-    fn goes_on(&self, courier: &Courier, condition: impl Fn() -> bool) -> bool {
-        let rounds = || self.world.abroad(courier.place)["rounds"].as_u64().expect("a number");
+    /// Whether a replicator goes its rounds, as often as it has to, while something stays as it is.
+    fn goes_on(&self, replicator: &ReplicatorNode, condition: impl Fn() -> bool) -> bool {
+        let rounds = || self.world.abroad(replicator.place)["rounds"].as_u64().expect("a number");
         let enough = rounds() + ROUNDS;
-        self.meets(courier, "more rounds", || rounds() >= enough && condition())
+        self.meets(replicator, "more rounds", || rounds() >= enough && condition())
     }
 
     /// The meter of a user at the Redis of a region: its partition and its name.
@@ -262,9 +262,9 @@ impl Scene {
 }
 
 /// What was used waits at the Redis; who takes over has not asked for it, and reaches nobody.
-fn lease(scene: &mut Scene) -> Option<Courier> {
+fn lease(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
-    let before = scene.courier(HERE);
+    let before = scene.replicator(HERE);
     let heir = before.other();
     for (from, region) in [(before.place, PEER), (before.place, THIRD), (heir, PEER), (heir, THIRD)] {
         scene.set(from, region, Traffic::QuestionsUpTo(b""));
@@ -275,82 +275,82 @@ fn lease(scene: &mut Scene) -> Option<Courier> {
     scene.spend_all(before.place, [first, second]);
     // As an operator does: it has told all that it granted, and gives the lease away.
     assert_eq!(scene.world.ground.regions[HERE].servers[before.place.1].process.terminate(), Some(0));
-    wait_until("an heir", TIME_MAX, || scene.world.abroad(heir)["courier"] == true);
-    let heir = Courier { place: heir, name: scene.holder(HERE)? };
+    wait_until("an heir", TIME_MAX, || scene.world.abroad(heir)["replicator"] == true);
+    let heir = ReplicatorNode { place: heir, name: scene.holder(HERE)? };
     assert_ne!(heir.name, before.name);
     let store = scene.world.ground.store(heir.place);
     scene.meets(&heir, "its first round", || store.keeping() > 0).then_some(())?;
     assert!([first, second].iter().all(|user| scene.is_marked(HERE, user)));
     let abroad = scene.world.abroad(heir.place);
     let peers = abroad["peers"].as_array().expect("peers");
-    assert!(peers.iter().all(|peer| peer["connected"] == false), "{abroad}");
+    assert!(peers.iter().all(|peer| peer["linked"] == false), "{abroad}");
     nobody_knows(scene, heir, [first, second])
 }
 
 /// What was used is marked, and the question for it has not reached the Redis.
-fn ask_for_changes(scene: &mut Scene) -> Option<Courier> {
+fn ask_for_changes(scene: &mut Scene) -> Option<ReplicatorNode> {
     let users = scene.users();
-    let courier = scene.courier(HERE);
-    let store = scene.world.ground.store(courier.place);
+    let replicator = scene.replicator(HERE);
+    let store = scene.world.ground.store(replicator.place);
     store.set(Traffic::QuestionsUpTo(ROUND));
-    scene.meets(&courier, "a round", || store.keeping() > 0).then_some(())?;
-    scene.spend_all(courier.other(), users);
+    scene.meets(&replicator, "a round", || store.keeping() > 0).then_some(())?;
+    scene.spend_all(replicator.other(), users);
     let is_marked = || users.iter().all(|user| scene.is_marked(HERE, user));
-    scene.meets(&courier, "marks, and a round", || is_marked() && store.keeping() > 0).then_some(())?;
-    nobody_knows(scene, courier, users)
+    scene.meets(&replicator, "marks, and a round", || is_marked() && store.keeping() > 0).then_some(())?;
+    nobody_knows(scene, replicator, users)
 }
 
 /// The Redis has answered, and the answer has not arrived.
-fn gather(scene: &mut Scene) -> Option<Courier> {
+fn gather(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
-    let courier = scene.courier(HERE);
-    let store = scene.world.ground.store(courier.place);
+    let replicator = scene.replicator(HERE);
+    let store = scene.world.ground.store(replicator.place);
     store.set(Traffic::AnswersUpTo(first.as_bytes()));
-    scene.spend_all(courier.other(), [first, second]);
-    scene.meets(&courier, "an answer", || store.keeping() > 0).then_some(())?;
-    (!scene.knows(PEER, first) && !scene.knows(THIRD, first)).then_some(courier)
+    scene.spend_all(replicator.other(), [first, second]);
+    scene.meets(&replicator, "an answer", || store.keeping() > 0).then_some(())?;
+    (!scene.knows(PEER, first) && !scene.knows(THIRD, first)).then_some(replicator)
 }
 
 /// A part of a batch has arrived, and the third region has all of it.
-fn send(scene: &mut Scene) -> Option<Courier> {
+fn send(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
-    let courier = scene.courier(HERE);
-    scene.set(courier.place, PEER, Traffic::QuestionsUpTo(first.as_bytes()));
-    scene.spend_all(courier.other(), [first, second]);
-    let is_sent = || scene.is_keeping(courier.place, PEER);
+    let replicator = scene.replicator(HERE);
+    scene.set(replicator.place, PEER, Traffic::QuestionsUpTo(first.as_bytes()));
+    scene.spend_all(replicator.other(), [first, second]);
+    let is_sent = || scene.is_keeping(replicator.place, PEER);
     let is_known = || [first, second].iter().all(|user| scene.knows(THIRD, user));
-    scene.meets(&courier, "a batch", || is_sent() && is_known()).then_some(())?;
-    scene.goes_on(&courier, is_sent).then_some(())?;
-    (!scene.knows(PEER, first)).then_some(courier)
+    scene.meets(&replicator, "a batch", || is_sent() && is_known()).then_some(())?;
+    scene.goes_on(&replicator, is_sent).then_some(())?;
+    (!scene.knows(PEER, first)).then_some(replicator)
 }
 
 /// A part of a batch is merged, and the rest has not reached the Redis.
-fn merge(scene: &mut Scene) -> Option<Courier> {
+fn merge(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
-    let (courier, peer) = (scene.courier(HERE), scene.courier(PEER));
+    let (replicator, peer) = (scene.replicator(HERE), scene.replicator(PEER));
     // While one batch is under way, what is used goes into the next, in its order.
-    scene.set(courier.place, PEER, Traffic::QuestionsUpTo(b""));
-    scene.meets(&courier, "a batch", || scene.is_keeping(courier.place, PEER)).then_some(())?;
-    scene.spend(courier.other(), KNOWN, LITTLE);
+    scene.set(replicator.place, PEER, Traffic::QuestionsUpTo(b""));
+    scene.meets(&replicator, "a batch", || scene.is_keeping(replicator.place, PEER)).then_some(())?;
+    scene.spend(replicator.other(), KNOWN, LITTLE);
     for user in [first, second] {
-        scene.spend(courier.other(), user, MUCH);
-        scene.meets(&courier, "it to be carried", || scene.knows(THIRD, user)).then_some(())?;
+        scene.spend(replicator.other(), user, MUCH);
+        scene.meets(&replicator, "it to be carried", || scene.knows(THIRD, user)).then_some(())?;
     }
     let store = scene.world.ground.store(peer.place);
     store.set(Traffic::QuestionsUpTo(second.as_bytes()));
-    scene.set(courier.place, PEER, Traffic::Pass);
+    scene.set(replicator.place, PEER, Traffic::Pass);
     let is_merging = || store.keeping() > 0 && scene.knows(PEER, first);
     scene.meets(&peer, "a batch to be merged in part", is_merging).then_some(())?;
     (!scene.knows(PEER, second)).then_some(peer)
 }
 
 /// All of a batch is merged, and who merged it has not heard so.
-fn answer(scene: &mut Scene) -> Option<Courier> {
+fn answer(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
-    let (courier, peer) = (scene.courier(HERE), scene.courier(PEER));
+    let (replicator, peer) = (scene.replicator(HERE), scene.replicator(PEER));
     let store = scene.world.ground.store(peer.place);
     store.set(Traffic::QuestionsUpTo(second.as_bytes()));
-    scene.spend_all(courier.other(), [first, second]);
+    scene.spend_all(replicator.other(), [first, second]);
     scene.meets(&peer, "a batch to be merged", || store.keeping() > 0).then_some(())?;
     let lost = store.lost();
     store.set(Traffic::DropAnswers);
@@ -359,22 +359,22 @@ fn answer(scene: &mut Scene) -> Option<Courier> {
 }
 
 /// A batch is merged, and the answer that it is has not arrived.
-fn acknowledge(scene: &mut Scene) -> Option<Courier> {
+fn acknowledge(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
-    let courier = scene.courier(HERE);
-    scene.set(courier.place, PEER, Traffic::QuestionsUpTo(second.as_bytes()));
-    scene.spend_all(courier.other(), [first, second]);
-    scene.meets(&courier, "a batch", || scene.is_keeping(courier.place, PEER)).then_some(())?;
-    let lost = || scene.world.ground.ways(courier.place, PEER).map(Proxy::lost).sum::<u64>();
+    let replicator = scene.replicator(HERE);
+    scene.set(replicator.place, PEER, Traffic::QuestionsUpTo(second.as_bytes()));
+    scene.spend_all(replicator.other(), [first, second]);
+    scene.meets(&replicator, "a batch", || scene.is_keeping(replicator.place, PEER)).then_some(())?;
+    let lost = || scene.world.ground.ways(replicator.place, PEER).map(Proxy::lost).sum::<u64>();
     let before = lost();
-    scene.set(courier.place, PEER, Traffic::DropAnswers);
+    scene.set(replicator.place, PEER, Traffic::DropAnswers);
     let is_answered = || lost() > before && scene.knows(PEER, second);
-    scene.meets(&courier, "an answer", is_answered).then_some(())?;
-    scene.goes_on(&courier, || true).then_some(courier)
+    scene.meets(&replicator, "an answer", is_answered).then_some(())?;
+    scene.goes_on(&replicator, || true).then_some(replicator)
 }
 
-/// Gives the courier back if what was used is known nowhere else.
-fn nobody_knows(scene: &Scene, courier: Courier, users: [&str; 2]) -> Option<Courier> {
+/// Gives the replicator back if what was used is known nowhere else.
+fn nobody_knows(scene: &Scene, replicator: ReplicatorNode, users: [&str; 2]) -> Option<ReplicatorNode> {
     let is_known = |user: &&str| scene.knows(PEER, user) || scene.knows(THIRD, user);
-    (!users.iter().any(is_known)).then_some(courier)
+    (!users.iter().any(is_known)).then_some(replicator)
 }

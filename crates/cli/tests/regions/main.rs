@@ -13,8 +13,8 @@ mod field;
 mod support;
 
 mod attack;
-mod courier;
 mod global;
 mod kill;
+mod replicator;
 mod strict;
 mod world;

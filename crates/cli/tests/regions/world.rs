@@ -15,7 +15,7 @@ const WAY: Duration = Duration::from_millis(80);
 /// One answer in so many is lost with its connection.
 const LOST_ONE_IN: u32 = 50;
 
-/// How often couriers are asked for their lags.
+/// How often replicators are asked for their lags.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Regions that count together.
@@ -68,7 +68,7 @@ impl World {
         self.ground.set(|from, to| from == region || to == region, traffic);
     }
 
-    /// Lets time pass; the longest lag that a courier told of meanwhile, ms.
+    /// Lets time pass; the longest lag that a replicator told of meanwhile, ms.
     pub fn watch_lags(&self, time: Duration) -> u64 {
         let mut longest = 0;
         for _ in 0..time.as_millis() / LOOK_EVERY.as_millis() {
@@ -90,27 +90,27 @@ impl World {
         let mut answer =
             ureq::get(self.ground.server(at).url("admin", "/v1/regions")).call().expect("regions");
         let text = answer.body_mut().read_to_string().expect("text");
-        serde_json::from_str::<Value>(&text).expect("JSON")["abroad"].clone()
+        serde_json::from_str::<Value>(&text).expect("JSON")["replication"].clone()
     }
 
-    /// The server of a region that is its courier, once one is.
-    pub fn courier(&self, region: usize) -> usize {
+    /// The server of a region that is its replicator, once one is.
+    pub fn replicator(&self, region: usize) -> usize {
         let mut found = None;
-        wait_until("a courier", TIME_MAX, || {
+        wait_until("a replicator", TIME_MAX, || {
             let servers = 0..self.ground.regions[region].servers.len();
-            found = servers.into_iter().find(|server| self.abroad((region, *server))["courier"] == true);
+            found = servers.into_iter().find(|server| self.abroad((region, *server))["replicator"] == true);
             found.is_some()
         });
         found.expect("waited for")
     }
 
-    /// Waits until the courier of each region is connected to those of all others.
+    /// Waits until the replicator of each region is connected to those of all others.
     pub fn wait_for_links(&self) {
         let is_linked = |region: usize| {
-            let peers = self.abroad((region, self.courier(region)))["peers"].clone();
-            peers.as_array().is_some_and(|peers| peers.iter().all(|peer| peer["connected"] == true))
+            let peers = self.abroad((region, self.replicator(region)))["peers"].clone();
+            peers.as_array().is_some_and(|peers| peers.iter().all(|peer| peer["linked"] == true))
         };
-        wait_until("couriers to be connected", TIME_MAX, || (0..REGIONS.len()).all(is_linked));
+        wait_until("replicators to be connected", TIME_MAX, || (0..REGIONS.len()).all(is_linked));
     }
 
     /// How many answers of other regions were lost, each with its connection.
@@ -121,8 +121,9 @@ impl World {
     }
 
     /// Waits until all regions hear of each other, or until none does.
-    pub fn wait_for_whole(&self, is_whole: bool) {
-        let is_so = |region: usize| self.abroad((region, self.courier(region)))["whole"] == is_whole;
+    pub fn wait_for_connected(&self, is_connected: bool) {
+        let is_so =
+            |region: usize| self.abroad((region, self.replicator(region)))["connected"] == is_connected;
         wait_until("the regions to be whole, or not", TIME_MAX, || (0..REGIONS.len()).all(is_so));
     }
 

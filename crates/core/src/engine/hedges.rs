@@ -17,18 +17,18 @@ const MOST: u64 = 20 * MILLI;
 
 /// How many more calls may be made twice.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hedges {
+pub(super) struct HedgeBudget {
     left: u64,
     since_us: u64,
 }
 
-impl Default for Hedges {
+impl Default for HedgeBudget {
     fn default() -> Self {
         Self { left: MOST, since_us: 0 }
     }
 }
 
-impl Hedges {
+impl HedgeBudget {
     /// Takes in that a call was made.
     pub(super) fn earn(&mut self) {
         self.left = (self.left + PER_CALL).min(MOST);
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn one_call_in_ten_may_be_made_twice_and_twenty_in_each_second() {
-        let mut hedges = Hedges::default();
+        let mut hedges = HedgeBudget::default();
         let twice = (0..1_000).filter(|_| {
             hedges.earn();
             hedges.spend()

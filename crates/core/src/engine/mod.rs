@@ -9,34 +9,34 @@
 
 mod demand;
 mod hedges;
-mod lane;
+mod node_meter;
 mod pace;
+mod session;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
-mod tracked;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::digest::{Digest, KeySpace};
-use crate::ladder::Standing;
+use crate::fallback::FallbackState;
 use crate::limit::Limit;
-use crate::origin::{ABROAD_LIFE_US_MAX, Call, CallError, NodeId, Reply, StoreId, Terms};
+use crate::origin::{CROSS_REGION_LIFE_US_MAX, Call, CallError, CallReply, NodeId, StoreId, Terms};
 use crate::table::Table;
 use crate::time::Now;
 
-use hedges::Hedges;
-use lane::Lane;
+use hedges::HedgeBudget;
+use node_meter::{ChargeTime, NodeMeter};
 use pace::Pace;
-use tracked::{Refund, Tracked};
+use session::Session;
 
 /// A request that waits: whatever its owner calls it.
 pub type Ticket = u64;
 
 /// What an engine may take its time for. Every length is in microseconds.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct EngineSettings {
     /// How often what was spent is reported. Shorter: fresher counts; more calls.
     pub flush_us: u64,
     /// How long a grant may be spent. Longer: a node goes on longer without the origin; what a dead node held is longer lost.
@@ -45,7 +45,7 @@ pub struct Settings {
     pub strict_life_us: u64,
     /// The longest of either for a limit that several regions count together. Shorter: less passes before they have heard of each
     /// other; more calls.
-    pub abroad_life_us: u64,
+    pub cross_region_life_us: u64,
     /// How long after a denial a key counts as denied of late.
     pub strict_us: u64,
     /// How long a request waits for the origin. Longer: fewer decisions without it; longer answers when it is slow.
@@ -74,13 +74,13 @@ pub struct Settings {
     pub processes: u32,
 }
 
-impl Default for Settings {
+impl Default for EngineSettings {
     fn default() -> Self {
         Self {
             flush_us: 100_000,
             life_us: 1_000_000,
             strict_life_us: 300_000,
-            abroad_life_us: ABROAD_LIFE_US_MAX,
+            cross_region_life_us: CROSS_REGION_LIFE_US_MAX,
             strict_us: 5_000_000,
             deadline_us: 20_000,
             hedge_us: 3_000,
@@ -112,7 +112,7 @@ pub struct MeterRef {
 
 /// A request that the table could not decide.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct EngineRequest {
     /// Whatever its owner calls it.
     pub ticket: Ticket,
     /// Where its meters are kept.
@@ -179,14 +179,14 @@ pub enum Resolution {
 
 /// Where a request was charged that does not pass in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Paid {
+pub enum ChargeLocation {
     /// At the origin.
-    There {
+    AtOrigin {
         /// When, by the origin's clock.
         at_us: u64,
     },
     /// Here: of what is held, or of what the origin is yet to be told.
-    Here {
+    OnNode {
         /// Not before this, by the clock here.
         since_us: u64,
     },
@@ -194,7 +194,7 @@ pub enum Paid {
 
 /// How a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum CallFailure {
     /// It was not applied, or nobody knows: it is sent again.
     Unanswered,
     /// A later call of this lane was applied: this one never will be.
@@ -206,7 +206,7 @@ pub enum Failure {
     Refused,
 }
 
-impl From<CallError> for Failure {
+impl From<CallError> for CallFailure {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Outdated { sequence } => Self::Outdated { sequence },
@@ -232,10 +232,10 @@ pub struct EngineStats {
     pub returned: u64,
     /// Calls that the origin would not take. Who waited for them was not answered; what they said was said again by others.
     pub refused: u64,
-    /// Requests that did not wait, since too many did: [`Settings::waiting_max`]. They are among the unanswered.
+    /// Requests that did not wait, since too many did: [`EngineSettings::waiting_max`]. They are among the unanswered.
     pub crowded: u64,
     /// Units that the origin never hears of, since too many meters were kept track of: let through without it, or not given
-    /// back. [`Settings::tracked_max`].
+    /// back. [`EngineSettings::tracked_max`].
     pub dropped: u64,
     /// Units that were held of limits that must hold, and reported so late that the origin may have written them off: then they count
     /// as used.
@@ -246,8 +246,8 @@ pub struct EngineStats {
 #[derive(Debug)]
 pub struct Engine {
     node: NodeId,
-    settings: Settings,
-    lanes: BTreeMap<u16, Lane>,
+    settings: EngineSettings,
+    sessions: BTreeMap<u16, Session>,
     tracked: usize,
     /// Requests that wait, in all lanes.
     waiting: usize,
@@ -260,7 +260,7 @@ pub struct Engine {
     processes: u32,
     closing: bool,
     pace: Pace,
-    hedges: Hedges,
+    hedges: HedgeBudget,
     /// The first partition that had something to say the last time and could not.
     turn: u16,
     stats: EngineStats,
@@ -268,11 +268,11 @@ pub struct Engine {
 
 impl Engine {
     /// The engine of a process that calls itself `node`: a name that no process had before.
-    pub fn new(node: NodeId, settings: Settings) -> Self {
+    pub fn new(node: NodeId, settings: EngineSettings) -> Self {
         Self {
             node,
             settings,
-            lanes: BTreeMap::new(),
+            sessions: BTreeMap::new(),
             tracked: 0,
             waiting: 0,
             last_reply_us: 0,
@@ -281,7 +281,7 @@ impl Engine {
             processes: settings.processes.max(1),
             closing: false,
             pace: Pace::default(),
-            hedges: Hedges::default(),
+            hedges: HedgeBudget::default(),
             turn: 0,
             stats: EngineStats::default(),
         }
@@ -293,60 +293,67 @@ impl Engine {
     }
 
     /// Has grants of limits that several regions count together last this long at most, from the next call on.
-    pub fn limit_abroad(&mut self, life_us: u64) {
-        self.settings.abroad_life_us = life_us;
+    pub fn limit_cross_region_life(&mut self, life_us: u64) {
+        self.settings.cross_region_life_us = life_us;
     }
 
     /// Takes in a request that the table could not decide. Its answer comes as an [`Effect`], now or later.
-    pub fn ask(&mut self, now: Now, request: Request, effects: &mut Vec<Effect>) {
+    pub fn on_request(&mut self, now: Now, request: EngineRequest, effects: &mut Vec<Effect>) {
         self.stats.waited += 1;
         let stalled = self.is_stalled(now);
-        let lane = self.lanes.entry(request.partition).or_default();
+        let session = self.sessions.entry(request.partition).or_default();
         let crowded = self.waiting >= self.settings.waiting_max;
         self.stats.crowded += u64::from(crowded);
-        if crowded || stalled || lane.is_stalled(now, &self.settings) {
+        if crowded || stalled || session.is_stalled(now, &self.settings) {
             self.stats.unanswered += 1;
             effects.push(Effect::Answer { ticket: request.ticket, resolution: Resolution::Unanswered });
             return;
         }
         self.waiting += 1;
-        self.tracked += lane.wait(now, request, self.settings.tracked_max.saturating_sub(self.tracked));
+        self.tracked += session.wait(now, request, self.settings.tracked_max.saturating_sub(self.tracked));
     }
 
     /// Notes that a request was let through without the origin, to be reported when it is back.
     pub fn owe(&mut self, now: Now, partition: u16, meter: &MeterRef, cost: u64) {
-        self.note(now, partition, meter, cost, Tracked::note_owed);
+        self.note(now, partition, meter, cost, NodeMeter::note_owed);
     }
 
     /// Gives back what somebody says was charged, who knows when that was: all of it, as a bucket would that is asked directly.
     /// Only what drains while the origin stands still is kept, as a bucket would have drained it meanwhile.
     pub fn refund(&mut self, now: Now, partition: u16, meter: &MeterRef, cost: u64) {
-        let asked_us = self.lane(partition).origin_us(now.mono_us());
+        let asked_us = self.session(partition).origin_us(now.mono_us());
         self.note(now, partition, meter, cost, |tracked, cost, now_us| {
             let rest = tracked.forgive(cost);
-            tracked.note_refund(rest, Refund::asked(asked_us, tracked), now_us);
+            tracked.note_refund(rest, ChargeTime::of_request(asked_us, tracked), now_us);
         });
     }
 
     /// Gives back what was charged for a request that does not pass in the end. What of it has drained since is not given back: by
     /// then others may have used what drained, and it would pass twice.
-    pub fn roll_back(&mut self, now: Now, table: &Table, partition: u16, charge: &Charge, paid: Paid) {
-        let lane = self.lane(partition);
+    pub fn roll_back(
+        &mut self,
+        now: Now,
+        table: &Table,
+        partition: u16,
+        charge: &Charge,
+        paid: ChargeLocation,
+    ) {
+        let session = self.session(partition);
         let (rest, charged_us) = match paid {
-            Paid::There { at_us } => (charge.cost, Some(at_us)),
-            Paid::Here { since_us } => {
-                (lane.take_unsaid(now, table, charge, since_us), lane.origin_us(since_us))
+            ChargeLocation::AtOrigin { at_us } => (charge.cost, Some(at_us)),
+            ChargeLocation::OnNode { since_us } => {
+                (session.take_unreported(now, table, charge, since_us), session.origin_us(since_us))
             }
         };
         if rest > 0 {
             self.note(now, partition, &charge.meter, rest, |tracked, rest, now_us| {
-                tracked.note_refund(rest, Refund::charged(charged_us, tracked), now_us);
+                tracked.note_refund(rest, ChargeTime::charged(charged_us, tracked), now_us);
             });
         }
     }
 
-    fn lane(&mut self, partition: u16) -> &mut Lane {
-        self.lanes.entry(partition).or_default()
+    fn session(&mut self, partition: u16) -> &mut Session {
+        self.sessions.entry(partition).or_default()
     }
 
     /// Notes something of a meter, or counts it where there is no room to note it.
@@ -356,16 +363,16 @@ impl Engine {
         partition: u16,
         meter: &MeterRef,
         cost: u64,
-        note: impl FnOnce(&mut Tracked, u64, u64),
+        note: impl FnOnce(&mut NodeMeter, u64, u64),
     ) {
-        let lane = self.lanes.entry(partition).or_default();
-        let before = lane.tracked();
+        let session = self.sessions.entry(partition).or_default();
+        let before = session.tracked();
         let most = before + self.settings.tracked_max.saturating_sub(self.tracked);
-        match lane.track(now, meter, most) {
+        match session.track(now, meter, most) {
             Some(tracked) => note(tracked, cost, now.mono_us()),
             None => self.stats.dropped += cost,
         }
-        self.tracked += lane.tracked() - before;
+        self.tracked += session.tracked() - before;
     }
 
     /// Does what time asks for, and says when to come again at the latest.
@@ -386,15 +393,15 @@ impl Engine {
             answered_sent_us: self.answered_sent_us,
             first_reply_us: self.first_reply_us,
         };
-        let mut look = Look::at(&self.lanes, &cx, self.turn);
+        let mut look = SessionScan::at(&self.sessions, &cx, self.turn);
         cx.calls_left = self.settings.calls_max.max(1).saturating_sub(look.calls);
         let mut crowded = false;
         for (_, at) in look.awake {
             let partition = at.wrapping_add(look.turn);
-            let Some(lane) = self.lanes.get_mut(&partition) else { continue };
-            self.tracked -= lane.poll(&mut cx, partition, effects);
-            look.wake_us = look.wake_us.into_iter().chain(lane.wake_us()).min();
-            if !crowded && lane.is_held_up() {
+            let Some(session) = self.sessions.get_mut(&partition) else { continue };
+            self.tracked -= session.poll(&mut cx, partition, effects);
+            look.wake_us = look.wake_us.into_iter().chain(session.wake_us()).min();
+            if !crowded && session.is_held_up() {
                 (crowded, self.turn) = (true, partition);
             }
         }
@@ -410,14 +417,15 @@ impl Engine {
         table: &Table,
         partition: u16,
         sequence: u64,
-        reply: &Reply,
+        reply: &CallReply,
         effects: &mut Vec<Effect>,
     ) {
         let before = effects.len();
-        let Some(lane) = self.lanes.get_mut(&partition) else { return };
+        let Some(session) = self.sessions.get_mut(&partition) else { return };
         self.last_reply_us = now.mono_us();
         self.first_reply_us.get_or_insert(now.mono_us());
-        self.processes = reply.told.iter().map(|told| told.holders).fold(self.processes, u32::max);
+        self.processes =
+            reply.meters.iter().map(|meter_reply| meter_reply.holders).fold(self.processes, u32::max);
         let mut cx = Context {
             node: self.node,
             now,
@@ -431,7 +439,7 @@ impl Engine {
             answered_sent_us: self.answered_sent_us,
             first_reply_us: self.first_reply_us,
         };
-        lane.on_reply(&mut cx, sequence, reply, effects);
+        session.on_reply(&mut cx, sequence, reply, effects);
         self.answered_sent_us = cx.answered_sent_us;
         self.note_answered(effects, before);
     }
@@ -442,12 +450,12 @@ impl Engine {
         now: Now,
         partition: u16,
         sequence: u64,
-        failure: Failure,
+        failure: CallFailure,
         effects: &mut Vec<Effect>,
     ) {
         let before = effects.len();
-        if let Some(lane) = self.lanes.get_mut(&partition) {
-            lane.on_failure(now, sequence, failure, &mut self.stats, effects);
+        if let Some(session) = self.sessions.get_mut(&partition) {
+            session.on_failure(now, sequence, failure, &mut self.stats, effects);
         }
         self.note_answered(effects, before);
     }
@@ -466,14 +474,14 @@ impl Engine {
 
     /// Whether there is nothing to report and nobody waits.
     pub fn is_idle(&self) -> bool {
-        self.lanes.values().all(Lane::is_idle)
+        self.sessions.values().all(Session::is_idle)
     }
 
     /// What there is to go by for a meter while the origin is gone. What is left of it has drained since it was heard of, as if nobody
     /// had used any.
-    pub fn standing(&self, now: Now, partition: u16, digest: Digest) -> Standing {
-        let left = self.lanes.get(&partition).and_then(|lane| lane.left(now, digest));
-        Standing { processes: self.processes, left }
+    pub fn fallback_state(&self, now: Now, partition: u16, digest: Digest) -> FallbackState {
+        let left = self.sessions.get(&partition).and_then(|session| session.left(now, digest));
+        FallbackState { processes: self.processes, remaining: left }
     }
 
     /// How many processes there are, for all that is known.
@@ -483,13 +491,14 @@ impl Engine {
 
     /// Whether the origin is not answering anyone: a call is overdue and nothing was heard since it was sent.
     pub fn is_stalled(&self, now: Now) -> bool {
-        let mut overdue_us = self.lanes.values().filter_map(|lane| lane.overdue_since(now, &self.settings));
+        let mut overdue_us =
+            self.sessions.values().filter_map(|session| session.overdue_since(now, &self.settings));
         overdue_us.any(|sent_us| self.last_reply_us < sent_us)
     }
 }
 
 /// All lanes at a glance, looked at once: there are hundreds, and this is done for every answer.
-struct Look {
+struct SessionScan {
     turn: u16,
     /// Those that have something to do, in the order in which they do it, by how far they are from the turn.
     awake: Vec<(bool, u16)>,
@@ -500,18 +509,18 @@ struct Look {
     late_us: Option<u64>,
 }
 
-impl Look {
-    fn at(lanes: &BTreeMap<u16, Lane>, cx: &Context<'_>, turn: u16) -> Self {
+impl SessionScan {
+    fn at(sessions: &BTreeMap<u16, Session>, cx: &Context<'_>, turn: u16) -> Self {
         let mut look = Self { turn, awake: Vec::new(), wake_us: None, calls: 0, late_us: None };
-        for (partition, lane) in lanes {
-            if let Some(late_us) = lane.late_us(cx.settings).filter(|late_us| *late_us > cx.now_us()) {
+        for (partition, session) in sessions {
+            if let Some(late_us) = session.late_us(cx.settings).filter(|late_us| *late_us > cx.now_us()) {
                 look.calls += 1;
                 look.late_us = look.late_us.into_iter().chain([late_us]).min();
             }
-            if lane.is_awake(cx.now, cx.closing) {
-                look.awake.push((!lane.is_waited_for(), partition.wrapping_sub(turn)));
+            if session.is_awake(cx.now, cx.closing) {
+                look.awake.push((!session.is_waited_for(), partition.wrapping_sub(turn)));
             } else {
-                look.wake_us = look.wake_us.into_iter().chain(lane.wake_us()).min();
+                look.wake_us = look.wake_us.into_iter().chain(session.wake_us()).min();
             }
         }
         // Whoever waits comes first; then those that came last the time before.
@@ -526,10 +535,10 @@ struct Context<'c> {
     now: Now,
     table: &'c Table,
     /// At the present pace.
-    settings: &'c Settings,
+    settings: &'c EngineSettings,
     /// How often is reported when little is due.
     flush_us_min: u64,
-    hedges: &'c mut Hedges,
+    hedges: &'c mut HedgeBudget,
     stats: &'c mut EngineStats,
     closing: bool,
     /// How many more calls may be made now.

@@ -3,7 +3,7 @@
 //! What is due falls as the interval grows: a meter is spoken of once in it, and a grant that lasts longer is extended less
 //! often. So the interval is stretched in proportion, and lives with it.
 
-use super::Settings;
+use super::EngineSettings;
 
 /// Stretches are counted in thousandths.
 const MILLI: u64 = 1_000;
@@ -33,7 +33,7 @@ impl Default for Pace {
 
 impl Pace {
     /// Takes in how many meters have been due until now.
-    pub(super) fn measure(&mut self, now_us: u64, due: u64, settings: &Settings) {
+    pub(super) fn measure(&mut self, now_us: u64, due: u64, settings: &EngineSettings) {
         let elapsed_us = now_us.saturating_sub(self.since_us);
         if elapsed_us < WINDOW_US {
             return;
@@ -46,9 +46,9 @@ impl Pace {
     }
 
     /// The settings at this pace.
-    pub(super) fn of(self, settings: &Settings) -> Settings {
+    pub(super) fn of(self, settings: &EngineSettings) -> EngineSettings {
         let stretched = |us: u64| us.saturating_mul(self.stretch) / MILLI;
-        Settings {
+        EngineSettings {
             flush_us: stretched(settings.flush_us),
             life_us: stretched(settings.life_us),
             strict_life_us: stretched(settings.strict_life_us),
@@ -64,7 +64,7 @@ mod tests {
 
     /// Lets windows pass in which as much is due as there is at this interval. The interval afterwards.
     fn flush_us_after(pace: &mut Pace, windows: u64, due_at_100_ms: u64) -> u64 {
-        let settings = Settings::default();
+        let settings = EngineSettings::default();
         for _ in 0..windows {
             let due = due_at_100_ms * settings.flush_us / pace.of(&settings).flush_us;
             pace.measure(pace.since_us + WINDOW_US, pace.due + due / 2, &settings);

@@ -1,15 +1,18 @@
 //! The engine, step by step: a test is its clock, its network and its origin.
 
-mod given_back;
-mod silence;
+mod idle_session;
+mod refunds;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::origin::{ABROAD_LIFE_US_MAX, Abroad, Decided, Lapse, Partition, Told, UNDECIDED, Update};
-use crate::table::{Ask, Shares};
-use crate::{Retry, Secret, Standing, Verdict};
+use crate::origin::{
+    CROSS_REGION_LIFE_US_MAX, CheckReply, CrossRegionTerms, Lapse, MeterReply, MeterUpdate, Partition,
+    UNDECIDED,
+};
+use crate::table::{Check, Shares};
+use crate::{FallbackState, Retry, Secret, Verdict};
 
 const MS: u64 = 1_000;
 
@@ -28,7 +31,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         Self {
-            engine: Engine::new(NodeId(7), Settings::default()),
+            engine: Engine::new(NodeId(7), EngineSettings::default()),
             table: Table::new(1 << 14, &Shares::single()).expect("a few lines"),
             space: KeySpace::new(&Secret::from_bytes([1; 16]), Shares::FIRST, "key"),
             now_us: START_US,
@@ -61,20 +64,20 @@ impl Bench {
 
     fn ask_under(&mut self, charges: Vec<Charge>) -> Ticket {
         self.tickets += 1;
-        let request = Request { ticket: self.tickets, partition: 0, charges };
-        self.engine.ask(self.now(), request, &mut self.effects);
+        let request = EngineRequest { ticket: self.tickets, partition: 0, charges };
+        self.engine.on_request(self.now(), request, &mut self.effects);
         self.tickets
     }
 
     /// What is held of a meter decides about one unit; when it would pass, if it does not.
     fn check(&self, meter: &MeterRef) -> Option<Retry> {
-        let ask = Ask { limit: &meter.limit, space: &self.space, digest: meter.digest, cost: 1 };
+        let ask = Check { limit: &meter.limit, space: &self.space, digest: meter.digest, cost: 1 };
         self.table.check(self.now(), &ask).verdict.retry()
     }
 
     /// One unit, of what is held or from the origin.
     fn check_or_ask(&mut self, meter: &MeterRef) {
-        if self.check(meter) == Some(Retry::Ask) {
+        if self.check(meter) == Some(Retry::AskOrigin) {
             self.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
         }
     }
@@ -120,13 +123,18 @@ impl Bench {
 
     /// Answers a call: `passed` of each ask, and a grant on every meter.
     fn reply(&mut self, call: &Call, passed: u32, grant: u64) {
-        let decided = Decided { passed, denied_by: 0, retry_us: 1 };
-        self.tell(call, vec![told(grant, 0); call.updates.len()], decided);
+        let decided = CheckReply { passed, denied_by: 0, retry_us: 1 };
+        self.reply_with(call, vec![meter_reply(grant, 0); call.updates.len()], decided);
     }
 
     /// Answers a call: this of each meter, and the same of each ask.
-    fn tell(&mut self, call: &Call, told: Vec<Told>, decided: Decided) {
-        let reply = Reply { told, asks: vec![decided; call.asks.len()], now_us: 99, lost: false };
+    fn reply_with(&mut self, call: &Call, meter_reply: Vec<MeterReply>, decided: CheckReply) {
+        let reply = CallReply {
+            meters: meter_reply,
+            checks: vec![decided; call.checks.len()],
+            now_us: 99,
+            lost: false,
+        };
         let (now, sequence) = (self.now(), call.sequence);
         self.engine.on_reply(now, &self.table, 0, sequence, &reply, &mut self.effects);
     }
@@ -142,14 +150,14 @@ impl Bench {
 
     fn spend(&self, cost: u64) -> Verdict {
         let meter = self.meter(10, 1);
-        let ask = Ask { limit: &meter.limit, space: &self.space, digest: meter.digest, cost };
+        let ask = Check { limit: &meter.limit, space: &self.space, digest: meter.digest, cost };
         self.table.check(self.now(), &ask).verdict
     }
 }
 
 /// A grant, and what is left for anyone beside it.
-fn told(grant: u64, room: u64) -> Told {
-    Told {
+fn meter_reply(grant: u64, room: u64) -> MeterReply {
+    MeterReply {
         grant,
         life_us: 1_000 * MS,
         room,
@@ -160,7 +168,7 @@ fn told(grant: u64, room: u64) -> Told {
         exhausted: false,
         lapsed: false,
         recall: false,
-        whole: false,
+        is_global: false,
     }
 }
 
@@ -208,7 +216,7 @@ fn a_call_that_failed_is_made_again_soon_and_says_the_same() {
     let flush = bench.only_call();
     assert_eq!(flush.updates[0].used, 3);
     bench.now_us += MS;
-    bench.engine.on_failure(bench.now(), 0, flush.sequence, Failure::Unanswered, &mut bench.effects);
+    bench.engine.on_failure(bench.now(), 0, flush.sequence, CallFailure::Unanswered, &mut bench.effects);
     assert!(bench.spend(2).is_allowed(), "what is kept is spent meanwhile");
     bench.poll_after(50 * MS);
     let repeats = bench.calls();
@@ -250,7 +258,7 @@ fn while_the_origin_is_silent_nobody_waits_for_it() {
     assert!(!bench.engine.is_stalled(bench.now()));
     bench.ask(1);
     bench.poll();
-    assert_eq!(bench.only_call().asks.len(), 1, "asked again after the first answer");
+    assert_eq!(bench.only_call().checks.len(), 1, "asked again after the first answer");
 }
 
 /// A process that did not run for a while has not read what came meanwhile.
@@ -305,16 +313,16 @@ fn one_shard_that_hangs_does_not_hide_that_all_do() {
     let ask_of = |bench: &mut Bench, partition: u16| {
         bench.tickets += 1;
         let charges = vec![Charge { meter: bench.meter(10, 1), cost: 1 }];
-        let request = Request { ticket: bench.tickets, partition, charges };
-        bench.engine.ask(bench.now(), request, &mut bench.effects);
+        let request = EngineRequest { ticket: bench.tickets, partition, charges };
+        bench.engine.on_request(bench.now(), request, &mut bench.effects);
         bench.poll();
         bench.calls()
     };
     ask_of(&mut bench, 1);
     let answered = ask_of(&mut bench, 2).remove(0).0;
     bench.poll_after(10 * MS);
-    let asks = vec![Decided { passed: 1, denied_by: 0, retry_us: 0 }];
-    let reply = Reply { told: vec![told(0, 9)], asks, now_us: 99, lost: false };
+    let checks = vec![CheckReply { passed: 1, denied_by: 0, retry_us: 0 }];
+    let reply = CallReply { meters: vec![meter_reply(0, 9)], checks, now_us: 99, lost: false };
     let now = bench.now();
     bench.engine.on_reply(now, &bench.table, 2, answered.sequence, &reply, &mut bench.effects);
     bench.poll_after(10 * MS);
@@ -332,7 +340,7 @@ fn equal_requests_are_asked_as_one_and_as_many_pass_as_there_is_room_for() {
     let other = bench.ask(5);
     bench.poll();
     let call = bench.only_call();
-    let asked: Vec<_> = call.asks.iter().map(|ask| (ask.charges[0].cost, ask.count)).collect();
+    let asked: Vec<_> = call.checks.iter().map(|ask| (ask.charges[0].cost, ask.count)).collect();
     assert_eq!((call.updates.len(), asked), (1, vec![(2, 3), (5, 1)]));
     bench.reply(&call, 2, 0);
     let passed: Vec<_> = bench
@@ -353,14 +361,18 @@ fn each_limit_of_a_request_has_its_own_cost_and_its_own_rest() {
     let tickets = [20, 20, 30].map(|cost| bench.ask_under(charges(cost)));
     bench.poll();
     let call = bench.only_call();
-    let asked = |ask: &crate::origin::Ask| {
+    let asked = |ask: &crate::origin::CheckGroup| {
         let costs: Vec<_> = ask.charges.iter().map(|charge| (charge.meter, charge.cost)).collect();
         (costs, ask.count)
     };
     let expected = [(vec![(0, 1), (1, 20)], 2), (vec![(0, 1), (1, 30)], 1)];
-    assert_eq!(call.asks.iter().map(asked).collect::<Vec<_>>(), expected, "only what costs the same is one");
-    let decided = Decided { passed: 1, denied_by: 1, retry_us: 7 };
-    bench.tell(&call, vec![told(2, 7), told(0, 60)], decided);
+    assert_eq!(
+        call.checks.iter().map(asked).collect::<Vec<_>>(),
+        expected,
+        "only what costs the same is one"
+    );
+    let decided = CheckReply { passed: 1, denied_by: 1, retry_us: 7 };
+    bench.reply_with(&call, vec![meter_reply(2, 7), meter_reply(0, 60)], decided);
     // The origin tells what is left after all: before that, the last request had not been charged
     // yet. And a request that is denied finds less than it costs.
     let allowed = |left: [u32; 2]| Resolution::Allowed { remaining: Box::from(left), charged_us: Some(99) };
@@ -377,9 +389,10 @@ fn who_is_not_decided_is_answered_at_once_and_others_of_the_call_as_ever() {
     let stranger = bench.ask_under(vec![Charge { meter: stranger, cost: 1 }]);
     bench.poll();
     let (call, now) = (bench.only_call(), bench.now());
-    let passed = Decided { passed: 1, denied_by: 0, retry_us: 0 };
-    let asks = vec![passed, Decided { passed: 0, denied_by: UNDECIDED, ..passed }];
-    let reply = Reply { told: vec![told(0, 9), told(0, 10)], asks, now_us: 99, lost: false };
+    let passed = CheckReply { passed: 1, denied_by: 0, retry_us: 0 };
+    let checks = vec![passed, CheckReply { passed: 0, denied_by: UNDECIDED, ..passed }];
+    let reply =
+        CallReply { meters: vec![meter_reply(0, 9), meter_reply(0, 10)], checks, now_us: 99, lost: false };
     bench.engine.on_reply(now, &bench.table, 0, call.sequence, &reply, &mut bench.effects);
     let allowed = Resolution::Allowed { remaining: Box::from([9]), charged_us: Some(99) };
     assert_eq!(bench.answers(), [(known, allowed), (stranger, Resolution::Unanswered)]);
@@ -394,14 +407,14 @@ fn remaining_is_what_is_not_charged_and_not_more_than_the_burst() {
     let ticket = bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
-    bench.tell(&call, vec![told(5, u64::MAX)], decided);
+    let decided = CheckReply { passed: 1, denied_by: 0, retry_us: 0 };
+    bench.reply_with(&call, vec![meter_reply(5, u64::MAX)], decided);
     assert_eq!(bench.answers(), [(ticket, allowed(10))]);
     bench.now_us += 2_000 * MS;
     let ticket = bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    bench.tell(&call, vec![Told { life_us: 0, remaining: 4, ..told(5, 3) }], decided);
+    bench.reply_with(&call, vec![MeterReply { life_us: 0, remaining: 4, ..meter_reply(5, 3) }], decided);
     assert_eq!(bench.answers(), [(ticket, allowed(4))], "whatever is granted");
 }
 
@@ -431,9 +444,13 @@ fn a_limit_that_a_request_is_under_twice_is_asked_for_once_at_both_costs() {
     bench.poll();
     let call = bench.only_call();
     assert_eq!(call.check(), Ok(()));
-    let charged: Vec<_> = call.asks[0].charges.iter().map(|charge| (charge.meter, charge.cost)).collect();
+    let charged: Vec<_> = call.checks[0].charges.iter().map(|charge| (charge.meter, charge.cost)).collect();
     assert_eq!(charged, [(0, 5), (1, 1)]);
-    bench.tell(&call, vec![told(0, 4), told(0, 6)], Decided { passed: 0, denied_by: 0, retry_us: 1 });
+    bench.reply_with(
+        &call,
+        vec![meter_reply(0, 4), meter_reply(0, 6)],
+        CheckReply { passed: 0, denied_by: 0, retry_us: 1 },
+    );
     let denied = Resolution::Denied { by: 0, remaining: Box::from([4, 6, 4]), retry_us: 1 };
     assert_eq!(bench.answers(), [(1, denied)]);
 }
@@ -446,10 +463,10 @@ fn no_call_says_more_than_an_origin_takes() {
     }
     bench.poll();
     let first = bench.only_call();
-    assert_eq!((first.check(), first.asks.len()), (Ok(()), 256), "no two that follow each other are alike");
+    assert_eq!((first.check(), first.checks.len()), (Ok(()), 256), "no two that follow each other are alike");
     bench.reply(&first, 0, 0);
     bench.poll();
-    assert_eq!(bench.only_call().asks.len(), 44);
+    assert_eq!(bench.only_call().checks.len(), 44);
 }
 
 #[test]
@@ -472,7 +489,7 @@ fn what_is_due_goes_in_small_batches_and_every_meter_has_its_turn() {
         // Those that have just been reported are due again.
         for name in &names {
             let meter = bench.meter_of(name, 10);
-            let ask = Ask { limit: &meter.limit, space: &bench.space, digest: meter.digest, cost: 1 };
+            let ask = Check { limit: &meter.limit, space: &bench.space, digest: meter.digest, cost: 1 };
             assert!(bench.table.check(bench.now(), &ask).verdict.is_allowed());
         }
         bench.poll();
@@ -496,7 +513,7 @@ fn a_thousand_requests_for_a_cold_key_make_one_call_and_then_one_more() {
     bench.reply(&first, 1, 0);
     bench.poll();
     let second = bench.only_call();
-    assert_eq!((second.asks.len(), second.asks[0].count), (1, 999));
+    assert_eq!((second.checks.len(), second.checks[0].count), (1, 999));
 }
 
 #[test]
@@ -516,10 +533,10 @@ fn what_was_reported_too_late_is_counted_as_what_may_have_lapsed() {
     let mut bench = Bench::new();
     bench.hold(8);
     let call = bench.next_call();
-    bench.tell(
+    bench.reply_with(
         &call,
-        vec![Told { lapsed: true, ..told(0, 0) }],
-        Decided { passed: 0, denied_by: 0, retry_us: 0 },
+        vec![MeterReply { lapsed: true, ..meter_reply(0, 0) }],
+        CheckReply { passed: 0, denied_by: 0, retry_us: 0 },
     );
     assert_eq!(bench.engine.stats().lapsed, 8, "by the origin's word");
 }
@@ -560,18 +577,18 @@ fn a_limit_that_changed_is_brought_by_the_next_request() {
         bench.ask(1);
         bench.poll();
         let call = bench.only_call();
-        let exhausted = Told { wait_us: 60_000 * MS, exhausted: true, ..told(grant, 0) };
-        bench.tell(&call, vec![exhausted], Decided { passed: 1, denied_by: 0, retry_us: 1 });
+        let exhausted = MeterReply { wait_us: 60_000 * MS, exhausted: true, ..meter_reply(grant, 0) };
+        bench.reply_with(&call, vec![exhausted], CheckReply { passed: 1, denied_by: 0, retry_us: 1 });
         bench.answers();
         let decided = bench.spend(1);
-        assert_ne!(decided.retry(), Some(Retry::Ask), "{decided:?}");
+        assert_ne!(decided.retry(), Some(Retry::AskOrigin), "{decided:?}");
         let raised = bench.meter(20, 2);
-        let ask = Ask { limit: &raised.limit, space: &bench.space, digest: raised.digest, cost: 1 };
-        assert_eq!(bench.table.check(bench.now(), &ask).verdict.retry(), Some(Retry::Ask));
+        let ask = Check { limit: &raised.limit, space: &bench.space, digest: raised.digest, cost: 1 };
+        assert_eq!(bench.table.check(bench.now(), &ask).verdict.retry(), Some(Retry::AskOrigin));
         bench.ask_under(vec![Charge { meter: raised, cost: 1 }]);
         bench.poll();
         let call = bench.only_call();
-        assert_eq!((call.updates[0].terms.version(), call.asks.len()), (2, 1));
+        assert_eq!((call.updates[0].terms.version(), call.checks.len()), (2, 1));
     }
 }
 
@@ -596,8 +613,8 @@ fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
         bench.ask(1);
         bench.poll();
         let call = bench.only_call();
-        let exhausted = Told { life_us: 0, wait_us: 5 * MS, exhausted: true, ..told(0, 0) };
-        bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 5 * MS });
+        let exhausted = MeterReply { life_us: 0, wait_us: 5 * MS, exhausted: true, ..meter_reply(0, 0) };
+        bench.reply_with(&call, vec![exhausted], CheckReply { passed: 0, denied_by: 0, retry_us: 5 * MS });
         let began_us = bench.now_us;
         while matches!(bench.spend(1).retry(), Some(crate::Retry::After(_))) {
             bench.now_us += MS;
@@ -610,8 +627,8 @@ fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
     bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    bench.tell(&call, vec![told(0, 9)], Decided { passed: 1, denied_by: 0, retry_us: 0 });
-    assert_eq!(bench.spend(1).retry(), Some(crate::Retry::Ask), "not exhausted: the origin is asked");
+    bench.reply_with(&call, vec![meter_reply(0, 9)], CheckReply { passed: 1, denied_by: 0, retry_us: 0 });
+    assert_eq!(bench.spend(1).retry(), Some(crate::Retry::AskOrigin), "not exhausted: the origin is asked");
 }
 
 /// Ten units a second: one of eight nodes gets one every 800 ms, and asks twice in that time, but
@@ -623,8 +640,9 @@ fn a_flush_asks_for_an_exhausted_meter_at_its_turn() {
         bench.ask(1);
         bench.poll();
         let call = bench.only_call();
-        let exhausted = Told { life_us: 0, wait_us: 50 * MS, exhausted: true, holders, ..told(0, 0) };
-        bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 50 * MS });
+        let exhausted =
+            MeterReply { life_us: 0, wait_us: 50 * MS, exhausted: true, holders, ..meter_reply(0, 0) };
+        bench.reply_with(&call, vec![exhausted], CheckReply { passed: 0, denied_by: 0, retry_us: 50 * MS });
         bench.now_us += 40 * MS;
         assert!(!bench.spend(1).is_allowed());
         bench.poll_after(60 * MS);
@@ -639,16 +657,16 @@ fn what_was_left_is_known_and_grows_as_it_drains() {
     let mut bench = Bench::new();
     let digest = bench.meter(10, 1).digest;
     bench.ask(1);
-    let before = bench.engine.standing(bench.now(), 0, digest);
-    assert_eq!(before, Standing { processes: 1, left: None }, "nobody said anything yet");
+    let before = bench.engine.fallback_state(bench.now(), 0, digest);
+    assert_eq!(before, FallbackState { processes: 1, remaining: None }, "nobody said anything yet");
     bench.poll();
     let call = bench.only_call();
-    let left = Told { holders: 4, ..told(2, 3) };
-    bench.tell(&call, vec![left], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    let left = MeterReply { holders: 4, ..meter_reply(2, 3) };
+    bench.reply_with(&call, vec![left], CheckReply { passed: 1, denied_by: 0, retry_us: 0 });
     for (later_us, left) in [(0, 3), (500 * MS, 8), (60_000 * MS, 10)] {
         bench.now_us += later_us;
-        let standing = bench.engine.standing(bench.now(), 0, digest);
-        assert_eq!(standing, Standing { processes: 4, left: Some(left) });
+        let fallback_state = bench.engine.fallback_state(bench.now(), 0, digest);
+        assert_eq!(fallback_state, FallbackState { processes: 4, remaining: Some(left) });
     }
 }
 
@@ -657,7 +675,7 @@ struct Crowd {
     bench: Bench,
     meters: Vec<MeterRef>,
     partitions: Vec<Partition>,
-    under_way: Vec<(u16, Arc<Call>)>,
+    in_flight: Vec<(u16, Arc<Call>)>,
     passed: u64,
 }
 
@@ -672,25 +690,25 @@ impl Crowd {
         let amount = |key: u32| if key.is_multiple_of(2) { 100 } else { 5 };
         let meters = (0..keys).map(|key| bench.meter_of(&key.to_le_bytes(), amount(key))).collect();
         let partitions = vec![Partition::default(); CROWD_PARTITIONS];
-        Self { bench, meters, partitions, under_way: Vec::new(), passed: 0 }
+        Self { bench, meters, partitions, in_flight: Vec::new(), passed: 0 }
     }
 
     fn request(&mut self, key: usize) {
         let meter = self.meters[key].clone();
-        let ask = Ask { limit: &meter.limit, space: &meter.space, digest: meter.digest, cost: 1 };
+        let ask = Check { limit: &meter.limit, space: &meter.space, digest: meter.digest, cost: 1 };
         let verdict = self.bench.table.check(self.bench.now(), &ask).verdict;
         self.passed += u64::from(verdict.is_allowed());
-        if verdict.retry() == Some(crate::Retry::Ask) {
+        if verdict.retry() == Some(crate::Retry::AskOrigin) {
             let (ticket, partition) = (0, (key / 2 % CROWD_PARTITIONS) as u16);
-            let request = Request { ticket, partition, charges: vec![Charge { meter, cost: 1 }] };
-            self.bench.engine.ask(self.bench.now(), request, &mut self.bench.effects);
+            let request = EngineRequest { ticket, partition, charges: vec![Charge { meter, cost: 1 }] };
+            self.bench.engine.on_request(self.bench.now(), request, &mut self.bench.effects);
         }
     }
 
     /// A millisecond: answers come, a hundredth of the keys is asked for, calls go out.
     fn tick(&mut self) {
         self.bench.now_us += MS;
-        for (partition, call) in std::mem::take(&mut self.under_way) {
+        for (partition, call) in std::mem::take(&mut self.in_flight) {
             let at = usize::from(partition);
             let reply = self.partitions[at].apply(self.bench.now_us, &call).expect("in order");
             let (now, bench) = (self.bench.now(), &mut self.bench);
@@ -701,7 +719,7 @@ impl Crowd {
         self.bench.poll();
         for effect in std::mem::take(&mut self.bench.effects) {
             match effect {
-                Effect::Call { partition, call, .. } => self.under_way.push((partition, call)),
+                Effect::Call { partition, call, .. } => self.in_flight.push((partition, call)),
                 Effect::Answer { resolution: Resolution::Allowed { .. }, .. } => self.passed += 1,
                 Effect::Answer { .. } => {}
             }
@@ -728,9 +746,9 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
         bench.check_or_ask(&meter);
         bench.poll();
         if let Some((call, _)) = bench.calls().pop() {
-            let Update { used, want, life_us, .. } = call.updates[0];
-            let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
-            bench.tell(&call, vec![Told { life_us, ..told(want, 100 - want) }], decided);
+            let MeterUpdate { used, want, life_us, .. } = call.updates[0];
+            let decided = CheckReply { passed: 1, denied_by: 0, retry_us: 0 };
+            bench.reply_with(&call, vec![MeterReply { life_us, ..meter_reply(want, 100 - want) }], decided);
             reports.push((used, want));
         }
     }
@@ -758,9 +776,9 @@ fn a_grant_that_is_spent_sooner_than_it_was_before_is_asked_for_at_once() {
         }
         bench.poll();
         if let Some((call, _)) = bench.calls().pop() {
-            let Update { want, life_us, .. } = call.updates[0];
-            let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
-            bench.tell(&call, vec![Told { life_us, ..told(want, 100 - want) }], decided);
+            let MeterUpdate { want, life_us, .. } = call.updates[0];
+            let decided = CheckReply { passed: 1, denied_by: 0, retry_us: 0 };
+            bench.reply_with(&call, vec![MeterReply { life_us, ..meter_reply(want, 100 - want) }], decided);
             held = want;
         }
     }
@@ -773,7 +791,7 @@ fn a_grant_that_is_spent_sooner_than_it_was_before_is_asked_for_at_once() {
     bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
     bench.poll();
     let call = bench.only_call();
-    assert!(call.updates[0].used >= spent && call.asks.len() == 1, "{call:?}");
+    assert!(call.updates[0].used >= spent && call.checks.len() == 1, "{call:?}");
 }
 
 #[test]
@@ -797,18 +815,23 @@ fn a_grant_of_a_limit_of_several_regions_lasts_no_longer_where_there_is_plenty()
             bench.check_or_ask(&meter);
             bench.poll();
             if let Some((call, _)) = bench.calls().pop() {
-                let Update { want, life_us, .. } = call.updates[0];
-                let decided = Decided { passed: 1, denied_by: 0, retry_us: 0 };
-                bench.tell(&call, vec![Told { life_us, ..told(want, 400 - want) }], decided);
+                let MeterUpdate { want, life_us, .. } = call.updates[0];
+                let decided = CheckReply { passed: 1, denied_by: 0, retry_us: 0 };
+                bench.reply_with(
+                    &call,
+                    vec![MeterReply { life_us, ..meter_reply(want, 400 - want) }],
+                    decided,
+                );
                 lives_us.push(life_us);
             }
         }
         lives_us.into_iter().max().expect("it is spoken of")
     };
     let terms = Terms::new(&limit, 0, Lapse::Counted, 1);
-    let abroad = Abroad { hide: 25, part_amount: 50, part_capacity: 200, debt_max: 0 };
-    assert!(longest_us(terms) > ABROAD_LIFE_US_MAX, "of one region");
-    assert_eq!(longest_us(terms.with_abroad(abroad)), ABROAD_LIFE_US_MAX, "of several");
+    let cross_region =
+        CrossRegionTerms { publish_threshold: 25, share_amount: 50, share_capacity: 200, debt_max: 0 };
+    assert!(longest_us(terms) > CROSS_REGION_LIFE_US_MAX, "of one region");
+    assert_eq!(longest_us(terms.with_cross_region(cross_region)), CROSS_REGION_LIFE_US_MAX, "of several");
 }
 
 /// Of two keys one is asked for a little later than the other: what is said of the first says the same of the second.
@@ -822,9 +845,15 @@ fn grants_that_end_soon_come_along_with_those_that_end_sooner() {
         bench.check_or_ask(&meters[turn / 5 % 2]);
         bench.poll();
         for (call, _) in bench.calls() {
-            let told =
-                call.updates.iter().map(|update| Told { life_us: update.life_us, ..told(update.want, 60) });
-            bench.tell(&call, told.collect(), Decided { passed: 1, denied_by: 0, retry_us: 0 });
+            let meter_reply = call
+                .updates
+                .iter()
+                .map(|update| MeterReply { life_us: update.life_us, ..meter_reply(update.want, 60) });
+            bench.reply_with(
+                &call,
+                meter_reply.collect(),
+                CheckReply { passed: 1, denied_by: 0, retry_us: 0 },
+            );
             // Those of the first second begin it.
             (calls, updates) = if turn < 50 { (0, 0) } else { (calls + 1, updates + call.updates.len()) };
         }
@@ -839,7 +868,7 @@ fn what_is_given_back_is_told_although_there_is_plenty() {
     bench.poll();
     let call = bench.only_call();
     bench.poll_after(20 * MS);
-    bench.tell(&call, vec![told(0, 9)], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    bench.reply_with(&call, vec![meter_reply(0, 9)], CheckReply { passed: 1, denied_by: 0, retry_us: 0 });
     bench.poll_after(100 * MS);
     let last = bench.calls().pop().expect("a call").0;
     assert_eq!(last.updates[0].refund, 1);
@@ -851,8 +880,8 @@ fn who_has_nothing_left_asks_again_when_something_can_have_drained() {
     bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    let exhausted = Told { life_us: 0, wait_us: 450 * MS, exhausted: true, ..told(0, 0) };
-    bench.tell(&call, vec![exhausted], Decided { passed: 0, denied_by: 0, retry_us: 450 * MS });
+    let exhausted = MeterReply { life_us: 0, wait_us: 450 * MS, exhausted: true, ..meter_reply(0, 0) };
+    bench.reply_with(&call, vec![exhausted], CheckReply { passed: 0, denied_by: 0, retry_us: 450 * MS });
     let mut calls = Vec::new();
     while calls.is_empty() {
         assert!(!bench.spend(1).is_allowed());
@@ -874,12 +903,12 @@ fn many_warm_keys_cost_few_updates_and_pass_as_they_may() {
 }
 
 impl Bench {
-    fn with(settings: Settings) -> Self {
+    fn with(settings: EngineSettings) -> Self {
         Self { engine: Engine::new(NodeId(7), settings), ..Self::new() }
     }
 
     /// The origin does not take a call.
-    fn refuse(&mut self, call: &Call, failure: Failure) {
+    fn refuse(&mut self, call: &Call, failure: CallFailure) {
         let now = self.now();
         self.engine.on_failure(now, 0, call.sequence, failure, &mut self.effects);
     }
@@ -890,18 +919,19 @@ impl Bench {
     }
 
     /// A request that was charged here does not pass in the end.
-    fn roll_back(&mut self, meter: &MeterRef, cost: u64, paid: Paid) {
+    fn roll_back(&mut self, meter: &MeterRef, cost: u64, paid: ChargeLocation) {
         let (now, charge) = (self.now(), Charge { meter: meter.clone(), cost });
         self.engine.roll_back(now, &self.table, 0, &charge, paid);
     }
 
     /// Asks for one unit, which the origin lets pass when its clock reads so.
-    fn ask_at(&mut self, meter: &MeterRef, origin_us: u64, word: Told) {
+    fn ask_at(&mut self, meter: &MeterRef, origin_us: u64, word: MeterReply) {
         self.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
         self.poll();
         let (call, now) = (self.only_call(), self.now());
-        let asks = vec![Decided { passed: 1, denied_by: 0, retry_us: 0 }; call.asks.len()];
-        let reply = Reply { told: vec![word; call.updates.len()], asks, now_us: origin_us, lost: false };
+        let checks = vec![CheckReply { passed: 1, denied_by: 0, retry_us: 0 }; call.checks.len()];
+        let reply =
+            CallReply { meters: vec![word; call.updates.len()], checks, now_us: origin_us, lost: false };
         self.engine.on_reply(now, &self.table, 0, call.sequence, &reply, &mut self.effects);
         self.answers();
     }
@@ -920,21 +950,21 @@ impl Bench {
 
 #[test]
 fn a_call_that_is_never_applied_is_over_for_who_waits_and_what_it_said_is_said_again() {
-    for (failure, next) in [(Failure::Refused, 3), (Failure::Outdated { sequence: 40 }, 41)] {
+    for (failure, next) in [(CallFailure::Refused, 3), (CallFailure::Outdated { sequence: 40 }, 41)] {
         let mut bench = Bench::new();
         bench.hold(8);
         assert!(bench.spend(3).is_allowed());
         let meter = bench.meter(10, 1);
         bench.owe(&meter, 2);
-        bench.roll_back(&meter, 1, Paid::There { at_us: 50 });
+        bench.roll_back(&meter, 1, ChargeLocation::AtOrigin { at_us: 50 });
         let ticket = bench.ask(9);
         bench.poll();
         let call = bench.only_call();
         let said = |call: &Call| {
-            let Update { used, owed, refund, refund_of_us, .. } = call.updates[0];
+            let MeterUpdate { used, owed, refund, refund_of_us, .. } = call.updates[0];
             (used, owed, refund, refund_of_us)
         };
-        assert_eq!((said(&call), call.asks.len()), ((3, 2, 1, 50), 1));
+        assert_eq!((said(&call), call.checks.len()), ((3, 2, 1, 50), 1));
         bench.refuse(&call, failure);
         assert_eq!(bench.answers(), [(ticket, Resolution::Unanswered)], "at once");
         let stats = bench.engine.stats();
@@ -944,7 +974,7 @@ fn a_call_that_is_never_applied_is_over_for_who_waits_and_what_it_said_is_said_a
         bench.poll_after(100 * MS);
         assert!(!bench.engine.is_stalled(bench.now()));
         let again = bench.only_call();
-        assert_eq!((said(&again), again.asks.len(), again.sequence), ((3, 2, 1, 50), 0, next));
+        assert_eq!((said(&again), again.checks.len(), again.sequence), ((3, 2, 1, 50), 0, next));
         bench.reply(&again, 0, 0);
         bench.engine.close();
         bench.poll_after(100 * MS);
@@ -986,7 +1016,7 @@ fn meters_that_make_no_sense_together_are_spoken_of_apart() {
 
 #[test]
 fn what_there_is_no_room_to_remember_is_counted() {
-    let mut bench = Bench::with(Settings { tracked_max: 1, ..Settings::default() });
+    let mut bench = Bench::with(EngineSettings { tracked_max: 1, ..EngineSettings::default() });
     let (known, stranger) = (bench.meter_of(b"known", 10), bench.meter_of(b"stranger", 10));
     bench.owe(&known, 1);
     bench.owe(&stranger, 2);
@@ -1004,13 +1034,13 @@ fn what_there_is_no_room_to_remember_is_counted() {
 
 #[test]
 fn when_too_many_wait_the_next_are_answered_at_once() {
-    let mut bench = Bench::with(Settings { waiting_max: 3, ..Settings::default() });
+    let mut bench = Bench::with(EngineSettings { waiting_max: 3, ..EngineSettings::default() });
     (0..3).for_each(|_| _ = bench.ask(1));
     let ticket = bench.ask(1);
     assert_eq!(bench.answers(), [(ticket, Resolution::Unanswered)]);
     bench.poll();
     let call = bench.only_call();
-    assert_eq!(call.asks[0].count, 3);
+    assert_eq!(call.checks[0].count, 3);
     assert_eq!((bench.ask(1), bench.answers().len()), (5, 1), "those of a call under way wait too");
     bench.reply(&call, 2, 0);
     assert_eq!(bench.answers().len(), 3);
@@ -1035,8 +1065,8 @@ fn after_a_denial_grants_are_short_although_another_window_has_begun() {
         bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
         bench.poll();
         let (call, _) = bench.calls().pop().expect("somebody asks");
-        let told = Told { cell, exhausted: is_exhausted, life_us: 0, ..told(0, 0) };
-        bench.tell(&call, vec![told], Decided { passed: 0, denied_by: 0, retry_us: 1 });
+        let meter_reply = MeterReply { cell, exhausted: is_exhausted, life_us: 0, ..meter_reply(0, 0) };
+        bench.reply_with(&call, vec![meter_reply], CheckReply { passed: 0, denied_by: 0, retry_us: 1 });
         call.updates[0].life_us
     };
     assert_eq!(life_us(0, 10, true), 1_000 * MS, "nobody was denied yet");
@@ -1047,13 +1077,18 @@ fn after_a_denial_grants_are_short_although_another_window_has_begun() {
 
 #[test]
 fn grants_of_several_regions_are_shorter_and_smaller_while_these_hear_of_each_other_late() {
-    let asked_for = |is_abroad: bool, life_us: u64| {
+    let asked_for = |is_cross_region: bool, life_us: u64| {
         let mut bench = Bench::new();
-        bench.engine.limit_abroad(life_us);
+        bench.engine.limit_cross_region_life(life_us);
         let mut meter = bench.meter(1_000, 1);
-        if is_abroad {
-            let abroad = Abroad { hide: 1, part_amount: 500, part_capacity: 500, debt_max: 1_000 };
-            meter.terms = meter.terms.with_abroad(abroad);
+        if is_cross_region {
+            let cross_region = CrossRegionTerms {
+                publish_threshold: 1,
+                share_amount: 500,
+                share_capacity: 500,
+                debt_max: 1_000,
+            };
+            meter.terms = meter.terms.with_cross_region(cross_region);
         }
         let mut update = None;
         for _ in 0..5 {
@@ -1064,12 +1099,12 @@ fn grants_of_several_regions_are_shorter_and_smaller_while_these_hear_of_each_ot
             bench.poll();
             let (call, _) = bench.calls().pop().expect("somebody asks");
             update = Some((call.updates[0].life_us, call.updates[0].want));
-            let told = Told { life_us: 0, ..told(0, 0) };
-            bench.tell(&call, vec![told], Decided { passed: 20, denied_by: 0, retry_us: 0 });
+            let meter_reply = MeterReply { life_us: 0, ..meter_reply(0, 0) };
+            bench.reply_with(&call, vec![meter_reply], CheckReply { passed: 20, denied_by: 0, retry_us: 0 });
         }
         update.expect("asked")
     };
-    let (life_us, want) = asked_for(true, ABROAD_LIFE_US_MAX);
+    let (life_us, want) = asked_for(true, CROSS_REGION_LIFE_US_MAX);
     assert_eq!(life_us, 1_000 * MS);
     let (shorter_us, less) = asked_for(true, 250 * MS);
     assert_eq!(shorter_us, 250 * MS);
@@ -1083,8 +1118,8 @@ fn grants_are_short_after_somebody_was_turned_away_although_a_little_was_granted
     bench.ask(1);
     bench.poll();
     let call = bench.only_call();
-    let exhausted = Told { exhausted: true, ..told(1, 0) };
-    bench.tell(&call, vec![exhausted], Decided { passed: 1, denied_by: 0, retry_us: 0 });
+    let exhausted = MeterReply { exhausted: true, ..meter_reply(1, 0) };
+    bench.reply_with(&call, vec![exhausted], CheckReply { passed: 1, denied_by: 0, retry_us: 0 });
     assert!(bench.spend(1).is_allowed());
     assert!(matches!(bench.spend(1).retry(), Some(Retry::After(_))), "by what the origin said");
     bench.poll_after(100 * MS);

@@ -4,7 +4,7 @@
 //! the node has to say about meters of that partition (what it used, what it keeps, what it would like to hold) and the
 //! requests that wait for a word of the origin. It is applied whole or not at all, and at most once: a call that is sent
 //! again, because nobody knows what became of it or because its answer is late, gets the answer of the first time, as long as that is
-//! remembered ([`LANE_RETENTION_US`](super::LANE_RETENTION_US) after it was last asked for).
+//! remembered ([`SESSION_RETENTION_US`](super::LANE_RETENTION_US) after it was last asked for).
 //!
 //! Answers are absolute. A node takes only the answer to the call that is under way.
 
@@ -42,14 +42,14 @@ pub struct Call {
     /// The store as the node knows it.
     pub store: StoreId,
     /// What the node says about meters, each at most once.
-    pub updates: Vec<Update>,
+    pub updates: Vec<MeterUpdate>,
     /// The requests that wait, decided in this order.
-    pub asks: Vec<Ask>,
+    pub checks: Vec<CheckGroup>,
 }
 
 /// What a node says about one meter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Update {
+pub struct MeterUpdate {
     /// The meter's name, unambiguous within the partition.
     pub key: Box<[u8]>,
     /// The limit, as the node knows it.
@@ -75,7 +75,7 @@ pub struct Update {
 
 /// Requests that wait for this call: `count` of the same kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct CheckGroup {
     /// What each of them costs under each of its limits, every meter at most once.
     pub charges: Vec<Charge>,
     /// How many there are.
@@ -93,11 +93,11 @@ pub struct Charge {
 
 /// The answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub struct CallReply {
     /// What the origin says about each meter of the call, in the same order.
-    pub told: Vec<Told>,
+    pub meters: Vec<MeterReply>,
     /// What became of each ask of the call, in the same order.
-    pub asks: Vec<Decided>,
+    pub checks: Vec<CheckReply>,
     /// The origin's clock when it decided, µs: what nodes measure their skew by.
     pub now_us: u64,
     /// Whether the origin has lost writes since this lane was last answered.
@@ -107,7 +107,7 @@ pub struct Reply {
 /// What an origin says about one meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each says something of its own, and all travel as flags")]
-pub struct Told {
+pub struct MeterReply {
     /// What the node holds from now on: all of it, not what was added.
     pub grant: u64,
     /// For how long from the moment the call was sent, µs.
@@ -130,7 +130,7 @@ pub struct Told {
     /// Whether someone needs what it holds.
     pub recall: bool,
     /// Whether this counts what all regions use; not for a limit of this region alone, nor while another is not heard of.
-    pub whole: bool,
+    pub is_global: bool,
 }
 
 /// In place of a meter: the origin has no room for one that these are under, and does not decide them. Nothing of them was charged, and
@@ -139,7 +139,7 @@ pub const UNDECIDED: u16 = u16::MAX;
 
 /// What became of requests that waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decided {
+pub struct CheckReply {
     /// How many pass.
     pub passed: u32,
     /// The meter that denied the others: a place in [`Call::updates`]. Of several, the one that denies longest. [`UNDECIDED`] if none

@@ -5,26 +5,31 @@
 //! held is together at most what the limit allows. A later charge never lowers a level that drains, so reporting late is
 //! safe.
 
-mod abroad;
 mod call;
 mod meter;
-mod outward;
 mod partition;
+mod region_state;
 #[cfg(not(loom))]
 #[cfg(test)]
-mod several;
+mod region_tests;
+mod replication;
 mod tank;
 mod terms;
 
-pub use abroad::{Abroad, Component, Gathered, Merge, Merged, RegionId, Round, Sums, part_of};
-pub use call::{Ask, Call, Charge, Decided, NodeId, Reply, StoreId, Told, UNDECIDED, Update};
+pub use call::{
+    Call, CallReply, Charge, CheckGroup, CheckReply, MeterReply, MeterUpdate, NodeId, StoreId, UNDECIDED,
+};
 pub use meter::{
-    ABROAD_LIFE_US_MAX, Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, NEVER_US, OriginMeter,
-    RECALL_US,
+    CROSS_REGION_LIFE_US_MAX, LAPSE_MARGIN_US, LAPSES_PER_CALL_MAX, LIFE_US_MAX, NEVER_US, NodeGrant,
+    OriginMeter, RECALL_US,
 };
 pub(crate) use meter::{REPORT_US_MIN, REPORTS_PER_BURST};
 pub use partition::{
-    CallError, LANE_RETENTION_US, MARK_RETENTION_US, MARKS_MAX, Partition, SEQUENCE_MAX,
-    UPDATES_PER_CALL_MAX, WHOLE_US_MAX,
+    CONNECTED_US_MAX, CallError, DIRTY_METERS_MAX, DIRTY_RETENTION_US, Partition, SEQUENCE_MAX,
+    SESSION_RETENTION_US, UPDATES_PER_CALL_MAX,
+};
+pub use replication::{
+    Component, ComponentTotals, CrossRegionTerms, MergeReply, MergeRequest, RegionId, RoundReply,
+    RoundRequest, share_of,
 };
 pub use terms::{DEBT_MAX, DROPS_MAX, Lapse, TOLERANCE_BURST_MIN, TOLERANCE_PPM_MAX, Terms};

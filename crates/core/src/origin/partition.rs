@@ -3,30 +3,30 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
-use super::abroad::{Component, Gathered, Merge, Merged, RegionId, Round};
-use super::call::{Ask, Call, Charge, Decided, NodeId, Reply, StoreId};
+use super::call::{Call, CallReply, Charge, CheckGroup, CheckReply, NodeId, StoreId};
 use super::meter::{Moment, OriginMeter, TOTAL_MAX};
-use super::outward::Ground;
+use super::region_state::Connectivity;
+use super::replication::{Component, MergeReply, MergeRequest, RegionId, RoundReply, RoundRequest};
 use super::terms::Terms;
 
 /// How long the lane of a node that is not heard of is remembered, µs. A node that was silent for half as long begins its
 /// lanes anew.
-pub const LANE_RETENTION_US: u64 = 3_600_000_000;
+pub const SESSION_RETENTION_US: u64 = 3_600_000_000;
 
 /// The most meters and asks in one call. Higher: fewer calls under load; longer until others have their turn.
 pub const UPDATES_PER_CALL_MAX: usize = 256;
 
-/// The longest that other regions count as heard of without another word, µs. Higher: a courier may be gone for longer; that
+/// The longest that other regions count as heard of without another word, µs. Higher: a replicator may be gone for longer; that
 /// much longer may regions admit what the others know nothing of.
-pub const WHOLE_US_MAX: u64 = 60_000_000;
+pub const CONNECTED_US_MAX: u64 = 60_000_000;
 
 /// How long a mark is kept that not all regions have answered to, µs: a week. Higher: a region that was gone for longer hears of
 /// every meter when it comes back; more memory until it does.
-pub const MARK_RETENTION_US: u64 = 604_800_000_000;
+pub const DIRTY_RETENTION_US: u64 = 604_800_000_000;
 
 /// How many marks a partition keeps, and how many meters that are to be marked when regions hear of each other again; the oldest
 /// make room. Higher: more keys may be used while a region is gone; more memory until it is back.
-pub const MARKS_MAX: usize = 16_384;
+pub const DIRTY_METERS_MAX: usize = 16_384;
 
 /// How far an estimate of this clock may be ahead of it, µs, before the clock counts as set back. Lower: a clock that is slewed
 /// while its store is hardly ever asked keeps its region from settling. Higher: nothing, since what was said before is cut by as
@@ -100,7 +100,7 @@ impl Call {
         {
             return Err(CallError::Sequence { given });
         }
-        let given = self.updates.len().max(self.asks.len());
+        let given = self.updates.len().max(self.checks.len());
         if given > UPDATES_PER_CALL_MAX {
             return Err(CallError::TooMany { given });
         }
@@ -110,11 +110,11 @@ impl Call {
         if let Some(pair) = twice {
             return Err(CallError::Twice { meter: pair[0] });
         }
-        self.asks.iter().try_for_each(|ask| ask.check(self.updates.len()))
+        self.checks.iter().try_for_each(|ask| ask.check(self.updates.len()))
     }
 }
 
-impl Ask {
+impl CheckGroup {
     /// Whether it makes sense in a call with this many updates.
     fn check(&self, updates: usize) -> Result<(), CallError> {
         for (at, &Charge { meter, .. }) in self.charges.iter().enumerate() {
@@ -131,9 +131,9 @@ impl Ask {
 
 /// What a node last said in its lane, and what it was answered.
 #[derive(Clone, Debug)]
-struct Lane {
+struct StoredSession {
     sequence: u64,
-    reply: Reply,
+    reply: CallReply,
     seen_us: u64,
     /// The last loss of writes when it was answered.
     loss_us: u64,
@@ -143,123 +143,129 @@ struct Lane {
 #[derive(Clone, Debug, Default)]
 pub struct Partition {
     meters: HashMap<Box<[u8]>, OriginMeter>,
-    lanes: BTreeMap<NodeId, Lane>,
+    sessions: BTreeMap<NodeId, StoredSession>,
     store: Option<StoreId>,
     /// The last loss of writes, known by when it was noticed; and when that was by a clock that may have been set back since.
     loss_us: u64,
     loss_at_us: u64,
     /// Until when all regions count as heard of, and since when they have been without a break.
-    whole_until_us: u64,
-    whole_since_us: u64,
+    connected_until_us: u64,
+    connected_since_us: u64,
     /// Whether what they charged to their standing parts has come since then.
     settled: bool,
     /// The last mark that was made, and those that are left: by their order, and by their meters.
     stamp: u64,
-    marks: BTreeMap<u64, Box<[u8]>>,
+    dirty_meters: BTreeMap<u64, Box<[u8]>>,
     stamps: HashMap<Box<[u8]>, u64>,
     /// Meters of which something was charged to the standing part, by when that last was: the others hear of it when they are
     /// heard of again, whether or not anybody calls.
-    parted: BTreeSet<(u64, Box<[u8]>)>,
-    parted_us: HashMap<Box<[u8]>, u64>,
+    isolated_meters: BTreeSet<(u64, Box<[u8]>)>,
+    isolated_us: HashMap<Box<[u8]>, u64>,
 }
 
 impl Partition {
     /// Applies a call at `now_us`, the origin's clock: whole, or not at all, and at most once while its lane is remembered.
-    pub fn apply(&mut self, now_us: u64, call: &Call) -> Result<Reply, CallError> {
+    pub fn apply(&mut self, now_us: u64, call: &Call) -> Result<CallReply, CallError> {
         call.check()?;
-        if let Some(lane) = self.lanes.get_mut(&call.node) {
-            if call.sequence == lane.sequence {
+        if let Some(session) = self.sessions.get_mut(&call.node) {
+            if call.sequence == session.sequence {
                 // As long as it is said it is remembered, or it would be applied again.
-                lane.seen_us = now_us;
-                return Ok(lane.reply.clone());
+                session.seen_us = now_us;
+                return Ok(session.reply.clone());
             }
-            if call.sequence < lane.sequence {
-                return Err(CallError::Outdated { sequence: lane.sequence });
+            if call.sequence < session.sequence {
+                return Err(CallError::Outdated { sequence: session.sequence });
             }
         }
         let lost = self.note_loss(now_us, call);
         let reply = self.transition(now_us, call, lost);
         let (sequence, loss_us) = (call.sequence, self.loss_us);
-        let lane = Lane { sequence, reply: reply.clone(), seen_us: now_us, loss_us };
-        self.lanes.insert(call.node, lane);
+        let session = StoredSession { sequence, reply: reply.clone(), seen_us: now_us, loss_us };
+        self.sessions.insert(call.node, session);
         Ok(reply)
     }
 
     /// Gathers what other regions have not heard of, at `now_us`, in this life of the store, and says for how long they count as
     /// heard of.
-    pub fn round(&mut self, now_us: u64, store: StoreId, round: &Round) -> Gathered {
-        self.hear(now_us, round);
+    pub fn round(&mut self, now_us: u64, store: StoreId, round: &RoundRequest) -> RoundReply {
+        self.update_connectivity(now_us, round);
         // Who remembers marks that were never made knew another life of this store: it begins anew.
         let known = |stamp: u64| if stamp > self.stamp { 0 } else { stamp };
         let (trim, after) = (known(round.trim), known(round.after));
-        self.trim(trim.max(now_us.saturating_sub(MARK_RETENTION_US)));
-        while self.marks.len() > MARKS_MAX {
-            self.marks.pop_first().map(|(_, key)| self.stamps.remove(&key));
+        self.trim(trim.max(now_us.saturating_sub(DIRTY_RETENTION_US)));
+        while self.dirty_meters.len() > DIRTY_METERS_MAX {
+            self.dirty_meters.pop_first().map(|(_, key)| self.stamps.remove(&key));
         }
         let most = usize::from(round.most).clamp(1, UPDATES_PER_CALL_MAX);
-        let mut marks = self.marks.range(after + 1..);
+        let mut dirty_meters = self.dirty_meters.range(after + 1..);
         let found: Vec<(u64, Box<[u8]>)> =
-            marks.by_ref().take(most).map(|(stamp, key)| (*stamp, key.clone())).collect();
-        let more_marks = marks.next().is_some();
-        let upto = found.last().filter(|_| more_marks).map_or(self.stamp, |(stamp, _)| *stamp);
+            dirty_meters.by_ref().take(most).map(|(stamp, key)| (*stamp, key.clone())).collect();
+        let more_dirty = dirty_meters.next().is_some();
+        let upto = found.last().filter(|_| more_dirty).map_or(self.stamp, |(stamp, _)| *stamp);
         let moment = self.moment(NodeId(0), now_us, false);
         let component = |key: &[u8]| self.meters.get(key).and_then(|meter| meter.component(key, moment));
         let components = found.iter().filter_map(|(_, key)| component(key)).collect();
         // What is told now is marked behind all that was gathered.
-        let more = more_marks | self.tell_parted(moment, store, most);
-        Gathered { components, upto, more, joined: moment.ground != Ground::Part, now_us }
+        let more = more_dirty | self.mark_isolated(moment, store, most);
+        RoundReply {
+            components,
+            upto,
+            more,
+            includes_isolated: moment.connectivity != Connectivity::Isolated,
+            now_us,
+        }
     }
 
     /// Marks meters on whose parts something was spent while their region was apart, so many at once, if it is no longer. Whether
     /// there were any. Of what may have been lost nothing is told under the name that it had: the next call gives it another.
-    fn tell_parted(&mut self, moment: Moment, store: StoreId, most: usize) -> bool {
-        let oldest_us = moment.now_us.saturating_sub(MARK_RETENTION_US);
-        while self.parted.first().is_some_and(|(since_us, _)| *since_us <= oldest_us)
-            || self.parted.len() > MARKS_MAX
+    fn mark_isolated(&mut self, moment: Moment, store: StoreId, most: usize) -> bool {
+        let oldest_us = moment.now_us.saturating_sub(DIRTY_RETENTION_US);
+        while self.isolated_meters.first().is_some_and(|(since_us, _)| *since_us <= oldest_us)
+            || self.isolated_meters.len() > DIRTY_METERS_MAX
         {
-            self.parted.pop_first().map(|(_, key)| self.parted_us.remove(&key));
+            self.isolated_meters.pop_first().map(|(_, key)| self.isolated_us.remove(&key));
         }
-        if moment.ground == Ground::Part {
+        if moment.connectivity == Connectivity::Isolated {
             return false;
         }
-        let some = !self.parted.is_empty();
+        let some = !self.isolated_meters.is_empty();
         let is_lost = self.took_over(store);
         for _ in 0..most {
-            let Some((_, key)) = self.parted.pop_first() else { break };
-            self.parted_us.remove(&key);
+            let Some((_, key)) = self.isolated_meters.pop_first() else { break };
+            self.isolated_us.remove(&key);
             let meter = self.meters.get_mut(&key).filter(|meter| !is_lost && meter.loss_us() == self.loss_us);
             if let Some(meter) = meter {
                 meter.look(moment);
-                self.mark_if_due(moment.now_us, &key);
+                self.mark_dirty_if_due(moment.now_us, &key);
             }
         }
         some
     }
 
     /// Takes down that something was charged to the standing part of a meter.
-    fn note_parted(&mut self, now_us: u64, key: &[u8]) {
-        if !self.meters.get(key).is_some_and(OriginMeter::has_parted) {
+    fn note_isolated(&mut self, now_us: u64, key: &[u8]) {
+        if !self.meters.get(key).is_some_and(OriginMeter::has_isolated_usage) {
             return;
         }
-        if let Some(before_us) = self.parted_us.insert(key.into(), now_us) {
-            self.parted.remove(&(before_us, key.into()));
+        if let Some(before_us) = self.isolated_us.insert(key.into(), now_us) {
+            self.isolated_meters.remove(&(before_us, key.into()));
         }
-        self.parted.insert((now_us, key.into()));
+        self.isolated_meters.insert((now_us, key.into()));
     }
 
-    /// What was heard stays true: who knows less, as one does who has just become the courier, takes nothing back of it. And
+    /// What was heard stays true: who knows less, as one does who has just become the replicator, takes nothing back of it. And
     /// it was heard when this was said, not when a store that stood still comes to it.
-    fn hear(&mut self, now_us: u64, round: &Round) {
+    fn update_connectivity(&mut self, now_us: u64, round: &RoundRequest) {
         let said_us = round.clock_us.min(now_us);
         // A clock that was set back would make what was said before last longer; by a little, if it runs slower than the
-        // courier's, whose estimate is ahead of it then.
+        // replicator's, whose estimate is ahead of it then.
         let ahead_us = round.clock_us - said_us;
-        let is_set_back = ahead_us > AHEAD_US_MAX || self.whole_until_us > now_us + WHOLE_US_MAX;
-        let before_us = if is_set_back { 0 } else { self.whole_until_us.saturating_sub(ahead_us) };
-        let was_apart = before_us <= now_us;
-        self.settled &= !was_apart;
-        let until_us = said_us + round.whole_for_us.min(WHOLE_US_MAX);
-        self.whole_until_us = match (self.settled, round.settled && until_us > now_us) {
+        let is_set_back = ahead_us > AHEAD_US_MAX || self.connected_until_us > now_us + CONNECTED_US_MAX;
+        let before_us = if is_set_back { 0 } else { self.connected_until_us.saturating_sub(ahead_us) };
+        let was_isolated = before_us <= now_us;
+        self.settled &= !was_isolated;
+        let until_us = said_us + round.connected_for_us.min(CONNECTED_US_MAX);
+        self.connected_until_us = match (self.settled, round.settled && until_us > now_us) {
             // Who counts on the whole goes on by what makes it one, and by nothing less.
             (true, false) => before_us,
             // And begins to by that: that all were heard of lasts longer.
@@ -267,28 +273,28 @@ impl Partition {
             (true, true) | (false, false) => before_us.max(until_us),
         };
         self.settled |= round.settled && until_us > now_us;
-        if was_apart || self.whole_since_us > now_us {
-            self.whole_since_us = now_us;
+        if was_isolated || self.connected_since_us > now_us {
+            self.connected_since_us = now_us;
         }
     }
 
     fn trim(&mut self, upto: u64) {
-        let kept = self.marks.split_off(&(upto + 1));
-        for key in std::mem::replace(&mut self.marks, kept).into_values() {
+        let kept = self.dirty_meters.split_off(&(upto + 1));
+        for key in std::mem::replace(&mut self.dirty_meters, kept).into_values() {
             self.stamps.remove(&key);
         }
     }
 
     /// Charges what another region charged, at `now_us`: what is new in it, and nothing twice.
-    pub fn merge(&mut self, now_us: u64, merge: &Merge) -> Result<Merged, CallError> {
+    pub fn merge(&mut self, now_us: u64, merge: &MergeRequest) -> Result<MergeReply, CallError> {
         merge.check()?;
-        let mut merged = Merged { charged: 0, stale: 0, now_us };
+        let mut merged = MergeReply { charged: 0, stale: 0, now_us };
         let moment = self.moment(NodeId(0), now_us, false);
         for component in &merge.components {
             let (charged, is_new) = self.import(moment, merge.from, component);
             merged.charged = (merged.charged + charged).min(TOTAL_MAX);
             merged.stale += u32::from(!is_new);
-            self.mark_if_due(now_us, &component.key);
+            self.mark_dirty_if_due(now_us, &component.key);
         }
         Ok(merged)
     }
@@ -296,7 +302,7 @@ impl Partition {
     /// A meter that nobody here has called for is made as the other region knows it, so that what is used there counts when
     /// somebody does. Whoever that is says what this region's part is, whichever version of the limit it knows.
     fn import(&mut self, moment: Moment, from: RegionId, component: &Component) -> (u64, bool) {
-        if component.terms.abroad().is_none() {
+        if component.terms.cross_region().is_none() {
             return (0, false);
         }
         let terms = component.terms.unversioned();
@@ -304,50 +310,50 @@ impl Partition {
     }
 
     /// Whether another region has not been heard of for too long. A clock that was set back makes nothing last longer.
-    fn is_apart(&self, now_us: u64) -> bool {
-        !(now_us + 1..=now_us + WHOLE_US_MAX).contains(&self.whole_until_us)
+    fn is_isolated(&self, now_us: u64) -> bool {
+        !(now_us + 1..=now_us + CONNECTED_US_MAX).contains(&self.connected_until_us)
     }
 
     /// What limits of several regions count on.
-    fn ground(&self, now_us: u64) -> Ground {
-        if self.is_apart(now_us) {
-            return Ground::Part;
+    fn connectivity(&self, now_us: u64) -> Connectivity {
+        if self.is_isolated(now_us) {
+            return Connectivity::Isolated;
         }
-        if self.settled { Ground::Whole } else { Ground::Settling }
+        if self.settled { Connectivity::Connected } else { Connectivity::Settling }
     }
 
     fn moment(&self, node: NodeId, now_us: u64, lost: bool) -> Moment {
         let (loss_us, loss_at_us) = (self.loss_us, self.loss_at_us);
-        let (ground, whole_since_us) = (self.ground(now_us), self.whole_since_us);
-        Moment { node, now_us, loss_us, loss_at_us, lost, ground, whole_since_us }
+        let (connectivity, connected_since_us) = (self.connectivity(now_us), self.connected_since_us);
+        Moment { node, now_us, loss_us, loss_at_us, lost, connectivity, connected_since_us }
     }
 
-    fn mark_if_due(&mut self, now_us: u64, key: &[u8]) {
+    fn mark_dirty_if_due(&mut self, now_us: u64, key: &[u8]) {
         if !self.meters.get_mut(key).is_some_and(OriginMeter::is_due) {
             return;
         }
         // Stamps are times, as far as they can be, so that those of a store that forgot the last ones come after them.
         self.stamp = now_us.max(self.stamp + 1);
         if let Some(before) = self.stamps.insert(key.into(), self.stamp) {
-            self.marks.remove(&before);
+            self.dirty_meters.remove(&before);
         }
-        self.marks.insert(self.stamp, key.into());
+        self.dirty_meters.insert(self.stamp, key.into());
     }
 
     /// Until when all regions count as heard of, the last mark that was made, since when they count so, and whether what they charged
     /// to their standing parts has come since.
-    pub fn heard_and_marked(&self) -> (u64, u64, u64, bool) {
-        (self.whole_until_us, self.stamp, self.whole_since_us, self.settled)
+    pub fn connectivity_and_stamp(&self) -> (u64, u64, u64, bool) {
+        (self.connected_until_us, self.stamp, self.connected_since_us, self.settled)
     }
 
     /// The marks: every meter that other regions may not have heard of, in the order in which they were last due.
-    pub fn marks(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.marks.iter().map(|(stamp, key)| (*stamp, &**key))
+    pub fn dirty_meters(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.dirty_meters.iter().map(|(stamp, key)| (*stamp, &**key))
     }
 
     /// The meters of which something was charged to the standing part, in the order in which that last was.
-    pub fn parted(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.parted.iter().map(|(since_us, key)| (*since_us, &**key))
+    pub fn isolated_meters(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.isolated_meters.iter().map(|(since_us, key)| (*since_us, &**key))
     }
 
     /// A meter, if anything is known of it.
@@ -363,18 +369,18 @@ impl Partition {
     /// Drops what is not worth remembering.
     pub fn expire(&mut self, now_us: u64) {
         self.meters.retain(|_, meter| !meter.is_over(now_us));
-        self.lanes.retain(|_, lane| lane.seen_us + LANE_RETENTION_US > now_us);
-        self.marks.retain(|_, key| self.meters.contains_key(key));
+        self.sessions.retain(|_, session| session.seen_us + SESSION_RETENTION_US > now_us);
+        self.dirty_meters.retain(|_, key| self.meters.contains_key(key));
         self.stamps.retain(|key, _| self.meters.contains_key(key));
-        self.parted.retain(|(_, key)| self.meters.contains_key(key));
-        self.parted_us.retain(|key, _| self.meters.contains_key(key));
+        self.isolated_meters.retain(|(_, key)| self.meters.contains_key(key));
+        self.isolated_us.retain(|key, _| self.meters.contains_key(key));
     }
 
     /// Whether writes were lost since this lane was last answered. A store may know less than the node; it may be another
     /// life of the one that was; or it took over from it, and may not have heard everything before it did.
     fn note_loss(&mut self, now_us: u64, call: &Call) -> bool {
         let (answered, told_us) =
-            self.lanes.get(&call.node).map_or((0, 0), |lane| (lane.sequence, lane.loss_us));
+            self.sessions.get(&call.node).map_or((0, 0), |session| (session.sequence, session.loss_us));
         let forgot = call.acknowledged > answered;
         let took_over = self.took_over(call.store);
         let began_anew = self.store.is_none() && began_anew(call.known_us, call.store.up_us);
@@ -398,24 +404,24 @@ impl Partition {
         })
     }
 
-    fn transition(&mut self, now_us: u64, call: &Call, lost: bool) -> Reply {
+    fn transition(&mut self, now_us: u64, call: &Call, lost: bool) -> CallReply {
         let moment = self.moment(call.node, now_us, lost);
         let mut lapsed = Vec::with_capacity(call.updates.len());
         for update in &call.updates {
             let meter = self.meter_mut(&update.key, update.terms, now_us);
             lapsed.push(meter.settle(moment, update));
         }
-        let asks = call.asks.iter().map(|ask| self.decide(moment, call, ask)).collect();
-        let told = call.updates.iter().zip(lapsed).map(|(update, lapsed)| {
+        let checks = call.checks.iter().map(|ask| self.decide(moment, call, ask)).collect();
+        let meter_reply = call.updates.iter().zip(lapsed).map(|(update, lapsed)| {
             let meter = self.meter_mut(&update.key, update.terms, now_us);
             meter.grant(moment, update, lapsed)
         });
-        let told = told.collect();
+        let meter_reply = meter_reply.collect();
         for update in &call.updates {
-            self.mark_if_due(now_us, &update.key);
-            self.note_parted(now_us, &update.key);
+            self.mark_dirty_if_due(now_us, &update.key);
+            self.note_isolated(now_us, &update.key);
         }
-        Reply { told, asks, now_us, lost }
+        CallReply { meters: meter_reply, checks, now_us, lost }
     }
 
     fn meter_mut(&mut self, key: &[u8], terms: Terms, now_us: u64) -> &mut OriginMeter {
@@ -423,7 +429,7 @@ impl Partition {
     }
 
     /// Decides requests of one kind: as many pass as every one of their meters has room for, and each of those charges all.
-    fn decide(&mut self, moment: Moment, call: &Call, ask: &Ask) -> Decided {
+    fn decide(&mut self, moment: Moment, call: &Call, ask: &CheckGroup) -> CheckReply {
         let key = |charge: &Charge| call.updates.get(usize::from(charge.meter)).map(|update| &update.key);
         let (mut passed, mut denied_by, mut retry_us) = (ask.count, 0, 0);
         for charge in &ask.charges {
@@ -443,7 +449,7 @@ impl Partition {
                 (denied_by, retry_us) = (charge.meter, wait_us);
             }
         }
-        Decided { passed, denied_by, retry_us }
+        CheckReply { passed, denied_by, retry_us }
     }
 }
 
@@ -457,7 +463,7 @@ const fn began_anew(known_us: u64, up_us: u64) -> bool {
 mod tests {
     use super::*;
     use crate::limit::Limit;
-    use crate::origin::{LAPSE_MARGIN_US, Lapse, RECALL_US, Update};
+    use crate::origin::{LAPSE_MARGIN_US, Lapse, MeterUpdate, RECALL_US};
     use std::time::Duration;
 
     const SECOND: u64 = 1_000_000;
@@ -481,9 +487,9 @@ mod tests {
             }
         }
 
-        fn update(&self, used: u64, keep: u64, want: u64) -> Update {
+        fn update(&self, used: u64, keep: u64, want: u64) -> MeterUpdate {
             let (key, terms) = (Box::from(*b"key"), self.terms);
-            Update {
+            MeterUpdate {
                 key,
                 terms,
                 used,
@@ -497,42 +503,55 @@ mod tests {
             }
         }
 
-        fn call(&mut self, update: Update, asks: Vec<Ask>) -> Call {
+        fn call(&mut self, update: MeterUpdate, checks: Vec<CheckGroup>) -> Call {
             self.sequence += 1;
             let (node, sequence, acknowledged) = (self.node, self.sequence, self.sequence - 1);
-            Call { node, sequence, acknowledged, known_us: 0, store: self.store, updates: vec![update], asks }
+            Call {
+                node,
+                sequence,
+                acknowledged,
+                known_us: 0,
+                store: self.store,
+                updates: vec![update],
+                checks,
+            }
         }
 
         /// Calls until the node holds what it wants: one call grants a part of the room.
-        fn hold(&mut self, partition: &mut Partition, now: u64, want: u64) -> crate::origin::Told {
-            let mut told = self.say(partition, now, (0, 0, want));
+        fn hold(&mut self, partition: &mut Partition, now: u64, want: u64) -> crate::origin::MeterReply {
+            let mut meter_reply = self.say(partition, now, (0, 0, want));
             for _ in 0..64 {
-                told = self.say(partition, now, (0, told.grant, want));
+                meter_reply = self.say(partition, now, (0, meter_reply.grant, want));
             }
-            told
+            meter_reply
         }
 
-        fn say(&mut self, partition: &mut Partition, now: u64, said: (u64, u64, u64)) -> crate::origin::Told {
+        fn say(
+            &mut self,
+            partition: &mut Partition,
+            now: u64,
+            said: (u64, u64, u64),
+        ) -> crate::origin::MeterReply {
             let update = self.update(said.0, said.1, said.2);
             let call = self.call(update, Vec::new());
-            partition.apply(now, &call).expect("in order").told[0]
+            partition.apply(now, &call).expect("in order").meters[0]
         }
 
-        fn ask(&mut self, partition: &mut Partition, now: u64, cost: u64, count: u32) -> Decided {
+        fn ask(&mut self, partition: &mut Partition, now: u64, cost: u64, count: u32) -> CheckReply {
             let update = self.update(0, 0, 0);
             let call = self.call(update, vec![one(cost, count)]);
-            partition.apply(now, &call).expect("in order").asks[0]
+            partition.apply(now, &call).expect("in order").checks[0]
         }
     }
 
     /// Requests under several limits, with what each costs under which.
-    fn ask(charges: &[(u16, u64)], count: u32) -> Ask {
+    fn ask(charges: &[(u16, u64)], count: u32) -> CheckGroup {
         let charges = charges.iter().map(|&(meter, cost)| Charge { meter, cost });
-        Ask { charges: charges.collect(), count }
+        CheckGroup { charges: charges.collect(), count }
     }
 
     /// Requests under the only limit of a call.
-    fn one(cost: u64, count: u32) -> Ask {
+    fn one(cost: u64, count: u32) -> CheckGroup {
         ask(&[(0, cost)], count)
     }
 
@@ -550,16 +569,19 @@ mod tests {
             let mut partition = Partition::default();
             let (mut first, mut second) = (Caller::new(1, terms), Caller::new(2, terms));
             assert_eq!(first.hold(&mut partition, START, 6).grant, 6);
-            let told = second.say(&mut partition, START, (0, 0, 8));
-            assert_eq!((told.grant, told.exhausted, told.room, told.holders), (0, false, 4, 2));
-            assert_eq!(told.remaining, 10, "what is held is not used");
+            let meter_reply = second.say(&mut partition, START, (0, 0, 8));
+            assert_eq!(
+                (meter_reply.grant, meter_reply.exhausted, meter_reply.room, meter_reply.holders),
+                (0, false, 4, 2)
+            );
+            assert_eq!(meter_reply.remaining, 10, "what is held is not used");
             assert_eq!(second.ask(&mut partition, START, 1, 5).passed, 4);
             assert_eq!(first.ask(&mut partition, START, 1, 99).passed, 6);
         }
     }
 
     /// A limit of 1,000 a second with this burst, of which four nodes want their parts.
-    fn divided(burst: u64, wants: [u64; 4]) -> [crate::origin::Told; 4] {
+    fn divided(burst: u64, wants: [u64; 4]) -> [crate::origin::MeterReply; 4] {
         let limit = Limit::gcra(1_000, Duration::from_secs(1)).and_then(|limit| limit.with_burst(burst));
         let terms = Terms::new(&limit.expect("in range"), 0, Lapse::Counted, 1);
         let mut partition = Partition::default();
@@ -594,20 +616,36 @@ mod tests {
 
     #[test]
     fn room_is_divided_by_demand() {
-        let told = divided(1_000, [500, 250, 125, 125]);
-        assert!(told.is_sorted_by(|one, other| one.grant >= other.grant), "{told:?}");
-        assert!(told[0].grant >= 2 * told[1].grant - 20 && told[0].grant <= 125, "{told:?}");
-        let held: u64 = told.iter().map(|told| told.grant).sum();
-        assert!((90..=100).contains(&held), "what drains until the next report: {told:?}");
-        assert!(told.iter().all(|told| !told.exhausted), "enough is left for all: {told:?}");
-        assert!(told.iter().all(|told| told.remaining == 1_000), "nothing is used: {told:?}");
+        let meter_reply = divided(1_000, [500, 250, 125, 125]);
+        assert!(meter_reply.is_sorted_by(|one, other| one.grant >= other.grant), "{meter_reply:?}");
+        assert!(
+            meter_reply[0].grant >= 2 * meter_reply[1].grant - 20 && meter_reply[0].grant <= 125,
+            "{meter_reply:?}"
+        );
+        let held: u64 = meter_reply.iter().map(|meter_reply| meter_reply.grant).sum();
+        assert!((90..=100).contains(&held), "what drains until the next report: {meter_reply:?}");
+        assert!(
+            meter_reply.iter().all(|meter_reply| !meter_reply.exhausted),
+            "enough is left for all: {meter_reply:?}"
+        );
+        assert!(
+            meter_reply.iter().all(|meter_reply| meter_reply.remaining == 1_000),
+            "nothing is used: {meter_reply:?}"
+        );
     }
 
     #[test]
     fn a_node_that_was_granted_nothing_still_counts_by_what_it_wants() {
-        let told = divided(4, [3, 3, 3, 3]);
-        assert_eq!(told.map(|told| (told.grant, told.holders)), [(1, 4), (0, 4), (0, 4), (0, 4)]);
-        assert_eq!(told.map(|told| told.exhausted), [false; 4], "but nobody is denied for that");
+        let meter_reply = divided(4, [3, 3, 3, 3]);
+        assert_eq!(
+            meter_reply.map(|meter_reply| (meter_reply.grant, meter_reply.holders)),
+            [(1, 4), (0, 4), (0, 4), (0, 4)]
+        );
+        assert_eq!(
+            meter_reply.map(|meter_reply| meter_reply.exhausted),
+            [false; 4],
+            "but nobody is denied for that"
+        );
     }
 
     #[test]
@@ -660,8 +698,8 @@ mod tests {
             other.say(&mut partition, ends, (0, 0, 0));
             let meter = partition.meter(b"key").expect("known");
             assert_eq!((meter.held(), meter.charged()), (0, charged));
-            let told = holder.say(&mut partition, ends + 1, (5, 3, 0));
-            assert_eq!((told.grant, told.lapsed), (0, true));
+            let meter_reply = holder.say(&mut partition, ends + 1, (5, 3, 0));
+            assert_eq!((meter_reply.grant, meter_reply.lapsed), (0, true));
             assert_eq!(partition.meter(b"key").map(OriginMeter::charged), Some(late));
         }
     }
@@ -670,11 +708,15 @@ mod tests {
     fn a_window_charges_a_late_report_to_the_cell_it_is_of() {
         let mut partition = Partition::default();
         let mut holder = Caller::new(1, window_of_ten(Lapse::Forgiven));
-        let told = holder.hold(&mut partition, START + SECOND / 2, 6);
+        let meter_reply = holder.hold(&mut partition, START + SECOND / 2, 6);
         let life_us = SECOND / 2 * 16 / 17;
-        assert_eq!((told.grant, told.life_us), (6, life_us), "it ends with its cell, on slow clocks too");
+        assert_eq!(
+            (meter_reply.grant, meter_reply.life_us),
+            (6, life_us),
+            "it ends with its cell, on slow clocks too"
+        );
         let mut report = holder.update(6, 0, 0);
-        report.cell = told.cell;
+        report.cell = meter_reply.cell;
         let call = holder.call(report, Vec::new());
         partition.apply(START + SECOND + SECOND / 2, &call).expect("in order");
         let mut other = Caller::new(2, window_of_ten(Lapse::Forgiven));
@@ -689,10 +731,10 @@ mod tests {
         let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
         let wide = caller.update(0, 0, 0);
         let mut call = caller.call(wide.clone(), vec![ask(&[(0, 2), (1, 2)], 4)]);
-        call.updates.push(Update { key: Box::from(*b"narrow"), terms: narrow, ..wide });
+        call.updates.push(MeterUpdate { key: Box::from(*b"narrow"), terms: narrow, ..wide });
         let reply = partition.apply(START, &call).expect("in order");
-        assert_eq!((reply.asks[0].passed, reply.asks[0].denied_by), (1, 1));
-        assert_eq!(reply.asks[0].retry_us, SECOND / 3 + 1);
+        assert_eq!((reply.checks[0].passed, reply.checks[0].denied_by), (1, 1));
+        assert_eq!(reply.checks[0].retry_us, SECOND / 3 + 1);
         for key in [&b"key"[..], b"narrow"] {
             assert_eq!(partition.meter(key).map(OriginMeter::charged), Some(2));
         }
@@ -705,11 +747,12 @@ mod tests {
         let requests = caller.update(0, 0, 0);
         let hundred =
             Terms::new(&Limit::gcra(100, Duration::from_secs(1)).expect("in range"), 0, Lapse::Counted, 1);
-        let tokens = Update { key: Box::from(*b"tokens"), terms: hundred, ..requests.clone() };
+        let tokens = MeterUpdate { key: Box::from(*b"tokens"), terms: hundred, ..requests.clone() };
         let mut decide = |cost, count| {
             let mut call = caller.call(requests.clone(), vec![ask(&[(0, 1), (1, cost)], count)]);
             call.updates.push(tokens.clone());
-            let Decided { passed, denied_by, .. } = partition.apply(START, &call).expect("in order").asks[0];
+            let CheckReply { passed, denied_by, .. } =
+                partition.apply(START, &call).expect("in order").checks[0];
             let charged = |key: &[u8]| partition.meter(key).map_or(0, OriginMeter::charged);
             (passed, denied_by, charged(b"key"), charged(b"tokens"))
         };
@@ -726,8 +769,8 @@ mod tests {
         holder.say(&mut partition, START, (0, 0, 8));
         let denied = large.ask(&mut partition, START, 10, 1);
         assert_eq!((denied.passed, denied.retry_us < RECALL_US), (0, true));
-        let told = holder.say(&mut partition, START + 100_000, (0, 8, 8));
-        assert!(told.recall);
+        let meter_reply = holder.say(&mut partition, START + 100_000, (0, 8, 8));
+        assert!(meter_reply.recall);
         assert_eq!(holder.say(&mut partition, START + 100_001, (0, 0, 8)).grant, 0, "kept for the large one");
         assert_eq!(large.ask(&mut partition, START + denied.retry_us, 10, 1).passed, 1);
     }
@@ -743,7 +786,7 @@ mod tests {
             (update.refund, update.refund_of_us) = (8, charged_us);
             let call = caller.call(update, vec![one(1, 99)]);
             let reply = partition.apply(START + SECOND / 10, &call).expect("in order");
-            assert_eq!(reply.asks[0].passed, passes);
+            assert_eq!(reply.checks[0].passed, passes);
         }
     }
 
@@ -792,7 +835,7 @@ mod tests {
         let call = caller.call(update, Vec::new());
         let reply = emptied.apply(START + 1, &call).expect("in order");
         assert!(reply.lost);
-        assert_eq!(reply.told[0].grant, 0);
+        assert_eq!(reply.meters[0].grant, 0);
     }
 
     #[test]
@@ -814,8 +857,11 @@ mod tests {
         for limit in [gcra, window] {
             let mut partition = Partition::default();
             let mut caller = Caller::new(1, Terms::new(&limit, 50_000, Lapse::Counted, 1));
-            let told = caller.say(&mut partition, START, (0, 0, 5));
-            assert_eq!((told.grant, told.room, told.wait_us), (0, 0, crate::origin::NEVER_US));
+            let meter_reply = caller.say(&mut partition, START, (0, 0, 5));
+            assert_eq!(
+                (meter_reply.grant, meter_reply.room, meter_reply.wait_us),
+                (0, 0, crate::origin::NEVER_US)
+            );
             let denied = caller.ask(&mut partition, START, 1, 1);
             assert_eq!((denied.passed, denied.retry_us), (0, crate::origin::NEVER_US));
         }
@@ -835,8 +881,8 @@ mod tests {
                     let mut update = caller.update(u64::MAX, u64::MAX, u64::MAX);
                     (update.cell, update.life_us) = (u64::MAX, u64::MAX);
                     let call = caller.call(update, vec![one(u64::MAX, u32::MAX)]);
-                    let told = partition.apply(START, &call).expect("in order").told[0];
-                    assert!(told.wait_us <= crate::origin::NEVER_US);
+                    let meter_reply = partition.apply(START, &call).expect("in order").meters[0];
+                    assert!(meter_reply.wait_us <= crate::origin::NEVER_US);
                 }
                 let mut update = caller.update(0, 0, 0);
                 update.refund = u64::MAX;
@@ -880,10 +926,10 @@ mod tests {
             let mut caller = Caller::new(1, ten_per_second(lapse));
             caller.store.up_us = up_us;
             let update = caller.update(0, 0, 0);
-            let asks = vec![Ask { charges: vec![Charge { meter: 0, cost: 1 }], count: 99 }];
-            let call = Call { known_us, ..caller.call(update, asks) };
+            let checks = vec![CheckGroup { charges: vec![Charge { meter: 0, cost: 1 }], count: 99 }];
+            let call = Call { known_us, ..caller.call(update, checks) };
             let reply = Partition::default().apply(START, &call).expect("in order");
-            (reply.asks[0].passed, reply.lost)
+            (reply.checks[0].passed, reply.lost)
         };
         assert_eq!(ask(Lapse::Counted, 60 * SECOND, SECOND / 2), (5, true), "half of it has drained");
         assert_eq!(ask(Lapse::Counted, 60 * SECOND, 20 * SECOND), (10, true), "all of it has");
@@ -908,10 +954,13 @@ mod tests {
             ),
             (Call { updates: vec![update; 257], ..good.clone() }, "updates and asks: 257 is above 256"),
             (
-                Call { asks: vec![ask(&[(0, 1), (1, 1)], 1)], ..good.clone() },
+                Call { checks: vec![ask(&[(0, 1), (1, 1)], 1)], ..good.clone() },
                 "asks: there is no meter 1 in this call",
             ),
-            (Call { asks: vec![ask(&[(0, 1), (0, 2)], 1)], ..good }, "asks: meter 0 is in one of them twice"),
+            (
+                Call { checks: vec![ask(&[(0, 1), (0, 2)], 1)], ..good },
+                "asks: meter 0 is in one of them twice",
+            ),
         ];
         for (call, message) in cases {
             let refused = Partition::default().apply(START, &call).expect_err(message);

@@ -15,7 +15,7 @@ pub(super) struct Tank {
 
 /// How the present cell comes after the one that was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum CellStep {
     Next,
     Later,
     Back,
@@ -50,11 +50,11 @@ impl Tank {
         }
     }
 
-    pub(super) fn turn(&mut self, turn: Turn) {
+    pub(super) fn turn(&mut self, turn: CellStep) {
         match turn {
-            Turn::Next => (self.previous, self.current) = (self.current, 0),
-            Turn::Later => (self.previous, self.current) = (0, 0),
-            Turn::Back => {}
+            CellStep::Next => (self.previous, self.current) = (self.current, 0),
+            CellStep::Later => (self.previous, self.current) = (0, 0),
+            CellStep::Back => {}
         }
     }
 

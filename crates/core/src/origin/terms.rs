@@ -1,7 +1,7 @@
 //! A limit as an origin counts it: in whole numbers that a script can hold exactly.
 
-use super::abroad::Abroad;
-use super::meter::{ABROAD_LIFE_US_MAX, LIFE_US_MAX};
+use super::meter::{CROSS_REGION_LIFE_US_MAX, LIFE_US_MAX};
+use super::replication::CrossRegionTerms;
 use crate::limit::{Algorithm, Limit, PERIOD_US_MAX};
 
 /// The most that a limit may allow at once, in drops.
@@ -49,7 +49,7 @@ pub struct Terms {
     tolerance: u64,
     lapse: Lapse,
     version: u64,
-    abroad: Option<Abroad>,
+    cross_region: Option<CrossRegionTerms>,
     /// How much of what all regions use is due to this one's standing part, in [`SHARES`].
     share: u64,
 }
@@ -71,7 +71,7 @@ impl Terms {
             tolerance,
             lapse,
             version: u64::from(version),
-            abroad: None,
+            cross_region: None,
             share: 0,
         }
     }
@@ -79,16 +79,25 @@ impl Terms {
     /// The same limit, counted together with other regions. What makes no sense is brought into range: something is always
     /// told, and no part is larger than the whole.
     #[must_use]
-    pub fn with_abroad(self, abroad: Abroad) -> Self {
-        let hide = abroad.hide.clamp(1, DEBT_MAX);
-        let part_amount = abroad.part_amount.min(self.amount);
-        let part_capacity = abroad.part_capacity.min(self.capacity());
-        let debt_max = abroad.debt_max.min(DEBT_MAX);
-        let share = u128::from(part_capacity) * u128::from(SHARES);
+    pub fn with_cross_region(self, cross_region: CrossRegionTerms) -> Self {
+        let publish_threshold = cross_region.publish_threshold.clamp(1, DEBT_MAX);
+        let share_amount = cross_region.share_amount.min(self.amount);
+        let share_capacity = cross_region.share_capacity.min(self.capacity());
+        let debt_max = cross_region.debt_max.min(DEBT_MAX);
+        let share = u128::from(share_capacity) * u128::from(SHARES);
         // Rounded up: what all regions use is in their parts together, whatever the numbers.
         let share = share.div_ceil(u128::from(self.capacity().max(1)));
         let share = u64::try_from(share).unwrap_or(SHARES);
-        Self { abroad: Some(Abroad { hide, part_amount, part_capacity, debt_max }), share, ..self }
+        Self {
+            cross_region: Some(CrossRegionTerms {
+                publish_threshold,
+                share_amount,
+                share_capacity,
+                debt_max,
+            }),
+            share,
+            ..self
+        }
     }
 
     /// The same limit, which any other version of it comes after.
@@ -102,8 +111,9 @@ impl Terms {
     pub fn numbers(&self) -> [u64; 12] {
         let kind = u64::from(self.algorithm == Algorithm::SlidingWindow);
         let counted = u64::from(self.lapse == Lapse::Counted);
-        let none = Abroad { hide: 0, part_amount: 0, part_capacity: 0, debt_max: 0 };
-        let Abroad { hide, part_amount, part_capacity, debt_max } = self.abroad.unwrap_or(none);
+        let none = CrossRegionTerms { publish_threshold: 0, share_amount: 0, share_capacity: 0, debt_max: 0 };
+        let CrossRegionTerms { publish_threshold, share_amount, share_capacity, debt_max } =
+            self.cross_region.unwrap_or(none);
         let [amount, period, tick_us] = [self.amount, self.period, self.tick_us];
         let [burst, tolerance, version] = [self.burst, self.tolerance, self.version];
         [
@@ -115,17 +125,18 @@ impl Terms {
             tolerance,
             counted,
             version,
-            hide,
-            part_amount,
-            part_capacity,
+            publish_threshold,
+            share_amount,
+            share_capacity,
             debt_max,
         ]
     }
 
     /// The terms that [`numbers`](Self::numbers) are of; nothing for numbers that no limit has.
     pub fn of_numbers(numbers: [u64; 12]) -> Option<Self> {
-        let [kind, amount, period, tick_us, burst, tolerance, counted, version, hide, ..] = numbers;
-        let [.., part_amount, part_capacity, debt_max] = numbers;
+        let [kind, amount, period, tick_us, burst, tolerance, counted, version, publish_threshold, ..] =
+            numbers;
+        let [.., share_amount, share_capacity, debt_max] = numbers;
         let most = u64::from(u32::MAX);
         let fits = [amount, burst, version].iter().all(|number| *number <= most)
             && kind <= 1
@@ -144,11 +155,11 @@ impl Terms {
             tolerance,
             lapse: if counted == 1 { Lapse::Counted } else { Lapse::Forgiven },
             version,
-            abroad: None,
+            cross_region: None,
             share: 0,
         };
-        let abroad = Abroad { hide, part_amount, part_capacity, debt_max };
-        fits.then(|| if hide == 0 { terms } else { terms.with_abroad(abroad) })
+        let cross_region = CrossRegionTerms { publish_threshold, share_amount, share_capacity, debt_max };
+        fits.then(|| if publish_threshold == 0 { terms } else { terms.with_cross_region(cross_region) })
     }
 
     /// How the limit counts.
@@ -199,13 +210,13 @@ impl Terms {
     }
 
     /// How it is counted together with other regions; nothing for a limit of this region alone.
-    pub const fn abroad(&self) -> Option<&Abroad> {
-        self.abroad.as_ref()
+    pub const fn cross_region(&self) -> Option<&CrossRegionTerms> {
+        self.cross_region.as_ref()
     }
 
     /// The longest life of a grant, µs.
     pub const fn life_us_max(&self) -> u64 {
-        if self.abroad.is_some() { ABROAD_LIFE_US_MAX } else { LIFE_US_MAX }
+        if self.cross_region.is_some() { CROSS_REGION_LIFE_US_MAX } else { LIFE_US_MAX }
     }
 
     /// How much of what all regions use is due to this one's standing part, in 2^20ths.

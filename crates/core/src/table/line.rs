@@ -6,7 +6,7 @@
 //! so every decision is made on the state it changes.
 
 use crate::meter::Slot;
-use crate::sync::{AtomicU64, Backoff, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, SpinWait, fence};
 
 /// Meters in a line.
 pub const SLOTS_PER_LINE: usize = 2;
@@ -68,7 +68,7 @@ impl Line {
 
     #[cold]
     fn head_after_wait(&self) -> Head {
-        let mut backoff = Backoff::default();
+        let mut backoff = SpinWait::default();
         loop {
             backoff.wait();
             let head = self.head.load(Ordering::Acquire);
@@ -105,15 +105,15 @@ impl Line {
 
     /// The right to write, if nothing was written since `head` was read.
     #[inline]
-    pub(crate) fn lock_at(&self, head: Head) -> Option<Locked<'_>> {
+    pub(crate) fn lock_at(&self, head: Head) -> Option<LineGuard<'_>> {
         self.head.compare_exchange(head.0, head.0 | LOCKED, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // A reader that sees one of the stores to come must also see the header locked.
         fence(Ordering::Release);
-        Some(Locked { line: self, head: head.0, next: head.0 })
+        Some(LineGuard { line: self, head: head.0, next: head.0 })
     }
 
     /// The right to write, after waiting for those who have it.
-    pub(crate) fn lock(&self) -> Locked<'_> {
+    pub(crate) fn lock(&self) -> LineGuard<'_> {
         loop {
             if let Some(locked) = self.lock_at(self.head()) {
                 return locked;
@@ -124,13 +124,13 @@ impl Line {
 
 /// The right to write to a line, given up when dropped.
 #[derive(Debug)]
-pub(crate) struct Locked<'a> {
+pub(crate) struct LineGuard<'a> {
     line: &'a Line,
     head: u64,
     next: u64,
 }
 
-impl Locked<'_> {
+impl LineGuard<'_> {
     #[inline]
     pub(crate) fn head(&self) -> Head {
         Head(self.head)
@@ -179,7 +179,7 @@ impl Locked<'_> {
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LineGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.line.head.store(self.next, Ordering::Release);

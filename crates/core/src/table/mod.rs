@@ -12,11 +12,11 @@ mod request;
 mod share;
 
 pub use line::{BYTES_PER_LINE, SLOTS_PER_LINE};
-pub use request::{Decided, LIMITS_PER_REQUEST_MAX, TooManyLimits};
+pub use request::{LIMITS_PER_REQUEST_MAX, RequestVerdict, TooManyLimits};
 pub use share::{ShareId, ShareStats, Shares, TableError};
 
 use crate::digest::{Digest, KeySpace};
-use crate::grant::{Taken, Word};
+use crate::grant::{GrantUpdate, UsageReport};
 use crate::limit::Limit;
 use crate::meter::{Meter, Slot};
 use crate::sync::Ordering;
@@ -24,7 +24,7 @@ use crate::time::Now;
 use crate::verdict::{Retry, Verdict};
 use line::{Head, Line};
 use memory::{Memory, prefetch};
-use place::Placed;
+use place::InsertResult;
 use share::{Counts, Share, count, divide};
 
 /// Lines beyond the home line that are brought near for a key that is not at home. Higher: fewer keys wait for
@@ -33,7 +33,7 @@ const LINES_FURTHER: usize = 2;
 
 /// One question: may `cost` pass on this key under this limit?
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct Check<'a> {
     /// What may pass.
     pub limit: &'a Limit,
     /// Whose keys these are.
@@ -46,16 +46,16 @@ pub struct Ask<'a> {
 
 /// The verdict on one question, and what it rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct CheckOutcome {
     /// What was decided.
     pub verdict: Verdict,
     /// Which meter decided.
-    pub source: Source,
+    pub source: DecidingMeter,
 }
 
 /// Which meter decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum DecidingMeter {
     /// The key's own.
     Own,
     /// The overflow meter that the limit's keys share while their tenant has no room for more.
@@ -82,18 +82,18 @@ impl Intent {
     /// Decides on a meter. A denial and a look change nothing, and so write nothing; but for the first denial since the
     /// origin's last word, which leaves a mark that there is someone to ask it again for.
     #[inline(always)]
-    fn apply(self, now: Now, ask: &Ask<'_>, before: Meter) -> (Verdict, Change) {
-        let (verdict, after) = self.decide(now, ask, before);
-        let writes = verdict.is_allowed() && ask.cost > 0;
-        let marks = !writes && ask.limit.is_at_origin() && after != before;
+    fn apply(self, now: Now, check: &Check<'_>, before: Meter) -> (Verdict, Change) {
+        let (verdict, after) = self.decide(now, check, before);
+        let writes = verdict.is_allowed() && check.cost > 0;
+        let marks = !writes && check.limit.is_at_origin() && after != before;
         (verdict, if writes || marks { Change::Write(after) } else { Change::Keep })
     }
 
     #[inline(always)]
-    fn decide(self, now: Now, ask: &Ask<'_>, before: Meter) -> (Verdict, Meter) {
+    fn decide(self, now: Now, check: &Check<'_>, before: Meter) -> (Verdict, Meter) {
         match self {
-            Self::Charge => before.decide(ask.limit, now, ask.cost),
-            Self::Reserve => before.reserve(ask.limit, now, ask.cost),
+            Self::Charge => before.decide(check.limit, now, check.cost),
+            Self::Reserve => before.reserve(check.limit, now, check.cost),
         }
     }
 }
@@ -120,7 +120,7 @@ struct Spot {
 
 /// A meter as it was found, and the version of its line at that moment.
 #[derive(Clone, Copy, Debug)]
-struct Found<'t> {
+struct MeterLocation<'t> {
     line: usize,
     here: &'t Line,
     slot: usize,
@@ -139,95 +139,95 @@ impl Table {
 
     /// Decides one question.
     #[inline(always)]
-    pub fn check(&self, now: Now, ask: &Ask<'_>) -> Answer {
-        self.check_at(self.home(ask), now, ask)
+    pub fn check(&self, now: Now, check: &Check<'_>) -> CheckOutcome {
+        self.check_at(self.home(check), now, check)
     }
 
     /// Decides one question whose home is known.
     #[inline(always)]
-    pub fn check_at(&self, home: Home, now: Now, ask: &Ask<'_>) -> Answer {
-        self.decide(home, now, ask, Intent::Charge)
+    pub fn check_at(&self, home: Home, now: Now, check: &Check<'_>) -> CheckOutcome {
+        self.decide(home, now, check, Intent::Charge)
     }
 
     /// Sets `cost` aside if it fits, to be committed or rolled back later with the answer's source. Until then it
     /// counts against the limit, is not visible as use, and pins its meter.
-    pub fn reserve(&self, now: Now, ask: &Ask<'_>) -> Answer {
-        self.decide(self.home(ask), now, ask, Intent::Reserve)
+    pub fn reserve(&self, now: Now, check: &Check<'_>) -> CheckOutcome {
+        self.decide(self.home(check), now, check, Intent::Reserve)
     }
 
-    /// Turns the reservation of `ask.cost` into a charge of `actual`.
-    pub fn commit(&self, now: Now, ask: &Ask<'_>, source: Source, actual: u64) {
-        self.adjust(now, ask, source, |meter| meter.commit(ask.limit, now, ask.cost, actual));
+    /// Turns the reservation of `check.cost` into a charge of `actual`.
+    pub fn commit(&self, now: Now, check: &Check<'_>, source: DecidingMeter, actual: u64) {
+        self.adjust(now, check, source, |meter| meter.commit(check.limit, now, check.cost, actual));
     }
 
-    /// Gives the reservation of `ask.cost` back.
-    pub fn rollback(&self, now: Now, ask: &Ask<'_>, source: Source) {
-        self.adjust(now, ask, source, |meter| meter.rollback(ask.cost));
+    /// Gives the reservation of `check.cost` back.
+    pub fn rollback(&self, now: Now, check: &Check<'_>, source: DecidingMeter) {
+        self.adjust(now, check, source, |meter| meter.rollback(check.cost));
     }
 
-    /// Adds `ask.cost` without a test: it was spent already.
-    pub fn charge(&self, now: Now, ask: &Ask<'_>) {
-        self.adjust(now, ask, Source::Own, |meter| meter.charge(ask.limit, now, ask.cost));
+    /// Adds `check.cost` without a test: it was spent already.
+    pub fn charge(&self, now: Now, check: &Check<'_>) {
+        self.adjust(now, check, DecidingMeter::Own, |meter| meter.charge(check.limit, now, check.cost));
     }
 
-    /// Gives `ask.cost` back after it was charged.
-    pub fn refund(&self, now: Now, ask: &Ask<'_>) {
-        self.adjust(now, ask, Source::Own, |meter| meter.refund(ask.limit, now, ask.cost));
+    /// Gives `check.cost` back after it was charged.
+    pub fn refund(&self, now: Now, check: &Check<'_>) {
+        self.adjust(now, check, DecidingMeter::Own, |meter| meter.refund(check.limit, now, check.cost));
     }
 
-    /// Merges what somebody else knows: at least `ask.cost` is spent on this key.
-    pub fn merge(&self, now: Now, ask: &Ask<'_>) {
-        self.adjust(now, ask, Source::Own, |meter| meter.merge(ask.limit, now, ask.cost));
+    /// Merges what somebody else knows: at least `check.cost` is spent on this key.
+    pub fn merge(&self, now: Now, check: &Check<'_>) {
+        self.adjust(now, check, DecidingMeter::Own, |meter| meter.merge(check.limit, now, check.cost));
     }
 
     /// Takes along what was spent of a grant and not reported, keeping at most `keep` of the rest to spend meanwhile.
-    pub fn collect(&self, now: Now, ask: &Ask<'_>, keep: u64) -> Taken {
+    pub fn take_report(&self, now: Now, check: &Check<'_>, keep: u64) -> UsageReport {
         let step = |meter: Meter| {
-            let (taken, after) = meter.take(ask.limit, now, keep);
+            let (taken, after) = meter.take_report(check.limit, now, keep);
             (taken, if after == meter { Change::Keep } else { Change::Write(after) })
         };
-        self.change(now, self.own_spot(ask), ask.limit, step).unwrap_or_default()
+        self.change(now, self.own_spot(check), check.limit, step).unwrap_or_default()
     }
 
     /// What [`Table::collect`] would take along, without taking it.
-    pub fn held(&self, now: Now, ask: &Ask<'_>) -> Taken {
-        let look = |meter: Meter| (meter.take(ask.limit, now, u64::MAX).0, Change::Keep);
-        self.change(now, self.own_spot(ask), ask.limit, look).unwrap_or_default()
+    pub fn peek_report(&self, now: Now, check: &Check<'_>) -> UsageReport {
+        let look = |meter: Meter| (meter.take_report(check.limit, now, u64::MAX).0, Change::Keep);
+        self.change(now, self.own_spot(check), check.limit, look).unwrap_or_default()
     }
 
     /// Takes in an origin's word on a key. False if there is no room for its meter: then nothing is held of it.
-    pub fn hear(&self, now: Now, ask: &Ask<'_>, word: &Word) -> bool {
+    pub fn apply_grant(&self, now: Now, check: &Check<'_>, word: &GrantUpdate) -> bool {
         // A meter that says nothing is not made.
         let says_nothing = word.grant == 0 && word.deny_us == 0;
         let step = |meter: Meter| {
-            let is_made = !says_nothing || meter != Meter::empty(ask.limit);
-            ((), if is_made { Change::Write(meter.hear(ask.limit, word)) } else { Change::Keep })
+            let is_made = !says_nothing || meter != Meter::empty(check.limit);
+            ((), if is_made { Change::Write(meter.apply_update(check.limit, word)) } else { Change::Keep })
         };
-        self.change(now, self.own_spot(ask), ask.limit, step).is_some()
+        self.change(now, self.own_spot(check), check.limit, step).is_some()
     }
 
-    /// Gives `ask.cost` back out of what was spent of a grant and not reported; the rest is the origin's to give back.
-    pub fn give_back(&self, now: Now, ask: &Ask<'_>) -> u64 {
+    /// Gives `check.cost` back out of what was spent of a grant and not reported; the rest is the origin's to give back.
+    pub fn give_back(&self, now: Now, check: &Check<'_>) -> u64 {
         let step = |meter: Meter| {
-            let (rest, after) = meter.give_back(ask.cost);
+            let (rest, after) = meter.give_back(check.cost);
             (rest, if after == meter { Change::Keep } else { Change::Write(after) })
         };
-        self.change(now, self.own_spot(ask), ask.limit, step).unwrap_or(ask.cost)
+        self.change(now, self.own_spot(check), check.limit, step).unwrap_or(check.cost)
     }
 
     /// Forgets what was spent on a key.
-    pub fn reset(&self, now: Now, ask: &Ask<'_>) {
+    pub fn reset(&self, now: Now, check: &Check<'_>) {
         let forget = |meter: Meter| match meter.reserved() {
             0 => ((), Change::Forget),
-            _ => ((), Change::Write(meter.reset(ask.limit))),
+            _ => ((), Change::Write(meter.reset(check.limit))),
         };
-        self.change(now, self.own_spot(ask), ask.limit, forget);
+        self.change(now, self.own_spot(check), check.limit, forget);
     }
 
     /// What is spent on a key, in whole units: what may be told to others.
-    pub fn used(&self, now: Now, ask: &Ask<'_>) -> u64 {
-        let look = |meter: Meter| (meter.used(ask.limit, now), Change::Keep);
-        self.change(now, self.own_spot(ask), ask.limit, look).unwrap_or(0)
+    pub fn used(&self, now: Now, check: &Check<'_>) -> u64 {
+        let look = |meter: Meter| (meter.used(check.limit, now), Change::Keep);
+        self.change(now, self.own_spot(check), check.limit, look).unwrap_or(0)
     }
 
     /// How full a share is.
@@ -248,8 +248,8 @@ impl Table {
     /// # Panics
     /// If the question's share is one of another table's.
     #[inline]
-    pub fn home(&self, ask: &Ask<'_>) -> Home {
-        Home(self.share(ask.space.share()).keys.home(ask.digest.place))
+    pub fn home(&self, check: &Check<'_>) -> Home {
+        Home(self.share(check.space.share()).keys.home(check.digest.place))
     }
 
     /// Brings a home line near while the caller does something else.
@@ -269,8 +269,8 @@ impl Table {
     /// For a home line that has arrived: if the key does not lie there, brings the lines near where it may be.
     /// One key in seven lies away from home, and without this it waits for memory twice.
     #[inline]
-    pub fn prefetch_further(&self, home: Home, ask: &Ask<'_>) {
-        self.fetch_further(Spot::own(home, ask));
+    pub fn prefetch_further(&self, home: Home, check: &Check<'_>) {
+        self.fetch_further(Spot::own(home, check));
     }
 
     #[inline]
@@ -287,68 +287,68 @@ impl Table {
     /// Most meters lie in their home line and are changed by nobody else at the same time: that case is kept
     /// short and straight, so that the processor can begin the next check while this one waits for memory.
     #[inline(always)]
-    fn decide(&self, home: Home, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
-        let spot = Spot::own(home, ask);
+    fn decide(&self, home: Home, now: Now, check: &Check<'_>, intent: Intent) -> CheckOutcome {
+        let spot = Spot::own(home, check);
         let found = self.find_at_home(spot);
-        let decided = found.and_then(|found| self.decide_on(&found, spot, now, ask, intent));
-        decided.unwrap_or_else(|| self.decide_further(spot, now, ask, intent))
+        let decided = found.and_then(|found| self.decide_on(&found, spot, now, check, intent));
+        decided.unwrap_or_else(|| self.decide_further(spot, now, check, intent))
     }
 
     /// Decides on a meter away from home: one in seven.
     #[inline(never)]
-    fn decide_further(&self, spot: Spot, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
+    fn decide_further(&self, spot: Spot, now: Now, check: &Check<'_>, intent: Intent) -> CheckOutcome {
         let found = self.find_further(spot, self.line(spot.home).head().reach());
-        let decided = found.and_then(|found| self.decide_on(&found, spot, now, ask, intent));
-        decided.unwrap_or_else(|| self.decide_elsewhere(spot, now, ask, intent))
+        let decided = found.and_then(|found| self.decide_on(&found, spot, now, check, intent));
+        decided.unwrap_or_else(|| self.decide_elsewhere(spot, now, check, intent))
     }
 
     /// Decides on a meter as it was found; nothing if its line has moved on.
     #[inline(always)]
     fn decide_on(
         &self,
-        found: &Found<'_>,
+        found: &MeterLocation<'_>,
         spot: Spot,
         now: Now,
-        ask: &Ask<'_>,
+        check: &Check<'_>,
         intent: Intent,
-    ) -> Option<Answer> {
-        let (verdict, change) = intent.apply(now, ask, found.words.unpack());
-        let settled = self.settle(spot, ask.limit, found, &change);
-        settled.then_some(Answer { verdict, source: Source::Own })
+    ) -> Option<CheckOutcome> {
+        let (verdict, change) = intent.apply(now, check, found.words.unpack());
+        let settled = self.settle(spot, check.limit, found, &change);
+        settled.then_some(CheckOutcome { verdict, source: DecidingMeter::Own })
     }
 
     /// Every other case: the meter has to be made, or was changed meanwhile.
     #[cold]
-    fn decide_elsewhere(&self, spot: Spot, now: Now, ask: &Ask<'_>, intent: Intent) -> Answer {
-        let step = |before: Meter| intent.apply(now, ask, before);
-        if let Some(verdict) = self.change(now, spot, ask.limit, step) {
-            return Answer { verdict, source: Source::Own };
+    fn decide_elsewhere(&self, spot: Spot, now: Now, check: &Check<'_>, intent: Intent) -> CheckOutcome {
+        let step = |before: Meter| intent.apply(now, check, before);
+        if let Some(verdict) = self.change(now, spot, check.limit, step) {
+            return CheckOutcome { verdict, source: DecidingMeter::Own };
         }
-        let spot = self.spill_spot(ask);
+        let spot = self.spill_spot(check);
         count(&self.counts(spot).spilled);
-        if let Some(verdict) = self.change(now, spot, ask.limit, step) {
-            return Answer { verdict, source: Source::Overflow };
+        if let Some(verdict) = self.change(now, spot, check.limit, step) {
+            return CheckOutcome { verdict, source: DecidingMeter::Overflow };
         }
         count(&self.counts(spot).refused);
-        refusal(ask.limit)
+        refusal(check.limit)
     }
 
     /// Changes a meter without a verdict.
-    fn adjust(&self, now: Now, ask: &Ask<'_>, source: Source, rule: impl Fn(Meter) -> Meter) {
+    fn adjust(&self, now: Now, check: &Check<'_>, source: DecidingMeter, rule: impl Fn(Meter) -> Meter) {
         let step = |before: Meter| {
             let after = rule(before);
             // A meter that owes nothing says no more than no meter: none is made for it.
-            let is_nothing = before == Meter::empty(ask.limit) && after.is_idle(ask.limit, now);
+            let is_nothing = before == Meter::empty(check.limit) && after.is_idle(check.limit, now);
             ((), if after == before || is_nothing { Change::Keep } else { Change::Write(after) })
         };
         let done = match source {
-            Source::Own => self.change(now, self.own_spot(ask), ask.limit, step),
-            Source::Overflow => None,
-            Source::Refused => Some(()),
+            DecidingMeter::Own => self.change(now, self.own_spot(check), check.limit, step),
+            DecidingMeter::Overflow => None,
+            DecidingMeter::Refused => Some(()),
         };
         if done.is_none() {
             // If not even the overflow meter can be held, a refusal is what its next decision will be anyway.
-            self.change(now, self.spill_spot(ask), ask.limit, step);
+            self.change(now, self.spill_spot(check), check.limit, step);
         }
     }
 
@@ -366,9 +366,9 @@ impl Table {
                 let (out, change) = step(Meter::empty(limit));
                 let Change::Write(meter) = change else { return Some(out) };
                 match self.place(now, spot, Slot::pack(spot.tag, limit, &meter), |_| false) {
-                    Placed::Here => return Some(out),
-                    Placed::NoRoom => return None,
-                    Placed::Already => continue,
+                    InsertResult::Here => return Some(out),
+                    InsertResult::NoRoom => return None,
+                    InsertResult::Already => continue,
                 }
             };
             let (out, change) = step(found.words.unpack());
@@ -380,7 +380,7 @@ impl Table {
 
     /// Makes a change to a meter that was found, unless its line has moved on.
     #[inline(always)]
-    fn settle(&self, spot: Spot, limit: &Limit, found: &Found<'_>, change: &Change) -> bool {
+    fn settle(&self, spot: Spot, limit: &Limit, found: &MeterLocation<'_>, change: &Change) -> bool {
         let words = match change {
             Change::Keep => return found.here.is_still(found.head),
             Change::Write(meter) => Slot::pack(spot.tag, limit, meter),
@@ -396,34 +396,34 @@ impl Table {
 
     /// The meter of a spot. Its words may be torn until the line proves still.
     #[inline]
-    fn find(&self, spot: Spot) -> Option<Found<'_>> {
+    fn find(&self, spot: Spot) -> Option<MeterLocation<'_>> {
         self.find_at_home(spot).or_else(|| self.find_further(spot, self.line(spot.home).head().reach()))
     }
 
     #[inline(always)]
-    fn find_at_home(&self, spot: Spot) -> Option<Found<'_>> {
+    fn find_at_home(&self, spot: Spot) -> Option<MeterLocation<'_>> {
         self.find_in(spot.home, spot.tag)
     }
 
     #[inline]
-    fn find_further(&self, spot: Spot, reach: usize) -> Option<Found<'_>> {
+    fn find_further(&self, spot: Spot, reach: usize) -> Option<MeterLocation<'_>> {
         (spot.home + 1..=spot.home + reach).find_map(|line| self.find_in(line, spot.tag))
     }
 
     #[inline(always)]
-    fn find_in(&self, line: usize, tag: u64) -> Option<Found<'_>> {
+    fn find_in(&self, line: usize, tag: u64) -> Option<MeterLocation<'_>> {
         let here = self.line(line);
         let head = here.head();
-        here.find(tag).map(|slot| Found { line, here, slot, head, words: here.slot(slot) })
+        here.find(tag).map(|slot| MeterLocation { line, here, slot, head, words: here.slot(slot) })
     }
 
     #[inline]
-    fn own_spot(&self, ask: &Ask<'_>) -> Spot {
-        Spot::own(self.home(ask), ask)
+    fn own_spot(&self, check: &Check<'_>) -> Spot {
+        Spot::own(self.home(check), check)
     }
 
-    fn spill_spot(&self, ask: &Ask<'_>) -> Spot {
-        let (share, digest) = (ask.space.share(), ask.space.spill());
+    fn spill_spot(&self, check: &Check<'_>) -> Spot {
+        let (share, digest) = (check.space.share(), check.space.spill());
         Spot { share, home: self.share(share).spill.home(digest.place), tag: Slot::tag_of(digest.tag) }
     }
 
@@ -444,16 +444,16 @@ impl Table {
 
 impl Spot {
     #[inline]
-    fn own(home: Home, ask: &Ask<'_>) -> Self {
-        Self { share: ask.space.share(), home: home.0, tag: Slot::tag_of(ask.digest.tag) }
+    fn own(home: Home, check: &Check<'_>) -> Self {
+        Self { share: check.space.share(), home: home.0, tag: Slot::tag_of(check.digest.tag) }
     }
 }
 
 /// The answer when nothing can hold the key: room comes when meters drain, which a period does to most.
-fn refusal(limit: &Limit) -> Answer {
+fn refusal(limit: &Limit) -> CheckOutcome {
     let retry = Retry::After(limit.period_us());
-    Answer {
+    CheckOutcome {
         verdict: Verdict::Deny { remaining: 0, reset_after_us: limit.period_us(), retry },
-        source: Source::Refused,
+        source: DecidingMeter::Refused,
     }
 }

@@ -1,9 +1,9 @@
 //! Making room: where a new meter goes, and which one it may replace.
 
-use super::line::Locked;
+use super::line::LineGuard;
 use super::share::count;
 use super::{SLOTS_PER_LINE, Spot, Table};
-use crate::meter::{Slot, Standing};
+use crate::meter::{EvictionRank, Slot};
 use crate::sync::Ordering;
 use crate::time::Now;
 
@@ -22,7 +22,7 @@ const CHOICES_MAX: usize = 8;
 
 /// What came of placing a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Placed {
+pub(crate) enum InsertResult {
     Here,
     /// Another thread placed the same key first.
     Already,
@@ -35,7 +35,7 @@ struct Choice {
     line: usize,
     slot: usize,
     words: Slot,
-    standing: Standing,
+    eviction_rank: EvictionRank,
 }
 
 impl Table {
@@ -44,19 +44,25 @@ impl Table {
     ///
     /// `spare` says which tags must not be evicted for it: the other keys of the same request.
     #[cold]
-    pub(super) fn place(&self, now: Now, spot: Spot, words: Slot, spare: impl Fn(u64) -> bool) -> Placed {
+    pub(super) fn place(
+        &self,
+        now: Now,
+        spot: Spot,
+        words: Slot,
+        spare: impl Fn(u64) -> bool,
+    ) -> InsertResult {
         let mut home = self.line(spot.home).lock();
         if home.find(spot.tag).is_some() || self.find_further(spot, home.head().reach()).is_some() {
-            return Placed::Already;
+            return InsertResult::Already;
         }
         for _ in 0..CHOICES_MAX {
-            let Some(choice) = self.choose(now, spot, &home, &spare) else { return Placed::NoRoom };
+            let Some(choice) = self.choose(now, spot, &home, &spare) else { return InsertResult::NoRoom };
             if self.take(&mut home, spot, &choice, words) {
                 self.count_taken(spot, &choice);
-                return Placed::Here;
+                return InsertResult::Here;
             }
         }
-        Placed::NoRoom
+        InsertResult::NoRoom
     }
 
     /// The slot of the window whose meter matters least: the nearest free one, or else the least standing.
@@ -64,7 +70,7 @@ impl Table {
         &self,
         now: Now,
         spot: Spot,
-        home: &Locked<'_>,
+        home: &LineGuard<'_>,
         spare: &impl Fn(u64) -> bool,
     ) -> Option<Choice> {
         let mut best: Option<Choice> = None;
@@ -74,16 +80,16 @@ impl Table {
                 if spare(Slot::tag_in(words.head)) {
                     continue;
                 }
-                let standing = words.standing(now);
-                if best.as_ref().is_none_or(|best| standing < best.standing) {
-                    best = Some(Choice { line, slot, words, standing });
+                let eviction_rank = words.eviction_rank(now);
+                if best.as_ref().is_none_or(|best| eviction_rank < best.eviction_rank) {
+                    best = Some(Choice { line, slot, words, eviction_rank });
                 }
-                if standing == Standing::Free {
+                if eviction_rank == EvictionRank::Free {
                     return best;
                 }
             }
         }
-        best.filter(|choice| choice.standing < Standing::Kept)
+        best.filter(|choice| choice.eviction_rank < EvictionRank::Pinned)
     }
 
     /// A slot of a line that others may be writing to, of one version.
@@ -99,7 +105,7 @@ impl Table {
     }
 
     /// Writes the newcomer over the chosen slot, unless that has changed since.
-    fn take(&self, home: &mut Locked<'_>, spot: Spot, choice: &Choice, words: Slot) -> bool {
+    fn take(&self, home: &mut LineGuard<'_>, spot: Spot, choice: &Choice, words: Slot) -> bool {
         if choice.line == spot.home {
             home.write(choice.slot, words);
             return true;
@@ -115,13 +121,13 @@ impl Table {
 
     fn count_taken(&self, spot: Spot, choice: &Choice) {
         let counts = self.counts(spot);
-        match choice.standing {
-            Standing::Free => {
+        match choice.eviction_rank {
+            EvictionRank::Free => {
                 counts.live.fetch_add(1, Ordering::Relaxed);
             }
-            Standing::Clean { .. } => count(&counts.evicted_clean),
-            Standing::Indebted { .. } => count(&counts.evicted_indebted),
-            Standing::Kept => {}
+            EvictionRank::Clean { .. } => count(&counts.evicted_clean),
+            EvictionRank::Indebted { .. } => count(&counts.evicted_indebted),
+            EvictionRank::Pinned => {}
         }
     }
 }

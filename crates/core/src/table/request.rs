@@ -4,10 +4,10 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
-use super::line::{Head, Line, Locked};
-use super::place::Placed;
+use super::line::{Head, Line, LineGuard};
+use super::place::InsertResult;
 use super::share::Counts;
-use super::{Answer, Ask, Change, Found, Intent, Source, Spot, Table, count, refusal};
+use super::{Change, Check, CheckOutcome, DecidingMeter, Intent, MeterLocation, Spot, Table, count, refusal};
 use crate::meter::{Meter, Slot};
 use crate::time::Now;
 use crate::verdict::Verdict;
@@ -45,7 +45,7 @@ impl std::error::Error for TooManyLimits {}
 
 /// What was decided for a request as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decided {
+pub enum RequestVerdict {
     /// Every limit allowed it, and every meter was charged.
     Allowed,
     /// At least one limit denied it, and no meter was changed.
@@ -59,7 +59,7 @@ pub enum Decided {
 #[derive(Clone, Copy)]
 struct Request<'r> {
     now: Now,
-    asks: &'r [Ask<'r>],
+    checks: &'r [Check<'r>],
     intent: Intent,
 }
 
@@ -76,7 +76,7 @@ type Writes<'t, const N: usize> = ArrayVec<Write<'t>, N>;
 /// One limit of the request, as it was read and as it would be left.
 struct Step {
     spot: Spot,
-    source: Source,
+    source: DecidingMeter,
     /// Where the meter lies and the version it was read at; nothing if it has to be made.
     at: Option<(usize, usize, Head)>,
     before: Meter,
@@ -92,25 +92,29 @@ impl Table {
     pub fn check_all(
         &self,
         now: Now,
-        asks: &[Ask<'_>],
-        answers: &mut [Answer],
-    ) -> Result<Decided, TooManyLimits> {
-        self.request(Request { now, asks, intent: Intent::Charge }, answers)
+        checks: &[Check<'_>],
+        answers: &mut [CheckOutcome],
+    ) -> Result<RequestVerdict, TooManyLimits> {
+        self.request(Request { now, checks, intent: Intent::Charge }, answers)
     }
 
     /// Like [`Table::check_all`], but what is allowed is set aside: see [`Table::reserve`].
     pub fn reserve_all(
         &self,
         now: Now,
-        asks: &[Ask<'_>],
-        answers: &mut [Answer],
-    ) -> Result<Decided, TooManyLimits> {
-        self.request(Request { now, asks, intent: Intent::Reserve }, answers)
+        checks: &[Check<'_>],
+        answers: &mut [CheckOutcome],
+    ) -> Result<RequestVerdict, TooManyLimits> {
+        self.request(Request { now, checks, intent: Intent::Reserve }, answers)
     }
 
     #[inline(always)]
-    fn request(&self, request: Request<'_>, answers: &mut [Answer]) -> Result<Decided, TooManyLimits> {
-        let (limits, limits_max) = (request.asks.len(), LIMITS_PER_REQUEST_MAX.min(answers.len()));
+    fn request(
+        &self,
+        request: Request<'_>,
+        answers: &mut [CheckOutcome],
+    ) -> Result<RequestVerdict, TooManyLimits> {
+        let (limits, limits_max) = (request.checks.len(), LIMITS_PER_REQUEST_MAX.min(answers.len()));
         if limits > limits_max {
             return Err(TooManyLimits { limits, limits_max });
         }
@@ -118,7 +122,7 @@ impl Table {
             return Ok(self.settle_in_steps::<LIMITS_PER_REQUEST_MAX>(request, answers));
         }
         if self.settle_at_once::<LIMITS_COMMON>(request, answers) {
-            return Ok(Decided::Allowed);
+            return Ok(RequestVerdict::Allowed);
         }
         Ok(self.settle_in_steps::<LIMITS_COMMON>(request, answers))
     }
@@ -126,13 +130,13 @@ impl Table {
     /// The common case: every meter is there, in a line of its own, allows the request, and is changed by nobody
     /// else meanwhile. Otherwise nothing has happened yet, and the answer is false.
     #[inline(always)]
-    fn settle_at_once<const N: usize>(&self, request: Request<'_>, answers: &mut [Answer]) -> bool {
+    fn settle_at_once<const N: usize>(&self, request: Request<'_>, answers: &mut [CheckOutcome]) -> bool {
         let mut writes: Writes<'_, N> = Writes::new();
-        for (ask, answer) in request.asks.iter().zip(answers) {
-            let spot = self.own_spot(ask);
+        for (check, answer) in request.checks.iter().zip(answers) {
+            let spot = self.own_spot(check);
             let allowed = match self.find_at_home(spot) {
-                Some(found) => prepare(&found, request, ask, answer, &mut writes),
-                None => self.prepare_further(spot, request, ask, answer, &mut writes),
+                Some(found) => prepare(&found, request, check, answer, &mut writes),
+                None => self.prepare_further(spot, request, check, answer, &mut writes),
             };
             if !allowed {
                 return false;
@@ -147,60 +151,65 @@ impl Table {
         &'t self,
         spot: Spot,
         request: Request<'_>,
-        ask: &Ask<'_>,
-        answer: &mut Answer,
+        check: &Check<'_>,
+        answer: &mut CheckOutcome,
         writes: &mut Writes<'t, N>,
     ) -> bool {
         let found = self.find_further(spot, self.line(spot.home).head().reach());
-        found.is_some_and(|found| prepare(&found, request, ask, answer, writes))
+        found.is_some_and(|found| prepare(&found, request, check, answer, writes))
     }
 
     /// Every other case: reads all meters, decides on what was read, makes the meters that are missing, and
     /// replaces all if none has changed since.
     #[inline(never)]
-    fn settle_in_steps<const N: usize>(&self, request: Request<'_>, answers: &mut [Answer]) -> Decided {
-        let mut sources: ArrayVec<Source, N> = request.asks.iter().map(|_| Source::Own).collect();
+    fn settle_in_steps<const N: usize>(
+        &self,
+        request: Request<'_>,
+        answers: &mut [CheckOutcome],
+    ) -> RequestVerdict {
+        let mut sources: ArrayVec<DecidingMeter, N> =
+            request.checks.iter().map(|_| DecidingMeter::Own).collect();
         let mut placements = 0;
         loop {
             let steps: Steps<N> = self.read_steps(request, &sources);
             if let Some(by) = denied_by(&steps) {
                 self.mark_denied(request, by);
                 report_denied(request, &steps, answers);
-                return Decided::Denied { by };
+                return RequestVerdict::Denied { by };
             }
             if steps.iter().any(Step::must_be_made) {
                 placements += 1;
                 self.make_rooms(request, &steps, &mut sources, placements <= PLACEMENTS_MAX);
             } else if self.write_steps(request, &steps) {
                 report_allowed(&steps, answers);
-                return Decided::Allowed;
+                return RequestVerdict::Allowed;
             }
         }
     }
 
     /// A denial by an origin's word leaves a mark that there is someone to ask it again for.
     fn mark_denied(&self, request: Request<'_>, by: usize) {
-        if let Some(ask) = request.asks.get(by).filter(|ask| ask.limit.is_at_origin()) {
+        if let Some(check) = request.checks.get(by).filter(|check| check.limit.is_at_origin()) {
             let step = |meter: Meter| match meter.missed(request.now) {
                 after if after == meter => ((), Change::Keep),
                 after => ((), Change::Write(after)),
             };
-            self.change(request.now, self.own_spot(ask), ask.limit, step);
+            self.change(request.now, self.own_spot(check), check.limit, step);
         }
     }
 
-    fn make_rooms(&self, request: Request<'_>, steps: &[Step], sources: &mut [Source], place: bool) {
-        for ((ask, step), source) in request.asks.iter().zip(steps).zip(sources) {
-            if step.must_be_made() && !self.has_room(request.now, ask, steps, step, place) {
+    fn make_rooms(&self, request: Request<'_>, steps: &[Step], sources: &mut [DecidingMeter], place: bool) {
+        for ((check, step), source) in request.checks.iter().zip(steps).zip(sources) {
+            if step.must_be_made() && !self.has_room(request.now, check, steps, step, place) {
                 *source = step.without_room(self.counts(step.spot));
             }
         }
     }
 
-    fn read_steps<const N: usize>(&self, request: Request<'_>, sources: &[Source]) -> Steps<N> {
+    fn read_steps<const N: usize>(&self, request: Request<'_>, sources: &[DecidingMeter]) -> Steps<N> {
         let mut steps = Steps::new();
-        for (ask, &source) in request.asks.iter().zip(sources) {
-            let step = self.read_step(request, ask, source, &steps);
+        for (check, &source) in request.checks.iter().zip(sources) {
+            let step = self.read_step(request, check, source, &steps);
             steps.push(step);
         }
         steps
@@ -208,23 +217,29 @@ impl Table {
 
     /// One limit's meter and verdict. A key that the request names twice is charged twice: the second look
     /// sees what the first will leave.
-    fn read_step(&self, request: Request<'_>, ask: &Ask<'_>, source: Source, earlier: &[Step]) -> Step {
-        let spot = if source == Source::Own { self.own_spot(ask) } else { self.spill_spot(ask) };
+    fn read_step(
+        &self,
+        request: Request<'_>,
+        check: &Check<'_>,
+        source: DecidingMeter,
+        earlier: &[Step],
+    ) -> Step {
+        let spot = if source == DecidingMeter::Own { self.own_spot(check) } else { self.spill_spot(check) };
         let twin = earlier.iter().rfind(|step| step.is_at(spot));
         let (at, before) = match twin {
             Some(twin) => (twin.at, twin.after),
-            None => self.read_meter(ask, spot),
+            None => self.read_meter(check, spot),
         };
-        if source == Source::Refused {
-            return Step { spot, source, at, before, after: before, verdict: refusal(ask.limit).verdict };
+        if source == DecidingMeter::Refused {
+            return Step { spot, source, at, before, after: before, verdict: refusal(check.limit).verdict };
         }
-        let (verdict, after) = request.intent.decide(request.now, ask, before);
+        let (verdict, after) = request.intent.decide(request.now, check, before);
         Step { spot, source, at, before, after, verdict }
     }
 
-    fn read_meter(&self, ask: &Ask<'_>, spot: Spot) -> (Option<(usize, usize, Head)>, Meter) {
+    fn read_meter(&self, check: &Check<'_>, spot: Spot) -> (Option<(usize, usize, Head)>, Meter) {
         loop {
-            let Some(found) = self.find(spot) else { return (None, Meter::empty(ask.limit)) };
+            let Some(found) = self.find(spot) else { return (None, Meter::empty(check.limit)) };
             if found.here.is_still(found.head) {
                 return (Some((found.line, found.slot, found.head)), found.words.unpack());
             }
@@ -233,12 +248,12 @@ impl Table {
 
     /// Places an empty meter for a key that has none, if there is room for it beside the request's other keys. An
     /// empty meter changes no decision, so that a request denied after all leaves nothing behind that matters.
-    fn has_room(&self, now: Now, ask: &Ask<'_>, steps: &[Step], step: &Step, place: bool) -> bool {
-        let words = Slot::pack(step.spot.tag, ask.limit, &Meter::empty(ask.limit));
+    fn has_room(&self, now: Now, check: &Check<'_>, steps: &[Step], step: &Step, place: bool) -> bool {
+        let words = Slot::pack(step.spot.tag, check.limit, &Meter::empty(check.limit));
         let is_ours = |tag: u64| steps.iter().any(|step| step.spot.tag == tag);
         // Overflow meters are few and shared: there is no point in giving up on making one.
-        let place = place || step.source == Source::Overflow;
-        place && self.place(now, step.spot, words, is_ours) != Placed::NoRoom
+        let place = place || step.source == DecidingMeter::Overflow;
+        place && self.place(now, step.spot, words, is_ours) != InsertResult::NoRoom
     }
 
     /// Locks all lines in ascending order, at the versions that were read, then writes all meters. If any line
@@ -246,7 +261,7 @@ impl Table {
     fn write_steps<const N: usize>(&self, request: Request<'_>, steps: &Steps<N>) -> bool {
         let mut order: ArrayVec<(usize, Head), N> = steps.iter().filter_map(Step::line_to_write).collect();
         order.sort_unstable_by_key(|&(line, _)| line);
-        let mut locked: ArrayVec<(usize, Locked<'_>), N> = ArrayVec::new();
+        let mut locked: ArrayVec<(usize, LineGuard<'_>), N> = ArrayVec::new();
         for (line, head) in order {
             match locked.last().filter(|(last, _)| *last == line) {
                 Some((_, lock)) if lock.head() == head => {}
@@ -257,8 +272,8 @@ impl Table {
                 },
             }
         }
-        for (ask, step) in request.asks.iter().zip(steps) {
-            step.write_to(ask, &mut locked);
+        for (check, step) in request.checks.iter().zip(steps) {
+            step.write_to(check, &mut locked);
         }
         true
     }
@@ -267,20 +282,20 @@ impl Table {
 /// Decides on one meter of a request and notes what to write to it; false if there is nothing to write.
 #[inline(always)]
 fn prepare<'t, const N: usize>(
-    found: &Found<'t>,
+    found: &MeterLocation<'t>,
     request: Request<'_>,
-    ask: &Ask<'_>,
-    answer: &mut Answer,
+    check: &Check<'_>,
+    answer: &mut CheckOutcome,
     writes: &mut Writes<'t, N>,
 ) -> bool {
-    let (verdict, change) = request.intent.apply(request.now, ask, found.words.unpack());
+    let (verdict, change) = request.intent.apply(request.now, check, found.words.unpack());
     let Change::Write(after) = change else { return false };
     // A denial may leave a mark, which is not made here.
     if !verdict.is_allowed() {
         return false;
     }
-    *answer = Answer { verdict, source: Source::Own };
-    let words = Slot::pack(Slot::tag_of(ask.digest.tag), ask.limit, &after);
+    *answer = CheckOutcome { verdict, source: DecidingMeter::Own };
+    let words = Slot::pack(Slot::tag_of(check.digest.tag), check.limit, &after);
     writes.push(Write { line: found.here, slot: found.slot, head: found.head, words });
     true
 }
@@ -292,7 +307,7 @@ fn prepare<'t, const N: usize>(
 /// try again in order.
 #[inline]
 fn write_at_once<const N: usize>(writes: &Writes<'_, N>) -> bool {
-    let mut locks: ArrayVec<Locked<'_>, N> = ArrayVec::new();
+    let mut locks: ArrayVec<LineGuard<'_>, N> = ArrayVec::new();
     for write in writes {
         let Some(lock) = write.line.lock_at(write.head) else { return false };
         locks.push(lock);
@@ -309,15 +324,15 @@ impl Step {
     }
 
     /// Which meter decides for a key that there is no room for.
-    fn without_room(&self, counts: &Counts) -> Source {
+    fn without_room(&self, counts: &Counts) -> DecidingMeter {
         match self.source {
-            Source::Own => {
+            DecidingMeter::Own => {
                 count(&counts.spilled);
-                Source::Overflow
+                DecidingMeter::Overflow
             }
-            Source::Overflow | Source::Refused => {
+            DecidingMeter::Overflow | DecidingMeter::Refused => {
                 count(&counts.refused);
-                Source::Refused
+                DecidingMeter::Refused
             }
         }
     }
@@ -331,10 +346,10 @@ impl Step {
         self.at.map(|(line, _, head)| (line, head))
     }
 
-    fn write_to(&self, ask: &Ask<'_>, locked: &mut [(usize, Locked<'_>)]) {
+    fn write_to(&self, check: &Check<'_>, locked: &mut [(usize, LineGuard<'_>)]) {
         let Some((line, slot, _)) = self.at.filter(|_| self.after != self.before) else { return };
         if let Some((_, lock)) = locked.iter_mut().find(|(at, _)| *at == line) {
-            lock.write(slot, Slot::pack(self.spot.tag, ask.limit, &self.after));
+            lock.write(slot, Slot::pack(self.spot.tag, check.limit, &self.after));
         }
     }
 }
@@ -352,22 +367,22 @@ fn denied_by(steps: &[Step]) -> Option<usize> {
     longest.map(|(at, _)| at)
 }
 
-fn report_allowed(steps: &[Step], answers: &mut [Answer]) {
+fn report_allowed(steps: &[Step], answers: &mut [CheckOutcome]) {
     for (step, answer) in steps.iter().zip(answers) {
-        *answer = Answer { verdict: step.verdict, source: step.source };
+        *answer = CheckOutcome { verdict: step.verdict, source: step.source };
     }
 }
 
 /// Nothing was charged, so the limits that would have allowed report themselves as they are.
-fn report_denied(request: Request<'_>, steps: &[Step], answers: &mut [Answer]) {
-    for ((ask, step), answer) in request.asks.iter().zip(steps).zip(answers) {
+fn report_denied(request: Request<'_>, steps: &[Step], answers: &mut [CheckOutcome]) {
+    for ((check, step), answer) in request.checks.iter().zip(steps).zip(answers) {
         // A key named twice was last decided on what its first mention would have left; look at what is there.
         let first = steps.iter().find(|other| other.is_at(step.spot)).unwrap_or(step);
         let verdict = if step.verdict.is_allowed() {
-            first.before.decide(ask.limit, request.now, 0).0
+            first.before.decide(check.limit, request.now, 0).0
         } else {
             step.verdict
         };
-        *answer = Answer { verdict, source: step.source };
+        *answer = CheckOutcome { verdict, source: step.source };
     }
 }

@@ -86,12 +86,12 @@ impl std::error::Error for TableError {
 
 /// A run of lines in which keys of one kind are placed. Homes end early enough for every window to stay inside.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Region {
+pub(crate) struct LineRange {
     first: usize,
     homes: u64,
 }
 
-impl Region {
+impl LineRange {
     fn new(first: usize, lines: usize) -> Self {
         Self { first, homes: (lines - LINES_PER_WINDOW + 1) as u64 }
     }
@@ -107,8 +107,8 @@ impl Region {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Share {
-    pub(crate) keys: Region,
-    pub(crate) spill: Region,
+    pub(crate) keys: LineRange,
+    pub(crate) spill: LineRange,
     lines: usize,
     pub(crate) counts: Counts,
 }
@@ -144,8 +144,8 @@ impl Share {
     fn new(first: usize, lines: usize) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
-            keys: Region::new(first, lines - SPILL_LINES),
-            spill: Region::new(first + lines - SPILL_LINES, SPILL_LINES),
+            keys: LineRange::new(first, lines - SPILL_LINES),
+            spill: LineRange::new(first + lines - SPILL_LINES, SPILL_LINES),
             lines,
             counts: Counts {
                 live: zero(),

@@ -76,14 +76,14 @@ impl fmt::Debug for Servers {
 
 /// What TLS needs beside what the system trusts. All in PEM.
 #[derive(Clone, Default)]
-pub struct Certificates {
+pub struct RedisCertificates {
     /// Who is trusted instead of those that the system trusts.
     pub roots: Option<Vec<u8>>,
     /// The certificate and the key that are shown to the servers.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-impl fmt::Debug for Certificates {
+impl fmt::Debug for RedisCertificates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Certificates").finish_non_exhaustive()
     }
@@ -95,7 +95,7 @@ pub struct RedisConfig {
     /// Where the servers are.
     pub servers: Servers,
     /// What TLS needs beside what the system trusts.
-    pub certificates: Certificates,
+    pub certificates: RedisCertificates,
     /// How long an attempt to connect may take. Longer: servers that are far are reached; a hung one is noticed later.
     pub connect_time_max: Duration,
     /// How long a call may take. Longer: fewer calls whose fate is unknown; nodes wait longer while a store hangs.
@@ -116,7 +116,7 @@ impl RedisConfig {
     pub fn new(servers: Servers, seed: u64) -> Self {
         Self {
             servers,
-            certificates: Certificates::default(),
+            certificates: RedisCertificates::default(),
             connect_time_max: Duration::from_secs(1),
             call_time_max: Duration::from_millis(300),
             calls_max: 1_024,
@@ -133,13 +133,13 @@ impl RedisConfig {
 }
 
 /// What connections are made with.
-pub(super) enum Source {
+pub(super) enum ConnectionSource {
     Single(Box<Client>),
     Sentinel(Box<RedisConfig>),
     Cluster(Box<ClusterClient>),
 }
 
-impl Source {
+impl ConnectionSource {
     pub(super) fn new(config: &RedisConfig) -> RedisResult<Self> {
         let certificates = certificates(&config.certificates);
         Ok(match &config.servers {
@@ -176,7 +176,7 @@ pub(super) fn sentinel_builder(
     sentinels: &[String],
     name: &str,
     master: &str,
-    with: &Certificates,
+    with: &RedisCertificates,
 ) -> RedisResult<SentinelClientBuilder> {
     let infos = sentinels.iter().map(|url| url.as_str().into_connection_info());
     let infos = infos.collect::<RedisResult<Vec<_>>>()?;
@@ -215,7 +215,7 @@ pub(super) fn sentinel_builder(
     })
 }
 
-fn certificates(with: &Certificates) -> Option<TlsCertificates> {
+fn certificates(with: &RedisCertificates) -> Option<TlsCertificates> {
     if with.roots.is_none() && with.identity.is_none() {
         return None;
     }
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_store_that_is_back_is_found_within_a_second() {
         let config = RedisConfig::new(Servers::Single("redis://host".to_owned()), 1);
-        let engine = tidegate_core::engine::Settings::default();
+        let engine = tidegate_core::engine::EngineSettings::default();
         let found = config.backoff_max + config.call_time_max + Duration::from_micros(engine.retry_us);
         assert!(found < Duration::from_secs(1), "{found:?}");
     }

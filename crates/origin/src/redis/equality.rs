@@ -11,16 +11,17 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tidegate_core::origin::{
-    Abroad, Ask, Call, CallError, Charge, Component, Gathered, Lapse, MARK_RETENTION_US, Merge, Merged,
-    NodeId, OriginMeter, Partition, RECALL_US, RegionId, Reply, Round, StoreId, Sums, Terms, Told, Update,
+    Call, CallError, CallReply, Charge, CheckGroup, Component, ComponentTotals, CrossRegionTerms,
+    DIRTY_RETENTION_US, Lapse, MergeReply, MergeRequest, MeterReply, MeterUpdate, NodeId, OriginMeter,
+    Partition, RECALL_US, RegionId, RoundReply, RoundRequest, StoreId, Terms,
 };
 use tidegate_core::{Algorithm, Limit, PERIOD_US_MAX};
 use tidegate_testkit::Redis;
 
 use mutants::{MUTANTS, Mutant};
 
-use super::script::{CALL, CALL_ABROAD, GATHER, JOIN, MERGE, ROUND, Script};
-use super::wire::{self, Answered, Marked, Numbers, Words};
+use super::script::{CALL, CALL_CROSS_REGION, GATHER, JOIN, MERGE, ROUND, Script};
+use super::wire::{self, Numbers, RoundScriptReply, ScriptInput, ScriptReply};
 
 /// How many calls an ordinary run makes.
 const CALLS: usize = 100_000;
@@ -120,34 +121,35 @@ fn sources_with_given_time_and_place() -> [String; 6] {
         assert_eq!(source.matches(from).count(), 1, "{from}");
         source.replace(from, to)
     };
-    let [call, abroad, round, gather, join, merge] =
-        [CALL, CALL_ABROAD, ROUND, GATHER, JOIN, MERGE].map(|source| replaced(source.to_owned(), everywhere));
-    let [call, abroad, join] =
-        [call, abroad, join].map(|source| of_stores.into_iter().fold(source, replaced));
+    let [call, cross_region, round, gather, join, merge] =
+        [CALL, CALL_CROSS_REGION, ROUND, GATHER, JOIN, MERGE]
+            .map(|source| replaced(source.to_owned(), everywhere));
+    let [call, cross_region, join] =
+        [call, cross_region, join].map(|source| of_stores.into_iter().fold(source, replaced));
     let how_long = ("up_us = how_long_us()", "up_us = match(ARGV[#ARGV], '(%d+)$') + 0");
-    let [call, abroad] = [call, abroad].map(|source| replaced(source, how_long));
-    [call, abroad, round, gather, join, merge]
+    let [call, cross_region] = [call, cross_region].map(|source| replaced(source, how_long));
+    [call, cross_region, round, gather, join, merge]
 }
 
 struct Step {
     now_us: u64,
-    done: Done,
+    done: StepKind,
 }
 
-enum Done {
+enum StepKind {
     Call {
         call: Call,
         /// Whether it has to say that it is about limits of several regions, or does so anyway.
         is_wide: bool,
-        expected: Result<Reply, CallError>,
+        expected: Result<CallReply, CallError>,
     },
-    Round(Round, StoreId, Gathered),
-    Merge(Merge, Merged),
+    Round(RoundRequest, StoreId, RoundReply),
+    Merge(MergeRequest, MergeReply),
 }
 
 /// What was sent, in one go, and what is expected of it.
 #[derive(Default)]
-struct Sent<'a> {
+struct SentPipeline<'a> {
     pipe: redis::Pipeline,
     steps: Vec<&'a Step>,
 }
@@ -157,35 +159,36 @@ fn compare_answers(
     hashes: &[String; 6],
     steps: &[Step],
 ) -> Result<(), String> {
-    let [call_hash, abroad_hash, round_hash, gather_hash, join_hash, merge_hash] = hashes;
+    let [call_hash, cross_region_hash, round_hash, gather_hash, join_hash, merge_hash] = hashes;
     redis::cmd("FLUSHALL").exec(connection).expect("flushes");
-    let mut sent = Sent::default();
+    let mut sent = SentPipeline::default();
     for step in steps {
         let time = step.now_us.to_string();
         match &step.done {
-            Done::Call { call, is_wide, .. } => {
+            StepKind::Call { call, is_wide, .. } => {
                 let StoreId { lineage, boot, parent, up_us } = call.store;
-                let words = Words::of(PARTITION, call, true, *is_wide);
-                let hash = if *is_wide { abroad_hash } else { call_hash };
+                let words = ScriptInput::of(PARTITION, call, true, *is_wide);
+                let hash = if *is_wide { cross_region_hash } else { call_hash };
                 sent.add(step, hash, &words, &format!("{time} {lineage} {boot} {parent} {up_us}"));
             }
-            Done::Merge(merge, _) => {
-                sent.add(step, merge_hash, &Words::of_merge(PARTITION, merge), &time);
+            StepKind::Merge(merge, _) => {
+                sent.add(step, merge_hash, &ScriptInput::of_merge(PARTITION, merge), &time);
             }
-            Done::Round(round, StoreId { lineage, boot, parent, .. }, expected) => {
+            StepKind::Round(round, StoreId { lineage, boot, parent, .. }, expected) => {
                 std::mem::take(&mut sent).compare(connection)?;
                 let there = format!("{time} {lineage} {boot} {parent}");
-                let mut run = |hash: &str, words: &Words| -> Result<Vec<Vec<u8>>, String> {
+                let mut run = |hash: &str, words: &ScriptInput| -> Result<Vec<Vec<u8>>, String> {
                     evaluate(&mut redis::cmd("EVALSHA"), hash, words, &there)
                         .query(connection)
                         .map_err(|error| error.to_string())
                 };
-                let marked: Vec<Vec<u8>> = run(round_hash, &Words::of_round(PARTITION, round))?;
-                let Marked { mut gathered, names, parted } = wire::read_round(&marked).ok_or("no round")?;
-                let found = run(gather_hash, &Words::of_meters(PARTITION, names))?;
+                let marked: Vec<Vec<u8>> = run(round_hash, &ScriptInput::of_round(PARTITION, round))?;
+                let RoundScriptReply { mut gathered, names, isolated_meters } =
+                    wire::read_round(&marked).ok_or("no round")?;
+                let found = run(gather_hash, &ScriptInput::of_meters(PARTITION, names))?;
                 gathered.components = wire::read_components(names, &found).ok_or("no components")?;
-                if !parted.is_empty() {
-                    run(join_hash, &Words::of_join(PARTITION, parted, true))?;
+                if !isolated_meters.is_empty() {
+                    run(join_hash, &ScriptInput::of_join(PARTITION, isolated_meters, true))?;
                 }
                 same(&gathered, expected, || format!("{round:?} at {time}"))?;
             }
@@ -194,12 +197,17 @@ fn compare_answers(
     sent.compare(connection)
 }
 
-fn evaluate<'a>(command: &'a mut redis::Cmd, hash: &str, words: &Words, place: &str) -> &'a mut redis::Cmd {
+fn evaluate<'a>(
+    command: &'a mut redis::Cmd,
+    hash: &str,
+    words: &ScriptInput,
+    place: &str,
+) -> &'a mut redis::Cmd {
     command.arg(hash).arg(words.keys.len()).arg(&words.keys).arg(&words.arguments).arg(place)
 }
 
-impl<'a> Sent<'a> {
-    fn add(&mut self, step: &'a Step, hash: &str, words: &Words, place: &str) {
+impl<'a> SentPipeline<'a> {
+    fn add(&mut self, step: &'a Step, hash: &str, words: &ScriptInput, place: &str) {
         let mut command = redis::cmd("EVALSHA");
         evaluate(&mut command, hash, words, place);
         self.pipe.add_command(command);
@@ -217,18 +225,18 @@ impl<'a> Sent<'a> {
 
 fn compare_answer(step: &Step, answer: &[u8]) -> Result<(), String> {
     match &step.done {
-        Done::Call { call, expected, .. } => {
+        StepKind::Call { call, expected, .. } => {
             let expected = match expected {
-                Ok(reply) => Answered::Reply(reply.clone()),
-                Err(error) => Answered::Refused(*error),
+                Ok(reply) => ScriptReply::Reply(reply.clone()),
+                Err(error) => ScriptReply::Refused(*error),
             };
             let what = || format!("at {}: {call:?}: {answer:?}", step.now_us);
             same(&wire::read(call, answer), &Some(expected), what)
         }
-        Done::Merge(merge, merged) => same(&wire::read_merged(merge, answer), &Some(*merged), || {
+        StepKind::Merge(merge, merged) => same(&wire::read_merged(merge, answer), &Some(*merged), || {
             format!("{merge:?} at {}", step.now_us)
         }),
-        Done::Round(..) => Ok(()),
+        StepKind::Round(..) => Ok(()),
     }
 }
 
@@ -238,27 +246,30 @@ fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(
         compare_meter(connection, name, meter).map_err(|difference| format!("{name:?}: {difference}"))?;
         keys += 1 + usize::from(meter.holders().count() > 0);
     }
-    let (whole_until_us, stamp, whole_since_us, settled) = world.partition.heard_and_marked();
+    let (connected_until_us, stamp, connected_since_us, settled) = world.partition.connectivity_and_stamp();
     let kept: Option<Vec<u8>> = query(connection, "GET", &wire::partition_key(PARTITION, 'w'));
     let nothing = wire::numbers_bytes([0; 4]);
-    let expected = wire::numbers_bytes([whole_until_us, stamp, whole_since_us, settled.into()]);
+    let expected = wire::numbers_bytes([connected_until_us, stamp, connected_since_us, settled.into()]);
     same(kept.as_ref().unwrap_or(&nothing), &expected, || "what is heard".to_owned())?;
-    let marks = redis::cmd("ZRANGE")
+    let dirty_meters = redis::cmd("ZRANGE")
         .arg(wire::partition_key(PARTITION, 'k'))
         .arg(&["0", "-1", "WITHSCORES"])
         .query(connection);
-    let marks: Vec<(Vec<u8>, u64)> = marks.expect("marks");
-    let expected: Vec<_> = world.partition.marks().map(|(stamp, name)| (name.to_vec(), stamp)).collect();
-    same(&marks, &expected, || "marks".to_owned())?;
-    let parted = redis::cmd("ZRANGE")
+    let dirty_meters: Vec<(Vec<u8>, u64)> = dirty_meters.expect("marks");
+    let expected: Vec<_> =
+        world.partition.dirty_meters().map(|(stamp, name)| (name.to_vec(), stamp)).collect();
+    same(&dirty_meters, &expected, || "marks".to_owned())?;
+    let isolated_meters = redis::cmd("ZRANGE")
         .arg(wire::partition_key(PARTITION, 'p'))
         .arg(&["0", "-1", "WITHSCORES"])
         .query(connection);
-    let parted: Vec<(Vec<u8>, u64)> = parted.expect("what was parted");
+    let isolated_meters: Vec<(Vec<u8>, u64)> = isolated_meters.expect("what was parted");
     let expected: Vec<_> =
-        world.partition.parted().map(|(since_us, name)| (name.to_vec(), since_us)).collect();
-    same(&parted, &expected, || "what was parted".to_owned())?;
-    keys += usize::from(kept.is_some()) + usize::from(!marks.is_empty()) + usize::from(!parted.is_empty());
+        world.partition.isolated_meters().map(|(since_us, name)| (name.to_vec(), since_us)).collect();
+    same(&isolated_meters, &expected, || "what was parted".to_owned())?;
+    keys += usize::from(kept.is_some())
+        + usize::from(!dirty_meters.is_empty())
+        + usize::from(!isolated_meters.is_empty());
     let all: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(connection).expect("keys");
     same(&all.len(), &keys, || "keys".to_owned())?;
     all.iter().try_for_each(|key| {
@@ -277,12 +288,12 @@ fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &Origin
         .query(connection)
         .expect("ends");
     let mut expected_ends = Vec::new();
-    for (node, holding) in meter.holders() {
+    for (node, node_grant) in meter.holders() {
         let node = wire::node_name(node);
-        expected_ends.push((node.clone(), holding.until_us));
+        expected_ends.push((node.clone(), node_grant.until_us));
         expected.insert(
             node.into_bytes(),
-            wire::numbers_bytes([holding.amount, holding.until_us, holding.cell, holding.want]),
+            wire::numbers_bytes([node_grant.amount, node_grant.until_us, node_grant.cell, node_grant.want]),
         );
     }
     expected_ends.sort_by_key(|(node, until_us)| (*until_us, node.clone()));
@@ -294,8 +305,8 @@ fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &Origin
     let holders = expected_ends.len() as u64;
     let counted: Vec<u64> = meter.numbers().into_iter().chain([holders]).collect();
     same(&kept[..12], &counted[..], || "numbers".to_owned())?;
-    let outward = meter.outward_numbers().map_or_else(Vec::new, wire::numbers_bytes);
-    same(&found[&b"m"[..]][METER_BYTES..], &outward[..], || "numbers of other regions".to_owned())?;
+    let region_state = meter.region_state_numbers().map_or_else(Vec::new, wire::numbers_bytes);
+    same(&found[&b"m"[..]][METER_BYTES..], &region_state[..], || "numbers of other regions".to_owned())?;
     expected.insert(b"m".to_vec(), found[&b"m"[..]].clone());
     if meter.seen().count() > 0 {
         let seen = found.get(&b"x"[..]).cloned().unwrap_or_default();
@@ -307,8 +318,8 @@ fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &Origin
 }
 
 fn compare_seen(seen: &[u8], meter: &OriginMeter) -> Result<(), String> {
-    let expected = meter.seen().map(|(region, incarnation, sums)| {
-        let [first, second, third] = sums.numbers();
+    let expected = meter.seen().map(|(region, incarnation, totals)| {
+        let [first, second, third] = totals.numbers();
         let numbers = wire::numbers_bytes([incarnation, first, second, third]);
         [format!("{:016x}", region.0).as_bytes(), &numbers].concat()
     });
@@ -335,7 +346,7 @@ struct World {
     /// Whether many nodes hold parts of one meter, and are all not heard of for a while now and then.
     is_crowded: bool,
     /// Whether there are limits of several regions.
-    is_abroad: bool,
+    is_cross_region: bool,
     partition: Partition,
     now_us: u64,
     /// Up to where marks were gathered, and what other regions have charged.
@@ -356,19 +367,19 @@ struct Node {
     sequence: u64,
     last: Option<Call>,
     outdated: Option<Call>,
-    told: Vec<Option<Told>>,
+    meter_reply: Vec<Option<MeterReply>>,
 }
 
 impl World {
     fn new(mut chance: Chance) -> Self {
-        let (is_crowded, is_abroad) = (chance.one_in(5), chance.one_in(2));
+        let (is_crowded, is_cross_region) = (chance.one_in(5), chance.one_in(2));
         let names = [&b"key"[..], b"", b"a b\0\r\n{7}", &[255; 300]];
         let most = if is_crowded { 1 } else { 4 };
         let names: Vec<Box<[u8]>> =
             names[..chance.between(1, most) as usize].iter().map(|name| Box::from(*name)).collect();
         let terms = names
             .iter()
-            .map(|_| (0..chance.between(1, 3)).map(|_| some_terms(&mut chance, is_abroad)).collect())
+            .map(|_| (0..chance.between(1, 3)).map(|_| some_terms(&mut chance, is_cross_region)).collect())
             .collect();
         let ids: Vec<u64> = [0, u64::MAX, 1 << 63, 10].into_iter().chain(100..120).collect();
         let nodes = chance.between(1, 5) as usize;
@@ -377,12 +388,12 @@ impl World {
             sequence: 0,
             last: None,
             outdated: None,
-            told: vec![None; names.len()],
+            meter_reply: vec![None; names.len()],
         });
         Self {
             nodes: nodes.collect(),
             is_crowded,
-            is_abroad,
+            is_cross_region,
             partition: Partition::default(),
             now_us: START_US + chance.below(SECOND),
             upto: 0,
@@ -403,27 +414,27 @@ impl World {
             self.store = StoreId { lineage, boot, parent, up_us };
         }
         let done = match self.chance.below(10) {
-            0 if self.is_abroad => self.some_round(),
-            1..3 if self.is_abroad => self.some_merge(),
+            0 if self.is_cross_region => self.some_round(),
+            1..3 if self.is_cross_region => self.some_merge(),
             _ => self.call(),
         };
         Step { now_us: self.now_us, done }
     }
 
-    fn call(&mut self) -> Done {
+    fn call(&mut self) -> StepKind {
         let at = self.chance.below(self.nodes.len() as u64) as usize;
         let call = self.some_call(at);
         let meters = call.updates.iter().filter_map(|update| self.partition.meter(&update.key));
-        let has_abroad = meters.into_iter().any(|meter| meter.outward_numbers().is_some());
-        let is_wide = has_abroad || wire::is_abroad(&call) || self.chance.one_in(4);
+        let has_cross_region = meters.into_iter().any(|meter| meter.region_state_numbers().is_some());
+        let is_wide = has_cross_region || wire::is_cross_region(&call) || self.chance.one_in(4);
         let expected = self.partition.apply(self.now_us, &call);
         self.take(at, &call, &expected);
-        Done::Call { call, is_wide, expected }
+        StepKind::Call { call, is_wide, expected }
     }
 
-    fn some_round(&mut self) -> Done {
+    fn some_round(&mut self) -> StepKind {
         let chance = &mut self.chance;
-        let whole_for_us = match chance.below(5) {
+        let connected_for_us = match chance.below(5) {
             0 => 0,
             1 => chance.below(u64::MAX),
             2 => chance.below(SECOND),
@@ -447,19 +458,19 @@ impl World {
             _ => self.now_us - chance.below(SECOND / 2),
         };
         let settled = chance.one_in(2);
-        let round = Round { whole_for_us, settled, clock_us, trim, after, most };
+        let round = RoundRequest { connected_for_us, settled, clock_us, trim, after, most };
         let gathered = self.partition.round(self.now_us, self.store, &round);
         self.upto = gathered.upto;
-        Done::Round(round, self.store, gathered)
+        StepKind::Round(round, self.store, gathered)
     }
 
-    fn some_merge(&mut self) -> Done {
+    fn some_merge(&mut self) -> StepKind {
         let count = self.chance.below(self.names.len() as u64 + 1) as usize;
         let components = (0..count).map(|meter| self.some_component(meter)).collect();
         let from = RegionId(*self.chance.of(&[0, 7, u64::MAX]));
-        let merge = Merge { from, components };
+        let merge = MergeRequest { from, components };
         let merged = self.partition.merge(self.now_us, &merge).expect("makes sense");
-        Done::Merge(merge, merged)
+        StepKind::Merge(merge, merged)
     }
 
     fn some_component(&mut self, meter: usize) -> Component {
@@ -474,8 +485,10 @@ impl World {
         };
         let [first, second, third] = [sum(), sum(), sum()];
         let cell = self.now_us / terms.tick_us() / terms.period();
-        let sums = match terms.algorithm() {
-            Algorithm::Gcra => Sums::Drained { charged: first, refunded: second / 16, level: third },
+        let totals = match terms.algorithm() {
+            Algorithm::Gcra => {
+                ComponentTotals::Drained { charged: first, refunded: second / 16, level: third }
+            }
             Algorithm::SlidingWindow => {
                 let cell = match chance.below(12) {
                     0 => chance.below(u64::MAX),
@@ -484,11 +497,11 @@ impl World {
                     6 => cell + 1,
                     _ => cell,
                 };
-                Sums::Cells { cell, current: first % 1_000, previous: second % 1_000 }
+                ComponentTotals::Cells { cell, current: first % 1_000, previous: second % 1_000 }
             }
         };
         let incarnation = *chance.of(&[1, 1, 1, 1, 2, 2, 3, 4, u64::MAX]);
-        Component { key: self.names[meter].clone(), terms, incarnation, sums }
+        Component { key: self.names[meter].clone(), terms, incarnation, totals }
     }
 
     fn pass_time(&mut self) {
@@ -535,13 +548,13 @@ impl World {
     /// A moment at which something is just over, or just not.
     fn some_edge(&mut self) -> u64 {
         let ends = self.partition.meters().flat_map(|(_, meter)| meter.holders());
-        let mut edges: Vec<u64> = ends.map(|(_, holding)| holding.until_us).collect();
+        let mut edges: Vec<u64> = ends.map(|(_, node_grant)| node_grant.until_us).collect();
         edges.sort_unstable();
         edges.extend([self.recall_us; 4]);
-        let (whole_until_us, ..) = self.partition.heard_and_marked();
-        edges.extend([whole_until_us; 3]);
-        if let Some((stamp, _)) = self.partition.marks().next().filter(|_| self.chance.one_in(3)) {
-            edges.push(stamp + MARK_RETENTION_US);
+        let (connected_until_us, ..) = self.partition.connectivity_and_stamp();
+        edges.extend([connected_until_us; 3]);
+        if let Some((stamp, _)) = self.partition.dirty_meters().next().filter(|_| self.chance.one_in(3)) {
+            edges.push(stamp + DIRTY_RETENTION_US);
         }
         edges.retain(|edge| *edge > self.now_us);
         edges.push(self.now_us + 1);
@@ -572,18 +585,18 @@ impl World {
         let first = self.chance.below(count);
         let meters: Vec<usize> =
             (0..self.chance.below(count + 1)).map(|meter| ((first + meter) % count) as usize).collect();
-        let updates: Vec<Update> = meters.iter().map(|meter| self.some_update(at, *meter)).collect();
-        let asks = if updates.is_empty() { 0 } else { self.chance.below(4) };
-        let asks = (0..asks).map(|_| self.some_ask(&updates)).collect();
+        let updates: Vec<MeterUpdate> = meters.iter().map(|meter| self.some_update(at, *meter)).collect();
+        let checks = if updates.is_empty() { 0 } else { self.chance.below(4) };
+        let checks = (0..checks).map(|_| self.some_ask(&updates)).collect();
         let known_us = if self.chance.one_in(3) { 0 } else { self.chance.below(20 * SECOND) };
-        Call { node: id, sequence, acknowledged, known_us, store: self.store, updates, asks }
+        Call { node: id, sequence, acknowledged, known_us, store: self.store, updates, checks }
     }
 
-    fn some_update(&mut self, at: usize, meter: usize) -> Update {
+    fn some_update(&mut self, at: usize, meter: usize) -> MeterUpdate {
         let terms = self.some_terms(meter);
-        let told = self.nodes[at].told[meter];
+        let meter_reply = self.nodes[at].meter_reply[meter];
         let chance = &mut self.chance;
-        let granted = told.map_or(0, |told| told.grant);
+        let granted = meter_reply.map_or(0, |meter_reply| meter_reply.grant);
         let (used, keep) = match chance.below(12) {
             0 => (chance.amount(&terms), chance.amount(&terms)),
             1 => (granted, granted),
@@ -610,7 +623,7 @@ impl World {
             1 => 0,
             _ => chance.below(2 * SECOND),
         };
-        let cell = told.map_or(0, |told| told.cell);
+        let cell = meter_reply.map_or(0, |meter_reply| meter_reply.cell);
         let cell = match chance.below(10) {
             0 => cell.wrapping_sub(1),
             1 => cell + 1,
@@ -618,10 +631,10 @@ impl World {
             _ => cell,
         };
         let key = self.names[meter].clone();
-        Update { key, terms, used, owed, refund, refund_of_us, keep, want, life_us, cell }
+        MeterUpdate { key, terms, used, owed, refund, refund_of_us, keep, want, life_us, cell }
     }
 
-    fn some_ask(&mut self, updates: &[Update]) -> Ask {
+    fn some_ask(&mut self, updates: &[MeterUpdate]) -> CheckGroup {
         let chance = &mut self.chance;
         let meters = updates.len() as u64;
         let first = chance.below(meters);
@@ -640,29 +653,29 @@ impl World {
             1 => u32::MAX,
             _ => chance.between(1, 20) as u32,
         };
-        Ask { charges, count }
+        CheckGroup { charges, count }
     }
 
     /// What a node remembers of an answer.
-    fn take(&mut self, at: usize, call: &Call, expected: &Result<Reply, CallError>) {
+    fn take(&mut self, at: usize, call: &Call, expected: &Result<CallReply, CallError>) {
         let node = &mut self.nodes[at];
         let is_new = call.sequence == node.sequence && node.last.as_ref() != Some(call);
         if is_new {
             node.outdated = node.last.replace(call.clone());
         }
         let Ok(reply) = expected else { return };
-        if is_new && reply.asks.iter().any(|decided| decided.retry_us == RECALL_RETRY_US) {
+        if is_new && reply.checks.iter().any(|decided| decided.retry_us == RECALL_RETRY_US) {
             self.recall_us = self.now_us + RECALL_US;
         }
-        for (update, told) in call.updates.iter().zip(&reply.told) {
+        for (update, meter_reply) in call.updates.iter().zip(&reply.meters) {
             let meter = self.names.iter().position(|name| *name == update.key).expect("known");
-            node.told[meter] = Some(*told);
+            node.meter_reply[meter] = Some(*meter_reply);
         }
     }
 }
 
 /// A limit of any kind, often an extreme one.
-fn some_terms(chance: &mut Chance, is_abroad: bool) -> Terms {
+fn some_terms(chance: &mut Chance, is_cross_region: bool) -> Terms {
     loop {
         let amounts = [0, 1, 2, 7, 10, 100, 1_000, 100_000, 1_000_000, u64::from(u32::MAX)];
         let periods = [
@@ -696,22 +709,26 @@ fn some_terms(chance: &mut Chance, is_abroad: bool) -> Terms {
         let tolerance_ppm = *chance.of(&[0, 0, 1, 10_000, u32::MAX]);
         let lapse = *chance.of(&[Lapse::Counted, Lapse::Forgiven]);
         let terms = Terms::new(&limit, tolerance_ppm, lapse, *chance.of(&[1, 2, 2, 3, u32::MAX]));
-        let is_abroad = is_abroad && !chance.one_in(5);
-        return if is_abroad { terms.with_abroad(some_abroad(chance, &terms)) } else { terms };
+        let is_cross_region = is_cross_region && !chance.one_in(5);
+        return if is_cross_region {
+            terms.with_cross_region(some_cross_region(chance, &terms))
+        } else {
+            terms
+        };
     }
 }
 
-fn some_abroad(chance: &mut Chance, terms: &Terms) -> Abroad {
-    let hide = *chance.of(&[1, 1, 3, 10, terms.capacity() / 16, u64::MAX]);
+fn some_cross_region(chance: &mut Chance, terms: &Terms) -> CrossRegionTerms {
+    let publish_threshold = *chance.of(&[1, 1, 3, 10, terms.capacity() / 16, u64::MAX]);
     let mut part = |whole: u64| match chance.below(5) {
         0 => 0,
         1 => whole,
         2 => whole / 2,
         _ => chance.below(whole + 1),
     };
-    let (part_amount, part_capacity) = (part(terms.amount()), part(terms.capacity()));
+    let (share_amount, share_capacity) = (part(terms.amount()), part(terms.capacity()));
     let debt_max = *chance.of(&[0, 1, 100, 2 * terms.capacity(), u64::MAX]);
-    Abroad { hide, part_amount, part_capacity, debt_max }
+    CrossRegionTerms { publish_threshold, share_amount, share_capacity, debt_max }
 }
 
 /// Seeded chance, by `SplitMix64`.

@@ -5,14 +5,14 @@
 
 local COMPONENT = '<dddd'
 
-read_whole(call('MGET', KEYS[1])[1])
+read_connectivity(call('MGET', KEYS[1])[1])
 
 -- What is left of what this region charged.
 local function owned(meter, out)
   local elapsed = less(div(now, meter.tick), meter.at)
-  drain(out.own, elapsed, meter.abroad.amount)
-  local is_whole = out.ground == ON_WHOLE and ground == ON_WHOLE
-  if is_whole and div(whole_since_us, meter.tick) <= meter.at then
+  drain(out.own, elapsed, meter.cross_region.amount)
+  local is_connected = out.connectivity == CONNECTED and connectivity == CONNECTED
+  if is_connected and div(connected_since_us, meter.tick) <= meter.at then
     drain(meter, elapsed, meter.amount)
     out.own.level = min(out.own.level, meter.level)
   end
@@ -22,12 +22,12 @@ end
 local answer = {}
 for place = 2, #KEYS do
   local meter = load_meter(place, false, 't')
-  local out, sums = meter and meter.out, ''
+  local out, totals = meter and meter.out, ''
   if out and meter.kind == GCRA then
-    sums = meter.terms .. pack(COMPONENT, out.incarnation, out.charged, out.refunded, owned(meter, out))
+    totals = meter.terms .. pack(COMPONENT, out.incarnation, out.charged, out.refunded, owned(meter, out))
   elseif out then
-    sums = meter.terms .. pack(COMPONENT, out.incarnation, meter.cell, out.own.current, out.own.previous)
+    totals = meter.terms .. pack(COMPONENT, out.incarnation, meter.cell, out.own.current, out.own.previous)
   end
-  answer[place - 1] = sums
+  answer[place - 1] = totals
 end
 return answer

@@ -5,11 +5,11 @@
 --       holders
 -- ARGV  whether the store is a cluster
 
-whole_key, marks_key, parted_key = KEYS[1], KEYS[2], KEYS[3]
-local before = call('MGET', whole_key, KEYS[4])
-local whole_until_us = read_whole(before[1])
+connectivity_key, dirty_key, isolated_key = KEYS[1], KEYS[2], KEYS[3]
+local before = call('MGET', connectivity_key, KEYS[4])
+local connected_until_us = read_connectivity(before[1])
 -- They fell silent again meanwhile.
-if ground == ON_PART then return {} end
+if connectivity == ISOLATED then return {} end
 local store = load_store(before[2])
 -- Of what may have been lost nothing is told under the name that it had: the next call gives it another.
 local is_lost = took_over(store, ARGV[1] + 0)
@@ -17,12 +17,12 @@ for place = 5, #KEYS, 2 do
   local meter = load_meter(place, false, 't')
   if meter and meter.out and not is_lost and meter.loss == store.loss then
     come_to(meter)
-    mark_if_due(meter)
+    mark_dirty_if_due(meter)
     local kept, expires = pack_meter(meter, kept_us(meter))
     call('HSET', meter.key, 'm', kept)
     expire(meter, expires)
   end
-  call('ZREM', parted_key, sub(KEYS[place], #KEYS[1] + 2))
+  call('ZREM', isolated_key, sub(KEYS[place], #KEYS[1] + 2))
 end
-save_marks(whole_until_us)
+save_dirty(connected_until_us)
 return {}

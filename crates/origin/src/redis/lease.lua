@@ -1,4 +1,4 @@
--- What only one courier of a region has, as long as it says so in time; and how late other regions hear of this one, which only
+-- What only one replicator of a region has, as long as it says so in time; and how late other regions hear of this one, which only
 -- whoever has it can measure, and all of the region have to know.
 --
 -- KEYS  who has it, and how late others hear of this region, in microseconds

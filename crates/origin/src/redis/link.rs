@@ -11,7 +11,7 @@ use tidegate_core::Backoff;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::config::{RedisConfig, Servers, Source, sentinel_builder};
+use super::config::{ConnectionSource, RedisConfig, Servers, sentinel_builder};
 
 /// A connection that is made again whenever it breaks.
 pub(super) struct Link {
@@ -26,13 +26,13 @@ pub(super) struct Link {
 #[derive(Clone)]
 enum State {
     Connecting,
-    Connected(Connected),
+    Open(ActiveConnection),
     Failed(Arc<str>),
 }
 
 /// One life of the connection.
 #[derive(Clone)]
-pub(super) struct Connected {
+pub(super) struct ActiveConnection {
     connection: Connection,
     number: u64,
     answers: Arc<AtomicU64>,
@@ -47,12 +47,13 @@ enum Connection {
 
 impl Link {
     /// Begins to connect. Has to be called within a runtime, which keeps it connected from then on.
-    pub(super) fn open(source: Source, config: &RedisConfig, seed: u64) -> Self {
+    pub(super) fn open(source: ConnectionSource, config: &RedisConfig, seed: u64) -> Self {
         let (states, state) = watch::channel(State::Connecting);
         let (over, seen_over) = watch::channel(0);
         let backoff = Backoff::new(config.backoff_min, config.backoff_max, seed);
         let (late, time_max) = (Arc::<AtomicBool>::default(), config.connect_time_max);
-        let keeper = Keeper { source, states, over: seen_over, late: Arc::clone(&late), backoff, time_max };
+        let keeper =
+            Reconnector { source, states, over: seen_over, late: Arc::clone(&late), backoff, time_max };
         Self { state, over, late, keeper: tokio::spawn(keeper.run()) }
     }
 
@@ -67,22 +68,22 @@ impl Link {
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        matches!(*self.state.borrow(), State::Connected(_))
+        matches!(*self.state.borrow(), State::Open(_))
     }
 
     /// The connection, as soon as it is known whether there is one.
-    pub(super) async fn connected(&self) -> Result<Connected, String> {
+    pub(super) async fn connected(&self) -> Result<ActiveConnection, String> {
         let mut state = self.state.clone();
         let known = state.wait_for(|state| !matches!(state, State::Connecting)).await;
         match known.as_deref() {
-            Ok(State::Connected(connected)) => Ok(connected.clone()),
+            Ok(State::Open(connected)) => Ok(connected.clone()),
             Ok(State::Failed(why)) => Err(why.to_string()),
             Ok(State::Connecting) | Err(_) => Err("the connection is closed".to_owned()),
         }
     }
 
     /// Makes the connection again, unless that has been done since.
-    pub(super) fn renew(&self, connected: &Connected) {
+    pub(super) fn renew(&self, connected: &ActiveConnection) {
         self.over.send_if_modified(|over| {
             let is_news = *over < connected.number;
             *over = connected.number.max(*over);
@@ -91,7 +92,7 @@ impl Link {
     }
 
     /// Makes the connection again if nothing was answered on it since there were `answers`: it may be open at this end only.
-    pub(super) fn renew_if_silent(&self, connected: &Connected, answers: u64) {
+    pub(super) fn renew_if_idle(&self, connected: &ActiveConnection, answers: u64) {
         if connected.answers() == answers {
             self.renew(connected);
         }
@@ -104,7 +105,7 @@ impl Drop for Link {
     }
 }
 
-impl Connected {
+impl ActiveConnection {
     /// How many answers have come.
     pub(super) fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
@@ -125,8 +126,8 @@ impl Connected {
 }
 
 /// What keeps a link connected.
-struct Keeper {
-    source: Source,
+struct Reconnector {
+    source: ConnectionSource,
     states: watch::Sender<State>,
     over: watch::Receiver<u64>,
     late: Arc<AtomicBool>,
@@ -134,15 +135,15 @@ struct Keeper {
     time_max: Duration,
 }
 
-impl Keeper {
+impl Reconnector {
     async fn run(mut self) {
         for number in 1.. {
             match self.connect().await {
                 Ok(connection) => {
                     let late = Arc::clone(&self.late);
                     late.store(false, Ordering::Relaxed);
-                    let connected = Connected { connection, number, answers: Arc::default(), late };
-                    self.states.send_replace(State::Connected(connected.clone()));
+                    let connected = ActiveConnection { connection, number, answers: Arc::default(), late };
+                    self.states.send_replace(State::Open(connected.clone()));
                     if self.over.wait_for(|over| *over >= number).await.is_err() {
                         return;
                     }
@@ -173,7 +174,7 @@ impl Keeper {
     }
 }
 
-impl Source {
+impl ConnectionSource {
     async fn connect(&self, time_max: Duration) -> RedisResult<Connection> {
         // Calls have a time limit of their own, which does not end those that share the connection.
         let config =

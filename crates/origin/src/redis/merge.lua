@@ -11,8 +11,8 @@ local INCARNATIONS_MAX = 2
 local VERSION_AT = 57
 
 local from, numbers = ARGV[1], ARGV[2]
-whole_key, marks_key = KEYS[1], KEYS[2]
-local whole_until_us = read_whole(call('MGET', whole_key)[1])
+connectivity_key, dirty_key = KEYS[1], KEYS[2]
+local connected_until_us = read_connectivity(call('MGET', connectivity_key)[1])
 
 local function read_seen(text)
   local seen = {}
@@ -54,7 +54,7 @@ local function charge_foreign(meter, units, cell)
   local level, current, previous = meter.level, meter.current, meter.previous
   pour(meter, meter, min(units, DEBT_MAX), cell)
   if meter.counted then return end
-  local owed = meter.abroad.debt_max
+  local owed = meter.cross_region.debt_max
   local debt = min(meter.full + drops(meter, owed), DEBT_MAX)
   local most = min(meter.capacity + owed, meter.units_max)
   local over = less(meter.level, max(level, debt))
@@ -134,7 +134,7 @@ for i = 1, #numbers / COMPONENT_BYTES do
     local entry, is_known = entry_of(seen, incarnation)
     local take = meter.kind == GCRA and take_drained or take_cells
     charged, is_new = take(meter, entry, is_known, first, second, third)
-    mark_if_due(meter)
+    mark_dirty_if_due(meter)
     changed[#changed + 1] = { meter = meter, seen = pack_seen(seen) }
   end
   charged_in_all = min(charged_in_all + charged, TOTAL_MAX)
@@ -151,5 +151,5 @@ for _, change in ipairs(changed) do
   end
   expire(meter, expires)
 end
-save_marks(whole_until_us)
+save_dirty(connected_until_us)
 return pack(MERGED, now, charged_in_all, stale)

@@ -9,25 +9,25 @@ local DEBT_MAX = 1125899906842624
 local TOTAL_MAX = 4503599627370496
 local NEVER_US = 4503599627370496
 local DEBT_US_MAX = 562949953421312
-local HELD_US_MAX = 10925000
+local GRANT_US_MAX = 10925000
 local RETENTION_US = 60000000
 local INDEX_EXTRA_US = 1000000
-local WHOLE_US_MAX = 60000000
-local MARK_RETENTION_US = 604800000000
-local MARKS_MAX = 16384
-local SUMS_MAX = 2251799813685248
+local CONNECTED_US_MAX = 60000000
+local DIRTY_RETENTION_US = 604800000000
+local DIRTY_METERS_MAX = 16384
+local TOTALS_MAX = 2251799813685248
 local SHARES = 1048576
 
 local GCRA = 0
 -- What a meter counts on: the whole, its standing part, or that while others hear of what was charged to it.
-local ON_WHOLE, ON_PART, SETTLING = 0, 2, 6
+local CONNECTED, ISOLATED, SETTLING = 0, 2, 6
 -- A key's expiry and a score are told to the store as text; `..` would round them.
 local NUMBER = '%.0f'
 local TERMS, TERMS_BYTES = '<dddddddd', 64
-local ABROAD, ABROAD_AT = '<ddddd', 65
+local CROSS_REGION, CROSS_REGION_AT = '<ddddd', 65
 local METER, METER_BYTES = '<dddddddddddddddddc16', 152
-local OUTWARD, OUTWARD_AT = '<dddddddddddd', 153
-local WHOLE = '<dddd'
+local REGION_STATE, REGION_STATE_AT = '<dddddddddddd', 153
+local CONNECTIVITY = '<dddd'
 local NOBODY = '----------------'
 
 local format, match, sub = string.format, string.match, string.sub
@@ -58,12 +58,12 @@ local function parse_terms(text)
   local terms = {
     kind = kind, amount = amount, period = period, tick = tick, burst = burst, capacity = capacity,
     tolerance = tolerance, counted = counted == 1, version = version, units_max = div(DEBT_MAX, period), full = capacity * period,
-    abroad = false,
+    cross_region = false,
   }
   if #text > TERMS_BYTES then
-    local hide, part_amount, part_capacity, debt_max, share = read(ABROAD, text, ABROAD_AT)
-    terms.abroad = {
-      hide = hide, amount = part_amount, capacity = part_capacity, debt_max = debt_max, share = share,
+    local publish_threshold, share_amount, share_capacity, debt_max, share = read(CROSS_REGION, text, CROSS_REGION_AT)
+    terms.cross_region = {
+      publish_threshold = publish_threshold, amount = share_amount, capacity = share_capacity, debt_max = debt_max, share = share,
     }
   end
   parsed[text] = terms
@@ -78,7 +78,7 @@ local function set_terms(meter, text)
   meter.burst, meter.capacity, meter.counted = terms.burst, terms.capacity, terms.counted
   meter.tolerance = terms.tolerance
   meter.version, meter.units_max, meter.full = terms.version, terms.units_max, terms.full
-  meter.abroad, meter.rate, meter.most, meter.room_max = terms.abroad, terms.amount, terms.capacity, terms.full
+  meter.cross_region, meter.rate, meter.most, meter.room_max = terms.cross_region, terms.amount, terms.capacity, terms.full
 end
 
 local function drops(meter, units) return min(units, meter.units_max) * meter.period end
@@ -109,13 +109,13 @@ local function milliseconds(us) return format(NUMBER, div_up(us, 1000)) end
 
 -- What only limits of several regions need. To make functions takes time, so they are made only where there are such limits.
 
-local whole_key, marks_key, parted_key, stamp, marked, parted = false, false, false, 0, false, false
-local ground, whole_since_us, settled = ON_PART, 0, 0
-local turn, drain, tank_units, add, empty_tank, new_outward, read_outward, pack_outward, set_force, begin, tell, stand_on,
-  regard, come_to, whole_flag, shared, used, ticks_apart, ticks_owned, read_whole, save_whole, name_of, mark_if_due, note_parted,
-  save_marks
+local connectivity_key, dirty_key, isolated_key, stamp, marked, isolated_meters = false, false, false, 0, false, false
+local connectivity, connected_since_us, settled = ISOLATED, 0, 0
+local turn, drain, tank_units, add, empty_tank, new_region_state, read_region_state, pack_region_state, set_force, begin, tell, stand_on,
+  regard, come_to, connected_flag, shared, used, isolated_ticks, ticks_owned, read_connectivity, save_connectivity, name_of, mark_dirty_if_due, note_isolated,
+  save_dirty
 
-if IS_WIDE then
+if IS_CROSS_REGION then
   turn = function(tank, from, to)
     if to == from + 1 then
       tank.previous, tank.current = tank.current, 0
@@ -141,35 +141,35 @@ if IS_WIDE then
 
   empty_tank = function() return { level = 0, current = 0, previous = 0 } end
 
-  new_outward = function(incarnation)
+  new_region_state = function(incarnation)
     return {
-      incarnation = incarnation, charged = 0, refunded = 0, published = 0, own = empty_tank(), apart = empty_tank(),
-      is_open = false, ground = ON_WHOLE, forgiven = 0,
+      incarnation = incarnation, charged = 0, refunded = 0, published = 0, own = empty_tank(), isolated = empty_tank(),
+      is_open = false, connectivity = CONNECTED, forgiven = 0,
     }
   end
 
-  read_outward = function(text)
-    local incarnation, charged, refunded, published, level, current, previous, apart_level, apart_current, apart_previous,
-      flags, forgiven = read(OUTWARD, text, OUTWARD_AT)
+  read_region_state = function(text)
+    local incarnation, charged, refunded, published, level, current, previous, isolated_level, isolated_current, isolated_previous,
+      flags, forgiven = read(REGION_STATE, text, REGION_STATE_AT)
     return {
       incarnation = incarnation, charged = charged, refunded = refunded, published = published,
       own = { level = level, current = current, previous = previous },
-      apart = { level = apart_level, current = apart_current, previous = apart_previous },
-      is_open = flags % 2 == 1, ground = flags - flags % 2, forgiven = forgiven,
+      isolated = { level = isolated_level, current = isolated_current, previous = isolated_previous },
+      is_open = flags % 2 == 1, connectivity = flags - flags % 2, forgiven = forgiven,
     }
   end
 
-  pack_outward = function(out)
-    local own, apart = out.own, out.apart
-    local flags = (out.is_open and 1 or 0) + out.ground
-    return pack(OUTWARD, out.incarnation, out.charged, out.refunded, out.published, own.level, own.current, own.previous,
-      apart.level, apart.current, apart.previous, flags, out.forgiven)
+  pack_region_state = function(out)
+    local own, isolated = out.own, out.isolated
+    local flags = (out.is_open and 1 or 0) + out.connectivity
+    return pack(REGION_STATE, out.incarnation, out.charged, out.refunded, out.published, own.level, own.current, own.previous,
+      isolated.level, isolated.current, isolated.previous, flags, out.forgiven)
   end
 
   set_force = function(meter)
-    local out, abroad = meter.out, meter.abroad
-    if out and out.ground ~= ON_WHOLE then
-      meter.rate, meter.most, meter.room_max = abroad.amount, abroad.capacity, abroad.capacity * meter.period
+    local out, cross_region = meter.out, meter.cross_region
+    if out and out.connectivity ~= CONNECTED then
+      meter.rate, meter.most, meter.room_max = cross_region.amount, cross_region.capacity, cross_region.capacity * meter.period
     else
       meter.rate, meter.most, meter.room_max = meter.amount, meter.capacity, meter.full
     end
@@ -186,30 +186,30 @@ if IS_WIDE then
   tell = function(meter, units)
     local out = meter.out
     out.charged = out.charged + units
-    if out.charged >= SUMS_MAX then begin(meter, meter.at * meter.tick, out.own) end
+    if out.charged >= TOTALS_MAX then begin(meter, meter.at * meter.tick, out.own) end
   end
 
   -- Others hear of what is left of what was charged to the part; and what they have heard of counts as what all used.
   stand_on = function(meter, to)
     local out = meter.out
     if not out then return end
-    local from = out.ground
-    if from == ON_PART and to ~= ON_PART then
-      local own, apart = out.own, out.apart
-      own.current = min(own.current + apart.current, meter.units_max)
-      own.previous = min(own.previous + apart.previous, meter.units_max)
-      tell(meter, tank_units(meter, apart))
+    local from = out.connectivity
+    if from == ISOLATED and to ~= ISOLATED then
+      local own, isolated = out.own, out.isolated
+      own.current = min(own.current + isolated.current, meter.units_max)
+      own.previous = min(own.previous + isolated.previous, meter.units_max)
+      tell(meter, tank_units(meter, isolated))
     end
-    if from ~= to and (from == SETTLING or from == ON_PART and to == ON_WHOLE) then
-      add(meter, meter, out.apart)
+    if from ~= to and (from == SETTLING or from == ISOLATED and to == CONNECTED) then
+      add(meter, meter, out.isolated)
       meter.level = max(meter.level, out.own.level)
-      out.apart = empty_tank()
+      out.isolated = empty_tank()
     end
-    out.ground = to
+    out.connectivity = to
     set_force(meter)
   end
 
-  whole_flag = function(meter) return meter.out and meter.out.ground == ON_WHOLE and 8 or 0 end
+  connected_flag = function(meter) return meter.out and meter.out.connectivity == CONNECTED and 8 or 0 end
 
   shared = function(whole, share)
     return div(whole, SHARES) * share + div_up(whole % SHARES * share, SHARES)
@@ -218,52 +218,52 @@ if IS_WIDE then
   -- What is charged of the limit in force: of the standing part, this region's share of what all used counts too.
   used = function(meter, of)
     local out = meter.out
-    if not out or out.ground == ON_WHOLE then return meter[of] end
+    if not out or out.connectivity == CONNECTED then return meter[of] end
     local most = of == 'level' and DEBT_MAX or meter.units_max
-    return min(shared(meter[of], meter.abroad.share) + out.apart[of], most)
+    return min(shared(meter[of], meter.cross_region.share) + out.isolated[of], most)
   end
 
   -- What is held may yet be charged there.
-  ticks_apart = function(meter, held)
+  isolated_ticks = function(meter, held)
     if not meter.out then return 0 end
-    local amount = meter.abroad.amount
+    local amount = meter.cross_region.amount
     if amount == 0 then amount = max(meter.amount, 1) end
-    return div_up(meter.out.apart.level + held, amount)
+    return div_up(meter.out.isolated.level + held, amount)
   end
 
   ticks_owned = function(meter, held)
     if not meter.out then return 0 end
-    return div_up(meter.out.own.level + held, max(meter.abroad.amount, 1))
+    return div_up(meter.out.own.level + held, max(meter.cross_region.amount, 1))
   end
 
   -- Marks: the meters that other regions may not have heard of; until when all regions count as heard of, since when, and whether
   -- what they charged to their standing parts has come since.
 
-  read_whole = function(text)
+  read_connectivity = function(text)
     local until_us = 0
-    if text then until_us, stamp, whole_since_us, settled = read(WHOLE, text) end
-    ground = ON_WHOLE
-    if until_us <= now or until_us > now + WHOLE_US_MAX then
-      ground = ON_PART
+    if text then until_us, stamp, connected_since_us, settled = read(CONNECTIVITY, text) end
+    connectivity = CONNECTED
+    if until_us <= now or until_us > now + CONNECTED_US_MAX then
+      connectivity = ISOLATED
     elseif settled == 0 then
-      ground = SETTLING
+      connectivity = SETTLING
     end
     return until_us
   end
 
-  save_whole = function(until_us)
-    local text = pack(WHOLE, until_us, stamp, whole_since_us, settled)
-    call('SET', whole_key, text, 'PX', milliseconds(2 * MARK_RETENTION_US))
+  save_connectivity = function(until_us)
+    local text = pack(CONNECTIVITY, until_us, stamp, connected_since_us, settled)
+    call('SET', connectivity_key, text, 'PX', milliseconds(2 * DIRTY_RETENTION_US))
   end
 
   -- A name is the key without what all keys of meters begin with, which is as long as the first key and one more.
   name_of = function(meter) return sub(meter.key, #KEYS[1] + 2) end
 
-  mark_if_due = function(meter)
+  mark_dirty_if_due = function(meter)
     local out = meter.out
     if not out then return end
     local total = out.charged + out.refunded
-    if total - out.published < (out.is_open and 1 or meter.abroad.hide) then return end
+    if total - out.published < (out.is_open and 1 or meter.cross_region.publish_threshold) then return end
     out.published, out.is_open = total, true
     stamp = max(now, stamp + 1)
     marked = marked or {}
@@ -272,25 +272,25 @@ if IS_WIDE then
   end
 
   -- What was charged to the standing part is told when all regions are heard of again.
-  note_parted = function(meter)
+  note_isolated = function(meter)
     local out = meter.out
     if not out then return end
-    local apart = out.apart
-    if out.ground ~= ON_PART or apart.level + apart.current + apart.previous == 0 then return end
-    parted = parted or {}
-    parted[#parted + 1] = format(NUMBER, now)
-    parted[#parted + 1] = name_of(meter)
+    local isolated = out.isolated
+    if out.connectivity ~= ISOLATED or isolated.level + isolated.current + isolated.previous == 0 then return end
+    isolated_meters = isolated_meters or {}
+    isolated_meters[#isolated_meters + 1] = format(NUMBER, now)
+    isolated_meters[#isolated_meters + 1] = name_of(meter)
   end
 
-  save_marks = function(until_us)
-    if parted then
-      call('ZADD', parted_key, unpack(parted))
-      call('PEXPIRE', parted_key, milliseconds(2 * MARK_RETENTION_US))
+  save_dirty = function(until_us)
+    if isolated_meters then
+      call('ZADD', isolated_key, unpack(isolated_meters))
+      call('PEXPIRE', isolated_key, milliseconds(2 * DIRTY_RETENTION_US))
     end
     if not marked then return end
-    call('ZADD', marks_key, unpack(marked))
-    call('PEXPIRE', marks_key, milliseconds(2 * MARK_RETENTION_US))
-    save_whole(until_us)
+    call('ZADD', dirty_key, unpack(marked))
+    call('PEXPIRE', dirty_key, milliseconds(2 * DIRTY_RETENTION_US))
+    save_connectivity(until_us)
   end
 end
 
@@ -302,12 +302,12 @@ local function new_meter(place, terms)
     had_own = false, own = false, wanted = false, level = 0, at = 0, cell = 0, current = 0, previous = 0, held = 0,
     held_before = 0, wants = 0, charged = 0, refunded = 0, loss = 0, others = 0, ends_us = 0, latest_us = 0, first_us = NEVER_US,
     terms = '', kind = 0, amount = 0, period = 0, tick = 0, burst = 0, capacity = 0, tolerance = 0, counted = false,
-    version = 0, units_max = 0, full = 0, abroad = false, rate = 0, most = 0, room_max = 0, out = false,
+    version = 0, units_max = 0, full = 0, cross_region = false, rate = 0, most = 0, room_max = 0, out = false,
   }
   set_terms(meter, terms)
   meter.at = div(now, meter.tick)
   meter.cell = div(meter.at, meter.period)
-  if IS_WIDE and meter.abroad then meter.out = new_outward(now) end
+  if IS_CROSS_REGION and meter.cross_region then meter.out = new_region_state(now) end
   return meter
 end
 
@@ -324,13 +324,13 @@ local function load_meter(place, terms, field)
     previous = previous, held = held, held_before = held_before, wants = wants, charged = charged, refunded = refunded, loss = loss,
     others = others, ends_us = ends_us, latest_us = latest_us, first_us = first_us,
     terms = '', kind = 0, amount = 0, period = 0, tick = 0, burst = 0, capacity = 0, tolerance = 0, counted = false,
-    version = 0, units_max = 0, full = 0, abroad = false, rate = 0, most = 0, room_max = 0, out = false,
+    version = 0, units_max = 0, full = 0, cross_region = false, rate = 0, most = 0, room_max = 0, out = false,
   }
   set_terms(meter, found[1])
   if #kept > METER_BYTES then
     meter.out = true
-    if IS_WIDE then
-      meter.out = read_outward(kept)
+    if IS_CROSS_REGION then
+      meter.out = read_region_state(kept)
       set_force(meter)
     end
   end
@@ -348,9 +348,9 @@ local function roll_cells(meter, cell)
   elseif cell > meter.cell then
     meter.previous, meter.current = 0, 0
   end
-  if IS_WIDE and out then
+  if IS_CROSS_REGION and out then
     turn(out.own, meter.cell, cell)
-    turn(out.apart, meter.cell, cell)
+    turn(out.isolated, meter.cell, cell)
   end
   meter.held, meter.held_before = 0, meter.held + meter.held_before
   meter.cell = cell
@@ -364,20 +364,20 @@ local function roll(meter)
   meter.at = tick
   if meter.kind ~= GCRA then return roll_cells(meter, div(tick, meter.period)) end
   local out, ticks = meter.out, ticks_to_drain(meter, meter.level)
-  if IS_WIDE and out then
-    drain(out.apart, less(elapsed, ticks), meter.abroad.amount)
-    drain(out.own, elapsed, meter.abroad.amount)
+  if IS_CROSS_REGION and out then
+    drain(out.isolated, less(elapsed, ticks), meter.cross_region.amount)
+    drain(out.own, elapsed, meter.cross_region.amount)
   end
   meter.level = less(meter.level, min(elapsed, ticks) * meter.amount)
 end
 
 -- What this region charged counts as soon as all are heard of again; while they are, nothing of it is left that has drained.
-if IS_WIDE then
+if IS_CROSS_REGION then
   regard = function(meter, before)
-    stand_on(meter, ground)
+    stand_on(meter, connectivity)
     local out = meter.out
-    if not out or out.ground ~= ON_WHOLE then return end
-    if div(whole_since_us, meter.tick) > before then
+    if not out or out.connectivity ~= CONNECTED then return end
+    if div(connected_since_us, meter.tick) > before then
       meter.level = max(meter.level, out.own.level)
     else
       out.own.level = min(out.own.level, meter.level)
@@ -396,9 +396,9 @@ local function kept_us(meter)
   if meter.kind == GCRA then
     local held = drops(meter, meter.held + meter.held_before)
     ticks = ticks_to_drain(meter, meter.level + held)
-    if IS_WIDE then ticks = max(ticks + ticks_apart(meter, held), ticks_owned(meter, held)) end
+    if IS_CROSS_REGION then ticks = max(ticks + isolated_ticks(meter, held), ticks_owned(meter, held)) end
   end
-  return ticks_us(meter, ticks, DEBT_US_MAX) + HELD_US_MAX + RETENTION_US
+  return ticks_us(meter, ticks, DEBT_US_MAX) + GRANT_US_MAX + RETENTION_US
 end
 
 -- A key is kept a little longer than it has to be, so that not every call has to say for how long.
@@ -409,7 +409,7 @@ local function pack_meter(meter, us)
   local kept = pack(METER, meter.level, meter.at, meter.cell, meter.current, meter.previous, meter.held,
     meter.held_before, meter.wants, meter.charged, meter.refunded, meter.loss, holders(meter), meter.ends_us, meter.latest_us,
     meter.first_us, wanted and wanted.units or 0, wanted and wanted.until_us or 0, wanted and wanted.node or NOBODY)
-  if IS_WIDE and meter.out then kept = kept .. pack_outward(meter.out) end
+  if IS_CROSS_REGION and meter.out then kept = kept .. pack_region_state(meter.out) end
   return kept, expires
 end
 

@@ -24,16 +24,16 @@ mod wire;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind};
-use tidegate_core::origin::{Call, Gathered, Merge, Merged, Reply, Round};
+use tidegate_core::origin::{Call, CallReply, MergeReply, MergeRequest, RoundReply, RoundRequest};
 use tokio::sync::Semaphore;
 
-pub use config::{Certificates, RedisConfig, Servers};
+pub use config::{RedisCertificates, RedisConfig, Servers};
 
-use crate::{Answer, Bid, Lease, Origin, OriginError, PARTITIONS};
-use config::Source;
-use link::{Connected, Link};
+use crate::{LeaseReply, LeaseRequest, Origin, OriginError, OriginFuture, PARTITIONS};
+use config::ConnectionSource;
+use link::{ActiveConnection, Link};
 use script::{Script, Scripts};
-use wire::{Answered, Marked, Words};
+use wire::{RoundScriptReply, ScriptInput, ScriptReply};
 
 /// Errors of a store that come before the script has written anything, beside those that the client knows by kind.
 const BEFORE_ANYTHING: [&str; 7] =
@@ -51,7 +51,7 @@ pub struct RedisOrigin {
     links: [Link; LINKS],
     /// Which of them carried the last call to each partition.
     carriers: Box<[AtomicU8]>,
-    under_way: Semaphore,
+    in_flight: Semaphore,
 }
 
 impl RedisOrigin {
@@ -60,14 +60,14 @@ impl RedisOrigin {
     pub fn open(config: RedisConfig) -> Result<Self, String> {
         choose_crypto();
         let link = |seed: u64| -> Result<Link, String> {
-            let source = Source::new(&config).map_err(|error| format!("servers: {error}"))?;
+            let source = ConnectionSource::new(&config).map_err(|error| format!("servers: {error}"))?;
             Ok(Link::open(source, &config, seed))
         };
         let seed = config.seed;
         let links = [link(seed)?, link(seed.wrapping_add(1))?, link(seed.wrapping_add(2))?];
         let carriers = (0..PARTITIONS).map(|_| AtomicU8::new(0)).collect();
-        let under_way = Semaphore::new(config.calls_max);
-        Ok(Self { scripts: Scripts::new(), links, carriers, under_way, config })
+        let in_flight = Semaphore::new(config.calls_max);
+        Ok(Self { scripts: Scripts::new(), links, carriers, in_flight, config })
     }
 
     fn prompt(&self, partition: u16, avoid: Option<usize>) -> usize {
@@ -96,7 +96,7 @@ impl RedisOrigin {
         Some(at)
     }
 
-    async fn perform(&self, link: &Link, partition: u16, call: &Call) -> Result<Reply, OriginError> {
+    async fn perform(&self, link: &Link, partition: u16, call: &Call) -> Result<CallReply, OriginError> {
         call.check()?;
         check_partition(partition)?;
         self.in_time(link, |connected| self.exchange(link, connected, partition, call)).await
@@ -106,12 +106,12 @@ impl RedisOrigin {
     async fn in_time<T, F>(
         &self,
         link: &Link,
-        exchange: impl FnOnce(Connected) -> F,
+        exchange: impl FnOnce(ActiveConnection) -> F,
     ) -> Result<T, OriginError>
     where
         F: Future<Output = Result<T, OriginError>>,
     {
-        let Ok(_permit) = self.under_way.try_acquire() else {
+        let Ok(_permit) = self.in_flight.try_acquire() else {
             let why = format!("{} calls are under way", self.config.calls_max);
             return Err(OriginError::NotApplied(why));
         };
@@ -127,33 +127,33 @@ impl RedisOrigin {
         }
     }
 
-    fn too_late(&self, link: &Link, sent: Option<(Connected, u64)>) -> OriginError {
+    fn too_late(&self, link: &Link, sent: Option<(ActiveConnection, u64)>) -> OriginError {
         let limit = self.config.call_time_max;
         let Some((connected, answers)) = sent else {
             return OriginError::NotApplied(format!("there was no connection within {limit:?}"));
         };
-        link.renew_if_silent(&connected, answers);
+        link.renew_if_idle(&connected, answers);
         OriginError::Unknown(format!("no answer within {limit:?}"))
     }
 
     async fn exchange(
         &self,
         link: &Link,
-        mut connected: Connected,
+        mut connected: ActiveConnection,
         partition: u16,
         call: &Call,
-    ) -> Result<Reply, OriginError> {
+    ) -> Result<CallReply, OriginError> {
         let is_cluster = self.config.is_cluster();
-        let mut words = Words::of(partition, call, is_cluster, wire::is_abroad(call));
+        let mut words = ScriptInput::of(partition, call, is_cluster, wire::is_cross_region(call));
         loop {
-            let script = if words.is_wide { &self.scripts.call_abroad } else { &self.scripts.call };
+            let script = if words.is_wide { &self.scripts.call_cross_region } else { &self.scripts.call };
             let said: Vec<u8> = self.run(link, &mut connected, script, &words).await?;
             return match wire::read(call, &said) {
-                Some(Answered::Reply(reply)) => Ok(reply),
-                Some(Answered::Refused(error)) => Err(error.into()),
+                Some(ScriptReply::Reply(reply)) => Ok(reply),
+                Some(ScriptReply::Refused(error)) => Err(error.into()),
                 // Others know of a limit of several regions that this node does not know as one yet.
-                Some(Answered::Untold) if !words.is_wide => {
-                    words = Words::of(partition, call, is_cluster, true);
+                Some(ScriptReply::NeedsCrossRegion) if !words.is_wide => {
+                    words = ScriptInput::of(partition, call, is_cluster, true);
                     continue;
                 }
                 _ => Err(senseless()),
@@ -165,9 +165,9 @@ impl RedisOrigin {
     async fn run<T: FromRedisValue>(
         &self,
         link: &Link,
-        connected: &mut Connected,
+        connected: &mut ActiveConnection,
         script: &Script,
-        words: &Words,
+        words: &ScriptInput,
     ) -> Result<T, OriginError> {
         let answers = connected.answers();
         let mut answer: RedisResult<T> = connected.ask(&command("EVALSHA", &script.hash, words)).await;
@@ -177,7 +177,7 @@ impl RedisOrigin {
         answer.map_err(|error| {
             if self.config.is_cluster() {
                 // It mends what leads to each of its servers by itself, and the others go on meanwhile.
-                link.renew_if_silent(connected, answers);
+                link.renew_if_idle(connected, answers);
             } else if needs_another_connection(&error) {
                 link.renew(connected);
             }
@@ -188,20 +188,21 @@ impl RedisOrigin {
     async fn gather(
         &self,
         link: &Link,
-        mut connected: Connected,
+        mut connected: ActiveConnection,
         partition: u16,
-        round: &Round,
-    ) -> Result<Gathered, OriginError> {
-        let words = Words::of_round(partition, round);
+        round: &RoundRequest,
+    ) -> Result<RoundReply, OriginError> {
+        let words = ScriptInput::of_round(partition, round);
         let marked: Vec<Vec<u8>> = self.run(link, &mut connected, &self.scripts.round, &words).await?;
-        let Marked { mut gathered, names, parted } = wire::read_round(&marked).ok_or_else(senseless)?;
+        let RoundScriptReply { mut gathered, names, isolated_meters } =
+            wire::read_round(&marked).ok_or_else(senseless)?;
         if !names.is_empty() {
-            let words = Words::of_meters(partition, names);
+            let words = ScriptInput::of_meters(partition, names);
             let found: Vec<Vec<u8>> = self.run(link, &mut connected, &self.scripts.gather, &words).await?;
             gathered.components = wire::read_components(names, &found).ok_or_else(senseless)?;
         }
-        if !parted.is_empty() {
-            let words = Words::of_join(partition, parted, self.config.is_cluster());
+        if !isolated_meters.is_empty() {
+            let words = ScriptInput::of_join(partition, isolated_meters, self.config.is_cluster());
             let _: Vec<Vec<u8>> = self.run(link, &mut connected, &self.scripts.join, &words).await?;
         }
         Ok(gathered)
@@ -219,16 +220,16 @@ impl RedisOrigin {
 }
 
 impl Origin for RedisOrigin {
-    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+    fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
         Box::pin(self.perform(self.link(partition, None), partition, call))
     }
 
-    fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+    fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
         let late = self.late(partition);
         Box::pin(self.perform(self.link(partition, late), partition, call))
     }
 
-    fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+    fn round<'a>(&'a self, partition: u16, round: &'a RoundRequest) -> OriginFuture<'a, RoundReply> {
         let link = &self.links[self.prompt(partition, None)];
         Box::pin(async move {
             check_partition(partition)?;
@@ -236,13 +237,13 @@ impl Origin for RedisOrigin {
         })
     }
 
-    fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+    fn merge<'a>(&'a self, partition: u16, merge: &'a MergeRequest) -> OriginFuture<'a, MergeReply> {
         let link = &self.links[self.prompt(partition, None)];
         Box::pin(async move {
             merge.check()?;
             check_partition(partition)?;
-            let words = Words::of_merge(partition, merge);
-            let exchange = async |mut connected: Connected| {
+            let words = ScriptInput::of_merge(partition, merge);
+            let exchange = async |mut connected: ActiveConnection| {
                 self.run(link, &mut connected, &self.scripts.merge, &words).await
             };
             let said: Vec<u8> = self.in_time(link, exchange).await?;
@@ -250,11 +251,11 @@ impl Origin for RedisOrigin {
         })
     }
 
-    fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
+    fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply> {
         let link = &self.links[self.prompt(0, None)];
         Box::pin(async move {
-            let words = Words::of_lease(bid);
-            let exchange = async |mut connected: Connected| {
+            let words = ScriptInput::of_lease(request);
+            let exchange = async |mut connected: ActiveConnection| {
                 self.run(link, &mut connected, &self.scripts.lease, &words).await
             };
             let said: String = self.in_time(link, exchange).await?;
@@ -284,7 +285,7 @@ fn choose(links: [(bool, bool); LINKS], first: usize, avoid: Option<usize>) -> u
     (0..LINKS).map(|at| (first + at) % LINKS).min_by_key(rank).unwrap_or(first)
 }
 
-fn command(name: &str, script: &str, of: &Words) -> redis::Cmd {
+fn command(name: &str, script: &str, of: &ScriptInput) -> redis::Cmd {
     let mut command = redis::cmd(name);
     command.arg(script).arg(of.keys.len()).arg(&of.keys).arg(&of.arguments);
     command

@@ -11,29 +11,29 @@ use sha1_smol::Sha1;
 /// What is sent, as it is written: what all scripts share, and what each does with it. A call about limits of one region is
 /// spared what only those of several need.
 pub(super) const CALL: &str = concat!(
-    "local IS_WIDE = false\n",
+    "local IS_CROSS_REGION = false\n",
     include_str!("meter.lua"),
     include_str!("store.lua"),
     include_str!("transition.lua")
 );
-pub(super) const CALL_ABROAD: &str = concat!(
-    "local IS_WIDE = true\n",
+pub(super) const CALL_CROSS_REGION: &str = concat!(
+    "local IS_CROSS_REGION = true\n",
     include_str!("meter.lua"),
     include_str!("store.lua"),
     include_str!("transition.lua")
 );
 pub(super) const ROUND: &str =
-    concat!("local IS_WIDE = true\n", include_str!("meter.lua"), include_str!("round.lua"));
+    concat!("local IS_CROSS_REGION = true\n", include_str!("meter.lua"), include_str!("round.lua"));
 pub(super) const GATHER: &str =
-    concat!("local IS_WIDE = true\n", include_str!("meter.lua"), include_str!("gather.lua"));
+    concat!("local IS_CROSS_REGION = true\n", include_str!("meter.lua"), include_str!("gather.lua"));
 pub(super) const JOIN: &str = concat!(
-    "local IS_WIDE = true\n",
+    "local IS_CROSS_REGION = true\n",
     include_str!("meter.lua"),
     include_str!("store.lua"),
     include_str!("join.lua")
 );
 pub(super) const MERGE: &str =
-    concat!("local IS_WIDE = true\n", include_str!("meter.lua"), include_str!("merge.lua"));
+    concat!("local IS_CROSS_REGION = true\n", include_str!("meter.lua"), include_str!("merge.lua"));
 pub(super) const LEASE: &str = include_str!("lease.lua");
 
 /// A script, and the hash that a store knows it by.
@@ -52,7 +52,7 @@ impl Script {
 /// Every script of an origin.
 pub(super) struct Scripts {
     pub(super) call: Script,
-    pub(super) call_abroad: Script,
+    pub(super) call_cross_region: Script,
     pub(super) round: Script,
     pub(super) gather: Script,
     pub(super) join: Script,
@@ -62,9 +62,9 @@ pub(super) struct Scripts {
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let [call, call_abroad, round, gather, join, merge, lease] =
-            [CALL, CALL_ABROAD, ROUND, GATHER, JOIN, MERGE, LEASE].map(Script::new);
-        Self { call, call_abroad, round, gather, join, merge, lease }
+        let [call, call_cross_region, round, gather, join, merge, lease] =
+            [CALL, CALL_CROSS_REGION, ROUND, GATHER, JOIN, MERGE, LEASE].map(Script::new);
+        Self { call, call_cross_region, round, gather, join, merge, lease }
     }
 }
 
@@ -82,18 +82,18 @@ fn condensed(source: &str) -> String {
     replaced(&lines.join("\n"), &constants)
 }
 
-/// The lines without what is only done where `IS_WIDE` holds, if it does not: a function takes the longer to make the more
+/// The lines without what is only done where `IS_CROSS_REGION` holds, if it does not: a function takes the longer to make the more
 /// others its words name, whether or not they are ever run.
 fn needed(source: &str) -> Vec<&str> {
     let mut lines = source.lines();
-    if !source.starts_with("local IS_WIDE = false") {
+    if !source.starts_with("local IS_CROSS_REGION = false") {
         return lines.collect();
     }
     let mut kept = Vec::new();
     while let Some(line) = lines.next() {
         let code = line.trim_start();
         let indent = line.len() - code.len();
-        if !code.starts_with("if IS_WIDE ") {
+        if !code.starts_with("if IS_CROSS_REGION ") {
             kept.push(line);
         } else if !code.ends_with(" end") {
             lines.by_ref().find(|line| line.trim_start() == "end" && line.len() == indent + 3);
@@ -135,17 +135,17 @@ mod tests {
 
     #[test]
     fn what_only_several_regions_need_is_left_out_where_there_is_one() {
-        let source = "local IS_WIDE = false\nif IS_WIDE then\n  if a then\n    b()\n  end\nend\nif IS_WIDE and c then d() end\nif not IS_WIDE then e() end\n";
+        let source = "local IS_CROSS_REGION = false\nif IS_CROSS_REGION then\n  if a then\n    b()\n  end\nend\nif IS_CROSS_REGION and c then d() end\nif not IS_CROSS_REGION then e() end\n";
         assert_eq!(condensed(source), "if not false then e() end");
         let wide = source.replace("= false", "= true");
         assert!(condensed(&wide).contains("b()") && condensed(&wide).contains("d()"));
-        assert!(condensed(CALL).len() * 5 < condensed(CALL_ABROAD).len() * 4);
+        assert!(condensed(CALL).len() * 5 < condensed(CALL_CROSS_REGION).len() * 4);
     }
 
     /// Words in quotes are no names: one that is both would be replaced.
     #[test]
     fn no_constant_is_called_as_something_that_is_quoted() {
-        for source in [CALL, CALL_ABROAD, ROUND, GATHER, JOIN, MERGE, LEASE] {
+        for source in [CALL, CALL_CROSS_REGION, ROUND, GATHER, JOIN, MERGE, LEASE] {
             let constants: Vec<&str> =
                 source.lines().filter_map(constants_of).flatten().map(|(name, _)| name).collect();
             let code: Vec<&str> =

@@ -11,34 +11,34 @@
 --
 -- There are two of this script: one for limits of one region, and one that also knows those of several.
 
-local LAPSES_PER_CALL = 8
+local LAPSES_PER_CALL_MAX = 8
 local LAPSE_MARGIN_US = 300000
 local LIFE_US_MAX = 10000000
-local ABROAD_LIFE_US_MAX = 1000000
+local CROSS_REGION_LIFE_US_MAX = 1000000
 local RECALL_US = 300000
 local RECALL_RETRY_US = 200000
-local APART_RETRY_US = 1000000
-local LANE_RETENTION_US = 3600000000
+local ISOLATED_RETRY_US = 1000000
+local SESSION_RETENTION_US = 3600000000
 local LOST_MARGIN_US = 2000000
 local REPORT_US_MIN, REPORT_US_MAX, REPORTS_PER_BURST = 5000, 100000, 8
 local ROOM_PARTS, ONE_PARTS, HOLDER_PARTS = 4, 8, 64
 
 local HEADER = '<dddddd'
-local UPDATE, UPDATE_ABROAD = '<c64dddddddd', '<c104dddddddd'
-local ASK, CHARGE = '<dd', '<dd'
-local HOLDING = '<dddd'
-local LANE, LANE_BYTES = '<dd', 16
-local REPLY, TOLD, DECIDED = '<dd', '<dddddddd', '<ddd'
-local OUTDATED, UNTOLD = -1, -2
+local UPDATE, UPDATE_CROSS_REGION = '<c64dddddddd', '<c104dddddddd'
+local CHECK_GROUP, CHARGE = '<dd', '<dd'
+local NODE_GRANT = '<dddd'
+local SESSION, SESSION_BYTES = '<dd', 16
+local REPLY, METER_REPLY, CHECK_REPLY = '<dd', '<dddddddd', '<ddd'
+local OUTDATED, NEEDS_CROSS_REGION = -1, -2
 
 local node, numbers = ARGV[1], ARGV[2]
-local sequence, acknowledged, clustered, known_us, updates, asks, at_byte = read(HEADER, numbers)
-if IS_WIDE then whole_key, marks_key, parted_key = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS] end
+local sequence, acknowledged, clustered, known_us, updates, checks, at_byte = read(HEADER, numbers)
+if IS_CROSS_REGION then connectivity_key, dirty_key, isolated_key = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS] end
 
 -- One meter
 
-local function read_holding(text)
-  local amount, until_us, cell, want = read(HOLDING, text)
+local function read_node_grant(text)
+  local amount, until_us, cell, want = read(NODE_GRANT, text)
   return { amount = amount, until_us = until_us, cell = cell, want = want }
 end
 
@@ -47,62 +47,62 @@ local function grant_cell(meter)
   return meter.cell
 end
 
-local function free(meter, holding)
+local function free(meter, node_grant)
   local own, other = 'held_before', 'held'
-  if holding.cell == grant_cell(meter) then own, other = other, own end
-  local rest = less(holding.amount, meter[own])
-  meter[own] = meter[own] - (holding.amount - rest)
+  if node_grant.cell == grant_cell(meter) then own, other = other, own end
+  local rest = less(node_grant.amount, meter[own])
+  meter[own] = meter[own] - (node_grant.amount - rest)
   meter[other] = less(meter[other], rest)
-  meter.wants = meter.wants - holding.want
+  meter.wants = meter.wants - node_grant.want
 end
 
 local function release(meter)
-  local holding = meter.own
+  local node_grant = meter.own
   meter.own = false
-  if holding then free(meter, holding) end
-  return holding
+  if node_grant then free(meter, node_grant) end
+  return node_grant
 end
 
-local function hold(meter, holding)
-  if holding.amount == 0 and holding.want == 0 then return end
-  meter.wants = meter.wants + holding.want
-  local of = holding.cell == grant_cell(meter) and 'held' or 'held_before'
-  meter[of] = meter[of] + holding.amount
-  meter.own = holding
+local function hold(meter, node_grant)
+  if node_grant.amount == 0 and node_grant.want == 0 then return end
+  meter.wants = meter.wants + node_grant.want
+  local of = node_grant.cell == grant_cell(meter) and 'held' or 'held_before'
+  meter[of] = meter[of] + node_grant.amount
+  meter.own = node_grant
 end
 
 -- Where cells have become others since a grant was made, it counts in the last one in which it may be spent.
-local function cell_of(meter, holding)
-  local cell = holding.cell
+local function cell_of(meter, node_grant)
+  local cell = node_grant.cell
   if cell == meter.cell or cell + 1 == meter.cell then return cell end
-  return min(meter.cell, div(div(holding.until_us, meter.tick), meter.period))
+  return min(meter.cell, div(div(node_grant.until_us, meter.tick), meter.period))
 end
 
 local function charge(meter, units, cell)
   local out, tank = meter.out, meter
   meter.charged = min(meter.charged + units, TOTAL_MAX)
-  if IS_WIDE and out then
-    if out.ground ~= ON_PART or meter.kind == GCRA then pour(meter, out.own, units, cell) end
-    if out.ground ~= ON_WHOLE then tank = out.apart end
+  if IS_CROSS_REGION and out then
+    if out.connectivity ~= ISOLATED or meter.kind == GCRA then pour(meter, out.own, units, cell) end
+    if out.connectivity ~= CONNECTED then tank = out.isolated end
   end
   pour(meter, tank, units, cell)
-  if IS_WIDE and out and out.ground ~= ON_PART then tell(meter, units) end
+  if IS_CROSS_REGION and out and out.connectivity ~= ISOLATED then tell(meter, units) end
 end
 
 -- Others get back what was really given back, and of a window nothing.
 local function refund(meter, update)
   local units, out, tank = update.refund, meter.out, meter
   meter.refunded = min(meter.refunded + units, TOTAL_MAX)
-  if IS_WIDE and out and out.ground ~= ON_WHOLE then tank = out.apart end
+  if IS_CROSS_REGION and out and out.connectivity ~= CONNECTED then tank = out.isolated end
   if meter.kind == GCRA then
     local amount = drops(meter, units)
     local age = update.refund_of == 0 and 0 or less(meter.at, div(update.refund_of, meter.tick))
     local drained = min(age, ticks_to_drain(meter, amount)) * meter.amount
     local back = min(tank.level, less(amount, drained))
     tank.level = tank.level - back
-    if IS_WIDE and out then
+    if IS_CROSS_REGION and out then
       out.own.level = less(out.own.level, back)
-      if out.ground ~= ON_PART then out.refunded = min(out.refunded + div(back, meter.period), TOTAL_MAX) end
+      if out.connectivity ~= ISOLATED then out.refunded = min(out.refunded + div(back, meter.period), TOTAL_MAX) end
     end
   elseif update.cell == meter.cell then
     tank.current = less(tank.current, units)
@@ -134,12 +134,12 @@ local function raise(tank, level, current, previous)
   tank.previous = max(tank.previous, previous)
 end
 
-local resize_others, copy, disown, adopt_abroad
+local resize_others, copy, disown, adopt_cross_region
 
-if IS_WIDE then
+if IS_CROSS_REGION then
   resize_others = function(meter, period)
-    local own, apart = meter.out.own, meter.out.apart
-    own.level, apart.level = drops(meter, div_up(own.level, period)), drops(meter, div_up(apart.level, period))
+    local own, isolated = meter.out.own, meter.out.isolated
+    own.level, isolated.level = drops(meter, div_up(own.level, period)), drops(meter, div_up(isolated.level, period))
   end
 
   copy = function(tank) return { level = tank.level, current = tank.current, previous = tank.previous } end
@@ -148,7 +148,7 @@ if IS_WIDE then
   -- of what was charged to the standing part when they are heard of again.
   disown = function(meter, loss, level, current, previous)
     local out = meter.out
-    local own, untold = empty_tank(), out.ground == ON_PART and out.apart.level or 0
+    local own, untold = empty_tank(), out.connectivity == ISOLATED and out.isolated.level or 0
     if meter.counted then
       own.level, own.current, own.previous = less(out.own.level, untold), out.own.current, out.own.previous
       raise(own, level, current, previous)
@@ -157,16 +157,16 @@ if IS_WIDE then
     own.level = min(own.level + untold, DEBT_MAX)
   end
 
-  adopt_abroad = function(meter, recounts)
+  adopt_cross_region = function(meter, recounts)
     local out = meter.out
-    if out and not meter.abroad then
+    if out and not meter.cross_region then
       meter.out = false
       note_gone(meter, 'x')
     elseif out and recounts then
       begin(meter, now, empty_tank())
       note_gone(meter, 'x')
-    elseif meter.abroad and not out then
-      meter.out = new_outward(now)
+    elseif meter.cross_region and not out then
+      meter.out = new_region_state(now)
       meter.out.own, meter.out.charged = copy(meter), tank_units(meter, meter)
     end
     set_force(meter)
@@ -182,14 +182,14 @@ local function adopt(meter, terms)
   meter.is_new = true
   if period ~= meter.period then
     meter.level = drops(meter, div_up(meter.level, period))
-    if IS_WIDE and meter.out then resize_others(meter, period) end
+    if IS_CROSS_REGION and meter.out then resize_others(meter, period) end
   end
   if tick ~= meter.tick then meter.at = div(meter.at * tick, meter.tick) end
   local both_gcra = kind == GCRA and meter.kind == GCRA
   local recounts = not both_gcra and (kind ~= meter.kind or period * tick ~= meter.period * meter.tick)
-  if IS_WIDE and meter.out and (recounts or not meter.abroad) then stand_on(meter, ON_WHOLE) end
+  if IS_CROSS_REGION and meter.out and (recounts or not meter.cross_region) then stand_on(meter, CONNECTED) end
   if recounts then recount(meter, kind) end
-  if IS_WIDE then adopt_abroad(meter, recounts) end
+  if IS_CROSS_REGION then adopt_cross_region(meter, recounts) end
   return true
 end
 
@@ -215,18 +215,18 @@ local function distrust(meter, store, changed)
   local level, current, previous = 0, 0, 0
   if meter.counted then level, current, previous = left_of_full(meter, store.loss_at) end
   raise(meter, level, current, previous)
-  if IS_WIDE and meter.out and not known then disown(meter, store.loss, level, current, previous) end
+  if IS_CROSS_REGION and meter.out and not known then disown(meter, store.loss, level, current, previous) end
 end
 
 -- No grant ends before `first_us`, so until then there is nothing to look for. The first eight are looked at, and what is
 -- after them says when to look again.
 local function lapse_others(meter)
   if meter.others == 0 or now < meter.first_us then return end
-  local first = call('ZRANGE', meter.ends, 0, LAPSES_PER_CALL, 'WITHSCORES')
+  local first = call('ZRANGE', meter.ends, 0, LAPSES_PER_CALL_MAX, 'WITHSCORES')
   meter.first_us = NEVER_US
   for at = 1, #first, 2 do
     local other, until_us = first[at], first[at + 1] + 0
-    if until_us > now or at > 2 * LAPSES_PER_CALL then
+    if until_us > now or at > 2 * LAPSES_PER_CALL_MAX then
       meter.first_us = until_us
       return
     end
@@ -234,10 +234,10 @@ local function lapse_others(meter)
       note_gone(meter, other)
       local text = call('HGET', meter.key, other)
       if text then
-        local holding = read_holding(text)
+        local node_grant = read_node_grant(text)
         meter.others = meter.others - 1
-        free(meter, holding)
-        if meter.counted then charge(meter, holding.amount, cell_of(meter, holding)) end
+        free(meter, node_grant)
+        if meter.counted then charge(meter, node_grant.amount, cell_of(meter, node_grant)) end
       end
     end
   end
@@ -245,44 +245,44 @@ end
 
 -- No grant ends later than `latest_us`, so after a clock was set back, and only then, there is something to look for.
 local function shorten_others(meter)
-  local latest_us = now + HELD_US_MAX
+  local latest_us = now + GRANT_US_MAX
   if meter.others == 0 or meter.latest_us <= latest_us then return end
   local text = format(NUMBER, latest_us)
-  local ahead = call('ZREVRANGEBYSCORE', meter.ends, '+inf', '(' .. text, 'LIMIT', 0, LAPSES_PER_CALL)
+  local ahead = call('ZREVRANGEBYSCORE', meter.ends, '+inf', '(' .. text, 'LIMIT', 0, LAPSES_PER_CALL_MAX)
   meter.shortened = {}
   for _, other in ipairs(ahead) do
-    local holding = other ~= node and call('HGET', meter.key, other)
-    if holding then
-      local amount, _, cell, want = read(HOLDING, holding)
-      local shortened = pack(HOLDING, amount, latest_us, cell, want)
-      meter.shortened[#meter.shortened + 1] = { node = other, holding = shortened, ends = text }
+    local node_grant = other ~= node and call('HGET', meter.key, other)
+    if node_grant then
+      local amount, _, cell, want = read(NODE_GRANT, node_grant)
+      local shortened = pack(NODE_GRANT, amount, latest_us, cell, want)
+      meter.shortened[#meter.shortened + 1] = { node = other, node_grant = shortened, ends = text }
     end
   end
   meter.first_us = min(meter.first_us, latest_us)
-  if #ahead < LAPSES_PER_CALL then meter.latest_us = latest_us end
+  if #ahead < LAPSES_PER_CALL_MAX then meter.latest_us = latest_us end
 end
 
 local function settle_own(meter, update, store)
   charge(meter, update.owed, meter.cell)
-  local holding = release(meter)
-  if not holding then
+  local node_grant = release(meter)
+  if not node_grant then
     local forgotten = store.loss > 0 and now < store.loss_at + 2 * LIFE_US_MAX
     if not meter.counted or forgotten then charge(meter, update.used, update.cell) end
     return update.used > 0 or update.keep > 0
   end
-  if holding.until_us <= now then
+  if node_grant.until_us <= now then
     if meter.counted then
-      charge(meter, holding.amount, cell_of(meter, holding))
+      charge(meter, node_grant.amount, cell_of(meter, node_grant))
     else
-      charge(meter, update.used, holding.cell)
+      charge(meter, update.used, node_grant.cell)
     end
-    return holding.amount > 0 or update.used > 0
+    return node_grant.amount > 0 or update.used > 0
   end
-  charge(meter, update.used, cell_of(meter, holding))
-  holding.amount = min(update.keep, less(holding.amount, update.used))
+  charge(meter, update.used, cell_of(meter, node_grant))
+  node_grant.amount = min(update.keep, less(node_grant.amount, update.used))
   -- Not longer than any may last, also after a clock was set back.
-  holding.until_us = min(holding.until_us, now + HELD_US_MAX)
-  hold(meter, holding)
+  node_grant.until_us = min(node_grant.until_us, now + GRANT_US_MAX)
+  hold(meter, node_grant)
   return false
 end
 
@@ -290,7 +290,7 @@ local function settle(meter, update, store, lost)
   local since_us = meter.at * meter.tick
   local changed = adopt(meter, update.terms)
   roll(meter)
-  if IS_WIDE then regard(meter, div(since_us, meter.tick)) end
+  if IS_CROSS_REGION then regard(meter, div(since_us, meter.tick)) end
   distrust(meter, store, changed)
   lapse_others(meter)
   shorten_others(meter)
@@ -309,21 +309,21 @@ local function standing(meter)
   local charged = meter.held_before
   if meter.kind ~= GCRA then
     charged = meter.current
-    if IS_WIDE then charged = used(meter, 'current') end
+    if IS_CROSS_REGION then charged = used(meter, 'current') end
   end
   return drops(meter, meter.held) + drops(meter, charged) + drops(meter, wanted)
 end
 
 local function fading(meter)
   local previous = meter.previous
-  if IS_WIDE then previous = used(meter, 'previous') end
+  if IS_CROSS_REGION then previous = used(meter, 'previous') end
   return min(previous + meter.held_before, meter.units_max)
 end
 
 local function taken(meter)
   if meter.kind == GCRA then
     local level = meter.level
-    if IS_WIDE then level = used(meter, 'level') end
+    if IS_CROSS_REGION then level = used(meter, 'level') end
     return standing(meter) + level
   end
   return standing(meter) + fading(meter) * (meter.period - elapsed(meter))
@@ -334,7 +334,7 @@ local function room(meter) return less(meter.room_max, taken(meter)) end
 -- A request that waits may pass what others hold by the tolerance, but neither what was used nor what its node holds.
 local function room_to_pass(meter)
   local out = meter.out
-  if meter.tolerance == 0 or IS_WIDE and out and out.ground ~= ON_WHOLE then return room(meter) end
+  if meter.tolerance == 0 or IS_CROSS_REGION and out and out.connectivity ~= CONNECTED then return room(meter) end
   local own = meter.own and meter.own.amount or 0
   local charged, others = taken(meter), drops(meter, less(meter.held, own))
   return min(less(meter.room_max + drops(meter, meter.tolerance), charged), less(meter.room_max + others, charged))
@@ -344,10 +344,10 @@ local function remaining(meter)
   local charged
   if meter.kind == GCRA then
     charged = meter.level
-    if IS_WIDE then charged = used(meter, 'level') end
+    if IS_CROSS_REGION then charged = used(meter, 'level') end
   else
     local current, previous = meter.current, meter.previous
-    if IS_WIDE then current, previous = used(meter, 'current'), used(meter, 'previous') end
+    if IS_CROSS_REGION then current, previous = used(meter, 'current'), used(meter, 'previous') end
     charged = drops(meter, current) + min(previous, meter.units_max) * (meter.period - elapsed(meter))
   end
   return div(less(meter.room_max, charged), meter.period)
@@ -368,7 +368,7 @@ end
 
 local function wait_us(meter, units)
   if meter.amount == 0 then return NEVER_US end
-  if meter.rate == 0 then return APART_RETRY_US end
+  if meter.rate == 0 then return ISOLATED_RETRY_US end
   local need = units * meter.period
   local over = taken(meter) + need - meter.room_max
   if over <= 0 then return 0 end
@@ -394,17 +394,17 @@ local function denial_us(meter, units)
 end
 
 local function life_us(meter, wanted)
-  local life = min(wanted, meter.abroad and ABROAD_LIFE_US_MAX or LIFE_US_MAX)
+  local life = min(wanted, meter.cross_region and CROSS_REGION_LIFE_US_MAX or LIFE_US_MAX)
   if meter.kind == GCRA then return life end
   return min(life, div((meter.period - elapsed(meter)) * meter.tick * 16, 17))
 end
 
 -- A grant ends with its cell, and is held until the node has said what it spent of it.
-local function told_over(meter, holding)
+local function expired_reply(meter, node_grant)
   local flags = 0
-  if IS_WIDE then flags = whole_flag(meter) end
+  if IS_CROSS_REGION then flags = connected_flag(meter) end
   local units = div(room(meter), meter.period)
-  return pack(TOLD, holding.amount, 0, units, remaining(meter), 0, holding.cell, holders(meter), flags)
+  return pack(METER_REPLY, node_grant.amount, 0, units, remaining(meter), 0, node_grant.cell, holders(meter), flags)
 end
 
 -- Units that drain between two reports of a node, at most all there are.
@@ -417,7 +417,7 @@ local function drained_per_report(meter)
 end
 
 local function grant(meter, update)
-  if meter.own and meter.own.amount > 0 and meter.own.cell ~= grant_cell(meter) then return told_over(meter, meter.own) end
+  if meter.own and meter.own.amount > 0 and meter.own.cell ~= grant_cell(meter) then return expired_reply(meter, meter.own) end
   local before = release(meter)
   local kept = before and before.amount or 0
   local nodes = holders(meter) + 1
@@ -438,21 +438,21 @@ local function grant(meter, update)
   local wait = wait_us(meter, 1)
   local is_short = amount < want and (units - extra) * SHARES < drained * (SHARES - share)
   local flags = ((meter.refused or wait > 0 or is_short) and 1 or 0) + (update.lapsed and 2 or 0) + (wanted_by_others(meter) and 4 or 0)
-  if IS_WIDE then flags = flags + whole_flag(meter) end
-  return pack(TOLD, amount, life, units - extra, remaining(meter), wait, cell, nodes, flags)
+  if IS_CROSS_REGION then flags = flags + connected_flag(meter) end
+  return pack(METER_REPLY, amount, life, units - extra, remaining(meter), wait, cell, nodes, flags)
 end
 
 local function save_meter(meter, us)
   local own = meter.own
   if own then meter.first_us = min(meter.first_us, own.until_us) end
   local kept, expires = pack_meter(meter, us)
-  local holding = own and pack(HOLDING, own.amount, own.until_us, own.cell, own.want)
+  local node_grant = own and pack(NODE_GRANT, own.amount, own.until_us, own.cell, own.want)
   if meter.is_new and own then
-    call('HSET', meter.key, 'm', kept, node, holding, 't', meter.terms)
+    call('HSET', meter.key, 'm', kept, node, node_grant, 't', meter.terms)
   elseif meter.is_new then
     call('HSET', meter.key, 'm', kept, 't', meter.terms)
   elseif own then
-    call('HSET', meter.key, 'm', kept, node, holding)
+    call('HSET', meter.key, 'm', kept, node, node_grant)
   else
     call('HSET', meter.key, 'm', kept)
   end
@@ -466,7 +466,7 @@ local function save_meter(meter, us)
     call('ZREM', meter.ends, unpack(meter.gone))
   end
   for _, other in ipairs(meter.shortened or {}) do
-    call('HSET', meter.key, other.node, other.holding)
+    call('HSET', meter.key, other.node, other.node_grant)
     call('ZADD', meter.ends, other.ends, other.node)
   end
   expire(meter, expires)
@@ -476,7 +476,7 @@ end
 
 -- The store's own key outlives every meter, or a loss would go unnoticed for those that are left.
 local function save_store(store, us)
-  us = max(us, LANE_RETENTION_US)
+  us = max(us, SESSION_RETENTION_US)
   if not store.changed and now + us <= store.until_us then return end
   store.until_us = max(store.until_us, now + us + div(us, 8))
   local text = pack(STORE, store.loss, store.loss_at, store.until_us) .. store.place .. ' ' .. store.life
@@ -486,21 +486,21 @@ end
 -- The call
 
 local answered, told = 0, 0
-local before = IS_WIDE and call('MGET', KEYS[1], KEYS[2], whole_key) or call('MGET', KEYS[1], KEYS[2])
+local before = IS_CROSS_REGION and call('MGET', KEYS[1], KEYS[2], connectivity_key) or call('MGET', KEYS[1], KEYS[2])
 if before[2] then
-  answered, told = read(LANE, before[2])
+  answered, told = read(SESSION, before[2])
   if sequence == answered then
     -- As long as it is said it is remembered, or it would be applied again.
-    call('PEXPIRE', KEYS[2], milliseconds(LANE_RETENTION_US))
+    call('PEXPIRE', KEYS[2], milliseconds(SESSION_RETENTION_US))
     local store = load_store(before[1])
-    if store.known then save_store(store, LANE_RETENTION_US) end
-    return sub(before[2], LANE_BYTES + 1)
+    if store.known then save_store(store, SESSION_RETENTION_US) end
+    return sub(before[2], SESSION_BYTES + 1)
   end
   if sequence < answered then return pack(REPLY, OUTDATED, answered) end
 end
 
-local whole_until_us = 0
-if IS_WIDE then whole_until_us = read_whole(before[3]) end
+local connected_until_us = 0
+if IS_CROSS_REGION then connected_until_us = read_connectivity(before[3]) end
 local store = load_store(before[1])
 local taken_over = took_over(store, clustered)
 local noticed = acknowledged > answered or taken_over
@@ -518,26 +518,26 @@ local lost = noticed or (acknowledged > 0 and store.loss ~= told)
 
 local meters, said = {}, {}
 for i = 1, updates do
-  local form = IS_WIDE and UPDATE_ABROAD or UPDATE
+  local form = IS_CROSS_REGION and UPDATE_CROSS_REGION or UPDATE
   local terms, spent, owed, back, back_of, keep, want, life, cell, next_byte = read(form, numbers, at_byte)
   at_byte = next_byte
-  if IS_WIDE and read(ABROAD, terms, ABROAD_AT) == 0 then terms = sub(terms, 1, TERMS_BYTES) end
+  if IS_CROSS_REGION and read(CROSS_REGION, terms, CROSS_REGION_AT) == 0 then terms = sub(terms, 1, TERMS_BYTES) end
   local update = {
     terms = terms, used = spent, owed = owed, refund = back, refund_of = back_of, keep = keep, want = want, life = life,
     cell = cell, lapsed = false,
   }
   local meter, held = load_meter(1 + 2 * i, terms, node)
-  if held then meter.own, meter.had_own, meter.others = read_holding(held), true, meter.others - 1 end
+  if held then meter.own, meter.had_own, meter.others = read_node_grant(held), true, meter.others - 1 end
   meters[i], said[i] = meter, update
   -- Others know it as a limit of several regions: that is for the other script.
-  if not IS_WIDE and meter.out then return pack(REPLY, UNTOLD, 0) end
+  if not IS_CROSS_REGION and meter.out then return pack(REPLY, NEEDS_CROSS_REGION, 0) end
   settle(meter, update, store, lost)
 end
 
 local reply = { pack(REPLY, now, lost and 1 or 0) }
 local decided = {}
-for i = 1, asks do
-  local count, many, first_byte = read(ASK, numbers, at_byte)
+for i = 1, checks do
+  local count, many, first_byte = read(CHECK_GROUP, numbers, at_byte)
   local passed, denied_by, retry = count, 0, 0
   at_byte = first_byte
   for _ = 1, many do
@@ -557,22 +557,22 @@ for i = 1, asks do
       if wait > retry then denied_by, retry = place, wait end
     end
   end
-  decided[i] = pack(DECIDED, passed, denied_by, retry)
+  decided[i] = pack(CHECK_REPLY, passed, denied_by, retry)
 end
 
 local longest = 0
 for i = 1, updates do reply[#reply + 1] = grant(meters[i], said[i]) end
-for i = 1, asks do reply[#reply + 1] = decided[i] end
+for i = 1, checks do reply[#reply + 1] = decided[i] end
 reply = table.concat(reply)
 
 for i = 1, updates do
-  if IS_WIDE then mark_if_due(meters[i]) end
-  if IS_WIDE then note_parted(meters[i]) end
+  if IS_CROSS_REGION then mark_dirty_if_due(meters[i]) end
+  if IS_CROSS_REGION then note_isolated(meters[i]) end
   local us = kept_us(meters[i])
   longest = max(longest, us)
   save_meter(meters[i], us)
 end
 save_store(store, longest)
-if IS_WIDE then save_marks(whole_until_us) end
-call('SET', KEYS[2], pack(LANE, sequence, store.loss) .. reply, 'PX', milliseconds(LANE_RETENTION_US))
+if IS_CROSS_REGION then save_dirty(connected_until_us) end
+call('SET', KEYS[2], pack(SESSION, sequence, store.loss) .. reply, 'PX', milliseconds(SESSION_RETENTION_US))
 return reply

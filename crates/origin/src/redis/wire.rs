@@ -4,11 +4,12 @@
 //! A meter's own name is the rest of its key, whatever bytes it has, so no two meters share one.
 
 use tidegate_core::origin::{
-    Ask, Call, CallError, Charge, Component, DEBT_MAX, Decided, Gathered, Merge, Merged, NEVER_US, NodeId,
-    Reply, Round, Sums, Terms, Told, UPDATES_PER_CALL_MAX, Update,
+    Call, CallError, CallReply, Charge, CheckGroup, CheckReply, Component, ComponentTotals, DEBT_MAX,
+    MergeReply, MergeRequest, MeterReply, MeterUpdate, NEVER_US, NodeId, RoundReply, RoundRequest, Terms,
+    UPDATES_PER_CALL_MAX,
 };
 
-use crate::{Bid, Lease};
+use crate::{LeaseReply, LeaseRequest};
 
 /// What the keys begin with.
 const PREFIX: &str = "tg2:";
@@ -19,21 +20,21 @@ const NUMBER_BYTES: usize = 8;
 /// Numbers of a call, of each of its meters, and of each of its asks beside their charges.
 const CALL_NUMBERS: usize = 6;
 const UPDATE_NUMBERS: usize = 16;
-const ASK_NUMBERS: usize = 2;
+const CHECK_NUMBERS: usize = 2;
 
 /// The keys of a partition that are about other regions: until when they count as heard of, the marks, and the meters of which
 /// something was charged to the standing part.
-const ABROAD_KEYS: [char; 3] = ['w', 'k', 'p'];
+const REPLICATION_KEYS: [char; 3] = ['w', 'k', 'p'];
 
 /// Something to be done by a script, ready to be sent.
-pub(super) struct Words {
+pub(super) struct ScriptInput {
     pub(super) keys: Vec<Vec<u8>>,
     pub(super) arguments: Vec<Vec<u8>>,
     /// Whether what limits of several regions need is among them.
     pub(super) is_wide: bool,
 }
 
-impl Words {
+impl ScriptInput {
     pub(super) fn of(partition: u16, call: &Call, clustered: bool, is_wide: bool) -> Self {
         let node = node_name(call.node);
         let mut keys = Vec::with_capacity(4 + 2 * call.updates.len());
@@ -41,19 +42,20 @@ impl Words {
         keys.push(format!("{PREFIX}{{{partition}}}:n:{node}").into_bytes());
         keys.extend(meter_keys(partition, call.updates.iter().map(|update| &*update.key)));
         if is_wide {
-            keys.extend(ABROAD_KEYS.map(|kind| partition_key(partition, kind)));
+            keys.extend(REPLICATION_KEYS.map(|kind| partition_key(partition, kind)));
         }
         let arguments = vec![node.into_bytes(), numbers_of(call, clustered, is_wide)];
         Self { keys, arguments, is_wide }
     }
 
-    pub(super) fn of_round(partition: u16, round: &Round) -> Self {
-        let keys = ABROAD_KEYS.map(|kind| partition_key(partition, kind)).to_vec();
+    pub(super) fn of_round(partition: u16, round: &RoundRequest) -> Self {
+        let keys = REPLICATION_KEYS.map(|kind| partition_key(partition, kind)).to_vec();
         let most = usize::from(round.most).clamp(1, UPDATES_PER_CALL_MAX) as u64;
         let [trim, after] = [round.trim, round.after].map(|stamp| stamp.min(NEVER_US));
         let mut numbers = Vec::new();
-        let [whole_for_us, clock_us] = [round.whole_for_us, round.clock_us].map(|us| us.min(NEVER_US));
-        push(&mut numbers, [whole_for_us, round.settled.into(), clock_us, trim, after, most]);
+        let [connected_for_us, clock_us] =
+            [round.connected_for_us, round.clock_us].map(|us| us.min(NEVER_US));
+        push(&mut numbers, [connected_for_us, round.settled.into(), clock_us, trim, after, most]);
         Self { keys, arguments: vec![numbers], is_wide: true }
     }
 
@@ -66,21 +68,21 @@ impl Words {
 
     /// Meters on whose parts something was spent, by their names.
     pub(super) fn of_join(partition: u16, names: &[Vec<u8>], clustered: bool) -> Self {
-        let mut keys = ABROAD_KEYS.map(|kind| partition_key(partition, kind)).to_vec();
+        let mut keys = REPLICATION_KEYS.map(|kind| partition_key(partition, kind)).to_vec();
         keys.push(partition_key(partition, 's'));
         keys.extend(meter_keys(partition, names.iter().map(|name| &**name)));
         Self { keys, arguments: vec![u8::from(clustered).to_string().into_bytes()], is_wide: true }
     }
 
-    pub(super) fn of_merge(partition: u16, merge: &Merge) -> Self {
+    pub(super) fn of_merge(partition: u16, merge: &MergeRequest) -> Self {
         let components: Vec<&Component> =
-            merge.components.iter().filter(|component| component.terms.abroad().is_some()).collect();
+            merge.components.iter().filter(|component| component.terms.cross_region().is_some()).collect();
         let mut keys = ['w', 'k'].map(|kind| partition_key(partition, kind)).to_vec();
         keys.extend(meter_keys(partition, components.iter().map(|component| &*component.key)));
         let mut numbers = Vec::new();
         for component in components {
             push_terms(&mut numbers, &component.terms, true);
-            let [first, second, third] = component.sums.numbers();
+            let [first, second, third] = component.totals.numbers();
             push(&mut numbers, [component.incarnation, first, second, third].map(|sum| sum.min(NEVER_US)));
         }
         let arguments = vec![format!("{:016x}", merge.from.0).into_bytes(), numbers];
@@ -88,8 +90,8 @@ impl Words {
     }
 
     /// The lease is of the region: it lies with the first partition, and anywhere would do.
-    pub(super) fn of_lease(bid: Bid) -> Self {
-        let Bid { holder, for_us, lag_us } = bid;
+    pub(super) fn of_lease(request: LeaseRequest) -> Self {
+        let LeaseRequest { holder, for_us, lag_us } = request;
         let milliseconds = for_us.min(NEVER_US).div_ceil(1_000);
         let arguments =
             [format!("{holder:016x}"), milliseconds.to_string(), lag_us.min(NEVER_US).to_string()];
@@ -99,14 +101,14 @@ impl Words {
 }
 
 /// What became of a bid: whether it was taken, and a lag.
-pub(super) fn read_lease(said: &str) -> Option<Lease> {
+pub(super) fn read_lease(said: &str) -> Option<LeaseReply> {
     let (held, lag_us) = said.split_once(' ')?;
-    Some(Lease { is_held: held == "1", lag_us: lag_us.parse().ok()? })
+    Some(LeaseReply { is_held: held == "1", lag_us: lag_us.parse().ok()? })
 }
 
 /// Whether a limit of several regions is told.
-pub(super) fn is_abroad(call: &Call) -> bool {
-    call.updates.iter().any(|update| update.terms.abroad().is_some())
+pub(super) fn is_cross_region(call: &Call) -> bool {
+    call.updates.iter().any(|update| update.terms.cross_region().is_some())
 }
 
 pub(super) fn partition_key(partition: u16, kind: char) -> Vec<u8> {
@@ -129,18 +131,18 @@ pub(super) fn meter_key(partition: u16, kind: char, name: &[u8]) -> Vec<u8> {
 }
 
 fn numbers_of(call: &Call, clustered: bool, is_wide: bool) -> Vec<u8> {
-    let charges: usize = call.asks.iter().map(|ask| ask.charges.len()).sum();
+    let charges: usize = call.checks.iter().map(|ask| ask.charges.len()).sum();
     let numbers =
-        CALL_NUMBERS + UPDATE_NUMBERS * call.updates.len() + ASK_NUMBERS * call.asks.len() + 2 * charges;
+        CALL_NUMBERS + UPDATE_NUMBERS * call.updates.len() + CHECK_NUMBERS * call.checks.len() + 2 * charges;
     let mut bytes = Vec::with_capacity(NUMBER_BYTES * numbers);
-    let (updates, asks) = (call.updates.len() as u64, call.asks.len() as u64);
+    let (updates, checks) = (call.updates.len() as u64, call.checks.len() as u64);
     let known_us = call.known_us.min(NEVER_US);
-    push(&mut bytes, [call.sequence, call.acknowledged, u64::from(clustered), known_us, updates, asks]);
+    push(&mut bytes, [call.sequence, call.acknowledged, u64::from(clustered), known_us, updates, checks]);
     for update in &call.updates {
         push_terms(&mut bytes, &update.terms, is_wide);
         push(&mut bytes, said(update));
     }
-    for ask in &call.asks {
+    for ask in &call.checks {
         push(&mut bytes, [u64::from(ask.count), ask.charges.len() as u64]);
         for Charge { meter, cost } in &ask.charges {
             push(&mut bytes, [u64::from(*meter), (*cost).min(DEBT_MAX)]);
@@ -170,8 +172,8 @@ fn push_terms(bytes: &mut Vec<u8>, terms: &Terms, is_wide: bool) {
     let [kind, amount, period, tick_us, burst, capacity, counted, version, ..] = terms.numbers();
     push(bytes, [kind, amount, period, tick_us, burst, capacity, counted, version]);
     if is_wide {
-        let [.., hide, part_amount, part_capacity, debt_max] = terms.numbers();
-        push(bytes, [hide, part_amount, part_capacity, debt_max, terms.share()]);
+        let [.., publish_threshold, share_amount, share_capacity, debt_max] = terms.numbers();
+        push(bytes, [publish_threshold, share_amount, share_capacity, debt_max, terms.share()]);
     }
 }
 
@@ -179,12 +181,12 @@ fn push_terms(bytes: &mut Vec<u8>, terms: &Terms, is_wide: bool) {
 #[cfg(test)]
 pub(super) fn terms_bytes(terms: &Terms) -> Vec<u8> {
     let mut bytes = Vec::new();
-    push_terms(&mut bytes, terms, terms.abroad().is_some());
+    push_terms(&mut bytes, terms, terms.cross_region().is_some());
     bytes
 }
 
 /// What is more than a meter ever holds is as good as the most: the script's numbers end at 2^53.
-fn said(update: &Update) -> [u64; 8] {
+fn said(update: &MeterUpdate) -> [u64; 8] {
     let [used, owed, refund, keep, want, life_us] =
         [update.used, update.owed, update.refund, update.keep, update.want, update.life_us]
             .map(|units| units.min(DEBT_MAX));
@@ -194,53 +196,54 @@ fn said(update: &Update) -> [u64; 8] {
 
 /// What the script answered.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Answered {
-    Reply(Reply),
+pub(super) enum ScriptReply {
+    Reply(CallReply),
     Refused(CallError),
     /// The call is about limits of several regions, which others know it by: that is for the script that knows them.
-    Untold,
+    NeedsCrossRegion,
 }
 
 /// Reads the script's answer to `call`; `None` for one that makes no sense.
-pub(super) fn read(call: &Call, answer: &[u8]) -> Option<Answered> {
+pub(super) fn read(call: &Call, answer: &[u8]) -> Option<ScriptReply> {
     let mut numbers = Numbers::of(answer)?;
     let first = numbers.next()?;
     if first == OUTDATED {
         let sequence = numbers.whole()?;
-        return numbers.is_over().then_some(Answered::Refused(CallError::Outdated { sequence }));
+        return numbers.is_over().then_some(ScriptReply::Refused(CallError::Outdated { sequence }));
     }
-    if first == UNTOLD {
-        return (numbers.whole()? == 0 && numbers.is_over()).then_some(Answered::Untold);
+    if first == NEEDS_CROSS_REGION {
+        return (numbers.whole()? == 0 && numbers.is_over()).then_some(ScriptReply::NeedsCrossRegion);
     }
     let now_us = whole(first)?;
     let lost = numbers.whole()? == 1;
-    let told = call.updates.iter().map(|update| read_told(update, &mut numbers)).collect::<Option<_>>()?;
-    let asks = call.asks.iter().map(|ask| read_decided(ask, &mut numbers)).collect::<Option<_>>()?;
-    numbers.is_over().then_some(Answered::Reply(Reply { told, asks, now_us, lost }))
+    let meter_reply =
+        call.updates.iter().map(|update| read_meter_reply(update, &mut numbers)).collect::<Option<_>>()?;
+    let checks = call.checks.iter().map(|ask| read_check_reply(ask, &mut numbers)).collect::<Option<_>>()?;
+    numbers.is_over().then_some(ScriptReply::Reply(CallReply { meters: meter_reply, checks, now_us, lost }))
 }
 
 /// What the script says first when a later call of the lane was applied.
 const OUTDATED: f64 = -1.0;
 
 /// What the script that knows limits of one region says first when there is another.
-const UNTOLD: f64 = -2.0;
+const NEEDS_CROSS_REGION: f64 = -2.0;
 
 /// What became of a round: everything but its components, the names of those, and of the meters to be joined.
-pub(super) struct Marked<'a> {
-    pub(super) gathered: Gathered,
+pub(super) struct RoundScriptReply<'a> {
+    pub(super) gathered: RoundReply,
     pub(super) names: &'a [Vec<u8>],
-    pub(super) parted: &'a [Vec<u8>],
+    pub(super) isolated_meters: &'a [Vec<u8>],
 }
 
-pub(super) fn read_round(answer: &[Vec<u8>]) -> Option<Marked<'_>> {
+pub(super) fn read_round(answer: &[Vec<u8>]) -> Option<RoundScriptReply<'_>> {
     let (head, names) = answer.split_first()?;
     let mut numbers = Numbers::of(head)?;
     let (now_us, upto) = (numbers.whole()?, numbers.whole()?);
     let (more, joined) = (numbers.whole()? == 1, numbers.whole()? == 1);
-    let parted = usize::try_from(numbers.whole()?).ok()?;
-    let (names, parted) = names.split_at_checked(names.len().checked_sub(parted)?)?;
-    let gathered = Gathered { components: Vec::new(), upto, more, joined, now_us };
-    numbers.is_over().then_some(Marked { gathered, names, parted })
+    let isolated_meters = usize::try_from(numbers.whole()?).ok()?;
+    let (names, isolated_meters) = names.split_at_checked(names.len().checked_sub(isolated_meters)?)?;
+    let gathered = RoundReply { components: Vec::new(), upto, more, includes_isolated: joined, now_us };
+    numbers.is_over().then_some(RoundScriptReply { gathered, names, isolated_meters })
 }
 
 /// Reads components, without those that are gone.
@@ -262,18 +265,18 @@ fn read_component(name: &[u8], answer: &[u8]) -> Option<Component> {
     // The share follows from the rest.
     numbers.whole()?;
     let incarnation = numbers.whole()?;
-    let sums = [numbers.whole()?, numbers.whole()?, numbers.whole()?];
-    let sums = Sums::of_numbers(terms.algorithm(), sums);
-    numbers.is_over().then(|| Component { key: name.into(), terms, incarnation, sums })
+    let totals = [numbers.whole()?, numbers.whole()?, numbers.whole()?];
+    let totals = ComponentTotals::of_numbers(terms.algorithm(), totals);
+    numbers.is_over().then(|| Component { key: name.into(), terms, incarnation, totals })
 }
 
 /// Reads what became of a merge. What is of one region there was not even sent.
-pub(super) fn read_merged(merge: &Merge, answer: &[u8]) -> Option<Merged> {
+pub(super) fn read_merged(merge: &MergeRequest, answer: &[u8]) -> Option<MergeReply> {
     let mut numbers = Numbers::of(answer)?;
     let (now_us, charged, stale) = (numbers.whole()?, numbers.whole()?, numbers.whole()?);
-    let unsent = merge.components.iter().filter(|component| component.terms.abroad().is_none()).count();
+    let unsent = merge.components.iter().filter(|component| component.terms.cross_region().is_none()).count();
     let stale = u32::try_from(stale).ok()?.checked_add(u32::try_from(unsent).ok()?)?;
-    numbers.is_over().then_some(Merged { charged, stale, now_us })
+    numbers.is_over().then_some(MergeReply { charged, stale, now_us })
 }
 
 /// Numbers as the script writes them.
@@ -311,16 +314,16 @@ fn whole(number: f64) -> Option<u64> {
     ((0.0..=MOST).contains(&number) && number.fract() == 0.0).then_some(number as u64)
 }
 
-fn read_told(update: &Update, numbers: &mut Numbers<'_>) -> Option<Told> {
+fn read_meter_reply(update: &MeterUpdate, numbers: &mut Numbers<'_>) -> Option<MeterReply> {
     let mut next = || numbers.whole();
     let (grant, life_us, room, remaining) = (next()?, next()?, next()?, next()?);
     let (wait_us, cell) = (next()?, next()?);
     let (holders, flags) = (u32::try_from(next()?).ok()?, next()?);
     let (exhausted, lapsed, recall) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
-    let whole = flags & 8 != 0;
+    let is_global = flags & 8 != 0;
     // Nobody is given more than it has or wants, whatever became of what is stored.
     let sane = grant <= update.keep.max(update.want) && flags < 16;
-    sane.then_some(Told {
+    sane.then_some(MeterReply {
         grant,
         life_us,
         room,
@@ -331,16 +334,16 @@ fn read_told(update: &Update, numbers: &mut Numbers<'_>) -> Option<Told> {
         exhausted,
         lapsed,
         recall,
-        whole,
+        is_global,
     })
 }
 
-fn read_decided(ask: &Ask, numbers: &mut Numbers<'_>) -> Option<Decided> {
+fn read_check_reply(ask: &CheckGroup, numbers: &mut Numbers<'_>) -> Option<CheckReply> {
     let mut next = || numbers.whole();
     let (passed, denied_by, retry_us) = (u32::try_from(next()?).ok()?, u16::try_from(next()?).ok()?, next()?);
     let sane =
         passed <= ask.count && (denied_by == 0 || ask.charges.iter().any(|charge| charge.meter == denied_by));
-    sane.then_some(Decided { passed, denied_by, retry_us })
+    sane.then_some(CheckReply { passed, denied_by, retry_us })
 }
 
 #[cfg(test)]
@@ -353,7 +356,7 @@ mod tests {
         let limit = Limit::gcra(10, std::time::Duration::from_secs(1)).expect("in range");
         let terms = Terms::new(&limit, 0, Lapse::Counted, 7);
         let key = Box::from(*b"a key \0{b}");
-        let update = Update {
+        let update = MeterUpdate {
             key,
             terms,
             used: 1,
@@ -365,9 +368,9 @@ mod tests {
             life_us: 5,
             cell: u64::MAX,
         };
-        let asks = vec![Ask { charges: vec![Charge { meter: 0, cost: u64::MAX }], count: 3 }];
+        let checks = vec![CheckGroup { charges: vec![Charge { meter: 0, cost: u64::MAX }], count: 3 }];
         let (node, store) = (NodeId(255), StoreId::default());
-        Call { node, sequence: 9, acknowledged: 8, known_us: 0, store, updates: vec![update], asks }
+        Call { node, sequence: 9, acknowledged: 8, known_us: 0, store, updates: vec![update], checks }
     }
 
     fn doubles(bytes: &[u8]) -> Vec<f64> {
@@ -380,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_call_is_in_one_slot_and_its_names_are_kept_as_they_are() {
-        let words = Words::of(5, &call(), true, false);
+        let words = ScriptInput::of(5, &call(), true, false);
         let keys: Vec<_> = words.keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
         let expected =
             ["tg2:{5}:s", "tg2:{5}:n:00000000000000ff", "tg2:{5}:m:a key \0{b}", "tg2:{5}:e:a key \0{b}"];
@@ -397,11 +400,14 @@ mod tests {
     #[test]
     fn an_answer_that_makes_no_sense_is_not_used() {
         let good = [100.0, 1.0, 4.0, 5.0, 6.0, 9.0, 7.0, 8.0, 1.0, 5.0, 3.0, 0.0, 0.0];
-        let Some(Answered::Reply(reply)) = read(&call(), &bytes(&good)) else { panic!("{good:?}") };
-        assert_eq!((reply.now_us, reply.lost, reply.asks[0].passed), (100, true, 3));
-        let told = reply.told[0];
-        assert_eq!((told.grant, told.room, told.remaining, told.cell), (4, 6, 9, 8));
-        assert_eq!((told.exhausted, told.lapsed, told.recall), (true, false, true));
+        let Some(ScriptReply::Reply(reply)) = read(&call(), &bytes(&good)) else { panic!("{good:?}") };
+        assert_eq!((reply.now_us, reply.lost, reply.checks[0].passed), (100, true, 3));
+        let meter_reply = reply.meters[0];
+        assert_eq!(
+            (meter_reply.grant, meter_reply.room, meter_reply.remaining, meter_reply.cell),
+            (4, 6, 9, 8)
+        );
+        assert_eq!((meter_reply.exhausted, meter_reply.lapsed, meter_reply.recall), (true, false, true));
         let with = |place: usize, number: f64| {
             let mut numbers = good;
             numbers[place] = number;
@@ -430,7 +436,7 @@ mod tests {
         for answer in bad {
             assert_eq!(read(&call(), &answer), None, "{answer:?}");
         }
-        let outdated = Answered::Refused(CallError::Outdated { sequence: 12 });
+        let outdated = ScriptReply::Refused(CallError::Outdated { sequence: 12 });
         assert_eq!(read(&call(), &bytes(&[-1.0, 12.0])), Some(outdated));
     }
 }

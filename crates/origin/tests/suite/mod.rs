@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::Limit;
 use tidegate_core::origin::{
-    Abroad, Ask, Call, CallError, Charge, Component, Gathered, Lapse, Merge, Merged, NodeId, RegionId, Reply,
-    Round, StoreId, Sums, Terms, Told, UPDATES_PER_CALL_MAX, Update, WHOLE_US_MAX,
+    CONNECTED_US_MAX, Call, CallError, CallReply, Charge, CheckGroup, Component, ComponentTotals,
+    CrossRegionTerms, Lapse, MergeReply, MergeRequest, MeterReply, MeterUpdate, NodeId, RegionId, RoundReply,
+    RoundRequest, StoreId, Terms, UPDATES_PER_CALL_MAX,
 };
 use tidegate_origin::redis::{RedisConfig, RedisOrigin, Servers};
-use tidegate_origin::{Bid, Lease, Origin, OriginError, PARTITIONS};
+use tidegate_origin::{LeaseReply, LeaseRequest, Origin, OriginError, PARTITIONS};
 
 /// How long a store may be away, on a machine that has much else to do.
 pub const TIME_MAX: Duration = Duration::from_mins(1);
@@ -34,7 +35,7 @@ pub fn a_day(lapse: Lapse, version: u32) -> Terms {
 }
 
 /// One lane of a node.
-pub struct Lane {
+pub struct TestSession {
     pub origin: Arc<dyn Origin>,
     pub partition: u16,
     node: NodeId,
@@ -44,21 +45,21 @@ pub struct Lane {
     pub lost: bool,
 }
 
-impl Lane {
+impl TestSession {
     pub fn new(origin: &Arc<dyn Origin>, partition: u16) -> Self {
         let node = NodeId(NODES.fetch_add(1, Ordering::Relaxed) << 32 | u64::from(std::process::id()));
         Self { origin: Arc::clone(origin), partition, node, sequence: 0, acknowledged: 0, lost: false }
     }
 
     /// The next call of the lane.
-    pub fn next(&mut self, updates: Vec<Update>, asks: Vec<Ask>) -> Call {
+    pub fn next(&mut self, updates: Vec<MeterUpdate>, checks: Vec<CheckGroup>) -> Call {
         self.sequence += 1;
         let (node, sequence, acknowledged) = (self.node, self.sequence, self.acknowledged);
-        Call { node, sequence, acknowledged, known_us: 0, store: StoreId::default(), updates, asks }
+        Call { node, sequence, acknowledged, known_us: 0, store: StoreId::default(), updates, checks }
     }
 
     /// Makes a call until there is an answer, as nodes do.
-    pub async fn make(&mut self, call: &Call) -> Reply {
+    pub async fn make(&mut self, call: &Call) -> CallReply {
         let deadline = Instant::now() + TIME_MAX;
         loop {
             match self.origin.call(self.partition, call).await {
@@ -75,13 +76,13 @@ impl Lane {
     }
 
     pub async fn ask(&mut self, key: &[u8], terms: Terms, cost: u64, count: u32) -> u32 {
-        let call = self.next(vec![update(key, terms)], vec![asks(&[(0, cost)], count)]);
-        self.make(&call).await.asks[0].passed
+        let call = self.next(vec![update(key, terms)], vec![checks(&[(0, cost)], count)]);
+        self.make(&call).await.checks[0].passed
     }
 
     /// Waits until a loss is taken into account: a meter that must hold then has no room.
     pub async fn until_full(&mut self, key: &[u8], terms: Terms) {
-        self.until("a full meter", key, terms, |_, told| told.room == 0).await;
+        self.until("a full meter", key, terms, |_, meter_reply| meter_reply.room == 0).await;
     }
 
     /// Waits until this lane is told of a loss.
@@ -90,12 +91,18 @@ impl Lane {
     }
 
     /// Asks for nothing until what is told of a meter, and whether writes were lost, is as it should be.
-    async fn until(&mut self, what: &str, key: &[u8], terms: Terms, condition: fn(bool, &Told) -> bool) {
+    async fn until(
+        &mut self,
+        what: &str,
+        key: &[u8],
+        terms: Terms,
+        condition: fn(bool, &MeterReply) -> bool,
+    ) {
         let deadline = Instant::now() + TIME_MAX;
         loop {
             let call = self.next(vec![update(key, terms)], Vec::new());
-            let told = self.make(&call).await.told[0];
-            if condition(self.lost, &told) {
+            let meter_reply = self.make(&call).await.meters[0];
+            if condition(self.lost, &meter_reply) {
                 return;
             }
             assert!(Instant::now() < deadline, "waited {TIME_MAX:?} for {what}");
@@ -105,19 +112,19 @@ impl Lane {
 
     /// Reports what was used, keeps nothing, and gets what it wants, if it can.
     pub async fn hold(&mut self, key: &[u8], terms: Terms, used: u64, want: u64) -> u64 {
-        let call = self.next(vec![Update { used, want, ..update(key, terms) }], Vec::new());
-        self.make(&call).await.told[0].grant
+        let call = self.next(vec![MeterUpdate { used, want, ..update(key, terms) }], Vec::new());
+        self.make(&call).await.meters[0].grant
     }
 }
 
 /// Requests that wait: the places of their meters with what each costs there, and how many there are.
-pub fn asks(charges: &[(u16, u64)], count: u32) -> Ask {
+pub fn checks(charges: &[(u16, u64)], count: u32) -> CheckGroup {
     let charges = charges.iter().map(|&(meter, cost)| Charge { meter, cost });
-    Ask { charges: charges.collect(), count }
+    CheckGroup { charges: charges.collect(), count }
 }
 
-pub fn update(key: &[u8], terms: Terms) -> Update {
-    Update {
+pub fn update(key: &[u8], terms: Terms) -> MeterUpdate {
+    MeterUpdate {
         key: key.into(),
         terms,
         used: 0,
@@ -150,7 +157,7 @@ pub fn documented_user() -> Vec<&'static str> {
     line.split_whitespace().collect()
 }
 
-/// Does something until the store answers, as nodes and couriers do: one whose slots move may ask for patience.
+/// Does something until the store answers, as nodes and replicators do: one whose slots move may ask for patience.
 async fn answered<T>(make: impl AsyncFn() -> Result<T, OriginError>) -> Result<T, OriginError> {
     let deadline = Instant::now() + TIME_MAX;
     loop {
@@ -198,7 +205,7 @@ pub fn is_of_suite(partition: u16) -> bool {
 
 async fn what_is_held_counts_as_used(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
-    let (mut first, mut second) = (Lane::new(origin, 3), Lane::new(origin, 3));
+    let (mut first, mut second) = (TestSession::new(origin, 3), TestSession::new(origin, 3));
     assert_eq!(first.hold(b"held", terms, 0, 80).await, 2, "a grant begins small");
     assert_eq!(second.hold(b"held", terms, 0, 80).await, 2);
     assert_eq!(second.ask(b"held", terms, 1, 99).await, 98, "what it held is given back");
@@ -208,100 +215,103 @@ async fn what_is_held_counts_as_used(origin: &Arc<dyn Origin>) {
 
 async fn a_repeat_gets_the_first_answer(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
-    let mut lane = Lane::new(origin, 4);
-    let call = lane.next(vec![update(b"again", terms)], vec![asks(&[(0, 7)], 1)]);
-    let first = lane.make(&call).await;
+    let mut session = TestSession::new(origin, 4);
+    let call = session.next(vec![update(b"again", terms)], vec![checks(&[(0, 7)], 1)]);
+    let first = session.make(&call).await;
     let (again, hedge) = (async || origin.call(4, &call).await, async || origin.hedge(4, &call).await);
     assert_eq!(answered(again).await, Ok(first.clone()));
     assert_eq!(answered(hedge).await, Ok(first.clone()));
     let (one, other) = tokio::join!(answered(again), answered(hedge));
     assert_eq!((one, other), (Ok(first.clone()), Ok(first)));
-    assert_eq!(lane.ask(b"again", terms, 1, 99).await, 93);
+    assert_eq!(session.ask(b"again", terms, 1, 99).await, 93);
     let outdated = OriginError::Refused(CallError::Outdated { sequence: 2 });
     assert_eq!(answered(again).await, Err(outdated));
 }
 
 async fn all_limits_of_a_request_pass_or_none(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Forgiven, 1);
-    let mut lane = Lane::new(origin, 5);
-    assert_eq!(lane.ask(b"narrow", terms, 90, 1).await, 1);
+    let mut session = TestSession::new(origin, 5);
+    assert_eq!(session.ask(b"narrow", terms, 90, 1).await, 1);
     let updates = vec![update(b"wide", terms), update(b"narrow", terms)];
-    let call = lane.next(updates, vec![asks(&[(0, 4), (1, 4)], 9)]);
-    let decided = lane.make(&call).await.asks[0];
+    let call = session.next(updates, vec![checks(&[(0, 4), (1, 4)], 9)]);
+    let decided = session.make(&call).await.checks[0];
     assert_eq!((decided.passed, decided.denied_by), (2, 1));
-    assert_eq!(lane.ask(b"wide", terms, 1, 99).await, 92);
+    assert_eq!(session.ask(b"wide", terms, 1, 99).await, 92);
 }
 
 async fn each_limit_of_a_request_has_its_own_cost(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
-    let mut lane = Lane::new(origin, 10);
+    let mut session = TestSession::new(origin, 10);
     let said = |back: [u64; 2]| {
         let named = [(&b"requests"[..], back[0]), (b"tokens", back[1])];
-        named.map(|(key, refund)| Update { refund, ..update(key, terms) }).to_vec()
+        named.map(|(key, refund)| MeterUpdate { refund, ..update(key, terms) }).to_vec()
     };
-    let call = lane.next(said([0, 0]), vec![asks(&[(0, 1), (1, 20)], 9)]);
-    let decided = lane.make(&call).await.asks[0];
+    let call = session.next(said([0, 0]), vec![checks(&[(0, 1), (1, 20)], 9)]);
+    let decided = session.make(&call).await.checks[0];
     assert_eq!((decided.passed, decided.denied_by), (5, 1), "five times 20 tokens are all there are");
-    let call = lane.next(said([0, 0]), vec![asks(&[(0, 96), (1, 0)], 1)]);
-    let decided = lane.make(&call).await.asks[0];
+    let call = session.next(said([0, 0]), vec![checks(&[(0, 96), (1, 0)], 1)]);
+    let decided = session.make(&call).await.checks[0];
     assert_eq!((decided.passed, decided.denied_by), (0, 0), "95 requests are left, and no token is needed");
     // Who stopped waiting gets back what it paid: each limit its own.
-    let call = lane.next(said([1, 20]), Vec::new());
-    let left: Vec<u64> = lane.make(&call).await.told.iter().map(|told| told.room).collect();
+    let call = session.next(said([1, 20]), Vec::new());
+    let left: Vec<u64> =
+        session.make(&call).await.meters.iter().map(|meter_reply| meter_reply.room).collect();
     assert_eq!(left, [96, 20]);
 }
 
 async fn every_name_is_a_meter_of_its_own(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
-    let mut lane = Lane::new(origin, 6);
+    let mut session = TestSession::new(origin, 6);
     for name in [&b""[..], b"a", b"a\0", b"a ", b"a:b", b"{6}:m:a", b"\r\n", &[255, 254], &[b'x'; 1_000]] {
-        assert_eq!(lane.ask(name, terms, 1, 200).await, 100, "{}", name.escape_ascii());
+        assert_eq!(session.ask(name, terms, 1, 200).await, 100, "{}", name.escape_ascii());
     }
 }
 
 async fn the_higher_version_holds(origin: &Arc<dyn Origin>) {
     let five = Limit::gcra(1, Duration::from_hours(24)).and_then(|limit| limit.with_burst(5));
     let five = Terms::new(&five.expect("in range"), 0, Lapse::Counted, 2);
-    let mut lane = Lane::new(origin, 7);
-    assert_eq!(lane.ask(b"new", a_day(Lapse::Counted, 1), 1, 3).await, 3);
-    assert_eq!(lane.ask(b"new", five, 1, 99).await, 2);
-    assert_eq!(lane.ask(b"new", a_day(Lapse::Counted, 1), 1, 99).await, 0);
+    let mut session = TestSession::new(origin, 7);
+    assert_eq!(session.ask(b"new", a_day(Lapse::Counted, 1), 1, 3).await, 3);
+    assert_eq!(session.ask(b"new", five, 1, 99).await, 2);
+    assert_eq!(session.ask(b"new", a_day(Lapse::Counted, 1), 1, 99).await, 0);
 }
 
 async fn what_makes_no_sense_is_refused(origin: &Arc<dyn Origin>) {
-    let mut lane = Lane::new(origin, 8);
+    let mut session = TestSession::new(origin, 8);
     let same = update(b"twice", a_day(Lapse::Counted, 1));
-    let call = lane.next(vec![same.clone(), same], Vec::new());
+    let call = session.next(vec![same.clone(), same], Vec::new());
     assert!(matches!(origin.call(8, &call).await, Err(OriginError::Refused(CallError::Twice { .. }))));
     let once = vec![update(b"once", a_day(Lapse::Counted, 1))];
-    let call = lane.next(once, vec![asks(&[(0, 1), (0, 2)], 1)]);
+    let call = session.next(once, vec![checks(&[(0, 1), (0, 2)], 1)]);
     let refused = OriginError::Refused(CallError::ChargedTwice { meter: 0 });
     assert_eq!(origin.call(8, &call).await, Err(refused));
-    let call = lane.next(Vec::new(), Vec::new());
+    let call = session.next(Vec::new(), Vec::new());
     assert!(matches!(origin.call(PARTITIONS, &call).await, Err(OriginError::NotApplied(_))));
 }
 
 async fn a_full_call_is_taken(origin: &Arc<dyn Origin>) {
-    let mut lane = Lane::new(origin, 9);
+    let mut session = TestSession::new(origin, 9);
     let name = |number: usize| format!("full {number}").into_bytes();
     let terms = a_day(Lapse::Counted, 1);
-    let updates = (0..UPDATES_PER_CALL_MAX).map(|number| Update { want: 1, ..update(&name(number), terms) });
+    let updates =
+        (0..UPDATES_PER_CALL_MAX).map(|number| MeterUpdate { want: 1, ..update(&name(number), terms) });
     let meters = 0u16..;
-    let all = meters.take(UPDATES_PER_CALL_MAX).map(|meter| asks(&[(meter, 1)], 2));
-    let call = lane.next(updates.collect(), all.collect());
-    let reply = lane.make(&call).await;
-    assert!(reply.told.iter().all(|told| told.grant == 1));
-    assert!(reply.asks.iter().all(|decided| decided.passed == 2));
+    let all = meters.take(UPDATES_PER_CALL_MAX).map(|meter| checks(&[(meter, 1)], 2));
+    let call = session.next(updates.collect(), all.collect());
+    let reply = session.make(&call).await;
+    assert!(reply.meters.iter().all(|meter_reply| meter_reply.grant == 1));
+    assert!(reply.checks.iter().all(|decided| decided.passed == 2));
 }
 
 /// A hundred, of which this region has a part of 40, and of which others hear from the tenth on.
-pub fn abroad(version: u32) -> Terms {
-    let abroad = Abroad { hide: 10, part_amount: 1, part_capacity: 40, debt_max: 1_000 };
-    a_day(Lapse::Counted, version).with_abroad(abroad)
+pub fn cross_region(version: u32) -> Terms {
+    let cross_region =
+        CrossRegionTerms { publish_threshold: 10, share_amount: 1, share_capacity: 40, debt_max: 1_000 };
+    a_day(Lapse::Counted, version).with_cross_region(cross_region)
 }
 
 /// Makes a round until there is an answer.
-pub async fn gather(origin: &Arc<dyn Origin>, partition: u16, round: Round) -> Gathered {
+pub async fn gather(origin: &Arc<dyn Origin>, partition: u16, round: RoundRequest) -> RoundReply {
     answered(async || origin.round(partition, &round).await).await.expect("nothing to refuse")
 }
 
@@ -309,23 +319,28 @@ async fn merge(
     origin: &Arc<dyn Origin>,
     partition: u16,
     components: Vec<Component>,
-) -> Result<Merged, OriginError> {
-    let merge = Merge { from: RegionId(u64::MAX), components };
+) -> Result<MergeReply, OriginError> {
+    let merge = MergeRequest { from: RegionId(u64::MAX), components };
     answered(async || origin.merge(partition, &merge).await).await
 }
 
 /// Nothing new is said of other regions.
-const EVERYTHING: Round =
-    Round { whole_for_us: 0, settled: false, clock_us: 0, trim: 0, after: 0, most: 256 };
+const EVERYTHING: RoundRequest =
+    RoundRequest { connected_for_us: 0, settled: false, clock_us: 0, trim: 0, after: 0, most: 256 };
 
 /// All regions are heard of. From when on is for the origin to say: a clock that is behind what it was counts from where it is.
-const HEARD: Round = Round { whole_for_us: WHOLE_US_MAX, settled: true, clock_us: u64::MAX, ..EVERYTHING };
+const HEARD: RoundRequest =
+    RoundRequest { connected_for_us: CONNECTED_US_MAX, settled: true, clock_us: u64::MAX, ..EVERYTHING };
 
 /// Hears of all regions, and waits until meters count on the whole.
-async fn settle(origin: &Arc<dyn Origin>, partition: u16) -> Gathered {
+async fn settle(origin: &Arc<dyn Origin>, partition: u16) -> RoundReply {
     let gathered = gather(origin, partition, HEARD).await;
-    let mut lane = Lane::new(origin, partition);
-    lane.until("a meter that counts on the whole", b"settled", abroad(1), |_, told| told.whole).await;
+    let mut session = TestSession::new(origin, partition);
+    session
+        .until("a meter that counts on the whole", b"settled", cross_region(1), |_, meter_reply| {
+            meter_reply.is_global
+        })
+        .await;
     gathered
 }
 
@@ -335,89 +350,93 @@ async fn regions_charge_what_others_did_once(origin: &Arc<dyn Origin>) {
     for partition in [here, there] {
         settle(origin, partition).await;
     }
-    let (mut near, mut far) = (Lane::new(origin, here), Lane::new(origin, there));
-    assert_eq!(near.ask(b"global", abroad(1), 1, 9).await, 9);
+    let (mut near, mut far) = (TestSession::new(origin, here), TestSession::new(origin, there));
+    assert_eq!(near.ask(b"global", cross_region(1), 1, 9).await, 9);
     assert_eq!(gather(origin, here, EVERYTHING).await.components, [], "too few to be told");
-    assert_eq!(near.ask(b"global", abroad(1), 1, 21).await, 21);
-    let told = gather(origin, here, EVERYTHING).await.components;
-    let [component] = &told[..] else { panic!("{told:?}") };
-    assert_eq!((&*component.key, component.terms), (&b"global"[..], abroad(1)));
-    assert_eq!(component.sums, Sums::Drained { charged: 30, refunded: 0, level: 30 });
-    let first = merge(origin, there, told.clone()).await.expect("merged");
-    let again = merge(origin, there, told).await.expect("merged");
+    assert_eq!(near.ask(b"global", cross_region(1), 1, 21).await, 21);
+    let meter_reply = gather(origin, here, EVERYTHING).await.components;
+    let [component] = &meter_reply[..] else { panic!("{meter_reply:?}") };
+    assert_eq!((&*component.key, component.terms), (&b"global"[..], cross_region(1)));
+    assert_eq!(component.totals, ComponentTotals::Drained { charged: 30, refunded: 0, level: 30 });
+    let first = merge(origin, there, meter_reply.clone()).await.expect("merged");
+    let again = merge(origin, there, meter_reply).await.expect("merged");
     assert_eq!(((first.charged, first.stale), (again.charged, again.stale)), ((30, 0), (0, 1)));
-    let call = far.next(vec![update(b"global", abroad(1))], vec![asks(&[(0, 1)], 1)]);
-    let told = far.make(&call).await.told[0];
-    assert_eq!((told.room, told.whole), (69, true));
+    let call = far.next(vec![update(b"global", cross_region(1))], vec![checks(&[(0, 1)], 1)]);
+    let meter_reply = far.make(&call).await.meters[0];
+    assert_eq!((meter_reply.room, meter_reply.is_global), (69, true));
     // It counts there too, so here every single one is told.
     assert_eq!(gather(origin, there, EVERYTHING).await.components.len(), 1);
 }
 
 async fn a_region_that_hears_of_nobody_has_its_part(origin: &Arc<dyn Origin>) {
-    let mut lane = Lane::new(origin, 13);
-    assert_eq!(lane.ask(b"apart", abroad(1), 1, 99).await, 40);
+    let mut session = TestSession::new(origin, 13);
+    assert_eq!(session.ask(b"apart", cross_region(1), 1, 99).await, 40);
     assert_eq!(settle(origin, 13).await.components, []);
-    assert_eq!(lane.ask(b"apart", abroad(1), 1, 99).await, 60, "the rest of the whole");
-    let told = gather(origin, 13, EVERYTHING).await.components;
-    assert_eq!(told[0].sums, Sums::Drained { charged: 100, refunded: 0, level: 100 });
-    gather(origin, 13, Round { whole_for_us: 0, ..HEARD }).await;
-    assert_eq!(lane.ask(b"apart", abroad(1), 1, 99).await, 0);
+    assert_eq!(session.ask(b"apart", cross_region(1), 1, 99).await, 60, "the rest of the whole");
+    let meter_reply = gather(origin, 13, EVERYTHING).await.components;
+    assert_eq!(meter_reply[0].totals, ComponentTotals::Drained { charged: 100, refunded: 0, level: 100 });
+    gather(origin, 13, RoundRequest { connected_for_us: 0, ..HEARD }).await;
+    assert_eq!(session.ask(b"apart", cross_region(1), 1, 99).await, 0);
 }
 
 async fn a_region_stays_on_its_part_until_all_that_others_charged_has_come(origin: &Arc<dyn Origin>) {
-    let mut lane = Lane::new(origin, 18);
-    assert!(!gather(origin, 18, EVERYTHING).await.joined);
-    assert!(gather(origin, 18, Round { settled: false, ..HEARD }).await.joined);
-    assert_eq!(lane.ask(b"settling", abroad(1), 1, 99).await, 40);
-    assert!(gather(origin, 18, HEARD).await.joined);
-    assert_eq!(lane.ask(b"settling", abroad(1), 1, 99).await, 60);
+    let mut session = TestSession::new(origin, 18);
+    assert!(!gather(origin, 18, EVERYTHING).await.includes_isolated);
+    assert!(gather(origin, 18, RoundRequest { settled: false, ..HEARD }).await.includes_isolated);
+    assert_eq!(session.ask(b"settling", cross_region(1), 1, 99).await, 40);
+    assert!(gather(origin, 18, HEARD).await.includes_isolated);
+    assert_eq!(session.ask(b"settling", cross_region(1), 1, 99).await, 60);
 }
 
 async fn what_is_left_of_a_part_is_told_although_nobody_asks_for_it(origin: &Arc<dyn Origin>) {
-    let mut lane = Lane::new(origin, 17);
-    assert_eq!(lane.ask(b"parted", abroad(1), 1, 30).await, 30);
+    let mut session = TestSession::new(origin, 17);
+    assert_eq!(session.ask(b"parted", cross_region(1), 1, 30).await, 30);
     let first = gather(origin, 17, HEARD).await;
     assert_eq!((first.components, first.more), (vec![], true));
-    let told = gather(origin, 17, Round { after: first.upto, ..EVERYTHING }).await;
-    assert_eq!(told.components[0].sums, Sums::Drained { charged: 30, refunded: 0, level: 30 });
-    assert!(!told.more);
+    let meter_reply = gather(origin, 17, RoundRequest { after: first.upto, ..EVERYTHING }).await;
+    assert_eq!(
+        meter_reply.components[0].totals,
+        ComponentTotals::Drained { charged: 30, refunded: 0, level: 30 }
+    );
+    assert!(!meter_reply.more);
 }
 
 async fn a_node_may_not_know_yet_that_a_limit_is_of_several_regions(origin: &Arc<dyn Origin>) {
     settle(origin, 14).await;
-    let (mut early, mut late) = (Lane::new(origin, 14), Lane::new(origin, 14));
-    assert_eq!(early.ask(b"known", abroad(2), 1, 20).await, 20);
+    let (mut early, mut late) = (TestSession::new(origin, 14), TestSession::new(origin, 14));
+    assert_eq!(early.ask(b"known", cross_region(2), 1, 20).await, 20);
     assert_eq!(late.ask(b"known", a_day(Lapse::Counted, 1), 1, 5).await, 5);
-    let told = gather(origin, 14, EVERYTHING).await.components;
-    assert_eq!(told[0].sums, Sums::Drained { charged: 25, refunded: 0, level: 25 });
+    let meter_reply = gather(origin, 14, EVERYTHING).await.components;
+    assert_eq!(meter_reply[0].totals, ComponentTotals::Drained { charged: 25, refunded: 0, level: 25 });
 }
 
 async fn marks_come_in_pages_until_they_are_trimmed(origin: &Arc<dyn Origin>) {
     settle(origin, 15).await;
-    let mut lane = Lane::new(origin, 15);
+    let mut session = TestSession::new(origin, 15);
     for name in 0..5u8 {
-        assert_eq!(lane.ask(&[name], abroad(1), 10, 1).await, 1);
+        assert_eq!(session.ask(&[name], cross_region(1), 10, 1).await, 1);
     }
     let names =
-        |gathered: &Gathered| gathered.components.iter().map(|found| found.key[0]).collect::<Vec<_>>();
-    let first = gather(origin, 15, Round { most: 2, ..EVERYTHING }).await;
+        |gathered: &RoundReply| gathered.components.iter().map(|found| found.key[0]).collect::<Vec<_>>();
+    let first = gather(origin, 15, RoundRequest { most: 2, ..EVERYTHING }).await;
     assert_eq!((names(&first), first.more), (vec![0, 1], true));
-    let second = gather(origin, 15, Round { after: first.upto, trim: first.upto, ..EVERYTHING }).await;
+    let second = gather(origin, 15, RoundRequest { after: first.upto, trim: first.upto, ..EVERYTHING }).await;
     assert_eq!((names(&second), second.more), (vec![2, 3, 4], false));
-    let rest = gather(origin, 15, Round { after: second.upto, ..EVERYTHING }).await;
+    let rest = gather(origin, 15, RoundRequest { after: second.upto, ..EVERYTHING }).await;
     assert_eq!((names(&rest), rest.upto), (vec![], second.upto));
     assert_eq!(names(&gather(origin, 15, EVERYTHING).await), [2, 3, 4], "what was trimmed is not told again");
     let unknown =
-        gather(origin, 15, Round { after: second.upto + 1, trim: second.upto + 1, ..EVERYTHING }).await;
+        gather(origin, 15, RoundRequest { after: second.upto + 1, trim: second.upto + 1, ..EVERYTHING })
+            .await;
     assert_eq!(names(&unknown), [2, 3, 4], "marks of another life of the store");
 }
 
 async fn a_full_merge_is_taken_and_nonsense_refused(origin: &Arc<dyn Origin>) {
     let component = |number: usize| Component {
         key: format!("merged {number}").into_bytes().into(),
-        terms: abroad(1),
+        terms: cross_region(1),
         incarnation: 1,
-        sums: Sums::Drained { charged: 7, refunded: 0, level: 7 },
+        totals: ComponentTotals::Drained { charged: 7, refunded: 0, level: 7 },
     };
     let all: Vec<Component> = (0..UPDATES_PER_CALL_MAX).map(component).collect();
     let merged = merge(origin, 16, all.clone()).await.expect("merged");
@@ -429,7 +448,7 @@ async fn a_full_merge_is_taken_and_nonsense_refused(origin: &Arc<dyn Origin>) {
     assert_eq!(merge(origin, 16, too_many).await, Err(refused));
     let twice = merge(origin, 16, vec![component(0), component(0)]).await;
     assert!(matches!(twice, Err(OriginError::Refused(CallError::Twice { .. }))), "{twice:?}");
-    let nothing = Merge { from: RegionId(1), components: Vec::new() };
+    let nothing = MergeRequest { from: RegionId(1), components: Vec::new() };
     for outside in
         [origin.round(PARTITIONS, &EVERYTHING).await.err(), origin.merge(PARTITIONS, &nothing).await.err()]
     {
@@ -439,21 +458,21 @@ async fn a_full_merge_is_taken_and_nonsense_refused(origin: &Arc<dyn Origin>) {
 
 async fn a_lease_is_of_one(origin: &Arc<dyn Origin>) {
     let hour_us = 3_600_000_000;
-    let bid = async |holder, for_us, lag_us| {
-        let bid = Bid { holder, for_us, lag_us };
-        answered(async || origin.lease(bid).await).await.expect("nothing to refuse")
+    let request = async |holder, for_us, lag_us| {
+        let request = LeaseRequest { holder, for_us, lag_us };
+        answered(async || origin.lease(request).await).await.expect("nothing to refuse")
     };
-    let lease = async |holder, for_us| bid(holder, for_us, 0).await.is_held;
+    let lease = async |holder, for_us| request(holder, for_us, 0).await.is_held;
     assert!(!lease(1, 0).await, "nobody has it by giving it up");
     assert!(lease(1, hour_us).await);
     assert!(!lease(u64::MAX, hour_us).await);
     assert_eq!(
-        bid(1, hour_us, 700_000).await,
-        Lease { is_held: true, lag_us: 700_000 },
+        request(1, hour_us, 700_000).await,
+        LeaseReply { is_held: true, lag_us: 700_000 },
         "who has it keeps it"
     );
-    let other = bid(u64::MAX, hour_us, 9).await;
-    assert_eq!(other, Lease { is_held: false, lag_us: 700_000 }, "only who has it can tell");
+    let other = request(u64::MAX, hour_us, 9).await;
+    assert_eq!(other, LeaseReply { is_held: false, lag_us: 700_000 }, "only who has it can tell");
     assert!(!lease(u64::MAX, 0).await, "nobody else gives it up");
     assert!(!lease(u64::MAX, hour_us).await);
     assert!(!lease(1, 0).await);
@@ -474,31 +493,31 @@ pub async fn spend_all(
 ) -> (u64, bool) {
     let terms = a_day(Lapse::Counted, 1);
     let spenders = (0..nodes).map(|number| {
-        let mut lane = Lane::new(origin, partition);
+        let mut session = TestSession::new(origin, partition);
         tokio::spawn(async move {
             let mut got = 0;
             for round in 0..2 * BURST / nodes {
                 if (round + number) % 3 == 0 {
-                    let granted = lane.hold(key, terms, 0, 2).await;
-                    lane.hold(key, terms, granted, 0).await;
+                    let granted = session.hold(key, terms, 0, 2).await;
+                    session.hold(key, terms, granted, 0).await;
                     got += granted;
                 } else {
-                    got += u64::from(lane.ask(key, terms, 1, 1).await);
+                    got += u64::from(session.ask(key, terms, 1, 1).await);
                 }
             }
             // What others held in the meantime has come back.
-            while lane.ask(key, terms, 1, 1).await == 1 {
+            while session.ask(key, terms, 1, 1).await == 1 {
                 got += 1;
             }
-            (got, lane.lost)
+            (got, session.lost)
         })
     });
     let spenders: Vec<_> = spenders.collect();
     let (mut got, mut lost) = (0, false);
     for spender in spenders {
-        let (its, told) = spender.await.expect("no panic");
+        let (its, meter_reply) = spender.await.expect("no panic");
         got += its;
-        lost |= told;
+        lost |= meter_reply;
     }
     (got, lost)
 }

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::entry::Kind;
-use crate::layout::{Written, records};
-use crate::store::{Writer, signed};
+use crate::entry::RecordKind;
+use crate::layout::{StoredDecision, records};
+use crate::store::{BlockOrigin, signed};
 
 const SCOPE: &str = "tidegate.decisions";
 const EVENT: &str = "tidegate.decision";
@@ -84,7 +84,7 @@ enum Value<'b> {
 }
 
 impl Resource {
-    pub(super) fn new(writer: &Writer) -> Self {
+    pub(super) fn new(writer: &BlockOrigin) -> Self {
         Self { region: writer.region.clone(), node: writer.node.clone(), sample_rate: writer.sample_rate }
     }
 
@@ -114,7 +114,7 @@ impl Resource {
         attributes
     }
 
-    fn log_record<'b>(&self, written: &Written<'b>) -> LogRecord<'b> {
+    fn log_record<'b>(&self, written: &StoredDecision<'b>) -> LogRecord<'b> {
         let nanoseconds = u128::from(written.entry.at_ms) * 1_000_000;
         LogRecord {
             time_unix_nano: nanoseconds.to_string(),
@@ -133,9 +133,9 @@ impl Resource {
     }
 
     /// By the names that the other ways to read the log have.
-    fn decision<'b>(&self, written: &Written<'b>) -> Vec<Attribute<'b>> {
+    fn decision<'b>(&self, written: &StoredDecision<'b>) -> Vec<Attribute<'b>> {
         let entry = &written.entry;
-        let is_sample = entry.verdict.kind() == Kind::Sample;
+        let is_sample = entry.verdict.kind() == RecordKind::Sample;
         let dimensions = written.dimensions().map(|(name, value)| text(name, value)).collect();
         let mut attributes = vec![
             text("tidegate.tenant", entry.tenant),
@@ -151,7 +151,7 @@ impl Resource {
             number("tidegate.limit.period_ms", entry.limit.period_ms),
             number("tidegate.remaining", entry.remaining.into()),
             number("tidegate.level", entry.level().into()),
-            text("tidegate.rung", entry.rung),
+            text("tidegate.source", entry.source),
             Attribute {
                 key: "tidegate.sample_rate",
                 value: Value::Share(if is_sample { self.sample_rate } else { 1.0 }),

@@ -17,7 +17,7 @@ use self::body::{Resource, rejected};
 pub use self::queue::Delivery;
 pub(crate) use self::queue::Queue;
 use crate::log::{LOOK_EVERY_MS, NowMs};
-use crate::store::Writer;
+use crate::store::BlockOrigin;
 
 /// Where a collector takes logs, if the address names no path.
 const PATH: &str = "/v1/logs";
@@ -96,13 +96,13 @@ impl Otlp {
 }
 
 /// The thread that sends, for as long as this is kept.
-pub(crate) struct Sending {
+pub(crate) struct OtlpThread {
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Sending {
-    pub(crate) fn start(to: Otlp, writer: &Writer, seed: u64, now_ms: NowMs) -> std::io::Result<Self> {
+impl OtlpThread {
+    pub(crate) fn start(to: Otlp, writer: &BlockOrigin, seed: u64, now_ms: NowMs) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -145,7 +145,7 @@ impl Deliveries {
 }
 
 /// What was taken down until now is sent when this returns, if the collector takes it in time.
-impl Drop for Sending {
+impl Drop for OtlpThread {
     fn drop(&mut self) {
         self.queue.close();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -155,7 +155,7 @@ impl Drop for Sending {
 }
 
 /// Why a batch was not taken.
-enum NotTaken {
+enum DeliveryError {
     /// It may be, later: not before so long, if the collector said so.
     ForNow(String, Option<Duration>),
     /// It never will be.
@@ -197,11 +197,11 @@ impl Sender {
         for attempt in 1..=ATTEMPTS_MAX {
             match self.post(&body) {
                 Ok(rejected) => return rejected.min(records),
-                Err(NotTaken::ForGood(why)) => {
+                Err(DeliveryError::ForGood(why)) => {
                     self.complain(&why);
                     return records;
                 }
-                Err(NotTaken::ForNow(why, asked)) => {
+                Err(DeliveryError::ForNow(why, asked)) => {
                     self.complain(&why);
                     let wait = asked.unwrap_or_else(|| self.backoff(attempt)).min(BACKOFF_MAX);
                     // Who is about to stop does not wait for a collector that is gone.
@@ -222,12 +222,13 @@ impl Sender {
     }
 
     /// Posts a batch; how many of its records the collector did not want.
-    fn post(&self, body: &[u8]) -> Result<u64, NotTaken> {
+    fn post(&self, body: &[u8]) -> Result<u64, DeliveryError> {
         let mut request = self.agent.post(&self.to.url).content_type("application/json");
         for (name, value) in &self.to.headers {
             request = request.header(name, value);
         }
-        let mut response = request.send(body).map_err(|error| NotTaken::ForNow(error.to_string(), None))?;
+        let mut response =
+            request.send(body).map_err(|error| DeliveryError::ForNow(error.to_string(), None))?;
         let status = response.status().as_u16();
         match status {
             200..=299 => {
@@ -238,9 +239,9 @@ impl Sender {
             429 | 502 | 503 | 504 => {
                 let after = response.headers().get("retry-after");
                 let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok());
-                Err(NotTaken::ForNow(format!("it answered {status}"), after.map(Duration::from_secs)))
+                Err(DeliveryError::ForNow(format!("it answered {status}"), after.map(Duration::from_secs)))
             }
-            _ => Err(NotTaken::ForGood(format!("it answered {status}"))),
+            _ => Err(DeliveryError::ForGood(format!("it answered {status}"))),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::entry::{Kind, Setting};
+use crate::entry::{RecordContext, RecordKind};
 use crate::layout::{put_again, put_setting};
 
 /// What waits at most. Higher: longer pauses of the collector that lose nothing; more memory while it pauses.
@@ -26,7 +26,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Adds a record with its setting, unless they take more than `most` bytes; how many they took.
-    fn add(&mut self, setting: &Setting<'_>, frame: &[u8], most: usize) -> usize {
+    fn add(&mut self, setting: &RecordContext<'_>, frame: &[u8], most: usize) -> usize {
         let before = self.bytes.len();
         put_setting(&mut self.bytes, setting);
         // As many settings as records: the number of its own is how many there were before.
@@ -42,7 +42,7 @@ impl Batch {
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct QueueState {
     batches: VecDeque<Batch>,
     bytes: usize,
     is_closed: bool,
@@ -50,8 +50,8 @@ struct Waiting {
 
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    waiting: Mutex<Waiting>,
-    news: Condvar,
+    waiting: Mutex<QueueState>,
+    changed: Condvar,
     sent: AtomicU64,
     dropped: AtomicU64,
 }
@@ -66,8 +66,8 @@ pub struct Delivery {
 }
 
 impl Queue {
-    /// Adds a record, with its setting beside it, if there is room. Whoever adds some tells of them with [`Queue::tell`].
-    pub(crate) fn push(&self, kind: Kind, setting: &Setting<'_>, frame: &[u8]) {
+    /// Adds a record, with its setting beside it, if there is room. Whoever adds some tells of them with [`Queue::notify`].
+    pub(crate) fn push(&self, kind: RecordKind, setting: &RecordContext<'_>, frame: &[u8]) {
         let mut waiting = self.lock();
         if waiting.batches.back().is_none_or(|batch| batch.records == BATCH_RECORDS) {
             waiting.batches.push_back(Batch::default());
@@ -86,14 +86,14 @@ impl Queue {
     }
 
     /// Wakes whoever sends.
-    pub(crate) fn tell(&self) {
-        self.news.notify_one();
+    pub(crate) fn notify(&self) {
+        self.changed.notify_one();
     }
 
     /// The next batch, once there is one; nothing when there will be none.
     pub(super) fn next(&self) -> Option<Batch> {
-        let is_idle = |waiting: &mut Waiting| waiting.batches.is_empty() && !waiting.is_closed;
-        let waiting = self.news.wait_while(self.lock(), is_idle);
+        let is_idle = |waiting: &mut QueueState| waiting.batches.is_empty() && !waiting.is_closed;
+        let waiting = self.changed.wait_while(self.lock(), is_idle);
         let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
         let batch = waiting.batches.pop_front()?;
         waiting.bytes -= batch.bytes.len();
@@ -102,16 +102,16 @@ impl Queue {
 
     /// Waits so long, or until the queue is closed: whether it is.
     pub(super) fn wait_closed(&self, time: Duration) -> bool {
-        let open = |waiting: &mut Waiting| !waiting.is_closed;
+        let open = |waiting: &mut QueueState| !waiting.is_closed;
         let (waiting, _) =
-            self.news.wait_timeout_while(self.lock(), time, open).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_timeout_while(self.lock(), time, open).unwrap_or_else(PoisonError::into_inner);
         waiting.is_closed
     }
 
     /// Nothing is added any more.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -128,16 +128,16 @@ impl Queue {
     }
 
     /// Batches are whole between any two records, also after a panic.
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// How much may wait with a record of this kind.
-fn room(kind: Kind) -> usize {
+fn room(kind: RecordKind) -> usize {
     match kind {
-        Kind::Denial => QUEUE_BYTES_MAX,
-        Kind::Shadow | Kind::Sample => QUEUE_BYTES_MAX / 4 * QUARTERS_FOR_SAMPLES,
+        RecordKind::Denial => QUEUE_BYTES_MAX,
+        RecordKind::Shadow | RecordKind::Sample => QUEUE_BYTES_MAX / 4 * QUARTERS_FOR_SAMPLES,
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
     fn denials_have_room_that_samples_cannot_take() {
         let queue = Queue::default();
         let (entry, frame) = (denied("key", 0), vec![0; 1_000]);
-        let setting = Setting::of(&entry);
+        let setting = RecordContext::of(&entry);
         let size = Batch::default().add(&setting, &frame, QUEUE_BYTES_MAX);
         let pushed = QUEUE_BYTES_MAX / size + 1;
         let fill = |kind| {
@@ -158,7 +158,7 @@ mod tests {
             (0..pushed).for_each(|_| queue.push(kind, &setting, &frame));
             pushed as u64 - (queue.delivery().dropped - before)
         };
-        let (samples, denials) = (fill(Kind::Sample), fill(Kind::Denial));
+        let (samples, denials) = (fill(RecordKind::Sample), fill(RecordKind::Denial));
         assert_eq!(samples, (QUEUE_BYTES_MAX / 4 * 3 / size) as u64);
         assert_eq!(samples + denials, (QUEUE_BYTES_MAX / size) as u64);
         queue.close();
@@ -169,7 +169,7 @@ mod tests {
         }
         assert_eq!(taken, samples + denials);
         // What was taken makes room again.
-        queue.push(Kind::Sample, &setting, &frame);
+        queue.push(RecordKind::Sample, &setting, &frame);
         assert_eq!(queue.next().map(|batch| batch.records), Some(1));
     }
 }

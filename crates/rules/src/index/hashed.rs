@@ -15,12 +15,12 @@ const EMPTY: u64 = u64::MAX;
 
 /// Numbers by hash. What is found may be the number of another hash: whoever looks has to compare.
 #[derive(Debug, Default)]
-pub(crate) struct Hashed {
+pub(crate) struct HashIndex {
     lines: Pages,
     items: usize,
 }
 
-impl Hashed {
+impl HashIndex {
     /// A table of numbers with their hashes. It serves best if no two hashes are the same.
     pub(crate) fn new(items: &[(u64, u32)]) -> Self {
         let lines = items.len().div_ceil(ITEMS_PER_LINE_MEAN);
@@ -90,7 +90,7 @@ mod tests {
             other: u64,
         ) {
             let items: Vec<(u64, u32)> = hashes.iter().copied().zip(0..).collect();
-            let table = Hashed::new(&items);
+            let table = HashIndex::new(&items);
             prop_assert_eq!(table.len(), hashes.len());
             for hash in hashes.iter().chain([&other]) {
                 let mut found = Vec::new();

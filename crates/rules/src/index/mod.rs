@@ -11,7 +11,7 @@ use std::sync::Arc;
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
-pub(crate) use hashed::Hashed;
+pub(crate) use hashed::HashIndex;
 pub(crate) use literals::Literals;
 pub(crate) use pages::{LINE_BYTES, Pages};
 
@@ -33,7 +33,7 @@ pub(crate) struct RuleIndex {
     everyone: Box<[u32]>,
     own: HashMap<Arc<str>, Box<[u32]>, RandomState>,
     /// Rules that are found by a whole value, of all tenants.
-    exact: Hashed,
+    exact: HashIndex,
     /// How many rules share a value, and which.
     listed: Box<[u32]>,
     hasher: RandomState,
@@ -41,14 +41,14 @@ pub(crate) struct RuleIndex {
     everyone_by: Box<[Arc<str>]>,
     own_by: Box<[Arc<str>]>,
     /// Rules that are not found by a whole value; most tenants have none of their own.
-    others: Others,
-    own_others: HashMap<Arc<str>, Others, RandomState>,
-    worst: Worst,
+    others: UnindexedRules,
+    own_others: HashMap<Arc<str>, UnindexedRules, RandomState>,
+    worst: WorstScan,
 }
 
 /// The rules for everyone, or of one tenant, that a request looks at if it has the worst value of every dimension.
 #[derive(Debug, Default)]
-pub(crate) struct Worst {
+pub(crate) struct WorstScan {
     /// Whose they are; nobody's, if they are for everyone.
     pub(crate) tenant: Option<Arc<str>>,
     /// How many.
@@ -68,7 +68,7 @@ pub(crate) struct Crowd {
 
 /// Rules for the same requests, as far as tenants go, that are not found by a whole value.
 #[derive(Debug, Default)]
-struct Others {
+struct UnindexedRules {
     /// In the order of their dimensions.
     facets: Box<[Facet]>,
     /// Rules that no condition finds.
@@ -121,7 +121,7 @@ type Values<'r> = HashMap<(&'r Arc<str>, &'r str), usize, RandomState>;
 
 /// What is found by a whole value, as it is gathered.
 #[derive(Default)]
-struct Exact {
+struct ExactValues {
     items: Vec<(u64, u32)>,
     everyone_by: BTreeSet<Arc<str>>,
     own_by: BTreeSet<Arc<str>>,
@@ -131,7 +131,7 @@ impl RuleIndex {
     /// An index of rules that are in the order in which they apply, and of what each is to be told as: numbers in the same
     /// order.
     pub(crate) fn new(rules: &[Rule], numbers: &[u32]) -> Self {
-        let rules = Numbered { rules, numbers };
+        let rules = NumberedRules { rules, numbers };
         let mut everyone = Vec::new();
         let mut own: HashMap<Arc<str>, Vec<u32>, RandomState> = HashMap::default();
         for (at, rule) in rules.rules.iter().enumerate() {
@@ -141,13 +141,13 @@ impl RuleIndex {
             }
         }
         let hasher = RandomState::default();
-        let mut exact = Exact::default();
-        let (others, mut worst) = Others::new(&rules, &everyone, &hasher, &mut exact);
+        let mut exact = ExactValues::default();
+        let (others, mut worst) = UnindexedRules::new(&rules, &everyone, &hasher, &mut exact);
         let mut own_others = HashMap::default();
         for (tenant, positions) in &own {
-            let (others, of_tenant) = Others::new(&rules, positions, &hasher, &mut exact);
+            let (others, of_tenant) = UnindexedRules::new(&rules, positions, &hasher, &mut exact);
             if of_tenant.looked_at > worst.looked_at {
-                worst = Worst { tenant: Some(Arc::clone(tenant)), ..of_tenant };
+                worst = WorstScan { tenant: Some(Arc::clone(tenant)), ..of_tenant };
             }
             if !others.is_empty() {
                 own_others.insert(Arc::clone(tenant), others);
@@ -157,7 +157,7 @@ impl RuleIndex {
         Self {
             everyone: everyone.into(),
             own: own.into_iter().map(|(tenant, positions)| (tenant, positions.into())).collect(),
-            exact: Hashed::new(&items),
+            exact: HashIndex::new(&items),
             listed,
             hasher,
             everyone_by: exact.everyone_by.into_iter().collect(),
@@ -218,7 +218,7 @@ impl RuleIndex {
     }
 
     /// What a request looks at, at worst.
-    pub(crate) fn worst(&self) -> &Worst {
+    pub(crate) fn worst(&self) -> &WorstScan {
         &self.worst
     }
 }
@@ -234,26 +234,26 @@ fn hash(hasher: &RandomState, tenant: Option<&str>, dimension: &str, value: &str
 }
 
 /// Rules, and what each is told as.
-struct Numbered<'r> {
+struct NumberedRules<'r> {
     rules: &'r [Rule],
     numbers: &'r [u32],
 }
 
-impl<'r> Numbered<'r> {
+impl<'r> NumberedRules<'r> {
     fn of(&self, position: u32) -> (u32, &'r Rule) {
         (self.numbers[position as usize], &self.rules[position as usize])
     }
 }
 
-impl Others {
+impl UnindexedRules {
     /// What is left of rules when those that are found by a whole value are taken out, and what a request looks at of all of
     /// them, at worst.
     fn new(
-        rules: &Numbered<'_>,
+        rules: &NumberedRules<'_>,
         positions: &[u32],
         hasher: &RandomState,
-        exact: &mut Exact,
-    ) -> (Self, Worst) {
+        exact: &mut ExactValues,
+    ) -> (Self, WorstScan) {
         let of = |at: &u32| rules.of(*at);
         let mut crowds = Crowds { hasher: hasher.clone(), ..Crowds::default() };
         crowds.rules.reserve(positions.len());
@@ -297,11 +297,11 @@ impl Others {
     }
 
     /// A request has one value of each dimension: at worst the one that finds most rules.
-    fn worst(&self, values: &Values<'_>) -> Worst {
+    fn worst(&self, values: &Values<'_>) -> WorstScan {
         let crowds: Vec<Crowd> =
             self.facets.iter().flat_map(Facet::crowds).chain(largest_values(values)).collect();
         let looked_at = self.scanned.len() + crowds.iter().map(|crowd| crowd.rules).sum::<usize>();
-        Worst { tenant: None, looked_at, largest: crowds.into_iter().max_by_key(|crowd| crowd.rules) }
+        WorstScan { tenant: None, looked_at, largest: crowds.into_iter().max_by_key(|crowd| crowd.rules) }
     }
 
     fn is_empty(&self) -> bool {
@@ -352,7 +352,7 @@ fn largest_values(values: &Values<'_>) -> impl Iterator<Item = Crowd> {
     largest.into_iter().map(of)
 }
 
-impl Exact {
+impl ExactValues {
     fn add(&mut self, rule: &Rule, condition: &Condition, hasher: &RandomState, value: &str, at: u32) {
         let by = if rule.tenant.is_none() { &mut self.everyone_by } else { &mut self.own_by };
         if !by.contains(&condition.dimension) {

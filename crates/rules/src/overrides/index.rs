@@ -19,7 +19,7 @@ type Exact = HashMap<Arc<str>, HashMap<Arc<str>, Arc<Override>>>;
 /// By namespace, in the order in which they are asked.
 type Wild = HashMap<Arc<str>, Vec<Arc<Override>>>;
 /// By namespace, then by pattern, wild or not.
-type Ordered = BTreeMap<Arc<str>, BTreeMap<Arc<str>, Arc<Override>>>;
+type OrderedOverrides = BTreeMap<Arc<str>, BTreeMap<Arc<str>, Arc<Override>>>;
 
 /// Overrides whose place has the same number.
 #[derive(Clone, Debug, Default)]
@@ -36,19 +36,19 @@ pub struct OverrideIndex {
     /// Most tenants have no overrides and need no parts.
     parts: OnceLock<Box<[ArcSwap<Part>]>>,
     /// All of them once more, for lists only: no check ever waits for this lock.
-    ordered: Mutex<Ordered>,
+    ordered: Mutex<OrderedOverrides>,
 }
 
 /// There is no room for another override.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum OverridesFull {
     /// The tenant has [`OVERRIDES_MAX`].
     Tenant,
     /// The namespace has [`WILDCARDS_MAX`] wildcards.
     Wildcards,
 }
 
-impl fmt::Display for Full {
+impl fmt::Display for OverridesFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tenant => write!(f, "overrides: there are {OVERRIDES_MAX} already, the most there may be"),
@@ -60,7 +60,7 @@ impl fmt::Display for Full {
     }
 }
 
-impl std::error::Error for Full {}
+impl std::error::Error for OverridesFull {}
 
 impl OverrideIndex {
     /// How many there are.
@@ -103,15 +103,15 @@ impl OverrideIndex {
     }
 
     /// Whether there is room for an override with this pattern; there always is in place of one that it replaces.
-    pub fn room_for(&self, namespace: &str, pattern: &str) -> Result<(), Full> {
+    pub fn room_for(&self, namespace: &str, pattern: &str) -> Result<(), OverridesFull> {
         if self.get(namespace, pattern).is_some() {
             return Ok(());
         }
         if self.len() >= OVERRIDES_MAX {
-            return Err(Full::Tenant);
+            return Err(OverridesFull::Tenant);
         }
         if is_wild(pattern) && self.wildcards(namespace) >= WILDCARDS_MAX {
-            return Err(Full::Wildcards);
+            return Err(OverridesFull::Wildcards);
         }
         Ok(())
     }
@@ -162,7 +162,7 @@ impl OverrideIndex {
     }
 
     /// What a change left half done shows in a list, and nowhere else.
-    fn ordered(&self) -> MutexGuard<'_, Ordered> {
+    fn ordered(&self) -> MutexGuard<'_, OrderedOverrides> {
         self.ordered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -179,7 +179,7 @@ impl FromIterator<Override> for OverrideIndex {
     /// All at once: each part is made once, not anew for each override in it.
     fn from_iter<I: IntoIterator<Item = Override>>(all: I) -> Self {
         let mut parts: Vec<Part> = Vec::new();
-        let mut ordered = Ordered::default();
+        let mut ordered = OrderedOverrides::default();
         let mut count = 0;
         for new in all {
             parts.resize_with(PARTS, Part::default);
@@ -197,7 +197,7 @@ impl FromIterator<Override> for OverrideIndex {
     }
 }
 
-fn put_in_order(ordered: &mut Ordered, new: &Arc<Override>) {
+fn put_in_order(ordered: &mut OrderedOverrides, new: &Arc<Override>) {
     let patterns = ordered.entry(Arc::from(new.namespace.as_str())).or_default();
     patterns.insert(Arc::from(new.identifier.as_str()), Arc::clone(new));
 }
@@ -308,13 +308,13 @@ mod tests {
         for at in 0..WILDCARDS_MAX {
             index.set(of("n", &format!("{at}*"), 1));
         }
-        assert_eq!(index.room_for("n", "x*"), Err(Full::Wildcards));
+        assert_eq!(index.room_for("n", "x*"), Err(OverridesFull::Wildcards));
         assert_eq!(index.room_for("n", "0*"), Ok(()));
         assert_eq!(index.room_for("m", "x*"), Ok(()));
         for at in WILDCARDS_MAX..OVERRIDES_MAX {
             index.set(of("n", &at.to_string(), 1));
         }
-        assert_eq!(index.room_for("m", "x"), Err(Full::Tenant));
+        assert_eq!(index.room_for("m", "x"), Err(OverridesFull::Tenant));
         index.remove("n", "1000");
         assert_eq!(index.room_for("m", "x"), Ok(()));
     }

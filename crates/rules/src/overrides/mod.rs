@@ -1,12 +1,12 @@
 //! Overrides: limits that replace the one a request brings, for identifiers that match a pattern.
 //!
-//! They are kept in a [`Store`] and looked up in an [`OverrideIndex`], which holds all of them in memory.
+//! They are kept in a [`OverrideStore`] and looked up in an [`OverrideIndex`], which holds all of them in memory.
 
 mod index;
 mod store;
 
-pub use index::{Full, OverrideIndex};
-pub use store::{Store, StoreError};
+pub use index::{OverrideIndex, OverridesFull};
+pub use store::{OverrideStore, OverrideStoreError};
 
 use crate::pattern::Pattern;
 

@@ -30,13 +30,13 @@ const MIGRATIONS: &[(i64, &str, &str)] =
 
 /// The store. It belongs to one process: a second one that opens the same file is refused.
 #[derive(Debug)]
-pub struct Store {
+pub struct OverrideStore {
     connection: SqliteConnection,
 }
 
 /// Why the store did not do what it was asked.
 #[derive(Debug)]
-pub enum StoreError {
+pub enum OverrideStoreError {
     /// The folder cannot be made.
     Folder(PathBuf, std::io::Error),
     /// Another server uses the same folder.
@@ -51,7 +51,7 @@ pub enum StoreError {
     Database(sqlx::Error),
 }
 
-impl fmt::Display for StoreError {
+impl fmt::Display for OverrideStoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Folder(folder, error) => write!(f, "data_dir: {}: {error}", folder.display()),
@@ -66,21 +66,22 @@ impl fmt::Display for StoreError {
     }
 }
 
-impl std::error::Error for StoreError {}
+impl std::error::Error for OverrideStoreError {}
 
-impl From<sqlx::Error> for StoreError {
+impl From<sqlx::Error> for OverrideStoreError {
     fn from(error: sqlx::Error) -> Self {
         Self::Database(error)
     }
 }
 
-impl Store {
+impl OverrideStore {
     /// Opens the store in `folder`, which is made if need be; without one, everything is gone when it is closed.
-    pub async fn open(folder: Option<&Path>) -> Result<Self, StoreError> {
+    pub async fn open(folder: Option<&Path>) -> Result<Self, OverrideStoreError> {
         let Some(folder) = folder else {
             return Self::connect(SqliteConnectOptions::new().in_memory(true)).await;
         };
-        std::fs::create_dir_all(folder).map_err(|error| StoreError::Folder(folder.to_owned(), error))?;
+        std::fs::create_dir_all(folder)
+            .map_err(|error| OverrideStoreError::Folder(folder.to_owned(), error))?;
         let file = folder.join(FILE_NAME);
         let options = SqliteConnectOptions::new()
             .filename(&file)
@@ -93,20 +94,25 @@ impl Store {
         Self::connect(options).await.map_err(|error| error.naming(file))
     }
 
-    async fn connect(options: SqliteConnectOptions) -> Result<Self, StoreError> {
+    async fn connect(options: SqliteConnectOptions) -> Result<Self, OverrideStoreError> {
         let mut connection = options.disable_statement_logging().connect().await?;
-        migrator().run(&mut connection).await.map_err(StoreError::Schema)?;
+        migrator().run(&mut connection).await.map_err(OverrideStoreError::Schema)?;
         Ok(Self { connection })
     }
 
     /// All overrides, each with the name of its tenant.
-    pub async fn load(&mut self) -> Result<Vec<(String, Override)>, StoreError> {
+    pub async fn load(&mut self) -> Result<Vec<(String, Override)>, OverrideStoreError> {
         let rows = sqlx::query("SELECT * FROM overrides").fetch_all(&mut self.connection).await?;
         rows.iter().map(|row| Ok((row.try_get("tenant")?, read(row)?))).collect()
     }
 
     /// Keeps an override in place of the one with its pattern, whose id it takes over. Gives the id.
-    pub async fn set(&mut self, tenant: &str, new: &Override, now_ms: u64) -> Result<String, StoreError> {
+    pub async fn set(
+        &mut self,
+        tenant: &str,
+        new: &Override,
+        now_ms: u64,
+    ) -> Result<String, OverrideStoreError> {
         let query = sqlx::query(
             "INSERT INTO overrides (id, tenant, namespace, identifier, amount, duration_ms, created_ms, updated_ms) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7) \
@@ -128,7 +134,12 @@ impl Store {
     }
 
     /// Forgets the override with this pattern. Says whether there was one.
-    pub async fn delete(&mut self, tenant: &str, namespace: &str, pattern: &str) -> Result<bool, StoreError> {
+    pub async fn delete(
+        &mut self,
+        tenant: &str,
+        namespace: &str,
+        pattern: &str,
+    ) -> Result<bool, OverrideStoreError> {
         let query =
             sqlx::query("DELETE FROM overrides WHERE tenant = ?1 AND namespace = ?2 AND identifier = ?3");
         let done = query.bind(tenant).bind(namespace).bind(pattern).execute(&mut self.connection).await?;
@@ -136,12 +147,12 @@ impl Store {
     }
 
     /// Leaves the file as small as it can be. A store that is not closed loses nothing.
-    pub async fn close(self) -> Result<(), StoreError> {
+    pub async fn close(self) -> Result<(), OverrideStoreError> {
         Ok(self.connection.close().await?)
     }
 }
 
-impl StoreError {
+impl OverrideStoreError {
     /// Names the file that somebody else holds, or that cannot be opened.
     fn naming(self, file: PathBuf) -> Self {
         let database = match &self {
@@ -167,11 +178,11 @@ fn migrator() -> Migrator {
     Migrator::with_migrations(MIGRATIONS.iter().map(migration).collect())
 }
 
-fn read(row: &SqliteRow) -> Result<Override, StoreError> {
+fn read(row: &SqliteRow) -> Result<Override, OverrideStoreError> {
     let id: String = row.try_get("id")?;
     let (limit, duration_ms): (i64, i64) = (row.try_get("amount")?, row.try_get("duration_ms")?);
     let (Ok(limit), Ok(duration_ms)) = (u32::try_from(limit), u64::try_from(duration_ms)) else {
-        return Err(StoreError::Row(id));
+        return Err(OverrideStoreError::Row(id));
     };
     Ok(Override {
         id,
@@ -205,13 +216,13 @@ mod tests {
     async fn what_is_set_is_found_by_the_next_one_to_open() {
         let folder = tempfile::tempdir().expect("a folder");
         let inner = folder.path().join("made");
-        let mut store = Store::open(Some(&inner)).await.expect("opens");
+        let mut store = OverrideStore::open(Some(&inner)).await.expect("opens");
         assert_eq!(store.set("t", &of("b*", 1), 5).await.expect("sets"), "ovr_b*_1");
         assert_eq!(store.set("t", &of("b*", 2), 6).await.expect("replaces"), "ovr_b*_1");
         store.set("u", &of("a", u32::MAX), 7).await.expect("sets");
         // As after a crash: nothing is closed in order.
         drop(store);
-        let mut store = Store::open(Some(&inner)).await.expect("opens again");
+        let mut store = OverrideStore::open(Some(&inner)).await.expect("opens again");
         let mut all = store.load().await.expect("loads");
         all.sort_by(|a, b| a.0.cmp(&b.0));
         let kept = Override { id: "ovr_b*_1".to_owned(), ..of("b*", 2) };
@@ -221,19 +232,19 @@ mod tests {
     #[tokio::test]
     async fn a_second_server_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
-        let first = Store::open(Some(folder.path())).await.expect("opens");
-        let second = Store::open(Some(folder.path())).await.expect_err("in use");
+        let first = OverrideStore::open(Some(folder.path())).await.expect("opens");
+        let second = OverrideStore::open(Some(folder.path())).await.expect_err("in use");
         assert!(
             second.to_string().ends_with("tidegate.db is in use: each server needs a folder of its own"),
             "{second}"
         );
         first.close().await.expect("closes");
-        Store::open(Some(folder.path())).await.expect("free again");
+        OverrideStore::open(Some(folder.path())).await.expect("free again");
     }
 
     #[tokio::test]
     async fn deleting_says_whether_there_was_one() {
-        let mut store = Store::open(None).await.expect("in memory");
+        let mut store = OverrideStore::open(None).await.expect("in memory");
         store.set("t", &of("a", 1), 1).await.expect("sets");
         assert!(!store.delete("u", "n", "a").await.expect("another tenant's"));
         assert!(store.delete("t", "n", "a").await.expect("deletes"));

@@ -8,10 +8,10 @@ use sqlx::postgres::PgConnectOptions;
 
 /// Where a store is. Shown without its password.
 #[derive(Clone)]
-pub struct Address(pub(super) Place);
+pub struct Address(pub(super) StoreLocation);
 
 #[derive(Clone)]
-pub(super) enum Place {
+pub(super) enum StoreLocation {
     Memory,
     File(PathBuf),
     Postgres(Box<PgConnectOptions>),
@@ -19,9 +19,9 @@ pub(super) enum Place {
 
 /// A text that is no address of a store. It does not repeat the text, which may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoAddress(String);
+pub struct InvalidAddress(String);
 
-impl fmt::Display for NoAddress {
+impl fmt::Display for InvalidAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -31,35 +31,36 @@ impl fmt::Display for NoAddress {
     }
 }
 
-impl std::error::Error for NoAddress {}
+impl std::error::Error for InvalidAddress {}
 
 impl FromStr for Address {
-    type Err = NoAddress;
+    type Err = InvalidAddress;
 
-    fn from_str(text: &str) -> Result<Self, NoAddress> {
+    fn from_str(text: &str) -> Result<Self, InvalidAddress> {
         if let Some(file) = text.strip_prefix("sqlite:") {
             return match file {
-                "" => Err(NoAddress(": the file has no name".to_owned())),
-                file if file.contains('?') => Err(NoAddress(": a file has no parameters".to_owned())),
-                ":memory:" => Ok(Self(Place::Memory)),
-                file => Ok(Self(Place::File(file.strip_prefix("//").unwrap_or(file).into()))),
+                "" => Err(InvalidAddress(": the file has no name".to_owned())),
+                file if file.contains('?') => Err(InvalidAddress(": a file has no parameters".to_owned())),
+                ":memory:" => Ok(Self(StoreLocation::Memory)),
+                file => Ok(Self(StoreLocation::File(file.strip_prefix("//").unwrap_or(file).into()))),
             };
         }
         if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
-            return Err(NoAddress(String::new()));
+            return Err(InvalidAddress(String::new()));
         }
         // What is wrong with it would repeat parts of it.
-        let options = text.parse().map_err(|_| NoAddress(": this is no PostgreSQL address".to_owned()))?;
-        Ok(Self(Place::Postgres(Box::new(options))))
+        let options =
+            text.parse().map_err(|_| InvalidAddress(": this is no PostgreSQL address".to_owned()))?;
+        Ok(Self(StoreLocation::Postgres(Box::new(options))))
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Place::Memory => f.write_str("sqlite::memory:"),
-            Place::File(file) => write!(f, "sqlite:{}", file.display()),
-            Place::Postgres(options) => {
+            StoreLocation::Memory => f.write_str("sqlite::memory:"),
+            StoreLocation::File(file) => write!(f, "sqlite:{}", file.display()),
+            StoreLocation::Postgres(options) => {
                 let (user, host, port) = (options.get_username(), options.get_host(), options.get_port());
                 write!(f, "postgres://{user}@{host}:{port}/{}", options.get_database().unwrap_or(user))
             }

@@ -8,13 +8,13 @@ use sha2::{Digest as _, Sha256};
 use sqlx::AssertSqlSafe;
 
 use super::database::{Cells, Transaction, Value};
-use super::writing::Writing;
-use super::{Act, Checked, Conditions, Conflict, Heads, Store, StoreError};
+use super::write_transaction::WriteTransaction;
+use super::{ApplyConditions, Attribution, CheckedRevision, RowConflict, Store, StoreError, StoreRevisions};
 use crate::audit::hexadecimal;
-use crate::book::Kind;
 use crate::change::{
-    Change, Needs, Operation, Proposal, State, check_effect, check_text, kind_name, kind_of,
+    Change, ChangeNeeds, ChangeState, Operation, Proposal, check_effect, check_text, kind_name, kind_of,
 };
+use crate::rows::RowKind;
 
 /// How many changes one look at the history gives at most. Higher: more memory.
 pub const HISTORY_MAX: u64 = 100;
@@ -38,17 +38,17 @@ const HISTORY: &str = "SELECT id, state, needs, base_revision, author, reason, c
 const WAITING: &str = "SELECT COUNT(*) FROM tidegate_changes WHERE state = 'waiting'";
 
 /// A row as it is, before a change.
-pub(super) struct Current {
+pub(super) struct CurrentRow {
     pub(super) body: Option<String>,
     version: u64,
     pub(super) revision: u64,
 }
 
-pub(super) type Rows = HashMap<(Kind, String), Current>;
+pub(super) type Rows = HashMap<(RowKind, String), CurrentRow>;
 
 impl Store {
     /// Keeps a change that is not to be applied yet. If it needs an approver, it waits for one.
-    pub async fn propose(&self, proposal: &Proposal, act: Act<'_>) -> Result<Change, StoreError> {
+    pub async fn propose(&self, proposal: &Proposal, act: Attribution<'_>) -> Result<Change, StoreError> {
         proposal.check()?;
         let mut writing = self.begin(act).await?;
         let id = writing.keep(proposal).await?;
@@ -59,8 +59,8 @@ impl Store {
     pub async fn apply(
         &self,
         id: u64,
-        conditions: impl Into<Conditions>,
-        act: Act<'_>,
+        conditions: impl Into<ApplyConditions>,
+        act: Attribution<'_>,
     ) -> Result<Change, StoreError> {
         let mut writing = self.begin(act).await?;
         writing.apply(id, conditions.into()).await?;
@@ -71,8 +71,8 @@ impl Store {
     pub async fn apply_new(
         &self,
         proposal: &Proposal,
-        conditions: impl Into<Conditions>,
-        act: Act<'_>,
+        conditions: impl Into<ApplyConditions>,
+        act: Attribution<'_>,
     ) -> Result<Change, StoreError> {
         proposal.check()?;
         let mut writing = self.begin(act).await?;
@@ -82,10 +82,10 @@ impl Store {
     }
 
     /// Approves a change that waits for somebody other than its author. It is not applied by this.
-    pub async fn approve(&self, id: u64, act: Act<'_>) -> Result<Change, StoreError> {
+    pub async fn approve(&self, id: u64, act: Attribution<'_>) -> Result<Change, StoreError> {
         let mut writing = self.begin(act).await?;
         let change = writing.change(id).await?;
-        if change.state != State::Waiting {
+        if change.state != ChangeState::Waiting {
             return Err(StoreError::State(id, change.state));
         }
         if change.author == act.by {
@@ -93,7 +93,7 @@ impl Store {
         }
         writing.check_approver(&change).await?;
         let approve = "UPDATE tidegate_changes SET state = $2, approver = $3, approved_ms = $4 WHERE id = $1";
-        let state = Value::Text(State::Proposed.word());
+        let state = Value::Text(ChangeState::Proposed.word());
         let values = [Value::Number(id), state, Value::Text(act.by), Value::Number(act.now_ms)];
         writing.transaction.execute(approve, &values).await?;
         let digest = writing.operations_digest(id).await?;
@@ -103,31 +103,37 @@ impl Store {
 
     /// Lets a change wait for an approval that could be applied, since it would do something else by now: whoever approved it
     /// has not seen that.
-    pub async fn wait_again(&self, id: u64, effect: &str, act: Act<'_>) -> Result<Change, StoreError> {
+    pub async fn wait_again(
+        &self,
+        id: u64,
+        effect: &str,
+        act: Attribution<'_>,
+    ) -> Result<Change, StoreError> {
         check_effect(effect)?;
         let mut writing = self.begin(act).await?;
         let state = writing.change(id).await?.state;
-        if state != State::Proposed {
+        if state != ChangeState::Proposed {
             return Err(StoreError::State(id, state));
         }
         writing.check_room_to_wait().await?;
         let wait = "UPDATE tidegate_changes SET state = $2, needs = $3, effect = $4, approver = NULL, approved_ms = NULL \
              WHERE id = $1";
-        let (state, needs) = (Value::Text(State::Waiting.word()), Value::Text(Needs::Approver.word()));
+        let (state, needs) =
+            (Value::Text(ChangeState::Waiting.word()), Value::Text(ChangeNeeds::Approver.word()));
         writing.transaction.execute(wait, &[Value::Number(id), state, needs, Value::Text(effect)]).await?;
-        writing.note("change.wait", &json!({ "change": id, "needs": Needs::Approver.word() })).await?;
+        writing.note("change.wait", &json!({ "change": id, "needs": ChangeNeeds::Approver.word() })).await?;
         self.commit_change(writing, id).await
     }
 
     /// Ends a change that was not applied. Its author may do that too.
-    pub async fn reject(&self, id: u64, reason: &str, act: Act<'_>) -> Result<Change, StoreError> {
+    pub async fn reject(&self, id: u64, reason: &str, act: Attribution<'_>) -> Result<Change, StoreError> {
         check_text("reason", reason)?;
         let mut writing = self.begin(act).await?;
         let state = writing.change(id).await?.state;
-        if !matches!(state, State::Proposed | State::Waiting) {
+        if !matches!(state, ChangeState::Proposed | ChangeState::Waiting) {
             return Err(StoreError::State(id, state));
         }
-        writing.set_state(id, State::Rejected).await?;
+        writing.set_state(id, ChangeState::Rejected).await?;
         writing.note("change.reject", &json!({ "change": id, "reason": reason })).await?;
         self.commit_change(writing, id).await
     }
@@ -150,7 +156,7 @@ impl Store {
 
     pub(super) async fn commit_change(
         &self,
-        mut writing: Writing<'_>,
+        mut writing: WriteTransaction<'_>,
         id: u64,
     ) -> Result<Change, StoreError> {
         let change = writing.change(id).await?;
@@ -159,7 +165,7 @@ impl Store {
     }
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     async fn change(&mut self, id: u64) -> Result<Change, StoreError> {
         change(&mut self.transaction, id).await
     }
@@ -167,11 +173,11 @@ impl Writing<'_> {
     /// Keeps a proposal, and gives its id.
     pub(super) async fn keep(&mut self, proposal: &Proposal) -> Result<u64, StoreError> {
         let Proposal { base_revision, needs, .. } = *proposal;
-        if base_revision > self.heads.revision {
-            return Err(StoreError::Ahead { base_revision, revision: self.heads.revision });
+        if base_revision > self.revisions.revision {
+            return Err(StoreError::Ahead { base_revision, revision: self.revisions.revision });
         }
-        let state = if needs == Needs::Approver { State::Waiting } else { State::Proposed };
-        if state == State::Waiting {
+        let state = if needs == ChangeNeeds::Approver { ChangeState::Waiting } else { ChangeState::Proposed };
+        if state == ChangeState::Waiting {
             self.check_room_to_wait().await?;
         }
         self.change_count += 1;
@@ -215,8 +221,8 @@ impl Writing<'_> {
         }
     }
 
-    pub(super) async fn apply(&mut self, id: u64, conditions: Conditions) -> Result<(), StoreError> {
-        let Conditions { confirmed, checked } = conditions;
+    pub(super) async fn apply(&mut self, id: u64, conditions: ApplyConditions) -> Result<(), StoreError> {
+        let ApplyConditions { confirmed, checked } = conditions;
         let change = self.change(id).await?;
         check_ready(&change, confirmed)?;
         let operations = operations(&mut self.transaction, id).await?;
@@ -224,15 +230,15 @@ impl Writing<'_> {
         check_conflicts(&operations, &rows, change.base_revision)?;
         self.check_emergencies(&operations).await?;
         self.check_moved(checked)?;
-        self.heads.revision += 1;
-        write_rows(&mut self.transaction, &operations, &rows, self.heads.revision).await?;
+        self.revisions.revision += 1;
+        write_rows(&mut self.transaction, &operations, &rows, self.revisions.revision).await?;
         self.mark_applied(id, &restore_operations(&operations, rows)).await?;
         for undone in &change.undoes {
             self.mark_undone(*undone).await?;
         }
         let detail = json!({
             "change": id,
-            "revision": self.heads.revision,
+            "revision": self.revisions.revision,
             "author": change.author,
             "approver": change.approval.map(|(by, _)| by),
             "confirmed": confirmed,
@@ -243,9 +249,9 @@ impl Writing<'_> {
 
     /// Two changes that each make sense may not make any together: only what was checked with all that is there now is
     /// applied.
-    fn check_moved(&self, checked: Option<Checked>) -> Result<(), StoreError> {
-        let Heads { revision, emergency_revision, .. } = self.heads;
-        let now = Checked { revision, emergency_revision };
+    fn check_moved(&self, checked: Option<CheckedRevision>) -> Result<(), StoreError> {
+        let StoreRevisions { revision, emergency_revision, .. } = self.revisions;
+        let now = CheckedRevision { revision, emergency_revision };
         match checked {
             Some(checked) if checked != now => Err(StoreError::Moved { checked, now }),
             _ => Ok(()),
@@ -256,20 +262,21 @@ impl Writing<'_> {
     async fn mark_applied(&mut self, id: u64, restores: &[Operation]) -> Result<(), StoreError> {
         let restores = serde_json::to_string(restores)?;
         let mark = "UPDATE tidegate_changes SET state = $2, revision = $3, restores = $4 WHERE id = $1";
-        let state = Value::Text(State::Applied.word());
-        let values = [Value::Number(id), state, Value::Number(self.heads.revision), Value::Text(&restores)];
+        let state = Value::Text(ChangeState::Applied.word());
+        let values =
+            [Value::Number(id), state, Value::Number(self.revisions.revision), Value::Text(&restores)];
         self.transaction.execute(mark, &values).await?;
         Ok(())
     }
 
     async fn mark_undone(&mut self, id: u64) -> Result<(), StoreError> {
         match self.change(id).await?.state {
-            State::Applied => self.set_state(id, State::RolledBack).await,
+            ChangeState::Applied => self.set_state(id, ChangeState::RolledBack).await,
             state => Err(StoreError::State(id, state)),
         }
     }
 
-    async fn set_state(&mut self, id: u64, state: State) -> Result<(), StoreError> {
+    async fn set_state(&mut self, id: u64, state: ChangeState) -> Result<(), StoreError> {
         let set = "UPDATE tidegate_changes SET state = $2 WHERE id = $1";
         self.transaction.execute(set, &[Value::Number(id), Value::Text(state.word())]).await?;
         Ok(())
@@ -284,15 +291,15 @@ impl Writing<'_> {
 
 fn check_ready(change: &Change, confirmed: bool) -> Result<(), StoreError> {
     match change.state {
-        State::Proposed => {}
-        State::Waiting => return Err(StoreError::Needs(change.id, Needs::Approver)),
+        ChangeState::Proposed => {}
+        ChangeState::Waiting => return Err(StoreError::Needs(change.id, ChangeNeeds::Approver)),
         state => return Err(StoreError::State(change.id, state)),
     }
     let approved = change.approval.as_ref().is_some_and(|(by, _)| *by != change.author);
     let ready = match change.needs {
-        Needs::Nothing => true,
-        Needs::Confirmation => confirmed,
-        Needs::Approver => approved,
+        ChangeNeeds::Nothing => true,
+        ChangeNeeds::Confirmation => confirmed,
+        ChangeNeeds::Approver => approved,
     };
     if ready { Ok(()) } else { Err(StoreError::Needs(change.id, change.needs)) }
 }
@@ -302,17 +309,17 @@ fn check_conflicts(operations: &[Operation], rows: &Rows, base_revision: u64) ->
         let (kind, name) = operation.row();
         (kind, name.to_owned())
     };
-    let conflicts: Vec<Conflict> = operations
+    let conflicts: Vec<RowConflict> = operations
         .iter()
         .map(row_of)
         .filter_map(|row| Some((rows.get(&row)?.revision, row)))
         .filter(|(revision, _)| *revision > base_revision)
-        .map(|(revision, (kind, name))| Conflict { kind, name, revision })
+        .map(|(revision, (kind, name))| RowConflict { kind, name, revision })
         .collect();
     if !conflicts.is_empty() {
         return Err(StoreError::Conflict(conflicts));
     }
-    let is_there = |row: &(Kind, String)| rows.get(row).is_some_and(|current| current.body.is_some());
+    let is_there = |row: &(RowKind, String)| rows.get(row).is_some_and(|current| current.body.is_some());
     let deleted = operations.iter().filter(|operation| operation.body().is_none());
     let missing: Vec<_> = deleted.map(row_of).filter(|row| !is_there(row)).collect();
     if missing.is_empty() { Ok(()) } else { Err(StoreError::Missing(missing)) }
@@ -349,7 +356,7 @@ pub(super) async fn current_rows(
             let kind = cells.text(0)?;
             let kind =
                 kind_of(kind).ok_or_else(|| StoreError::Foreign(format!("a row that is a {kind:?}")))?;
-            let current = Current {
+            let current = CurrentRow {
                 body: cells.optional_text(2)?,
                 version: cells.number(3)?,
                 revision: cells.number(4)?,
@@ -427,7 +434,7 @@ fn no_change(id: u64) -> StoreError {
 
 fn read_change(cells: &Cells<'_>) -> Result<Change, StoreError> {
     let (id, state, needs) = (cells.number(0)?, cells.text(1)?, cells.text(2)?);
-    let (Some(state), Some(needs)) = (State::of_word(state), Needs::of_word(needs)) else {
+    let (Some(state), Some(needs)) = (ChangeState::of_word(state), ChangeNeeds::of_word(needs)) else {
         return Err(StoreError::Foreign(format!("change {id} that is {state:?} and needs {needs:?}")));
     };
     Ok(Change {

@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::database::{Cells, Value};
-use super::writing::Writing;
-use super::{Act, Store, StoreError};
+use super::write_transaction::WriteTransaction;
+use super::{Attribution, Store, StoreError};
 use crate::audit::is_hash;
-use crate::change::{Change, Invalid, check_name};
+use crate::change::{Change, InvalidInput, check_name};
 
 /// The most credentials of a store. Higher: more people and programs; all of them are in the memory of every server, and read
 /// whenever one of them changes.
@@ -37,7 +37,7 @@ pub struct Credential {
 
 impl Store {
     /// Keeps a credential in place of the one with its hash, if there is room. Those that have expired are removed first.
-    pub async fn put_credential(&self, new: &Credential, act: Act<'_>) -> Result<(), StoreError> {
+    pub async fn put_credential(&self, new: &Credential, act: Attribution<'_>) -> Result<(), StoreError> {
         new.check()?;
         let mut writing = self.begin(act).await?;
         writing.remove_expired_credentials().await?;
@@ -60,19 +60,19 @@ impl Store {
         let detail =
             json!({ "hash": hash, "name": name, "tenant": tenant, "role": role, "expires_ms": expires_ms });
         writing.note("credential.put", &detail).await?;
-        writing.heads.credential_revision += 1;
+        writing.revisions.credential_revision += 1;
         self.commit(writing).await
     }
 
     /// Ends a credential at once.
-    pub async fn revoke_credential(&self, hash: &str, act: Act<'_>) -> Result<(), StoreError> {
+    pub async fn revoke_credential(&self, hash: &str, act: Attribution<'_>) -> Result<(), StoreError> {
         let mut writing = self.begin(act).await?;
         let revoke = "DELETE FROM tidegate_credentials WHERE hash = $1";
         if writing.transaction.execute(revoke, &[Value::Text(hash)]).await? == 0 {
             return Err(StoreError::NotThere("credential with this hash".to_owned()));
         }
         writing.note("credential.revoke", &json!({ "hash": hash })).await?;
-        writing.heads.credential_revision += 1;
+        writing.revisions.credential_revision += 1;
         self.commit(writing).await
     }
 
@@ -94,7 +94,7 @@ impl Store {
     }
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     /// They open nothing, and would take the room of others for ever. Those that ended first go first.
     async fn remove_expired_credentials(&mut self) -> Result<(), StoreError> {
         let remove = "DELETE FROM tidegate_credentials WHERE hash IN (SELECT hash FROM tidegate_credentials \
@@ -154,10 +154,12 @@ impl Writing<'_> {
 }
 
 impl Credential {
-    fn check(&self) -> Result<(), Invalid> {
+    fn check(&self) -> Result<(), InvalidInput> {
         // A token that is mistaken for its hash must not be kept.
         if !is_hash(&self.hash) {
-            return Err(Invalid("hash: must be a SHA-256 of 64 lower-case hexadecimal digits".to_owned()));
+            return Err(InvalidInput(
+                "hash: must be a SHA-256 of 64 lower-case hexadecimal digits".to_owned(),
+            ));
         }
         check_name("name", &self.name)?;
         // Whoever runs the servers belongs to no tenant.

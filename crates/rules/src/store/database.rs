@@ -13,7 +13,7 @@ use sqlx::sqlite::{
 use sqlx::{ConnectOptions as _, Connection as _, Error, Postgres, Row as _, SqlSafeStr, Sqlite};
 
 use super::StoreError;
-use super::address::{Address, Place};
+use super::address::{Address, StoreLocation};
 
 /// How long a call waits for a connection, and for others to end their changes. Longer: patience with a store that is
 /// busy or restarts; a store that is gone is told later.
@@ -91,9 +91,9 @@ macro_rules! bound {
 impl Database {
     pub(super) async fn open(address: &Address) -> Result<Self, StoreError> {
         let database = match &address.0 {
-            Place::Memory => Self::Sqlite(memory().await?),
-            Place::File(file) => Self::Sqlite(file_pool(file, CONNECTIONS_MAX).await?),
-            Place::Postgres(options) => Self::Postgres(postgres_pool(options, CONNECTIONS_MAX)),
+            StoreLocation::Memory => Self::Sqlite(memory().await?),
+            StoreLocation::File(file) => Self::Sqlite(file_pool(file, CONNECTIONS_MAX).await?),
+            StoreLocation::Postgres(options) => Self::Postgres(postgres_pool(options, CONNECTIONS_MAX)),
         };
         database.migrate().await?;
         Ok(database)
@@ -102,9 +102,11 @@ impl Database {
     /// The same by other connections. Of a memory there is one, which all share.
     pub(super) async fn beside(&self, address: &Address) -> Result<Self, StoreError> {
         Ok(match &address.0 {
-            Place::Memory => self.clone(),
-            Place::File(file) => Self::Sqlite(file_pool(file, URGENT_CONNECTIONS_MAX).await?),
-            Place::Postgres(options) => Self::Postgres(postgres_pool(options, URGENT_CONNECTIONS_MAX)),
+            StoreLocation::Memory => self.clone(),
+            StoreLocation::File(file) => Self::Sqlite(file_pool(file, URGENT_CONNECTIONS_MAX).await?),
+            StoreLocation::Postgres(options) => {
+                Self::Postgres(postgres_pool(options, URGENT_CONNECTIONS_MAX))
+            }
         })
     }
 

@@ -4,20 +4,24 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::database::Value;
-use super::writing::Writing;
-use super::{Act, Store, StoreError, rows};
+use super::write_transaction::WriteTransaction;
+use super::{Attribution, Store, StoreError, rows};
 use crate::RuleSet;
-use crate::book::{Book, EmergencyRow, Kind, Row};
-use crate::change::{Invalid, Operation, check_body, check_name, kind_name};
+use crate::change::{InvalidInput, Operation, check_body, check_name, kind_name};
 use crate::emergency::EMERGENCIES_MAX;
 use crate::problems::Problems;
+use crate::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 
 /// How far ahead an emergency may end, ms. Longer: fewer renewals; what was forgotten stays for longer.
 pub const EMERGENCY_MS_MAX: u64 = 60 * 60 * 1_000;
 
 impl Store {
     /// Puts an emergency in place of the one with its id. Gives the emergency revision.
-    pub async fn put_emergency(&self, emergency: &EmergencyRow, act: Act<'_>) -> Result<u64, StoreError> {
+    pub async fn put_emergency(
+        &self,
+        emergency: &EmergencyRow,
+        act: Attribution<'_>,
+    ) -> Result<u64, StoreError> {
         check_name("id", &emergency.id)?;
         check_body(&emergency.body)?;
         check_expiry(emergency.expires_ms, act.now_ms)?;
@@ -43,7 +47,12 @@ impl Store {
     }
 
     /// Lets one that has not expired last for longer. Gives the emergency revision.
-    pub async fn renew_emergency(&self, id: &str, expires_ms: u64, act: Act<'_>) -> Result<u64, StoreError> {
+    pub async fn renew_emergency(
+        &self,
+        id: &str,
+        expires_ms: u64,
+        act: Attribution<'_>,
+    ) -> Result<u64, StoreError> {
         check_expiry(expires_ms, act.now_ms)?;
         let mut writing = self.begin_urgently(act).await?;
         writing.remove_expired().await?;
@@ -58,7 +67,7 @@ impl Store {
     }
 
     /// Ends one. Gives the emergency revision.
-    pub async fn end_emergency(&self, id: &str, act: Act<'_>) -> Result<u64, StoreError> {
+    pub async fn end_emergency(&self, id: &str, act: Attribution<'_>) -> Result<u64, StoreError> {
         let mut writing = self.begin_urgently(act).await?;
         let end = "DELETE FROM tidegate_emergencies WHERE id = $1";
         if writing.transaction.execute(end, &[Value::Text(id)]).await? == 0 {
@@ -68,30 +77,31 @@ impl Store {
         self.commit_emergency(writing).await
     }
 
-    async fn commit_emergency(&self, mut writing: Writing<'_>) -> Result<u64, StoreError> {
-        writing.heads.emergency_revision += 1;
-        let revision = writing.heads.emergency_revision;
+    async fn commit_emergency(&self, mut writing: WriteTransaction<'_>) -> Result<u64, StoreError> {
+        writing.revisions.emergency_revision += 1;
+        let revision = writing.revisions.emergency_revision;
         self.commit(writing).await?;
         Ok(revision)
     }
 }
 
-impl Writing<'_> {
+impl WriteTransaction<'_> {
     /// Whether an emergency makes sense with the rule that it names, as that is at this moment. One that does not would be
     /// refused by every server, and everything else with it. Other rules do not matter, and there may be many; but for the
     /// number of header fields that all look at together.
     async fn check_sense(&mut self, emergency: &EmergencyRow) -> Result<(), StoreError> {
         let mut rows = Vec::new();
-        if let Refers { rule: Some(name), .. } = refers(&emergency.body) {
+        if let RowReferences { rule: Some(name), .. } = refers(&emergency.body) {
             let missing = || StoreError::NotThere(format!("rule {name:?}"));
-            let rule = self.row(Kind::Rule, &name).await?.ok_or_else(missing)?;
-            if let Refers { template: Some(name), .. } = refers(&rule.body) {
-                rows.extend(self.row(Kind::Template, &name).await?);
+            let rule = self.row(RowKind::Rule, &name).await?.ok_or_else(missing)?;
+            if let RowReferences { template: Some(name), .. } = refers(&rule.body) {
+                rows.extend(self.row(RowKind::Template, &name).await?);
             }
             rows.push(rule);
         }
-        let book = Book { rows: rows.into(), emergencies: vec![emergency.clone()], ..Book::default() };
-        let set = RuleSet::compile(&book, None, self.act.now_ms).map_err(|problems| unfit(&problems))?;
+        let rule_rows =
+            RuleRows { rows: rows.into(), emergencies: vec![emergency.clone()], ..RuleRows::default() };
+        let set = RuleSet::compile(&rule_rows, None, self.act.now_ms).map_err(|problems| unfit(&problems))?;
         if set.emergencies_look_at_headers() { self.check_headers(emergency).await } else { Ok(()) }
     }
 
@@ -101,16 +111,16 @@ impl Writing<'_> {
         let mut emergencies = self.transaction.all(rows::EMERGENCIES, &[], rows::emergency).await?;
         emergencies.retain(|other| other.id != emergency.id);
         let rows = self.transaction.all(rows::RULES, &[], rows::row).await?;
-        let mut book = Book { rows: rows.into(), emergencies, ..Book::default() };
+        let mut rule_rows = RuleRows { rows: rows.into(), emergencies, ..RuleRows::default() };
         // A book that no server takes is not made worse by an emergency, which goes before the one that they have.
-        let Ok(set) = RuleSet::compile(&book, None, self.act.now_ms) else { return Ok(()) };
-        book.emergencies.push(emergency.clone());
-        set.with_emergencies(0, &book.emergencies, self.act.now_ms)
+        let Ok(set) = RuleSet::compile(&rule_rows, None, self.act.now_ms) else { return Ok(()) };
+        rule_rows.emergencies.push(emergency.clone());
+        set.with_emergencies(0, &rule_rows.emergencies, self.act.now_ms)
             .map(drop)
             .map_err(|problems| unfit(&problems))
     }
 
-    async fn row(&mut self, kind: Kind, name: &str) -> Result<Option<Row>, StoreError> {
+    async fn row(&mut self, kind: RowKind, name: &str) -> Result<Option<RuleRow>, StoreError> {
         let select = "SELECT kind, name, body, version FROM tidegate_rows WHERE kind = $1 AND name = $2 \
              AND body IS NOT NULL";
         self.transaction.one(select, &[Value::Text(kind_name(kind)), Value::Text(name)], rows::row).await
@@ -147,7 +157,7 @@ impl Writing<'_> {
 }
 
 fn unfit(problems: &Problems) -> StoreError {
-    Invalid(problems.to_string()).into()
+    InvalidInput(problems.to_string()).into()
 }
 
 /// The rules that operations delete although an emergency is about them, each with its id.
@@ -157,7 +167,9 @@ pub fn in_emergency(
     now_ms: u64,
 ) -> Vec<(String, String)> {
     let is_deleted = |rule: &str| {
-        operations.iter().any(|operation| operation.row() == (Kind::Rule, rule) && operation.body().is_none())
+        operations
+            .iter()
+            .any(|operation| operation.row() == (RowKind::Rule, rule) && operation.body().is_none())
     };
     let lasting = emergencies.iter().filter(|emergency| now_ms < emergency.expires_ms);
     let about = lasting.filter_map(|emergency| Some((refers(&emergency.body).rule?, emergency.id.clone())));
@@ -166,21 +178,21 @@ pub fn in_emergency(
 
 /// What a row says of other rows.
 #[derive(Default, Deserialize)]
-struct Refers {
+struct RowReferences {
     rule: Option<String>,
     template: Option<String>,
 }
 
 /// Nothing, if it cannot be read.
-fn refers(body: &str) -> Refers {
+fn refers(body: &str) -> RowReferences {
     serde_json::from_str(body).unwrap_or_default()
 }
 
-fn check_expiry(expires_ms: u64, now_ms: u64) -> Result<(), Invalid> {
+fn check_expiry(expires_ms: u64, now_ms: u64) -> Result<(), InvalidInput> {
     let latest = now_ms.saturating_add(EMERGENCY_MS_MAX);
     if expires_ms > now_ms && expires_ms <= latest {
         return Ok(());
     }
     let earliest = now_ms.saturating_add(1);
-    Err(Invalid(format!("expires_ms: {expires_ms} is outside {earliest} to {latest}, an hour from now")))
+    Err(InvalidInput(format!("expires_ms: {expires_ms} is outside {earliest} to {latest}, an hour from now")))
 }

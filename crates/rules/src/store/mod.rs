@@ -12,12 +12,12 @@ mod rollback;
 mod rows;
 mod trail;
 mod watch;
-mod writing;
+mod write_transaction;
 
 use std::fmt;
 use std::sync::Arc;
 
-pub use address::{Address, NoAddress};
+pub use address::{Address, InvalidAddress};
 pub use changes::{HISTORY_MAX, WAITING_MAX};
 pub use credentials::{CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, Credential};
 pub use emergencies::{EMERGENCY_MS_MAX, in_emergency};
@@ -25,10 +25,10 @@ pub use rollback::Rollback;
 pub use trail::AUDIT_PAGE_MAX;
 pub use watch::{CHANNEL, RETRY_MAX, RETRY_MIN, Signal, Watch};
 
-use crate::audit::Break;
-use crate::book::{Book, Kind};
-use crate::change::{Invalid, Needs, State, kind_name};
+use crate::audit::ChainBreak;
+use crate::change::{ChangeNeeds, ChangeState, InvalidInput, kind_name};
 use crate::emergency::EMERGENCIES_MAX;
+use crate::rows::{RowKind, RuleRows};
 use database::Database;
 
 /// The store of rules. Copies of it share its connections.
@@ -45,7 +45,7 @@ pub struct Store {
 
 /// Who does something, and when.
 #[derive(Clone, Copy, Debug)]
-pub struct Act<'a> {
+pub struct Attribution<'a> {
     /// Who, as the audit will say.
     pub by: &'a str,
     /// When, in milliseconds since the Unix epoch.
@@ -54,7 +54,7 @@ pub struct Act<'a> {
 
 /// How far a store is. Each number is raised by every change of what it stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heads {
+pub struct StoreRevisions {
     /// Of templates, rules and overrides.
     pub revision: u64,
     /// Of emergencies.
@@ -65,14 +65,14 @@ pub struct Heads {
 
 /// What has to hold for a change to be applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Conditions {
+pub struct ApplyConditions {
     /// Whoever applies it has confirmed that it is meant.
     pub confirmed: bool,
     /// The book with which all of it was compiled, if it was: another one may not make sense with it.
-    pub checked: Option<Checked>,
+    pub checked: Option<CheckedRevision>,
 }
 
-impl From<bool> for Conditions {
+impl From<bool> for ApplyConditions {
     fn from(confirmed: bool) -> Self {
         Self { confirmed, checked: None }
     }
@@ -80,24 +80,24 @@ impl From<bool> for Conditions {
 
 /// The book that a change was checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Checked {
+pub struct CheckedRevision {
     /// Of its rows.
     pub revision: u64,
     /// Of its emergencies.
     pub emergency_revision: u64,
 }
 
-impl From<&Book> for Checked {
-    fn from(book: &Book) -> Self {
-        Self { revision: book.revision, emergency_revision: book.emergency_revision }
+impl From<&RuleRows> for CheckedRevision {
+    fn from(rule_rows: &RuleRows) -> Self {
+        Self { revision: rule_rows.revision, emergency_revision: rule_rows.emergency_revision }
     }
 }
 
 /// A row that changed after the revision that a change was made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conflict {
+pub struct RowConflict {
     /// What the row is.
-    pub kind: Kind,
+    pub kind: RowKind,
     /// Its name.
     pub name: String,
     /// The revision that changed it last.
@@ -116,17 +116,17 @@ pub enum StoreError {
     /// It holds something that this version does not write.
     Foreign(String),
     /// The audit does not hold.
-    Audit(Break),
+    Audit(ChainBreak),
     /// The database failed.
     Database(sqlx::Error),
     /// It was asked for something that cannot be.
-    Invalid(Invalid),
+    Invalid(InvalidInput),
     /// There is no such thing.
     NotThere(String),
     /// Rows changed in the meantime.
-    Conflict(Vec<Conflict>),
+    Conflict(Vec<RowConflict>),
     /// Rows that are to be deleted do not exist.
-    Missing(Vec<(Kind, String)>),
+    Missing(Vec<(RowKind, String)>),
     /// Rules that are to be deleted, each with an emergency that is about it.
     InEmergency(Vec<(String, String)>),
     /// There are as many emergencies as may be.
@@ -138,9 +138,9 @@ pub enum StoreError {
     /// The book that the change was checked against is no longer the latest.
     Moved {
         /// Against which it was checked.
-        checked: Checked,
+        checked: CheckedRevision,
         /// The latest.
-        now: Checked,
+        now: CheckedRevision,
     },
     /// The change was made for a revision that is yet to come.
     Ahead {
@@ -150,7 +150,7 @@ pub enum StoreError {
         revision: u64,
     },
     /// The change lacks what it needs.
-    Needs(u64, Needs),
+    Needs(u64, ChangeNeeds),
     /// Its author cannot be its approver.
     OwnApproval(u64),
     /// One of the two credentials, of its author and of whoever approves it, was made with the other.
@@ -158,7 +158,7 @@ pub enum StoreError {
     /// The credential of whoever approves it was made when it had been proposed already.
     LaterApproval(u64),
     /// The change is in a state in which this cannot be done.
-    State(u64, State),
+    State(u64, ChangeState),
     /// What was to be restored is already so.
     NothingToRestore,
 }
@@ -177,13 +177,13 @@ impl fmt::Display for StoreError {
             Self::Invalid(problem) => problem.fmt(f),
             Self::NotThere(what) => write!(f, "there is no {what}"),
             Self::Conflict(rows) => {
-                let row = |row: &Conflict| {
+                let row = |row: &RowConflict| {
                     format!("{} {:?} (revision {})", kind_name(row.kind), row.name, row.revision)
                 };
                 write!(f, "conflict: changed in the meantime: {}", listed(rows, row))
             }
             Self::Missing(rows) => {
-                let row = |row: &(Kind, String)| format!("{} {:?}", kind_name(row.0), row.1);
+                let row = |row: &(RowKind, String)| format!("{} {:?}", kind_name(row.0), row.1);
                 write!(f, "cannot delete what does not exist: {}", listed(rows, row))
             }
             Self::TooManyEmergencies => {
@@ -212,7 +212,7 @@ impl fmt::Display for StoreError {
             Self::Ahead { base_revision, revision } => {
                 write!(f, "base_revision: {base_revision} is outside 0 to {revision}, the latest revision")
             }
-            Self::Needs(id, Needs::Approver) => {
+            Self::Needs(id, ChangeNeeds::Approver) => {
                 write!(f, "change {id} needs the approval of somebody other than its author")
             }
             Self::Needs(id, needs) => write!(f, "change {id} needs a {needs}"),
@@ -279,8 +279,8 @@ fn is_unreachable(code: &str) -> bool {
     code.len() == STATE_CHARACTERS && (code.starts_with("08") || code.starts_with("57P"))
 }
 
-impl From<Invalid> for StoreError {
-    fn from(problem: Invalid) -> Self {
+impl From<InvalidInput> for StoreError {
+    fn from(problem: InvalidInput) -> Self {
         Self::Invalid(problem)
     }
 }
@@ -325,7 +325,7 @@ impl Store {
 mod tests {
     use super::database::CONNECTIONS_MAX;
     use super::*;
-    use crate::book::EmergencyRow;
+    use crate::rows::EmergencyRow;
 
     #[tokio::test]
     async fn an_emergency_waits_for_nobody_who_reads() {
@@ -338,9 +338,9 @@ mod tests {
         }
         let body = r#"{"action":"block"}"#.to_owned();
         let row = EmergencyRow { id: "stop".to_owned(), body, expires_ms: 2 };
-        let act = Act { by: "ada", now_ms: 1 };
+        let act = Attribution { by: "ada", now_ms: 1 };
         assert_eq!(store.put_emergency(&row, act).await.expect("put"), 1);
-        assert_eq!(store.heads().await.expect("heads").emergency_revision, 1);
+        assert_eq!(store.revisions().await.expect("heads").emergency_revision, 1);
         assert_eq!(store.emergencies().await.expect("read"), (1, vec![row]));
         store.end_emergency("stop", act).await.expect("ended");
         drop(held);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::changes::{change, current_rows, operations};
 use super::database::{Cells, Transaction, Value};
 use super::{Store, StoreError};
-use crate::book::Kind;
-use crate::change::{Invalid, Needs, Operation, Proposal, State};
+use crate::change::{ChangeNeeds, ChangeState, InvalidInput, Operation, Proposal};
+use crate::rows::RowKind;
 
 /// How many changes one rollback undoes at most. Higher: more memory; further back in one step.
 const UNDONE_MAX: u64 = 1_000;
@@ -40,7 +40,7 @@ async fn restoring(
     let (base_revision, undone) = match what {
         Rollback::Change(id) => {
             let change = change(transaction, id).await?;
-            let (State::Applied, Some(applied)) = (change.state, change.revision) else {
+            let (ChangeState::Applied, Some(applied)) = (change.state, change.revision) else {
                 return Err(StoreError::State(id, change.state));
             };
             (unless_changed(transaction, id, applied).await?, applied..=applied)
@@ -63,11 +63,11 @@ async fn restoring(
     if operations.is_empty() {
         return Err(StoreError::NothingToRestore);
     }
-    let (reason, needs) = (reason.to_owned(), Needs::Nothing);
+    let (reason, needs) = (reason.to_owned(), ChangeNeeds::Nothing);
     Ok(Proposal { base_revision, reason, operations, effect: None, needs, undoes })
 }
 
-type Bodies = BTreeMap<(Kind, String), Option<String>>;
+type Bodies = BTreeMap<(RowKind, String), Option<String>>;
 
 /// What rows held before a range of revisions, and the changes of that range that apply.
 async fn bodies_before(
@@ -77,13 +77,13 @@ async fn bodies_before(
 ) -> Result<(Bodies, Vec<u64>), StoreError> {
     if last.saturating_sub(first) >= UNDONE_MAX {
         let message = format!("revision: more than {UNDONE_MAX} changes lie between: go back in steps");
-        return Err(Invalid(message).into());
+        return Err(InvalidInput(message).into());
     }
     let select =
         "SELECT id, state, restores FROM tidegate_changes WHERE revision BETWEEN $1 AND $2 ORDER BY revision";
     let (mut bodies, mut undoes) = (Bodies::new(), Vec::new());
     let take = |cells: Cells<'_>| {
-        if cells.text(1)? == State::Applied.word() {
+        if cells.text(1)? == ChangeState::Applied.word() {
             undoes.push(cells.number(0)?);
         }
         for operation in serde_json::from_str::<Vec<Operation>>(cells.text(2)?)? {

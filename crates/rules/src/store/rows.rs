@@ -7,10 +7,10 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::database::{Cells, Transaction};
-use super::writing::{heads, no_heads};
-use super::{Heads, Store, StoreError};
-use crate::book::{Book, EmergencyRow, Row};
+use super::write_transaction::{no_heads, revisions};
+use super::{Store, StoreError, StoreRevisions};
 use crate::change::kind_of;
+use crate::rows::{EmergencyRow, RuleRow, RuleRows};
 
 const HEADS: &str = "SELECT revision, emergency_revision, credential_revision FROM tidegate_heads";
 const ROWS: &str = "SELECT kind, name, body, version FROM tidegate_rows WHERE body IS NOT NULL";
@@ -21,15 +21,15 @@ pub(super) const EMERGENCIES: &str = "SELECT id, body, expires_ms FROM tidegate_
 
 impl Store {
     /// How far the store is.
-    pub async fn heads(&self) -> Result<Heads, StoreError> {
+    pub async fn revisions(&self) -> Result<StoreRevisions, StoreError> {
         read_heads(&mut self.urgent.read().await?).await
     }
 
     /// All rules, in the order of kind and name, and all emergencies, also those that have expired.
     /// They are read on a thread of their own: there may be a million, and whoever asks has other things to do on theirs. It
     /// ends when nobody waits for it any more.
-    pub async fn load(&self) -> Result<Book, StoreError> {
-        self.aside(async |store: &Self| store.read_book().await).await
+    pub async fn load(&self) -> Result<RuleRows, StoreError> {
+        self.aside(async |store: &Self| store.read_rule_rows().await).await
     }
 
     /// Reads what is long on a thread of its own, for as long as somebody waits for it.
@@ -52,9 +52,9 @@ impl Store {
         read.unwrap_or_else(|error| Err(not_read(error)))
     }
 
-    async fn read_book(&self) -> Result<Book, StoreError> {
+    async fn read_rule_rows(&self) -> Result<RuleRows, StoreError> {
         let mut reading = self.database.read().await?;
-        let heads = read_heads(&mut reading).await?;
+        let revisions = read_heads(&mut reading).await?;
         let mut rows = Vec::new();
         let take = |cells: Cells<'_>| {
             rows.push(row(&cells)?);
@@ -64,17 +64,17 @@ impl Store {
         let emergencies = reading.all(EMERGENCIES, &[], emergency).await?;
         reading.commit().await?;
         // Here and not in the database, whose order depends on its locale.
-        rows.sort_unstable_by(|a: &Row, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
-        let Heads { revision, emergency_revision, .. } = heads;
-        Ok(Book { revision, emergency_revision, rows: rows.into(), emergencies })
+        rows.sort_unstable_by(|a: &RuleRow, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
+        let StoreRevisions { revision, emergency_revision, .. } = revisions;
+        Ok(RuleRows { revision, emergency_revision, rows: rows.into(), emergencies })
     }
 
     /// The emergencies alone, with their revision: they must not wait until a large book is read.
     pub async fn emergencies(&self) -> Result<(u64, Vec<EmergencyRow>), StoreError> {
         let mut reading = self.urgent.read().await?;
-        let heads = read_heads(&mut reading).await?;
+        let revisions = read_heads(&mut reading).await?;
         let emergencies = reading.all(EMERGENCIES, &[], emergency).await?;
-        Ok((heads.emergency_revision, emergencies))
+        Ok((revisions.emergency_revision, emergencies))
     }
 }
 
@@ -82,16 +82,16 @@ fn not_read(why: impl std::fmt::Display) -> StoreError {
     StoreError::Unreachable(format!("it was not read to the end: {why}"))
 }
 
-async fn read_heads(reading: &mut Transaction) -> Result<Heads, StoreError> {
-    reading.one(HEADS, &[], heads).await?.ok_or_else(no_heads)
+async fn read_heads(reading: &mut Transaction) -> Result<StoreRevisions, StoreError> {
+    reading.one(HEADS, &[], revisions).await?.ok_or_else(no_heads)
 }
 
-pub(super) fn row(cells: &Cells<'_>) -> Result<Row, StoreError> {
+pub(super) fn row(cells: &Cells<'_>) -> Result<RuleRow, StoreError> {
     let (kind, version) = (cells.text(0)?, cells.number(3)?);
     let (Some(kind), Ok(version)) = (kind_of(kind), u32::try_from(version)) else {
         return Err(StoreError::Foreign(format!("version {version} of a {kind}")));
     };
-    Ok(Row { kind, name: cells.owned(1)?, body: cells.owned(2)?, version })
+    Ok(RuleRow { kind, name: cells.owned(1)?, body: cells.owned(2)?, version })
 }
 
 pub(super) fn emergency(cells: &Cells<'_>) -> Result<EmergencyRow, StoreError> {

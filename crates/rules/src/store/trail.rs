@@ -1,15 +1,15 @@
 //! Reads the audit back, and follows its chain to the end that the heads know.
 
 use super::database::{Cells, Transaction, Value};
-use super::writing::no_heads;
+use super::write_transaction::no_heads;
 use super::{Store, StoreError};
-use crate::audit::{Break, Checkpoint, Entry, Verifier};
+use crate::audit::{AuditEntry, ChainBreak, Checkpoint, Verifier};
 
 /// How many entries one page of the audit has at most. Higher: fewer questions to the database, more memory.
 pub const AUDIT_PAGE_MAX: u64 = 1_000;
 
 /// An entry as it lies there: or, if it cannot be read any more, its number, as far as that can.
-type Found = Result<Entry, Option<u64>>;
+type TrailEntry = Result<AuditEntry, Option<u64>>;
 
 /// In the order of their numbers. Entries that are out of place are found by whoever follows the chain.
 const PAGE: &str = "SELECT sequence, at_ms, actor, action, detail, previous, hash FROM tidegate_audit \
@@ -18,7 +18,7 @@ const PAGE: &str = "SELECT sequence, at_ms, actor, action, detail, previous, has
 impl Store {
     /// The entries after the one with a number, in order, and no more than [`AUDIT_PAGE_MAX`] of them. One that cannot be
     /// read is named.
-    pub async fn audit(&self, after: u64, limit: u64) -> Result<Vec<Entry>, StoreError> {
+    pub async fn audit(&self, after: u64, limit: u64) -> Result<Vec<AuditEntry>, StoreError> {
         Ok(self.audit_and_end(after, limit).await?.0)
     }
 
@@ -27,11 +27,12 @@ impl Store {
         &self,
         after: u64,
         limit: u64,
-    ) -> Result<(Vec<Entry>, Checkpoint), StoreError> {
+    ) -> Result<(Vec<AuditEntry>, Checkpoint), StoreError> {
         let (end, found) = self.end_and_page(after, limit.min(AUDIT_PAGE_MAX)).await?;
         let mut last = after;
-        let entry = |found: Found| {
-            let entry = found.map_err(|sequence| Break::Changed { sequence: sequence.unwrap_or(last + 1) });
+        let entry = |found: TrailEntry| {
+            let entry =
+                found.map_err(|sequence| ChainBreak::Changed { sequence: sequence.unwrap_or(last + 1) });
             entry.inspect(|entry| last = entry.sequence)
         };
         let entries = found.into_iter().map(entry).collect::<Result<_, _>>().map_err(StoreError::Audit)?;
@@ -63,20 +64,24 @@ impl Store {
         }
     }
 
-    async fn end_and_page(&self, after: u64, limit: u64) -> Result<(Checkpoint, Vec<Found>), StoreError> {
+    async fn end_and_page(
+        &self,
+        after: u64,
+        limit: u64,
+    ) -> Result<(Checkpoint, Vec<TrailEntry>), StoreError> {
         let mut reading = self.database.read().await?;
         let end = audit_end(&mut reading).await?;
         Ok((end, page(&mut reading, after, limit).await?))
     }
 }
 
-async fn page(reading: &mut Transaction, after: u64, limit: u64) -> Result<Vec<Found>, StoreError> {
+async fn page(reading: &mut Transaction, after: u64, limit: u64) -> Result<Vec<TrailEntry>, StoreError> {
     let found = |cells: &Cells<'_>| Ok(found(cells));
     reading.all(PAGE, &[Value::Number(after), Value::Number(limit)], found).await
 }
 
 /// Follows the chain through a page, and gives the number of its last entry.
-fn follow(verifier: &mut Verifier, page: Vec<Found>) -> Result<u64, Break> {
+fn follow(verifier: &mut Verifier, page: Vec<TrailEntry>) -> Result<u64, ChainBreak> {
     let mut last = 0;
     for found in page {
         let entry = found.map_err(|sequence| verifier.damaged(sequence))?;
@@ -94,12 +99,12 @@ async fn audit_end(reading: &mut Transaction) -> Result<Checkpoint, StoreError> 
 
 /// A server writes nothing that it cannot read. So what cannot be read was damaged, like what has another hash, and is no failure
 /// of the store.
-fn found(cells: &Cells<'_>) -> Found {
+fn found(cells: &Cells<'_>) -> TrailEntry {
     entry(cells).map_err(|_| cells.number(0).ok())
 }
 
-fn entry(cells: &Cells<'_>) -> Result<Entry, StoreError> {
-    Ok(Entry {
+fn entry(cells: &Cells<'_>) -> Result<AuditEntry, StoreError> {
+    Ok(AuditEntry {
         sequence: cells.number(0)?,
         at_ms: cells.number(1)?,
         actor: cells.owned(2)?,

@@ -7,9 +7,9 @@ use tidegate_core::Backoff;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::address::Place;
+use super::address::StoreLocation;
 use super::database::postgres_pool;
-use super::{Heads, Store, StoreError};
+use super::{Store, StoreError, StoreRevisions};
 
 /// The channel on which `PostgreSQL` tells of changes: which head moved, and to what number, such as `revision 7`.
 pub const CHANNEL: &str = "tidegate_rules";
@@ -71,15 +71,15 @@ impl Store {
     /// The same, by whoever says how often to look, beside what the store says itself.
     pub fn watch_looking(&self, seed: u64, look_every: Option<Duration>) -> Watch {
         let look_every = look_every.unwrap_or(match &self.address.0 {
-            Place::Memory | Place::File(_) => LOOK_AT_FILE_EVERY,
-            Place::Postgres(_) => LOOK_AT_SERVER_EVERY,
+            StoreLocation::Memory | StoreLocation::File(_) => LOOK_AT_FILE_EVERY,
+            StoreLocation::Postgres(_) => LOOK_AT_SERVER_EVERY,
         });
         let (sender, signals) = watch::channel(Signal::MayHaveChanged);
-        let looker = Looker {
+        let looker = StorePoller {
             store: self.clone(),
             committed: self.committed.subscribe(),
             sender,
-            heads: None,
+            revisions: None,
             look_every,
         };
         let looking = tokio::spawn(looker.run(Backoff::new(RETRY_MIN, RETRY_MAX, seed))).abort_handle();
@@ -87,27 +87,27 @@ impl Store {
     }
 }
 
-struct Looker {
+struct StorePoller {
     store: Store,
     committed: watch::Receiver<()>,
     sender: watch::Sender<Signal>,
     /// As they were last seen.
-    heads: Option<Heads>,
+    revisions: Option<StoreRevisions>,
     look_every: Duration,
 }
 
-impl Looker {
+impl StorePoller {
     async fn run(mut self, mut backoff: Backoff) {
         loop {
             let problem = match &self.store.address.0 {
-                Place::Memory | Place::File(_) => self.look_at_file(&mut backoff).await,
-                Place::Postgres(options) => {
+                StoreLocation::Memory | StoreLocation::File(_) => self.look_at_file(&mut backoff).await,
+                StoreLocation::Postgres(options) => {
                     let pool = postgres_pool(options, 1);
                     self.listen(&pool, &mut backoff).await
                 }
             };
             self.sender.send_replace(Signal::Lost(problem.to_string()));
-            self.heads = None;
+            self.revisions = None;
             pause(&mut backoff).await;
         }
     }
@@ -160,17 +160,17 @@ impl Looker {
     }
 
     fn heard(&mut self, message: &str) {
-        let known = self.heads.as_mut().zip(Head::read(message));
-        if let Some((heads, (head, number))) = known {
-            *head.of_mut(heads) = number;
+        let known = self.revisions.as_mut().zip(RevisionKind::read(message));
+        if let Some((revisions, (head, number))) = known {
+            *head.of_mut(revisions) = number;
         }
         self.sender.send_replace(Signal::MayHaveChanged);
     }
 
     /// Compares the heads with those that were last seen.
     async fn look(&mut self) -> Result<(), StoreError> {
-        let heads = self.store.heads().await?;
-        if self.heads.replace(heads) != Some(heads) {
+        let revisions = self.store.revisions().await?;
+        if self.revisions.replace(revisions) != Some(revisions) {
             self.sender.send_replace(Signal::MayHaveChanged);
         }
         Ok(())
@@ -187,13 +187,13 @@ async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
 
 /// One of the heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Head {
+pub(super) enum RevisionKind {
     Rules,
     Emergencies,
     Credentials,
 }
 
-impl Head {
+impl RevisionKind {
     pub(super) const ALL: [Self; 3] = [Self::Rules, Self::Emergencies, Self::Credentials];
 
     fn word(self) -> &'static str {
@@ -204,16 +204,16 @@ impl Head {
         }
     }
 
-    fn of_mut(self, heads: &mut Heads) -> &mut u64 {
+    fn of_mut(self, revisions: &mut StoreRevisions) -> &mut u64 {
         match self {
-            Self::Rules => &mut heads.revision,
-            Self::Emergencies => &mut heads.emergency_revision,
-            Self::Credentials => &mut heads.credential_revision,
+            Self::Rules => &mut revisions.revision,
+            Self::Emergencies => &mut revisions.emergency_revision,
+            Self::Credentials => &mut revisions.credential_revision,
         }
     }
 
-    pub(super) fn of(self, heads: &Heads) -> u64 {
-        *self.of_mut(&mut heads.clone())
+    pub(super) fn of(self, revisions: &StoreRevisions) -> u64 {
+        *self.of_mut(&mut revisions.clone())
     }
 
     /// What is told of it.
@@ -239,11 +239,11 @@ mod tests {
 
     #[test]
     fn a_message_says_which_head_moved_and_where() {
-        for head in Head::ALL {
-            assert_eq!(Head::read(&head.message(7)), Some((head, 7)));
+        for head in RevisionKind::ALL {
+            assert_eq!(RevisionKind::read(&head.message(7)), Some((head, 7)));
         }
         for message in ["", "revision", "revision x", "revisions 7"] {
-            assert_eq!(Head::read(message), None, "{message}");
+            assert_eq!(RevisionKind::read(message), None, "{message}");
         }
     }
 }

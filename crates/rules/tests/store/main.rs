@@ -7,8 +7,8 @@ mod suite;
 use std::time::Duration;
 
 use sqlx::Connection as _;
-use suite::{Ground, apply, by, proposal, put, wait_for_heads};
-use tidegate_rules::store::{Address, CHANNEL, Heads, Signal, Store, StoreError};
+use suite::{TestDatabase, apply, by, proposal, put, wait_for_heads};
+use tidegate_rules::store::{Address, CHANNEL, Signal, Store, StoreError, StoreRevisions};
 use tidegate_testkit::{Postgres, Proxy, START_TIME_MAX, Traffic};
 
 /// Every case of the suite: each a test of its own on `SQLite`, and all in turn on one `PostgreSQL`, which takes a
@@ -21,7 +21,7 @@ macro_rules! on_both {
                 async fn $case() {
                     let folder = tempfile::tempdir().expect("a folder");
                     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-                    super::suite::$case(&super::Ground { url }).await;
+                    super::suite::$case(&super::TestDatabase { url }).await;
                 }
             )*
         }
@@ -31,7 +31,7 @@ macro_rules! on_both {
             let postgres = Postgres::start();
             $(
                 println!("{}", stringify!($case));
-                suite::$case(&ground(&postgres, stringify!($case)).await).await;
+                suite::$case(&test_database(&postgres, stringify!($case)).await).await;
             )*
         }
     };
@@ -72,10 +72,10 @@ on_both! {
     a_schema_of_a_later_version_is_refused,
 }
 
-async fn ground(postgres: &Postgres, database: &str) -> Ground {
+async fn test_database(postgres: &Postgres, database: &str) -> TestDatabase {
     // Names of databases are cut at 63 bytes, which none here has.
     sql(postgres, &format!("CREATE DATABASE {database}")).await;
-    Ground { url: postgres.url(database) }
+    TestDatabase { url: postgres.url(database) }
 }
 
 async fn sql(postgres: &Postgres, statement: &str) {
@@ -83,17 +83,17 @@ async fn sql(postgres: &Postgres, statement: &str) {
     sqlx::raw_sql(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.expect("done");
 }
 
-fn revision(revision: u64) -> Heads {
-    Heads { revision, ..Heads::default() }
+fn revision(revision: u64) -> StoreRevisions {
+    StoreRevisions { revision, ..StoreRevisions::default() }
 }
 
 #[tokio::test]
 async fn memory_is_a_store_for_as_long_as_it_is_open() {
-    let ground = Ground { url: "sqlite::memory:".to_owned() };
-    let store = ground.store().await;
+    let test_database = TestDatabase { url: "sqlite::memory:".to_owned() };
+    let store = test_database.store().await;
     apply(&store, vec![put("a", 1)]).await;
-    assert_eq!(store.clone().heads().await.expect("heads"), revision(1));
-    assert_eq!(ground.store().await.heads().await.expect("another"), Heads::default());
+    assert_eq!(store.clone().revisions().await.expect("heads"), revision(1));
+    assert_eq!(test_database.store().await.revisions().await.expect("another"), StoreRevisions::default());
 }
 
 #[tokio::test]
@@ -112,8 +112,8 @@ async fn a_file_that_is_no_store_is_named() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_postgres_is_told_clearly_and_works_again_when_it_is_back() {
     let mut postgres = Postgres::start();
-    let ground = ground(&postgres, "rules").await;
-    let store = ground.store().await;
+    let test_database = test_database(&postgres, "rules").await;
+    let store = test_database.store().await;
     let mut watch = store.watch(1);
     apply(&store, vec![put("a", 1)]).await;
     wait_for_heads(&mut watch, &store, revision(1)).await;
@@ -123,7 +123,8 @@ async fn a_killed_postgres_is_told_clearly_and_works_again_when_it_is_back() {
     assert!(error.to_string().starts_with("rules: the store cannot be reached: "), "{error}");
     let lost = async { while !matches!(watch.next().await, Signal::Lost(_)) {} };
     tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is told");
-    let error = Store::open(&ground.url.parse().expect("an address")).await.expect_err("killed").to_string();
+    let error =
+        Store::open(&test_database.url.parse().expect("an address")).await.expect_err("killed").to_string();
     assert!(error.contains("refused") && !error.contains("secret"), "{error}");
     postgres.restart();
     wait_for_heads(&mut watch, &store, revision(1)).await;
@@ -135,8 +136,8 @@ async fn a_killed_postgres_is_told_clearly_and_works_again_when_it_is_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listener_that_is_cut_off_hears_of_what_it_missed() {
     let postgres = Postgres::start();
-    let ground = ground(&postgres, "rules").await;
-    let (store, writer) = (ground.store().await, ground.store().await);
+    let test_database = test_database(&postgres, "rules").await;
+    let (store, writer) = (test_database.store().await, test_database.store().await);
     let mut watch = store.watch(1);
     wait_for_heads(&mut watch, &store, revision(0)).await;
     for number in 1..=3 {
@@ -150,8 +151,8 @@ async fn a_listener_that_is_cut_off_hears_of_what_it_missed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_tells_those_who_do_not_look() {
     let postgres = Postgres::start();
-    let ground = ground(&postgres, "rules").await;
-    let (store, writer) = (ground.store().await, ground.store().await);
+    let test_database = test_database(&postgres, "rules").await;
+    let (store, writer) = (test_database.store().await, test_database.store().await);
     let mut watch = store.watch_looking(1, Some(Duration::from_hours(1)));
     // The first look; whoever has looked listens.
     wait_for_heads(&mut watch, &store, revision(0)).await;
@@ -159,27 +160,27 @@ async fn postgres_tells_those_who_do_not_look() {
         apply(&writer, vec![put("a", number)]).await;
         let told = tokio::time::timeout(START_TIME_MAX, watch.next()).await.expect("it is told");
         assert_eq!(told, Signal::MayHaveChanged);
-        assert_eq!(store.heads().await.expect("heads"), revision(u64::from(number)));
+        assert_eq!(store.revisions().await.expect("heads"), revision(u64::from(number)));
     }
 }
 
 /// A database that is reached through a proxy.
-async fn behind_a_proxy(postgres: &Postgres) -> (Proxy, Ground) {
-    let url = ground(postgres, "rules").await.url;
+async fn behind_a_proxy(postgres: &Postgres) -> (Proxy, TestDatabase) {
+    let url = test_database(postgres, "rules").await.url;
     let proxy = Proxy::start(([127, 0, 0, 1], postgres.port()).into());
     let url = url.replace(&postgres.port().to_string(), &proxy.address().port().to_string());
-    (proxy, Ground { url })
+    (proxy, TestDatabase { url })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_hangs_is_told_and_works_again() {
     let postgres = Postgres::start();
-    let (proxy, ground) = behind_a_proxy(&postgres).await;
-    let store = ground.store().await;
+    let (proxy, test_database) = behind_a_proxy(&postgres).await;
+    let store = test_database.store().await;
     let mut watch = store.watch(1);
     wait_for_heads(&mut watch, &store, revision(0)).await;
     proxy.set(Traffic::HalfOpen);
-    let error = store.heads().await.expect_err("silent").to_string();
+    let error = store.revisions().await.expect_err("silent").to_string();
     assert_eq!(error, "rules: the store cannot be reached: it does not answer, tried for 5 s");
     let lost = async { while !matches!(watch.next().await, Signal::Lost(_)) {} };
     tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is told");
@@ -198,8 +199,8 @@ const COMMITS_WAIT: &str = "CREATE FUNCTION hold() RETURNS trigger AS \
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_that_is_made_again_after_a_lost_answer_happens_once() {
     let postgres = Postgres::start();
-    let (proxy, ground) = behind_a_proxy(&postgres).await;
-    let store = ground.store().await;
+    let (proxy, test_database) = behind_a_proxy(&postgres).await;
+    let store = test_database.store().await;
     let mut holder = sqlx::PgConnection::connect(&postgres.url("rules")).await.expect("a connection");
     sqlx::raw_sql(COMMITS_WAIT).execute(&mut holder).await.expect("held up");
     sqlx::raw_sql("SELECT pg_advisory_lock(1)").execute(&mut holder).await.expect("locked");
@@ -219,17 +220,17 @@ async fn a_change_that_is_made_again_after_a_lost_answer_happens_once() {
     proxy.set(Traffic::Pass);
     let again = store.apply_new(&wanted, false, by("ada")).await;
     assert!(matches!(again, Err(StoreError::Conflict(_))), "it was committed: {again:?}");
-    assert_eq!(store.heads().await.expect("heads"), revision(1));
+    assert_eq!(store.revisions().await.expect("heads"), revision(1));
     assert_eq!(store.verify_audit(None).await.expect("holds").count, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_says_which_head_moved() {
     let postgres = Postgres::start();
-    let ground = ground(&postgres, "rules").await;
-    let mut listener = sqlx::postgres::PgListener::connect(&ground.url).await.expect("listens");
+    let test_database = test_database(&postgres, "rules").await;
+    let mut listener = sqlx::postgres::PgListener::connect(&test_database.url).await.expect("listens");
     listener.listen(CHANNEL).await.expect("listens");
-    let store = ground.store().await;
+    let store = test_database.store().await;
     apply(&store, vec![put("a", 1)]).await;
     // Not applied, so not told.
     let stale = store.apply_new(&proposal(0, vec![put("a", 3)]), false, by("ada")).await;
@@ -250,7 +251,7 @@ async fn a_store_is_shown_without_its_password() {
         assert!(!text.contains("secret"), "{text}");
     }
     assert!(error.to_string().contains("postgres://ada@127.0.0.1:1/rules: "), "{error}");
-    let memory = Ground { url: "sqlite::memory:".to_owned() }.store().await;
+    let memory = TestDatabase { url: "sqlite::memory:".to_owned() }.store().await;
     assert_eq!(memory.address().to_string(), "sqlite::memory:");
     assert!(format!("{memory:?}").contains("sqlite::memory:"), "{memory:?}");
 }

@@ -1,22 +1,22 @@
 //! What every store of rules must do, whatever it is made of.
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection};
-use tidegate_rules::audit::{Break, verify_lines};
-use tidegate_rules::book::{Book, EmergencyRow, Kind, Row};
-use tidegate_rules::change::{Change, Needs, OPERATIONS_MAX, Operation, Proposal, State};
+use tidegate_rules::audit::{ChainBreak, verify_lines};
+use tidegate_rules::change::{Change, ChangeNeeds, ChangeState, OPERATIONS_MAX, Operation, Proposal};
+use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::{
-    Act, CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, Checked, Conditions, Credential, EMERGENCY_MS_MAX, Heads,
-    Rollback, Signal, Store, StoreError, WAITING_MAX, Watch,
+    ApplyConditions, Attribution, CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, CheckedRevision, Credential,
+    EMERGENCY_MS_MAX, Rollback, Signal, Store, StoreError, StoreRevisions, WAITING_MAX, Watch,
 };
 use tidegate_rules::{EMERGENCIES_MAX, RuleSet};
 use tidegate_testkit::START_TIME_MAX;
 
 /// An empty database that a case has to itself.
-pub(crate) struct Ground {
+pub(crate) struct TestDatabase {
     pub(crate) url: String,
 }
 
-impl Ground {
+impl TestDatabase {
     /// Each has connections of its own, as another process would.
     pub(crate) async fn store(&self) -> Store {
         Store::open(&self.url.parse().expect("an address")).await.expect("opens")
@@ -53,46 +53,51 @@ impl Raw {
 
 const NOW_MS: u64 = 1_700_000_000_000;
 
-pub(crate) fn by(name: &str) -> Act<'_> {
-    Act { by: name, now_ms: NOW_MS }
+pub(crate) fn by(name: &str) -> Attribution<'_> {
+    Attribution { by: name, now_ms: NOW_MS }
 }
 
 pub(crate) fn put(name: &str, limit: u32) -> Operation {
-    Operation::Put { kind: Kind::Rule, name: name.to_owned(), body: body(limit) }
+    Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: body(limit) }
 }
 
 fn delete(name: &str) -> Operation {
-    Operation::Delete { kind: Kind::Rule, name: name.to_owned() }
+    Operation::Delete { kind: RowKind::Rule, name: name.to_owned() }
 }
 
 fn body(limit: u32) -> String {
     format!(r#"{{"key": ["user"], "limit": {limit}, "period": "1m"}}"#)
 }
 
-fn rule(name: &str, limit: u32, version: u32) -> Row {
-    Row { kind: Kind::Rule, name: name.to_owned(), body: body(limit), version }
+fn rule(name: &str, limit: u32, version: u32) -> RuleRow {
+    RuleRow { kind: RowKind::Rule, name: name.to_owned(), body: body(limit), version }
 }
 
 pub(crate) fn proposal(base_revision: u64, operations: Vec<Operation>) -> Proposal {
     let reason = "a test".to_owned();
-    Proposal { base_revision, reason, operations, effect: None, needs: Needs::Nothing, undoes: vec![] }
+    Proposal { base_revision, reason, operations, effect: None, needs: ChangeNeeds::Nothing, undoes: vec![] }
 }
 
-fn needing(needs: Needs, operations: Vec<Operation>) -> Proposal {
+fn needing(needs: ChangeNeeds, operations: Vec<Operation>) -> Proposal {
     Proposal { needs, ..proposal(0, operations) }
 }
 
 /// Applies operations to the latest revision.
 pub(crate) async fn apply(store: &Store, operations: Vec<Operation>) -> Change {
-    let base_revision = store.heads().await.expect("heads").revision;
+    let base_revision = store.revisions().await.expect("heads").revision;
     store.apply_new(&proposal(base_revision, operations), false, by("ada")).await.expect("applies")
 }
 
-async fn roll_back(store: &Store, what: Rollback, reason: &str, act: Act<'_>) -> Result<Change, StoreError> {
+async fn roll_back(
+    store: &Store,
+    what: Rollback,
+    reason: &str,
+    act: Attribution<'_>,
+) -> Result<Change, StoreError> {
     store.apply_new(&store.restoring(what, reason).await?, false, act).await
 }
 
-async fn rows(store: &Store) -> Vec<Row> {
+async fn rows(store: &Store) -> Vec<RuleRow> {
     store.load().await.expect("loads").rows.to_vec()
 }
 
@@ -104,37 +109,37 @@ fn refused<T: std::fmt::Debug>(outcome: Result<T, StoreError>) -> String {
     outcome.expect_err("refused").to_string()
 }
 
-pub(crate) async fn what_is_put_is_loaded_by_another(ground: &Ground) {
-    let (store, other) = (ground.store().await, ground.store().await);
-    assert_eq!(other.load().await.expect("loads"), Book::default());
+pub(crate) async fn what_is_put_is_loaded_by_another(test_database: &TestDatabase) {
+    let (store, other) = (test_database.store().await, test_database.store().await);
+    assert_eq!(other.load().await.expect("loads"), RuleRows::default());
     let names = ["per_user", "ünï \"'%", "Zeta", "a"];
-    let kinds = [Kind::Override, Kind::Template, Kind::Rule];
-    let operation = |(kind, name): (Kind, &str)| {
+    let kinds = [RowKind::Override, RowKind::Template, RowKind::Rule];
+    let operation = |(kind, name): (RowKind, &str)| {
         let body = r#"{"é": "\u0000'%s", "limit": 1}"#.to_owned();
         Operation::Put { kind, name: name.to_owned(), body }
     };
     let all = kinds.iter().flat_map(|kind| names.map(|name| (*kind, name)));
     let change = apply(&store, all.map(operation).collect()).await;
-    assert_eq!((change.revision, change.state, change.operation_count), (Some(1), State::Applied, 12));
+    assert_eq!((change.revision, change.state, change.operation_count), (Some(1), ChangeState::Applied, 12));
     let emergency = EmergencyRow {
         id: "e".to_owned(),
         body: r#"{"action": "block"}"#.to_owned(),
         expires_ms: NOW_MS + 1,
     };
     store.put_emergency(&emergency, by("ada")).await.expect("put");
-    let book = other.load().await.expect("loads");
-    assert_eq!((book.revision, book.emergency_revision), (1, 1));
-    assert_eq!(book.emergencies, [emergency]);
-    let found: Vec<_> = book.rows.iter().map(|row| (row.kind, row.name.as_str(), row.version)).collect();
+    let rule_rows = other.load().await.expect("loads");
+    assert_eq!((rule_rows.revision, rule_rows.emergency_revision), (1, 1));
+    assert_eq!(rule_rows.emergencies, [emergency]);
+    let found: Vec<_> = rule_rows.rows.iter().map(|row| (row.kind, row.name.as_str(), row.version)).collect();
     let mut wanted: Vec<_> = kinds.iter().flat_map(|kind| names.map(|name| (*kind, name, 1))).collect();
     wanted.sort_unstable();
     assert_eq!(found, wanted);
-    assert!(book.rows.iter().all(|row| row.body == r#"{"é": "\u0000'%s", "limit": 1}"#));
+    assert!(rule_rows.rows.iter().all(|row| row.body == r#"{"é": "\u0000'%s", "limit": 1}"#));
     assert_eq!(other.operations(change.id).await.expect("kept").len(), 12);
 }
 
-pub(crate) async fn versions_are_raised_row_by_row_and_never_used_again(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn versions_are_raised_row_by_row_and_never_used_again(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     apply(&store, vec![put("a", 1), put("b", 1)]).await;
     apply(&store, vec![put("b", 2)]).await;
     assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 2, 2)]);
@@ -145,8 +150,8 @@ pub(crate) async fn versions_are_raised_row_by_row_and_never_used_again(ground: 
     assert_eq!(change.revision, Some(4));
 }
 
-pub(crate) async fn a_row_that_changed_in_the_meantime_is_a_conflict(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn a_row_that_changed_in_the_meantime_is_a_conflict(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     apply(&store, vec![put("a", 1), put("b", 1), put("c", 1)]).await;
     apply(&store, vec![put("a", 2), delete("b"), put("d", 1)]).await;
     for operations in [vec![put("a", 3)], vec![put("b", 3)], vec![delete("b")], vec![put("d", 3)]] {
@@ -165,8 +170,8 @@ pub(crate) async fn a_row_that_changed_in_the_meantime_is_a_conflict(ground: &Gr
     assert_eq!(refused(early), "base_revision: 4 is outside 0 to 3, the latest revision");
 }
 
-pub(crate) async fn a_change_happens_whole_or_not_at_all(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn a_change_happens_whole_or_not_at_all(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     apply(&store, vec![put("a", 1)]).await;
     let (before, audited) = (store.load().await.expect("loads"), audit_count(&store).await);
     let half = proposal(1, vec![put("a", 2), put("b", 2), delete("none"), delete("nobody")]);
@@ -182,8 +187,8 @@ pub(crate) async fn a_change_happens_whole_or_not_at_all(ground: &Ground) {
     assert_eq!(store.history(10, None).await.expect("history").len(), 2);
 }
 
-pub(crate) async fn the_largest_change_goes_through(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn the_largest_change_goes_through(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let all = |limit| (0..OPERATIONS_MAX).map(|number| put(&format!("r{number:05}"), limit)).collect();
     apply(&store, all(1)).await;
     apply(&store, all(2)).await;
@@ -194,30 +199,35 @@ pub(crate) async fn the_largest_change_goes_through(ground: &Ground) {
     assert_eq!(self::rows(&store).await, []);
 }
 
-pub(crate) async fn what_needs_an_approver_waits_for_somebody_else(ground: &Ground) {
-    let store = ground.store().await;
-    let wanted = needing(Needs::Approver, vec![put("a", 1)]);
+pub(crate) async fn what_needs_an_approver_waits_for_somebody_else(test_database: &TestDatabase) {
+    let store = test_database.store().await;
+    let wanted = needing(ChangeNeeds::Approver, vec![put("a", 1)]);
     let at_once = store.apply_new(&wanted, true, by("ada")).await;
     let message = "change 1 needs the approval of somebody other than its author";
     assert_eq!(refused(at_once), message);
     let change = store.propose(&wanted, by("ada")).await.expect("kept");
-    assert_eq!((change.id, change.state, change.approval), (1, State::Waiting, None));
+    assert_eq!((change.id, change.state, change.approval), (1, ChangeState::Waiting, None));
     assert_eq!(refused(store.apply(1, true, by("bob")).await), message);
     assert_eq!(refused(store.approve(1, by("ada")).await), "change 1 cannot be approved by its author");
-    assert_eq!(store.heads().await.expect("heads"), Heads::default());
+    assert_eq!(store.revisions().await.expect("heads"), StoreRevisions::default());
     let approved = store.approve(1, by("bob")).await.expect("approved");
-    assert_eq!((approved.state, approved.approval), (State::Proposed, Some(("bob".to_owned(), NOW_MS))));
+    assert_eq!(
+        (approved.state, approved.approval),
+        (ChangeState::Proposed, Some(("bob".to_owned(), NOW_MS)))
+    );
     assert_eq!(refused(store.approve(1, by("eve")).await), "change 1 is proposed");
     let applied = store.apply(1, false, by("ada")).await.expect("applies");
-    assert_eq!((applied.state, applied.revision), (State::Applied, Some(1)));
+    assert_eq!((applied.state, applied.revision), (ChangeState::Applied, Some(1)));
     assert_eq!(refused(store.apply(1, false, by("ada")).await), "change 1 is applied");
     assert_eq!(rows(&store).await, [rule("a", 1, 1)]);
     assert_eq!(refused(store.approve(9, by("bob")).await), "there is no change 9");
 }
 
-pub(crate) async fn what_was_approved_waits_again_if_it_does_something_else_by_now(ground: &Ground) {
-    let store = ground.store().await;
-    let wanted = needing(Needs::Approver, vec![put("a", 1)]);
+pub(crate) async fn what_was_approved_waits_again_if_it_does_something_else_by_now(
+    test_database: &TestDatabase,
+) {
+    let store = test_database.store().await;
+    let wanted = needing(ChangeNeeds::Approver, vec![put("a", 1)]);
     store.propose(&wanted, by("ada")).await.expect("kept");
     assert_eq!(refused(store.wait_again(1, "{}", by("ada")).await), "change 1 is waiting");
     store.approve(1, by("bob")).await.expect("approved");
@@ -225,7 +235,7 @@ pub(crate) async fn what_was_approved_waits_again_if_it_does_something_else_by_n
     assert!(problem.starts_with("effect: "), "{problem}");
     let waits = store.wait_again(1, r#"{"more":1}"#, by("ada")).await.expect("waits");
     let effect = Some(r#"{"more":1}"#.to_owned());
-    assert_eq!((waits.state, waits.approval, waits.effect), (State::Waiting, None, effect));
+    assert_eq!((waits.state, waits.approval, waits.effect), (ChangeState::Waiting, None, effect));
     let message = "change 1 needs the approval of somebody other than its author";
     assert_eq!(refused(store.apply(1, true, by("ada")).await), message);
     store.approve(1, by("bob")).await.expect("approved again");
@@ -237,9 +247,9 @@ pub(crate) async fn what_was_approved_waits_again_if_it_does_something_else_by_n
     assert_eq!(actions, did);
 }
 
-pub(crate) async fn there_is_a_most_of_changes_that_wait(ground: &Ground) {
-    let store = ground.store().await;
-    let wanted = needing(Needs::Approver, vec![put("a", 1)]);
+pub(crate) async fn there_is_a_most_of_changes_that_wait(test_database: &TestDatabase) {
+    let store = test_database.store().await;
+    let wanted = needing(ChangeNeeds::Approver, vec![put("a", 1)]);
     store.propose(&wanted, by("ada")).await.expect("kept");
     store.approve(1, by("bob")).await.expect("approved");
     for _ in 0..WAITING_MAX {
@@ -249,9 +259,12 @@ pub(crate) async fn there_is_a_most_of_changes_that_wait(ground: &Ground) {
     let message = "changes: 100 wait for an approver, as many as may: approve or reject one";
     assert_eq!(refused(store.propose(&wanted, by("eve")).await), message);
     assert_eq!(refused(store.wait_again(1, "{}", by("ada")).await), message);
-    assert_eq!(store.change(1).await.expect("there").state, State::Proposed);
+    assert_eq!(store.change(1).await.expect("there").state, ChangeState::Proposed);
     assert_eq!(refused(store.change(WAITING_MAX + 2).await), "there is no change 102");
-    assert_eq!((audit_count(&store).await, store.heads().await.expect("heads")), (entries, Heads::default()));
+    assert_eq!(
+        (audit_count(&store).await, store.revisions().await.expect("heads")),
+        (entries, StoreRevisions::default())
+    );
     // What waits for nobody has room.
     store.apply_new(&proposal(0, vec![put("b", 1)]), false, by("eve")).await.expect("applies");
     store.reject(2, "not now", by("ada")).await.expect("rejected");
@@ -259,10 +272,11 @@ pub(crate) async fn there_is_a_most_of_changes_that_wait(ground: &Ground) {
     assert_eq!(refused(store.propose(&wanted, by("eve")).await), message);
 }
 
-pub(crate) async fn the_tables_refuse_an_approval_of_ones_own(ground: &Ground) {
-    let store = ground.store().await;
-    let waiting = store.propose(&needing(Needs::Approver, vec![put("a", 1)]), by("ada")).await.expect("kept");
-    let mut raw = ground.raw().await;
+pub(crate) async fn the_tables_refuse_an_approval_of_ones_own(test_database: &TestDatabase) {
+    let store = test_database.store().await;
+    let waiting =
+        store.propose(&needing(ChangeNeeds::Approver, vec![put("a", 1)]), by("ada")).await.expect("kept");
+    let mut raw = test_database.raw().await;
     let own = "UPDATE tidegate_changes SET state = 'proposed', approver = author, approved_ms = 1";
     let without = "UPDATE tidegate_changes SET state = 'applied', revision = 1, restores = '[]'";
     for sql in [own, without] {
@@ -290,12 +304,14 @@ fn hash(name: &str) -> String {
     format!("{number:064x}")
 }
 
-pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_approve(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_approve(
+    test_database: &TestDatabase,
+) {
+    let store = test_database.store().await;
     let made = async |name: &str, maker: &str| {
         store.put_credential(&credential(name), by(maker)).await.expect("made");
     };
-    let wanted = needing(Needs::Approver, vec![put("a", 1)]);
+    let wanted = needing(ChangeNeeds::Approver, vec![put("a", 1)]);
     made("second-ada", "ada").await;
     made("bob", "root").await;
     let id = store.propose(&wanted, by("ada")).await.expect("kept").id;
@@ -316,7 +332,7 @@ pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_app
     }
     assert_eq!(refused(store.approve(id, by("second-ada")).await), related(id));
     assert_eq!(refused(store.approve(id, by("late")).await), later);
-    assert_eq!(store.change(id).await.expect("kept").state, State::Waiting);
+    assert_eq!(store.change(id).await.expect("kept").state, ChangeState::Waiting);
     store.approve(id, by("bob")).await.expect("somebody else");
 
     // The other way round: proposed with a credential that the approver made.
@@ -325,39 +341,39 @@ pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_app
     store.approve(next, by("late")).await.expect("made before this one");
 }
 
-pub(crate) async fn a_store_that_somebody_holds_is_busy_and_can_be_read(ground: &Ground) {
-    let store = ground.store().await;
-    let mut holder = ground.raw().await;
+pub(crate) async fn a_store_that_somebody_holds_is_busy_and_can_be_read(test_database: &TestDatabase) {
+    let store = test_database.store().await;
+    let mut holder = test_database.raw().await;
     holder.run("BEGIN").await.expect("begun");
     holder.run("UPDATE tidegate_heads SET revision = 7").await.expect("locked");
     let wanted = proposal(0, vec![put("a", 1)]);
     let outcome = store.apply_new(&wanted, false, by("ada")).await;
     assert!(matches!(outcome, Err(StoreError::Busy)), "{outcome:?}");
-    assert_eq!(store.load().await.expect("loads"), Book::default());
+    assert_eq!(store.load().await.expect("loads"), RuleRows::default());
     holder.run("ROLLBACK").await.expect("let go");
     store.apply_new(&wanted, false, by("ada")).await.expect("applies");
 }
 
-pub(crate) async fn what_needs_a_confirmation_is_not_applied_without(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn what_needs_a_confirmation_is_not_applied_without(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let effect = Some(r#"{"denied": 0.07}"#.to_owned());
-    let wanted = Proposal { effect: effect.clone(), ..needing(Needs::Confirmation, vec![put("a", 1)]) };
+    let wanted = Proposal { effect: effect.clone(), ..needing(ChangeNeeds::Confirmation, vec![put("a", 1)]) };
     assert_eq!(refused(store.apply_new(&wanted, false, by("ada")).await), "change 1 needs a confirmation");
     let change = store.propose(&wanted, by("ada")).await.expect("kept");
     assert_eq!(refused(store.apply(change.id, false, by("ada")).await), "change 1 needs a confirmation");
     let applied = store.apply(change.id, true, by("ada")).await.expect("confirmed");
-    assert_eq!((applied.state, applied.effect), (State::Applied, effect));
+    assert_eq!((applied.state, applied.effect), (ChangeState::Applied, effect));
     let details: Vec<String> =
         store.audit(0, 10).await.expect("audit").into_iter().map(|entry| entry.detail).collect();
     assert!(details[1].contains(r#""confirmed":true"#), "{details:?}");
 }
 
-pub(crate) async fn what_is_rejected_never_applies(ground: &Ground) {
-    let store = ground.store().await;
-    for needs in [Needs::Nothing, Needs::Approver] {
+pub(crate) async fn what_is_rejected_never_applies(test_database: &TestDatabase) {
+    let store = test_database.store().await;
+    for needs in [ChangeNeeds::Nothing, ChangeNeeds::Approver] {
         let change = store.propose(&needing(needs, vec![put("a", 1)]), by("ada")).await.expect("kept");
         let rejected = store.reject(change.id, "no", by("ada")).await.expect("rejected");
-        assert_eq!(rejected.state, State::Rejected);
+        assert_eq!(rejected.state, ChangeState::Rejected);
         let message = format!("change {} is rejected", change.id);
         assert_eq!(refused(store.apply(change.id, true, by("bob")).await), message);
         assert_eq!(refused(store.approve(change.id, by("bob")).await), message);
@@ -367,19 +383,19 @@ pub(crate) async fn what_is_rejected_never_applies(ground: &Ground) {
     assert_eq!(refused(store.reject(applied.id, "late", by("bob")).await), "change 3 is applied");
 }
 
-pub(crate) async fn a_rollback_restores_what_was_there(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn a_rollback_restores_what_was_there(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     apply(&store, vec![put("a", 1), put("b", 1)]).await;
     let bad = apply(&store, vec![put("a", 2), delete("b"), put("c", 2)]).await;
     let change =
         roll_back(&store, Rollback::Change(bad.id), "denies too much", by("guard")).await.expect("undone");
     assert_eq!(
         (change.revision, change.state, change.undoes.as_slice()),
-        (Some(3), State::Applied, &[2][..])
+        (Some(3), ChangeState::Applied, &[2][..])
     );
     assert_eq!((change.author.as_str(), change.reason.as_str()), ("guard", "denies too much"));
     assert_eq!(rows(&store).await, [rule("a", 1, 3), rule("b", 1, 3)]);
-    assert_eq!(store.change(bad.id).await.expect("kept").state, State::RolledBack);
+    assert_eq!(store.change(bad.id).await.expect("kept").state, ChangeState::RolledBack);
     let again = roll_back(&store, Rollback::Change(bad.id), "", by("guard")).await;
     assert_eq!(refused(again), "change 2 is rolled_back");
     // A rollback is a change like any other.
@@ -387,8 +403,8 @@ pub(crate) async fn a_rollback_restores_what_was_there(ground: &Ground) {
     assert_eq!(rows(&store).await, [rule("a", 2, 4), rule("c", 2, 3)]);
 }
 
-pub(crate) async fn a_rollback_of_one_change_minds_later_ones(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn a_rollback_of_one_change_minds_later_ones(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let first = apply(&store, vec![put("a", 1), put("b", 1)]).await;
     apply(&store, vec![put("b", 2)]).await;
     let outcome = roll_back(&store, Rollback::Change(first.id), "", by("ada")).await;
@@ -396,8 +412,8 @@ pub(crate) async fn a_rollback_of_one_change_minds_later_ones(ground: &Ground) {
     assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 2, 2)]);
 }
 
-pub(crate) async fn a_change_can_be_undone_when_what_came_after_it_was(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn a_change_can_be_undone_when_what_came_after_it_was(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let undo = async |change: &Change| roll_back(&store, Rollback::Change(change.id), "", by("guard")).await;
     apply(&store, vec![put("a", 1), put("b", 1)]).await;
     let first = apply(&store, vec![put("a", 2), put("c", 2)]).await;
@@ -415,23 +431,25 @@ pub(crate) async fn a_change_can_be_undone_when_what_came_after_it_was(ground: &
     assert!(matches!(undo(&both).await, Err(StoreError::Conflict(_))));
 }
 
-pub(crate) async fn a_rollback_to_a_revision_undoes_all_after_it(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn a_rollback_to_a_revision_undoes_all_after_it(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     apply(&store, vec![put("a", 1), put("b", 1)]).await;
     let wanted: Vec<_> = rows(&store).await.into_iter().map(|row| (row.name, row.body)).collect();
     apply(&store, vec![put("a", 2), put("c", 2)]).await;
     apply(&store, vec![put("a", 3), delete("b"), delete("c")]).await;
-    let waiting = store.propose(&needing(Needs::Approver, vec![put("z", 1)]), by("ada")).await.expect("kept");
+    let waiting =
+        store.propose(&needing(ChangeNeeds::Approver, vec![put("z", 1)]), by("ada")).await.expect("kept");
     let proposed = store.restoring(Rollback::ToRevision(1), "back").await.expect("known");
     assert_eq!(proposed.operations, [put("a", 1), put("b", 1)], "c is gone already");
     let change = roll_back(&store, Rollback::ToRevision(1), "back", by("ada")).await.expect("undone");
     assert_eq!(change.undoes, [2, 3]);
     let found: Vec<_> = rows(&store).await.into_iter().map(|row| (row.name, row.body)).collect();
     assert_eq!(found, wanted);
-    for (id, state) in [(1, State::Applied), (2, State::RolledBack), (3, State::RolledBack)] {
+    for (id, state) in [(1, ChangeState::Applied), (2, ChangeState::RolledBack), (3, ChangeState::RolledBack)]
+    {
         assert_eq!(store.change(id).await.expect("kept").state, state);
     }
-    assert_eq!(store.change(waiting.id).await.expect("kept").state, State::Waiting);
+    assert_eq!(store.change(waiting.id).await.expect("kept").state, ChangeState::Waiting);
     let nothing = "nothing to roll back: all is as it was";
     assert_eq!(refused(roll_back(&store, Rollback::ToRevision(1), "", by("ada")).await), nothing);
     assert_eq!(refused(roll_back(&store, Rollback::ToRevision(4), "", by("ada")).await), nothing);
@@ -439,18 +457,18 @@ pub(crate) async fn a_rollback_to_a_revision_undoes_all_after_it(ground: &Ground
     assert_eq!(refused(ahead), "base_revision: 5 is outside 0 to 4, the latest revision");
 }
 
-pub(crate) async fn a_rollback_can_be_proposed_like_any_change(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn a_rollback_can_be_proposed_like_any_change(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let bad = apply(&store, vec![put("a", 1)]).await;
     let undoing = store.restoring(Rollback::Change(bad.id), "careful").await.expect("known");
-    let undoing = Proposal { needs: Needs::Approver, ..undoing };
+    let undoing = Proposal { needs: ChangeNeeds::Approver, ..undoing };
     let change = store.propose(&undoing, by("ada")).await.expect("kept");
-    assert_eq!(store.change(bad.id).await.expect("kept").state, State::Applied, "not yet");
-    let other = Proposal { operations: vec![put("b", 1)], needs: Needs::Nothing, ..undoing };
+    assert_eq!(store.change(bad.id).await.expect("kept").state, ChangeState::Applied, "not yet");
+    let other = Proposal { operations: vec![put("b", 1)], needs: ChangeNeeds::Nothing, ..undoing };
     let other = store.propose(&other, by("ada")).await.expect("kept");
     store.approve(change.id, by("bob")).await.expect("approved");
     store.apply(change.id, false, by("ada")).await.expect("applies");
-    assert_eq!(store.change(bad.id).await.expect("kept").state, State::RolledBack);
+    assert_eq!(store.change(bad.id).await.expect("kept").state, ChangeState::RolledBack);
     assert_eq!(
         refused(store.apply(other.id, false, by("ada")).await),
         "change 1 is rolled_back",
@@ -459,8 +477,8 @@ pub(crate) async fn a_rollback_can_be_proposed_like_any_change(ground: &Ground) 
     assert_eq!(rows(&store).await, []);
 }
 
-pub(crate) async fn history_is_told_page_by_page(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn history_is_told_page_by_page(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     for number in 0..5 {
         apply(&store, vec![put("a", number + 1)]).await;
     }
@@ -471,11 +489,16 @@ pub(crate) async fn history_is_told_page_by_page(ground: &Ground) {
     assert_eq!(ids(store.history(2, Some(1)).await.expect("history")), [0_u64; 0]);
 }
 
-pub(crate) async fn a_change_that_was_checked_against_another_book_is_planned_again(ground: &Ground) {
-    let (store, other) = (ground.store().await, ground.store().await);
+pub(crate) async fn a_change_that_was_checked_against_another_book_is_planned_again(
+    test_database: &TestDatabase,
+) {
+    let (store, other) = (test_database.store().await, test_database.store().await);
     apply(&store, vec![put("a", 1)]).await;
     // Both look at the same book, and neither touches a row of the other.
-    let checked = |book: &Book| Conditions { confirmed: false, checked: Some(Checked::from(book)) };
+    let checked = |rule_rows: &RuleRows| ApplyConditions {
+        confirmed: false,
+        checked: Some(CheckedRevision::from(rule_rows)),
+    };
     let (mine, theirs) = (store.load().await.expect("loads"), other.load().await.expect("loads"));
     let one = store.apply_new(&proposal(1, vec![put("b", 1)]), checked(&mine), by("ada")).await;
     assert_eq!(one.expect("the first applies").revision, Some(2));
@@ -503,8 +526,8 @@ pub(crate) async fn a_change_that_was_checked_against_another_book_is_planned_ag
     assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 1, 1), rule("c", 1, 1)]);
 }
 
-pub(crate) async fn a_rule_in_an_emergency_is_not_deleted(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn a_rule_in_an_emergency_is_not_deleted(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let emergency = |rule: &str| EmergencyRow {
         id: "stop".to_owned(),
         body: format!(r#"{{"action": "block", "rule": {rule:?}}}"#),
@@ -521,14 +544,14 @@ pub(crate) async fn a_rule_in_an_emergency_is_not_deleted(ground: &Ground) {
     assert_eq!(refused(undone), message, "nor by a rollback");
     apply(&store, vec![delete("b"), put("a", 2)]).await;
     // One that has ended is about nothing, also while it is still there.
-    let later = Act { by: "ada", now_ms: NOW_MS + 10 };
+    let later = Attribution { by: "ada", now_ms: NOW_MS + 10 };
     store.apply_new(&proposal(2, vec![delete("a")]), false, later).await.expect("applies");
     let gone = EmergencyRow { expires_ms: NOW_MS + 20, ..emergency("a") };
     assert_eq!(refused(store.put_emergency(&gone, later).await), "there is no rule \"a\"");
 }
 
-pub(crate) async fn emergencies_have_a_way_of_their_own(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn emergencies_have_a_way_of_their_own(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let emergency = |id: &str, expires_ms| EmergencyRow {
         id: id.to_owned(),
         body: r#"{"action": "block"}"#.to_owned(),
@@ -543,9 +566,9 @@ pub(crate) async fn emergencies_have_a_way_of_their_own(ground: &Ground) {
     }
     let broken = EmergencyRow { body: "[]".to_owned(), ..emergency("c", hour) };
     assert_eq!(refused(store.put_emergency(&broken, by("ada")).await), "body: must be a JSON object");
-    let never = Act { by: "ada", now_ms: u64::MAX };
+    let never = Attribution { by: "ada", now_ms: u64::MAX };
     assert!(matches!(store.end_emergency("a", never).await, Err(StoreError::Invalid(_))));
-    let later = |ms| Act { by: "ada", now_ms: NOW_MS + ms };
+    let later = |ms| Attribution { by: "ada", now_ms: NOW_MS + ms };
     assert_eq!(store.renew_emergency("b", NOW_MS + 20, later(5)).await.expect("renewed"), 3);
     let kept = vec![emergency("a", hour), emergency("b", NOW_MS + 20)];
     assert_eq!(store.emergencies().await.expect("read"), (3, kept));
@@ -558,23 +581,23 @@ pub(crate) async fn emergencies_have_a_way_of_their_own(ground: &Ground) {
     assert_eq!(store.emergencies().await.expect("read"), (4, kept));
     assert_eq!(store.end_emergency("a", later(30)).await.expect("ended"), 5);
     assert_eq!(refused(store.end_emergency("a", later(30)).await), "there is no emergency \"a\"");
-    let heads = Heads { revision: 0, emergency_revision: 5, credential_revision: 0 };
-    assert_eq!(store.heads().await.expect("heads"), heads);
+    let revisions = StoreRevisions { revision: 0, emergency_revision: 5, credential_revision: 0 };
+    assert_eq!(store.revisions().await.expect("heads"), revisions);
     let actions: Vec<String> =
         store.audit(0, 10).await.expect("audit").into_iter().map(|entry| entry.action).collect();
     let wanted = ["put", "put", "renew", "expire", "put", "end"].map(|action| format!("emergency.{action}"));
     assert_eq!(actions, wanted);
 }
 
-pub(crate) async fn an_emergency_fits_its_rule_as_it_is_at_that_moment(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn an_emergency_fits_its_rule_as_it_is_at_that_moment(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let keyed = |key: &str| Operation::Put {
-        kind: Kind::Rule,
+        kind: RowKind::Rule,
         name: "a".to_owned(),
         body: format!(r#"{{"key": {key}, "template": "pro"}}"#),
     };
     let template = Operation::Put {
-        kind: Kind::Template,
+        kind: RowKind::Template,
         name: "pro".to_owned(),
         body: r#"{"limit": 1, "period": "1m"}"#.to_owned(),
     };
@@ -594,15 +617,17 @@ pub(crate) async fn an_emergency_fits_its_rule_as_it_is_at_that_moment(ground: &
     assert_eq!(store.emergencies().await.expect("read"), (1, vec![both]));
 }
 
-pub(crate) async fn emergencies_that_came_at_once_look_at_no_more_header_fields_than_may_be(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn emergencies_that_came_at_once_look_at_no_more_header_fields_than_may_be(
+    test_database: &TestDatabase,
+) {
+    let store = test_database.store().await;
     let emergency = |field: &str| EmergencyRow {
         id: field.to_owned(),
         body: format!(r#"{{"action": "block", "when": {{"header.{field}": "x"}}}}"#),
         expires_ms: NOW_MS + 10,
     };
     let rule = Operation::Put {
-        kind: Kind::Rule,
+        kind: RowKind::Rule,
         name: "a".to_owned(),
         body: r#"{"key": ["header.of-a-rule"], "limit": 1, "period": "1m"}"#.to_owned(),
     };
@@ -615,15 +640,15 @@ pub(crate) async fn emergencies_that_came_at_once_look_at_no_more_header_fields_
     let both = tokio::join!(store.put_emergency(&one, by("ada")), store.put_emergency(&other, by("bo")));
     let ((Ok(_), late) | (late, Ok(_))) = both else { panic!("neither: {both:?}") };
     assert_eq!(refused(late), "rules: 17 different header.* dimensions is outside 0 to 16");
-    let book = store.load().await.expect("read");
-    assert_eq!(RuleSet::compile(&book, None, NOW_MS).err(), None, "every server takes it");
+    let rule_rows = store.load().await.expect("read");
+    assert_eq!(RuleSet::compile(&rule_rows, None, NOW_MS).err(), None, "every server takes it");
     store.put_emergency(&emergency("f1"), by("ada")).await.expect("a field that is looked at already");
     let blind = EmergencyRow { id: "all".to_owned(), body: r#"{"action": "block"}"#.to_owned(), ..one };
     store.put_emergency(&blind, by("ada")).await.expect("looks at none");
 }
 
-pub(crate) async fn there_is_a_most_of_emergencies_that_last(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn there_is_a_most_of_emergencies_that_last(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let emergency = |id: usize, expires_ms| EmergencyRow {
         id: id.to_string(),
         body: r#"{"action": "block"}"#.to_owned(),
@@ -635,13 +660,13 @@ pub(crate) async fn there_is_a_most_of_emergencies_that_last(ground: &Ground) {
     let another = store.put_emergency(&emergency(EMERGENCIES_MAX, NOW_MS + 10), by("ada")).await;
     assert_eq!(refused(another), "emergencies: there are 256, as many as may be: end one");
     store.put_emergency(&emergency(7, NOW_MS + 10), by("ada")).await.expect("one of them again");
-    let later = Act { by: "ada", now_ms: NOW_MS + 10 };
+    let later = Attribution { by: "ada", now_ms: NOW_MS + 10 };
     store.put_emergency(&emergency(EMERGENCIES_MAX, NOW_MS + 20), later).await.expect("all others ended");
     assert_eq!(store.emergencies().await.expect("read").1.len(), 1);
 }
 
-pub(crate) async fn credentials_are_known_by_their_hash_only(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn credentials_are_known_by_their_hash_only(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let credential = |digit: &str, name: &str| Credential {
         hash: digit.repeat(64),
         name: name.to_owned(),
@@ -666,12 +691,12 @@ pub(crate) async fn credentials_are_known_by_their_hash_only(ground: &Ground) {
         "there is no credential with this hash"
     );
     assert_eq!(store.credentials().await.expect("read"), [renamed]);
-    assert_eq!(store.heads().await.expect("heads").credential_revision, 4);
+    assert_eq!(store.revisions().await.expect("heads").credential_revision, 4);
     assert_eq!(audit_count(&store).await, 4);
 }
 
-pub(crate) async fn there_is_a_most_of_credentials_and_expired_ones_make_room(ground: &Ground) {
-    let store = ground.store().await;
+pub(crate) async fn there_is_a_most_of_credentials_and_expired_ones_make_room(test_database: &TestDatabase) {
+    let store = test_database.store().await;
     let credential = |number: usize, expires_ms| Credential {
         hash: format!("{number:064x}"),
         name: format!("n{number}"),
@@ -686,13 +711,13 @@ pub(crate) async fn there_is_a_most_of_credentials_and_expired_ones_make_room(gr
     }
     let row = |number| format!("('{number:064x}', 'n{number}', '', 'viewer', 1, NULL)");
     let rows: Vec<String> = (2..CREDENTIALS_MAX).map(row).collect();
-    ground.tamper(&format!("INSERT INTO tidegate_credentials VALUES {}", rows.join(", "))).await;
+    test_database.tamper(&format!("INSERT INTO tidegate_credentials VALUES {}", rows.join(", "))).await;
 
     let another = credential(CREDENTIALS_MAX, None);
     let told = "credentials: there are 10000, as many as may be: revoke one";
     assert_eq!(refused(store.put_credential(&another, by("ada")).await), told);
     store.put_credential(&credential(7, None), by("ada")).await.expect("one of them again");
-    let later = Act { by: "ada", now_ms: NOW_MS + 5 };
+    let later = Attribution { by: "ada", now_ms: NOW_MS + 5 };
     store.put_credential(&another, later).await.expect("two have ended");
     let entries = store.audit(3, 10).await.expect("audit");
     let actions: Vec<&str> = entries.iter().map(|entry| entry.action.as_str()).collect();
@@ -715,9 +740,9 @@ pub(crate) async fn there_is_a_most_of_credentials_and_expired_ones_make_room(gr
 }
 
 /// Two processes' worth of connections write at once, and one reads all the while.
-pub(crate) async fn writers_at_once_are_applied_one_after_the_other(ground: &Ground) {
+pub(crate) async fn writers_at_once_are_applied_one_after_the_other(test_database: &TestDatabase) {
     const EACH: u32 = 12;
-    let stores = [ground.store().await, ground.store().await];
+    let stores = [test_database.store().await, test_database.store().await];
     let mut tasks = tokio::task::JoinSet::new();
     for (writer, store) in stores.iter().cloned().enumerate() {
         tasks.spawn(async move {
@@ -725,7 +750,7 @@ pub(crate) async fn writers_at_once_are_applied_one_after_the_other(ground: &Gro
                 // Each change has a row of its own, and all have one together.
                 let own = put(&format!("w{writer}-{number:02}"), 1);
                 loop {
-                    let base = store.heads().await.expect("heads").revision;
+                    let base = store.revisions().await.expect("heads").revision;
                     let wanted = proposal(base, vec![own.clone(), put("shared", number + 1)]);
                     match store.apply_new(&wanted, false, by("ada")).await {
                         Ok(_) => break,
@@ -736,11 +761,11 @@ pub(crate) async fn writers_at_once_are_applied_one_after_the_other(ground: &Gro
             }
         });
     }
-    let reader = ground.store().await;
+    let reader = test_database.store().await;
     while !tasks.is_empty() {
-        let book = reader.load().await.expect("loads");
-        let own = book.rows.iter().filter(|row| row.name.starts_with('w')).count() as u64;
-        assert_eq!(own, book.revision, "a book is of one moment");
+        let rule_rows = reader.load().await.expect("loads");
+        let own = rule_rows.rows.iter().filter(|row| row.name.starts_with('w')).count() as u64;
+        assert_eq!(own, rule_rows.revision, "a book is of one moment");
         while let Some(done) = tasks.try_join_next() {
             done.expect("no panic");
         }
@@ -755,19 +780,21 @@ async fn next(watch: &mut Watch) -> Signal {
 }
 
 /// Waits until a watcher was told of something after which the heads are these.
-pub(crate) async fn wait_for_heads(watch: &mut Watch, store: &Store, wanted: Heads) {
+pub(crate) async fn wait_for_heads(watch: &mut Watch, store: &Store, wanted: StoreRevisions) {
     loop {
         let signal = next(watch).await;
-        if signal == Signal::MayHaveChanged && store.heads().await.is_ok_and(|heads| heads == wanted) {
+        if signal == Signal::MayHaveChanged
+            && store.revisions().await.is_ok_and(|revisions| revisions == wanted)
+        {
             return;
         }
     }
 }
 
-pub(crate) async fn those_who_watch_are_told(ground: &Ground) {
-    let (here, there) = (ground.store().await, ground.store().await);
+pub(crate) async fn those_who_watch_are_told(test_database: &TestDatabase) {
+    let (here, there) = (test_database.store().await, test_database.store().await);
     let (mut same, mut other) = (here.watch(1), there.watch(2));
-    let mut wanted = Heads::default();
+    let mut wanted = StoreRevisions::default();
     for watch in [&mut same, &mut other] {
         assert_eq!(next(watch).await, Signal::MayHaveChanged, "once, to begin with");
     }
@@ -787,39 +814,41 @@ pub(crate) async fn those_who_watch_are_told(ground: &Ground) {
 }
 
 /// Something of everything, so that every kind of entry is in the audit.
-async fn eventful(ground: &Ground) -> Store {
-    let store = ground.store().await;
+async fn eventful(test_database: &TestDatabase) -> Store {
+    let store = test_database.store().await;
     let change = apply(&store, vec![put("a", 1)]).await;
     roll_back(&store, Rollback::Change(change.id), "", by("bob")).await.expect("undone");
-    let waiting = store.propose(&needing(Needs::Approver, vec![put("b", 1)]), by("ada")).await.expect("kept");
+    let waiting =
+        store.propose(&needing(ChangeNeeds::Approver, vec![put("b", 1)]), by("ada")).await.expect("kept");
     store.approve(waiting.id, by("bob")).await.expect("approved");
     store.apply(waiting.id, false, by("ada")).await.expect("applies");
-    let rejected = store.propose(&needing(Needs::Nothing, vec![put("c", 1)]), by("ada")).await.expect("kept");
+    let rejected =
+        store.propose(&needing(ChangeNeeds::Nothing, vec![put("c", 1)]), by("ada")).await.expect("kept");
     store.reject(rejected.id, "no", by("bob")).await.expect("rejected");
     assert_eq!(audit_count(&store).await, 9);
     store
 }
 
-fn found<T: std::fmt::Debug>(outcome: Result<T, StoreError>) -> Break {
+fn found<T: std::fmt::Debug>(outcome: Result<T, StoreError>) -> ChainBreak {
     match outcome {
         Err(StoreError::Audit(found)) => found,
         other => panic!("not found: {other:?}"),
     }
 }
 
-pub(crate) async fn tampering_with_the_tables_is_found(ground: &Ground) {
-    let store = eventful(ground).await;
+pub(crate) async fn tampering_with_the_tables_is_found(test_database: &TestDatabase) {
+    let store = eventful(test_database).await;
     let kept = store.checkpoint().await.expect("a checkpoint");
-    ground.tamper("CREATE TABLE saved AS SELECT * FROM tidegate_audit").await;
-    let changed = |sequence| Break::Changed { sequence };
+    test_database.tamper("CREATE TABLE saved AS SELECT * FROM tidegate_audit").await;
+    let changed = |sequence| ChainBreak::Changed { sequence };
     let cases = [
         ("UPDATE tidegate_audit SET actor = 'Ada' WHERE sequence = 4", changed(4)),
         ("UPDATE tidegate_audit SET at_ms = at_ms + 1 WHERE sequence = 9", changed(9)),
         ("UPDATE tidegate_audit SET detail = '{}' WHERE sequence = 1", changed(1)),
-        ("DELETE FROM tidegate_audit WHERE sequence = 5", Break::OutOfPlace { expected: 5, found: 6 }),
-        ("DELETE FROM tidegate_audit WHERE sequence = 1", Break::OutOfPlace { expected: 1, found: 2 }),
-        ("DELETE FROM tidegate_audit WHERE sequence >= 8", Break::CutOff { missing: 8, count: 9 }),
-        ("DELETE FROM tidegate_audit", Break::CutOff { missing: 1, count: 9 }),
+        ("DELETE FROM tidegate_audit WHERE sequence = 5", ChainBreak::OutOfPlace { expected: 5, found: 6 }),
+        ("DELETE FROM tidegate_audit WHERE sequence = 1", ChainBreak::OutOfPlace { expected: 1, found: 2 }),
+        ("DELETE FROM tidegate_audit WHERE sequence >= 8", ChainBreak::CutOff { missing: 8, count: 9 }),
+        ("DELETE FROM tidegate_audit", ChainBreak::CutOff { missing: 1, count: 9 }),
         (
             "UPDATE tidegate_audit SET sequence = 100 WHERE sequence = 3; \
              UPDATE tidegate_audit SET sequence = 3 WHERE sequence = 6; \
@@ -840,33 +869,37 @@ pub(crate) async fn tampering_with_the_tables_is_found(ground: &Ground) {
         ("UPDATE tidegate_audit SET hash = x'00' WHERE sequence = 7", changed(7)),
         ("UPDATE tidegate_audit SET sequence = 'nine' WHERE sequence = 9", changed(9)),
     ];
-    let taken = if ground.url.starts_with("postgres:") { 1 } else { unreadable.len() };
+    let taken = if test_database.url.starts_with("postgres:") { 1 } else { unreadable.len() };
     for (sql, wanted) in &unreadable[..taken] {
-        ground.tamper(sql).await;
+        test_database.tamper(sql).await;
         assert_eq!(found(store.audit(0, 100).await), *wanted, "{sql}");
-        ground.tamper("DELETE FROM tidegate_audit; INSERT INTO tidegate_audit SELECT * FROM saved").await;
+        test_database
+            .tamper("DELETE FROM tidegate_audit; INSERT INTO tidegate_audit SELECT * FROM saved")
+            .await;
     }
     for (sql, wanted) in cases.into_iter().chain(unreadable.into_iter().take(taken)) {
-        ground.tamper(sql).await;
+        test_database.tamper(sql).await;
         assert_eq!(found(store.verify_audit(None).await), wanted, "{sql}");
-        ground.tamper("DELETE FROM tidegate_audit; INSERT INTO tidegate_audit SELECT * FROM saved").await;
+        test_database
+            .tamper("DELETE FROM tidegate_audit; INSERT INTO tidegate_audit SELECT * FROM saved")
+            .await;
         assert_eq!(store.verify_audit(Some(&kept)).await.expect("restored"), kept);
     }
     // Whoever also moves the known end is found by what was kept elsewhere.
-    ground
+    test_database
         .tamper(
             "DELETE FROM tidegate_audit WHERE sequence = 9; UPDATE tidegate_heads SET audit_count = 8, \
              audit_hash = (SELECT hash FROM tidegate_audit WHERE sequence = 8)",
         )
         .await;
     assert_eq!(audit_count(&store).await, 8);
-    assert_eq!(found(store.verify_audit(Some(&kept)).await), Break::CutOff { missing: 9, count: 9 });
+    assert_eq!(found(store.verify_audit(Some(&kept)).await), ChainBreak::CutOff { missing: 9, count: 9 });
     apply(&store, vec![put("z", 1)]).await;
-    assert_eq!(found(store.verify_audit(Some(&kept)).await), Break::Rewritten { sequence: 9 });
+    assert_eq!(found(store.verify_audit(Some(&kept)).await), ChainBreak::Rewritten { sequence: 9 });
 }
 
-pub(crate) async fn an_export_of_the_audit_holds_elsewhere(ground: &Ground) {
-    let store = eventful(ground).await;
+pub(crate) async fn an_export_of_the_audit_holds_elsewhere(test_database: &TestDatabase) {
+    let store = eventful(test_database).await;
     let (mut text, mut after) = (String::new(), 0);
     loop {
         let page = store.audit(after, 4).await.expect("a page");
@@ -882,21 +915,21 @@ pub(crate) async fn an_export_of_the_audit_holds_elsewhere(ground: &Ground) {
     let cut = text.lines().take(8).collect::<Vec<_>>().join("\n");
     assert!(verify_lines(cut.as_bytes(), Some(&kept)).is_err());
     // Where it ends is told by the heads, whatever entries are left.
-    ground.tamper("DELETE FROM tidegate_audit WHERE sequence > 6").await;
+    test_database.tamper("DELETE FROM tidegate_audit WHERE sequence > 6").await;
     let (left, end) = store.audit_and_end(4, 100).await.expect("a page");
     assert_eq!((left.len(), end), (2, kept));
 }
 
-pub(crate) async fn a_schema_of_a_later_version_is_refused(ground: &Ground) {
-    drop(ground.store().await);
-    ground
+pub(crate) async fn a_schema_of_a_later_version_is_refused(test_database: &TestDatabase) {
+    drop(test_database.store().await);
+    test_database
         .tamper(
             "INSERT INTO tidegate_migrations (version, description, success, checksum, execution_time) \
              SELECT 999, description, success, checksum, execution_time FROM tidegate_migrations \
              WHERE version = 1",
         )
         .await;
-    let outcome = Store::open(&ground.url.parse().expect("an address")).await;
+    let outcome = Store::open(&test_database.url.parse().expect("an address")).await;
     let message = refused(outcome);
     assert!(
         message.starts_with("rules: the store's schema: migration 999 was previously applied"),

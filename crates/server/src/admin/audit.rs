@@ -5,32 +5,32 @@ use serde_json::json;
 use tidegate_rules::audit::Checkpoint;
 use tidegate_rules::store::{AUDIT_PAGE_MAX, StoreError};
 
-use super::given::Given;
-use super::{Answered, control, refused};
-use crate::http::{Asked, Problem, json};
+use super::params::QueryParams;
+use super::{AdminResult, control, refused};
+use crate::http::{HttpRequest, Problem, json};
 
 /// How many entries one page has where nothing else is said.
 const ENTRIES: u64 = 100;
 
 /// `GET /v1/audit?after=0&limit=100`: in order, with the entry after which the next page begins, and where the audit ends by
 /// what the store knows besides its entries.
-pub(super) async fn page(asked: &Asked<'_>) -> Answered {
-    let given = Given::read(asked, &["after", "limit"])?;
+pub(super) async fn page(req: &HttpRequest<'_>) -> AdminResult {
+    let given = QueryParams::read(req, &["after", "limit"])?;
     let after = given.number("after", 0, 0, u64::MAX)?;
     let limit = given.number("limit", ENTRIES, 1, AUDIT_PAGE_MAX)?;
-    let found = control(asked)?.store().audit_and_end(after, limit).await;
+    let found = control(req)?.store().audit_and_end(after, limit).await;
     let (entries, end) = found.map_err(|error| refused(&error))?;
     let next = entries.last().map(|entry| entry.sequence);
     Ok(json(StatusCode::OK, &json!({ "entries": entries, "next": next, "checkpoint": end.to_string() })))
 }
 
 /// `GET /v1/audit/verify?checkpoint=tidegate-audit 7 HASH`: by one at a time.
-pub(super) async fn verify(asked: &Asked<'_>) -> Answered {
-    let given = Given::read(asked, &["checkpoint"])?;
+pub(super) async fn verify(req: &HttpRequest<'_>) -> AdminResult {
+    let given = QueryParams::read(req, &["checkpoint"])?;
     let kept = given.text("checkpoint").map(str::parse::<Checkpoint>).transpose();
     let kept = kept.map_err(|error| Problem::bad_request(error.to_string()))?;
-    let store = control(asked)?.store();
-    let _following = asked.shared.following_audit.try_lock().map_err(|_| busy())?;
+    let store = control(req)?.store();
+    let _following = req.shared.following_audit.try_lock().map_err(|_| busy())?;
     match store.verify_audit(kept.as_ref()).await {
         Ok(end) => {
             let answer = json!({ "holds": true, "entries": end.count, "checkpoint": end.to_string() });

@@ -5,10 +5,10 @@ use serde_json::json;
 use tidegate_core::bound::Fleet;
 use tidegate_rules::Rule;
 
-use super::Answered;
-use super::given::Given;
-use crate::bounds::{PARAMETERS, Situation, told_situation};
-use crate::http::{Asked, Problem, json};
+use super::AdminResult;
+use super::params::QueryParams;
+use crate::bounds::{PARAMETERS, Situation, situation_json};
+use crate::http::{HttpRequest, Problem, json};
 
 /// How many bounds one page has where nothing else is said.
 const BOUNDS: u64 = 100;
@@ -16,30 +16,30 @@ const BOUNDS: u64 = 100;
 const BOUNDS_MAX: u64 = 1_000;
 
 /// `GET /v1/bounds?regions=3&lag_ms=500&from=0&limit=100`: of the rules in force, in the order in which they apply.
-pub(super) fn list(asked: &Asked<'_>) -> Answered {
+pub(super) fn list(req: &HttpRequest<'_>) -> AdminResult {
     let names = PARAMETERS.iter().map(|parameter| parameter.name);
     let known: Vec<&str> = names.chain(["weights", "from", "limit"]).collect();
-    let given = Given::read(asked, &known)?;
-    let situation = situation(&given, Situation::new(Fleet::clone(&asked.shared.fleet_now())))?;
+    let given = QueryParams::read(req, &known)?;
+    let situation = situation(&given, Situation::new(Fleet::clone(&req.shared.fleet_now())))?;
     let limit = given.number("limit", BOUNDS, 1, BOUNDS_MAX)?;
     let from = given.number("from", 0, 0, u64::MAX)?;
-    let rules = asked.shared.rules.load();
+    let rules = req.shared.rules.load();
     let place = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let rest: &[Rule] = rules.set().rules().get(place(from)..).unwrap_or_default();
-    let page: Vec<_> = rest.iter().take(place(limit)).map(|rule| situation.told(rule)).collect();
+    let page: Vec<_> = rest.iter().take(place(limit)).map(|rule| situation.report(rule)).collect();
     let next = (rest.len() > page.len()).then(|| from + limit);
     Ok(json(
         StatusCode::OK,
         &json!({
             "rules_version": rules.set().version(),
-            "of": told_situation(&situation),
+            "of": situation_json(&situation),
             "bounds": page,
             "next": next,
         }),
     ))
 }
 
-fn situation(given: &Given<'_>, mut situation: Situation) -> Result<Situation, Problem> {
+fn situation(given: &QueryParams<'_>, mut situation: Situation) -> Result<Situation, Problem> {
     for parameter in PARAMETERS {
         let value =
             given.number(parameter.name, (parameter.get)(&situation), parameter.least, parameter.most)?;

@@ -5,17 +5,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_rules::store::{CREDENTIALS_PAGE_MAX, Credential};
 
-use super::given::{Given, body};
-use super::{Answered, act, control, refused, take_over};
+use super::params::{QueryParams, body};
+use super::{AdminResult, act, control, refused, take_over};
 use crate::auth::{Role, TokenHash, is_free_name, new_token};
-use crate::http::{Asked, Problem, json};
+use crate::http::{HttpRequest, Problem, json};
 
 /// How many are told where nothing else is said.
 const PAGE: u64 = 100;
 
 /// `GET /v1/credentials?limit=100&after=HASH`
-pub(super) async fn list(asked: &Asked<'_>) -> Answered {
-    let given = Given::read(asked, &["limit", "after"])?;
+pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
+    let given = QueryParams::read(req, &["limit", "after"])?;
     let limit = given.number("limit", PAGE, 1, CREDENTIALS_PAGE_MAX)?;
     let after = given.text("after").unwrap_or_default();
     if !after.is_empty() && format!("sha256:{after}").parse::<TokenHash>().is_err() {
@@ -23,16 +23,16 @@ pub(super) async fn list(asked: &Asked<'_>) -> Answered {
         return Err(Problem::bad_request(problem));
     }
     // One more shows whether there are any behind the page.
-    let found = control(asked)?.store().credentials_after(after, limit + 1).await;
+    let found = control(req)?.store().credentials_after(after, limit + 1).await;
     let mut found = found.map_err(|error| refused(&error))?;
     let has_more = found.len() as u64 > limit;
     found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     let next = found.last().filter(|_| has_more).map(|last| last.hash.as_str());
-    let credentials: Vec<Value> = found.iter().map(told).collect();
+    let credentials: Vec<Value> = found.iter().map(to_json).collect();
     Ok(json(StatusCode::OK, &json!({ "credentials": credentials, "next": next })))
 }
 
-fn told(credential: &Credential) -> Value {
+fn to_json(credential: &Credential) -> Value {
     let Credential { hash, name, tenant, role, created_ms, expires_ms } = credential;
     json!({
         "hash": hash, "name": name, "tenant": tenant, "role": role, "created_ms": created_ms, "expires_ms": expires_ms
@@ -51,9 +51,9 @@ struct NewCredential {
 }
 
 /// `POST /v1/credentials`: makes a token, which is told here and never again.
-pub(super) async fn admit(asked: &Asked<'_>) -> Answered {
-    let NewCredential { name, role, tenant, expires_ms } = body(asked)?;
-    let (control, actor) = (control(asked)?, asked.actor()?);
+pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
+    let NewCredential { name, role, tenant, expires_ms } = body(req)?;
+    let (control, actor) = (control(req)?, req.actor()?);
     let act = act(&actor, control);
     if !is_free_name(&name) {
         return Err(Problem::bad_request(format!("name: {name:?} stands for somebody else")));
@@ -62,7 +62,7 @@ pub(super) async fn admit(asked: &Asked<'_>) -> Answered {
         let roles = Role::ALL.map(Role::as_str).join(", ");
         return Err(Problem::bad_request(format!("role: {role:?} is none of {roles}")));
     }
-    if asked.shared.tenants.iter().all(|known| known.name != tenant) {
+    if req.shared.tenants.iter().all(|known| known.name != tenant) {
         return Err(Problem::bad_request(format!("tenant: there is none named {tenant:?}")));
     }
     if let Some(ended) = expires_ms.filter(|expires_ms| *expires_ms <= act.now_ms) {
@@ -76,13 +76,13 @@ pub(super) async fn admit(asked: &Asked<'_>) -> Answered {
     let problem = take_over(control.refresh()).await;
     Ok(json(
         StatusCode::OK,
-        &json!({ "token": token, "credential": told(&credential), "not_in_force": problem }),
+        &json!({ "token": token, "credential": to_json(&credential), "not_in_force": problem }),
     ))
 }
 
 /// `DELETE /v1/credentials/{hash}`
-pub(super) async fn revoke(asked: &Asked<'_>, hash: &str) -> Answered {
-    let (control, actor) = (control(asked)?, asked.actor()?);
+pub(super) async fn revoke(req: &HttpRequest<'_>, hash: &str) -> AdminResult {
+    let (control, actor) = (control(req)?, req.actor()?);
     control.store().revoke_credential(hash, act(&actor, control)).await.map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh()).await;
     Ok(json(StatusCode::OK, &json!({ "hash": hash, "not_in_force": problem })))

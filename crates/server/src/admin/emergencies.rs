@@ -6,28 +6,28 @@ use ::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tidegate_record::timestamp;
-use tidegate_rules::book::EmergencyRow;
 use tidegate_rules::parse_period;
+use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::EMERGENCY_MS_MAX;
 
-use super::given::body;
-use super::{Answered, act, control, refused, take_over, unconfirmed, unfit};
+use super::params::body;
+use super::{AdminResult, act, control, refused, take_over, unconfirmed, unfit};
 use crate::auth::new_token;
-use crate::http::{Asked, Problem, json};
+use crate::http::{HttpRequest, Problem, json};
 
 /// How many characters of a random id are enough that no two emergencies share one.
 const ID_CHARACTERS: usize = 11;
 
 /// `GET /v1/emergencies`
-pub(super) async fn list(asked: &Asked<'_>) -> Answered {
-    let (revision, rows) = control(asked)?.store().emergencies().await.map_err(|error| refused(&error))?;
-    let now_ms = asked.shared.now_ms();
+pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
+    let (revision, rows) = control(req)?.store().emergencies().await.map_err(|error| refused(&error))?;
+    let now_ms = req.shared.now_ms();
     let lasting = rows.iter().filter(|row| now_ms < row.expires_ms);
-    let emergencies: Vec<Value> = lasting.map(told).collect();
+    let emergencies: Vec<Value> = lasting.map(to_json).collect();
     Ok(json(StatusCode::OK, &json!({ "emergency_revision": revision, "emergencies": emergencies })))
 }
 
-fn told(row: &EmergencyRow) -> Value {
+fn to_json(row: &EmergencyRow) -> Value {
     let body: Value = serde_json::from_str(&row.body).unwrap_or_default();
     json!({ "id": row.id, "expires": timestamp(row.expires_ms), "expires_ms": row.expires_ms, "body": body })
 }
@@ -77,9 +77,9 @@ fn spells_out(pattern: &str) -> bool {
 }
 
 /// `POST /v1/emergencies`
-pub(super) async fn declare(asked: &Asked<'_>) -> Answered {
-    let Declaration { id, r#for, confirmed, mut fields } = body(asked)?;
-    let (control, actor) = (control(asked)?, asked.actor()?);
+pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
+    let Declaration { id, r#for, confirmed, mut fields } = body(req)?;
+    let (control, actor) = (control(req)?, req.actor()?);
     let act = act(&actor, control);
     let id = match id {
         Some(id) => id,
@@ -96,7 +96,8 @@ pub(super) async fn declare(asked: &Asked<'_>) -> Answered {
     }
     let revision = control.store().put_emergency(&row, act).await.map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh_emergencies()).await;
-    let answer = json!({ "emergency_revision": revision, "emergency": told(&row), "not_in_force": problem });
+    let answer =
+        json!({ "emergency_revision": revision, "emergency": to_json(&row), "not_in_force": problem });
     Ok(json(StatusCode::OK, &answer))
 }
 
@@ -124,9 +125,9 @@ struct Renewal {
 }
 
 /// `POST /v1/emergencies/{id}/renew`
-pub(super) async fn renew(asked: &Asked<'_>, id: &str) -> Answered {
-    let Renewal { r#for } = body(asked)?;
-    let (control, actor) = (control(asked)?, asked.actor()?);
+pub(super) async fn renew(req: &HttpRequest<'_>, id: &str) -> AdminResult {
+    let Renewal { r#for } = body(req)?;
+    let (control, actor) = (control(req)?, req.actor()?);
     let act = act(&actor, control);
     let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
     let revision =
@@ -143,8 +144,8 @@ pub(super) async fn renew(asked: &Asked<'_>, id: &str) -> Answered {
 }
 
 /// `DELETE /v1/emergencies/{id}`
-pub(super) async fn end(asked: &Asked<'_>, id: &str) -> Answered {
-    let (control, actor) = (control(asked)?, asked.actor()?);
+pub(super) async fn end(req: &HttpRequest<'_>, id: &str) -> AdminResult {
+    let (control, actor) = (control(req)?, req.actor()?);
     let revision =
         control.store().end_emergency(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh_emergencies()).await;

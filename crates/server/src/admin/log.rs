@@ -5,15 +5,15 @@ use std::time::Duration;
 use ::http::StatusCode;
 use serde::Serialize;
 use tidegate_record::{
-    HEAVY_MAX, Heavy, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, Record, moment, timestamp,
+    DecisionRecord, HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, moment, timestamp,
 };
 use tidegate_rules::parse_period;
 
-use super::given::Given;
-use super::{Answered, OPERATING_TENANT};
+use super::params::QueryParams;
+use super::{AdminResult, OPERATING_TENANT};
 use crate::auth::{Principal, Role};
-use crate::http::{Asked, Problem, json};
-use crate::journal::{Journal, NotAnswered, Question};
+use crate::decision_log::{DecisionLog, LogQueryError, WhyRequest};
+use crate::http::{HttpRequest, Problem, json};
 
 /// How far around a moment is looked where nothing else is said.
 const WINDOW: Duration = Duration::from_mins(1);
@@ -27,45 +27,46 @@ const MINUTES: u64 = 10;
 const HEAVY: u64 = 100;
 
 #[derive(Serialize)]
-struct WhyAnswer<'w> {
+struct WhyBody<'w> {
     tenant: &'w str,
     key: &'w str,
     at: String,
     window_ms: u64,
-    records: Vec<Told>,
+    records: Vec<RecordBody>,
 }
 
 #[derive(Serialize)]
-struct Told {
+struct RecordBody {
     at: String,
     #[serde(flatten)]
-    record: Record,
+    record: DecisionRecord,
 }
 
 /// `GET /v1/why?key=user:42&at=14:32:17`
-pub(super) async fn why(asked: &Asked<'_>) -> Answered {
-    let principal = asked.principal(Role::Viewer)?;
-    let given = Given::read(asked, &["key", "at", "window", "records", "tenant"])?;
-    let tenant = tenant(asked, principal, &given)?;
-    let journal = journal(asked)?;
+pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
+    let principal = req.principal(Role::Viewer)?;
+    let given = QueryParams::read(req, &["key", "at", "window", "records", "tenant"])?;
+    let tenant = tenant(req, principal, &given)?;
+    let decision_log = decision_log(req)?;
     let Some(key) = given.text("key").filter(|key| !key.is_empty()) else {
         return Err(Problem::bad_request("key: missing: what was denied, such as user:42"));
     };
-    let now_ms = asked.shared.now_ms();
+    let now_ms = req.shared.now_ms();
     let at_ms = moment(given.text("at").unwrap_or("now"), now_ms)
         .map_err(|problem| Problem::bad_request(format!("at: {problem}")))?;
     let window_ms = window(given.text("window"))?;
     let records = given.number("records", RECORDS as u64, 1, RECORDS_MAX as u64)?;
-    let question = Question {
+    let question = WhyRequest {
         tenant: tenant.clone(),
         key: key.to_owned(),
         at_ms,
         window_ms,
         records: usize::try_from(records).unwrap_or(RECORDS),
     };
-    let found = journal.why(question).await.map_err(not_answered)?;
-    let records = found.into_iter().map(|record| Told { at: timestamp(record.at_ms), record }).collect();
-    let answer = WhyAnswer { tenant: &tenant, key, at: timestamp(at_ms), window_ms, records };
+    let found = decision_log.why(question).await.map_err(not_answered)?;
+    let records =
+        found.into_iter().map(|record| RecordBody { at: timestamp(record.at_ms), record }).collect();
+    let answer = WhyBody { tenant: &tenant, key, at: timestamp(at_ms), window_ms, records };
     Ok(json(StatusCode::OK, &answer))
 }
 
@@ -79,50 +80,50 @@ fn window(text: Option<&str>) -> Result<u64, Problem> {
 }
 
 #[derive(Serialize)]
-struct HeavyAnswer<'w> {
+struct HeavyBody<'w> {
     tenant: &'w str,
     minutes: u64,
     /// How many there are.
     of: usize,
-    keys: Vec<Heavy>,
+    keys: Vec<HeavyKey>,
 }
 
 /// `GET /v1/heavy?minutes=10&limit=100`
-pub(super) async fn heavy(asked: &Asked<'_>) -> Answered {
-    let principal = asked.principal(Role::Viewer)?;
-    let given = Given::read(asked, &["minutes", "limit", "tenant"])?;
-    let tenant = tenant(asked, principal, &given)?;
-    let journal = journal(asked)?;
+pub(super) async fn heavy(req: &HttpRequest<'_>) -> AdminResult {
+    let principal = req.principal(Role::Viewer)?;
+    let given = QueryParams::read(req, &["minutes", "limit", "tenant"])?;
+    let tenant = tenant(req, principal, &given)?;
+    let decision_log = decision_log(req)?;
     let minutes = given.number("minutes", MINUTES, MINUTES_MIN, MINUTES_MAX)?;
     let most = given.number("limit", HEAVY, 1, HEAVY_MAX as u64)?;
     let most = usize::try_from(most).unwrap_or(HEAVY_MAX);
-    let found = journal.heavy(tenant.clone(), minutes, asked.shared.now_ms(), most).await;
+    let found = decision_log.heavy(tenant.clone(), minutes, req.shared.now_ms(), most).await;
     let HeavyKeys { of, keys } = found.map_err(not_answered)?;
-    Ok(json(StatusCode::OK, &HeavyAnswer { tenant: &tenant, minutes, of, keys }))
+    Ok(json(StatusCode::OK, &HeavyBody { tenant: &tenant, minutes, of, keys }))
 }
 
 /// Whose decisions are asked about: one's own, or any tenant's for whoever runs the server.
-fn tenant(asked: &Asked<'_>, principal: Principal, given: &Given<'_>) -> Result<String, Problem> {
-    let own = &asked.shared.tenant(principal.tenant).name;
+fn tenant(req: &HttpRequest<'_>, principal: Principal, given: &QueryParams<'_>) -> Result<String, Problem> {
+    let own = &req.shared.tenant(principal.tenant).name;
     match given.text("tenant") {
         None => Ok(own.clone()),
         Some(other) if other != own && principal.tenant != OPERATING_TENANT => Err(Problem::for_operators()),
-        Some(known) if asked.shared.tenants.iter().any(|tenant| tenant.name == known) => Ok(known.to_owned()),
+        Some(known) if req.shared.tenants.iter().any(|tenant| tenant.name == known) => Ok(known.to_owned()),
         Some(unknown) => Err(Problem::bad_request(format!("tenant: there is none named {unknown:?}"))),
     }
 }
 
-fn journal<'a>(asked: &'a Asked<'_>) -> Result<&'a Journal, Problem> {
+fn decision_log<'a>(req: &'a HttpRequest<'_>) -> Result<&'a DecisionLog, Problem> {
     let off = "the decision log is off: it needs a data_dir, and not `decision_log = \"off\"`";
-    asked.shared.journal.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, off))
+    req.shared.decision_log.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, off))
 }
 
-fn not_answered(why: NotAnswered) -> Problem {
+fn not_answered(why: LogQueryError) -> Problem {
     match why {
-        NotAnswered::Busy => Problem::new(
+        LogQueryError::Busy => Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "decision log: as many questions as may be are being looked up",
         ),
-        NotAnswered::Log(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        LogQueryError::Log(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }
 }

@@ -7,7 +7,7 @@ use crate::auth::Role;
 
 /// What is answered at a place.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum To {
+pub(super) enum AdminEndpoint {
     Alive,
     Ready,
     Metrics,
@@ -40,9 +40,9 @@ pub(super) enum To {
 
 /// Who may ask.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Who {
+pub(super) enum Access {
     /// Also whoever has no credential.
-    Anybody,
+    Public,
     /// Whoever has the role, each about their own tenant.
     Tenant(Role),
     /// Whoever has the role, with a token without a tenant.
@@ -54,61 +54,61 @@ pub(super) struct Route {
     method: Method,
     /// `{}` stands for a part of the path.
     path: &'static str,
-    pub(super) who: Who,
-    pub(super) to: To,
+    pub(super) who: Access,
+    pub(super) to: AdminEndpoint,
 }
 
-const fn get(path: &'static str, who: Who, to: To) -> Route {
+const fn get(path: &'static str, who: Access, to: AdminEndpoint) -> Route {
     Route { method: Method::GET, path, who, to }
 }
 
-const fn post(path: &'static str, who: Who, to: To) -> Route {
+const fn post(path: &'static str, who: Access, to: AdminEndpoint) -> Route {
     Route { method: Method::POST, path, who, to }
 }
 
-const fn delete(path: &'static str, who: Who, to: To) -> Route {
+const fn delete(path: &'static str, who: Access, to: AdminEndpoint) -> Route {
     Route { method: Method::DELETE, path, who, to }
 }
 
-const VIEWER: Who = Who::Operators(Role::Viewer);
-const OPERATOR: Who = Who::Operators(Role::Operator);
-const APPROVER: Who = Who::Operators(Role::Approver);
-const ADMIN: Who = Who::Operators(Role::Admin);
+const VIEWER: Access = Access::Operators(Role::Viewer);
+const OPERATOR: Access = Access::Operators(Role::Operator);
+const APPROVER: Access = Access::Operators(Role::Approver);
+const ADMIN: Access = Access::Operators(Role::Admin);
 
 /// All of them. Of several that fit, the first is meant.
 static ROUTES: [Route; 28] = [
-    get("/healthz", Who::Anybody, To::Alive),
-    get("/readyz", Who::Anybody, To::Ready),
-    get("/metrics", VIEWER, To::Metrics),
-    post("/v1/check", Who::Tenant(Role::Client), To::Check),
-    get("/v1/why", Who::Tenant(Role::Viewer), To::Why),
-    get("/v1/heavy", Who::Tenant(Role::Viewer), To::Heavy),
-    get("/v1/bounds", VIEWER, To::Bounds),
-    get("/v1/regions", VIEWER, To::Regions),
-    get("/v1/rules", VIEWER, To::Rules),
-    get("/v1/rules/history", VIEWER, To::History),
-    get("/v1/rules/changes/{}", VIEWER, To::Change),
-    get("/v1/rules/{}/{}", VIEWER, To::Rule),
-    post("/v1/rules/plan", OPERATOR, To::Plan),
-    post("/v1/rules/apply", OPERATOR, To::Apply),
-    post("/v1/rules/rollback", OPERATOR, To::Rollback),
-    post("/v1/rules/{}/shadow", OPERATOR, To::Shadow),
-    post("/v1/rules/{}/enforce", OPERATOR, To::Enforce),
-    post("/v1/rules/changes/{}/approve", APPROVER, To::Approve),
-    post("/v1/rules/changes/{}/reject", OPERATOR, To::Reject),
-    get("/v1/emergencies", VIEWER, To::Emergencies),
-    post("/v1/emergencies", OPERATOR, To::Declare),
-    post("/v1/emergencies/{}/renew", OPERATOR, To::Renew),
-    delete("/v1/emergencies/{}", OPERATOR, To::End),
-    get("/v1/credentials", ADMIN, To::Credentials),
-    post("/v1/credentials", ADMIN, To::Admit),
-    delete("/v1/credentials/{}", ADMIN, To::Revoke),
-    get("/v1/audit", VIEWER, To::Audit),
-    get("/v1/audit/verify", VIEWER, To::Verify),
+    get("/healthz", Access::Public, AdminEndpoint::Alive),
+    get("/readyz", Access::Public, AdminEndpoint::Ready),
+    get("/metrics", VIEWER, AdminEndpoint::Metrics),
+    post("/v1/check", Access::Tenant(Role::Client), AdminEndpoint::Check),
+    get("/v1/why", Access::Tenant(Role::Viewer), AdminEndpoint::Why),
+    get("/v1/heavy", Access::Tenant(Role::Viewer), AdminEndpoint::Heavy),
+    get("/v1/bounds", VIEWER, AdminEndpoint::Bounds),
+    get("/v1/regions", VIEWER, AdminEndpoint::Regions),
+    get("/v1/rules", VIEWER, AdminEndpoint::Rules),
+    get("/v1/rules/history", VIEWER, AdminEndpoint::History),
+    get("/v1/rules/changes/{}", VIEWER, AdminEndpoint::Change),
+    get("/v1/rules/{}/{}", VIEWER, AdminEndpoint::Rule),
+    post("/v1/rules/plan", OPERATOR, AdminEndpoint::Plan),
+    post("/v1/rules/apply", OPERATOR, AdminEndpoint::Apply),
+    post("/v1/rules/rollback", OPERATOR, AdminEndpoint::Rollback),
+    post("/v1/rules/{}/shadow", OPERATOR, AdminEndpoint::Shadow),
+    post("/v1/rules/{}/enforce", OPERATOR, AdminEndpoint::Enforce),
+    post("/v1/rules/changes/{}/approve", APPROVER, AdminEndpoint::Approve),
+    post("/v1/rules/changes/{}/reject", OPERATOR, AdminEndpoint::Reject),
+    get("/v1/emergencies", VIEWER, AdminEndpoint::Emergencies),
+    post("/v1/emergencies", OPERATOR, AdminEndpoint::Declare),
+    post("/v1/emergencies/{}/renew", OPERATOR, AdminEndpoint::Renew),
+    delete("/v1/emergencies/{}", OPERATOR, AdminEndpoint::End),
+    get("/v1/credentials", ADMIN, AdminEndpoint::Credentials),
+    post("/v1/credentials", ADMIN, AdminEndpoint::Admit),
+    delete("/v1/credentials/{}", ADMIN, AdminEndpoint::Revoke),
+    get("/v1/audit", VIEWER, AdminEndpoint::Audit),
+    get("/v1/audit/verify", VIEWER, AdminEndpoint::Verify),
 ];
 
 /// What is at a path.
-pub(super) enum Found {
+pub(super) enum RouteMatch {
     Nothing,
     /// Only this is answered there.
     OtherMethod(&'static Method),
@@ -117,15 +117,15 @@ pub(super) enum Found {
 }
 
 /// Finds what a request is for. Who may GET may ask for the head alone.
-pub(super) fn find(method: &Method, path: &str) -> Found {
+pub(super) fn find(method: &Method, path: &str) -> RouteMatch {
     let method = if *method == Method::HEAD { &Method::GET } else { method };
-    let mut found = Found::Nothing;
+    let mut found = RouteMatch::Nothing;
     for route in &ROUTES {
         let Some(parts) = parts(route.path, path) else { continue };
         if route.method == *method {
-            return Found::Route(route, parts);
+            return RouteMatch::Route(route, parts);
         }
-        found = Found::OtherMethod(&route.method);
+        found = RouteMatch::OtherMethod(&route.method);
     }
     found
 }
@@ -156,10 +156,10 @@ mod tests {
             assert_eq!(parts("/a/{}/b", other), None, "{other}");
         }
         let change = find(&Method::GET, "/v1/rules/changes/7");
-        assert!(matches!(change, Found::Route(Route { to: To::Change, .. }, _)));
+        assert!(matches!(change, RouteMatch::Route(Route { to: AdminEndpoint::Change, .. }, _)));
         let allowed = find(&Method::PUT, "/v1/rules/plan");
-        assert!(matches!(allowed, Found::OtherMethod(method) if *method == Method::POST));
-        assert!(matches!(find(&Method::GET, "/v1"), Found::Nothing));
+        assert!(matches!(allowed, RouteMatch::OtherMethod(method) if *method == Method::POST));
+        assert!(matches!(find(&Method::GET, "/v1"), RouteMatch::Nothing));
     }
 
     /// The table is what the test of roles asks a server about: a route that is not in it would not be asked about.

@@ -7,18 +7,18 @@ use ::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tidegate_core::bound::Fleet;
-use tidegate_rules::book::{Book, Kind, Row};
-use tidegate_rules::change::{Change, Needs, Operation, Proposal, State};
-use tidegate_rules::store::{Conditions, HISTORY_MAX, Rollback, StoreError};
+use tidegate_rules::change::{Change, ChangeNeeds, ChangeState, Operation, Proposal};
+use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
+use tidegate_rules::store::{ApplyConditions, HISTORY_MAX, Rollback, StoreError};
 use tidegate_rules::{Rule, RuleSet};
 
-use super::given::{Given, body};
-use super::{Answered, OPERATING_TENANT, act, control, refused, take_over, unfit};
+use super::params::{QueryParams, body};
+use super::{AdminResult, OPERATING_TENANT, act, control, refused, take_over, unfit};
 use crate::auth::Role;
-use crate::bounds::{Situation, ToldBound};
-use crate::control::{Control, Judged};
-use crate::guardrail::{Approved, Effect};
-use crate::http::{Asked, Problem, json};
+use crate::bounds::{BoundReport, Situation};
+use crate::control::{Control, PlanResult};
+use crate::guardrail::{ApprovedEffect, ChangeEffect};
+use crate::http::{HttpRequest, Problem, json};
 
 /// How many rows one page has where nothing else is said.
 const ROWS: u64 = 100;
@@ -28,48 +28,48 @@ const ROWS_MAX: u64 = 1_000;
 const CHANGES: u64 = 20;
 
 /// The words for what rows are.
-const KINDS: [(Kind, &str); 3] =
-    [(Kind::Template, "template"), (Kind::Rule, "rule"), (Kind::Override, "override")];
+const KINDS: [(RowKind, &str); 3] =
+    [(RowKind::Template, "template"), (RowKind::Rule, "rule"), (RowKind::Override, "override")];
 
-fn word(kind: Kind) -> &'static str {
+fn word(kind: RowKind) -> &'static str {
     KINDS.iter().find(|(known, _)| *known == kind).map_or("", |(_, word)| word)
 }
 
-fn kind(word: &str) -> Result<Kind, Problem> {
+fn kind(word: &str) -> Result<RowKind, Problem> {
     let found = KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind);
     found.ok_or_else(|| Problem::bad_request(format!("kind: {word:?} is none of template, rule, override")))
 }
 
 /// A row as it is told: its body is no text here, but an object.
 #[derive(Serialize)]
-struct ToldRow<'r> {
+struct RowBody<'r> {
     kind: &'static str,
     name: &'r str,
     version: u32,
     body: Value,
     /// How far a rule in force may be passed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    bound: Option<ToldBound<'r>>,
+    bound: Option<BoundReport<'r>>,
 }
 
 /// Rows as they are told, with what is known of those that are rules in force.
-fn tell<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [Row]) -> Vec<ToldRow<'r>> {
+fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<RowBody<'r>> {
     let names: HashSet<&str> =
-        rows.iter().filter(|row| row.kind == Kind::Rule).map(|row| row.name.as_str()).collect();
+        rows.iter().filter(|row| row.kind == RowKind::Rule).map(|row| row.name.as_str()).collect();
     let meant = set.rules().iter().filter(|rule| names.contains(&*rule.name));
     let meant: HashMap<&str, &Rule> = meant.map(|rule| (&*rule.name, rule)).collect();
     let situation = Situation::new(fleet.clone());
-    let told = |row: &'r Row| {
-        let rule = meant.get(row.name.as_str()).filter(|_| row.kind == Kind::Rule);
-        ToldRow {
+    let to_json = |row: &'r RuleRow| {
+        let rule = meant.get(row.name.as_str()).filter(|_| row.kind == RowKind::Rule);
+        RowBody {
             kind: word(row.kind),
             name: &row.name,
             version: row.version,
             body: object(&row.body),
-            bound: rule.map(|rule| situation.told(rule)),
+            bound: rule.map(|rule| situation.report(rule)),
         }
     };
-    rows.iter().map(told).collect()
+    rows.iter().map(to_json).collect()
 }
 
 /// A body of the store as an object. Only objects are kept there.
@@ -78,23 +78,23 @@ fn object(body: &str) -> Value {
 }
 
 /// `GET /v1/rules?kind=rule&after=rule/a&limit=100`
-pub(super) async fn list(asked: &Asked<'_>) -> Answered {
-    let given = Given::read(asked, &["kind", "after", "limit"])?;
+pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
+    let given = QueryParams::read(req, &["kind", "after", "limit"])?;
     let only = given.text("kind").map(kind).transpose()?;
     let limit = given.number("limit", ROWS, 1, ROWS_MAX)?;
     let after = given.text("after").map(place).transpose()?;
-    let book = current(control(asked)?).await?;
+    let rule_rows = current(control(req)?).await?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let (rules, fleet) = (asked.shared.rules.load_full(), asked.shared.fleet_now());
-    let told = aside(move || {
+    let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet_now());
+    let to_json = aside(move || {
         let after = after.as_ref().map(|(kind, name)| (*kind, name.as_str()));
-        let rows = book.rows_behind(only, after);
+        let rows = rule_rows.rows_behind(only, after);
         let (page, rest) = rows.split_at(limit.min(rows.len()));
         let last = page.last().filter(|_| !rest.is_empty());
         let next = last.map(|last| format!("{}/{}", word(last.kind), last.name));
-        json!({ "revision": book.revision, "rows": tell(&fleet, rules.set(), page), "next": next })
+        json!({ "revision": rule_rows.revision, "rows": row_bodies(&fleet, rules.set(), page), "next": next })
     });
-    Ok(json(StatusCode::OK, &told.await?))
+    Ok(json(StatusCode::OK, &to_json.await?))
 }
 
 /// Does what goes through all rules, of which there may be a million, where that holds up no decisions.
@@ -105,7 +105,7 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
 }
 
 /// Where a page begins: behind this row.
-fn place(text: &str) -> Result<(Kind, String), Problem> {
+fn place(text: &str) -> Result<(RowKind, String), Problem> {
     let (word, name) = text
         .split_once('/')
         .ok_or_else(|| Problem::bad_request(format!("after: {text:?} is not KIND/NAME, as `next` has it")))?;
@@ -113,36 +113,36 @@ fn place(text: &str) -> Result<(Kind, String), Problem> {
 }
 
 /// `GET /v1/rules/{kind}/{name}`
-pub(super) async fn get(asked: &Asked<'_>, word: &str, name: &str) -> Answered {
+pub(super) async fn get(req: &HttpRequest<'_>, word: &str, name: &str) -> AdminResult {
     let kind = kind(word)?;
-    let book = current(control(asked)?).await?;
-    let row = find(&book, kind, name)?.clone();
-    let (rules, fleet) = (asked.shared.rules.load_full(), asked.shared.fleet_now());
-    let told = aside(move || {
-        let row = tell(&fleet, rules.set(), std::slice::from_ref(&row)).pop();
-        json!({ "revision": book.revision, "row": row })
+    let rule_rows = current(control(req)?).await?;
+    let row = find(&rule_rows, kind, name)?.clone();
+    let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet_now());
+    let to_json = aside(move || {
+        let row = row_bodies(&fleet, rules.set(), std::slice::from_ref(&row)).pop();
+        json!({ "revision": rule_rows.revision, "row": row })
     });
-    Ok(json(StatusCode::OK, &told.await?))
+    Ok(json(StatusCode::OK, &to_json.await?))
 }
 
-fn find<'b>(book: &'b Book, kind: Kind, name: &str) -> Result<&'b Row, Problem> {
+fn find<'b>(rule_rows: &'b RuleRows, kind: RowKind, name: &str) -> Result<&'b RuleRow, Problem> {
     let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no {} {name:?}", word(kind)));
-    book.row(kind, name).ok_or_else(missing)
+    rule_rows.row(kind, name).ok_or_else(missing)
 }
 
-async fn current(control: &Arc<Control>) -> Result<Arc<Book>, Problem> {
+async fn current(control: &Arc<Control>) -> Result<Arc<RuleRows>, Problem> {
     control.current().await.map_err(|error| refused(&error))
 }
 
 /// An operation as it is asked for: bodies are objects.
 #[derive(Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-enum Asking {
+enum OperationBody {
     Put { kind: String, name: String, body: Map<String, Value> },
     Delete { kind: String, name: String },
 }
 
-impl Asking {
+impl OperationBody {
     fn read(all: Vec<Self>) -> Result<Vec<Operation>, Problem> {
         let one = |(at, asking)| {
             let kind = |word: &str| {
@@ -164,18 +164,18 @@ impl Asking {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlanBody {
-    operations: Vec<Asking>,
+    operations: Vec<OperationBody>,
 }
 
 /// `POST /v1/rules/plan`: what a change would do, and what it takes. Changes nothing.
-pub(super) async fn plan(asked: &Asked<'_>) -> Answered {
-    let PlanBody { operations } = body(asked)?;
-    let operations = Asking::read(operations)?;
-    let book = current(control(asked)?).await?;
-    let Judged { effect, warnings } = judge(asked, &book, &operations, None).await?;
+pub(super) async fn plan(req: &HttpRequest<'_>) -> AdminResult {
+    let PlanBody { operations } = body(req)?;
+    let operations = OperationBody::read(operations)?;
+    let rule_rows = current(control(req)?).await?;
+    let PlanResult { effect, warnings } = evaluate(req, &rule_rows, &operations, None).await?;
     let answer = json!({
-        "base_revision": book.revision,
-        "diff": differences(&book, &operations),
+        "base_revision": rule_rows.revision,
+        "diff": differences(&rule_rows, &operations),
         "effect": effect,
         "warnings": warnings,
     });
@@ -183,13 +183,13 @@ pub(super) async fn plan(asked: &Asked<'_>) -> Answered {
 }
 
 /// What a change would do to each of its rows, field by field.
-fn differences(book: &Book, operations: &[Operation]) -> Vec<Value> {
-    operations.iter().map(|operation| difference(book, operation)).collect()
+fn differences(rule_rows: &RuleRows, operations: &[Operation]) -> Vec<Value> {
+    operations.iter().map(|operation| difference(rule_rows, operation)).collect()
 }
 
-fn difference(book: &Book, operation: &Operation) -> Value {
+fn difference(rule_rows: &RuleRows, operation: &Operation) -> Value {
     let (kind, name) = operation.row();
-    let before = book.row(kind, name).map(|row| object(&row.body));
+    let before = rule_rows.row(kind, name).map(|row| object(&row.body));
     let after = operation.body().map(object);
     let does = match (&before, &after) {
         (None, _) => "create",
@@ -214,34 +214,35 @@ fn difference(book: &Book, operation: &Operation) -> Value {
 }
 
 /// Looks at a change as a whole, beside what was approved of it if it is kept. The author of one that is not is whoever asks.
-async fn judge(
-    asked: &Asked<'_>,
-    book: &Arc<Book>,
+async fn evaluate(
+    req: &HttpRequest<'_>,
+    rule_rows: &Arc<RuleRows>,
     operations: &[Operation],
     kept: Option<&Change>,
-) -> Result<Judged, Problem> {
-    let control = control(asked)?;
+) -> Result<PlanResult, Problem> {
+    let control = control(req)?;
     let effect = kept.filter(|kept| kept.approval.is_some()).and_then(|kept| kept.effect.as_deref());
-    let approved = effect.and_then(Approved::read).unwrap_or_default();
-    let Judged { effect, warnings } = control.judge(book, operations, approved).await.map_err(unfit)?;
+    let approved = effect.and_then(ApprovedEffect::read).unwrap_or_default();
+    let PlanResult { effect, warnings } =
+        control.evaluate(rule_rows, operations, approved).await.map_err(unfit)?;
     // A new store in the place of one that was lost is not new to whoever goes by the rules in force.
-    let is_first = book.revision == 0 && control.book().revision == 0;
-    let effect = if asked.is_open() {
+    let is_first = rule_rows.revision == 0 && control.rule_rows().revision == 0;
+    let effect = if req.is_open() {
         effect.for_one()
     } else if is_first {
         effect.for_first()
-    } else if is_alone(asked, kept)? {
+    } else if is_alone(req, kept)? {
         effect.for_only()
     } else {
         effect
     };
-    Ok(Judged { effect, warnings })
+    Ok(PlanResult { effect, warnings })
 }
 
 /// Whether nobody but the author of a change has a credential that may approve it.
-fn is_alone(asked: &Asked<'_>, kept: Option<&Change>) -> Result<bool, Problem> {
-    let author = kept.map_or_else(|| asked.actor(), |kept| Ok(kept.author.clone()))?;
-    let (known, now_ms) = (asked.shared.credentials(), asked.shared.now_ms());
+fn is_alone(req: &HttpRequest<'_>, kept: Option<&Change>) -> Result<bool, Problem> {
+    let author = kept.map_or_else(|| req.actor(), |kept| Ok(kept.author.clone()))?;
+    let (known, now_ms) = (req.shared.credentials(), req.shared.now_ms());
     Ok(!known.has_approver_beside(&author, OPERATING_TENANT, now_ms))
 }
 
@@ -249,7 +250,7 @@ fn is_alone(asked: &Asked<'_>, kept: Option<&Change>) -> Result<bool, Problem> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ApplyBody {
-    operations: Option<Vec<Asking>>,
+    operations: Option<Vec<OperationBody>>,
     change: Option<u64>,
     base_revision: Option<u64>,
     #[serde(default)]
@@ -259,89 +260,99 @@ struct ApplyBody {
 }
 
 /// `POST /v1/rules/apply`: applies operations, or a change that was approved.
-pub(super) async fn apply(asked: &Asked<'_>) -> Answered {
-    let ApplyBody { operations, change, base_revision, reason, confirmed } = body(asked)?;
-    let control = control(asked)?;
-    let book = current(control).await?;
+pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
+    let ApplyBody { operations, change, base_revision, reason, confirmed } = body(req)?;
+    let control = control(req)?;
+    let rule_rows = current(control).await?;
     match (operations, change) {
         (Some(operations), None) => {
             let proposal = Proposal {
-                base_revision: base_revision.unwrap_or(book.revision),
+                base_revision: base_revision.unwrap_or(rule_rows.revision),
                 reason,
-                operations: Asking::read(operations)?,
+                operations: OperationBody::read(operations)?,
                 effect: None,
-                needs: Needs::Nothing,
+                needs: ChangeNeeds::Nothing,
                 undoes: Vec::new(),
             };
-            make(asked, &book, proposal, confirmed).await
+            make(req, &rule_rows, proposal, confirmed).await
         }
-        (None, Some(id)) => apply_kept(asked, &book, id, confirmed).await,
+        (None, Some(id)) => apply_kept(req, &rule_rows, id, confirmed).await,
         _ => Err(Problem::bad_request("operations, change: one of the two is needed")),
     }
 }
 
 /// Applies a change that is kept. Traffic goes on while somebody thinks it over: one that would deny clearly more by now than
 /// when it was approved waits once more.
-async fn apply_kept(asked: &Asked<'_>, book: &Arc<Book>, id: u64, confirmed: bool) -> Answered {
-    let control = control(asked)?;
+async fn apply_kept(
+    req: &HttpRequest<'_>,
+    rule_rows: &Arc<RuleRows>,
+    id: u64,
+    confirmed: bool,
+) -> AdminResult {
+    let control = control(req)?;
     let store = control.store();
     let kept = store.change(id).await.map_err(|error| refused(&error))?;
     // One that is approved while it is looked at would be applied by what was approved of it, and not by what it does now.
     match kept.state {
-        State::Proposed => {}
-        State::Waiting => return Err(refused(&StoreError::Needs(id, Needs::Approver))),
+        ChangeState::Proposed => {}
+        ChangeState::Waiting => return Err(refused(&StoreError::Needs(id, ChangeNeeds::Approver))),
         state => return Err(refused(&StoreError::State(id, state))),
     }
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
-    let Judged { effect, .. } = judge(asked, book, &operations, Some(&kept)).await?;
+    let PlanResult { effect, .. } = evaluate(req, rule_rows, &operations, Some(&kept)).await?;
     // That took a while: only now does somebody act.
-    let actor = asked.actor()?;
+    let actor = req.actor()?;
     if effect.is_beyond {
         let change = store.wait_again(id, &written(&effect)?, act(&actor, control)).await;
         let change = change.map_err(|error| refused(&error))?;
-        return Ok(json(StatusCode::ACCEPTED, &json!({ "change": told(&change) })));
+        return Ok(json(StatusCode::ACCEPTED, &json!({ "change": to_json(&change) })));
     }
-    let applied = store.apply(id, checked(book, confirmed), act(&actor, control)).await;
+    let applied = store.apply(id, checked(rule_rows, confirmed), act(&actor, control)).await;
     in_force(control, &applied.map_err(|error| refused(&error))?).await
 }
 
 /// Puts a change that was just applied in force, and tells of it.
-async fn in_force(control: &Arc<Control>, change: &Change) -> Answered {
+async fn in_force(control: &Arc<Control>, change: &Change) -> AdminResult {
     let problem = take_over(control.refresh()).await;
-    Ok(json(StatusCode::OK, &json!({ "change": told(change), "not_in_force": problem })))
+    Ok(json(StatusCode::OK, &json!({ "change": to_json(change), "not_in_force": problem })))
 }
 
 /// An effect as it is kept.
-fn written(effect: &Effect) -> Result<String, Problem> {
+fn written(effect: &ChangeEffect) -> Result<String, Problem> {
     serde_json::to_string(effect)
         .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
 /// Makes a change: at once, if all that it needs is there.
-async fn make(asked: &Asked<'_>, book: &Arc<Book>, proposal: Proposal, confirmed: bool) -> Answered {
-    let control = control(asked)?;
-    let Judged { effect, .. } = judge(asked, book, &proposal.operations, None).await?;
+async fn make(
+    req: &HttpRequest<'_>,
+    rule_rows: &Arc<RuleRows>,
+    proposal: Proposal,
+    confirmed: bool,
+) -> AdminResult {
+    let control = control(req)?;
+    let PlanResult { effect, .. } = evaluate(req, rule_rows, &proposal.operations, None).await?;
     let needs = effect.needs;
-    if needs == Needs::Confirmation && !confirmed {
+    if needs == ChangeNeeds::Confirmation && !confirmed {
         return Err(super::unconfirmed(&effect.because));
     }
     let proposal = Proposal { effect: Some(written(&effect)?), needs, ..proposal };
-    let (actor, store) = (asked.actor()?, control.store());
-    if needs == Needs::Approver {
+    let (actor, store) = (req.actor()?, control.store());
+    if needs == ChangeNeeds::Approver {
         let change = store.propose(&proposal, act(&actor, control)).await.map_err(|error| refused(&error))?;
-        return Ok(json(StatusCode::ACCEPTED, &json!({ "change": told(&change) })));
+        return Ok(json(StatusCode::ACCEPTED, &json!({ "change": to_json(&change) })));
     }
-    let applied = store.apply_new(&proposal, checked(book, confirmed), act(&actor, control)).await;
+    let applied = store.apply_new(&proposal, checked(rule_rows, confirmed), act(&actor, control)).await;
     in_force(control, &applied.map_err(|error| refused(&error))?).await
 }
 
 /// What was compiled is applied to the book that it was compiled with, and to no other.
-fn checked(book: &Book, confirmed: bool) -> Conditions {
-    Conditions { confirmed, checked: Some(book.into()) }
+fn checked(rule_rows: &RuleRows, confirmed: bool) -> ApplyConditions {
+    ApplyConditions { confirmed, checked: Some(rule_rows.into()) }
 }
 
 /// A change as it is told.
-fn told(change: &Change) -> Value {
+fn to_json(change: &Change) -> Value {
     let (approver, approved_ms) = change.approval.clone().unzip();
     json!({
         "id": change.id,
@@ -361,29 +372,29 @@ fn told(change: &Change) -> Value {
 }
 
 /// `GET /v1/rules/history?limit=20&before=7`: the latest first.
-pub(super) async fn history(asked: &Asked<'_>) -> Answered {
-    let given = Given::read(asked, &["limit", "before"])?;
+pub(super) async fn history(req: &HttpRequest<'_>) -> AdminResult {
+    let given = QueryParams::read(req, &["limit", "before"])?;
     let limit = given.number("limit", CHANGES, 1, HISTORY_MAX)?;
     let before = match given.text("before") {
         None => None,
         Some(_) => Some(given.number("before", 0, 1, u64::MAX)?),
     };
-    let found = control(asked)?.store().history(limit, before).await.map_err(|error| refused(&error))?;
-    let changes: Vec<Value> = found.iter().map(told).collect();
+    let found = control(req)?.store().history(limit, before).await.map_err(|error| refused(&error))?;
+    let changes: Vec<Value> = found.iter().map(to_json).collect();
     Ok(json(StatusCode::OK, &json!({ "changes": changes })))
 }
 
 /// `GET /v1/rules/changes/{id}`
-pub(super) async fn change(asked: &Asked<'_>, id: &str) -> Answered {
+pub(super) async fn change(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let id = change_id(id)?;
-    let store = control(asked)?.store();
+    let store = control(req)?.store();
     let change = store.change(id).await.map_err(|error| refused(&error))?;
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
-    let operations: Vec<Value> = operations.iter().map(told_operation).collect();
-    Ok(json(StatusCode::OK, &json!({ "change": told(&change), "operations": operations })))
+    let operations: Vec<Value> = operations.iter().map(operation_to_json).collect();
+    Ok(json(StatusCode::OK, &json!({ "change": to_json(&change), "operations": operations })))
 }
 
-fn told_operation(operation: &Operation) -> Value {
+fn operation_to_json(operation: &Operation) -> Value {
     let (kind, name) = operation.row();
     match operation.body() {
         Some(body) => json!({ "do": "put", "kind": word(kind), "name": name, "body": object(body) }),
@@ -396,10 +407,10 @@ fn change_id(text: &str) -> Result<u64, Problem> {
 }
 
 /// `POST /v1/rules/changes/{id}/approve`: it can be applied then.
-pub(super) async fn approve(asked: &Asked<'_>, id: &str) -> Answered {
-    let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor()?);
+pub(super) async fn approve(req: &HttpRequest<'_>, id: &str) -> AdminResult {
+    let (id, control, actor) = (change_id(id)?, control(req)?, req.actor()?);
     let change = control.store().approve(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
-    Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
+    Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 
 /// Why something is done.
@@ -411,10 +422,10 @@ struct ReasonBody {
 }
 
 /// `POST /v1/rules/changes/{id}/reject`: by an approver, or by its author.
-pub(super) async fn reject(asked: &Asked<'_>, id: &str) -> Answered {
-    let ReasonBody { reason } = body(asked)?;
-    let (id, control, actor) = (change_id(id)?, control(asked)?, asked.actor()?);
-    if asked.principal(Role::Approver).is_err() {
+pub(super) async fn reject(req: &HttpRequest<'_>, id: &str) -> AdminResult {
+    let ReasonBody { reason } = body(req)?;
+    let (id, control, actor) = (change_id(id)?, control(req)?, req.actor()?);
+    if req.principal(Role::Approver).is_err() {
         let change = control.store().change(id).await.map_err(|error| refused(&error))?;
         if change.author != actor {
             return Err(Problem::forbidden(Role::Approver));
@@ -422,7 +433,7 @@ pub(super) async fn reject(asked: &Asked<'_>, id: &str) -> Answered {
     }
     let change =
         control.store().reject(id, &reason, act(&actor, control)).await.map_err(|error| refused(&error))?;
-    Ok(json(StatusCode::OK, &json!({ "change": told(&change) })))
+    Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 
 /// What is undone.
@@ -439,17 +450,17 @@ struct RollbackBody {
 
 /// `POST /v1/rules/rollback`: restores what was there before one change, or at a revision. That takes what any change takes: the
 /// past may have denied more.
-pub(super) async fn rollback(asked: &Asked<'_>) -> Answered {
-    let RollbackBody { change, to_revision, reason, confirmed } = body(asked)?;
+pub(super) async fn rollback(req: &HttpRequest<'_>) -> AdminResult {
+    let RollbackBody { change, to_revision, reason, confirmed } = body(req)?;
     let what = match (change, to_revision) {
         (Some(id), None) => Rollback::Change(id),
         (None, Some(revision)) => Rollback::ToRevision(revision),
         _ => return Err(Problem::bad_request("change, to_revision: one of the two is needed")),
     };
-    let control = control(asked)?;
-    let book = current(control).await?;
+    let control = control(req)?;
+    let rule_rows = current(control).await?;
     let proposal = control.store().restoring(what, &reason).await.map_err(|error| refused(&error))?;
-    make(asked, &book, proposal, confirmed).await
+    make(req, &rule_rows, proposal, confirmed).await
 }
 
 /// What goes with a change of the mode.
@@ -463,14 +474,14 @@ struct ModeBody {
 }
 
 /// `POST /v1/rules/{name}/shadow` and `/enforce`: a change like any other.
-pub(super) async fn set_mode(asked: &Asked<'_>, name: &str, mode: &str) -> Answered {
-    let ModeBody { reason, confirmed } = body(asked)?;
-    let book = current(control(asked)?).await?;
-    let mut wanted = object(&find(&book, Kind::Rule, name)?.body);
+pub(super) async fn set_mode(req: &HttpRequest<'_>, name: &str, mode: &str) -> AdminResult {
+    let ModeBody { reason, confirmed } = body(req)?;
+    let rule_rows = current(control(req)?).await?;
+    let mut wanted = object(&find(&rule_rows, RowKind::Rule, name)?.body);
     wanted["mode"] = mode.into();
     let operations =
-        vec![Operation::Put { kind: Kind::Rule, name: name.to_owned(), body: wanted.to_string() }];
-    let (base_revision, needs) = (book.revision, Needs::Nothing);
+        vec![Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: wanted.to_string() }];
+    let (base_revision, needs) = (rule_rows.revision, ChangeNeeds::Nothing);
     let proposal = Proposal { base_revision, reason, operations, effect: None, needs, undoes: Vec::new() };
-    make(asked, &book, proposal, confirmed).await
+    make(req, &rule_rows, proposal, confirmed).await
 }

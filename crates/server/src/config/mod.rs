@@ -248,7 +248,7 @@ mod tests {
             log_bytes_max = 'much'
             rules = 'postgres://ada:secret@db:x/rules'
             rules_reconcile = '1ms'
-            rules_look = '2d'
+            rules_poll = '2d'
             tenants = [{ name = 'a', weight = 0 }, { name = '' }, { nmae = 'b' }]
             tokens = [{ name = 't', hash = 'secret', tenant = 'nobody' }]
         ";
@@ -268,7 +268,7 @@ mod tests {
             ("log_bytes_max", "\"much\" is not a size from 1MB"),
             ("rules", "must be `sqlite:FILE`, "),
             ("rules_reconcile", "1ms is outside 100ms to 86400s"),
-            ("rules_look", "172800s is outside 100ms to 86400s"),
+            ("rules_poll", "172800s is outside 100ms to 86400s"),
             ("trusted_proxies", "\"everyone\" is neither an address nor a network"),
             ("tenants[0]", "weight: 0 is outside 1 to 1000000"),
             ("tenants[1]", "name: \"\" is not"),

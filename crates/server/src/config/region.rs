@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use tidegate::region::{Certificates, PeerConfig, Regions, WEIGHT_MAX};
+use tidegate::region::{MultiRegionConfig, PeerCertificates, PeerConfig, WEIGHT_MAX};
 
 use super::reader::{NAME_BYTES_MAX, Reader, is_name};
 use crate::origin::{OriginConfig, OriginTls, PEM_BYTES_MAX, RegionConfig};
@@ -43,10 +43,10 @@ impl Reader<'_> {
     }
 
     /// The other regions, if there are any.
-    fn among(&mut self, name: &str, has_origin: bool) -> Option<Regions> {
+    fn among(&mut self, name: &str, has_origin: bool) -> Option<MultiRegionConfig> {
         let listen = self.peer_listen();
         let (peers, weights) = (self.pairs("peer"), self.pairs("region_weights"));
-        let silence_max = self.time("peer_silence", Duration::from_secs(2), Duration::from_mins(1));
+        let peer_timeout = self.time("peer_timeout", Duration::from_secs(2), Duration::from_mins(1));
         let forward_time_max =
             self.time("forward_timeout", Duration::from_millis(10), Duration::from_secs(10));
         let certificates = self.peer_certificates();
@@ -67,8 +67,8 @@ impl Reader<'_> {
         if listen.is_none() && !self.has_problem("peer_listen") {
             self.problem("peer_listen", "missing: the peers have to reach this server");
         }
-        let mut regions = Regions::new(name, listen.unwrap_or(NOWHERE));
-        (regions.silence_max, regions.forward_time_max) = (silence_max, forward_time_max);
+        let mut regions = MultiRegionConfig::new(name, listen.unwrap_or(NOWHERE));
+        (regions.peer_timeout, regions.forward_time_max) = (peer_timeout, forward_time_max);
         add_peers(&mut regions, peers);
         regions.weights = self.weights(weights);
         let certificates_known = certificates.is_ok();
@@ -109,14 +109,14 @@ impl Reader<'_> {
     }
 
     /// What regions show to each other; an error if it was meant and could not be read.
-    fn peer_certificates(&mut self) -> Result<Option<Certificates>, ()> {
+    fn peer_certificates(&mut self) -> Result<Option<PeerCertificates>, ()> {
         let mut read = |key: &str| {
             let text = self.path(key).map(|path| read_text(&path, PEM_BYTES_MAX)).transpose();
             text.map_err(|problem| self.problem(key, problem))
         };
         let (authority, chain, key) = (read("peer_ca"), read("peer_cert"), read("peer_key"));
         match (authority?, chain?, key?) {
-            (Some(authority), Some(chain), Some(key)) => Ok(Some(Certificates {
+            (Some(authority), Some(chain), Some(key)) => Ok(Some(PeerCertificates {
                 authority: authority.into_bytes(),
                 chain: chain.into_bytes(),
                 key: key.into_bytes(),
@@ -135,7 +135,7 @@ impl Reader<'_> {
 }
 
 /// Puts the addresses of each region together.
-fn add_peers(regions: &mut Regions, pairs: Vec<(String, String)>) {
+fn add_peers(regions: &mut MultiRegionConfig, pairs: Vec<(String, String)>) {
     for (name, address) in pairs {
         match regions.peers.iter_mut().find(|peer| peer.region == name) {
             Some(peer) => peer.addresses.push(address),
@@ -147,7 +147,7 @@ fn add_peers(regions: &mut Regions, pairs: Vec<(String, String)>) {
 /// A problem of regions as one of the settings that they were read from.
 fn as_setting(problem: &str) -> String {
     let settings =
-        [("peers: ", "peer: "), ("weights: ", "region_weights: "), ("silence_max: ", "peer_silence: ")];
+        [("peers: ", "peer: "), ("weights: ", "region_weights: "), ("peer_timeout: ", "peer_timeout: ")];
     let renamed = settings.iter().find_map(|(from, to)| Some(format!("{to}{}", problem.strip_prefix(from)?)));
     renamed.unwrap_or_else(|| problem.to_owned())
 }
@@ -166,7 +166,10 @@ mod tests {
         let peers: Vec<_> = regions.peers.iter().map(|peer| (&*peer.region, peer.addresses.len())).collect();
         assert_eq!(peers, [("us", 2), ("ap", 1)]);
         let fleet = config.region.fleet();
-        assert_eq!((&*fleet.weights, fleet.silence_us, fleet.has_origin), (&[1, 3, 1][..], 7_000_000, true));
+        assert_eq!(
+            (&*fleet.weights, fleet.peer_timeout_us, fleet.has_origin),
+            (&[1, 3, 1][..], 7_000_000, true)
+        );
         assert_eq!(fleet.nodes, 12);
         let none = read(&[("nodes", "0")], "").expect_err("no region has none");
         assert_eq!(none, ["nodes: \"0\" is not a number from 1 to 1000000"]);
@@ -180,7 +183,7 @@ mod tests {
             region = 'eu'
             peer_listen = '0.0.0.0:7000'
             region_weights = ['us=0', 'eu=x', 'mars=1']
-            peer_silence = '1ms'
+            peer_timeout = '1ms'
         ";
         let problems = read(&[], file).expect_err("has problems");
         for (key, words) in [
@@ -193,7 +196,7 @@ mod tests {
             ("region_weights", "eu: \"x\" is not a number from 1 to"),
             ("region_weights", "us: 0 is outside 1 to"),
             ("region_weights", "\"mars\" is none of the regions"),
-            ("peer_silence", "1ms is outside 2s to 60s"),
+            ("peer_timeout", "1ms is outside 2s to 60s"),
         ] {
             let found = problems.iter().any(|problem| {
                 problem.strip_prefix(key).is_some_and(|rest| rest.starts_with(": ") && rest.contains(words))

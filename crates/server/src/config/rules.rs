@@ -40,7 +40,7 @@ impl Reader<'_> {
         let snapshots = self.text("rules_snapshots");
         let least = Duration::from_millis(100);
         let reconcile = self.time("rules_reconcile", least, Duration::from_hours(24));
-        let look = self.optional_time("rules_look", least, Duration::from_hours(24));
+        let look = self.optional_time("rules_poll", least, Duration::from_hours(24));
         let text = self.text("rules");
         let is_store = |text: &str| {
             ["sqlite:", "postgres:", "postgresql:"].iter().any(|scheme| text.starts_with(scheme))
@@ -85,7 +85,7 @@ impl Reader<'_> {
 
 /// Whether a dimension is one that rules can be placed by, as a set of no rules tells.
 fn check_placement(dimension: &str) -> Result<(), String> {
-    let empty = tidegate_rules::book::Book::default();
+    let empty = tidegate_rules::rows::RuleRows::default();
     RuleSet::compile(&empty, Some(dimension), 0).map(drop).map_err(|problems| problems.to_string())
 }
 
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(usual.snapshots.as_ref().map(ToString::to_string).as_deref(), Some("/tmp/x/rules"));
         assert_eq!((usual.placement.as_deref(), usual.reconcile), (None, Duration::from_mins(5)));
         assert_eq!(usual.look, None, "as often as suits the store");
-        let seldom = store(&[("rules", "sqlite:a.db"), ("rules_look", "1h")]);
+        let seldom = store(&[("rules", "sqlite:a.db"), ("rules_poll", "1h")]);
         assert_eq!(seldom.look, Some(Duration::from_hours(1)));
         assert!(!format!("{usual:?}").contains("secret"));
         let other =

@@ -1,7 +1,7 @@
 //! What the audit says of changes that are in force here since a moment ago.
 
 use serde::Deserialize;
-use tidegate_rules::audit::Entry;
+use tidegate_rules::audit::AuditEntry;
 use tidegate_rules::store::StoreError;
 
 use super::Control;
@@ -11,7 +11,7 @@ const ENTRIES_MAX: u64 = 200;
 
 /// A change that was applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Applied {
+pub(super) struct AppliedChange {
     pub(super) change: u64,
     pub(super) revision: u64,
     pub(super) at_ms: u64,
@@ -26,9 +26,9 @@ struct Detail {
 
 impl Control {
     /// The changes that raised the revision above one, up to what is in force, in order.
-    pub(super) async fn applied_after(&self, revision: u64) -> Result<Vec<Applied>, StoreError> {
-        let in_force = self.book().revision;
-        let news = |applied: &Applied| revision < applied.revision && applied.revision <= in_force;
+    pub(super) async fn applied_after(&self, revision: u64) -> Result<Vec<AppliedChange>, StoreError> {
+        let in_force = self.rule_rows().revision;
+        let news = |applied: &AppliedChange| revision < applied.revision && applied.revision <= in_force;
         Ok(self.last_entries().await?.iter().filter_map(applied).filter(news).collect())
     }
 
@@ -39,16 +39,16 @@ impl Control {
         Ok(last.map(|entry| entry.at_ms))
     }
 
-    async fn last_entries(&self) -> Result<Vec<Entry>, StoreError> {
+    async fn last_entries(&self) -> Result<Vec<AuditEntry>, StoreError> {
         let end = self.store.checkpoint().await?.count;
         self.store.audit(end.saturating_sub(ENTRIES_MAX), ENTRIES_MAX).await
     }
 }
 
-fn applied(entry: &Entry) -> Option<Applied> {
+fn applied(entry: &AuditEntry) -> Option<AppliedChange> {
     if entry.action != "change.apply" {
         return None;
     }
     let Detail { change, revision } = serde_json::from_str(&entry.detail).ok()?;
-    Some(Applied { change, revision, at_ms: entry.at_ms, by: entry.actor.clone() })
+    Some(AppliedChange { change, revision, at_ms: entry.at_ms, by: entry.actor.clone() })
 }

@@ -10,7 +10,7 @@ use tidegate_rules::snapshot::{self, Snapshot};
 use ureq::http::Response;
 use ureq::{Agent, Body};
 
-use super::snapshots::Kept;
+use super::snapshots::DatedSnapshot;
 
 /// How long one request may take. Longer: patience with a slow network; a start without the store takes longer while the
 /// bucket is gone too.
@@ -100,7 +100,7 @@ impl Bucket {
             self.place.put_object(Some(&self.credentials), &key).sign_with_time(SIGNED_FOR, &at(now_ms));
         let sent = self.agent.put(url.as_str()).send(&snapshot::encode(snapshot)[..]);
         self.good(&key, sent)?;
-        for old in earlier.iter().skip(snapshot::KEPT - 1) {
+        for old in earlier.iter().skip(snapshot::SNAPSHOTS_KEPT - 1) {
             let delete = self.place.delete_object(Some(&self.credentials), &old.key);
             let url = delete.sign_with_time(SIGNED_FOR, &at(now_ms));
             self.good(&old.key, self.agent.delete(url.as_str()).call())?;
@@ -109,7 +109,7 @@ impl Bucket {
     }
 
     /// The latest that is whole and that the bucket gives. Others are told, and passed over.
-    pub(super) fn read(&self, now_ms: u64) -> Result<Kept, String> {
+    pub(super) fn read(&self, now_ms: u64) -> Result<DatedSnapshot, String> {
         let mut latest_problem = None;
         for known in self.list(now_ms)? {
             match self.get(&known.key, now_ms) {
@@ -138,7 +138,7 @@ impl Bucket {
 
     /// The snapshots there are, the latest first. No more than a few are kept, so one page has them, whatever else is below the
     /// prefix.
-    fn list(&self, now_ms: u64) -> Result<Vec<Known>, String> {
+    fn list(&self, now_ms: u64) -> Result<Vec<StoredSnapshot>, String> {
         let mut list = self.place.list_objects_v2(Some(&self.credentials));
         list.with_prefix(format!("{}{}", self.prefix, snapshot::PREFIX));
         let url = list.sign_with_time(SIGNED_FOR, &at(now_ms));
@@ -149,9 +149,9 @@ impl Bucket {
         let known = listed.contents.into_iter().filter_map(|object| {
             let number = snapshot::number_of(object.key.strip_prefix(&self.prefix)?)?;
             let written_ms = object.last_modified.and_then(|text| moment(&text, now_ms).ok());
-            Some(Known { number, key: object.key, written_ms })
+            Some(StoredSnapshot { number, key: object.key, written_ms })
         });
-        let mut known: Vec<Known> = known.collect();
+        let mut known: Vec<StoredSnapshot> = known.collect();
         known.sort_unstable_by_key(|known| std::cmp::Reverse(known.number));
         Ok(known)
     }
@@ -172,7 +172,7 @@ impl Bucket {
 }
 
 /// A snapshot in the bucket.
-struct Known {
+struct StoredSnapshot {
     number: u64,
     key: String,
     written_ms: Option<u64>,
@@ -186,7 +186,7 @@ fn at(now_ms: u64) -> jiff::Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_rules::book::Book;
+    use tidegate_rules::rows::RuleRows;
     use tidegate_testkit::{HttpListener, ObjectStore, Reply};
 
     use super::*;
@@ -210,8 +210,8 @@ mod tests {
         Bucket::new("s3://books/eu/node-1", variable).expect("a bucket")
     }
 
-    fn book(revision: u64) -> Snapshot {
-        Snapshot { book: Book { revision, ..Book::default() }, ..Snapshot::default() }
+    fn rule_rows(revision: u64) -> Snapshot {
+        Snapshot { rule_rows: RuleRows { revision, ..RuleRows::default() }, ..Snapshot::default() }
     }
 
     #[test]
@@ -222,19 +222,19 @@ mod tests {
         assert_eq!(none, "there is no snapshot in s3://books/eu/node-1/");
         store.objects().insert("eu/node-1/notes.txt".to_owned(), b"of somebody else".to_vec());
         for revision in 1..=5 {
-            bucket.write(&book(revision), NOW_MS).expect("written");
+            bucket.write(&rule_rows(revision), NOW_MS).expect("written");
         }
         let names: Vec<String> = store.objects().keys().cloned().collect();
         let kept = [3, 4, 5].map(|number| format!("eu/node-1/book-{number:020}.snapshot"));
         assert_eq!(names[..3], kept);
         assert_eq!(names.len(), 4, "what is not ours stays");
         let written_ms = Some(NOW_MS - 32 * 60_000 - 17_000);
-        assert_eq!(bucket.read(NOW_MS).expect("reads"), (book(5), written_ms));
+        assert_eq!(bucket.read(NOW_MS).expect("reads"), (rule_rows(5), written_ms));
 
         // One bit of the latest is another, and the one before it is cut.
         store.objects().entry(kept[2].clone()).and_modify(|bytes| bytes[30] ^= 1);
         store.objects().entry(kept[1].clone()).and_modify(|bytes| bytes.truncate(40));
-        assert_eq!(bucket.read(NOW_MS).expect("reads"), (book(3), written_ms));
+        assert_eq!(bucket.read(NOW_MS).expect("reads"), (rule_rows(3), written_ms));
     }
 
     #[test]
@@ -246,10 +246,10 @@ mod tests {
             store.objects().insert(format!("eu/node-1/backup-{at}"), Vec::new());
         }
         for revision in 1..=5 {
-            bucket.write(&book(revision), NOW_MS).expect("written");
+            bucket.write(&rule_rows(revision), NOW_MS).expect("written");
         }
-        assert_eq!(bucket.read(NOW_MS).expect("reads").0, book(5));
-        assert_eq!(store.objects().len(), 2_000 + snapshot::KEPT);
+        assert_eq!(bucket.read(NOW_MS).expect("reads").0, rule_rows(5));
+        assert_eq!(store.objects().len(), 2_000 + snapshot::SNAPSHOTS_KEPT);
     }
 
     #[test]
@@ -257,11 +257,11 @@ mod tests {
         let store = store();
         let bucket = bucket(&store.url());
         for revision in 1..=2 {
-            bucket.write(&book(revision), NOW_MS).expect("written");
+            bucket.write(&rule_rows(revision), NOW_MS).expect("written");
         }
         let [first, second] = [1, 2].map(|number| format!("eu/node-1/{}", snapshot::name_of(number)));
         store.withhold(&second);
-        assert_eq!(bucket.read(NOW_MS).expect("reads").0, book(1));
+        assert_eq!(bucket.read(NOW_MS).expect("reads").0, rule_rows(1));
         store.withhold(&first);
         let latest = format!("s3://books/{second}: the object store answered 500");
         assert_eq!(
@@ -276,7 +276,7 @@ mod tests {
         let refused = bucket(&listener.url());
         let gone = bucket(&format!("http://127.0.0.1:{}", tidegate_testkit::free_port()));
         for (bucket, words) in [(refused, "the object store answered 403"), (gone, "refused")] {
-            for problem in [bucket.write(&book(1), NOW_MS).err(), bucket.read(NOW_MS).err()] {
+            for problem in [bucket.write(&rule_rows(1), NOW_MS).err(), bucket.read(NOW_MS).err()] {
                 let problem = problem.expect("it fails").to_lowercase();
                 assert!(
                     problem.starts_with("s3://books/eu/node-1/: ") && problem.contains(words),

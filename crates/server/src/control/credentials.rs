@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use tidegate_rules::store::{Credential, Heads};
+use tidegate_rules::store::{Credential, StoreRevisions};
 
-use super::{Control, NotTaken};
+use super::{Control, LoadError};
 use crate::auth::{Credentials, Principal, Role, TokenHash};
 use crate::shared::Shared;
 
 impl Control {
     /// Takes over the tokens of the store. One that never had any says nothing of those of another, which a snapshot may have
     /// had: it may be in the place of one that was lost.
-    pub(super) async fn take_credentials(&self, heads: &Heads) -> Result<(), NotTaken> {
+    pub(super) async fn take_credentials(&self, revisions: &StoreRevisions) -> Result<(), LoadError> {
         let shared = self.shared()?;
         let found = self.store.credentials().await?;
-        let says_nothing = heads.credential_revision == 0 && found.is_empty();
+        let says_nothing = revisions.credential_revision == 0 && found.is_empty();
         if says_nothing || **self.credentials.load() == found {
             return Ok(());
         }

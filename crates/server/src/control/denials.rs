@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use crate::guardrail::Approved;
-use crate::rules::{GatedRules, RuleDid};
+use crate::guardrail::ApprovedEffect;
+use crate::rules::{ActiveRules, RuleTally};
 
 /// How often denials are looked at. More often: a mistake is undone earlier; all rules are gone through more often.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -50,8 +50,8 @@ pub(super) struct Denials {
     /// Looks in the minute that is not over.
     looks: usize,
     /// What was denied since rules were replaced, while it is not known what to watch of that.
-    aside: Option<Aside>,
-    watched: Vec<Watched>,
+    aside: Option<PausedCounts>,
+    watched: Vec<WatchedChange>,
 }
 
 /// Denials by rule, also those in shadow mode: a rule that is enforced then denies no more than it said it would.
@@ -64,25 +64,25 @@ struct Minute {
 
 /// What was denied meanwhile, in so many looks.
 #[derive(Debug, Default)]
-struct Aside {
+struct PausedCounts {
     minute: Minute,
     looks: usize,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedChange {
     change: u64,
     applied_ms: u64,
     /// At which revision the rules would have made no sense without it.
     refused_at: Option<u64>,
     /// Whether somebody was told that it cannot be undone.
     is_told: bool,
-    rules: HashMap<Box<str>, Touched>,
+    rules: HashMap<Box<str>, WatchedRule>,
 }
 
 /// A rule that a change touched.
 #[derive(Debug)]
-struct Touched {
+struct WatchedRule {
     before_per_minute: f64,
     /// The share that somebody approved.
     approved: f64,
@@ -93,7 +93,7 @@ struct Touched {
 
 /// A change whose rule denies far more than before.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Jump {
+pub(super) struct DenialJump {
     pub(super) change: u64,
     pub(super) rule: String,
     pub(super) before_per_minute: f64,
@@ -102,20 +102,20 @@ pub(super) struct Jump {
 
 impl Denials {
     /// Takes what rules counted. A set that was just replaced still has some to give.
-    pub(super) fn take_from(&mut self, rules: &GatedRules) {
+    pub(super) fn take_from(&mut self, rules: &ActiveRules) {
         if self.minutes.is_empty() {
             self.minutes.push_front(Minute::default());
         }
         for (rule, count) in rules.counts() {
             let did = count.take();
-            if did != RuleDid::default() {
+            if did != RuleTally::default() {
                 self.note(&rule.name, did);
             }
         }
     }
 
-    fn note(&mut self, rule: &str, did: RuleDid) {
-        let RuleDid { denied, shadow_denied, asked } = did;
+    fn note(&mut self, rule: &str, did: RuleTally) {
+        let RuleTally { denied, shadow_denied, asked } = did;
         let aside = self.aside.as_mut().map(|aside| &mut aside.minute);
         let minute = aside.or(self.minutes.front_mut());
         if let Some(minute) = minute.filter(|_| denied + shadow_denied > 0) {
@@ -130,7 +130,7 @@ impl Denials {
 
     /// Ends a look: what jumped in it, the latest change first, since it may need what an earlier one made. Changes are
     /// watched for a while.
-    pub(super) fn look(&mut self, now_ms: u64) -> Vec<Jump> {
+    pub(super) fn look(&mut self, now_ms: u64) -> Vec<DenialJump> {
         let jumps = self.jumps();
         self.watched.retain(|watched| now_ms < watched.applied_ms.saturating_add(WATCHED_MS));
         for touched in self.watched.iter_mut().flat_map(|watched| watched.rules.values_mut()) {
@@ -163,7 +163,7 @@ impl Denials {
     /// Goes on as before: all changes that came into force are known. What was denied meanwhile counts as long as it took, up to a minute: however
     /// long that was, nobody denied so much in one.
     pub(super) fn go_on(&mut self) {
-        let Some(Aside { mut minute, looks }) = self.aside.take() else { return };
+        let Some(PausedCounts { mut minute, looks }) = self.aside.take() else { return };
         if looks >= LOOKS_PER_MINUTE {
             minute.last(LOOKS_PER_MINUTE, looks);
             self.minutes.insert(self.minutes.len().min(1), minute);
@@ -178,7 +178,7 @@ impl Denials {
     }
 
     /// What a rule denies is held against the latest change of it, and against the one before if that is undone.
-    fn jumps(&self) -> Vec<Jump> {
+    fn jumps(&self) -> Vec<DenialJump> {
         let mut later: HashSet<&str> = HashSet::new();
         let mut jumps = Vec::new();
         for watched in self.watched.iter().rev() {
@@ -203,7 +203,7 @@ impl Denials {
         &mut self,
         (change, applied_ms): (u64, u64),
         rules: impl IntoIterator<Item = String>,
-        approved: Option<&Approved>,
+        approved: Option<&ApprovedEffect>,
     ) -> Vec<u64> {
         if self.is_watched(change) {
             return Vec::new();
@@ -211,7 +211,7 @@ impl Denials {
         let touched = |rule: String| {
             let before_per_minute = self.before_change(&rule)?;
             let approved = approved.map_or(0.0, |approved| approved.share_of(&rule));
-            let touched = Touched { before_per_minute, approved, looks: VecDeque::new() };
+            let touched = WatchedRule { before_per_minute, approved, looks: VecDeque::new() };
             Some((rule.into_boxed_str(), touched))
         };
         let rules: HashMap<_, _> = rules.into_iter().take(RULES_MAX).filter_map(touched).collect();
@@ -219,14 +219,14 @@ impl Denials {
         if rules.is_empty() {
             return Vec::new();
         }
-        self.watched.push(Watched { change, applied_ms, refused_at: None, is_told: false, rules });
+        self.watched.push(WatchedChange { change, applied_ms, refused_at: None, is_told: false, rules });
         self.make_room()
     }
 
     fn make_room(&mut self) -> Vec<u64> {
         let mut rules: usize = self.watched.iter().map(|watched| watched.rules.len()).sum();
         let mut changes = self.watched.len();
-        let is_too_many = |watched: &&Watched| {
+        let is_too_many = |watched: &&WatchedChange| {
             let is_too_many = rules > WATCHED_RULES_MAX || changes > CHANGES_MAX;
             rules -= watched.rules.len();
             changes -= 1;
@@ -267,7 +267,7 @@ impl Denials {
     }
 
     /// Begins to hold against changes what their rules do, whose requests are counted from now on.
-    pub(super) fn begin(&mut self, rules: &GatedRules) {
+    pub(super) fn begin(&mut self, rules: &ActiveRules) {
         self.mark(rules);
         self.take_from(rules);
         let all = self.watched.iter_mut().flat_map(|watched| watched.rules.values_mut());
@@ -275,7 +275,7 @@ impl Denials {
     }
 
     /// Has the requests of the rules counted that are watched, and of no others.
-    pub(super) fn mark(&self, rules: &GatedRules) {
+    pub(super) fn mark(&self, rules: &ActiveRules) {
         let names: HashSet<&str> =
             self.watched.iter().flat_map(|watched| watched.rules.keys()).map(|name| &**name).collect();
         for (rule, count) in rules.counts() {
@@ -288,7 +288,7 @@ impl Denials {
         self.in_question(rule).next().is_some()
     }
 
-    fn in_question(&self, rule: &str) -> impl Iterator<Item = &Touched> {
+    fn in_question(&self, rule: &str) -> impl Iterator<Item = &WatchedRule> {
         let touched = self.watched.iter().filter_map(move |watched| watched.rules.get(rule));
         touched.filter(|touched| touched.approved <= 0.0)
     }
@@ -331,19 +331,19 @@ impl Minute {
     }
 }
 
-impl Watched {
+impl WatchedChange {
     /// The rule that denies most of those that jump, if any do, but for those of a later change.
-    fn jump(&self, later: &HashSet<&str>) -> Option<Jump> {
+    fn jump(&self, later: &HashSet<&str>) -> Option<DenialJump> {
         let own = self.rules.iter().filter(|(rule, _)| !later.contains(&***rule));
         let jumps = own.filter_map(|(rule, touched)| {
-            let Touched { before_per_minute, approved, looks } = touched;
+            let WatchedRule { before_per_minute, approved, looks } = touched;
             let (denied, asked) = looks.iter().fold((0, 0), |sum, look| (sum.0 + look.0, sum.1 + look.1));
             let is_jump = denied >= DENIALS_MIN
                 && denied.saturating_mul(100) >= asked.saturating_mul(DENIED_PERCENT_MIN)
                 && as_float(denied) > JUMP * before_per_minute
                 && as_float(denied) > APPROVED_TIMES * approved * as_float(asked);
             let (change, rule, before_per_minute) = (self.change, rule.to_string(), *before_per_minute);
-            is_jump.then_some(Jump { change, rule, before_per_minute, denied })
+            is_jump.then_some(DenialJump { change, rule, before_per_minute, denied })
         });
         jumps.max_by_key(|jump| jump.denied)
     }
@@ -361,11 +361,11 @@ mod tests {
     const NOW_MS: u64 = 1_000_000;
 
     /// Notes the same for so many looks; what jumped in the last of them.
-    fn looks(denials: &mut Denials, count: usize, (denied, asked): (u64, u64)) -> Vec<Jump> {
+    fn looks(denials: &mut Denials, count: usize, (denied, asked): (u64, u64)) -> Vec<DenialJump> {
         let mut jumps = Vec::new();
         for _ in 0..count {
-            denials.take_from(&GatedRules::default());
-            denials.note("a", RuleDid { denied, shadow_denied: 0, asked });
+            denials.take_from(&ActiveRules::default());
+            denials.note("a", RuleTally { denied, shadow_denied: 0, asked });
             jumps = denials.look(NOW_MS);
         }
         jumps
@@ -376,14 +376,14 @@ mod tests {
         denials: &mut Denials,
         change: (u64, u64),
         rules: [&str; RULES],
-        approved: Option<&Approved>,
+        approved: Option<&ApprovedEffect>,
     ) -> Vec<u64> {
         let gone = denials.watch(change, rules.map(str::to_owned), approved);
-        denials.begin(&GatedRules::default());
+        denials.begin(&ActiveRules::default());
         gone
     }
 
-    fn after(before: (usize, (u64, u64)), look: (u64, u64)) -> Vec<Jump> {
+    fn after(before: (usize, (u64, u64)), look: (u64, u64)) -> Vec<DenialJump> {
         let mut denials = Denials::default();
         looks(&mut denials, before.0, before.1);
         watch(&mut denials, (7, NOW_MS), ["a"], None);
@@ -414,8 +414,8 @@ mod tests {
     fn what_a_rule_would_have_denied_in_shadow_mode_is_no_jump_when_it_does() {
         let enforced_after = |shadow_denied: u64| {
             let mut denials = Denials::default();
-            denials.take_from(&GatedRules::default());
-            denials.note("a", RuleDid { shadow_denied, ..RuleDid::default() });
+            denials.take_from(&ActiveRules::default());
+            denials.note("a", RuleTally { shadow_denied, ..RuleTally::default() });
             denials.look(NOW_MS);
             watch(&mut denials, (7, NOW_MS), ["a"], None);
             looks(&mut denials, LOOKS_PER_MINUTE, (100, 200)).len()
@@ -424,8 +424,8 @@ mod tests {
         // While it is in shadow mode it denies nobody.
         let mut denials = Denials::default();
         watch(&mut denials, (7, NOW_MS), ["a"], None);
-        denials.take_from(&GatedRules::default());
-        denials.note("a", RuleDid { shadow_denied: 1_000, ..RuleDid::default() });
+        denials.take_from(&ActiveRules::default());
+        denials.note("a", RuleTally { shadow_denied: 1_000, ..RuleTally::default() });
         assert_eq!(denials.look(NOW_MS), []);
     }
 
@@ -436,13 +436,13 @@ mod tests {
                 r#"{{"records":100,"requests":100,"newly_denied":{newly_denied},"newly_allowed":0,
                 "newly_denied_percent":{newly_denied},"rules":[{{"rule":"a","requests":100,"newly_denied":{newly_denied}}}]}}"#
             );
-            Approved::read(&format!(r#"{{"measured":{measured}}}"#)).expect("measured")
+            ApprovedEffect::read(&format!(r#"{{"measured":{measured}}}"#)).expect("measured")
         };
-        let jumps = |approved: Option<&Approved>, rule: &str, look: (u64, u64)| {
+        let jumps = |approved: Option<&ApprovedEffect>, rule: &str, look: (u64, u64)| {
             let mut denials = Denials::default();
             watch(&mut denials, (7, NOW_MS), ["a", "b"], approved);
-            denials.take_from(&GatedRules::default());
-            denials.note(rule, RuleDid { denied: look.0, asked: look.1, shadow_denied: 0 });
+            denials.take_from(&ActiveRules::default());
+            denials.note(rule, RuleTally { denied: look.0, asked: look.1, shadow_denied: 0 });
             denials.look(NOW_MS).len()
         };
         assert_eq!(jumps(None, "a", (990, 1_000)), 1);
@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(jumps(Some(&effect(20)), "a", (400, 1_000)), 0);
         assert_eq!(jumps(Some(&effect(20)), "a", (401, 1_000)), 1, "more than twice as much");
         assert_eq!(jumps(Some(&effect(60)), "b", (990, 1_000)), 1, "another rule than was expected to");
-        let unmeasured = Approved::read(r#"{"measured":null}"#).expect("kept");
+        let unmeasured = ApprovedEffect::read(r#"{"measured":null}"#).expect("kept");
         assert_eq!(jumps(Some(&unmeasured), "a", (990, 1_000)), 1, "nobody knew how much");
     }
 
@@ -490,12 +490,12 @@ mod tests {
     fn what_a_rule_denied_before_its_requests_were_counted_is_not_held_against_a_change() {
         let jumps = |begins: bool| {
             let mut denials = Denials::default();
-            denials.take_from(&GatedRules::default());
+            denials.take_from(&ActiveRules::default());
             denials.watch((7, NOW_MS), ["a".to_owned()], None);
             if begins {
-                denials.begin(&GatedRules::default());
+                denials.begin(&ActiveRules::default());
             }
-            denials.note("a", RuleDid { denied: 300, shadow_denied: 0, asked: 1 });
+            denials.note("a", RuleTally { denied: 300, shadow_denied: 0, asked: 1 });
             denials.look(NOW_MS).len()
         };
         assert_eq!([false, true].map(jumps), [0, 1]);
@@ -550,7 +550,7 @@ mod tests {
             watch(&mut denials, (change, NOW_MS), ["a"], None);
         }
         watch(&mut denials, (9, NOW_MS), ["b"], None);
-        let changes = |jumps: Vec<Jump>| jumps.iter().map(|jump| jump.change).collect::<Vec<_>>();
+        let changes = |jumps: Vec<DenialJump>| jumps.iter().map(|jump| jump.change).collect::<Vec<_>>();
         assert_eq!(changes(looks(&mut denials, 1, (100, 100))), [8], "of two that touched it");
         assert!(!denials.is_refused(7, 3));
         assert_eq!([3, 4].map(|revision| denials.refuse(7, Some(revision))), [true, false], "told once");
@@ -564,7 +564,7 @@ mod tests {
 
     #[test]
     fn what_a_change_denies_is_no_measure_for_the_next() {
-        let jumps = |approved: Option<&Approved>| {
+        let jumps = |approved: Option<&ApprovedEffect>| {
             let mut denials = Denials::default();
             watch(&mut denials, (7, NOW_MS), ["a"], approved);
             looks(&mut denials, 6, (200, 1_000));
@@ -575,7 +575,7 @@ mod tests {
         assert_eq!(jumps(None), [8]);
         let kept = r#"{"measured":{"records":100,"requests":100,"newly_denied":90,"newly_allowed":0,
             "newly_denied_percent":90,"rules":[{"rule":"a","requests":100,"newly_denied":90}]}}"#;
-        assert_eq!(jumps(Approved::read(kept).as_ref()), [0_u64; 0], "somebody knew of it");
+        assert_eq!(jumps(ApprovedEffect::read(kept).as_ref()), [0_u64; 0], "somebody knew of it");
     }
 
     #[test]
@@ -597,7 +597,7 @@ mod tests {
         let mut denials = Denials::default();
         looks(&mut denials, 1, (1, 1));
         for rule in 0..REMEMBERED_MAX {
-            denials.note(&rule.to_string(), RuleDid { denied: 1, shadow_denied: 0, asked: 1 });
+            denials.note(&rule.to_string(), RuleTally { denied: 1, shadow_denied: 0, asked: 1 });
         }
         assert_eq!(denials.before_per_minute("another"), None);
         assert_eq!(denials.before_per_minute("a"), Some(1.0));

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tidegate_core::{Backoff, varied};
-use tidegate_rules::book::Book;
+use tidegate_core::{Backoff, with_jitter};
+use tidegate_rules::rows::RuleRows;
 use tidegate_rules::snapshot::Snapshot;
 use tidegate_rules::store::{RETRY_MAX, RETRY_MIN, Signal, Store};
 use tokio::runtime::Handle;
@@ -15,13 +15,13 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::admit;
-use super::noting::Unnoted;
-use super::snapshots::Written;
-use super::trial::Trials;
-use super::{Control, EMPTY, Look, NotTaken, Tried, compile, rollback, snapshots};
+use super::plan::PlanPermits;
+use super::review::UnreviewedChanges;
+use super::snapshots::LastWrite;
+use super::{Control, EMPTY, LoadDepth, LoadError, LoadState, compile, rollback, snapshots};
 use crate::auth::Credentials;
 use crate::config::StoreConfig;
-use crate::rules::GatedRules;
+use crate::rules::ActiveRules;
 use crate::shared::{Shared, StartError};
 
 /// How long to wait before something is tried again that the store did not give. Shorter: what it did not give is there
@@ -29,7 +29,7 @@ use crate::shared::{Shared, StartError};
 const RETRY: Duration = Duration::from_secs(1);
 
 /// A server that follows the store of its rules, or will once it is there.
-pub(crate) struct Following {
+pub(crate) struct StoreFollower {
     config: StoreConfig,
     shared: Arc<Shared>,
     /// Before any of a store, or of a snapshot, were added.
@@ -40,7 +40,7 @@ pub(crate) struct Following {
     is_kept: bool,
 }
 
-impl Following {
+impl StoreFollower {
     /// Puts the rules of the store in force; if they cannot be had, those of the last good snapshot.
     pub(crate) async fn start(config: &StoreConfig, shared: &Arc<Shared>) -> Result<Self, StartError> {
         let (config, shared) = (config.clone(), Arc::clone(shared));
@@ -49,21 +49,21 @@ impl Following {
             Err(error) => (None, error.to_string()),
             Ok(store) => {
                 let control = control(store, Snapshot::default(), &config, &shared, &configured);
-                match control.take_rows(Look::First).await {
+                match control.take_rows(LoadDepth::First).await {
                     Ok(()) => {
                         shared.metrics.control.store_is_up(true);
-                        let is_new = control.book().revision == 0;
+                        let is_new = control.rule_rows().revision == 0;
                         if is_new {
                             begin_without_what_was_lost(&config, &shared, &control).await;
                         }
-                        let is_kept = is_new && control.book().revision > 0;
+                        let is_kept = is_new && control.rule_rows().revision > 0;
                         shared.follows(Arc::clone(&control));
                         return Ok(Self { config, shared, configured, begun: Ok(control), is_kept });
                     }
                     Err(problem) => {
                         // What was refused is tried again when it changes; what was not given, all of it.
-                        if matches!(problem, NotTaken::Failed(_)) {
-                            control.want(Look::Everything);
+                        if matches!(problem, LoadError::Failed(_)) {
+                            control.want(LoadDepth::Everything);
                         }
                         (Some(control), located(&config, &problem.to_string()))
                     }
@@ -101,14 +101,14 @@ impl Following {
                 };
                 let control = control(store, snapshot, &config, &shared, &configured);
                 // Another store, or one that was set back, may have come to the revisions of the snapshot.
-                control.want(Look::Everything);
+                control.want(LoadDepth::Everything);
                 shared.follows(Arc::clone(&control));
                 control
             }
         };
         let rows = follow_rows(Arc::clone(&control));
         let emergencies = follow_emergencies(Arc::clone(&control));
-        let written = is_kept.then(|| Written::of(&control.book(), &control.credentials.load_full()));
+        let written = is_kept.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full()));
         let kept = config.snapshots.clone().map(Arc::new);
         let kept =
             kept.map(|to| tokio::spawn(snapshots::keep(Arc::clone(&control), to, written, stop.clone())));
@@ -129,7 +129,7 @@ impl Following {
 
 pub(super) fn control(
     store: Store,
-    Snapshot { book, credentials }: Snapshot,
+    Snapshot { rule_rows, credentials }: Snapshot,
     config: &StoreConfig,
     shared: &Arc<Shared>,
     configured: &Arc<Credentials>,
@@ -140,17 +140,17 @@ pub(super) fn control(
         runtime: Handle::current(),
         placement: config.placement.clone(),
         configured: Arc::clone(configured),
-        in_force: ArcSwap::from_pointee(book),
+        in_force: ArcSwap::from_pointee(rule_rows),
         replacing: Mutex::new(()),
         credentials: ArcSwap::from_pointee(credentials.to_vec()),
-        loading: tokio::sync::Mutex::new(Tried::default()),
+        loading: tokio::sync::Mutex::new(LoadState::default()),
         loading_emergencies: tokio::sync::Mutex::new(()),
         rows_wanted: Notify::new(),
         everything_wanted: AtomicBool::new(false),
         emergencies_wanted: Notify::new(),
         denials: Mutex::default(),
-        unnoted: tokio::sync::Mutex::new(Some(Unnoted::at_start())),
-        trials: Trials::default(),
+        unreviewed: tokio::sync::Mutex::new(Some(UnreviewedChanges::at_start())),
+        plan_permits: PlanPermits::default(),
         beside: tokio::sync::Mutex::default(),
     })
 }
@@ -165,7 +165,7 @@ fn located(config: &StoreConfig, problem: &str) -> String {
 /// A store that has nothing yet may be in the place of one that was lost: without rules everything would pass.
 async fn begin_without_what_was_lost(config: &StoreConfig, shared: &Arc<Shared>, control: &Control) {
     if let Ok(last) = last_good(config, shared).await
-        && last.snapshot.book.revision > 0
+        && last.snapshot.rule_rows.revision > 0
     {
         control.begin_with(last.begin(shared, &located(config, EMPTY)), shared).await;
         control.loading.lock().await.is_of_another = true;
@@ -174,8 +174,8 @@ async fn begin_without_what_was_lost(config: &StoreConfig, shared: &Arc<Shared>,
 
 impl Control {
     /// Goes on from a snapshot whose rules are in force. Of tokens, the store knows better, if it said anything of them.
-    async fn begin_with(&self, Snapshot { book, credentials }: Snapshot, shared: &Shared) {
-        self.in_force.store(Arc::new(book));
+    async fn begin_with(&self, Snapshot { rule_rows, credentials }: Snapshot, shared: &Shared) {
+        self.in_force.store(Arc::new(rule_rows));
         if self.credentials.load().is_empty() && !self.has_said_who_may_ask().await {
             admit(&self.configured, &credentials, shared);
             self.credentials.store(Arc::new(credentials.to_vec()));
@@ -189,30 +189,30 @@ impl Control {
 }
 
 /// The last good snapshot, compiled.
-struct LastGood {
+struct CompiledSnapshot {
     snapshot: Snapshot,
     written_ms: Option<u64>,
-    rules: GatedRules,
+    rules: ActiveRules,
 }
 
 /// Reads and compiles it beside whoever waits: it may be a million rows, from a network.
-async fn last_good(config: &StoreConfig, shared: &Arc<Shared>) -> Result<LastGood, String> {
+async fn last_good(config: &StoreConfig, shared: &Arc<Shared>) -> Result<CompiledSnapshot, String> {
     let (config, shared) = (config.clone(), Arc::clone(shared));
     let reading = tokio::task::spawn_blocking(move || {
         let from = config.snapshots.as_ref().ok_or_else(|| "rules_snapshots is \"none\"".to_owned())?;
         let (snapshot, written_ms) = from.read(shared.now_ms())?;
-        let rules = compile(&snapshot.book, config.placement.as_deref(), &shared)
+        let rules = compile(&snapshot.rule_rows, config.placement.as_deref(), &shared)
             .map_err(|problems| format!("the last good snapshot in {from}: {problems}"))?;
-        Ok(LastGood { snapshot, written_ms, rules })
+        Ok(CompiledSnapshot { snapshot, written_ms, rules })
     });
     reading.await.unwrap_or_else(|error| Err(format!("no snapshot was read: {error}")))
 }
 
-impl LastGood {
+impl CompiledSnapshot {
     /// Puts it in force, and says so.
     fn begin(self, shared: &Shared, problem: &str) -> Snapshot {
         let Self { snapshot, written_ms, rules } = self;
-        let Book { revision, emergency_revision, .. } = snapshot.book;
+        let RuleRows { revision, emergency_revision, .. } = snapshot.rule_rows;
         let age_s = written_ms.map(|written_ms| shared.now_ms().saturating_sub(written_ms) / 1_000);
         tracing::error!(
             problem,
@@ -254,7 +254,7 @@ async fn pause(time: Duration) {
 async fn watch(control: &Arc<Control>, config: &StoreConfig) {
     let seed = control.shared.upgrade().map_or(0, |shared| seed(&shared));
     let mut watch = control.store().watch_looking(seed, config.look);
-    let mut ticks = interval(varied(config.reconcile, seed));
+    let mut ticks = interval(with_jitter(config.reconcile, seed));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first comes at once, and all was just loaded.
     ticks.tick().await;
@@ -264,7 +264,7 @@ async fn watch(control: &Arc<Control>, config: &StoreConfig) {
             signal = watch.next() => match signal {
                 Signal::MayHaveChanged => {
                     // What was said meanwhile is not known.
-                    let look = if is_up { Look::Heads } else { Look::Everything };
+                    let look = if is_up { LoadDepth::Heads } else { LoadDepth::Everything };
                     if !is_up {
                         tracing::info!("the store of rules is there again");
                     }
@@ -280,7 +280,7 @@ async fn watch(control: &Arc<Control>, config: &StoreConfig) {
                     continue;
                 }
             },
-            _ = ticks.tick() => Look::Everything,
+            _ = ticks.tick() => LoadDepth::Everything,
         };
         report(control, is_up);
         control.want(wanted);
@@ -294,8 +294,8 @@ fn report(control: &Control, is_up: bool) {
 }
 
 impl Control {
-    pub(super) fn want(&self, look: Look) {
-        if look == Look::Everything {
+    pub(super) fn want(&self, look: LoadDepth) {
+        if look == LoadDepth::Everything {
             self.everything_wanted.store(true, Ordering::Relaxed);
         }
         // Nothing is kept of a second call before the first was heard: both mean the same.
@@ -303,9 +303,9 @@ impl Control {
         self.rows_wanted.notify_one();
     }
 
-    fn wanted(&self) -> Look {
+    fn wanted(&self) -> LoadDepth {
         let everything = self.everything_wanted.swap(false, Ordering::Relaxed);
-        if everything { Look::Everything } else { Look::Heads }
+        if everything { LoadDepth::Everything } else { LoadDepth::Heads }
     }
 }
 
@@ -314,8 +314,8 @@ async fn follow_rows(control: Arc<Control>) {
     loop {
         wait(&control.rows_wanted, is_done).await;
         let look = control.wanted();
-        is_done = told("rules", control.take_rows(look).await);
-        if !is_done && look == Look::Everything {
+        is_done = log_outcome("rules", control.take_rows(look).await);
+        if !is_done && look == LoadDepth::Everything {
             control.everything_wanted.store(true, Ordering::Relaxed);
         }
     }
@@ -325,7 +325,7 @@ async fn follow_emergencies(control: Arc<Control>) {
     let mut is_done = true;
     loop {
         wait(&control.emergencies_wanted, is_done).await;
-        is_done = told("emergencies", control.take_emergencies().await);
+        is_done = log_outcome("emergencies", control.take_emergencies().await);
     }
 }
 
@@ -340,14 +340,14 @@ async fn wait(wanted: &Notify, is_done: bool) {
 }
 
 /// Says what was not taken over; whether trying again would be pointless.
-fn told(what: &str, taken: Result<(), NotTaken>) -> bool {
+fn log_outcome(what: &str, taken: Result<(), LoadError>) -> bool {
     match taken {
-        Ok(()) | Err(NotTaken::Stopping) => true,
-        Err(NotTaken::Refused(problems)) => {
+        Ok(()) | Err(LoadError::Stopping) => true,
+        Err(LoadError::Refused(problems)) => {
             tracing::error!(what, %problems, "refused whole; the last good set stays in force");
             true
         }
-        Err(NotTaken::Failed(error)) => {
+        Err(LoadError::Failed(error)) => {
             tracing::warn!(what, %error, "not loaded; the last good set stays in force");
             false
         }
@@ -359,7 +359,7 @@ mod tests {
     use std::collections::HashMap;
 
     use tidegate::ManualClock;
-    use tidegate_rules::book::{Kind, Row};
+    use tidegate_rules::rows::{RowKind, RuleRow};
 
     use super::*;
     use crate::config::Config;
@@ -384,15 +384,20 @@ mod tests {
         let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
         // The store is of the same revision, and has no rule.
         let body = r#"{"key":["user"],"limit":1,"period":"1h"}"#.to_owned();
-        let row = Row { kind: Kind::Rule, name: "a".to_owned(), body, version: 1 };
-        let book = Book { rows: [row].into(), ..Book::default() };
-        let rules = compile(&book, None, &shared).expect("good rules");
-        let last = LastGood { snapshot: Snapshot { book, ..Snapshot::default() }, written_ms: None, rules };
+        let row = RuleRow { kind: RowKind::Rule, name: "a".to_owned(), body, version: 1 };
+        let rule_rows = RuleRows { rows: [row].into(), ..RuleRows::default() };
+        let rules = compile(&rule_rows, None, &shared).expect("good rules");
+        let last = CompiledSnapshot {
+            snapshot: Snapshot { rule_rows, ..Snapshot::default() },
+            written_ms: None,
+            rules,
+        };
         let snapshot = last.begin(&shared, "it is gone");
         assert_eq!(shared.rules.load().set().rules().len(), 1);
         let configured = Arc::clone(&shared.credentials());
         let (shared, begun) = (Arc::clone(&shared), Err(snapshot));
-        let following = Following { config, shared: Arc::clone(&shared), configured, begun, is_kept: true };
+        let following =
+            StoreFollower { config, shared: Arc::clone(&shared), configured, begun, is_kept: true };
         let stop = CancellationToken::new();
         let run = tokio::spawn(following.run(stop.clone()));
         let taken = async {
@@ -415,7 +420,8 @@ mod tests {
         let store = Store::open(&config.address).await.expect("a store");
         let configured = Arc::clone(&shared.credentials());
         let control = control(store, Snapshot::default(), &config, &shared, &configured);
-        let written = is_from_one.then(|| Written::of(&control.book(), &control.credentials.load_full()));
+        let written =
+            is_from_one.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full()));
         let (to, stop) = (Arc::new(Snapshots::Folder(dir.path().to_owned())), CancellationToken::new());
         let keeping = tokio::spawn(snapshots::keep(control, to, written, stop.clone()));
         tokio::task::yield_now().await;

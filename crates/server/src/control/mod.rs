@@ -8,10 +8,10 @@ mod bucket;
 mod credentials;
 mod denials;
 mod follow;
-mod noting;
+mod plan;
+mod review;
 mod rollback;
 mod snapshots;
-mod trial;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,24 +19,24 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tidegate_rules::RuleSet;
-use tidegate_rules::book::{Book, EmergencyRow};
+use tidegate_rules::rows::{EmergencyRow, RuleRows};
 use tidegate_rules::store::{Credential, Store, StoreError};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 pub(crate) use bucket::Bucket;
-pub(crate) use follow::Following;
+pub(crate) use follow::StoreFollower;
+pub(crate) use plan::{PlanError, PlanResult};
 pub(crate) use snapshots::Snapshots;
-pub(crate) use trial::{Judged, Unfit};
 
 use denials::Denials;
-use noting::{Replaced, Unnoted};
-use trial::Trials;
+use plan::PlanPermits;
+use review::{PreviousRules, UnreviewedChanges};
 
 use crate::auth::Credentials;
-use crate::metrics::Followed;
-use crate::rules::{GatedRules, warn_of};
+use crate::metrics::StoreLoad;
+use crate::rules::{ActiveRules, warn_of};
 use crate::shared::Shared;
 
 /// The rules' store as this server knows it.
@@ -50,12 +50,12 @@ pub(crate) struct Control {
     /// Those of the configuration, which hold whatever the store says.
     configured: Arc<Credentials>,
     /// Whoever looks at it never waits: what replaces it holds `replacing`.
-    in_force: ArcSwap<Book>,
+    in_force: ArcSwap<RuleRows>,
     replacing: Mutex<()>,
     /// Those of the store, or of the snapshot that this server began with.
     credentials: ArcSwap<Vec<Credential>>,
     /// One load of each kind at a time: what changes meanwhile is one more load.
-    loading: tokio::sync::Mutex<Tried>,
+    loading: tokio::sync::Mutex<LoadState>,
     loading_emergencies: tokio::sync::Mutex<()>,
     /// Wakes whoever loads the one or the other.
     rows_wanted: Notify,
@@ -64,15 +64,15 @@ pub(crate) struct Control {
     emergencies_wanted: Notify,
     denials: Mutex<Denials>,
     /// One at a time looks at what came into force.
-    unnoted: tokio::sync::Mutex<Option<Unnoted>>,
-    trials: Trials,
+    unreviewed: tokio::sync::Mutex<Option<UnreviewedChanges>>,
+    plan_permits: PlanPermits,
     /// What the store holds and is not in force, as long as somebody looks at it: however many do, it is there once.
-    beside: tokio::sync::Mutex<Weak<Book>>,
+    beside: tokio::sync::Mutex<Weak<RuleRows>>,
 }
 
 /// What was tried last, so that what was refused is not tried again until it changes.
 #[derive(Debug, Default)]
-struct Tried {
+struct LoadState {
     refused: Option<(u64, u64)>,
     /// Whether what is in force is of another store than this one, which is new: its revisions say nothing here.
     is_of_another: bool,
@@ -81,7 +81,7 @@ struct Tried {
 
 /// Why what the store holds is not in force.
 #[derive(Debug)]
-enum NotTaken {
+enum LoadError {
     /// The store did not give it.
     Failed(StoreError),
     /// It is wrong.
@@ -90,7 +90,7 @@ enum NotTaken {
     Stopping,
 }
 
-impl std::fmt::Display for NotTaken {
+impl std::fmt::Display for LoadError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Failed(error) => error.fmt(f),
@@ -100,7 +100,7 @@ impl std::fmt::Display for NotTaken {
     }
 }
 
-impl From<StoreError> for NotTaken {
+impl From<StoreError> for LoadError {
     fn from(error: StoreError) -> Self {
         Self::Failed(error)
     }
@@ -112,7 +112,7 @@ const EMPTY: &str = "it is empty and new, which the store of the rules in force 
 
 /// How thoroughly the store is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
+enum LoadDepth {
     /// All it holds, for the first time: nothing of it is news.
     First,
     /// What its heads say.
@@ -128,7 +128,7 @@ impl Control {
     }
 
     /// What the set in force was compiled from.
-    pub(crate) fn book(&self) -> Arc<Book> {
+    pub(crate) fn rule_rows(&self) -> Arc<RuleRows> {
         self.in_force.load_full()
     }
 
@@ -144,7 +144,7 @@ impl Control {
         self.to_its_end(async move {
             let emergencies = control.take_emergencies().await;
             // Those that do not fit these rules may fit the next, and credentials have nothing to do with either.
-            control.take_rows(Look::Heads).await.and(emergencies)
+            control.take_rows(LoadDepth::Heads).await.and(emergencies)
         })
         .await
     }
@@ -158,7 +158,7 @@ impl Control {
     /// Whoever asked may be gone before it is done.
     async fn to_its_end(
         &self,
-        taking: impl Future<Output = Result<(), NotTaken>> + Send + 'static,
+        taking: impl Future<Output = Result<(), LoadError>> + Send + 'static,
     ) -> Result<(), String> {
         match self.runtime.spawn(taking).await {
             Ok(taken) => taken.map_err(|error| error.to_string()),
@@ -172,53 +172,54 @@ impl Control {
         self.replacing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shared(&self) -> Result<Arc<Shared>, NotTaken> {
-        self.shared.upgrade().ok_or(NotTaken::Stopping)
+    fn shared(&self) -> Result<Arc<Shared>, LoadError> {
+        self.shared.upgrade().ok_or(LoadError::Stopping)
     }
 
     /// Takes over templates, rules and overrides, and credentials, if they moved.
-    async fn take_rows(self: &Arc<Self>, look: Look) -> Result<(), NotTaken> {
+    async fn take_rows(self: &Arc<Self>, look: LoadDepth) -> Result<(), LoadError> {
         let mut tried = self.loading.lock().await;
-        let heads = self.store.heads().await?;
-        if look != Look::Heads || tried.credential_revision != Some(heads.credential_revision) {
-            self.take_credentials(&heads).await?;
-            tried.credential_revision = Some(heads.credential_revision);
+        let revisions = self.store.revisions().await?;
+        if look != LoadDepth::Heads || tried.credential_revision != Some(revisions.credential_revision) {
+            self.take_credentials(&revisions).await?;
+            tried.credential_revision = Some(revisions.credential_revision);
         }
-        let seen = (heads.revision, heads.emergency_revision);
-        let is_in_force = self.book().revision == heads.revision && !tried.is_of_another;
-        if look == Look::Heads && (is_in_force || tried.refused == Some(seen)) {
+        let seen = (revisions.revision, revisions.emergency_revision);
+        let is_in_force = self.rule_rows().revision == revisions.revision && !tried.is_of_another;
+        if look == LoadDepth::Heads && (is_in_force || tried.refused == Some(seen)) {
             return Ok(());
         }
-        if heads.revision == 0 && self.book().revision > 0 {
-            *tried = Tried { refused: Some(seen), is_of_another: true, ..*tried };
-            let refused = NotTaken::Refused(EMPTY.to_owned());
+        if revisions.revision == 0 && self.rule_rows().revision > 0 {
+            *tried = LoadState { refused: Some(seen), is_of_another: true, ..*tried };
+            let refused = LoadError::Refused(EMPTY.to_owned());
             self.count(Err(&refused));
             return Err(refused);
         }
-        let book = self.store.load().await?;
-        let seen = (book.revision, book.emergency_revision);
+        let rule_rows = self.store.load().await?;
+        let seen = (rule_rows.revision, rule_rows.emergency_revision);
         let is_of_another = tried.is_of_another;
-        let taken =
-            self.blocking(move |control, shared| control.take_book(book, look, is_of_another, shared)).await;
-        tried.refused = matches!(taken, Err(NotTaken::Refused(_))).then_some(seen);
+        let taken = self
+            .blocking(move |control, shared| control.take_rule_rows(rule_rows, look, is_of_another, shared))
+            .await;
+        tried.refused = matches!(taken, Err(LoadError::Refused(_))).then_some(seen);
         if !matches!(taken, Ok(None)) {
             self.count(taken.as_ref().map(|_| ()));
         }
         let replaced = taken?;
         tried.is_of_another = false;
-        if let Some(replaced) = replaced.filter(|_| look != Look::First) {
+        if let Some(replaced) = replaced.filter(|_| look != LoadDepth::First) {
             // One that was declared meanwhile may not have fitted the rules before.
             self.emergencies_wanted.notify_one();
-            self.note_applied(replaced).await;
+            self.review_applied(replaced).await;
         }
         Ok(())
     }
 
     /// Takes over emergencies, if they moved, for the rules that are in force.
-    async fn take_emergencies(self: &Arc<Self>) -> Result<(), NotTaken> {
+    async fn take_emergencies(self: &Arc<Self>) -> Result<(), LoadError> {
         let _one_at_a_time = self.loading_emergencies.lock().await;
         // Before the store is asked: what it says then is later, also where it lost something and counts from less.
-        let known = self.book();
+        let known = self.rule_rows();
         let (revision, rows) = self.store.emergencies().await?;
         let is_known = (known.emergency_revision, &known.emergencies) == (revision, &rows);
         // As with rules: a store that never had any says nothing of those of another.
@@ -251,48 +252,48 @@ impl Control {
     /// Does what takes long where nobody waits for it.
     async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Self, &Shared) -> Result<T, NotTaken> + Send + 'static,
-    ) -> Result<T, NotTaken> {
+        work: impl FnOnce(&Self, &Shared) -> Result<T, LoadError> + Send + 'static,
+    ) -> Result<T, LoadError> {
         let (control, shared) = (Arc::clone(self), self.shared()?);
         let done = tokio::task::spawn_blocking(move || work(&control, &shared)).await;
-        done.unwrap_or_else(|error| Err(NotTaken::Refused(format!("could not be compiled: {error}"))))
+        done.unwrap_or_else(|error| Err(LoadError::Refused(format!("could not be compiled: {error}"))))
     }
 
     /// Puts a book in force that may be of another store, and gives what was; nothing if it is the same.
-    fn take_book(
+    fn take_rule_rows(
         &self,
-        book: Book,
-        look: Look,
+        rule_rows: RuleRows,
+        look: LoadDepth,
         is_of_another: bool,
         shared: &Shared,
-    ) -> Result<Option<Replaced>, NotTaken> {
-        if *self.in_force.load_full() == book && look != Look::First {
+    ) -> Result<Option<PreviousRules>, LoadError> {
+        if *self.in_force.load_full() == rule_rows && look != LoadDepth::First {
             return Ok(None);
         }
-        self.put_in_force(book, is_of_another, shared).map(Some)
+        self.put_in_force(rule_rows, is_of_another, shared).map(Some)
     }
 
     /// Replaces what is in force, and gives what was.
     fn put_in_force(
         &self,
-        mut book: Book,
+        mut rule_rows: RuleRows,
         is_of_another: bool,
         shared: &Shared,
-    ) -> Result<Replaced, NotTaken> {
-        let mut rules = compile(&book, self.placement.as_deref(), shared).map_err(NotTaken::Refused)?;
+    ) -> Result<PreviousRules, LoadError> {
+        let mut rules = compile(&rule_rows, self.placement.as_deref(), shared).map_err(LoadError::Refused)?;
         // Those that are watched count all that they are asked, from the first.
         self.denials().mark(&rules);
         let replacing = self.replacing();
-        let before = self.book();
+        let before = self.rule_rows();
         // Emergencies do not wait while a book is read: those of a later moment stay.
-        if !is_of_another && before.emergency_revision > book.emergency_revision {
+        if !is_of_another && before.emergency_revision > rule_rows.emergency_revision {
             let later = (before.emergency_revision, &*before.emergencies);
-            rules = rules.with_emergencies(later, shared).map_err(NotTaken::Refused)?;
-            (book.emergency_revision, book.emergencies) = (later.0, later.1.to_vec());
+            rules = rules.with_emergencies(later, shared).map_err(LoadError::Refused)?;
+            (rule_rows.emergency_revision, rule_rows.emergencies) = (later.0, later.1.to_vec());
         }
-        shared.metrics.control.in_force(book.revision, book.emergency_revision);
+        shared.metrics.control.in_force(rule_rows.revision, rule_rows.emergency_revision);
         let replaced = shared.rules.swap(Arc::new(rules));
-        self.in_force.store(Arc::new(book));
+        self.in_force.store(Arc::new(rule_rows));
         drop(replacing);
         let mut denials = self.denials();
         denials.take_from(&replaced);
@@ -300,7 +301,7 @@ impl Control {
         denials.set_aside();
         denials.mark(&shared.rules.load());
         drop(denials);
-        Ok(Replaced { book: before, rules: replaced, at_ms: shared.now_ms() })
+        Ok(PreviousRules { rule_rows: before, rules: replaced, at_ms: shared.now_ms() })
     }
 
     fn put_under(
@@ -308,27 +309,27 @@ impl Control {
         (revision, rows): (u64, Vec<EmergencyRow>),
         known: u64,
         shared: &Shared,
-    ) -> Result<(), NotTaken> {
+    ) -> Result<(), LoadError> {
         let _replacing = self.replacing();
-        let before = self.book();
+        let before = self.rule_rows();
         // Those of a book that was read meanwhile are later.
         if before.emergency_revision != known && before.emergency_revision >= revision {
             return Ok(());
         }
         let rules = shared.rules.load().with_emergencies((revision, &rows), shared);
-        shared.rules.store(Arc::new(rules.map_err(NotTaken::Refused)?));
-        let book = before.under(revision, rows);
-        shared.metrics.control.in_force(book.revision, book.emergency_revision);
-        self.in_force.store(Arc::new(book));
+        shared.rules.store(Arc::new(rules.map_err(LoadError::Refused)?));
+        let rule_rows = before.under(revision, rows);
+        shared.metrics.control.in_force(rule_rows.revision, rule_rows.emergency_revision);
+        self.in_force.store(Arc::new(rule_rows));
         Ok(())
     }
 
-    fn count(&self, taken: Result<(), &NotTaken>) {
+    fn count(&self, taken: Result<(), &LoadError>) {
         let outcome = match taken {
-            Ok(()) => Followed::Taken,
-            Err(NotTaken::Refused(_)) => Followed::Refused,
-            Err(NotTaken::Failed(_)) => Followed::Failed,
-            Err(NotTaken::Stopping) => return,
+            Ok(()) => StoreLoad::Taken,
+            Err(LoadError::Refused(_)) => StoreLoad::Refused,
+            Err(LoadError::Failed(_)) => StoreLoad::Failed,
+            Err(LoadError::Stopping) => return,
         };
         if let Some(shared) = self.shared.upgrade() {
             shared.metrics.control.followed(outcome);
@@ -357,8 +358,9 @@ async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) {
 }
 
 /// The rules of a book, ready to decide.
-fn compile(book: &Book, placement: Option<&str>, shared: &Shared) -> Result<GatedRules, String> {
-    let set = RuleSet::compile(book, placement, shared.now_ms()).map_err(|problems| problems.to_string())?;
+fn compile(rule_rows: &RuleRows, placement: Option<&str>, shared: &Shared) -> Result<ActiveRules, String> {
+    let set =
+        RuleSet::compile(rule_rows, placement, shared.now_ms()).map_err(|problems| problems.to_string())?;
     warn_of(&set, &shared.fleet);
-    GatedRules::new(set, shared)
+    ActiveRules::new(set, shared)
 }

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use tidegate_rules::change::State;
-use tidegate_rules::store::{Act, Conditions, Rollback, StoreError};
+use tidegate_rules::change::ChangeState;
+use tidegate_rules::store::{ApplyConditions, Attribution, Rollback, StoreError};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::denials::{Denials, Jump, LOOK_EVERY};
-use super::{Control, Look, Unfit};
+use super::denials::{DenialJump, Denials, LOOK_EVERY};
+use super::{Control, LoadDepth, PlanError};
 use crate::metrics::ControlMetrics;
 
 /// Who undoes a change that nobody undid, as the audit says.
@@ -30,9 +30,9 @@ impl Control {
         done.map_err(|error| tracing::error!(%error, "denials were not looked at")).ok()
     }
 
-    async fn undo(self: &Arc<Self>, jump: &Jump) {
-        let Jump { change, rule, before_per_minute, denied } = jump;
-        let (of, revision) = (*change, self.book().revision);
+    async fn undo(self: &Arc<Self>, jump: &DenialJump) {
+        let DenialJump { change, rule, before_per_minute, denied } = jump;
+        let (of, revision) = (*change, self.rule_rows().revision);
         if self.with_denials(move |denials| denials.is_refused(of, revision)).await == Some(true) {
             return;
         }
@@ -44,18 +44,18 @@ impl Control {
             Ok(()) => {
                 tracing::error!(change, reason, "rolled back");
                 self.count_rollback(ControlMetrics::rolled_back);
-                self.want(Look::Heads);
+                self.want(LoadDepth::Heads);
             }
-            Err(Unfit::Store(error)) if may_pass(&error) => {
+            Err(PlanError::Store(error)) if may_pass(&error) => {
                 return tracing::warn!(change, %error, "to be rolled back, and tried again");
             }
             // Until the emergency is over, which may be so at any time.
-            Err(Unfit::Store(error @ StoreError::InEmergency(_))) => {
+            Err(PlanError::Store(error @ StoreError::InEmergency(_))) => {
                 return self.not_undone(jump, None, &reason, &error.to_string()).await;
             }
-            Err(Unfit::Store(error)) => self.left_alone(*change, &reason, &error).await,
+            Err(PlanError::Store(error)) => self.left_alone(*change, &reason, &error).await,
             // Until other rules are in force, which may make sense without it.
-            Err(Unfit::Wrong(problems)) => {
+            Err(PlanError::Wrong(problems)) => {
                 return self.not_undone(jump, Some(revision), &reason, &problems).await;
             }
         }
@@ -66,7 +66,7 @@ impl Control {
     /// denies it denies still.
     async fn left_alone(&self, change: u64, reason: &str, error: &StoreError) {
         let state = self.store.change(change).await.map(|change| change.state);
-        if state.is_ok_and(|state| state != State::Applied) {
+        if state.is_ok_and(|state| state != ChangeState::Applied) {
             return tracing::info!(change, %error, "not rolled back by this server");
         }
         tracing::error!(change, reason, %error, "not rolled back, and left to people: it was changed further");
@@ -74,7 +74,13 @@ impl Control {
     }
 
     /// Says once why a change stays that should not; at a revision where that was found out it is not tried again.
-    async fn not_undone(self: &Arc<Self>, jump: &Jump, revision: Option<u64>, reason: &str, problem: &str) {
+    async fn not_undone(
+        self: &Arc<Self>,
+        jump: &DenialJump,
+        revision: Option<u64>,
+        reason: &str,
+        problem: &str,
+    ) {
         let change = jump.change;
         if self.with_denials(move |denials| denials.refuse(change, revision)).await == Some(true) {
             tracing::error!(change, reason, problem, "not rolled back: as things are it cannot be");
@@ -89,12 +95,12 @@ impl Control {
     }
 
     /// Restores what was there before a change, if all the rules make sense with that.
-    async fn try_undo(self: &Arc<Self>, change: u64, reason: &str) -> Result<(), Unfit> {
-        let book = self.current().await?;
+    async fn try_undo(self: &Arc<Self>, change: u64, reason: &str) -> Result<(), PlanError> {
+        let rule_rows = self.current().await?;
         let proposal = self.store.restoring(Rollback::Change(change), reason).await?;
-        self.attempt(&book, &proposal.operations, drop).await?;
-        let conditions = Conditions { confirmed: false, checked: Some((&*book).into()) };
-        let act = Act { by: AUTOMATIC, now_ms: self.now_ms() };
+        self.compile_change(&rule_rows, &proposal.operations, drop).await?;
+        let conditions = ApplyConditions { confirmed: false, checked: Some((&*rule_rows).into()) };
+        let act = Attribution { by: AUTOMATIC, now_ms: self.now_ms() };
         self.store.apply_new(&proposal, conditions, act).await?;
         Ok(())
     }
@@ -115,7 +121,7 @@ pub(super) async fn look(control: Arc<Control>) {
     loop {
         ticks.tick().await;
         let Some(shared) = control.shared.upgrade() else { return };
-        control.note_unnoted().await;
+        control.review_pending().await;
         let looked = control.with_denials(move |denials| {
             let rules = shared.rules.load_full();
             denials.take_from(&rules);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
-use tidegate_rules::book::{Book, EmergencyRow, Row};
+use tidegate_rules::rows::{EmergencyRow, RuleRow, RuleRows};
 use tidegate_rules::snapshot::{self, Snapshot};
 use tidegate_rules::store::Credential;
 use tokio::time::{MissedTickBehavior, interval};
@@ -15,7 +15,7 @@ use super::Control;
 use super::bucket::Bucket;
 
 /// A snapshot, and when it was written, in milliseconds since the Unix epoch, if that can be told.
-pub(super) type Kept = (Snapshot, Option<u64>);
+pub(super) type DatedSnapshot = (Snapshot, Option<u64>);
 
 /// Where copies are kept.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl Snapshots {
     }
 
     /// The last good one. Waits for the disk or the network.
-    pub(super) fn read(&self, now_ms: u64) -> Result<Kept, String> {
+    pub(super) fn read(&self, now_ms: u64) -> Result<DatedSnapshot, String> {
         match self {
             Self::Folder(folder) => read(folder),
             Self::Bucket(bucket) => bucket.read(now_ms),
@@ -63,7 +63,7 @@ const WRITE_EVERY: Duration = Duration::from_mins(1);
 pub(super) async fn keep(
     control: Arc<Control>,
     to: Arc<Snapshots>,
-    mut written: Option<Written>,
+    mut written: Option<LastWrite>,
     stop: CancellationToken,
 ) {
     let mut ticks = interval(WRITE_EVERY);
@@ -73,11 +73,11 @@ pub(super) async fn keep(
             () = stop.cancelled() => {}
             _ = ticks.tick() => {}
         }
-        let (book, credentials) = (control.book(), control.credentials.load_full());
-        let is_written = written.as_ref().is_some_and(|written| written.is_of(&book, &credentials));
+        let (rule_rows, credentials) = (control.rule_rows(), control.credentials.load_full());
+        let is_written = written.as_ref().is_some_and(|written| written.is_of(&rule_rows, &credentials));
         if !is_written {
-            let new = Written::of(&book, &credentials);
-            if write(&to, &book, &credentials, control.now_ms()).await {
+            let new = LastWrite::of(&rule_rows, &credentials);
+            if write(&to, &rule_rows, &credentials, control.now_ms()).await {
                 written = Some(new);
             }
         }
@@ -85,41 +85,42 @@ pub(super) async fn keep(
 }
 
 /// What was written last. Another store may have come to the same revisions with other rows.
-pub(super) struct Written {
+pub(super) struct LastWrite {
     revisions: (u64, u64),
     /// By where they are: rows in force never change, and are replaced only by others.
-    rows: Weak<[Row]>,
+    rows: Weak<[RuleRow]>,
     emergencies: Vec<EmergencyRow>,
     credentials: Arc<Vec<Credential>>,
 }
 
-impl Written {
-    pub(super) fn of(book: &Book, credentials: &Arc<Vec<Credential>>) -> Self {
+impl LastWrite {
+    pub(super) fn of(rule_rows: &RuleRows, credentials: &Arc<Vec<Credential>>) -> Self {
         Self {
-            revisions: (book.revision, book.emergency_revision),
-            rows: Arc::downgrade(&book.rows),
-            emergencies: book.emergencies.clone(),
+            revisions: (rule_rows.revision, rule_rows.emergency_revision),
+            rows: Arc::downgrade(&rule_rows.rows),
+            emergencies: rule_rows.emergencies.clone(),
             credentials: Arc::clone(credentials),
         }
     }
 
-    fn is_of(&self, book: &Book, credentials: &Arc<Vec<Credential>>) -> bool {
-        self.revisions == (book.revision, book.emergency_revision)
-            && self.rows.ptr_eq(&Arc::downgrade(&book.rows))
-            && self.emergencies == book.emergencies
+    fn is_of(&self, rule_rows: &RuleRows, credentials: &Arc<Vec<Credential>>) -> bool {
+        self.revisions == (rule_rows.revision, rule_rows.emergency_revision)
+            && self.rows.ptr_eq(&Arc::downgrade(&rule_rows.rows))
+            && self.emergencies == rule_rows.emergencies
             && self.credentials == *credentials
     }
 }
 
 async fn write(
     to: &Arc<Snapshots>,
-    book: &Arc<Book>,
+    rule_rows: &Arc<RuleRows>,
     credentials: &Arc<Vec<Credential>>,
     now_ms: u64,
 ) -> bool {
-    let (there, book, credentials) = (Arc::clone(to), Arc::clone(book), Arc::clone(credentials));
+    let (there, rule_rows, credentials) = (Arc::clone(to), Arc::clone(rule_rows), Arc::clone(credentials));
     let written = tokio::task::spawn_blocking(move || {
-        let snapshot = Snapshot { book: (*book).clone(), credentials: credentials.as_slice().into() };
+        let snapshot =
+            Snapshot { rule_rows: (*rule_rows).clone(), credentials: credentials.as_slice().into() };
         there.write(&snapshot, now_ms)
     });
     let written = written.await;
@@ -132,7 +133,7 @@ async fn write(
     false
 }
 
-fn read(folder: &Path) -> Result<Kept, String> {
+fn read(folder: &Path) -> Result<DatedSnapshot, String> {
     let found = snapshot::load_last_good(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     for skipped in &found.skipped {
         tracing::error!(%skipped, "passed over");
@@ -145,13 +146,13 @@ fn read(folder: &Path) -> Result<Kept, String> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_rules::book::Kind;
+    use tidegate_rules::rows::RowKind;
 
     use super::*;
 
-    fn book(body: &str) -> Book {
-        let row = Row { kind: Kind::Rule, name: "a".to_owned(), body: body.to_owned(), version: 1 };
-        Book { revision: 7, rows: [row].into(), ..Book::default() }
+    fn rule_rows(body: &str) -> RuleRows {
+        let row = RuleRow { kind: RowKind::Rule, name: "a".to_owned(), body: body.to_owned(), version: 1 };
+        RuleRows { revision: 7, rows: [row].into(), ..RuleRows::default() }
     }
 
     #[test]
@@ -164,10 +165,10 @@ mod tests {
             created_ms: 1,
             expires_ms: None,
         };
-        let (known, nobody) = (book("{}"), Arc::default());
-        let written = Written::of(&known, &nobody);
+        let (known, nobody) = (rule_rows("{}"), Arc::default());
+        let written = LastWrite::of(&known, &nobody);
         assert!(written.is_of(&known.clone(), &nobody));
-        assert!(!written.is_of(&book(r#"{"limit": 1}"#), &nobody), "of another store");
+        assert!(!written.is_of(&rule_rows(r#"{"limit": 1}"#), &nobody), "of another store");
         assert!(!written.is_of(&known, &Arc::new(vec![credential])));
         let emergency = EmergencyRow { id: "e".to_owned(), body: "{}".to_owned(), expires_ms: 1 };
         assert!(!written.is_of(&known.under(0, vec![emergency]), &nobody));

@@ -12,21 +12,21 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::Duration;
 use tidegate::headers::headers;
-use tidegate::region::Question;
+use tidegate::region::RegionCheck;
 use tidegate::{Decision, Gate, LIMITS_PER_CHECK_MAX, Outcome as LimitOutcome, Retry};
-use tidegate_record::Key;
+use tidegate_record::RecordKey;
 use tidegate_rules::Class;
 
 use super::Descriptors;
 use super::tree::{
-    DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, Mode, Parts, VALUE_BYTES_MAX, limit_of, period, replaced,
-    told, unit_part,
+    DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, Mode, Parts, VALUE_BYTES_MAX, header_name, limit_of,
+    period, replaced, unit_part,
 };
 use crate::auth::TenantIndex;
-use crate::deciding::{Decided, Decider, question};
-use crate::journal::{Note, decisive};
+use crate::decider::{Decider, SourcedDecision, question};
+use crate::decision_log::{RecordDraft, decisive};
 use crate::load;
-use crate::metrics::{Outcome, Rung, Surface};
+use crate::metrics::{DecisionSource, Outcome, Surface};
 use crate::rules::shed_outcome;
 use crate::shared::Shared;
 
@@ -64,7 +64,7 @@ pub(crate) async fn decide(
 ) -> Result<RateLimitResponse, Refusal> {
     check(request)?;
     if load::sheds(CLASS) {
-        shared.metrics.decided(Surface::Envoy, CLASS, shed_outcome(CLASS), Rung::Shed, 1);
+        shared.metrics.decided(Surface::Envoy, CLASS, shed_outcome(CLASS), DecisionSource::Shed, 1);
         return Ok(unlooked(request));
     }
     let descriptors = shared.descriptors.load();
@@ -72,50 +72,59 @@ pub(crate) async fn decide(
     let name = shared.tenant(tenant).name.as_bytes();
     let placement = shared.decider.placement(&[name, request.domain.as_bytes()]);
     let plans = plans(&descriptors, tenant, request, &overrides, &placement)?;
-    let ruling = rule(shared, &plans).await?;
-    shared.metrics.decided(Surface::Envoy, CLASS, ruling.outcome(&plans), ruling.rung, 1);
-    take_down(shared, tenant, request, &plans, &ruling);
-    Ok(respond(&plans, ruling))
+    let envoy_decision = rule(shared, &plans).await?;
+    shared.metrics.decided(Surface::Envoy, CLASS, envoy_decision.outcome(&plans), envoy_decision.source, 1);
+    record_decision(shared, tenant, request, &plans, &envoy_decision);
+    Ok(respond(&plans, envoy_decision))
 }
 
 /// Takes a decision down, if that is due: under the limit that decided it, if any did.
-fn take_down(
+fn record_decision(
     shared: &Shared,
     tenant: TenantIndex,
     request: &RateLimitRequest,
-    plans: &[Plan<'_>],
-    ruling: &Ruling<'_>,
+    plans: &[DescriptorPlan<'_>],
+    envoy_decision: &EnvoyDecision<'_>,
 ) {
-    let outcome = ruling.outcome(plans);
+    let outcome = envoy_decision.outcome(plans);
     let Some(recorder) = shared.recorder_for(outcome) else { return };
     let is_shadow = outcome == Outcome::ShadowDenied;
-    let asked =
-        request.descriptors.iter().zip(plans).zip(&ruling.outcomes).filter_map(|((asked, plan), said)| {
-            let (Plan::Limited(limited), Some(said)) = (plan, said) else { return None };
-            let decides = limited.part != Part::Refund && (limited.part == Part::Shadow) == is_shadow;
-            decides.then_some((asked, limited, *said))
-        });
+    let asked = request.descriptors.iter().zip(plans).zip(&envoy_decision.outcomes).filter_map(
+        |((asked, plan), limit_outcome)| {
+            let (DescriptorPlan::Check(limited), Some(limit_outcome)) = (plan, limit_outcome) else {
+                return None;
+            };
+            let decides =
+                limited.part != LimitRole::Refund && (limited.part == LimitRole::Shadow) == is_shadow;
+            decides.then_some((asked, limited, *limit_outcome))
+        },
+    );
     let asked: Vec<_> = asked.collect();
-    let decided = decisive(asked.iter().map(|(_, _, said)| said)).and_then(|at| asked.get(at));
+    let decided =
+        decisive(asked.iter().map(|(_, _, limit_outcome)| limit_outcome)).and_then(|at| asked.get(at));
     let entries = || {
         let entries = decided.into_iter().flat_map(|(descriptor, ..)| &descriptor.entries);
         entries.map(|entry| (entry.key.as_str(), entry.value.as_str()))
     };
-    let mut key = Key::default();
+    let mut key = RecordKey::default();
     entries().for_each(|(name, value)| key.add(name, value));
-    let note = Note {
+    let draft = RecordDraft {
         tenant,
         surface: Surface::Envoy,
         key,
         cost: decided.map_or(0, |(_, limited, _)| limited.hits),
         outcome,
-        said: decided.map(|(_, _, said)| *said),
-        rung: ruling.rung,
+        limit_outcome: decided.map(|(_, _, limit_outcome)| *limit_outcome),
+        source: envoy_decision.source,
         rule_version: 0,
         set_version: "",
         replaced_by: "",
     };
-    shared.take_down(recorder, &note, [("domain", request.domain.as_str())].into_iter().chain(entries()));
+    shared.record_decision(
+        recorder,
+        &draft,
+        [("domain", request.domain.as_str())].into_iter().chain(entries()),
+    );
 }
 
 fn check(request: &RateLimitRequest) -> Result<(), Refusal> {
@@ -160,7 +169,7 @@ fn check_entries(at: usize, descriptor: &RateLimitDescriptor) -> Result<(), Refu
 }
 
 /// A limit that came with the request.
-struct Override {
+struct RequestLimit {
     gate: Gate,
     requests_per_unit: u32,
     unit: Unit,
@@ -173,7 +182,7 @@ fn overrides(
     descriptors: &Descriptors,
     tenant: TenantIndex,
     request: &RateLimitRequest,
-) -> Result<Vec<Option<Override>>, Refusal> {
+) -> Result<Vec<Option<RequestLimit>>, Refusal> {
     let domains = &descriptors.domains;
     if domains.is_empty() && request.descriptors.iter().any(|descriptor| descriptor.limit.is_none()) {
         return Err(Refusal::NothingLoaded);
@@ -192,8 +201,8 @@ fn overrides(
         };
         let limit = limit_of(given.requests_per_unit, unit).ok_or_else(|| Refusal::Wrong(wrong()))?;
         let name = name(&request.domain, descriptor);
-        let gate = envoy.with_limit(limit).with_name(told(&name));
-        Ok(Some(Override { gate, requests_per_unit: given.requests_per_unit, unit }))
+        let gate = envoy.with_limit(limit).with_name(header_name(&name));
+        Ok(Some(RequestLimit { gate, requests_per_unit: given.requests_per_unit, unit }))
     };
     request.descriptors.iter().enumerate().map(read).collect()
 }
@@ -209,18 +218,18 @@ fn name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
 }
 
 /// What is to be done for one descriptor.
-enum Plan<'p> {
+enum DescriptorPlan<'p> {
     /// No limit applies.
     Free,
     /// One applies that lets everything pass.
     Unlimited,
-    Limited(Limited<'p>),
+    Check(PlannedCheck<'p>),
 }
 
-struct Limited<'p> {
-    question: Question<'p, 'p>,
+struct PlannedCheck<'p> {
+    question: RegionCheck<'p, 'p>,
     hits: u64,
-    part: Part,
+    part: LimitRole,
     name: &'p str,
     requests_per_unit: u32,
     unit: Unit,
@@ -228,7 +237,7 @@ struct Limited<'p> {
 
 /// What part a limit has in the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum LimitRole {
     Enforced,
     Quota,
     Shadow,
@@ -238,15 +247,15 @@ enum Part {
     Refund,
 }
 
-impl<'p> Limited<'p> {
+impl<'p> PlannedCheck<'p> {
     /// The same question for another cost.
-    fn costing(&self, cost: u64) -> Question<'p, 'p> {
+    fn costing(&self, cost: u64) -> RegionCheck<'p, 'p> {
         self.question.clone().cost(cost)
     }
 
     /// Whether this is enforced, and charges something: those decide together.
     fn is_charged(&self) -> bool {
-        self.part == Part::Enforced && self.hits > 0
+        self.part == LimitRole::Enforced && self.hits > 0
     }
 }
 
@@ -254,14 +263,14 @@ fn plans<'p>(
     descriptors: &'p Descriptors,
     tenant: TenantIndex,
     request: &'p RateLimitRequest,
-    overrides: &'p [Option<Override>],
+    overrides: &'p [Option<RequestLimit>],
     placement: &'p [u8],
-) -> Result<Vec<Plan<'p>>, Refusal> {
+) -> Result<Vec<DescriptorPlan<'p>>, Refusal> {
     let mut rules = Vec::new();
     let mut plans = Vec::with_capacity(request.descriptors.len());
     for (at, descriptor) in request.descriptors.iter().enumerate() {
         if let Some(given) = overrides.get(at).and_then(Option::as_ref) {
-            plans.push(Plan::Limited(given.planned(request, descriptor, placement)));
+            plans.push(DescriptorPlan::Check(given.planned(request, descriptor, placement)));
             continue;
         }
         let mut parts = Parts::new();
@@ -269,21 +278,21 @@ fn plans<'p>(
         // The place of the unit, which is known when the rule is.
         parts.push(b"");
         let Some(rule) = descriptors.domains.find(&request.domain, &descriptor.entries, &mut parts) else {
-            plans.push(Plan::Free);
+            plans.push(DescriptorPlan::Free);
             continue;
         };
         if !rule.replaces.is_empty() {
             rules.push(rule);
         }
         let Some(quota) = &rule.quota else {
-            plans.push(Plan::Unlimited);
+            plans.push(DescriptorPlan::Unlimited);
             continue;
         };
         // Each rule has a gate for every tenant there is.
         let Some(gate) = quota.gates.get(tenant) else { return Err(Refusal::NothingLoaded) };
         parts[1] = unit_part(quota.unit);
         let hits = hits(request, descriptor);
-        plans.push(Plan::Limited(Limited {
+        plans.push(DescriptorPlan::Check(PlannedCheck {
             question: question(gate, &parts).placed_by(placement).cost(hits),
             hits,
             part: part(rule.mode, descriptor),
@@ -295,27 +304,27 @@ fn plans<'p>(
     if !rules.is_empty() {
         let replaced = replaced(rules.into_iter());
         for plan in &mut plans {
-            if matches!(plan, Plan::Limited(limited) if replaced.contains(limited.name)) {
-                *plan = Plan::Free;
+            if matches!(plan, DescriptorPlan::Check(limited) if replaced.contains(limited.name)) {
+                *plan = DescriptorPlan::Free;
             }
         }
     }
     Ok(plans)
 }
 
-impl Override {
+impl RequestLimit {
     fn planned<'p>(
         &'p self,
         request: &'p RateLimitRequest,
         descriptor: &'p RateLimitDescriptor,
         placement: &'p [u8],
-    ) -> Limited<'p> {
+    ) -> PlannedCheck<'p> {
         let entries =
             descriptor.entries.iter().flat_map(|entry| [entry.key.as_bytes(), entry.value.as_bytes()]);
         let parts: Parts<'_> =
             [request.domain.as_bytes(), unit_part(self.unit)].into_iter().chain(entries).collect();
         let hits = hits(request, descriptor);
-        Limited {
+        PlannedCheck {
             question: question(&self.gate, &parts).placed_by(placement).cost(hits),
             hits,
             part: part(Mode::Enforce, descriptor),
@@ -334,31 +343,31 @@ fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
     }
 }
 
-fn part(mode: Mode, descriptor: &RateLimitDescriptor) -> Part {
+fn part(mode: Mode, descriptor: &RateLimitDescriptor) -> LimitRole {
     match mode {
-        _ if descriptor.is_negative_hits => Part::Refund,
-        Mode::Enforce => Part::Enforced,
-        Mode::Quota => Part::Quota,
-        Mode::Shadow => Part::Shadow,
-        Mode::Always => Part::Always,
+        _ if descriptor.is_negative_hits => LimitRole::Refund,
+        Mode::Enforce => LimitRole::Enforced,
+        Mode::Quota => LimitRole::Quota,
+        Mode::Shadow => LimitRole::Shadow,
+        Mode::Always => LimitRole::Always,
     }
 }
 
 /// What the limits say, all together.
-struct Ruling<'p> {
+struct EnvoyDecision<'p> {
     allowed: bool,
     /// By descriptor; nothing where nothing was asked.
     outcomes: Vec<Option<LimitOutcome<'p>>>,
     /// The header fields that tell of it.
-    telling: Vec<HeaderValue>,
+    response_headers: Vec<HeaderValue>,
     /// What it rests on: the least that any of the limits does.
-    rung: Rung,
+    source: DecisionSource,
 }
 
-impl Ruling<'_> {
-    fn outcome(&self, plans: &[Plan<'_>]) -> Outcome {
+impl EnvoyDecision<'_> {
+    fn outcome(&self, plans: &[DescriptorPlan<'_>]) -> Outcome {
         let would_deny = plans.iter().zip(&self.outcomes).any(|(plan, outcome)| {
-            matches!(plan, Plan::Limited(Limited { part: Part::Shadow, .. }))
+            matches!(plan, DescriptorPlan::Check(PlannedCheck { part: LimitRole::Shadow, .. }))
                 && outcome.as_ref().is_some_and(|outcome| !outcome.is_allowed())
         });
         match self.allowed {
@@ -369,61 +378,70 @@ impl Ruling<'_> {
     }
 }
 
-async fn rule<'p>(shared: &Shared, plans: &[Plan<'p>]) -> Result<Ruling<'p>, Refusal> {
+async fn rule<'p>(shared: &Shared, plans: &[DescriptorPlan<'p>]) -> Result<EnvoyDecision<'p>, Refusal> {
     // Known before anything is charged: what is refused must not cost anything either.
-    let is_charged = |plan: &&Plan<'_>| matches!(plan, Plan::Limited(planned) if planned.is_charged());
+    let is_charged =
+        |plan: &&DescriptorPlan<'_>| matches!(plan, DescriptorPlan::Check(planned) if planned.is_charged());
     let as_one = plans.iter().filter(is_charged).count();
     if as_one > LIMITS_PER_CHECK_MAX {
         return Err(too_many(as_one));
     }
-    let mut ruling = Ruling {
+    let mut envoy_decision = EnvoyDecision {
         allowed: true,
         outcomes: vec![None; plans.len()],
-        telling: Vec::new(),
-        rung: if shared.decider.region.is_some() { Rung::Regional } else { Rung::Local },
+        response_headers: Vec::new(),
+        source: if shared.decider.region.is_some() {
+            DecisionSource::Regional
+        } else {
+            DecisionSource::Local
+        },
     };
-    charge_always(shared, plans, &mut ruling).await?;
-    look(shared, plans, &mut ruling).await?;
-    if ruling.allowed {
-        let quotas = rule_quotas(shared, plans, &mut ruling).await?;
-        if ruling.allowed {
-            charge(shared, plans, &mut ruling).await?;
+    charge_always(shared, plans, &mut envoy_decision).await?;
+    look(shared, plans, &mut envoy_decision).await?;
+    if envoy_decision.allowed {
+        let quotas = rule_quotas(shared, plans, &mut envoy_decision).await?;
+        if envoy_decision.allowed {
+            charge(shared, plans, &mut envoy_decision).await?;
         }
-        if !ruling.allowed {
+        if !envoy_decision.allowed {
             // What is denied is not charged.
             for limited in quotas {
                 shared.decider.refund(&limited.question);
             }
         }
     }
-    rest(&shared.decider, plans, &mut ruling).await?;
-    Ok(ruling)
+    rest(&shared.decider, plans, &mut envoy_decision).await?;
+    Ok(envoy_decision)
 }
 
 /// Limits that hits are charged to whatever becomes of the request, and that are looked at then.
 async fn charge_always<'p>(
     shared: &Shared,
-    plans: &[Plan<'p>],
-    ruling: &mut Ruling<'p>,
+    plans: &[DescriptorPlan<'p>],
+    envoy_decision: &mut EnvoyDecision<'p>,
 ) -> Result<(), Refusal> {
     for (at, plan) in plans.iter().enumerate() {
-        let Plan::Limited(limited) = plan else { continue };
-        if limited.part == Part::Always && limited.hits > 0 {
+        let DescriptorPlan::Check(limited) = plan else { continue };
+        if limited.part == LimitRole::Always && limited.hits > 0 {
             shared.decider.charge(&limited.question);
             let decided = check_as_one(&shared.decider, &[limited.costing(0)]).await?;
-            ruling.note_at(shared, at, &decided);
+            envoy_decision.note_at(shared, at, &decided);
         }
     }
     Ok(())
 }
 
 /// Limits that are only looked at: they come before what is charged, since a denial of theirs must not cost anything.
-async fn look<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+async fn look<'p>(
+    shared: &Shared,
+    plans: &[DescriptorPlan<'p>],
+    envoy_decision: &mut EnvoyDecision<'p>,
+) -> Result<(), Refusal> {
     for (at, plan) in plans.iter().enumerate() {
-        let Plan::Limited(limited) = plan else { continue };
-        if matches!(limited.part, Part::Enforced | Part::Always) && limited.hits == 0 {
+        let DescriptorPlan::Check(limited) = plan else { continue };
+        if matches!(limited.part, LimitRole::Enforced | LimitRole::Always) && limited.hits == 0 {
             let decided = judge(&shared.decider, limited).await?;
-            ruling.note_at(shared, at, &decided);
+            envoy_decision.note_at(shared, at, &decided);
         }
     }
     Ok(())
@@ -432,19 +450,19 @@ async fn look<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) 
 /// Limits in quota mode: the request is denied if all of them are over. Gives what was charged.
 async fn rule_quotas<'a, 'p>(
     shared: &Shared,
-    plans: &'a [Plan<'p>],
-    ruling: &mut Ruling<'p>,
-) -> Result<Vec<&'a Limited<'p>>, Refusal> {
+    plans: &'a [DescriptorPlan<'p>],
+    envoy_decision: &mut EnvoyDecision<'p>,
+) -> Result<Vec<&'a PlannedCheck<'p>>, Refusal> {
     let mut charged = Vec::new();
-    let mut denied: Option<Decided<'p>> = None;
-    let mut passed: Option<Decided<'p>> = None;
+    let mut denied: Option<SourcedDecision<'p>> = None;
+    let mut passed: Option<SourcedDecision<'p>> = None;
     for (at, plan) in plans.iter().enumerate() {
-        let Plan::Limited(limited) = plan else { continue };
-        if limited.part != Part::Quota {
+        let DescriptorPlan::Check(limited) = plan else { continue };
+        if limited.part != LimitRole::Quota {
             continue;
         }
         let decided = judge(&shared.decider, limited).await?;
-        ruling.outcomes[at] = decided.decision.outcomes().first().copied();
+        envoy_decision.outcomes[at] = decided.decision.outcomes().first().copied();
         if decided.decision.is_allowed() {
             charged.push(limited);
             passed.get_or_insert(decided);
@@ -453,28 +471,31 @@ async fn rule_quotas<'a, 'p>(
         }
     }
     if let Some(decided) = passed.or(denied) {
-        ruling.note(shared, &decided);
+        envoy_decision.add_decision(shared, &decided);
     }
     Ok(charged)
 }
 
 /// One limit on its own. A look asks whether one more would pass, and charges nothing.
-async fn judge<'p>(decider: &Decider, planned: &Limited<'p>) -> Result<Decided<'p>, Refusal> {
+async fn judge<'p>(decider: &Decider, planned: &PlannedCheck<'p>) -> Result<SourcedDecision<'p>, Refusal> {
     let seen = check_as_one(decider, std::slice::from_ref(&planned.question)).await?;
     let left = || seen.decision.outcomes().first().is_some_and(|outcome| outcome.remaining() > 0);
     if planned.hits > 0 || left() {
         return Ok(seen);
     }
     let one = planned.costing(1);
-    let said = check_as_one(decider, std::slice::from_ref(&one)).await?;
-    if said.decision.is_allowed() {
+    let limit_outcome = check_as_one(decider, std::slice::from_ref(&one)).await?;
+    if limit_outcome.decision.is_allowed() {
         // Something drained in between.
         decider.refund(&one);
     }
-    Ok(said)
+    Ok(limit_outcome)
 }
 
-async fn check_as_one<'p>(decider: &Decider, questions: &[Question<'p, '_>]) -> Result<Decided<'p>, Refusal> {
+async fn check_as_one<'p>(
+    decider: &Decider,
+    questions: &[RegionCheck<'p, '_>],
+) -> Result<SourcedDecision<'p>, Refusal> {
     decider.check_all(questions).await.map_err(|_| too_many(questions.len()))
 }
 
@@ -485,59 +506,69 @@ fn too_many(limits: usize) -> Refusal {
 }
 
 /// Enforced limits that charge: all of them, or none.
-async fn charge<'p>(shared: &Shared, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+async fn charge<'p>(
+    shared: &Shared,
+    plans: &[DescriptorPlan<'p>],
+    envoy_decision: &mut EnvoyDecision<'p>,
+) -> Result<(), Refusal> {
     let charged = || {
         plans.iter().enumerate().filter_map(|(at, plan)| match plan {
-            Plan::Limited(limited) if limited.is_charged() => Some((at, &limited.question)),
+            DescriptorPlan::Check(limited) if limited.is_charged() => Some((at, &limited.question)),
             _ => None,
         })
     };
-    let questions: Vec<Question<'p, 'p>> = charged().map(|(_, question)| question.clone()).collect();
+    let questions: Vec<RegionCheck<'p, 'p>> = charged().map(|(_, question)| question.clone()).collect();
     if questions.is_empty() {
         return Ok(());
     }
     let decided = check_as_one(&shared.decider, &questions).await?;
     for ((at, _), outcome) in charged().zip(decided.decision.outcomes()) {
-        ruling.outcomes[at] = Some(*outcome);
+        envoy_decision.outcomes[at] = Some(*outcome);
     }
-    ruling.note(shared, &decided);
+    envoy_decision.add_decision(shared, &decided);
     Ok(())
 }
 
 /// What decides nothing: limits in shadow mode, hits that are given back, and what was not reached after a denial.
-async fn rest<'p>(decider: &Decider, plans: &[Plan<'p>], ruling: &mut Ruling<'p>) -> Result<(), Refusal> {
+async fn rest<'p>(
+    decider: &Decider,
+    plans: &[DescriptorPlan<'p>],
+    envoy_decision: &mut EnvoyDecision<'p>,
+) -> Result<(), Refusal> {
     for (at, plan) in plans.iter().enumerate() {
-        let Plan::Limited(planned) = plan else { continue };
-        let said = match planned.part {
-            Part::Shadow if ruling.allowed => judge(decider, planned).await?,
-            Part::Refund => {
+        let DescriptorPlan::Check(planned) = plan else { continue };
+        let limit_outcome = match planned.part {
+            LimitRole::Shadow if envoy_decision.allowed => judge(decider, planned).await?,
+            LimitRole::Refund => {
                 decider.refund(&planned.question);
                 check_as_one(decider, &[planned.costing(0)]).await?
             }
-            _ if ruling.outcomes[at].is_none() => check_as_one(decider, &[planned.costing(0)]).await?,
+            _ if envoy_decision.outcomes[at].is_none() => {
+                check_as_one(decider, &[planned.costing(0)]).await?
+            }
             _ => continue,
         };
-        ruling.outcomes[at] = said.decision.outcomes().first().copied();
+        envoy_decision.outcomes[at] = limit_outcome.decision.outcomes().first().copied();
     }
     Ok(())
 }
 
-impl<'p> Ruling<'p> {
+impl<'p> EnvoyDecision<'p> {
     /// Takes a decision into account. A denial is told before anything that passed, and the limits that were charged
     /// before those that were not.
-    fn note(&mut self, shared: &Shared, decided: &Decided<'_>) {
+    fn add_decision(&mut self, shared: &Shared, decided: &SourcedDecision<'_>) {
         let denies = !decided.decision.is_allowed();
         if denies || self.allowed {
-            self.telling = fields(shared, &decided.decision);
+            self.response_headers = fields(shared, &decided.decision);
         }
         self.allowed &= !denies;
-        self.rung = self.rung.worse(decided.rung);
+        self.source = self.source.worse(decided.source);
     }
 
     /// The same of a decision on the one limit of a descriptor.
-    fn note_at(&mut self, shared: &Shared, at: usize, decided: &Decided<'p>) {
+    fn note_at(&mut self, shared: &Shared, at: usize, decided: &SourcedDecision<'p>) {
         self.outcomes[at] = decided.decision.outcomes().first().copied();
-        self.note(shared, decided);
+        self.add_decision(shared, decided);
     }
 }
 
@@ -550,22 +581,23 @@ fn fields(shared: &Shared, decision: &Decision<'_>) -> Vec<HeaderValue> {
     headers(decision, shared.decider.limiter.wall_us(), shared.reset).into_iter().map(field).collect()
 }
 
-fn respond(plans: &[Plan<'_>], ruling: Ruling<'_>) -> RateLimitResponse {
-    let statuses = plans.iter().zip(&ruling.outcomes).map(|(plan, outcome)| status(plan, outcome.as_ref()));
+fn respond(plans: &[DescriptorPlan<'_>], envoy_decision: EnvoyDecision<'_>) -> RateLimitResponse {
+    let statuses =
+        plans.iter().zip(&envoy_decision.outcomes).map(|(plan, outcome)| status(plan, outcome.as_ref()));
     RateLimitResponse {
-        overall_code: code(ruling.allowed),
+        overall_code: code(envoy_decision.allowed),
         statuses: statuses.collect(),
-        response_headers_to_add: ruling.telling,
+        response_headers_to_add: envoy_decision.response_headers,
         ..RateLimitResponse::default()
     }
 }
 
-fn status(plan: &Plan<'_>, outcome: Option<&LimitOutcome<'_>>) -> DescriptorStatus {
-    let (Plan::Limited(limited), Some(outcome)) = (plan, outcome) else {
-        let limit_remaining = if matches!(plan, Plan::Unlimited) { u32::MAX } else { 0 };
+fn status(plan: &DescriptorPlan<'_>, outcome: Option<&LimitOutcome<'_>>) -> DescriptorStatus {
+    let (DescriptorPlan::Check(limited), Some(outcome)) = (plan, outcome) else {
+        let limit_remaining = if matches!(plan, DescriptorPlan::Unlimited) { u32::MAX } else { 0 };
         return DescriptorStatus { code: code(true), limit_remaining, ..DescriptorStatus::default() };
     };
-    let allowed = outcome.is_allowed() || matches!(limited.part, Part::Shadow | Part::Refund);
+    let allowed = outcome.is_allowed() || matches!(limited.part, LimitRole::Shadow | LimitRole::Refund);
     DescriptorStatus {
         code: code(allowed),
         current_limit: Some(RateLimit {

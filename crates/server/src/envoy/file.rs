@@ -51,12 +51,12 @@ pub(super) struct DescriptorRow {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Metadata {
-    tidegate: Option<Ours>,
+    tidegate: Option<TidegateMetadata>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Ours {
+struct TidegateMetadata {
     charge: Charge,
 }
 

@@ -11,7 +11,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_li
 
 /// What a file comes to.
 #[derive(Debug, Default, PartialEq)]
-pub struct Imported {
+pub struct DescriptorImport {
     /// Operations that put the rules and overrides, as the admin listener takes them.
     pub operations: Vec<Value>,
     /// What could not be carried over, and why.
@@ -35,20 +35,20 @@ impl Step {
 }
 
 /// Reads a descriptor file, and says what it comes to as rules.
-pub fn import_descriptors(text: &str) -> Result<Imported, Vec<String>> {
+pub fn import_descriptors(text: &str) -> Result<DescriptorImport, Vec<String>> {
     let file = parse(text)?;
     let domain = file.domain.unwrap_or_default();
-    let mut importing = Importing { domain, imported: Imported::default() };
+    let mut importing = DescriptorImporter { domain, imported: DescriptorImport::default() };
     importing.level(file.descriptors.unwrap_or_default(), &[]);
     Ok(importing.imported)
 }
 
-struct Importing {
+struct DescriptorImporter {
     domain: String,
-    imported: Imported,
+    imported: DescriptorImport,
 }
 
-impl Importing {
+impl DescriptorImporter {
     fn level(&mut self, rows: Vec<DescriptorRow>, above: &[Step]) {
         // The keys that have a rule for all their values, which those for one value are overrides of.
         let usual: Vec<String> = rows
@@ -74,9 +74,13 @@ impl Importing {
         self.note(row, limit, &place);
         let mut body = match fields(limit) {
             Ok(fields) => fields,
-            Err(Unread::Unlimited) if is_override => self.unlimited(path),
-            Err(Unread::Unlimited) => return self.leave_out(&place, "unlimited, and no rule would limit it"),
-            Err(Unread::Unit(unit)) => return self.leave_out(&place, &format!("{unit:?} is no unit")),
+            Err(UnsupportedLimit::Unlimited) if is_override => self.unlimited(path),
+            Err(UnsupportedLimit::Unlimited) => {
+                return self.leave_out(&place, "unlimited, and no rule would limit it");
+            }
+            Err(UnsupportedLimit::Unit(unit)) => {
+                return self.leave_out(&place, &format!("{unit:?} is no unit"));
+            }
         };
         if row.shadow_mode == Some(true) {
             body.insert("mode".to_owned(), "shadow".into());
@@ -164,19 +168,20 @@ fn conditions(path: &[Step]) -> Map<String, Value> {
 }
 
 /// Why a limit says nothing that a rule can say.
-enum Unread {
+enum UnsupportedLimit {
     Unlimited,
     Unit(String),
 }
 
 /// The fields of a rule that a limit says.
-fn fields(limit: &LimitRow) -> Result<Map<String, Value>, Unread> {
+fn fields(limit: &LimitRow) -> Result<Map<String, Value>, UnsupportedLimit> {
     if limit.unlimited == Some(true) {
-        return Err(Unread::Unlimited);
+        return Err(UnsupportedLimit::Unlimited);
     }
     let written = limit.unit.clone().unwrap_or_default();
-    let period =
-        Unit::from_str_name(&written.to_ascii_uppercase()).and_then(period).ok_or(Unread::Unit(written))?;
+    let period = Unit::from_str_name(&written.to_ascii_uppercase())
+        .and_then(period)
+        .ok_or(UnsupportedLimit::Unit(written))?;
     let amount = limit.requests_per_unit.unwrap_or_default();
     let period = format!("{}s", period.as_secs());
     Ok([("limit".to_owned(), amount.into()), ("period".to_owned(), period.into())].into_iter().collect())
@@ -185,7 +190,7 @@ fn fields(limit: &LimitRow) -> Result<Map<String, Value>, Unread> {
 #[cfg(test)]
 mod tests {
     use tidegate_rules::RuleSet;
-    use tidegate_rules::book::{Book, Kind, Row};
+    use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 
     use super::*;
 
@@ -249,14 +254,15 @@ descriptors:
                 "edge/free: unlimited, and no rule would limit it"
             ]
         );
-        let row = |operation: &Value| Row {
-            kind: if operation["kind"] == "rule" { Kind::Rule } else { Kind::Override },
+        let row = |operation: &Value| RuleRow {
+            kind: if operation["kind"] == "rule" { RowKind::Rule } else { RowKind::Override },
             name: operation["name"].as_str().expect("text").to_owned(),
             body: operation["body"].to_string(),
             version: 1,
         };
-        let book = Book { rows: imported.operations.iter().map(row).collect(), ..Book::default() };
-        let set = RuleSet::compile(&book, None, 0).expect("a good book");
+        let rule_rows =
+            RuleRows { rows: imported.operations.iter().map(row).collect(), ..RuleRows::default() };
+        let set = RuleSet::compile(&rule_rows, None, 0).expect("a good book");
         assert_eq!((set.rules().len(), set.overrides()), (3, 2));
     }
 

@@ -14,7 +14,7 @@ use crate::rules::read_text;
 use crate::shared::Shared;
 
 pub(crate) use self::decide::{DESCRIPTORS_MAX, Refusal, decide};
-pub use self::import::{Imported, import_descriptors};
+pub use self::import::{DescriptorImport, import_descriptors};
 use self::tree::Domains;
 pub(crate) use self::tree::{DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX};
 

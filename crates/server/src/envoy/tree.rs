@@ -28,7 +28,7 @@ pub(crate) const VALUE_BYTES_MAX: usize = 64 << 10;
 const NAME_BYTES_MAX: usize = 256;
 
 /// As much of a name as header fields tell. Higher: longer names told whole; larger answers for whoever has many limits.
-const TOLD_BYTES_MAX: usize = 128;
+const HEADER_NAME_BYTES_MAX: usize = 128;
 
 /// The most descriptors of all files, counted once for each tenant: a bound on their memory, some 300 bytes each.
 const DESCRIPTORS_MAX: usize = 1_000_000;
@@ -115,8 +115,8 @@ pub(super) fn limit_of(requests_per_unit: u32, unit: Unit) -> Option<Limit> {
 }
 
 /// What header fields call a limit.
-pub(super) fn told(name: &str) -> &str {
-    &name[..name.floor_char_boundary(TOLD_BYTES_MAX)]
+pub(super) fn header_name(name: &str) -> &str {
+    &name[..name.floor_char_boundary(HEADER_NAME_BYTES_MAX)]
 }
 
 /// The unit as a part of the key: as with windows of different lengths, counts of different units do not mix.
@@ -312,7 +312,7 @@ impl Builder<'_> {
             // Said once, at the end.
             return None;
         }
-        let name: std::sync::Arc<str> = told(name).into();
+        let name: std::sync::Arc<str> = header_name(name).into();
         let gate = |tenant: &crate::shared::Tenant| {
             tenant.envoy.with_limit(limit).with_name(std::sync::Arc::clone(&name))
         };

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tonic::Status;
 
 use super::reply::Reply;
-use super::timely::too_slow;
+use super::timed_body::too_slow;
 use crate::auth::{Principal, TenantIndex};
 use crate::envoy::{Refusal, decide};
 use crate::metrics::{Stopwatch, Surface};
@@ -65,7 +65,7 @@ pub(super) async fn should_rate_limit(
     };
     let started = Stopwatch::start();
     let answer = match decided(shared, tenant, message).await {
-        Ok(response) => told(&response),
+        Ok(response) => respond(&response),
         Err(status) => status.into_http(),
     };
     shared.metrics.took(Surface::Envoy, started.taken(), 1);
@@ -130,7 +130,7 @@ async fn decided(shared: &Shared, tenant: TenantIndex, message: Bytes) -> Result
     })
 }
 
-fn told(response: &RateLimitResponse) -> Response<Reply> {
+fn respond(response: &RateLimitResponse) -> Response<Reply> {
     let length = response.encoded_len();
     let mut framed = BytesMut::with_capacity(PREFIX_BYTES + length);
     framed.put_u8(0);

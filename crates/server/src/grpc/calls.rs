@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use tokio::time::sleep_until;
 
-use crate::guard::{Patience, from_now};
+use crate::guard::{ClientTimeouts, from_now};
 use crate::load::{pulse, pulses, time_of};
 use crate::worker::Context;
 
@@ -15,7 +15,7 @@ use crate::worker::Context;
 pub(super) struct Connection {
     context: Context,
     /// Open calls, the oldest first.
-    begun: RefCell<VecDeque<Begun>>,
+    begun: RefCell<VecDeque<CallStart>>,
     /// Open calls that may be open for as long as they like.
     lasting: Cell<usize>,
     /// The pulse at which the last call ended, or the connection began.
@@ -23,7 +23,7 @@ pub(super) struct Connection {
 }
 
 /// The calls that began at one pulse.
-struct Begun {
+struct CallStart {
     pulse: u32,
     /// How many of them are open.
     open: usize,
@@ -31,7 +31,7 @@ struct Begun {
 
 /// Why a connection should end.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum CloseReason {
     /// Nothing was asked for too long.
     Quiet,
     /// The answer to a call was not taken.
@@ -45,19 +45,19 @@ impl Connection {
     }
 
     /// Comes back when the connection should end. It looks now and then: it may come late by as much again.
-    pub(super) async fn over(&self, patience: Patience) -> Over {
+    pub(super) async fn over(&self, patience: ClientTimeouts) -> CloseReason {
         // A message may take as long as a request, and its answer as long again.
         let (idle, call) = (pulses(patience.idle), 2 * pulses(patience.request));
         loop {
             let missing = match (self.oldest(), self.lasting.get()) {
                 (Some(begun), _) => match call.checked_sub(pulse().wrapping_sub(begun)) {
                     Some(missing @ 1..) => missing,
-                    _ => return Over::Stuck,
+                    _ => return CloseReason::Stuck,
                 },
                 (None, 1..) => idle,
                 (None, 0) => match idle.checked_sub(pulse().wrapping_sub(self.quiet_since.get())) {
                     Some(missing @ 1..) => missing,
-                    _ => return Over::Quiet,
+                    _ => return CloseReason::Quiet,
                 },
             };
             // Calls that begin meanwhile have to be looked at in time, too.
@@ -75,7 +75,7 @@ impl Connection {
         let mut begun = self.begun.borrow_mut();
         match begun.back_mut() {
             Some(last) if last.pulse == now => last.open += 1,
-            _ => begun.push_back(Begun { pulse: now, open: 1 }),
+            _ => begun.push_back(CallStart { pulse: now, open: 1 }),
         }
         now
     }

@@ -13,7 +13,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::BESIDE_BYTES_MAX;
-use super::timely::Timely;
+use super::timed_body::TimedBody;
 
 pub(super) const SERVICE: &str = "grpc.health.v1.Health";
 
@@ -26,19 +26,19 @@ const KNOWN: [&str; 3] = ["", "envoy.service.ratelimit.v3.RateLimitService", SER
 /// Answers a call, on a server that `stop` will stop.
 pub(super) async fn answer(
     stop: CancellationToken,
-    request: ::http::Request<Timely>,
+    request: ::http::Request<TimedBody>,
 ) -> ::http::Response<Body> {
-    let server = HealthServer::new(Serving { stop });
+    let server = HealthServer::new(HealthService { stop });
     let Ok(response) = server.max_decoding_message_size(BESIDE_BYTES_MAX).call(request).await;
     response
 }
 
-struct Serving {
+struct HealthService {
     stop: CancellationToken,
 }
 
 #[async_trait]
-impl Health for Serving {
+impl Health for HealthService {
     async fn check(
         &self,
         request: Request<HealthCheckRequest>,

@@ -8,7 +8,7 @@ mod calls;
 mod health;
 mod reflection;
 mod reply;
-mod timely;
+mod timed_body;
 
 use std::convert::Infallible;
 use std::io;
@@ -26,9 +26,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::Status;
 
-use self::calls::{Call, Connection, Over};
+use self::calls::{Call, CloseReason, Connection};
 use self::reply::Reply;
-use self::timely::Timely;
+use self::timed_body::TimedBody;
 use crate::worker::Context;
 
 /// Calls of one connection at a time. Higher: more of them wait here instead of at the client; more memory.
@@ -55,9 +55,9 @@ const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/Sh
 
 /// Runs what a connection spawns on the worker's own thread.
 #[derive(Clone, Copy)]
-struct Here;
+struct LocalExecutor;
 
-impl<F> Executor<F> for Here
+impl<F> Executor<F> for LocalExecutor
 where
     F: Future + 'static,
     F::Output: 'static,
@@ -78,7 +78,7 @@ where
     // Shared by the calls of this connection, which are all answered on this thread.
     let calls = Rc::new(Connection::new(context));
     let service = service_fn(|request| answer(Call::begin(Rc::clone(&calls)), request));
-    let mut builder = http2::Builder::new(Here);
+    let mut builder = http2::Builder::new(LocalExecutor);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
@@ -98,7 +98,7 @@ where
         }
         over = calls.over(patience) => {
             metrics.timed_out();
-            if over == Over::Stuck {
+            if over == CloseReason::Stuck {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             connection.as_mut().graceful_shutdown();
@@ -125,7 +125,7 @@ async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply
 
 async fn answer_beside(context: &Context, request: Request<Incoming>) -> Response<Reply> {
     let path = request.uri().path().to_owned();
-    let request = request.map(|body| Timely::new(body, context.shared.patience.request));
+    let request = request.map(|body| TimedBody::new(body, context.shared.patience.request));
     let answered = match path.split('/').nth(1).unwrap_or_default() {
         // Whoever balances load over servers has no token.
         health::SERVICE => Ok(health::answer(context.stop.clone(), request).await),
@@ -136,7 +136,10 @@ async fn answer_beside(context: &Context, request: Request<Incoming>) -> Respons
 }
 
 /// Tells callers who may ask what can be asked.
-async fn reflect(context: &Context, request: Request<Timely>) -> Result<Response<tonic::body::Body>, Status> {
+async fn reflect(
+    context: &Context,
+    request: Request<TimedBody>,
+) -> Result<Response<tonic::body::Body>, Status> {
     call::principal(&context.shared, request.headers())?;
     reflection::answer(request).await
 }

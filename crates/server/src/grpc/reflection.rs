@@ -10,7 +10,7 @@ use tonic::codegen::Service;
 use tonic_reflection::server::{Builder, Error};
 
 use super::BESIDE_BYTES_MAX;
-use super::timely::Timely;
+use super::timed_body::TimedBody;
 
 pub(super) const SERVICE_V1: &str = "grpc.reflection.v1.ServerReflection";
 pub(super) const SERVICE_V1ALPHA: &str = "grpc.reflection.v1alpha.ServerReflection";
@@ -18,10 +18,10 @@ pub(super) const SERVICE_V1ALPHA: &str = "grpc.reflection.v1alpha.ServerReflecti
 /// What `proto/envoy/service/ratelimit/v3/rls.proto` compiles to; a test compares the two.
 const RATE_LIMIT_SERVICE: &[u8] = include_bytes!("../../proto/rls.binpb");
 
-type Answering = Pin<Box<dyn Future<Output = Response<Body>>>>;
+type ReflectionFuture = Pin<Box<dyn Future<Output = Response<Body>>>>;
 
 /// A service whose name cannot be written down.
-type Reflector = Box<dyn Fn(Request<Timely>) -> Answering + Send + Sync>;
+type Reflector = Box<dyn Fn(Request<TimedBody>) -> ReflectionFuture + Send + Sync>;
 
 /// The service as it is asked for today.
 static V1: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
@@ -52,7 +52,7 @@ static V1ALPHA: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
 });
 
 /// Answers a call to either.
-pub(super) async fn answer(request: Request<Timely>) -> Result<Response<Body>, Status> {
+pub(super) async fn answer(request: Request<TimedBody>) -> Result<Response<Body>, Status> {
     let is_older = request.uri().path().contains(SERVICE_V1ALPHA);
     let reflector = if is_older { &V1ALPHA } else { &V1 };
     let reflect = LazyLock::force(reflector).as_ref().map_err(Status::clone)?;

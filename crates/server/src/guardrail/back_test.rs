@@ -5,15 +5,17 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use tidegate::LIMITS_PER_CHECK_MAX;
-use tidegate_record::{Record, Verdict};
-use tidegate_rules::{Dimensions, Match, Mode, RuleSet};
+use tidegate_record::{DecisionRecord, RecordVerdict};
+use tidegate_rules::{Dimensions, Mode, RuleMatch, RuleSet};
 
-use super::approved::{Approved, Shares, in_short};
-use super::keys::{Drawn, Guess, Keys, Spent};
+use super::approval::{ApprovedEffect, DeniedShares, in_short};
+use super::keys::{Guess, Keys, SampledRecord, SpentLevel};
 use super::meter::{Meter, Rate, Stream};
-use super::trial::{AFTER_ALL_MS, Scope, Tighter};
-use super::{Effect, Measured, NAMES_MAX, OfRule, RECORDS_MAX, Unknown, Unsure};
-use crate::metrics::{Rung, Surface};
+use super::plan::{AFTER_ALL_MS, ChangeScope, TightenedRule};
+use super::{
+    ChangeEffect, Measurement, NAMES_MAX, RECORDS_MAX, RuleMeasurement, UncertainRule, UnknownReason,
+};
+use crate::metrics::{DecisionSource, Surface};
 
 /// How many records the rules of a change must have for a share to mean anything. Higher: surer; more changes of which
 /// nothing is known.
@@ -42,25 +44,25 @@ pub(crate) struct BackTest {
     moments: Vec<u64>,
     /// What the versions of the rules in force begin with, whatever the emergencies.
     version: String,
-    scope: Scope,
+    scope: ChangeScope,
     sample_rate: f64,
     /// What somebody approved of it.
-    approved: Arc<Approved>,
+    approved: Arc<ApprovedEffect>,
     records: u64,
     held: usize,
     /// When the first of all records was made, and the last.
     window_ms: Option<(u64, u64)>,
-    seen: Vec<Seen>,
+    seen: Vec<LoggedRequest>,
     /// The same requests under the rules as they will be once overrides have ended, if any do.
-    later: Vec<Seen>,
+    later: Vec<LoggedRequest>,
 }
 
 /// A request of the log that a rule of the change applies to.
 #[derive(Debug)]
-struct Seen {
+struct LoggedRequest {
     at_ms: u64,
     cost: u64,
-    verdict: Verdict,
+    verdict: RecordVerdict,
     /// How many requests it stands for.
     drawn_from: f64,
     /// Whether the rules that are in force decided it: then what they make of it is known.
@@ -70,19 +72,19 @@ struct Seen {
     level: u32,
     /// Whether more rules would be enforced for it than can be asked: it would be turned away.
     is_undecidable: bool,
-    under: Box<[Under]>,
+    under: Box<[RuleSides]>,
 }
 
 /// What a rule of the change makes of a request, or made.
 #[derive(Debug)]
-struct Under {
+struct RuleSides {
     rule: u32,
     before: Option<Side>,
     /// Only if it is enforced.
     after: Option<Side>,
 }
 
-impl Under {
+impl RuleSides {
     /// Whether a request is counted under the same key, before and after.
     fn is_same_key(&self) -> bool {
         self.before.zip(self.after).is_some_and(|(before, after)| before.place == after.place)
@@ -98,22 +100,22 @@ struct Side {
     is_asked: bool,
 }
 
-impl Seen {
+impl LoggedRequest {
     fn passed(&self) -> bool {
-        self.verdict != Verdict::Denied
+        self.verdict != RecordVerdict::Denied
     }
 
     fn is_drawn(&self) -> bool {
-        self.verdict == Verdict::Allowed
+        self.verdict == RecordVerdict::Allowed
     }
 
     /// Whether it passes a rule as that would be, where the record says so: 1 or 0.
-    fn told(&self, under: &Under) -> Option<f64> {
+    fn recorded(&self, under: &RuleSides) -> Option<f64> {
         let (before, after) = (under.before?, under.after?);
         if !(under.is_same_key() && before.is_asked && self.is_known && self.passed()) {
             return None;
         }
-        match !before.is_enforced && self.verdict == Verdict::ShadowDenied {
+        match !before.is_enforced && self.verdict == RecordVerdict::ShadowDenied {
             false => after.rate.covers(before.rate).then_some(1.0),
             // Which of the other rules in shadow let it pass is not told.
             true if self.decided_by != Some(under.rule) => None,
@@ -122,15 +124,15 @@ impl Seen {
     }
 
     /// What its key had spent of a rule as it is.
-    fn spent(&self, under: &Under) -> Option<Spent> {
+    fn spent(&self, under: &RuleSides) -> Option<SpentLevel> {
         let is_told = self.is_known && self.passed() && self.decided_by == Some(under.rule);
         let before = under.before.filter(|before| is_told && before.is_enforced)?;
-        Some(Spent { level: self.level, rate: before.rate })
+        Some(SpentLevel { level: self.level, rate: before.rate })
     }
 
     /// The most of it that passes a rule as that would be, by what its key had spent in a burst: nothing, if that is more than
     /// the rule would allow. If it was all that the rule allows now, that may have been so for long, and what leaks passes.
-    fn most(&self, under: &Under, before: &Model) -> f64 {
+    fn most(&self, under: &RuleSides, before: &Model) -> f64 {
         // Where all is logged, meters know better; and so they do of keys that ask steadily.
         if !self.is_drawn() || self.drawn_from <= 1.0 || !under.is_same_key() {
             return 1.0;
@@ -148,7 +150,7 @@ impl Seen {
 
     /// How much passes at least of what did, by the limits alone.
     fn by_limits(&self) -> f64 {
-        let part = |under: &Under| match (under.before, under.after) {
+        let part = |under: &RuleSides| match (under.before, under.after) {
             (Some(before), Some(after)) => after.rate.part_of(before.rate),
             _ => 1.0,
         };
@@ -159,10 +161,10 @@ impl Seen {
 impl BackTest {
     pub(super) fn new(
         (before, after): (RuleSet, RuleSet),
-        scope: Scope,
+        scope: ChangeScope,
         moments: Vec<u64>,
         sample_rate: f64,
-        approved: Arc<Approved>,
+        approved: Arc<ApprovedEffect>,
     ) -> Self {
         Self {
             version: format!("r{}e", before.revision()),
@@ -181,7 +183,7 @@ impl BackTest {
     }
 
     /// Takes the next record, in the order of their times, and says whether more are wanted.
-    pub(crate) fn take(&mut self, record: &Record) -> bool {
+    pub(crate) fn take(&mut self, record: &DecisionRecord) -> bool {
         self.records += 1;
         let (first_ms, _) = self.window_ms.unwrap_or((record.at_ms, record.at_ms));
         self.window_ms = Some((first_ms, record.at_ms.max(first_ms)));
@@ -194,22 +196,22 @@ impl BackTest {
     }
 
     /// A request as it is now and, if overrides end, as it will be.
-    fn see(&self, record: &Record) -> Option<(Seen, Option<Seen>)> {
+    fn see(&self, record: &DecisionRecord) -> Option<(LoggedRequest, Option<LoggedRequest>)> {
         let by_rules =
             [Surface::Check, Surface::ForwardAuth].iter().any(|surface| record.surface == surface.as_str());
         // Without all of its dimensions nobody knows which rules applied; what was shed, none decided.
-        if !by_rules || record.dimensions_cut || record.rung == Rung::Shed.as_str() {
+        if !by_rules || record.dimensions_cut || record.source == DecisionSource::Shed.as_str() {
             return None;
         }
         let pairs = record.dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let dimensions = Dimensions::new(pairs).ok()?;
-        let before: Vec<Match<'_, '_>> =
+        let before: Vec<RuleMatch<'_, '_>> =
             self.before.matching(&record.tenant, &dimensions, record.at_ms).collect();
-        let after: Vec<Match<'_, '_>> =
+        let after: Vec<RuleMatch<'_, '_>> =
             self.after.matching(&record.tenant, &dimensions, record.at_ms).collect();
         // What an emergency said, rules did not.
         let is_as_ruled = record.replaced_by.is_empty()
-            || before.iter().any(|found| found.terms.exception == Some(record.replaced_by.as_str()));
+            || before.iter().any(|found| found.terms.override_name == Some(record.replaced_by.as_str()));
         let is_known = is_as_ruled && record.set_version.starts_with(&self.version);
         let later = (!self.moments.is_empty()).then(|| {
             let ended = self.ended(&before, &record.tenant, &dimensions);
@@ -221,13 +223,13 @@ impl BackTest {
 
     fn seen(
         &self,
-        record: &Record,
-        before: &[Match<'_, '_>],
-        after: &[Match<'_, '_>],
+        record: &DecisionRecord,
+        before: &[RuleMatch<'_, '_>],
+        after: &[RuleMatch<'_, '_>],
         is_known: bool,
-    ) -> Seen {
+    ) -> LoggedRequest {
         let enforced = after.iter().filter(|found| found.terms.mode == Mode::Enforce).count();
-        Seen {
+        LoggedRequest {
             at_ms: record.at_ms,
             cost: record.cost,
             verdict: record.verdict,
@@ -244,29 +246,29 @@ impl BackTest {
     /// it cuts short would be there.
     fn ended<'s, 'd>(
         &'s self,
-        now: &[Match<'s, 'd>],
+        now: &[RuleMatch<'s, 'd>],
         tenant: &str,
         dimensions: &'d Dimensions<'_>,
-    ) -> Vec<Match<'s, 'd>> {
+    ) -> Vec<RuleMatch<'s, 'd>> {
         let is_cut_short = |name: &str| self.scope.cut_short.contains(name);
         // Which rules apply does not depend on the time, only what holds by them.
         let both = self.before.matching(tenant, dimensions, AFTER_ALL_MS).zip(now);
-        let before = |(ended, now): (Match<'s, 'd>, &Match<'s, 'd>)| {
-            if now.terms.exception.is_some_and(is_cut_short) { now.clone() } else { ended }
+        let before = |(ended, now): (RuleMatch<'s, 'd>, &RuleMatch<'s, 'd>)| {
+            if now.terms.override_name.is_some_and(is_cut_short) { now.clone() } else { ended }
         };
         both.map(before).collect()
     }
 
     /// Whether the same holds for a request by the rules of the change.
-    fn is_same(&self, now: &[Match<'_, '_>], later: &[Match<'_, '_>]) -> bool {
-        let is_touched = |found: &Match<'_, '_>| self.scope.number_of(&found.rule.name).is_some();
+    fn is_same(&self, now: &[RuleMatch<'_, '_>], later: &[RuleMatch<'_, '_>]) -> bool {
+        let is_touched = |found: &RuleMatch<'_, '_>| self.scope.number_of(&found.rule.name).is_some();
         now.iter().zip(later).all(|(now, later)| !is_touched(now) || now.terms == later.terms)
     }
 
     /// The strictest that holds for a request after the change, once overrides have ended: one that ends soon would hide what holds
     /// from then on.
-    fn strictest<'s, 'd>(&'s self, tenant: &str, dimensions: &'d Dimensions<'_>) -> Vec<Match<'s, 'd>> {
-        let mut all: Vec<Match<'s, 'd>> = Vec::new();
+    fn strictest<'s, 'd>(&'s self, tenant: &str, dimensions: &'d Dimensions<'_>) -> Vec<RuleMatch<'s, 'd>> {
+        let mut all: Vec<RuleMatch<'s, 'd>> = Vec::new();
         for moment_ms in &self.moments {
             for (at, found) in self.after.matching(tenant, dimensions, *moment_ms).enumerate() {
                 match all.get_mut(at) {
@@ -280,8 +282,13 @@ impl BackTest {
     }
 
     /// The rules of the change that apply, before or after it.
-    fn under(&self, tenant: &str, before: &[Match<'_, '_>], after: &[Match<'_, '_>]) -> Box<[Under]> {
-        let side = |found: &Match<'_, '_>, is_asked: bool| {
+    fn under(
+        &self,
+        tenant: &str,
+        before: &[RuleMatch<'_, '_>],
+        after: &[RuleMatch<'_, '_>],
+    ) -> Box<[RuleSides]> {
+        let side = |found: &RuleMatch<'_, '_>, is_asked: bool| {
             let rule = self.scope.number_of(&found.rule.name)?;
             let (place, rate) = (place(tenant, found), Rate::of(&found.terms.limit));
             Some((rule, Side { place, rate, is_enforced: found.terms.mode == Mode::Enforce, is_asked }))
@@ -291,52 +298,52 @@ impl BackTest {
             shadows += usize::from(found.terms.mode != Mode::Enforce);
             side(found, found.terms.mode == Mode::Enforce || shadows <= LIMITS_PER_CHECK_MAX)
         });
-        let mut all: Vec<Under> =
-            before.map(|(rule, before)| Under { rule, before: Some(before), after: None }).collect();
+        let mut all: Vec<RuleSides> =
+            before.map(|(rule, before)| RuleSides { rule, before: Some(before), after: None }).collect();
         for (rule, after) in after.iter().filter_map(|found| side(found, true)) {
             let after = Some(after).filter(|after| after.is_enforced);
             match all.iter_mut().find(|under| under.rule == rule) {
                 Some(under) => under.after = after,
-                None => all.push(Under { rule, before: None, after }),
+                None => all.push(RuleSides { rule, before: None, after }),
             }
         }
         all.into()
     }
 
     /// What came of it.
-    pub(crate) fn finish(self) -> Effect {
+    pub(crate) fn finish(self) -> ChangeEffect {
         let enough = self.enough();
         let measured = enough.of_all().map(|()| {
             let (at_most, _) = self.measure(Guess::AtMost);
             let (likely, of_rules) = self.measure(Guess::Likely);
             let at_most_percent = at_most.newly_denied_percent.max(likely.newly_denied_percent);
             let is_beyond = self.is_beyond(&likely, &of_rules);
-            (self.tell(Measured { at_most_percent, ..likely }, of_rules), is_beyond)
+            (self.with_rules(Measurement { at_most_percent, ..likely }, of_rules), is_beyond)
         });
         let unsure = self.unsure(&enough);
         // That says more than how few records there are.
-        let not_measured = unsure.as_ref().and_then(Unsure::not_measured);
+        let not_measured = unsure.as_ref().and_then(UncertainRule::not_measured);
         let (measured, is_beyond) = match measured {
             Ok((measured, is_beyond)) => (Ok(measured), is_beyond),
             Err(why) => (Err(not_measured.unwrap_or(why)), false),
         };
         let leaves_less = self.approved.is_passed_by_halved(self.halved_unknown(&enough));
-        Effect::new(&self.scope, measured, unsure.as_ref()).beyond_if(is_beyond || leaves_less)
+        ChangeEffect::new(&self.scope, measured, unsure.as_ref()).beyond_if(is_beyond || leaves_less)
     }
 
     /// Whether what was measured is clearly more than what somebody approved, of all or of one rule.
-    fn is_beyond(&self, measured: &Measured, of_rules: &HashMap<u32, OfRule>) -> bool {
+    fn is_beyond(&self, measured: &Measurement, of_rules: &HashMap<u32, RuleMeasurement>) -> bool {
         let mut known = of_rules.iter().filter(|(_, of_rule)| of_rule.records >= RECORDS_MIN);
         self.approved.is_passed_by(measured.newly_denied_percent)
             || known.any(|(number, of_rule)| {
                 let name = self.scope.touched.get(*number as usize);
-                name.is_some_and(|name| self.approved.is_passed_by_rule(name, Shares::from(of_rule)))
+                name.is_some_and(|name| self.approved.is_passed_by_rule(name, DeniedShares::from(of_rule)))
             })
     }
 
     /// The rules that are left half of what passes, or less, and of which too little is known to say what that does.
-    fn halved_unknown(&self, enough: &Enough) -> impl Iterator<Item = (&str, f64)> {
-        let is_known = |tighter: &Tighter| {
+    fn halved_unknown(&self, enough: &SampleCoverage) -> impl Iterator<Item = (&str, f64)> {
+        let is_known = |tighter: &TightenedRule| {
             let number = self.scope.number_of(&tighter.rule);
             let is_measured = number.is_some_and(|number| enough.of_rule(number).is_ok());
             enough.of_all().is_ok() && tighter.not_measured.is_none() && is_measured
@@ -345,9 +352,9 @@ impl BackTest {
         unknown.map(|(tighter, left)| (tighter.rule.as_str(), left))
     }
 
-    fn enough(&self) -> Enough {
+    fn enough(&self) -> SampleCoverage {
         let one_more = 1.0 / self.sample_rate.clamp(NEARLY_NOTHING, 1.0);
-        let mut enough = Enough { one_more, all: Known::default(), rules: HashMap::new() };
+        let mut enough = SampleCoverage { one_more, all: SampleCount::default(), rules: HashMap::new() };
         for seen in &self.seen {
             enough.all.add(seen);
             for under in seen.under.iter().filter(|under| under.after.is_some()) {
@@ -358,20 +365,20 @@ impl BackTest {
     }
 
     /// A rule that may deny more, and of which too little is known: of several, one that lets pass half of what it did.
-    fn unsure(&self, enough: &Enough) -> Option<Unsure> {
+    fn unsure(&self, enough: &SampleCoverage) -> Option<UncertainRule> {
         let unsure = self.scope.tighter.iter().filter_map(|tighter| {
             let number = self.scope.number_of(&tighter.rule)?;
             let why = tighter.not_measured.clone().or_else(|| enough.of_rule(number).err())?;
-            Some(Unsure { rule: tighter.rule.clone(), left: tighter.left, why })
+            Some(UncertainRule { rule: tighter.rule.clone(), left: tighter.left, why })
         });
-        let all: Vec<Unsure> = unsure.collect();
+        let all: Vec<UncertainRule> = unsure.collect();
         let at = all.iter().position(|unsure| unsure.left.is_some()).unwrap_or(0);
         all.into_iter().nth(at)
     }
 
     /// What becomes of requests as they are now, or as they will be when overrides have ended, whichever denies the larger share;
     /// and of each rule the same.
-    fn measure(&self, guess: Guess) -> (Measured, HashMap<u32, OfRule>) {
+    fn measure(&self, guess: Guess) -> (Measurement, HashMap<u32, RuleMeasurement>) {
         let (now, mut of_rules) = self.judge(self.tally(&self.seen, guess));
         if self.later.is_empty() {
             return (now, of_rules);
@@ -379,21 +386,21 @@ impl BackTest {
         let (later, of_rules_later) = self.judge(self.tally(&self.later, guess));
         for (rule, later) in of_rules_later {
             let known = of_rules.entry(rule).or_default();
-            if Shares::from(&later).of_passing > Shares::from(&*known).of_passing {
+            if DeniedShares::from(&later).of_passing > DeniedShares::from(&*known).of_passing {
                 *known = later;
             }
         }
         let once_ended = later.newly_denied_percent > now.newly_denied_percent;
-        let measured = if once_ended { Measured { once_ended, ..later } } else { now };
+        let measured = if once_ended { Measurement { once_ended, ..later } } else { now };
         (measured, of_rules)
     }
 
-    fn tally(&self, all: &[Seen], guess: Guess) -> (Measured, HashMap<u32, OfRule>) {
+    fn tally(&self, all: &[LoggedRequest], guess: Guess) -> (Measurement, HashMap<u32, RuleMeasurement>) {
         let window_ms = self.window_ms.map_or(0, |(first_ms, last_ms)| last_ms.saturating_sub(first_ms));
         let mut before = Model::new(streams(all, window_ms, guess, |under| under.before));
         let mut after = Model::new(streams(all, window_ms, guess, |under| under.after));
-        let mut measured = Measured::default();
-        let mut of_rules: HashMap<u32, OfRule> = HashMap::new();
+        let mut measured = Measurement::default();
+        let mut of_rules: HashMap<u32, RuleMeasurement> = HashMap::new();
         for seen in all {
             let becomes = becomes(seen, &mut before, &mut after);
             let passing = becomes.passing * seen.drawn_from;
@@ -419,8 +426,8 @@ impl BackTest {
     /// by how much passes others. That of all rules together may be larger, where several deny some of the same requests.
     fn judge(
         &self,
-        (mut measured, of_rules): (Measured, HashMap<u32, OfRule>),
-    ) -> (Measured, HashMap<u32, OfRule>) {
+        (mut measured, of_rules): (Measurement, HashMap<u32, RuleMeasurement>),
+    ) -> (Measurement, HashMap<u32, RuleMeasurement>) {
         let share = |newly_denied: f64, passing: f64| newly_denied / passing.max(NEARLY_NOTHING);
         let known = of_rules.iter().filter(|(_, of_rule)| of_rule.records >= RECORDS_MIN);
         let shares = known.map(|(number, of_rule)| (share(of_rule.newly_denied, of_rule.passing), *number));
@@ -433,38 +440,38 @@ impl BackTest {
     }
 
     /// Tells of the rules that deny more, those first that deny most, and of the others in short.
-    fn tell(&self, measured: Measured, of_rules: HashMap<u32, OfRule>) -> Measured {
-        let named = |(number, of_rule): (u32, OfRule)| {
+    fn with_rules(&self, measured: Measurement, of_rules: HashMap<u32, RuleMeasurement>) -> Measurement {
+        let named = |(number, of_rule): (u32, RuleMeasurement)| {
             let rule = self.scope.touched.get(number as usize)?.clone();
-            Some(OfRule { rule, ..of_rule }).filter(|of_rule| of_rule.newly_denied > 0.0)
+            Some(RuleMeasurement { rule, ..of_rule }).filter(|of_rule| of_rule.newly_denied > 0.0)
         };
-        let mut rules: Vec<OfRule> = of_rules.into_iter().filter_map(named).collect();
+        let mut rules: Vec<RuleMeasurement> = of_rules.into_iter().filter_map(named).collect();
         rules.sort_by(|a, b| b.newly_denied.total_cmp(&a.newly_denied).then_with(|| a.rule.cmp(&b.rule)));
         let (in_short, others) = in_short(rules.split_off(NAMES_MAX.min(rules.len())));
-        Measured { rules, in_short, others, ..measured }
+        Measurement { rules, in_short, others, ..measured }
     }
 }
 
 /// How much passes by what holds for a key: less, the lower.
-fn allowance(found: &Match<'_, '_>) -> (bool, f64, u32) {
+fn allowance(found: &RuleMatch<'_, '_>) -> (bool, f64, u32) {
     let limit = &found.terms.limit;
     (found.terms.mode == Mode::Shadow, Rate::of(limit).per_ms(), limit.burst())
 }
 
 /// What is behind records, on one side of the change.
 fn streams(
-    all: &[Seen],
+    all: &[LoggedRequest],
     window_ms: u64,
     guess: Guess,
-    side: fn(&Under) -> Option<Side>,
+    side: fn(&RuleSides) -> Option<Side>,
 ) -> HashMap<u64, Stream> {
     let mut keys = Keys::default();
     for seen in all.iter().filter(|seen| seen.is_drawn()) {
         for under in &seen.under {
             if let Some(side) = side(under) {
-                let Seen { at_ms, drawn_from: from, cost, .. } = *seen;
+                let LoggedRequest { at_ms, drawn_from: from, cost, .. } = *seen;
                 let spent = seen.spent(under).filter(|_| under.is_same_key());
-                keys.note((under.rule, side.place), &Drawn { at_ms, from, cost, spent });
+                keys.note((under.rule, side.place), &SampledRecord { at_ms, from, cost, spent });
             }
         }
     }
@@ -473,16 +480,16 @@ fn streams(
 
 /// Whether there are records enough to say anything: of all rules of a change, and of each.
 #[derive(Debug)]
-struct Enough {
+struct SampleCoverage {
     /// How many requests a record stands for that may be missing.
     one_more: f64,
-    all: Known,
-    rules: HashMap<u32, Known>,
+    all: SampleCount,
+    rules: HashMap<u32, SampleCount>,
 }
 
 /// What is known of what passes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct SampleCount {
     records: u64,
     /// Requests that pass, or may.
     passing: f64,
@@ -490,8 +497,8 @@ struct Known {
     doubt: f64,
 }
 
-impl Known {
-    fn add(&mut self, seen: &Seen) {
+impl SampleCount {
+    fn add(&mut self, seen: &LoggedRequest) {
         self.records += 1;
         // What other rules denied may pass these.
         if seen.passed() || !seen.is_known {
@@ -503,21 +510,21 @@ impl Known {
     }
 
     /// That one of many requests that passed is not in the log says little, unless there are many of which some are.
-    fn check(self, one_more: f64) -> Result<(), Unknown> {
+    fn check(self, one_more: f64) -> Result<(), UnknownReason> {
         if self.records < RECORDS_MIN {
-            return Err(Unknown::Few(self.records));
+            return Err(UnknownReason::Few(self.records));
         }
         let is_sure = (self.doubt + doubt(one_more)).sqrt() <= DOUBT_MAX * self.passing;
-        if is_sure { Ok(()) } else { Err(Unknown::Rough(self.records)) }
+        if is_sure { Ok(()) } else { Err(UnknownReason::Rough(self.records)) }
     }
 }
 
-impl Enough {
-    fn of_all(&self) -> Result<(), Unknown> {
+impl SampleCoverage {
+    fn of_all(&self) -> Result<(), UnknownReason> {
         self.all.check(self.one_more)
     }
 
-    fn of_rule(&self, rule: u32) -> Result<(), Unknown> {
+    fn of_rule(&self, rule: u32) -> Result<(), UnknownReason> {
         self.rules.get(&rule).copied().unwrap_or_default().check(self.one_more)
     }
 }
@@ -529,7 +536,7 @@ fn doubt(drawn_from: f64) -> f64 {
 
 /// What becomes of what a record stands for, as shares of it.
 #[derive(Debug, Default)]
-struct Becomes {
+struct RequestFate {
     /// What passes under the rules as they are.
     passing: f64,
     newly_denied: f64,
@@ -538,7 +545,7 @@ struct Becomes {
     denied_by: Option<u32>,
 }
 
-fn becomes(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
+fn becomes(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> RequestFate {
     if seen.is_undecidable {
         return of_undecidable(seen, before);
     }
@@ -550,9 +557,9 @@ fn becomes(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
 }
 
 /// A request that passes under the rules as they are.
-fn of_passed(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
+fn of_passed(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> RequestFate {
     let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
-    let (is, denied_by) = after.decide(seen, |under| under.after, |under| seen.told(under));
+    let (is, denied_by) = after.decide(seen, |under| under.after, |under| seen.recorded(under));
     // It did pass: where the meters do not say so, they are wrong in the same way on the other side.
     let passes = if was > NEARLY_NOTHING { is / was } else { seen.by_limits() };
     let spent = seen.under.iter().map(|under| (seen.most(under, before), under.rule));
@@ -560,23 +567,23 @@ fn of_passed(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
         .fold((1.0, None), |least, (most, rule)| if most < least.0 { (most, Some(rule)) } else { least });
     let denied_by = if most < passes { spender } else { denied_by };
     let newly_denied = 1.0 - passes.min(most).clamp(0.0, 1.0);
-    Becomes { passing: 1.0, newly_denied, newly_allowed: 0.0, denied_by }
+    RequestFate { passing: 1.0, newly_denied, newly_allowed: 0.0, denied_by }
 }
 
 /// A request that is denied under the rules as they are. It stays so, unless the rule that did it is no more, or has room
 /// where it had none.
-fn of_denied(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
-    let Some(rule) = seen.decided_by else { return Becomes::default() };
-    let enforced = |under: &Under| under.before.filter(|side| side.is_enforced);
+fn of_denied(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> RequestFate {
+    let Some(rule) = seen.decided_by else { return RequestFate::default() };
+    let enforced = |under: &RuleSides| under.before.filter(|side| side.is_enforced);
     let stays = seen.under.iter().any(|under| under.rule == rule && under.after.is_some());
     let had = if stays { before.room(seen, enforced) } else { 0.0 };
     let newly_allowed = (after.room(seen, |under| under.after) - had).max(0.0);
     after.charge(seen, newly_allowed, |under| under.after);
-    Becomes { newly_allowed, ..Becomes::default() }
+    RequestFate { newly_allowed, ..RequestFate::default() }
 }
 
 /// A request that would be under more rules than can be asked: none of them is charged.
-fn of_undecidable(seen: &Seen, before: &mut Model) -> Becomes {
+fn of_undecidable(seen: &LoggedRequest, before: &mut Model) -> RequestFate {
     let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
     let passing = match (seen.is_known, seen.passed()) {
         (true, true) => 1.0,
@@ -584,15 +591,15 @@ fn of_undecidable(seen: &Seen, before: &mut Model) -> Becomes {
         (false, _) => was,
     };
     let denied_by = seen.under.iter().find(|under| under.after.is_some()).map(|under| under.rule);
-    Becomes { passing, newly_denied: passing, newly_allowed: 0.0, denied_by }
+    RequestFate { passing, newly_denied: passing, newly_allowed: 0.0, denied_by }
 }
 
 /// A request that other rules decided, or none: all that is known of it is that it came.
-fn of_modelled(seen: &Seen, before: &mut Model, after: &mut Model) -> Becomes {
+fn of_modelled(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> RequestFate {
     let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
     let (is, denied_by) = after.decide(seen, |under| under.after, |_| None);
     let (newly_denied, newly_allowed) = ((was - is).max(0.0), (is - was).max(0.0));
-    Becomes { passing: was, newly_denied, newly_allowed, denied_by }
+    RequestFate { passing: was, newly_denied, newly_allowed, denied_by }
 }
 
 /// The meters of one side.
@@ -624,7 +631,7 @@ impl Model {
     }
 
     /// How much of a request passes all rules.
-    fn room(&mut self, seen: &Seen, side: impl Fn(&Under) -> Option<Side>) -> f64 {
+    fn room(&mut self, seen: &LoggedRequest, side: impl Fn(&RuleSides) -> Option<Side>) -> f64 {
         let mut room = 1.0_f64;
         for side in seen.under.iter().filter_map(side) {
             room = room.min(self.advance(&side, seen.at_ms).room(side.rate, seen.cost));
@@ -632,26 +639,26 @@ impl Model {
         room
     }
 
-    fn charge(&mut self, seen: &Seen, part: f64, side: impl Fn(&Under) -> Option<Side>) {
+    fn charge(&mut self, seen: &LoggedRequest, part: f64, side: impl Fn(&RuleSides) -> Option<Side>) {
         for side in seen.under.iter().filter_map(side) {
             self.meters.entry(side.place).or_default().charge(part, seen.cost);
         }
     }
 
     /// The share that passes of a request and of what it stands for, and the rule that denies most of the rest. Rules are
-    /// charged for a request that passes all of them; what is `told` of one is not left to its meter.
+    /// charged for a request that passes all of them; what is `recorded` of one is not left to its meter.
     fn decide(
         &mut self,
-        seen: &Seen,
-        side: impl Fn(&Under) -> Option<Side>,
-        told: impl Fn(&Under) -> Option<f64>,
+        seen: &LoggedRequest,
+        side: impl Fn(&RuleSides) -> Option<Side>,
+        recorded: impl Fn(&RuleSides) -> Option<f64>,
     ) -> (f64, Option<u32>) {
         let (mut least, mut denied_by, mut room) = (1.0, None, 1.0_f64);
         for under in &seen.under {
-            let share = match (told(under), side(under)) {
-                (Some(told), _) => {
-                    room = room.min(told);
-                    told
+            let share = match (recorded(under), side(under)) {
+                (Some(recorded), _) => {
+                    room = room.min(recorded);
+                    recorded
                 }
                 (None, None) => 1.0,
                 (None, Some(side)) => {
@@ -666,13 +673,13 @@ impl Model {
                 (least, denied_by) = (share, Some(under.rule));
             }
         }
-        self.charge(seen, room, |under| side(under).filter(|_| told(under).is_none()));
+        self.charge(seen, room, |under| side(under).filter(|_| recorded(under).is_none()));
         (least, denied_by)
     }
 }
 
 /// Which meter counts a request under a rule.
-fn place(tenant: &str, found: &Match<'_, '_>) -> u64 {
+fn place(tenant: &str, found: &RuleMatch<'_, '_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&found.rule.name, tenant, &found.key[..]).hash(&mut hasher);
     hasher.finish()

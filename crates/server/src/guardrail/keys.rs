@@ -39,12 +39,12 @@ struct Key {
     last_ms: u64,
     /// The most that was spent of its limit when one of them was decided, and what leaks of that; nothing if it is not known
     /// of one of them.
-    spent: Option<Spent>,
+    spent: Option<SpentLevel>,
 }
 
 /// What the records of a key say of a limit that was in force: no more passed than this says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spent {
+pub(super) struct SpentLevel {
     pub(super) level: u32,
     pub(super) rate: Rate,
 }
@@ -68,12 +68,12 @@ struct Pool {
 
 /// A record of a sample.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Drawn {
+pub(super) struct SampledRecord {
     pub(super) at_ms: u64,
     /// How many requests it was drawn from.
     pub(super) from: f64,
     pub(super) cost: u64,
-    pub(super) spent: Option<Spent>,
+    pub(super) spent: Option<SpentLevel>,
 }
 
 /// The keys of a sample, by where they are counted.
@@ -82,8 +82,8 @@ pub(super) struct Keys(HashMap<u64, Key>);
 
 impl Keys {
     /// Takes a record.
-    pub(super) fn note(&mut self, (rule, place): (u32, u64), drawn: &Drawn) {
-        let Drawn { at_ms, from, cost, spent } = *drawn;
+    pub(super) fn note(&mut self, (rule, place): (u32, u64), drawn: &SampledRecord) {
+        let SampledRecord { at_ms, from, cost, spent } = *drawn;
         let new = Key { rule, drawn: 0, behind: 0.0, cost: 0.0, first_ms: at_ms, last_ms: at_ms, spent };
         let key = self.0.entry(place).or_insert(new);
         key.drawn += 1;
@@ -150,7 +150,7 @@ fn stream(key: &Key, pool: &Pool, window_ms: f64, guess: Guess) -> Option<Stream
     let span_ms = whole(span_ms.clamp(1.0, window_ms));
     let cost = key.cost / drawn;
     // What passed in a time has leaked since or is what was spent.
-    let most = |spent: Spent| {
+    let most = |spent: SpentLevel| {
         (f64::from(spent.level) + spent.rate.per_ms() * as_real(span_ms)) / cost.max(1.0) - drawn
     };
     let requests = (share * key.behind).min(key.spent.map_or(f64::INFINITY, most)).max(0.0);
@@ -181,8 +181,8 @@ mod tests {
 
     const HOUR_MS: u64 = 3_600_000;
 
-    fn drawn(at_ms: u64, from: f64, cost: u64) -> Drawn {
-        Drawn { at_ms, from, cost, spent: None }
+    fn drawn(at_ms: u64, from: f64, cost: u64) -> SampledRecord {
+        SampledRecord { at_ms, from, cost, spent: None }
     }
 
     /// The requests behind the records of keys, each of which has records at these times.
@@ -231,8 +231,11 @@ mod tests {
         all.note((0, 2), &drawn(13_000, 1_000.0, 1));
         all.note((0, 3), &drawn(99_000, 1_000.0, 1));
         let streams = all.streams(HOUR_MS, Guess::Likely);
-        let told = |place: u64| (streams[&place].from_ms, streams[&place].to_ms, streams[&place].cost);
-        assert_eq!([1, 2, 3].map(told), [(8_000, 15_000, 2.0), (4_000, 13_000, 1.0), (90_000, 99_000, 1.0)]);
+        let measured = |place: u64| (streams[&place].from_ms, streams[&place].to_ms, streams[&place].cost);
+        assert_eq!(
+            [1, 2, 3].map(measured),
+            [(8_000, 15_000, 2.0), (4_000, 13_000, 1.0), (90_000, 99_000, 1.0)]
+        );
     }
 
     #[test]
@@ -240,8 +243,8 @@ mod tests {
         let limit = Limit::gcra(60, Duration::from_mins(1)).expect("in range");
         let mut all = Keys::default();
         for (place, at_ms) in [(1, 10_000), (2, 10_000), (3, 10_000), (3, 12_000)] {
-            let spent = Some(Spent { level: 7, rate: Rate::of(&limit) });
-            all.note((0, place), &Drawn { spent, ..drawn(at_ms, 1_000.0, 1) });
+            let spent = Some(SpentLevel { level: 7, rate: Rate::of(&limit) });
+            all.note((0, place), &SampledRecord { spent, ..drawn(at_ms, 1_000.0, 1) });
         }
         let streams = all.streams(HOUR_MS, Guess::Likely);
         // Seven were spent and six leaked in six seconds, and some of them are there.

@@ -185,8 +185,8 @@ mod tests {
         for (per_minute, share) in [(5.0, 1.0), (10.0, 1.0), (110.0, 0.1), (1_100.0, 0.01)] {
             let mut meter = Meter::default();
             meter.advance(rate, &stream(per_minute), 60_000 * 20);
-            let told = meter.share(0.0) * (per_minute * 10.0 + 1.0) / (per_minute * 10.0);
-            assert!((told - share).abs() < 1e-9, "{per_minute}: {told}");
+            let measured = meter.share(0.0) * (per_minute * 10.0 + 1.0) / (per_minute * 10.0);
+            assert!((measured - share).abs() < 1e-9, "{per_minute}: {measured}");
             assert!((meter.share(1.0) - 1.0).abs() < 1e-9, "what was told is over");
         }
     }

@@ -15,24 +15,24 @@
 //!
 //! Nothing here decides for real, and nothing here reads a clock: the records bring their times.
 
-mod approved;
+mod approval;
 mod back_test;
 mod keys;
 mod meter;
 mod overrides;
-mod trial;
+mod plan;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use tidegate_rules::change::Needs;
+use tidegate_rules::change::ChangeNeeds;
 
-use self::approved::{Halved, InShort, told_halved};
-use self::trial::NOTHING_LEFT;
+use self::approval::{HalvedRule, ShortRule, listed_halved};
+use self::plan::NOTHING_LEFT;
 
-pub(crate) use self::approved::Approved;
+pub(crate) use self::approval::ApprovedEffect;
 pub(crate) use self::back_test::BackTest;
-pub(crate) use self::trial::{Scope, Trial, tightened, with};
+pub(crate) use self::plan::{ChangePlan, ChangeScope, tightened, with};
 
 /// The share of requests above which a change that denies them asks whether that is meant. Higher: fewer questions; more
 /// people turned away by a mistake.
@@ -52,19 +52,19 @@ const NAMES_MAX: usize = 20;
 
 /// What a change would have done, and what it takes for that. Kept with the change.
 #[derive(Debug, Serialize)]
-pub(crate) struct Effect {
+pub(crate) struct ChangeEffect {
     /// What it takes before it applies.
     #[serde(serialize_with = "word")]
-    pub(crate) needs: Needs,
+    pub(crate) needs: ChangeNeeds,
     /// Why.
     pub(crate) because: String,
     /// The rules that it touches, the first of them.
     touched: Vec<String>,
     touched_count: usize,
     /// Nothing if there was nothing to measure.
-    measured: Option<Measured>,
+    measured: Option<Measurement>,
     /// The rules that are left half of what passes at worst, or less, the first of them.
-    halved: Vec<Halved>,
+    halved: Vec<HalvedRule>,
     halved_count: usize,
     /// Whether it denies clearly more than what somebody approved.
     #[serde(skip)]
@@ -73,7 +73,7 @@ pub(crate) struct Effect {
 
 /// Recent requests that rules of the change apply to, and what would have become of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Measured {
+pub(crate) struct Measurement {
     /// Records of the log that were decided again.
     records: u64,
     /// Requests that they stand for.
@@ -98,17 +98,17 @@ pub(crate) struct Measured {
     once_ended: bool,
     /// The same of the rules that deny more, those first that deny most.
     #[serde(default)]
-    rules: Vec<OfRule>,
+    rules: Vec<RuleMeasurement>,
     /// The others in short, and the largest shares of those for which there is no room.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    in_short: Vec<InShort>,
+    in_short: Vec<ShortRule>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     others: Option<(f64, f64)>,
 }
 
 /// What one rule would have done.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct OfRule {
+struct RuleMeasurement {
     rule: String,
     #[serde(default)]
     records: u64,
@@ -120,27 +120,28 @@ struct OfRule {
 
 /// A rule of which it is not known what it would have done, though it may deny more.
 #[derive(Debug)]
-struct Unsure {
+struct UncertainRule {
     rule: String,
     /// The part that is left of what passes at worst, if that is half or less.
     left: Option<f64>,
-    why: Unknown,
+    why: UnknownReason,
 }
 
-impl Unsure {
+impl UncertainRule {
     /// Why it could not be known, however many records there were.
-    fn not_measured(&self) -> Option<Unknown> {
-        Some(self.why.clone()).filter(|why| matches!(why, Unknown::NotLogged(_) | Unknown::CountedOtherwise))
+    fn not_measured(&self) -> Option<UnknownReason> {
+        Some(self.why.clone())
+            .filter(|why| matches!(why, UnknownReason::NotLogged(_) | UnknownReason::CountedOtherwise))
     }
 }
 
 /// Why it is not known what a change would have done.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Unknown {
+pub(crate) enum UnknownReason {
     /// There is no log.
     NoLog,
     /// The log could not be read.
-    Unread(String),
+    LogUnreadable(String),
     /// It has so few records of the rules.
     Few(u64),
     /// It has too small a part of what passed.
@@ -151,13 +152,13 @@ pub(crate) enum Unknown {
     CountedOtherwise,
 }
 
-impl fmt::Display for Unknown {
+impl fmt::Display for UnknownReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("nothing to measure: ")?;
         let which = "records of the last hour that these rules apply to";
         match self {
             Self::NoLog => f.write_str("there is no decision log"),
-            Self::Unread(problem) => write!(f, "the decision log cannot be read ({problem})"),
+            Self::LogUnreadable(problem) => write!(f, "the decision log cannot be read ({problem})"),
             Self::Few(records) => {
                 write!(f, "the log has {records} {which}, fewer than {}", back_test::RECORDS_MIN)
             }
@@ -174,27 +175,31 @@ impl fmt::Display for Unknown {
     }
 }
 
-impl Effect {
-    fn new(scope: &Scope, measured: Result<Measured, Unknown>, unsure: Option<&Unsure>) -> Self {
+impl ChangeEffect {
+    fn new(
+        scope: &ChangeScope,
+        measured: Result<Measurement, UnknownReason>,
+        unsure: Option<&UncertainRule>,
+    ) -> Self {
         let (needs, because) = judge(measured.as_ref(), unsure, scope);
         let touched_count = scope.touched.len();
         let touched = scope.touched.iter().take(NAMES_MAX).cloned().collect();
         let halved: Vec<(&str, f64)> =
             scope.halved().map(|(tighter, left)| (tighter.rule.as_str(), left)).collect();
-        let (halved, halved_count) = (told_halved(&halved), halved.len());
+        let (halved, halved_count) = (listed_halved(&halved), halved.len());
         let (measured, is_beyond) = (measured.ok(), false);
         Self { needs, because, touched, touched_count, measured, halved, halved_count, is_beyond }
     }
 
     /// What is said of a change of which nothing is known, beside what somebody approved.
-    pub(crate) fn unknown(scope: &Scope, why: Unknown, approved: &Approved) -> Self {
+    pub(crate) fn unknown(scope: &ChangeScope, why: UnknownReason, approved: &ApprovedEffect) -> Self {
         let halved = scope.halved().map(|(tighter, left)| (tighter.rule.as_str(), left));
         Self::new(scope, Err(why), None).beyond_if(approved.is_passed_by_halved(halved))
     }
 
     /// The same, held against what somebody approved. What needs nobody's approval is within it.
     fn beyond_if(self, is_beyond: bool) -> Self {
-        let is_beyond = is_beyond && self.needs == Needs::Approver;
+        let is_beyond = is_beyond && self.needs == ChangeNeeds::Approver;
         Self { is_beyond, ..self }
     }
 
@@ -217,9 +222,9 @@ impl Effect {
     fn asked_instead(mut self, why: &str) -> Self {
         // Something may have been measured, and yet it waits for what is not known of another rule.
         let waits_by_share =
-            self.measured.as_ref().is_some_and(|measured| by_share(measured).0 == Needs::Approver);
-        if self.needs == Needs::Approver && !waits_by_share {
-            self.needs = Needs::Confirmation;
+            self.measured.as_ref().is_some_and(|measured| by_share(measured).0 == ChangeNeeds::Approver);
+        if self.needs == ChangeNeeds::Approver && !waits_by_share {
+            self.needs = ChangeNeeds::Confirmation;
             self.is_beyond = false;
             self.because = format!("{}; {why}", self.because);
         }
@@ -228,17 +233,21 @@ impl Effect {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-fn word<S: serde::Serializer>(needs: &Needs, to: S) -> Result<S::Ok, S::Error> {
+fn word<S: serde::Serializer>(needs: &ChangeNeeds, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(needs.word())
 }
 
 /// What a change takes, and why: by what was measured, and by what could not be.
-fn judge(measured: Result<&Measured, &Unknown>, unsure: Option<&Unsure>, scope: &Scope) -> (Needs, String) {
+fn judge(
+    measured: Result<&Measurement, &UnknownReason>,
+    unsure: Option<&UncertainRule>,
+    scope: &ChangeScope,
+) -> (ChangeNeeds, String) {
     let (needs, because) = match measured {
         Ok(measured) => by_share(measured),
         Err(why) => by_terms(why, scope),
     };
-    let Some(Unsure { rule, left, why }) = unsure.filter(|_| measured.is_ok()) else {
+    let Some(UncertainRule { rule, left, why }) = unsure.filter(|_| measured.is_ok()) else {
         return (needs, because);
     };
     // What is known of other rules says nothing of this one.
@@ -250,18 +259,18 @@ fn judge(measured: Result<&Measured, &Unknown>, unsure: Option<&Unsure>, scope: 
     }
 }
 
-fn weight(needs: Needs) -> u8 {
+fn weight(needs: ChangeNeeds) -> u8 {
     match needs {
-        Needs::Nothing => 0,
-        Needs::Confirmation => 1,
-        Needs::Approver => 2,
+        ChangeNeeds::Nothing => 0,
+        ChangeNeeds::Confirmation => 1,
+        ChangeNeeds::Approver => 2,
     }
 }
 
-fn by_terms(why: &Unknown, scope: &Scope) -> (Needs, String) {
+fn by_terms(why: &UnknownReason, scope: &ChangeScope) -> (ChangeNeeds, String) {
     let halved = scope.halved().next().map(|(tighter, _)| tighter);
     let Some(tighter) = halved.or(scope.tighter.first()) else {
-        return (Needs::Nothing, format!("{why}; the change denies nothing that passes now"));
+        return (ChangeNeeds::Nothing, format!("{why}; the change denies nothing that passes now"));
     };
     let (needs, may) = of_unknown(&tighter.rule, tighter.left);
     (needs, format!("{why}; {may}"))
@@ -269,38 +278,38 @@ fn by_terms(why: &Unknown, scope: &Scope) -> (Needs, String) {
 
 /// What a rule takes that may deny more, nobody knows how much: what the worst takes that it can be. A log that is empty, or full
 /// of something else, makes nothing harmless.
-fn of_unknown(rule: &str, left: Option<f64>) -> (Needs, String) {
+fn of_unknown(rule: &str, left: Option<f64>) -> (ChangeNeeds, String) {
     match left {
-        None => (Needs::Confirmation, format!("the change may deny more by {rule:?}")),
+        None => (ChangeNeeds::Confirmation, format!("the change may deny more by {rule:?}")),
         Some(left) if left > NOTHING_LEFT => {
-            (Needs::Approver, format!("the change leaves half of rule {rule:?}, or less"))
+            (ChangeNeeds::Approver, format!("the change leaves half of rule {rule:?}, or less"))
         }
-        Some(_) => (Needs::Approver, format!("the change may deny all by {rule:?} that passes now")),
+        Some(_) => (ChangeNeeds::Approver, format!("the change may deny all by {rule:?} that passes now")),
     }
 }
 
-fn by_share(measured: &Measured) -> (Needs, String) {
+fn by_share(measured: &Measurement) -> (ChangeNeeds, String) {
     let percent = measured.newly_denied_percent;
     let of =
         measured.worst.as_ref().map_or_else(|| "these rules".to_owned(), |rule| format!("rule {rule:?}"));
     let then = if measured.once_ended { " once overrides have ended" } else { "" };
-    let told = |rest: &str| {
+    let message = |rest: &str| {
         format!("{percent:.1} % of the requests that pass {of} now would be newly denied{then}{rest}")
     };
     match percent / 100.0 {
         share if share > APPROVE_ABOVE => {
-            (Needs::Approver, told(&format!(", more than {} %", 100.0 * APPROVE_ABOVE)))
+            (ChangeNeeds::Approver, message(&format!(", more than {} %", 100.0 * APPROVE_ABOVE)))
         }
         share if share > CONFIRM_ABOVE => {
-            (Needs::Confirmation, told(&format!(", more than {} %", 100.0 * CONFIRM_ABOVE)))
+            (ChangeNeeds::Confirmation, message(&format!(", more than {} %", 100.0 * CONFIRM_ABOVE)))
         }
         // What may be more is asked about, as what is not known.
         _ if measured.at_most_percent / 100.0 > CONFIRM_ABOVE => {
             let at_most = measured.at_most_percent;
             let rest = format!(", or up to {at_most:.1} %: of most keys the log has one record or none");
-            (Needs::Confirmation, told(&rest))
+            (ChangeNeeds::Confirmation, message(&rest))
         }
-        _ => (Needs::Nothing, told("")),
+        _ => (ChangeNeeds::Nothing, message("")),
     }
 }
 

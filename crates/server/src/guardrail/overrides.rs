@@ -12,12 +12,12 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tidegate_rules::Mode;
-use tidegate_rules::book::{Book, Kind, Row};
 use tidegate_rules::change::Operation;
 use tidegate_rules::pattern::Pattern;
+use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 
 use super::meter::Rate;
-use super::trial::{AFTER_ALL_MS, Compared, NOTHING_LEFT, Named};
+use super::plan::{AFTER_ALL_MS, NOTHING_LEFT, NamedRules, RuleDiff};
 
 /// How many keys of a rule a change may leave half, one by one, before they count as all that the rule has. Higher: more customers
 /// that one person turns away without anything to measure it by; lower: a second one is asked about a few keys.
@@ -25,12 +25,12 @@ const KEYS_MAX: usize = 10;
 
 /// What holds for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Terms {
+struct KeyTerms {
     rate: Rate,
     mode: Mode,
 }
 
-impl Terms {
+impl KeyTerms {
     /// Whether all passes that passes under others.
     fn covers(self, was: Self) -> bool {
         match (was.mode, self.mode) {
@@ -43,12 +43,12 @@ impl Terms {
 
 /// What held for a key, and what holds for it by the change. A rule that is not there says nothing.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
-    was: Option<Terms>,
-    is: Option<Terms>,
+struct TermsChange {
+    was: Option<KeyTerms>,
+    is: Option<KeyTerms>,
 }
 
-impl Turn {
+impl TermsChange {
     /// Whether a key may be denied what it was not. A rule that is gone denies nothing.
     fn is_tighter(self) -> bool {
         match (self.was, self.is) {
@@ -62,7 +62,7 @@ impl Turn {
     fn left(self) -> Option<f64> {
         let is = self.is.filter(|is| is.mode == Mode::Enforce)?;
         match self.was {
-            Some(Terms { rate, mode: Mode::Enforce }) => is.rate.half_of(rate),
+            Some(KeyTerms { rate, mode: Mode::Enforce }) => is.rate.half_of(rate),
             _ => Some(NOTHING_LEFT),
         }
     }
@@ -70,7 +70,7 @@ impl Turn {
 
 /// Which keys an override is for, and when.
 #[derive(Clone, Debug, PartialEq)]
-struct Over {
+struct OverrideScope {
     rule: String,
     tenant: Option<String>,
     key: Vec<Pattern>,
@@ -78,7 +78,7 @@ struct Over {
     expires_ms: Option<u64>,
 }
 
-impl Over {
+impl OverrideScope {
     /// Reads a body that was checked before.
     fn read(body: &str) -> Option<Self> {
         let body: Value = serde_json::from_str(body).ok()?;
@@ -117,50 +117,55 @@ impl Over {
 
     /// What holds for its keys at a time. A pattern is told as what holds for its own text: whatever describes that describes all
     /// that the pattern does.
-    fn terms_at(&self, set: &Named<'_>, at_ms: u64) -> Option<Terms> {
+    fn terms_at(&self, set: &NamedRules<'_>, at_ms: u64) -> Option<KeyTerms> {
         let position = *set.positions.get(self.rule.as_str())?;
         let rule = set.set.rules().get(position)?;
         let tenant = self.tenant.as_deref().or(rule.tenant.as_deref()).unwrap_or_default();
         let key: Vec<&str> = self.key.iter().map(Pattern::as_str).collect();
         let terms = set.set.usual_terms(position, tenant, &key, at_ms)?;
-        Some(Terms { rate: Rate::of(&terms.limit), mode: terms.mode })
+        Some(KeyTerms { rate: Rate::of(&terms.limit), mode: terms.mode })
     }
 
-    fn terms(&self, set: &Named<'_>) -> Option<Terms> {
+    fn terms(&self, set: &NamedRules<'_>) -> Option<KeyTerms> {
         self.terms_at(set, set.now_ms)
     }
 }
 
 /// A pattern of a rule, before the change or after it, and what becomes of its keys.
 #[derive(Debug)]
-struct Known {
-    over: Over,
-    turn: Turn,
+struct PatternChange {
+    over: OverrideScope,
+    turn: TermsChange,
 }
 
 /// The overrides that a change is about, beside those that are there.
-pub(super) struct Overrides<'s> {
-    before: &'s Named<'s>,
-    after: &'s Named<'s>,
-    changed: Vec<(Option<Over>, Option<Over>)>,
+pub(super) struct ChangedOverrides<'s> {
+    before: &'s NamedRules<'s>,
+    after: &'s NamedRules<'s>,
+    changed: Vec<(Option<OverrideScope>, Option<OverrideScope>)>,
     cut_short: HashSet<String>,
     /// By rule.
-    patterns: HashMap<String, Vec<Known>>,
-    heirs: Heirs<'s>,
+    patterns: HashMap<String, Vec<PatternChange>>,
+    heirs: InheritingOverrides<'s>,
 }
 
 /// The overrides that a change does not name, of rules that pass on something else by it.
-struct Heirs<'s> {
-    rows: &'s [Row],
+struct InheritingOverrides<'s> {
+    rows: &'s [RuleRow],
     rules: HashSet<&'s str>,
     named: HashSet<&'s str>,
 }
 
-impl<'s> Heirs<'s> {
-    fn new(before: &Named<'s>, after: &Named<'s>, rows: &'s [Row], named: HashSet<&'s str>) -> Self {
+impl<'s> InheritingOverrides<'s> {
+    fn new(
+        before: &NamedRules<'s>,
+        after: &NamedRules<'s>,
+        rows: &'s [RuleRow],
+        named: HashSet<&'s str>,
+    ) -> Self {
         let passes_on_other = |name: &&str| {
-            let passed_on = |set: &Named<'s>| set.set.passed_on(*set.positions.get(name)?);
-            passed_on(before).zip(passed_on(after)).is_some_and(|(was, is)| was != is)
+            let inherited_terms = |set: &NamedRules<'s>| set.set.inherited_terms(*set.positions.get(name)?);
+            inherited_terms(before).zip(inherited_terms(after)).is_some_and(|(was, is)| was != is)
         };
         let rules = after.positions.keys().copied().filter(passes_on_other).collect();
         Self { rows, rules, named }
@@ -168,13 +173,13 @@ impl<'s> Heirs<'s> {
 
     /// There may be a million overrides: they are only gone through where a rule passes on something else, and only those of such
     /// a rule are read whole.
-    fn iter(&self) -> impl Iterator<Item = Over> {
+    fn iter(&self) -> impl Iterator<Item = OverrideScope> {
         let rows = if self.rules.is_empty() { &[] } else { self.rows };
-        let is_heir = |row: &&Row| {
+        let is_heir = |row: &&RuleRow| {
             rule_of(&row.body).is_some_and(|rule| self.rules.contains(&*rule))
                 && !self.named.contains(row.name.as_str())
         };
-        rows.iter().filter(is_heir).filter_map(|row| Over::read(&row.body))
+        rows.iter().filter(is_heir).filter_map(|row| OverrideScope::read(&row.body))
     }
 }
 
@@ -198,16 +203,16 @@ impl Keys {
     }
 }
 
-impl<'s> Overrides<'s> {
+impl<'s> ChangedOverrides<'s> {
     pub(super) fn new(
-        before: &'s Named<'s>,
-        after: &'s Named<'s>,
-        book: &'s Book,
+        before: &'s NamedRules<'s>,
+        after: &'s NamedRules<'s>,
+        rule_rows: &'s RuleRows,
         operations: &'s [Operation],
     ) -> Self {
-        let operations = operations.iter().filter(|operation| operation.row().0 == Kind::Override);
+        let operations = operations.iter().filter(|operation| operation.row().0 == RowKind::Override);
         let names: HashSet<&'s str> = operations.clone().map(|operation| operation.row().1).collect();
-        let rows = book.rows_behind(Some(Kind::Override), None);
+        let rows = rule_rows.rows_behind(Some(RowKind::Override), None);
         let there = rows.iter().filter(|row| names.contains(row.name.as_str()));
         let there: HashMap<&str, &str> = there.map(|row| (row.name.as_str(), row.body.as_str())).collect();
         let is_cut_short = |operation: &&Operation| {
@@ -215,32 +220,32 @@ impl<'s> Overrides<'s> {
         };
         let cut_short = operations.clone().filter(is_cut_short);
         let cut_short = cut_short.map(|operation| operation.row().1.to_owned()).collect();
-        let changed: Vec<(Option<Over>, Option<Over>)> = operations
+        let changed: Vec<(Option<OverrideScope>, Option<OverrideScope>)> = operations
             .map(|operation| {
-                let old = there.get(operation.row().1).copied().and_then(Over::read);
-                (old, operation.body().and_then(Over::read))
+                let old = there.get(operation.row().1).copied().and_then(OverrideScope::read);
+                (old, operation.body().and_then(OverrideScope::read))
             })
             .collect();
         let wild = changed.iter().flat_map(|(old, new)| old.iter().chain(new)).filter(|over| over.is_wild());
-        let wild: Vec<&Over> = wild.collect();
+        let wild: Vec<&OverrideScope> = wild.collect();
         let rules: HashSet<&str> = wild.iter().map(|over| over.rule.as_str()).collect();
         // All overrides are only gone through where patterns change.
         let others = rows
             .iter()
             .filter(|row| !rules.is_empty() && row.body.contains('*') && !names.contains(row.name.as_str()));
-        let others = others.filter_map(|row| Over::read(&row.body));
+        let others = others.filter_map(|row| OverrideScope::read(&row.body));
         let others = others.filter(|over| over.is_wild() && rules.contains(over.rule.as_str()));
-        let mut patterns: HashMap<String, Vec<Known>> = HashMap::new();
+        let mut patterns: HashMap<String, Vec<PatternChange>> = HashMap::new();
         for over in others.chain(wild.into_iter().cloned()) {
-            let turn = Turn { was: over.terms(before), is: over.terms(after) };
-            patterns.entry(over.rule.clone()).or_default().push(Known { over, turn });
+            let turn = TermsChange { was: over.terms(before), is: over.terms(after) };
+            patterns.entry(over.rule.clone()).or_default().push(PatternChange { over, turn });
         }
-        let heirs = Heirs::new(before, after, rows, names);
+        let heirs = InheritingOverrides::new(before, after, rows, names);
         Self { before, after, changed, cut_short, patterns, heirs }
     }
 
     /// Finds the rules that overrides touch, and those that may deny more by them.
-    pub(super) fn compare(&self, found: &mut Compared) {
+    pub(super) fn compare(&self, found: &mut RuleDiff) {
         found.cut_short.extend(self.cut_short.iter().cloned());
         let mut keys = Keys::default();
         for (old, new) in &self.changed {
@@ -250,7 +255,7 @@ impl<'s> Overrides<'s> {
             let is_another = old.is_some() && new.is_some() && old != new;
             if is_another || turns.iter().any(|turn| turn.is_tighter()) {
                 let left = turns.iter().filter_map(|turn| turn.left()).reduce(f64::min);
-                let is_for_all = old.iter().chain(new).any(Over::may_be_for_all);
+                let is_for_all = old.iter().chain(new).any(OverrideScope::may_be_for_all);
                 for rule in &rules {
                     found.note_tighter(rule, left.filter(|_| is_for_all));
                     keys.add(rule, left);
@@ -266,7 +271,7 @@ impl<'s> Overrides<'s> {
 
     /// The same of overrides that have something else from their rules. A rule that says the burst that followed from its limit is
     /// the same rule, and only touched by these.
-    fn compare_heirs(&self, found: &mut Compared, keys: &mut Keys) {
+    fn compare_heirs(&self, found: &mut RuleDiff, keys: &mut Keys) {
         for over in self.heirs.iter() {
             let turn = self.turn(&over);
             if turn.is_tighter() {
@@ -279,7 +284,7 @@ impl<'s> Overrides<'s> {
     }
 
     /// What becomes of the keys of an override.
-    fn turns(&self, old: Option<&Over>, new: Option<&Over>) -> Vec<Turn> {
+    fn turns(&self, old: Option<&OverrideScope>, new: Option<&OverrideScope>) -> Vec<TermsChange> {
         match (old, new) {
             (Some(old), Some(new)) if old == new => vec![self.turn(new)],
             _ => {
@@ -291,33 +296,33 @@ impl<'s> Overrides<'s> {
         }
     }
 
-    fn turn(&self, over: &Over) -> Turn {
-        Turn { was: over.terms(self.before), is: over.terms(self.after) }
+    fn turn(&self, over: &OverrideScope) -> TermsChange {
+        TermsChange { was: over.terms(self.before), is: over.terms(self.after) }
     }
 
     /// Of an override that was not there.
-    fn turns_with(&self, new: &Over) -> Vec<Turn> {
+    fn turns_with(&self, new: &OverrideScope) -> Vec<TermsChange> {
         let own = self.turn(new);
-        let met = self.met(new).map(|Known { over, turn }| {
-            if new.is_for_all_of(over) { *turn } else { Turn { was: turn.was, is: own.is } }
+        let met = self.met(new).map(|PatternChange { over, turn }| {
+            if new.is_for_all_of(over) { *turn } else { TermsChange { was: turn.was, is: own.is } }
         });
         [own].into_iter().chain(met).collect()
     }
 
     /// Of an override that is no more.
-    fn turns_without(&self, old: &Over) -> Vec<Turn> {
+    fn turns_without(&self, old: &OverrideScope) -> Vec<TermsChange> {
         let own = self.turn(old);
-        let met = self.met(old).map(|Known { over, turn }| {
-            if old.is_for_all_of(over) { *turn } else { Turn { was: own.was, is: turn.is } }
+        let met = self.met(old).map(|PatternChange { over, turn }| {
+            if old.is_for_all_of(over) { *turn } else { TermsChange { was: own.was, is: turn.is } }
         });
         [own].into_iter().chain(met).collect()
     }
 
     /// Of an override that ends at another time: of what was to last longer, and of what lasts longer now.
-    fn turns_in_time(&self, old: &Over, new: &Over) -> Vec<Turn> {
+    fn turns_in_time(&self, old: &OverrideScope, new: &OverrideScope) -> Vec<TermsChange> {
         let [old_ms, new_ms] = [old, new].map(|over| over.expires_ms.unwrap_or(u64::MAX));
-        let sooner = Turn { was: old.terms(self.before), is: old.terms_at(self.after, AFTER_ALL_MS) };
-        let later = Turn { was: new.terms_at(self.before, AFTER_ALL_MS), is: new.terms(self.after) };
+        let sooner = TermsChange { was: old.terms(self.before), is: old.terms_at(self.after, AFTER_ALL_MS) };
+        let later = TermsChange { was: new.terms_at(self.before, AFTER_ALL_MS), is: new.terms(self.after) };
         match new_ms.cmp(&old_ms) {
             std::cmp::Ordering::Less => vec![sooner],
             std::cmp::Ordering::Equal => Vec::new(),
@@ -327,7 +332,7 @@ impl<'s> Overrides<'s> {
 
     /// The other patterns of the rule that may describe keys which one of them does, but for those that describe all of these:
     /// what they say is part of what holds for the pattern itself.
-    fn met(&self, over: &Over) -> impl Iterator<Item = &Known> {
+    fn met(&self, over: &OverrideScope) -> impl Iterator<Item = &PatternChange> {
         let patterns = self.patterns.get(&over.rule).filter(|_| over.is_wild()).into_iter().flatten();
         patterns.filter(|known| {
             let is_wider = known.over.is_for_all_of(over) && !over.is_for_all_of(&known.over);
@@ -339,11 +344,11 @@ impl<'s> Overrides<'s> {
 /// The rule of an override, of a body that was checked before. What else it says is not kept.
 fn rule_of(body: &str) -> Option<Cow<'_, str>> {
     #[derive(Deserialize)]
-    struct OfRule<'b> {
+    struct RuleField<'b> {
         #[serde(borrow)]
         rule: Cow<'b, str>,
     }
-    serde_json::from_str::<OfRule<'_>>(body).ok().map(|of| of.rule)
+    serde_json::from_str::<RuleField<'_>>(body).ok().map(|of| of.rule)
 }
 
 /// When an override ends by itself, of a body that was checked before.

@@ -7,20 +7,20 @@ mod heirs;
 
 use std::sync::Arc;
 
-use tidegate_record::{Record, Terms, Verdict};
+use tidegate_record::{DecisionRecord, LimitTerms, RecordVerdict};
 use tidegate_rules::RuleSet;
-use tidegate_rules::book::{Book, Kind, Row};
 use tidegate_rules::change::Operation;
+use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 
 use super::*;
 
 const NOW_MS: u64 = 1_800_000_000_000;
 
-fn row(kind: Kind, name: &str, body: &str) -> Row {
-    Row { kind, name: name.to_owned(), body: body.to_owned(), version: 1 }
+fn row(kind: RowKind, name: &str, body: &str) -> RuleRow {
+    RuleRow { kind, name: name.to_owned(), body: body.to_owned(), version: 1 }
 }
 
-fn put(kind: Kind, name: &str, body: &str) -> Operation {
+fn put(kind: RowKind, name: &str, body: &str) -> Operation {
     Operation::Put { kind, name: name.to_owned(), body: body.to_owned() }
 }
 
@@ -28,31 +28,31 @@ fn limit(amount: u32, more: &str) -> String {
     format!(r#"{{"key":["user"],"limit":{amount},"period":"1h"{more}}}"#)
 }
 
-fn book() -> Book {
-    Book { revision: 1, rows: [row(Kind::Rule, "a", &limit(100, ""))].into(), ..Book::default() }
+fn rule_rows() -> RuleRows {
+    RuleRows { revision: 1, rows: [row(RowKind::Rule, "a", &limit(100, ""))].into(), ..RuleRows::default() }
 }
 
 fn in_force() -> RuleSet {
-    RuleSet::compile(&book(), None, NOW_MS).expect("compiles")
+    RuleSet::compile(&rule_rows(), None, NOW_MS).expect("compiles")
 }
 
-fn record(user: &str, at_ms: u64, sample_rate: f64) -> Record {
-    Record {
+fn record(user: &str, at_ms: u64, sample_rate: f64) -> DecisionRecord {
+    DecisionRecord {
         at_ms,
         tenant: String::new(),
         surface: "check".to_owned(),
         key: format!("user:{user}"),
         cost: 1,
-        verdict: Verdict::Allowed,
+        verdict: RecordVerdict::Allowed,
         rule: "a".to_owned(),
         rule_version: 1,
         set_version: "r1e0".to_owned(),
         replaced_by: String::new(),
-        limit: Terms::default(),
+        limit: LimitTerms::default(),
         remaining: 0,
         level: 0,
         retry_ms: None,
-        rung: "local".to_owned(),
+        source: "local".to_owned(),
         region: String::new(),
         node: "n".to_owned(),
         sample_rate,
@@ -62,34 +62,34 @@ fn record(user: &str, at_ms: u64, sample_rate: f64) -> Record {
 }
 
 /// What is found out about a change after so many requests at once, of which 100 pass.
-fn effect(operations: &[Operation], requests: u64) -> Effect {
+fn effect(operations: &[Operation], requests: u64) -> ChangeEffect {
     let mut test = begun(operations, 1.0);
     for at in 0..requests {
-        let verdict = if at < 100 { Verdict::Allowed } else { Verdict::Denied };
-        assert!(test.take(&Record { verdict, ..record("u", NOW_MS, 1.0) }));
+        let verdict = if at < 100 { RecordVerdict::Allowed } else { RecordVerdict::Denied };
+        assert!(test.take(&DecisionRecord { verdict, ..record("u", NOW_MS, 1.0) }));
     }
     test.finish()
 }
 
 fn begun(operations: &[Operation], sample_rate: f64) -> BackTest {
-    Trial::new(&in_force(), &book(), operations, None, NOW_MS)
+    ChangePlan::new(&in_force(), &rule_rows(), operations, None, NOW_MS)
         .expect("compiles")
         .begin(sample_rate, Arc::default())
 }
 
-fn lowered(amount: u32, requests: u64) -> Effect {
-    effect(&[put(Kind::Rule, "a", &limit(amount, ""))], requests)
+fn lowered(amount: u32, requests: u64) -> ChangeEffect {
+    effect(&[put(RowKind::Rule, "a", &limit(amount, ""))], requests)
 }
 
 #[test]
 fn the_share_that_is_newly_denied_says_what_a_change_takes() {
     for (amount, needs) in [
-        (100, Needs::Nothing),
-        (95, Needs::Nothing),
-        (94, Needs::Confirmation),
-        (50, Needs::Confirmation),
-        (49, Needs::Approver),
-        (0, Needs::Approver),
+        (100, ChangeNeeds::Nothing),
+        (95, ChangeNeeds::Nothing),
+        (94, ChangeNeeds::Confirmation),
+        (50, ChangeNeeds::Confirmation),
+        (49, ChangeNeeds::Approver),
+        (0, ChangeNeeds::Approver),
     ] {
         let effect = lowered(amount, 100);
         assert_eq!(effect.needs, needs, "{amount}: {}", effect.because);
@@ -104,28 +104,36 @@ fn the_share_that_is_newly_denied_says_what_a_change_takes() {
 #[test]
 fn what_cannot_be_measured_takes_what_the_worst_takes_that_it_can_be() {
     let of = |operation: Operation| effect(&[operation], 99);
-    let rule = |body: &str| of(put(Kind::Rule, "a", body)).needs;
-    assert_eq!(rule(&limit(99, "")), Needs::Confirmation);
-    assert_eq!(rule(&limit(100, r#","burst":99"#)), Needs::Confirmation);
-    assert_eq!(rule(&limit(100, r#","regime":"share""#)), Needs::Confirmation, "only a part is left");
-    assert_eq!(rule(&limit(100, r#","class":"security""#)), Needs::Confirmation, "another region decides");
-    assert_eq!(rule(&limit(100, r#","regime":"best_effort""#)), Needs::Nothing, "as its class asks for");
+    let rule = |body: &str| of(put(RowKind::Rule, "a", body)).needs;
+    assert_eq!(rule(&limit(99, "")), ChangeNeeds::Confirmation);
+    assert_eq!(rule(&limit(100, r#","burst":99"#)), ChangeNeeds::Confirmation);
+    assert_eq!(rule(&limit(100, r#","regime":"share""#)), ChangeNeeds::Confirmation, "only a part is left");
+    assert_eq!(
+        rule(&limit(100, r#","class":"security""#)),
+        ChangeNeeds::Confirmation,
+        "another region decides"
+    );
+    assert_eq!(
+        rule(&limit(100, r#","regime":"best_effort""#)),
+        ChangeNeeds::Nothing,
+        "as its class asks for"
+    );
     // What can only let pass more.
-    assert_eq!(rule(&limit(101, "")), Needs::Nothing);
-    assert_eq!(rule(&limit(1, r#","mode":"shadow""#)), Needs::Nothing);
-    assert_eq!(rule(&limit(100, r#","when":{"user":"b*"}"#)), Needs::Nothing, "some of those before");
-    assert_eq!(rule(&limit(100, r#","tenant":"acme""#)), Needs::Nothing, "some of those before");
-    assert_eq!(of(put(Kind::Rule, "new", &limit(1, r#","mode":"shadow""#))).needs, Needs::Nothing);
+    assert_eq!(rule(&limit(101, "")), ChangeNeeds::Nothing);
+    assert_eq!(rule(&limit(1, r#","mode":"shadow""#)), ChangeNeeds::Nothing);
+    assert_eq!(rule(&limit(100, r#","when":{"user":"b*"}"#)), ChangeNeeds::Nothing, "some of those before");
+    assert_eq!(rule(&limit(100, r#","tenant":"acme""#)), ChangeNeeds::Nothing, "some of those before");
+    assert_eq!(of(put(RowKind::Rule, "new", &limit(1, r#","mode":"shadow""#))).needs, ChangeNeeds::Nothing);
     // Half of it, or less, is like half of what passes.
-    assert_eq!(rule(&limit(51, "")), Needs::Confirmation);
-    assert_eq!([50, 1, 0].map(|amount| rule(&limit(amount, ""))), [Needs::Approver; 3]);
-    assert_eq!(rule(&limit(100, r#","burst":50"#)), Needs::Approver);
-    assert_eq!(rule(r#"{"key":["user"],"limit":100,"period":"2h"}"#), Needs::Approver);
+    assert_eq!(rule(&limit(51, "")), ChangeNeeds::Confirmation);
+    assert_eq!([50, 1, 0].map(|amount| rule(&limit(amount, ""))), [ChangeNeeds::Approver; 3]);
+    assert_eq!(rule(&limit(100, r#","burst":50"#)), ChangeNeeds::Approver);
+    assert_eq!(rule(r#"{"key":["user"],"limit":100,"period":"2h"}"#), ChangeNeeds::Approver);
     // What was not counted so before may be more than is allowed, all of it.
-    assert_eq!(rule(r#"{"key":[],"limit":100,"period":"1h"}"#), Needs::Approver);
-    assert_eq!(of(put(Kind::Rule, "new", &limit(1_000, ""))).needs, Needs::Approver);
-    let delete = of(Operation::Delete { kind: Kind::Rule, name: "a".to_owned() });
-    assert_eq!(delete.needs, Needs::Nothing);
+    assert_eq!(rule(r#"{"key":[],"limit":100,"period":"1h"}"#), ChangeNeeds::Approver);
+    assert_eq!(of(put(RowKind::Rule, "new", &limit(1_000, ""))).needs, ChangeNeeds::Approver);
+    let delete = of(Operation::Delete { kind: RowKind::Rule, name: "a".to_owned() });
+    assert_eq!(delete.needs, ChangeNeeds::Nothing);
     assert!(delete.because.starts_with("nothing to measure"), "{}", delete.because);
     assert!(delete.measured.is_none());
 }
@@ -134,77 +142,89 @@ fn what_cannot_be_measured_takes_what_the_worst_takes_that_it_can_be() {
 fn a_rule_of_which_nothing_is_known_is_enforced_for_others_by_two_people() {
     let needs = |before: &str, after: &str| {
         let body = |fields: &str| limit(100, fields);
-        let book =
-            Book { revision: 1, rows: [row(Kind::Rule, "a", &body(before))].into(), ..Book::default() };
-        let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
-        let change = [put(Kind::Rule, "a", &body(after))];
-        let trial = Trial::new(&set, &book, &change, None, NOW_MS).expect("compiles");
-        Effect::unknown(trial.scope(), Unknown::NoLog, &Approved::default()).needs
+        let rule_rows = RuleRows {
+            revision: 1,
+            rows: [row(RowKind::Rule, "a", &body(before))].into(),
+            ..RuleRows::default()
+        };
+        let set = RuleSet::compile(&rule_rows, None, NOW_MS).expect("compiles");
+        let change = [put(RowKind::Rule, "a", &body(after))];
+        let change_plan = ChangePlan::new(&set, &rule_rows, &change, None, NOW_MS).expect("compiles");
+        ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &ApprovedEffect::default()).needs
     };
     let (get, post) = (r#","when":{"method":"GET"}"#, r#","when":{"method":"POST"}"#);
-    assert_eq!(needs(r#","mode":"shadow""#, ""), Needs::Approver);
-    assert_eq!(needs(get, ""), Needs::Approver);
-    assert_eq!(needs(get, post), Needs::Approver);
-    assert_eq!(needs(get, r#","when":{"method":"GET","path":"/a*"}"#), Needs::Nothing);
-    assert_eq!(needs(r#","tenant":"acme""#, ""), Needs::Approver);
-    assert_eq!(needs(r#","tenant":"acme""#, r#","tenant":"other""#), Needs::Approver);
+    assert_eq!(needs(r#","mode":"shadow""#, ""), ChangeNeeds::Approver);
+    assert_eq!(needs(get, ""), ChangeNeeds::Approver);
+    assert_eq!(needs(get, post), ChangeNeeds::Approver);
+    assert_eq!(needs(get, r#","when":{"method":"GET","path":"/a*"}"#), ChangeNeeds::Nothing);
+    assert_eq!(needs(r#","tenant":"acme""#, ""), ChangeNeeds::Approver);
+    assert_eq!(needs(r#","tenant":"acme""#, r#","tenant":"other""#), ChangeNeeds::Approver);
 }
 
 #[test]
 fn where_there_is_nobody_else_only_what_is_measured_waits_for_somebody() {
-    let alone: [fn(Effect) -> Effect; 3] = [Effect::for_one, Effect::for_first, Effect::for_only];
+    let alone: [fn(ChangeEffect) -> ChangeEffect; 3] =
+        [ChangeEffect::for_one, ChangeEffect::for_first, ChangeEffect::for_only];
     for alone in alone {
         let unknown = lowered(50, 0);
-        assert_eq!((unknown.needs, alone(unknown).needs), (Needs::Approver, Needs::Confirmation));
+        assert_eq!((unknown.needs, alone(unknown).needs), (ChangeNeeds::Approver, ChangeNeeds::Confirmation));
         let measured = lowered(0, 100);
-        assert_eq!((measured.needs, alone(measured).needs), (Needs::Approver, Needs::Approver));
+        assert_eq!((measured.needs, alone(measured).needs), (ChangeNeeds::Approver, ChangeNeeds::Approver));
         // Of the one much is known, of the other nothing.
-        let new = || put(Kind::Rule, "c", r#"{"key":["plan"],"limit":1,"period":"1h"}"#);
-        let both = |amount: u32| of_two(&[put(Kind::Rule, "a", &limit(amount, "")), new()], (200, 0));
+        let new = || put(RowKind::Rule, "c", r#"{"key":["plan"],"limit":1,"period":"1h"}"#);
+        let both = |amount: u32| of_two(&[put(RowKind::Rule, "a", &limit(amount, "")), new()], (200, 0));
         let harmless = both(101);
-        assert!(harmless.measured.is_some() && harmless.needs == Needs::Approver, "{}", harmless.because);
+        assert!(
+            harmless.measured.is_some() && harmless.needs == ChangeNeeds::Approver,
+            "{}",
+            harmless.because
+        );
         assert_eq!(
             [both(101), both(0)].map(|effect| alone(effect).needs),
-            [Needs::Confirmation, Needs::Approver]
+            [ChangeNeeds::Confirmation, ChangeNeeds::Approver]
         );
     }
 }
 
 #[test]
 fn overrides_and_other_rules_are_part_of_both_sides() {
-    let allowed = put(Kind::Override, "o", r#"{"rule":"a","key":["u"],"limit":1000}"#);
-    let both = effect(&[put(Kind::Rule, "a", &limit(1, "")), allowed], 200);
-    assert_eq!(both.needs, Needs::Nothing, "the only user has an override: {}", both.because);
+    let allowed = put(RowKind::Override, "o", r#"{"rule":"a","key":["u"],"limit":1000}"#);
+    let both = effect(&[put(RowKind::Rule, "a", &limit(1, "")), allowed], 200);
+    assert_eq!(both.needs, ChangeNeeds::Nothing, "the only user has an override: {}", both.because);
     let measured = both.measured.expect("measured");
     assert_eq!((measured.newly_denied, measured.newly_allowed), (0.0, 100.0));
     // What another rule touches is no part of the share.
-    let other = effect(&[put(Kind::Rule, "b", &limit(1, r#","when":{"user":"nobody"}"#))], 200);
-    assert!(other.measured.is_none() && other.needs == Needs::Approver, "{}", other.because);
+    let other = effect(&[put(RowKind::Rule, "b", &limit(1, r#","when":{"user":"nobody"}"#))], 200);
+    assert!(other.measured.is_none() && other.needs == ChangeNeeds::Approver, "{}", other.because);
 }
 
 #[test]
 fn what_would_be_under_more_rules_than_can_be_asked_is_denied() {
     let generous = |at: usize| {
-        put(Kind::Rule, &at.to_string(), &limit(4_000_000_000, r#","when":{"user":"*"},"burst":4000000000"#))
+        put(
+            RowKind::Rule,
+            &at.to_string(),
+            &limit(4_000_000_000, r#","when":{"user":"*"},"burst":4000000000"#),
+        )
     };
     let more = |rules: usize| effect(&(0..rules).map(generous).collect::<Vec<_>>(), 100);
     // With the one that is there it is as many as can be.
     let most = tidegate::LIMITS_PER_CHECK_MAX - 1;
-    assert_eq!(more(most).needs, Needs::Nothing, "{}", more(most).because);
+    assert_eq!(more(most).needs, ChangeNeeds::Nothing, "{}", more(most).because);
     let too_many = more(most + 1);
-    assert_eq!(too_many.needs, Needs::Approver, "{}", too_many.because);
+    assert_eq!(too_many.needs, ChangeNeeds::Approver, "{}", too_many.because);
     let measured = too_many.measured.expect("measured");
     assert_eq!((measured.newly_denied, measured.newly_allowed), (100.0, 0.0));
 }
 
 /// What an override takes of which nothing can be measured, beside these that are there.
-fn unmeasured(there: &[(&str, &str)], operation: Operation) -> Needs {
-    let over = |(name, fields): &(&str, &str)| row(Kind::Override, name, &over(fields));
-    let rows = [row(Kind::Rule, "a", &limit(100, ""))].into_iter().chain(there.iter().map(over)).collect();
-    let book = Book { revision: 1, rows, ..Book::default() };
-    let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
-    let trial = Trial::new(&set, &book, &[operation], None, NOW_MS).expect("compiles");
-    Effect::unknown(trial.scope(), Unknown::NoLog, &Approved::default()).needs
+fn unmeasured(there: &[(&str, &str)], operation: Operation) -> ChangeNeeds {
+    let over = |(name, fields): &(&str, &str)| row(RowKind::Override, name, &over(fields));
+    let rows = [row(RowKind::Rule, "a", &limit(100, ""))].into_iter().chain(there.iter().map(over)).collect();
+    let rule_rows = RuleRows { revision: 1, rows, ..RuleRows::default() };
+    let set = RuleSet::compile(&rule_rows, None, NOW_MS).expect("compiles");
+    let change_plan = ChangePlan::new(&set, &rule_rows, &[operation], None, NOW_MS).expect("compiles");
+    ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &ApprovedEffect::default()).needs
 }
 
 fn over(fields: &str) -> String {
@@ -214,36 +234,36 @@ fn over(fields: &str) -> String {
 #[test]
 fn an_override_asks_unless_it_lets_pass_what_passed() {
     let new =
-        |there: &[(&str, &str)], fields: &str| unmeasured(there, put(Kind::Override, "o", &over(fields)));
+        |there: &[(&str, &str)], fields: &str| unmeasured(there, put(RowKind::Override, "o", &over(fields)));
     for (fields, needs) in [
-        (r#""key":["u"],"limit":100"#, Needs::Nothing),
-        (r#""key":["u"],"limit":101"#, Needs::Nothing),
-        (r#""key":["u"],"limit":101,"expires":1900000000000"#, Needs::Nothing),
-        (r#""key":["u"],"limit":99"#, Needs::Confirmation),
-        (r#""key":["u"],"limit":0"#, Needs::Confirmation),
-        (r#""key":["u"],"limit":0,"mode":"shadow""#, Needs::Nothing),
-        (r#""key":["u"],"limit":150,"period":"2h""#, Needs::Confirmation),
-        (r#""key":["u"],"limit":1000,"burst":1"#, Needs::Confirmation),
-        (r#""key":["u*"],"limit":99"#, Needs::Confirmation),
-        (r#""key":["u*"],"limit":50"#, Needs::Approver),
-        (r#""key":["*"],"limit":51"#, Needs::Confirmation),
-        (r#""key":["*"],"limit":50"#, Needs::Approver),
+        (r#""key":["u"],"limit":100"#, ChangeNeeds::Nothing),
+        (r#""key":["u"],"limit":101"#, ChangeNeeds::Nothing),
+        (r#""key":["u"],"limit":101,"expires":1900000000000"#, ChangeNeeds::Nothing),
+        (r#""key":["u"],"limit":99"#, ChangeNeeds::Confirmation),
+        (r#""key":["u"],"limit":0"#, ChangeNeeds::Confirmation),
+        (r#""key":["u"],"limit":0,"mode":"shadow""#, ChangeNeeds::Nothing),
+        (r#""key":["u"],"limit":150,"period":"2h""#, ChangeNeeds::Confirmation),
+        (r#""key":["u"],"limit":1000,"burst":1"#, ChangeNeeds::Confirmation),
+        (r#""key":["u*"],"limit":99"#, ChangeNeeds::Confirmation),
+        (r#""key":["u*"],"limit":50"#, ChangeNeeds::Approver),
+        (r#""key":["*"],"limit":51"#, ChangeNeeds::Confirmation),
+        (r#""key":["*"],"limit":50"#, ChangeNeeds::Approver),
     ] {
         assert_eq!(new(&[], fields), needs, "{fields}");
     }
     // What holds for a key is not what the rule says, where another override is there.
     let wide = [("w", r#""key":["u*"],"limit":500"#)];
     for (fields, needs) in [
-        (r#""key":["u"],"limit":499"#, Needs::Confirmation),
-        (r#""key":["u"],"limit":500"#, Needs::Nothing),
-        (r#""key":["v"],"limit":100"#, Needs::Nothing),
-        (r#""key":["*u"],"limit":499"#, Needs::Confirmation),
-        (r#""key":["*u"],"limit":500"#, Needs::Nothing),
-        (r#""key":["*u"],"limit":250"#, Needs::Approver),
+        (r#""key":["u"],"limit":499"#, ChangeNeeds::Confirmation),
+        (r#""key":["u"],"limit":500"#, ChangeNeeds::Nothing),
+        (r#""key":["v"],"limit":100"#, ChangeNeeds::Nothing),
+        (r#""key":["*u"],"limit":499"#, ChangeNeeds::Confirmation),
+        (r#""key":["*u"],"limit":500"#, ChangeNeeds::Nothing),
+        (r#""key":["*u"],"limit":250"#, ChangeNeeds::Approver),
         // Of what spells out more, nothing is taken, unless it comes first.
-        (r#""key":["*"],"limit":100"#, Needs::Nothing),
-        (r#""key":["*"],"limit":100,"priority":1"#, Needs::Approver),
-        (r#""key":["v*"],"limit":100"#, Needs::Nothing),
+        (r#""key":["*"],"limit":100"#, ChangeNeeds::Nothing),
+        (r#""key":["*"],"limit":100,"priority":1"#, ChangeNeeds::Approver),
+        (r#""key":["v*"],"limit":100"#, ChangeNeeds::Nothing),
     ] {
         assert_eq!(new(&wide, fields), needs, "{fields}");
     }
@@ -252,82 +272,92 @@ fn an_override_asks_unless_it_lets_pass_what_passed() {
 #[test]
 fn an_override_that_changes_or_goes_asks_unless_it_lets_pass_what_passed() {
     let there = [("o", r#""key":["u"],"limit":500,"burst":20,"expires":1900000000000"#)];
-    let changed = |fields: &str| unmeasured(&there, put(Kind::Override, "o", &over(fields)));
+    let changed = |fields: &str| unmeasured(&there, put(RowKind::Override, "o", &over(fields)));
     for (fields, needs) in [
-        (r#""key":["u"],"limit":501,"burst":20,"expires":1900000000000"#, Needs::Nothing),
-        (r#""key":["u"],"limit":1,"mode":"shadow","expires":1900000000000"#, Needs::Nothing),
-        (r#""key":["u"],"limit":499,"burst":20,"expires":1900000000000"#, Needs::Confirmation),
-        (r#""key":["u"],"limit":600,"burst":19,"expires":1900000000000"#, Needs::Confirmation),
-        (r#""key":["u"],"limit":600,"expires":1800000000001"#, Needs::Confirmation),
-        (r#""key":["u"],"limit":600,"expires":1900000000000,"tenant":"acme""#, Needs::Confirmation),
-        (r#""key":["u"],"limit":600,"expires":1900000000000,"priority":1"#, Needs::Confirmation),
-        (r#""key":["v"],"limit":600,"expires":1900000000000"#, Needs::Confirmation),
+        (r#""key":["u"],"limit":501,"burst":20,"expires":1900000000000"#, ChangeNeeds::Nothing),
+        (r#""key":["u"],"limit":1,"mode":"shadow","expires":1900000000000"#, ChangeNeeds::Nothing),
+        (r#""key":["u"],"limit":499,"burst":20,"expires":1900000000000"#, ChangeNeeds::Confirmation),
+        (r#""key":["u"],"limit":600,"burst":19,"expires":1900000000000"#, ChangeNeeds::Confirmation),
+        (r#""key":["u"],"limit":600,"expires":1800000000001"#, ChangeNeeds::Confirmation),
+        (r#""key":["u"],"limit":600,"expires":1900000000000,"tenant":"acme""#, ChangeNeeds::Confirmation),
+        (r#""key":["u"],"limit":600,"expires":1900000000000,"priority":1"#, ChangeNeeds::Confirmation),
+        (r#""key":["v"],"limit":600,"expires":1900000000000"#, ChangeNeeds::Confirmation),
     ] {
         assert_eq!(changed(fields), needs, "{fields}");
     }
     let gone = |fields: &str| {
         let there = [("o", fields)];
-        unmeasured(&there, Operation::Delete { kind: Kind::Override, name: "o".to_owned() })
+        unmeasured(&there, Operation::Delete { kind: RowKind::Override, name: "o".to_owned() })
     };
-    assert_eq!(gone(r#""key":["u"],"limit":500"#), Needs::Confirmation);
-    assert_eq!(gone(r#""key":["u"],"limit":100"#), Needs::Nothing);
-    assert_eq!(gone(r#""key":["u"],"limit":1"#), Needs::Nothing);
+    assert_eq!(gone(r#""key":["u"],"limit":500"#), ChangeNeeds::Confirmation);
+    assert_eq!(gone(r#""key":["u"],"limit":100"#), ChangeNeeds::Nothing);
+    assert_eq!(gone(r#""key":["u"],"limit":1"#), ChangeNeeds::Nothing);
     // For many keys, which may be all that there are.
-    assert_eq!(gone(r#""key":["*"],"limit":500"#), Needs::Approver);
-    assert_eq!(gone(r#""key":["u*"],"limit":200"#), Needs::Approver);
-    assert_eq!(gone(r#""key":["u*"],"limit":199"#), Needs::Confirmation);
-    assert_eq!(gone(r#""key":["u*"],"limit":200,"tenant":"acme""#), Needs::Approver);
-    assert_eq!(gone(r#""key":["*"],"limit":1,"mode":"shadow""#), Needs::Approver, "the rule is enforced");
-    assert_eq!(gone(r#""key":["*"],"limit":100"#), Needs::Nothing);
+    assert_eq!(gone(r#""key":["*"],"limit":500"#), ChangeNeeds::Approver);
+    assert_eq!(gone(r#""key":["u*"],"limit":200"#), ChangeNeeds::Approver);
+    assert_eq!(gone(r#""key":["u*"],"limit":199"#), ChangeNeeds::Confirmation);
+    assert_eq!(gone(r#""key":["u*"],"limit":200,"tenant":"acme""#), ChangeNeeds::Approver);
+    assert_eq!(
+        gone(r#""key":["*"],"limit":1,"mode":"shadow""#),
+        ChangeNeeds::Approver,
+        "the rule is enforced"
+    );
+    assert_eq!(gone(r#""key":["*"],"limit":100"#), ChangeNeeds::Nothing);
 }
 
 #[test]
 fn an_override_for_many_keys_that_leaves_them_to_others_takes_what_those_leave() {
     let there =
         [("o", r#""key":["*"],"limit":500,"priority":2"#), ("w", r#""key":["u*"],"limit":100,"priority":1"#)];
-    let delete = || Operation::Delete { kind: Kind::Override, name: "o".to_owned() };
-    assert_eq!(unmeasured(&there, delete()), Needs::Approver);
+    let delete = || Operation::Delete { kind: RowKind::Override, name: "o".to_owned() };
+    assert_eq!(unmeasured(&there, delete()), ChangeNeeds::Approver);
     let wider = [there[0], ("w", r#""key":["*"],"limit":500,"tenant":"acme""#)];
-    assert_eq!(unmeasured(&wider, delete()), Needs::Approver, "what is left to one tenant helps no other");
-    let changed = |fields: &str| unmeasured(&there, put(Kind::Override, "o", &over(fields)));
+    assert_eq!(
+        unmeasured(&wider, delete()),
+        ChangeNeeds::Approver,
+        "what is left to one tenant helps no other"
+    );
+    let changed = |fields: &str| unmeasured(&there, put(RowKind::Override, "o", &over(fields)));
     for (fields, needs) in [
-        (r#""key":["*"],"limit":251,"priority":2"#, Needs::Confirmation),
-        (r#""key":["*"],"limit":250,"priority":2"#, Needs::Approver),
-        (r#""key":["b*"],"limit":500,"priority":2"#, Needs::Approver),
-        (r#""key":["*"],"limit":500,"priority":2,"tenant":"acme""#, Needs::Approver),
-        (r#""key":["*"],"limit":500,"priority":2,"expires":1900000000000"#, Needs::Approver),
-        (r#""key":["*"],"limit":500,"priority":3"#, Needs::Confirmation),
+        (r#""key":["*"],"limit":251,"priority":2"#, ChangeNeeds::Confirmation),
+        (r#""key":["*"],"limit":250,"priority":2"#, ChangeNeeds::Approver),
+        (r#""key":["b*"],"limit":500,"priority":2"#, ChangeNeeds::Approver),
+        (r#""key":["*"],"limit":500,"priority":2,"tenant":"acme""#, ChangeNeeds::Approver),
+        (r#""key":["*"],"limit":500,"priority":2,"expires":1900000000000"#, ChangeNeeds::Approver),
+        (r#""key":["*"],"limit":500,"priority":3"#, ChangeNeeds::Confirmation),
     ] {
         assert_eq!(changed(fields), needs, "{fields}");
     }
     // What holds for longer than it was to.
     let there = [("o", r#""key":["*"],"limit":10,"expires":1900000000000"#)];
-    let lasts = put(Kind::Override, "o", &over(r#""key":["*"],"limit":10"#));
-    assert_eq!(unmeasured(&there, lasts), Needs::Approver);
+    let lasts = put(RowKind::Override, "o", &over(r#""key":["*"],"limit":10"#));
+    assert_eq!(unmeasured(&there, lasts), ChangeNeeds::Approver);
 }
 
 #[test]
 fn a_rule_without_a_key_has_one_override_that_is_for_all() {
     let body = r#"{"key":[],"limit":100,"period":"1h"}"#;
-    let over = row(Kind::Override, "o", &over(r#""key":[],"limit":500"#));
-    let book = Book { revision: 1, rows: [row(Kind::Rule, "a", body), over].into(), ..Book::default() };
-    let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
-    let delete = [Operation::Delete { kind: Kind::Override, name: "o".to_owned() }];
-    let trial = Trial::new(&set, &book, &delete, None, NOW_MS).expect("compiles");
-    let effect = Effect::unknown(trial.scope(), Unknown::NoLog, &Approved::default());
-    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    let over = row(RowKind::Override, "o", &over(r#""key":[],"limit":500"#));
+    let rule_rows =
+        RuleRows { revision: 1, rows: [row(RowKind::Rule, "a", body), over].into(), ..RuleRows::default() };
+    let set = RuleSet::compile(&rule_rows, None, NOW_MS).expect("compiles");
+    let delete = [Operation::Delete { kind: RowKind::Override, name: "o".to_owned() }];
+    let change_plan = ChangePlan::new(&set, &rule_rows, &delete, None, NOW_MS).expect("compiles");
+    let effect = ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &ApprovedEffect::default());
+    assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
 }
 
 #[test]
 fn many_keys_one_by_one_are_like_all_of_them() {
     let blocked = |keys: usize| {
         let one =
-            |at| put(Kind::Override, &format!("o{at}"), &over(&format!(r#""key":["u{at}"],"limit":0"#)));
+            |at| put(RowKind::Override, &format!("o{at}"), &over(&format!(r#""key":["u{at}"],"limit":0"#)));
         let change: Vec<Operation> = (0..keys).map(one).collect();
-        let trial = Trial::new(&in_force(), &book(), &change, None, NOW_MS).expect("compiles");
-        Effect::unknown(trial.scope(), Unknown::NoLog, &Approved::default()).needs
+        let change_plan =
+            ChangePlan::new(&in_force(), &rule_rows(), &change, None, NOW_MS).expect("compiles");
+        ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &ApprovedEffect::default()).needs
     };
-    assert_eq!([blocked(10), blocked(11)], [Needs::Confirmation, Needs::Approver]);
+    assert_eq!([blocked(10), blocked(11)], [ChangeNeeds::Confirmation, ChangeNeeds::Approver]);
 }
 
 /// A rule beside that of users, for each team.
@@ -337,27 +367,28 @@ fn by_team(amount: u32) -> String {
 
 /// What is found out about a change where there are rules for users and for teams, of so many requests each, of which all
 /// passed.
-fn of_two(operations: &[Operation], (users, teams): (u64, u64)) -> Effect {
-    let rows = [row(Kind::Rule, "a", &limit(100, "")), row(Kind::Rule, "b", &by_team(100))].into();
-    let book = Book { revision: 1, rows, ..Book::default() };
-    let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
-    let mut test =
-        Trial::new(&set, &book, operations, None, NOW_MS).expect("compiles").begin(1.0, Arc::default());
+fn of_two(operations: &[Operation], (users, teams): (u64, u64)) -> ChangeEffect {
+    let rows = [row(RowKind::Rule, "a", &limit(100, "")), row(RowKind::Rule, "b", &by_team(100))].into();
+    let rule_rows = RuleRows { revision: 1, rows, ..RuleRows::default() };
+    let set = RuleSet::compile(&rule_rows, None, NOW_MS).expect("compiles");
+    let mut test = ChangePlan::new(&set, &rule_rows, operations, None, NOW_MS)
+        .expect("compiles")
+        .begin(1.0, Arc::default());
     for at in 0..users {
         assert!(test.take(&record(&format!("u{at}"), NOW_MS, 1.0)));
     }
     for at in 0..teams {
         let dimensions = vec![("team".to_owned(), format!("t{at}"))];
-        assert!(test.take(&Record { rule: "b".to_owned(), dimensions, ..record("", NOW_MS, 1.0) }));
+        assert!(test.take(&DecisionRecord { rule: "b".to_owned(), dimensions, ..record("", NOW_MS, 1.0) }));
     }
     test.finish()
 }
 
 #[test]
 fn what_a_rule_denies_is_not_made_less_by_what_passes_another() {
-    let blocked_and_raised = [put(Kind::Rule, "a", &limit(0, "")), put(Kind::Rule, "b", &by_team(101))];
+    let blocked_and_raised = [put(RowKind::Rule, "a", &limit(0, "")), put(RowKind::Rule, "b", &by_team(101))];
     let effect = of_two(&blocked_and_raised, (200, 20_000));
-    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
     assert!(
         effect.because.starts_with("100.0 % of the requests that pass rule \"a\" now"),
         "{}",
@@ -365,66 +396,75 @@ fn what_a_rule_denies_is_not_made_less_by_what_passes_another() {
     );
     // Nor by requests that are denied anyway.
     let fewer = lowered(94, 1_000);
-    assert!(fewer.because.starts_with("6.0 % of") && fewer.needs == Needs::Confirmation, "{}", fewer.because);
+    assert!(
+        fewer.because.starts_with("6.0 % of") && fewer.needs == ChangeNeeds::Confirmation,
+        "{}",
+        fewer.because
+    );
 }
 
 #[test]
 fn what_is_known_of_one_rule_says_nothing_of_another() {
-    let both = |amount: u32| [put(Kind::Rule, "a", &limit(amount, "")), put(Kind::Rule, "b", &by_team(101))];
+    let both =
+        |amount: u32| [put(RowKind::Rule, "a", &limit(amount, "")), put(RowKind::Rule, "b", &by_team(101))];
     let few = of_two(&both(99), (99, 20_000));
-    assert_eq!(few.needs, Needs::Confirmation, "{}", few.because);
+    assert_eq!(few.needs, ChangeNeeds::Confirmation, "{}", few.because);
     assert!(
         few.because.contains("of rule \"a\" there is nothing to measure: the log has 99"),
         "{}",
         few.because
     );
-    assert_eq!(of_two(&both(99), (100, 20_000)).needs, Needs::Nothing);
-    assert_eq!(of_two(&both(50), (99, 20_000)).needs, Needs::Approver, "half of it");
-    assert_eq!(of_two(&both(101), (0, 20_000)).needs, Needs::Nothing, "nobody is denied more");
+    assert_eq!(of_two(&both(99), (100, 20_000)).needs, ChangeNeeds::Nothing);
+    assert_eq!(of_two(&both(50), (99, 20_000)).needs, ChangeNeeds::Approver, "half of it");
+    assert_eq!(of_two(&both(101), (0, 20_000)).needs, ChangeNeeds::Nothing, "nobody is denied more");
     // What was measured counts, whatever else is not known.
-    let unknown = put(Kind::Rule, "c", r#"{"key":["plan"],"limit":1,"period":"1h"}"#);
-    let effect = of_two(&[put(Kind::Rule, "a", &limit(0, "")), unknown], (200, 0));
-    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    let unknown = put(RowKind::Rule, "c", r#"{"key":["plan"],"limit":1,"period":"1h"}"#);
+    let effect = of_two(&[put(RowKind::Rule, "a", &limit(0, "")), unknown], (200, 0));
+    assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
 }
 
 #[test]
 fn what_the_log_does_not_have_of_requests_is_not_taken_for_harmless() {
     let by_plan = |amount: u32| {
         let body = format!(r#"{{"key":["plan"],"limit":{amount},"period":"1h"}}"#);
-        effect(&[put(Kind::Rule, "a", &body)], 100)
+        effect(&[put(RowKind::Rule, "a", &body)], 100)
     };
     for amount in [100, 1] {
         let effect = by_plan(amount);
-        assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+        assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
         assert!(effect.because.contains("the log has no \"plan\" of requests"), "{}", effect.because);
     }
-    let new = effect(&[put(Kind::Rule, "c", &limit(100, r#","when":{"path":"/*"}"#))], 100);
-    assert_eq!(new.needs, Needs::Approver);
+    let new = effect(&[put(RowKind::Rule, "c", &limit(100, r#","when":{"path":"/*"}"#))], 100);
+    assert_eq!(new.needs, ChangeNeeds::Approver);
     assert!(new.because.contains("the log has no \"path\" of requests"), "{}", new.because);
     let harmless =
-        effect(&[put(Kind::Rule, "c", &limit(1, r#","when":{"path":"/*"},"mode":"shadow""#))], 100);
-    assert_eq!(harmless.needs, Needs::Nothing, "{}", harmless.because);
+        effect(&[put(RowKind::Rule, "c", &limit(1, r#","when":{"path":"/*"},"mode":"shadow""#))], 100);
+    assert_eq!(harmless.needs, ChangeNeeds::Nothing, "{}", harmless.because);
 }
 
 #[test]
 fn what_the_log_does_not_tell_of_a_rule_that_counts_otherwise_is_asked_about() {
     for (fields, needs) in [
-        (r#","regime":"share""#, Needs::Confirmation),
-        (r#","algorithm":"sliding_window""#, Needs::Confirmation),
-        (r#","regime":"best_effort""#, Needs::Nothing),
-        (r#","regime":"share","mode":"shadow""#, Needs::Nothing),
+        (r#","regime":"share""#, ChangeNeeds::Confirmation),
+        (r#","algorithm":"sliding_window""#, ChangeNeeds::Confirmation),
+        (r#","regime":"best_effort""#, ChangeNeeds::Nothing),
+        (r#","regime":"share","mode":"shadow""#, ChangeNeeds::Nothing),
     ] {
-        let effect = effect(&[put(Kind::Rule, "a", &limit(100, fields))], 100);
+        let effect = effect(&[put(RowKind::Rule, "a", &limit(100, fields))], 100);
         assert_eq!(effect.needs, needs, "{fields}: {}", effect.because);
         assert!(effect.measured.is_some(), "{fields}");
     }
-    let halved = effect(&[put(Kind::Rule, "a", &limit(50, r#","regime":"share""#))], 100);
-    assert_eq!(halved.needs, Needs::Approver, "{}", halved.because);
+    let halved = effect(&[put(RowKind::Rule, "a", &limit(50, r#","regime":"share""#))], 100);
+    assert_eq!(halved.needs, ChangeNeeds::Approver, "{}", halved.because);
     assert!(halved.because.contains("beside other regions"), "{}", halved.because);
 }
 
 /// What is found out about a change from records of a log with such a sample.
-fn from_log(operations: &[Operation], sample_rate: f64, records: impl IntoIterator<Item = Record>) -> Effect {
+fn from_log(
+    operations: &[Operation],
+    sample_rate: f64,
+    records: impl IntoIterator<Item = DecisionRecord>,
+) -> ChangeEffect {
     let mut test = begun(operations, sample_rate);
     for record in records {
         assert!(test.take(&record));
@@ -433,20 +473,21 @@ fn from_log(operations: &[Operation], sample_rate: f64, records: impl IntoIterat
 }
 
 fn blocked() -> [Operation; 1] {
-    [put(Kind::Rule, "a", &limit(0, ""))]
+    [put(RowKind::Rule, "a", &limit(0, ""))]
 }
 
 /// Users of whom the log has one record each, of a thousand requests that passed.
-fn strangers(count: u64) -> impl Iterator<Item = Record> {
-    (0..count).map(|user| Record { level: 1, ..record(&user.to_string(), NOW_MS + user * 20_000, 0.001) })
+fn strangers(count: u64) -> impl Iterator<Item = DecisionRecord> {
+    (0..count)
+        .map(|user| DecisionRecord { level: 1, ..record(&user.to_string(), NOW_MS + user * 20_000, 0.001) })
 }
 
 #[test]
 fn what_denies_everything_is_found_in_a_sample_of_strangers() {
     let effect = from_log(&blocked(), 0.001, strangers(150));
-    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
     assert!(effect.because.starts_with("100.0 % of"), "{}", effect.because);
-    let halved = from_log(&[put(Kind::Rule, "a", &limit(50, ""))], 0.001, strangers(150));
+    let halved = from_log(&[put(RowKind::Rule, "a", &limit(50, ""))], 0.001, strangers(150));
     assert!(
         halved.because.starts_with("0.0 % of"),
         "nobody is known to have asked often: {}",
@@ -457,8 +498,8 @@ fn what_denies_everything_is_found_in_a_sample_of_strangers() {
 #[test]
 fn what_nobody_can_tell_from_a_sample_is_asked_about() {
     // None of them has a second record, and yet some dozens may have asked five times.
-    let effect = from_log(&[put(Kind::Rule, "a", &limit(2, ""))], 0.001, strangers(150));
-    assert_eq!(effect.needs, Needs::Confirmation, "{}", effect.because);
+    let effect = from_log(&[put(RowKind::Rule, "a", &limit(2, ""))], 0.001, strangers(150));
+    assert_eq!(effect.needs, ChangeNeeds::Confirmation, "{}", effect.because);
     assert!(effect.because.contains(", or up to "), "{}", effect.because);
 }
 
@@ -466,7 +507,7 @@ fn what_nobody_can_tell_from_a_sample_is_asked_about() {
 fn records_are_counted_and_not_what_they_stand_for() {
     for few in [1, 99] {
         let effect = from_log(&blocked(), 0.001, strangers(few));
-        assert_eq!(effect.needs, Needs::Approver, "nobody knows that it is little");
+        assert_eq!(effect.needs, ChangeNeeds::Approver, "nobody knows that it is little");
         let words = format!("nothing to measure: the log has {few} records");
         assert!(effect.because.starts_with(&words) && effect.measured.is_none(), "{}", effect.because);
     }
@@ -475,13 +516,13 @@ fn records_are_counted_and_not_what_they_stand_for() {
 #[test]
 fn denials_do_not_stand_for_what_passes() {
     let denied = |count: u64| {
-        let of = |at: u64| Record { verdict: Verdict::Denied, ..record("u", NOW_MS + at, 1.0) };
+        let of = |at: u64| DecisionRecord { verdict: RecordVerdict::Denied, ..record("u", NOW_MS + at, 1.0) };
         (0..count).map(of)
     };
     let is_measured = |(passed, count): (u64, u64)| {
-        let lowered = [put(Kind::Rule, "a", &limit(60, ""))];
+        let lowered = [put(RowKind::Rule, "a", &limit(60, ""))];
         let effect = from_log(&lowered, 0.001, strangers(passed).chain(denied(count)));
-        assert!(effect.measured.is_some() || effect.needs == Needs::Confirmation, "{}", effect.because);
+        assert!(effect.measured.is_some() || effect.needs == ChangeNeeds::Confirmation, "{}", effect.because);
         effect.measured.is_some()
     };
     // Thousands may have passed, and it is their part that counts.
@@ -496,18 +537,22 @@ fn denials_do_not_stand_for_what_passes() {
 fn what_a_rule_in_shadow_was_never_asked_is_not_taken_for_a_yes() {
     let crowd = |others: usize| {
         let in_shadow = |name: usize| {
-            row(Kind::Rule, &format!("a{name:03}"), &limit(100, r#","mode":"shadow","when":{"path":"/*"}"#))
+            row(
+                RowKind::Rule,
+                &format!("a{name:03}"),
+                &limit(100, r#","mode":"shadow","when":{"path":"/*"}"#),
+            )
         };
-        let last = row(Kind::Rule, "b", &limit(0, r#","mode":"shadow","when":{"path":"/*"}"#));
-        let rows: Vec<Row> = (0..others).map(in_shadow).chain([last]).collect();
-        Book { revision: 1, rows: rows.into(), ..Book::default() }
+        let last = row(RowKind::Rule, "b", &limit(0, r#","mode":"shadow","when":{"path":"/*"}"#));
+        let rows: Vec<RuleRow> = (0..others).map(in_shadow).chain([last]).collect();
+        RuleRows { revision: 1, rows: rows.into(), ..RuleRows::default() }
     };
     let newly_denied = |others: usize| {
-        let book = crowd(others);
-        let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
-        let change = [put(Kind::Rule, "b", &limit(0, r#","when":{"path":"/*"}"#))];
-        let trial = Trial::new(&set, &book, &change, None, NOW_MS).expect("compiles");
-        let mut test = trial.begin(1.0, Arc::default());
+        let rule_rows = crowd(others);
+        let set = RuleSet::compile(&rule_rows, None, NOW_MS).expect("compiles");
+        let change = [put(RowKind::Rule, "b", &limit(0, r#","when":{"path":"/*"}"#))];
+        let change_plan = ChangePlan::new(&set, &rule_rows, &change, None, NOW_MS).expect("compiles");
+        let mut test = change_plan.begin(1.0, Arc::default());
         for at in 0..100 {
             let mut record = record(&format!("u{at}"), NOW_MS + at, 1.0);
             record.rule = "a000".to_owned();
@@ -523,20 +568,24 @@ fn what_a_rule_in_shadow_was_never_asked_is_not_taken_for_a_yes() {
 
 #[test]
 fn what_a_rule_said_in_shadow_mode_it_does_when_it_is_enforced() {
-    let shadow = Book {
+    let shadow = RuleRows {
         revision: 1,
-        rows: [row(Kind::Rule, "a", &limit(100, r#","mode":"shadow""#))].into(),
-        ..Book::default()
+        rows: [row(RowKind::Rule, "a", &limit(100, r#","mode":"shadow""#))].into(),
+        ..RuleRows::default()
     };
     let set = RuleSet::compile(&shadow, None, NOW_MS).expect("compiles");
-    let said = |verdict: Verdict, count: u64| {
-        (0..count).map(move |user| Record { verdict, ..record(&user.to_string(), NOW_MS, 1.0) })
+    let said = |verdict: RecordVerdict, count: u64| {
+        (0..count).map(move |user| DecisionRecord { verdict, ..record(&user.to_string(), NOW_MS, 1.0) })
     };
-    for (would_deny, needs) in [(5, Needs::Nothing), (6, Needs::Confirmation), (51, Needs::Approver)] {
-        let enforced = [put(Kind::Rule, "a", &limit(100, ""))];
-        let mut test =
-            Trial::new(&set, &shadow, &enforced, None, NOW_MS).expect("compiles").begin(1.0, Arc::default());
-        for record in said(Verdict::ShadowDenied, would_deny).chain(said(Verdict::Allowed, 100 - would_deny))
+    for (would_deny, needs) in
+        [(5, ChangeNeeds::Nothing), (6, ChangeNeeds::Confirmation), (51, ChangeNeeds::Approver)]
+    {
+        let enforced = [put(RowKind::Rule, "a", &limit(100, ""))];
+        let mut test = ChangePlan::new(&set, &shadow, &enforced, None, NOW_MS)
+            .expect("compiles")
+            .begin(1.0, Arc::default());
+        for record in said(RecordVerdict::ShadowDenied, would_deny)
+            .chain(said(RecordVerdict::Allowed, 100 - would_deny))
         {
             assert!(test.take(&record));
         }
@@ -549,11 +598,17 @@ fn what_a_rule_said_in_shadow_mode_it_does_when_it_is_enforced() {
 #[test]
 fn what_other_rules_or_an_emergency_decided_only_says_that_a_request_came() {
     // All were denied, which the rules in force would not have done.
-    let denied = |user: u64| Record { verdict: Verdict::Denied, ..record(&user.to_string(), NOW_MS, 1.0) };
-    let earlier = |user| Record { set_version: "r0e0".to_owned(), ..denied(user) };
-    let stopped =
-        |user| Record { set_version: "r1e1".to_owned(), replaced_by: "stop".to_owned(), ..denied(user) };
-    for of in [&earlier as &dyn Fn(u64) -> Record, &stopped] {
+    let denied = |user: u64| DecisionRecord {
+        verdict: RecordVerdict::Denied,
+        ..record(&user.to_string(), NOW_MS, 1.0)
+    };
+    let earlier = |user| DecisionRecord { set_version: "r0e0".to_owned(), ..denied(user) };
+    let stopped = |user| DecisionRecord {
+        set_version: "r1e1".to_owned(),
+        replaced_by: "stop".to_owned(),
+        ..denied(user)
+    };
+    for of in [&earlier as &dyn Fn(u64) -> DecisionRecord, &stopped] {
         let effect = from_log(&blocked(), 1.0, (0..100).map(of));
         assert!(effect.because.starts_with("100.0 % of"), "{}", effect.because);
     }
@@ -564,10 +619,14 @@ fn what_other_rules_or_an_emergency_decided_only_says_that_a_request_came() {
 #[test]
 fn a_log_that_cannot_be_read_is_told_and_asked_about() {
     let unread = |amount: u32| {
-        let change = [put(Kind::Rule, "a", &limit(amount, ""))];
-        let trial = Trial::new(&in_force(), &book(), &change, None, NOW_MS).expect("compiles");
-        let effect =
-            Effect::unknown(trial.scope(), Unknown::Unread("a torn page".to_owned()), &Approved::default());
+        let change = [put(RowKind::Rule, "a", &limit(amount, ""))];
+        let change_plan =
+            ChangePlan::new(&in_force(), &rule_rows(), &change, None, NOW_MS).expect("compiles");
+        let effect = ChangeEffect::unknown(
+            change_plan.scope(),
+            UnknownReason::LogUnreadable("a torn page".to_owned()),
+            &ApprovedEffect::default(),
+        );
         assert!(
             effect.because.contains("the decision log cannot be read (a torn page)"),
             "{}",
@@ -575,14 +634,18 @@ fn a_log_that_cannot_be_read_is_told_and_asked_about() {
         );
         effect.needs
     };
-    assert_eq!([60, 50, 0].map(unread), [Needs::Confirmation, Needs::Approver, Needs::Approver]);
+    assert_eq!(
+        [60, 50, 0].map(unread),
+        [ChangeNeeds::Confirmation, ChangeNeeds::Approver, ChangeNeeds::Approver]
+    );
 }
 
 #[test]
 fn what_does_not_compile_is_refused_with_all_reasons() {
     let wrong =
-        [put(Kind::Rule, "a", &limit(1, r#","burst":0"#)), put(Kind::Override, "o", r#"{"rule":"x"}"#)];
-    let problems = Trial::new(&in_force(), &book(), &wrong, None, NOW_MS).expect_err("refused").to_string();
+        [put(RowKind::Rule, "a", &limit(1, r#","burst":0"#)), put(RowKind::Override, "o", r#"{"rule":"x"}"#)];
+    let problems =
+        ChangePlan::new(&in_force(), &rule_rows(), &wrong, None, NOW_MS).expect_err("refused").to_string();
     assert!(
         problems.contains("rules[\"a\"].burst") && problems.contains("overrides[\"o\"].rule"),
         "{problems}"

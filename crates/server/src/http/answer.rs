@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::auth::Role;
 
 /// An answer, whole.
-pub(crate) type Answer = Response<Full<Bytes>>;
+pub(crate) type HttpResponse = Response<Full<Bytes>>;
 
 /// Room for the fields of a decision and what stands beside them: a map that starts smaller grows while they go in.
 const FIELDS: usize = 9;
@@ -36,7 +36,7 @@ pub(super) fn spare(mut map: HeaderMap) {
 }
 
 /// Text of some media type.
-pub(crate) fn text(status: StatusCode, media: &'static str, body: impl Into<Bytes>) -> Answer {
+pub(crate) fn text(status: StatusCode, media: &'static str, body: impl Into<Bytes>) -> HttpResponse {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     *answer.headers_mut() = SPARE.take();
@@ -46,7 +46,7 @@ pub(crate) fn text(status: StatusCode, media: &'static str, body: impl Into<Byte
 }
 
 /// A value as JSON.
-pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
     let mut body = Vec::with_capacity(BODY_BYTES);
     match serde_json::to_writer(&mut body, value) {
         Ok(()) => text(status, "application/json", body),
@@ -125,7 +125,7 @@ impl Problem {
     }
 
     /// The answer, with a body of the surface's own.
-    pub(crate) fn answer_with(self, media: &'static str, body: impl Into<Bytes>) -> Answer {
+    pub(crate) fn answer_with(self, media: &'static str, body: impl Into<Bytes>) -> HttpResponse {
         let mut answer = text(self.status, media, body);
         if let Some((name, value)) = self.field {
             answer.headers_mut().insert(name, value);
@@ -140,7 +140,7 @@ impl Problem {
     }
 }
 
-impl From<Problem> for Answer {
+impl From<Problem> for HttpResponse {
     fn from(problem: Problem) -> Self {
         let body = ProblemBody {
             r#type: "about:blank",

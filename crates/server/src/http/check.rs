@@ -14,10 +14,10 @@ use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
 use super::object::Object;
-use super::{Answer, Asked, Problem, json, read_json, text};
+use super::{HttpRequest, HttpResponse, Problem, json, read_json, text};
 use crate::auth::Role;
-use crate::metrics::{Rung, Surface};
-use crate::rules::{Applied, Ruled, Ruling, Undecided};
+use crate::metrics::{DecisionSource, Surface};
+use crate::rules::{AppliedRule, RuleOutcome, RulesDecision, RulesError};
 
 /// Names and values, as they come.
 type Pairs<'b> = Vec<(Cow<'b, str>, Cow<'b, str>)>;
@@ -70,7 +70,7 @@ struct RuleAnswer<'r> {
     mode: &'static str,
     /// The override that the limit is from; not there if it is the rule's.
     #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
-    exception: Option<&'r str>,
+    override_name: Option<&'r str>,
     /// The emergency that goes before the rule; not there if none does.
     #[serde(skip_serializing_if = "Option::is_none")]
     emergency: Option<&'r str>,
@@ -104,13 +104,13 @@ struct RuleAnswer<'r> {
         (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn answer(asked: &Asked<'_>) -> Answer {
-    decide(asked).await.unwrap_or_else(Answer::from)
+pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
+    decide(req).await.unwrap_or_else(HttpResponse::from)
 }
 
-async fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
-    let principal = asked.principal(Role::Client)?;
-    let request = read(&asked.body)?;
+async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
+    let principal = req.principal(Role::Client)?;
+    let request = read(&req.body)?;
     if !matches!(request.deny_status, 200 | 429) {
         return Err(Problem::bad_request(format!(
             "deny_status: {} is neither 200 nor 429",
@@ -118,13 +118,13 @@ async fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
         )));
     }
     let dimensions = known_by(request.dimensions).map_err(|error| Problem::bad_request(error.to_string()))?;
-    let rules = asked.shared.rules.load();
-    let case = rules.case(asked.shared, principal.tenant, &dimensions);
-    match case.decide(asked.shared, Surface::Check, request.cost).await {
-        Ok(ruling) => Ok(told(asked, &ruling, request.deny_status)),
-        Err(Undecided::Shed { class: Class::Comfort }) => Ok(shed(rules.set().version())),
-        Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
-        Err(Undecided::TooManyRules { rules }) => Err(too_many(rules)),
+    let rules = req.shared.rules.load();
+    let case = rules.match_request(req.shared, principal.tenant, &dimensions);
+    match case.decide(req.shared, Surface::Check, request.cost).await {
+        Ok(rules_decision) => Ok(respond(req, &rules_decision, request.deny_status)),
+        Err(RulesError::Shed { class: Class::Comfort }) => Ok(shed(rules.set().version())),
+        Err(RulesError::Shed { .. }) => Err(Problem::overloaded()),
+        Err(RulesError::TooManyRules { rules }) => Err(too_many(rules)),
     }
 }
 
@@ -206,22 +206,22 @@ pub(super) fn too_many(rules: usize) -> Problem {
     )
 }
 
-fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: u16) -> Answer {
-    let decision = &ruling.decision;
+fn respond(req: &HttpRequest<'_>, rules_decision: &RulesDecision<'_>, deny_status: u16) -> HttpResponse {
+    let decision = &rules_decision.decision;
     let refuse = !decision.is_allowed() && deny_status == 429;
     let mut answer = if refuse {
-        text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(ruling))
+        text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(rules_decision))
     } else {
-        json(StatusCode::OK, &body(ruling))
+        json(StatusCode::OK, &body(rules_decision))
     };
-    asked.tell(&mut answer, decision, ruling.rung);
+    req.set_decision_headers(&mut answer, decision, rules_decision.source);
     answer
 }
 
 /// A problem (RFC 9457) may carry more members: whoever asked for a 429 still gets the whole answer.
-fn problem_with(ruling: &Ruling<'_>) -> String {
-    let problem = problem_body(&ruling.decision);
-    let answer = serde_json::to_string(&body(ruling)).unwrap_or_default();
+fn problem_with(rules_decision: &RulesDecision<'_>) -> String {
+    let problem = problem_body(&rules_decision.decision);
+    let answer = serde_json::to_string(&body(rules_decision)).unwrap_or_default();
     // Two objects without a member in common: the members of one follow those of the other.
     match (problem.strip_suffix('}'), answer.strip_prefix('{')) {
         (Some(problem), Some(answer)) => format!("{problem},{answer}"),
@@ -229,23 +229,27 @@ fn problem_with(ruling: &Ruling<'_>) -> String {
     }
 }
 
-fn body<'r>(ruling: &'r Ruling<'_>) -> CheckAnswer<'r> {
-    let enforced = ruling
+fn body<'r>(rules_decision: &'r RulesDecision<'_>) -> CheckAnswer<'r> {
+    let enforced = rules_decision
         .enforced
         .iter()
-        .zip(ruling.decision.outcomes())
+        .zip(rules_decision.decision.outcomes())
         .map(|(applied, outcome)| rule_answer(*applied, outcome));
-    let shadows = ruling.shadows.iter().map(|Ruled { applied, outcome }| rule_answer(*applied, outcome));
+    let shadows =
+        rules_decision.shadows.iter().map(|RuleOutcome { applied, outcome }| rule_answer(*applied, outcome));
     CheckAnswer {
-        decision: if ruling.decision.is_allowed() { "allow" } else { "deny" },
-        denied_by: ruling.decision.denied_by().map(|outcome| outcome.gate().name()),
-        rules_version: ruling.version,
-        source: ruling.rung.as_str(),
+        decision: if rules_decision.decision.is_allowed() { "allow" } else { "deny" },
+        denied_by: rules_decision.decision.denied_by().map(|outcome| outcome.gate().name()),
+        rules_version: rules_decision.version,
+        source: rules_decision.source.as_str(),
         rules: enforced.chain(shadows).collect(),
     }
 }
 
-fn rule_answer<'r>(Applied { rule, terms, bound, .. }: Applied<'r>, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
+fn rule_answer<'r>(
+    AppliedRule { rule, terms, bound, .. }: AppliedRule<'r>,
+    outcome: &Outcome<'_>,
+) -> RuleAnswer<'r> {
     let verdict = outcome.verdict();
     let retry = verdict.retry();
     RuleAnswer {
@@ -254,7 +258,7 @@ fn rule_answer<'r>(Applied { rule, terms, bound, .. }: Applied<'r>, outcome: &Ou
         class: rule.class.as_str(),
         regime: rule.regime().as_str(),
         mode: terms.mode.as_str(),
-        exception: terms.exception,
+        override_name: terms.override_name,
         emergency: terms.emergency,
         allowed: outcome.is_allowed(),
         limit: terms.limit.amount(),
@@ -267,12 +271,12 @@ fn rule_answer<'r>(Applied { rule, terms, bound, .. }: Applied<'r>, outcome: &Ou
 }
 
 /// Comfort checks pass when there is no time for them.
-fn shed(version: &str) -> Answer {
+fn shed(version: &str) -> HttpResponse {
     let body = CheckAnswer {
         decision: "allow",
         denied_by: None,
         rules_version: version,
-        source: Rung::Shed.as_str(),
+        source: DecisionSource::Shed.as_str(),
         rules: Vec::new(),
     };
     json(StatusCode::OK, &body)

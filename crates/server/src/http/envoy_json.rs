@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
 use super::object::Object;
-use super::{Answer, Asked, Problem, json};
+use super::{HttpRequest, HttpResponse, Problem, json};
 use crate::auth::Role;
 use crate::envoy::{
     DESCRIPTORS_MAX, DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, Refusal, VALUE_BYTES_MAX, decide,
@@ -245,8 +245,8 @@ impl<'r> From<&'r DescriptorStatus> for StatusBody<'r> {
         (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn answer(asked: &Asked<'_>) -> Answer {
-    decided(asked).await.unwrap_or_else(Answer::from)
+pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
+    decided(req).await.unwrap_or_else(HttpResponse::from)
 }
 
 /// A list of objects: a list of lists would be taken for one otherwise.
@@ -313,21 +313,21 @@ fn allowed(path: &str) -> Option<String> {
     })
 }
 
-async fn decided(asked: &Asked<'_>) -> Result<Answer, Problem> {
-    let principal = asked.principal(Role::Client)?;
-    let request = read(&asked.body)?;
-    let response = decide(asked.shared, principal.tenant, &request).await.map_err(|refusal| {
+async fn decided(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
+    let principal = req.principal(Role::Client)?;
+    let request = read(&req.body)?;
+    let response = decide(req.shared, principal.tenant, &request).await.map_err(|refusal| {
         let status = match refusal {
             Refusal::Wrong(_) => StatusCode::BAD_REQUEST,
             Refusal::NothingLoaded => StatusCode::SERVICE_UNAVAILABLE,
         };
         Problem::new(status, refusal.to_string())
     })?;
-    Ok(told(&response))
+    Ok(respond(&response))
 }
 
 /// The header fields are told twice: to those who read the body, and to those who do not.
-fn told(response: &RateLimitResponse) -> Answer {
+fn respond(response: &RateLimitResponse) -> HttpResponse {
     let denied = response.overall_code() == Code::OverLimit;
     let status = if denied { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
     let mut answer = json(status, &ResponseBody::from(response));

@@ -16,31 +16,32 @@ use utoipa::ToSchema;
 use super::answer::ProblemBody;
 use super::check::too_many;
 use super::path::normal_path;
-use super::{Answer, Asked, Problem, text};
+use super::{HttpRequest, HttpResponse, Problem, text};
 use crate::address;
 use crate::auth::Role;
 use crate::metrics::Surface;
-use crate::rules::{Ruling, Undecided};
+use crate::rules::{RulesDecision, RulesError};
 
 /// What says something of the original request, and under which names. The first is what Traefik and Caddy send; the
 /// others are what configurations of nginx commonly have.
-struct Stated {
+struct ForwardedField {
     dimension: &'static str,
     fields: &'static [&'static str],
-    told_as: &'static str,
+    field_name: &'static str,
 }
 
-const METHOD: Stated = Stated {
+const METHOD: ForwardedField = ForwardedField {
     dimension: "method",
     fields: &["x-forwarded-method", "x-original-method"],
-    told_as: "X-Forwarded-Method, X-Original-Method",
+    field_name: "X-Forwarded-Method, X-Original-Method",
 };
-const PATH: Stated = Stated {
+const PATH: ForwardedField = ForwardedField {
     dimension: "path",
     fields: &["x-forwarded-uri", "x-original-uri", "x-original-url"],
-    told_as: "X-Forwarded-Uri, X-Original-URI, X-Original-URL",
+    field_name: "X-Forwarded-Uri, X-Original-URI, X-Original-URL",
 };
-const HOST: Stated = Stated { dimension: "host", fields: &["x-forwarded-host"], told_as: "X-Forwarded-Host" };
+const HOST: ForwardedField =
+    ForwardedField { dimension: "host", fields: &["x-forwarded-host"], field_name: "X-Forwarded-Host" };
 
 /// Decides the request that a proxy describes by header fields. Every method is answered alike.
 #[utoipa::path(
@@ -81,21 +82,21 @@ const HOST: Stated = Stated { dimension: "host", fields: &["x-forwarded-host"], 
         (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn answer(asked: &Asked<'_>) -> Answer {
-    decide(asked).await.unwrap_or_else(Answer::from)
+pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
+    decide(req).await.unwrap_or_else(HttpResponse::from)
 }
 
-async fn decide(asked: &Asked<'_>) -> Result<Answer, Problem> {
-    let principal = asked.principal(Role::Client)?;
-    let deny_status = deny_status(asked.parts.uri.query())?;
-    let rules = asked.shared.rules.load();
-    let request = describe(asked, rules.dimensions_used(principal.tenant))?;
-    let case = rules.case(asked.shared, principal.tenant, &request);
-    match case.decide(asked.shared, Surface::ForwardAuth, 1).await {
-        Ok(ruling) => Ok(told(asked, &ruling, deny_status)),
-        Err(Undecided::Shed { class: Class::Comfort }) => Ok(Response::default()),
-        Err(Undecided::Shed { .. }) => Err(Problem::overloaded()),
-        Err(Undecided::TooManyRules { rules }) => Err(too_many(rules)),
+async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
+    let principal = req.principal(Role::Client)?;
+    let deny_status = deny_status(req.parts.uri.query())?;
+    let rules = req.shared.rules.load();
+    let request = describe(req, rules.dimensions_used(principal.tenant))?;
+    let case = rules.match_request(req.shared, principal.tenant, &request);
+    match case.decide(req.shared, Surface::ForwardAuth, 1).await {
+        Ok(rules_decision) => Ok(respond(req, &rules_decision, deny_status)),
+        Err(RulesError::Shed { class: Class::Comfort }) => Ok(Response::default()),
+        Err(RulesError::Shed { .. }) => Err(Problem::overloaded()),
+        Err(RulesError::TooManyRules { rules }) => Err(too_many(rules)),
     }
 }
 
@@ -111,18 +112,18 @@ fn deny_status(query: Option<&str>) -> Result<StatusCode, Problem> {
 }
 
 /// The dimensions that rules look at; what they do not look at costs nothing and cannot be wrong.
-fn describe<'h>(asked: &'h Asked<'_>, used: &'h [String]) -> Result<Dimensions<'h>, Problem> {
-    let headers = &asked.parts.headers;
+fn describe<'h>(req: &'h HttpRequest<'_>, used: &'h [String]) -> Result<Dimensions<'h>, Problem> {
+    let headers = &req.parts.headers;
     let mut request = Dimensions::default();
     for name in used {
         let added = match name.as_str() {
-            ADDRESS => request.add_address(client_address(asked)),
+            ADDRESS => request.add_address(client_address(req)),
             "method" => request.add(
                 name.into(),
-                stated(headers, &METHOD, |value| latin(value).to_ascii_uppercase())?.into(),
+                read_field(headers, &METHOD, |value| latin(value).to_ascii_uppercase())?.into(),
             ),
-            "path" => request.add(name.into(), stated(headers, &PATH, normal_path)?.into()),
-            "host" => request.add(name.into(), stated(headers, &HOST, normal_host)?.into()),
+            "path" => request.add(name.into(), read_field(headers, &PATH, normal_path)?.into()),
+            "host" => request.add(name.into(), read_field(headers, &HOST, normal_host)?.into()),
             other => match other.strip_prefix(HEADER_PREFIX).and_then(|field| header(headers, field)) {
                 Some(value) => request.add(name.into(), value),
                 // Clients need not send a field. And other dimensions are those of callers that name them themselves.
@@ -146,15 +147,21 @@ fn refuse(error: &DimensionsError) -> Problem {
 }
 
 /// What the fields say, if they say one thing. A proxy sets one of them; the others can be the client's.
-fn stated(headers: &HeaderMap, what: &Stated, read: fn(&[u8]) -> String) -> Result<String, Problem> {
-    let Stated { dimension, fields, told_as } = what;
+fn read_field(
+    headers: &HeaderMap,
+    what: &ForwardedField,
+    read: fn(&[u8]) -> String,
+) -> Result<String, Problem> {
+    let ForwardedField { dimension, fields, field_name } = what;
     let mut values =
         fields.iter().flat_map(|field| headers.get_all(*field)).map(|value| read(value.as_bytes()));
     let first = values.next().ok_or_else(|| {
-        Problem::bad_request(format!("{dimension}: rules look at it, and the request has none of {told_as}"))
+        Problem::bad_request(format!(
+            "{dimension}: rules look at it, and the request has none of {field_name}"
+        ))
     })?;
     if values.any(|value| value != first) {
-        return Err(Problem::bad_request(format!("{dimension}: {told_as} say different things")));
+        return Err(Problem::bad_request(format!("{dimension}: {field_name} say different things")));
     }
     Ok(first)
 }
@@ -184,11 +191,11 @@ fn latin(bytes: &[u8]) -> Cow<'_, str> {
     }
 }
 
-fn client_address(asked: &Asked<'_>) -> IpAddr {
+fn client_address(req: &HttpRequest<'_>) -> IpAddr {
     static UNTRUSTED: Once = Once::new();
     static SILENT: Once = Once::new();
-    let (peer, headers) = (asked.peer.ip(), &asked.parts.headers);
-    match (address::is_trusted(peer, &asked.shared.trusted_proxies), address::is_forwarded(headers)) {
+    let (peer, headers) = (req.peer.ip(), &req.parts.headers);
+    match (address::is_trusted(peer, &req.shared.trusted_proxies), address::is_forwarded(headers)) {
         (false, _) => UNTRUSTED.call_once(|| {
             tracing::warn!(%peer, "forward-auth is asked by a peer that is not among trusted_proxies: all its \
                  clients count as one address, its own. Add it to trusted_proxies");
@@ -199,16 +206,20 @@ fn client_address(asked: &Asked<'_>) -> IpAddr {
         }),
         (true, true) => {}
     }
-    address::client(peer, headers, &asked.shared.trusted_proxies)
+    address::client(peer, headers, &req.shared.trusted_proxies)
 }
 
-fn told(asked: &Asked<'_>, ruling: &Ruling<'_>, deny_status: StatusCode) -> Answer {
-    let mut answer = if ruling.decision.is_allowed() {
+fn respond(
+    req: &HttpRequest<'_>,
+    rules_decision: &RulesDecision<'_>,
+    deny_status: StatusCode,
+) -> HttpResponse {
+    let mut answer = if rules_decision.decision.is_allowed() {
         Response::default()
     } else {
-        text(deny_status, PROBLEM_CONTENT_TYPE, denial(ruling, deny_status))
+        text(deny_status, PROBLEM_CONTENT_TYPE, denial(rules_decision, deny_status))
     };
-    asked.tell(&mut answer, &ruling.decision, ruling.rung);
+    req.set_decision_headers(&mut answer, &rules_decision.decision, rules_decision.source);
     answer
 }
 
@@ -224,14 +235,14 @@ struct QuotaExceeded {
 }
 
 /// The problem of a 429, with the status that is really sent.
-fn denial(ruling: &Ruling<'_>, status: StatusCode) -> String {
-    let body = problem_body(&ruling.decision);
+fn denial(rules_decision: &RulesDecision<'_>, status: StatusCode) -> String {
+    let body = problem_body(&rules_decision.decision);
     let problem = serde_json::from_str::<QuotaExceeded>(&body);
-    let told = problem.and_then(|mut problem| {
+    let respond = problem.and_then(|mut problem| {
         problem.status = status.as_u16();
         serde_json::to_string(&problem)
     });
-    told.unwrap_or(body)
+    respond.unwrap_or(body)
 }
 
 #[cfg(test)]
@@ -250,7 +261,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::load;
-    use crate::rules::GatedRules;
+    use crate::rules::ActiveRules;
     use crate::shared::Shared;
 
     type Fields<'f> = &'f [(&'f str, &'f str)];
@@ -261,7 +272,7 @@ mod tests {
             given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let shared = Shared::new(&mut Config::read(&given, None).expect("good")).expect("fits");
         let set = RuleSet::parse(rules).expect("good rules");
-        let rules = GatedRules::new(set, &shared).expect("fits");
+        let rules = ActiveRules::new(set, &shared).expect("fits");
         shared.rules.store(Arc::new(rules));
         shared
     }
@@ -277,9 +288,9 @@ mod tests {
         }
         let (parts, ()) = request.body(()).expect("a request").into_parts();
         let peer = SocketAddr::new(peer.parse().expect("an address"), 4711);
-        let asked = Asked::new(shared, peer, parts, Bytes::new());
+        let req = HttpRequest::new(shared, peer, parts, Bytes::new());
         // Without an origin, nothing is waited for.
-        let (parts, body) = answer(&asked).now_or_never().expect("answered at once").into_parts();
+        let (parts, body) = answer(&req).now_or_never().expect("answered at once").into_parts();
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let body = runtime.block_on(body.collect()).expect("whole").to_bytes();
         (parts.status.as_u16(), parts.headers, String::from_utf8(body.to_vec()).expect("text"))
@@ -434,8 +445,8 @@ mod tests {
         let from = |list: &str| {
             ask(&shared, "127.0.0.1", "", &[("x-forwarded-for", list)]).1.contains_key("ratelimit")
         };
-        let asked = ["203.0.113.9", "203.0.114.9", "2001:db8::1", "2001:db8::2"];
-        assert_eq!(asked.map(from), [true, false, true, false]);
+        let req = ["203.0.113.9", "203.0.114.9", "2001:db8::1", "2001:db8::2"];
+        assert_eq!(req.map(from), [true, false, true, false]);
     }
 
     #[test]

@@ -30,13 +30,13 @@ use tidegate::headers::set_headers;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::auth::{Caller, Principal, Role};
-use crate::metrics::{Rung, Stopwatch, Surface};
+use crate::metrics::{DecisionSource, Stopwatch, Surface};
 use crate::pieces::Pieces;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
 use self::answer::spare;
-pub(crate) use self::answer::{Answer, Problem, json, read_json, text};
+pub(crate) use self::answer::{HttpResponse, Problem, json, read_json, text};
 pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
@@ -49,7 +49,7 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 pub(crate) const SOURCE: HeaderName = HeaderName::from_static("x-tidegate-source");
 
 /// A request, read as far as every surface needs it.
-pub(crate) struct Asked<'s> {
+pub(crate) struct HttpRequest<'s> {
     pub(crate) shared: &'s Shared,
     /// The other end of the connection.
     pub(crate) peer: SocketAddr,
@@ -59,7 +59,7 @@ pub(crate) struct Asked<'s> {
     pub(crate) body: Bytes,
 }
 
-impl<'s> Asked<'s> {
+impl<'s> HttpRequest<'s> {
     /// A request that was read whole. Who asks comes from the credential only.
     pub(crate) fn new(shared: &'s Shared, peer: SocketAddr, parts: Parts, body: Bytes) -> Self {
         let caller = caller(shared, &parts.headers);
@@ -67,16 +67,21 @@ impl<'s> Asked<'s> {
     }
 
     /// Tells of a decision in header fields.
-    pub(crate) fn tell(&self, answer: &mut Answer, decision: &Decision<'_>, rung: Rung) {
+    pub(crate) fn set_decision_headers(
+        &self,
+        answer: &mut HttpResponse,
+        decision: &Decision<'_>,
+        source: DecisionSource,
+    ) {
         let Shared { decider, reset, .. } = self.shared;
         set_headers(answer.headers_mut(), decision, decider.limiter.wall_us(), *reset);
-        self.tell_rung(answer, rung);
+        self.set_source_header(answer, source);
     }
 
     /// Tells what a decision rests on, where that can change.
-    pub(crate) fn tell_rung(&self, answer: &mut Answer, rung: Rung) {
+    pub(crate) fn set_source_header(&self, answer: &mut HttpResponse, source: DecisionSource) {
         if self.shared.decider.region.is_some() {
-            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(rung.as_str()));
+            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(source.as_str()));
         }
     }
 
@@ -119,7 +124,7 @@ pub(crate) async fn serve_with<S, R>(
 ) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
-    R: AsyncFn(&Asked<'_>) -> Answer + Copy + 'static,
+    R: AsyncFn(&HttpRequest<'_>) -> HttpResponse + Copy + 'static,
 {
     // The count of all who share is one for all workers; each connection has its own.
     let shared = Rc::new(Arc::clone(&context.shared));
@@ -148,19 +153,19 @@ async fn answer(
     shared: Rc<Arc<Shared>>,
     peer: SocketAddr,
     request: Request<Incoming>,
-    route: impl AsyncFn(&Asked<'_>) -> Answer,
-) -> Result<Answer, Infallible> {
+    route: impl AsyncFn(&HttpRequest<'_>) -> HttpResponse,
+) -> Result<HttpResponse, Infallible> {
     let (parts, body) = request.into_parts();
     let caller = caller(&shared, &parts.headers);
     Ok(match read(caller.is_some(), body).await {
         Ok(body) => {
-            let asked = Asked { shared: &shared, peer, caller, parts, body };
-            let answer = route(&asked).await;
-            spare(asked.parts.headers);
+            let req = HttpRequest { shared: &shared, peer, caller, parts, body };
+            let answer = route(&req).await;
+            spare(req.parts.headers);
             answer
         }
         Err(problem) if parts.uri.path().starts_with(unkey::PREFIX) => unkey::refuse(problem),
-        Err(problem) => Answer::from(problem),
+        Err(problem) => HttpResponse::from(problem),
     })
 }
 
@@ -194,44 +199,48 @@ fn caller(shared: &Shared, headers: &HeaderMap) -> Option<Caller> {
 }
 
 /// Which surface a request is for.
-pub(crate) async fn route(asked: &Asked<'_>) -> Answer {
-    match asked.parts.uri.path() {
-        path if path.starts_with(unkey::PREFIX) => unkey::answer(asked).await,
-        "/v1/check" => route_check(asked).await,
-        "/json" => timed(asked, Surface::Envoy, only(asked, &Method::POST, envoy_json::answer)).await,
-        "/forward-auth" => timed(asked, Surface::ForwardAuth, forward_auth::answer(asked)).await,
-        "/openapi.json" => only(asked, &Method::GET, async |asked: &Asked<'_>| openapi::answer(asked)).await,
-        _ => not_found(asked),
+pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {
+    match req.parts.uri.path() {
+        path if path.starts_with(unkey::PREFIX) => unkey::answer(req).await,
+        "/v1/check" => route_check(req).await,
+        "/json" => timed(req, Surface::Envoy, only(req, &Method::POST, envoy_json::answer)).await,
+        "/forward-auth" => timed(req, Surface::ForwardAuth, forward_auth::answer(req)).await,
+        "/openapi.json" => only(req, &Method::GET, async |req: &HttpRequest<'_>| openapi::answer(req)).await,
+        _ => not_found(req),
     }
 }
 
 /// Also on the admin listener, for the command line.
-pub(crate) async fn route_check(asked: &Asked<'_>) -> Answer {
-    timed(asked, Surface::Check, only(asked, &Method::POST, check::answer)).await
+pub(crate) async fn route_check(req: &HttpRequest<'_>) -> HttpResponse {
+    timed(req, Surface::Check, only(req, &Method::POST, check::answer)).await
 }
 
 /// An answer, with a note of how long it took.
-async fn timed(asked: &Asked<'_>, surface: Surface, answer: impl Future<Output = Answer>) -> Answer {
+async fn timed(
+    req: &HttpRequest<'_>,
+    surface: Surface,
+    answer: impl Future<Output = HttpResponse>,
+) -> HttpResponse {
     let started = Stopwatch::start();
     let answer = answer.await;
-    asked.shared.metrics.took(surface, started.taken(), 1);
+    req.shared.metrics.took(surface, started.taken(), 1);
     answer
 }
 
 /// Refuses other methods. Who may GET may ask for the head alone: the connection leaves the body out.
 pub(crate) async fn only(
-    asked: &Asked<'_>,
+    req: &HttpRequest<'_>,
     method: &Method,
-    handle: impl AsyncFnOnce(&Asked<'_>) -> Answer,
-) -> Answer {
-    let is_head = *method == Method::GET && asked.parts.method == Method::HEAD;
-    if is_head || asked.parts.method == *method {
-        handle(asked).await
+    handle: impl AsyncFnOnce(&HttpRequest<'_>) -> HttpResponse,
+) -> HttpResponse {
+    let is_head = *method == Method::GET && req.parts.method == Method::HEAD;
+    if is_head || req.parts.method == *method {
+        handle(req).await
     } else {
         Problem::wrong_method(method).into()
     }
 }
 
-pub(crate) fn not_found(asked: &Asked<'_>) -> Answer {
-    Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", asked.parts.uri.path())).into()
+pub(crate) fn not_found(req: &HttpRequest<'_>) -> HttpResponse {
+    Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", req.parts.uri.path())).into()
 }

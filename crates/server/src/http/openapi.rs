@@ -9,7 +9,7 @@ use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use super::{Answer, Asked, check, envoy_json, forward_auth, text, unkey};
+use super::{HttpRequest, HttpResponse, check, envoy_json, forward_auth, text, unkey};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -40,7 +40,7 @@ static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| document().into());
     security(()),
     responses((status = 200, description = "OpenAPI 3.1", body = std::collections::HashMap<String, String>))
 )]
-pub(super) fn answer(_: &Asked<'_>) -> Answer {
+pub(super) fn answer(_: &HttpRequest<'_>) -> HttpResponse {
     text(StatusCode::OK, "application/json", DOCUMENT.clone())
 }
 
@@ -106,7 +106,7 @@ mod tests {
     use crate::envoy::Descriptors;
     use crate::http::route;
     use crate::load;
-    use crate::rules::GatedRules;
+    use crate::rules::ActiveRules;
     use crate::shared::Shared;
 
     const RULES: &str = "
@@ -133,7 +133,7 @@ mod tests {
         };
         let file = [token("client"), token("operator")].concat();
         let shared = Shared::new(&mut Config::read(&given, Some(&file)).expect("good")).expect("fits");
-        let rules = GatedRules::new(RuleSet::parse(RULES).expect("good rules"), &shared).expect("fits");
+        let rules = ActiveRules::new(RuleSet::parse(RULES).expect("good rules"), &shared).expect("fits");
         shared.rules.store(Arc::new(rules));
         if !descriptors.is_empty() {
             let descriptors = Descriptors::parse(descriptors, &shared).expect("good descriptors");
@@ -156,7 +156,7 @@ mod tests {
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let answer = route(&Asked::new(shared, peer, parts, body)).await;
+            let answer = route(&HttpRequest::new(shared, peer, parts, body)).await;
             let (head, body) = answer.into_parts();
             let body = body.collect().await.expect("whole").to_bytes();
             let media = head.headers.get(CONTENT_TYPE).and_then(|media| media.to_str().ok());

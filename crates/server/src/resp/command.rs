@@ -2,9 +2,9 @@
 
 use std::sync::Once;
 
+use super::client_state::ClientState;
 use super::reply::Reply;
 use super::request::Request;
-use super::session::Session;
 use super::{client, connection, info, throttle};
 
 /// What comes after a request.
@@ -29,7 +29,7 @@ pub(super) struct Command {
     strangers: bool,
     group: &'static str,
     summary: &'static str,
-    answer: fn(&mut Session, &Request<'_>, &mut Reply<'_>) -> Flow,
+    answer: fn(&mut ClientState, &Request<'_>, &mut Reply<'_>) -> Flow,
 }
 
 const NO_KEYS: [i64; 3] = [0; 3];
@@ -158,7 +158,7 @@ const COMMANDS: &[Command] = &[
 ];
 
 /// Answers a request.
-pub(super) fn dispatch(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+pub(super) fn dispatch(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let Some(name) = request.get(0) else { return Flow::Continue };
     if is_http(name) {
         warn_of_http();
@@ -172,11 +172,11 @@ pub(super) fn dispatch(session: &mut Session, request: &Request<'_>, reply: &mut
         reply.error(&wrong_arity(command.name));
         return Flow::Continue;
     }
-    if session.principal.is_none() && !command.strangers {
+    if client_state.principal.is_none() && !command.strangers {
         reply.error(b"NOAUTH Authentication required.");
         return Flow::Continue;
     }
-    (command.answer)(session, request, reply)
+    (command.answer)(client_state, request, reply)
 }
 
 /// Whether a browser speaks, and not a Redis client: `POST` begins a request of HTTP, and `Host:` is a field of each. A
@@ -233,7 +233,7 @@ pub(super) fn unknown_subcommand(of: &str, name: &[u8]) -> Vec<u8> {
 }
 
 /// `COMMAND [COUNT | LIST | INFO [name...] | DOCS [name...] | HELP]`.
-fn answer(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+fn answer(_: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let Some(subcommand) = request.get(1) else {
         tell_all(reply);
         return Flow::Continue;

@@ -1,10 +1,10 @@
 //! What clients say on connect, and to see whether somebody is there.
 
+use super::client_state::{ClientState, check_name};
 use super::command::{Flow, wrong_arity};
 use super::info::REDIS_VERSION;
 use super::reply::{Protocol, Reply};
 use super::request::{Request, strict};
-use super::session::{Session, check_name};
 
 const WRONG_TOKEN: &[u8] = b"WRONGPASS invalid username-password pair or user is disabled.";
 
@@ -16,7 +16,7 @@ const HELLO_STRANGER: &[u8] = b"NOAUTH HELLO must be called with the client alre
     the same time";
 
 /// `PING [message]`.
-pub(super) fn ping(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+pub(super) fn ping(_: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     match (request.len(), request.get(1)) {
         (1, _) => reply.status("PONG"),
         (2, Some(message)) => reply.bulk(message),
@@ -26,13 +26,13 @@ pub(super) fn ping(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>
 }
 
 /// `ECHO message`.
-pub(super) fn echo(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+pub(super) fn echo(_: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     reply.bulk(request.get(1).unwrap_or_default());
     Flow::Continue
 }
 
 /// `SELECT 0`.
-pub(super) fn select(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+pub(super) fn select(_: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     match strict(request.get(1).unwrap_or_default()) {
         Some(0) => reply.ok(),
         Some(_) => reply.error(b"ERR DB index is out of range"),
@@ -42,22 +42,22 @@ pub(super) fn select(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'
 }
 
 /// `QUIT`.
-pub(super) fn quit(_: &mut Session, _: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+pub(super) fn quit(_: &mut ClientState, _: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     reply.ok();
     Flow::Close
 }
 
 /// `RESET`.
-pub(super) fn reset(session: &mut Session, _: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
-    session.reset();
+pub(super) fn reset(client_state: &mut ClientState, _: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+    client_state.reset();
     reply.status("RESET");
     Flow::Continue
 }
 
 /// `AUTH [user] token`.
-pub(super) fn auth(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+pub(super) fn auth(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let (user, token) = match (request.len(), request.get(1), request.get(2)) {
-        (2, ..) if session.shared.credentials().is_open() => {
+        (2, ..) if client_state.shared.credentials().is_open() => {
             reply.error(NO_TOKENS);
             return Flow::Continue;
         }
@@ -68,7 +68,7 @@ pub(super) fn auth(session: &mut Session, request: &Request<'_>, reply: &mut Rep
             return Flow::Continue;
         }
     };
-    if session.authenticate(user, token) {
+    if client_state.authenticate(user, token) {
         reply.ok();
     } else {
         reply.error(WRONG_TOKEN);
@@ -114,38 +114,38 @@ impl<'r> Hello<'r> {
 }
 
 /// `HELLO [2 | 3 [AUTH user token] [SETNAME name]]`.
-pub(super) fn hello(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
-    match Hello::read(request).and_then(|hello| greet(session, &hello)) {
-        Ok(()) => tell(session, reply),
+pub(super) fn hello(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+    match Hello::read(request).and_then(|hello| greet(client_state, &hello)) {
+        Ok(()) => tell(client_state, reply),
         Err(problem) => reply.error(&problem),
     }
     Flow::Continue
 }
 
-fn greet(session: &mut Session, hello: &Hello<'_>) -> Result<(), Vec<u8>> {
+fn greet(client_state: &mut ClientState, hello: &Hello<'_>) -> Result<(), Vec<u8>> {
     if let Some((user, token)) = hello.user_and_token
-        && !session.authenticate(user, token)
+        && !client_state.authenticate(user, token)
     {
         return Err(WRONG_TOKEN.to_vec());
     }
-    if session.principal.is_none() {
+    if client_state.principal.is_none() {
         return Err(HELLO_STRANGER.to_vec());
     }
     if let Some(name) = hello.name {
-        session.set_name(name)?;
+        client_state.set_name(name)?;
     }
-    session.protocol = hello.protocol.unwrap_or(session.protocol);
+    client_state.protocol = hello.protocol.unwrap_or(client_state.protocol);
     Ok(())
 }
 
-fn tell(session: &Session, reply: &mut Reply<'_>) {
-    reply.speak(session.protocol);
+fn tell(client_state: &ClientState, reply: &mut Reply<'_>) {
+    reply.speak(client_state.protocol);
     reply.map(7);
     for (key, value) in [("server", "tidegate"), ("version", REDIS_VERSION)] {
         reply.bulk(key.as_bytes());
         reply.bulk(value.as_bytes());
     }
-    for (key, value) in [("proto", session.protocol.number()), ("id", session.id)] {
+    for (key, value) in [("proto", client_state.protocol.number()), ("id", client_state.id)] {
         reply.bulk(key.as_bytes());
         reply.integer(value);
     }

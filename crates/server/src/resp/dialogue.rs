@@ -5,16 +5,16 @@
 
 use std::sync::Arc;
 
-use tidegate::{Ask, Outcome, Retry};
+use tidegate::{Check, Outcome, Retry};
 use tidegate_rules::Class;
 
+use super::client_state::ClientState;
 use super::command::{Flow, dispatch};
-use super::note::{Decided, outcome as counted};
+use super::pending::{PendingCheck, PendingReplies, answered};
+use super::record::{ThrottleDecision, outcome as counted};
 use super::reply::Reply;
 use super::request::{Parser, Trust};
-use super::session::Session;
 use super::throttle::{self, Gates};
-use super::waiting::{Later, Waiting, answered};
 use crate::load;
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
@@ -46,42 +46,46 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Dialogue {
     parser: Parser,
-    session: Session,
-    again: Again,
+    client_state: ClientState,
+    again: RequestFinder,
 }
 
 /// Finds requests of a batch again, for the few of which more has to be known than what was decided.
 #[derive(Debug, Default)]
-struct Again {
+struct RequestFinder {
     /// Where the requests of the batch begin.
     starts: Vec<usize>,
     /// Of its own: the other may be in the middle of a request.
     parser: Parser,
 }
 
-impl Again {
+impl RequestFinder {
     /// What was asked about, and for how much.
     fn find<'i>(&'i mut self, input: &'i [u8], at: usize, gates: &Gates) -> Option<(&'i [u8], u64)> {
         let start = *self.starts.get(at)?;
         let request = self.parser.parse(input.get(start..)?, Trust::Known).ok()??;
         let (key, question) = throttle::question(&request, gates)?;
-        Some((key, question.cost_asked()))
+        Some((key, question.requested_cost()))
     }
 }
 
 impl Dialogue {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { parser: Parser::default(), session: Session::new(shared), again: Again::default() }
+        Self {
+            parser: Parser::default(),
+            client_state: ClientState::new(shared),
+            again: RequestFinder::default(),
+        }
     }
 
     /// Answers the requests at the beginning of `input` into `out`; how many bytes they were, and what is next. What
     /// was not used has to come again, with more behind it or not.
     pub(super) fn answer(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
         let started = Stopwatch::start();
-        self.session.look_again();
+        self.client_state.look_again();
         let answered = self.answer_all(input, out);
-        let metrics = &self.session.shared.metrics;
-        let decisions = self.session.tally.flush(metrics);
+        let metrics = &self.client_state.shared.metrics;
+        let decisions = self.client_state.tally.flush(metrics);
         if decisions > 0 {
             metrics.took(Surface::Resp, started.taken(), decisions);
         }
@@ -89,13 +93,13 @@ impl Dialogue {
     }
 
     /// The answers in `out`, when those that wait for the origin are known; nothing if none does.
-    pub(super) fn later(&mut self, out: &[u8]) -> Option<Later> {
-        if self.session.waiting.is_empty() {
+    pub(super) fn later(&mut self, out: &[u8]) -> Option<PendingReplies> {
+        if self.client_state.waiting.is_empty() {
             return None;
         }
-        let waiting = std::mem::take(&mut self.session.waiting);
-        let shared = Arc::clone(&self.session.shared);
-        Some(Box::pin(answered(shared, self.session.protocol, out.to_vec(), waiting)))
+        let waiting = std::mem::take(&mut self.client_state.waiting);
+        let shared = Arc::clone(&self.client_state.shared);
+        Some(Box::pin(answered(shared, self.client_state.protocol, out.to_vec(), waiting)))
     }
 
     fn answer_all(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
@@ -105,12 +109,12 @@ impl Dialogue {
             if out.len() >= REPLY_BYTES_MAX {
                 return (used, Next::Rest);
             }
-            let mut reply = Reply::new(out, self.session.protocol);
-            match self.parser.parse(&input[used..], self.session.trust()) {
+            let mut reply = Reply::new(out, self.client_state.protocol);
+            match self.parser.parse(&input[used..], self.client_state.trust()) {
                 Ok(None) => return (used, Next::More),
                 Ok(Some(request)) => {
                     used += request.used;
-                    if dispatch(&mut self.session, &request, &mut reply) == Flow::Close {
+                    if dispatch(&mut self.client_state, &request, &mut reply) == Flow::Close {
                         return (used, Next::Close);
                     }
                 }
@@ -125,8 +129,8 @@ impl Dialogue {
     /// Decides the questions at the beginning of `input`, up to the first request that is something else; how many
     /// bytes they were.
     fn decide_batch(&mut self, input: &[u8], out: &mut Vec<u8>) -> usize {
-        let Session { shared, principal: Some(principal), gates, tally, protocol, waiting, .. } =
-            &mut self.session
+        let ClientState { shared, principal: Some(principal), gates, tally, protocol, waiting, .. } =
+            &mut self.client_state
         else {
             return 0;
         };
@@ -136,17 +140,17 @@ impl Dialogue {
         let mut reply = Reply::new(out, *protocol);
         let keys = shared.decider.region.is_some().then(Keys::default);
         self.again.starts.clear();
-        let starts = shared.journal.is_some().then_some(&mut self.again.starts);
+        let starts = shared.decision_log.is_some().then_some(&mut self.again.starts);
         let room = DECISIONS_PER_BATCH_MAX;
         let mut batch = Batch { parser: &mut self.parser, input, used: 0, room, gates, keys, starts };
         let mut asked = Vec::new();
         let mut noted: Vec<(usize, Outcome<'_>)> = Vec::new();
         shared.decider.limiter.check_each(&mut batch, |at, outcome| {
-            if outcome.verdict().retry() == Some(Retry::Ask) {
+            if outcome.verdict().retry() == Some(Retry::AskOrigin) {
                 asked.push((at, reply.len(), outcome.gate()));
                 return;
             }
-            tally.count(outcome.is_allowed(), shared.decider.rung_of(&outcome));
+            tally.count(outcome.is_allowed(), shared.decider.source_of(&outcome));
             throttle::tell(&mut reply, &outcome);
             if shared.recorder_for(counted(outcome.is_allowed())).is_some() {
                 noted.push((at, outcome));
@@ -154,15 +158,16 @@ impl Dialogue {
         });
         for (at, place, gate) in asked {
             let Some((key, cost)) = batch.keys.as_ref().and_then(|keys| keys.get(at)) else { continue };
-            waiting.push(Waiting::new(place, principal.tenant, gate, key, cost));
+            waiting.push(PendingCheck::new(place, principal.tenant, gate, key, cost));
         }
         let used = batch.used;
-        for (at, said) in noted {
-            let Some(journal) = &shared.journal else { break };
+        for (at, limit_outcome) in noted {
+            let Some(decision_log) = &shared.decision_log else { break };
             let Some((key, cost)) = self.again.find(input, at, gates) else { continue };
-            let (is_allowed, rung) = (said.is_allowed(), shared.decider.rung_of(&said));
-            let decided = Decided { tenant: principal.tenant, key, cost, is_allowed, said, rung };
-            decided.take_down(shared, journal.recorder());
+            let (is_allowed, source) = (limit_outcome.is_allowed(), shared.decider.source_of(&limit_outcome));
+            let decided =
+                ThrottleDecision { tenant: principal.tenant, key, cost, is_allowed, limit_outcome, source };
+            decided.record_decision(shared, decision_log.recorder());
         }
         used
     }
@@ -203,10 +208,10 @@ impl Keys {
 }
 
 impl<'g> Iterator for Batch<'_, 'g> {
-    type Item = Ask<'g>;
+    type Item = Check<'g>;
 
     #[inline]
-    fn next(&mut self) -> Option<Ask<'g>> {
+    fn next(&mut self) -> Option<Check<'g>> {
         self.room = self.room.checked_sub(1)?;
         let request = self.parser.parse(&self.input[self.used..], Trust::Known).ok()??;
         if !throttle::is_meant(&request) {
@@ -214,7 +219,7 @@ impl<'g> Iterator for Batch<'_, 'g> {
         }
         let (key, question) = throttle::question(&request, self.gates)?;
         if let Some(keys) = &mut self.keys {
-            keys.push(key, question.cost_asked());
+            keys.push(key, question.requested_cost());
         }
         if let Some(starts) = &mut self.starts {
             starts.push(self.used);

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
+use super::client_state::ClientState;
 use super::command::{Flow, help, unknown_subcommand, wrong_arity};
 use super::reply::Reply;
 use super::request::Request;
-use super::session::Session;
 
 /// The Redis whose words these answers are. Clients choose by it what to ask for.
 pub(super) const REDIS_VERSION: &str = "7.0.0";
@@ -15,7 +15,7 @@ const SETTINGS: [(&str, &str); 4] =
     [("save", ""), ("appendonly", "no"), ("databases", "1"), ("maxmemory-policy", "noeviction")];
 
 /// `INFO [section...]`.
-pub(super) fn info(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+pub(super) fn info(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let all = request.len() == 1 || ["all", "default", "everything"].iter().any(|name| names(request, name));
     let mut text = String::new();
     for (name, section) in SECTIONS {
@@ -23,7 +23,7 @@ pub(super) fn info(session: &mut Session, request: &Request<'_>, reply: &mut Rep
             if !text.is_empty() {
                 text.push_str("\r\n");
             }
-            section(session, &mut text);
+            section(client_state, &mut text);
         }
     }
     reply.verbatim(&text);
@@ -34,11 +34,11 @@ fn names(request: &Request<'_>, section: &str) -> bool {
     (1..request.len()).any(|at| request.is(at, section))
 }
 
-type Section = (&'static str, fn(&Session, &mut String));
+type Section = (&'static str, fn(&ClientState, &mut String));
 
 const SECTIONS: [Section; 3] = [("server", server), ("memory", memory), ("keyspace", keyspace)];
 
-fn server(_: &Session, text: &mut String) {
+fn server(_: &ClientState, text: &mut String) {
     // Writing to a string cannot fail.
     let _ = write!(
         text,
@@ -49,24 +49,24 @@ fn server(_: &Session, text: &mut String) {
     );
 }
 
-fn memory(session: &Session, text: &mut String) {
-    let bytes = session.shared.decider.limiter.memory_bytes();
+fn memory(client_state: &ClientState, text: &mut String) {
+    let bytes = client_state.shared.decider.limiter.memory_bytes();
     let _ = write!(text, "# Memory\r\nmaxmemory:{bytes}\r\n");
 }
 
 /// The meters of the tenant that asks.
-fn keyspace(session: &Session, text: &mut String) {
+fn keyspace(client_state: &ClientState, text: &mut String) {
     text.push_str("# Keyspace\r\n");
-    let Some(principal) = session.principal else { return };
-    let tenant = session.shared.tenant(principal.tenant);
-    let keys = session.shared.decider.limiter.stats_of(&tenant.name).map_or(0, |stats| stats.live);
+    let Some(principal) = client_state.principal else { return };
+    let tenant = client_state.shared.tenant(principal.tenant);
+    let keys = client_state.shared.decider.limiter.stats_of(&tenant.name).map_or(0, |stats| stats.live);
     if keys > 0 {
         let _ = write!(text, "db0:keys={keys},expires={keys},avg_ttl=0\r\n");
     }
 }
 
 /// `CONFIG GET pattern...`.
-pub(super) fn config(_: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+pub(super) fn config(_: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let name = request.get(1).unwrap_or_default();
     match name.to_ascii_lowercase().as_slice() {
         b"get" if request.len() > 2 => get(request, reply),

@@ -5,16 +5,16 @@
 //! writing go through buffers of the worker.
 
 mod client;
+mod client_state;
 mod command;
 mod connection;
 mod dialogue;
 mod info;
-mod note;
+mod pending;
+mod record;
 mod reply;
 mod request;
-mod session;
 mod throttle;
-mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +28,7 @@ use std::task::{Context as Task, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use self::dialogue::{Dialogue, Next, REPLY_BYTES_MAX};
-use self::waiting::Later;
+use self::pending::PendingReplies;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
@@ -77,7 +77,7 @@ struct Connection<S> {
     /// Whether there are whole requests among it.
     stalled: bool,
     /// Answers that are not known before the origin has been asked.
-    later: Option<Later>,
+    later: Option<PendingReplies>,
     /// What is answered and not taken.
     unsent: Vec<u8>,
     /// Whether something was written since the last flush.

@@ -652,8 +652,8 @@ fn decisions_are_counted_by_batch() {
     let mut scrape = String::new();
     prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.registry).expect("text");
     for line in [
-        "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",rung=\"local\"} 3",
-        "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"denied\",rung=\"local\"} 2",
+        "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"local\"} 3",
+        "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"denied\",source=\"local\"} 2",
         "tidegate_latency_seconds_count{surface=\"resp\"} 5",
     ] {
         assert!(scrape.contains(line), "{line} is not in {scrape}");
@@ -673,7 +673,7 @@ fn a_worker_with_too_much_to_do_lets_questions_pass_and_says_so() {
     let mut scrape = String::new();
     prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.registry).expect("text");
     let line =
-        "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",rung=\"shed\"} 2";
+        "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"shed\"} 2";
     assert!(scrape.contains(line), "{line} is not in {scrape}");
 }
 

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use tidegate::{Ask, Gate, Limit, Outcome, Retry, Verdict};
+use tidegate::{Check, Gate, Limit, Outcome, Retry, Verdict};
 use tidegate_rules::Class;
 
+use super::client_state::ClientState;
 use super::command::Flow;
-use super::note::Decided;
+use super::pending::PendingCheck;
+use super::record::ThrottleDecision;
 use super::reply::Reply;
 use super::request::Request;
-use super::session::Session;
-use super::waiting::Waiting;
 use crate::load;
 
 /// How many limits a connection keeps ready. Higher: more of them used in turns before they are built anew; more memory
@@ -143,7 +143,7 @@ pub(super) fn is_meant(request: &Request<'_>) -> bool {
 
 /// The question of a request that needs nothing but to be decided, under one of the limits that are ready.
 #[inline]
-pub(super) fn question<'r, 'g>(request: &Request<'r>, gates: &'g Gates) -> Option<(&'r [u8], Ask<'g>)> {
+pub(super) fn question<'r, 'g>(request: &Request<'r>, gates: &'g Gates) -> Option<(&'r [u8], Check<'g>)> {
     let throttle = Throttle::read(request).ok()?;
     let cost = u64::try_from(throttle.quantity).ok()?;
     // The gate of a burst below zero only tells how much is spent.
@@ -154,48 +154,53 @@ pub(super) fn question<'r, 'g>(request: &Request<'r>, gates: &'g Gates) -> Optio
 }
 
 /// Answers a request, however unusual.
-pub(super) fn answer(session: &mut Session, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
-    let answered = Throttle::read(request).and_then(|throttle| decide(session, &throttle, reply));
+pub(super) fn answer(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
+    let answered = Throttle::read(request).and_then(|throttle| decide(client_state, &throttle, reply));
     if let Err(problem) = answered {
         reply.error(format!("{ERROR_PREFIX}{problem}").as_bytes());
     }
     Flow::Continue
 }
 
-fn decide(session: &mut Session, throttle: &Throttle<'_>, reply: &mut Reply<'_>) -> Result<(), String> {
+fn decide(
+    client_state: &mut ClientState,
+    throttle: &Throttle<'_>,
+    reply: &mut Reply<'_>,
+) -> Result<(), String> {
     let Throttle { key, rate, quantity } = *throttle;
-    let Some(principal) = session.principal else { return Ok(()) };
+    let Some(principal) = client_state.principal else { return Ok(()) };
     let limit = rate.max_burst.saturating_add(1);
-    let tenant = session.shared.tenant(principal.tenant);
-    let gate = session.gates.get(rate, &tenant.resp)?;
+    let tenant = client_state.shared.tenant(principal.tenant);
+    let gate = client_state.gates.get(rate, &tenant.resp)?;
     if load::sheds(Class::Comfort) {
-        session.tally.shed();
+        client_state.tally.shed();
         reply.integers([0, limit, 0, -1, 0]);
         return Ok(());
     }
-    let decider = &session.shared.decider;
+    let decider = &client_state.shared.decider;
     if quantity < 0 {
-        decider.refund(&gate.question(key).cost(quantity.unsigned_abs()));
+        decider.refund(&gate.region_check(key).cost(quantity.unsigned_abs()));
     }
     // Under a limit of zero or less there is nothing to charge.
     let cost = if limit < 1 { 0 } else { u64::try_from(quantity).unwrap_or(0) };
-    let without_room = (limit < 1).then_some(WithoutRoom { limit, quantity });
+    let without_room = (limit < 1).then_some(ZeroLimit { limit, quantity });
     let outcome = decider.limiter.check(gate.key(key).cost(cost));
-    if outcome.verdict().retry() == Some(Retry::Ask) {
-        let waiting = Waiting::new(reply.len(), principal.tenant, gate, key, cost);
-        session.waiting.push(waiting.without_room(without_room));
+    if outcome.verdict().retry() == Some(Retry::AskOrigin) {
+        let waiting = PendingCheck::new(reply.len(), principal.tenant, gate, key, cost);
+        client_state.waiting.push(waiting.without_room(without_room));
         return Ok(());
     }
     let is_allowed = answer_with(reply, &outcome, without_room);
-    let rung = decider.rung_of(&outcome);
-    session.tally.count(is_allowed, rung);
-    Decided { tenant: principal.tenant, key, cost, is_allowed, said: outcome, rung }.note(&session.shared);
+    let source = decider.source_of(&outcome);
+    client_state.tally.count(is_allowed, source);
+    ThrottleDecision { tenant: principal.tenant, key, cost, is_allowed, limit_outcome: outcome, source }
+        .record_if_due(&client_state.shared);
     Ok(())
 }
 
 /// A limit of zero or less, and what is asked of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WithoutRoom {
+pub(super) struct ZeroLimit {
     limit: i64,
     quantity: i64,
 }
@@ -204,9 +209,9 @@ pub(super) struct WithoutRoom {
 pub(super) fn answer_with(
     reply: &mut Reply<'_>,
     outcome: &Outcome<'_>,
-    without_room: Option<WithoutRoom>,
+    without_room: Option<ZeroLimit>,
 ) -> bool {
-    let Some(WithoutRoom { limit, quantity }) = without_room else {
+    let Some(ZeroLimit { limit, quantity }) = without_room else {
         tell(reply, outcome);
         return outcome.is_allowed();
     };

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{
-    Call, Gathered, Lapse, MARK_RETENTION_US, Merge, OriginMeter, Partition, RegionId, Reply, Sums,
+    Call, CallReply, ComponentTotals, DIRTY_RETENTION_US, Lapse, MergeRequest, OriginMeter, Partition,
+    RegionId, RoundReply,
 };
-use tidegate_courier::SILENCE_MAX_US;
+use tidegate_replication::PEER_TIMEOUT_DEFAULT_US;
 
 use super::report::RegionViolation as Violation;
 use super::scenario::{KEYS, ORDINARY, RegionScenario, SECOND_US};
@@ -21,7 +22,7 @@ const ORDINARY_REQUESTS: u64 = 4;
 
 /// What a region has to tell of a key at some moment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Known {
+pub(super) struct KeyKnowledge {
     /// Whose it is.
     of: usize,
     key: usize,
@@ -39,19 +40,19 @@ const PARTED_US: u64 = 5 * SECOND_US;
 /// last all the time: then it is chance who is beyond that.
 const UNFAIR_PPM: u32 = 10_000;
 
-/// Whether a region counts on the whole, as its courier last found it.
+/// Whether a region counts on the whole, as its replicator last found it.
 #[derive(Clone, Copy, Default)]
-struct Stance {
-    is_whole: bool,
+struct RegionConnectivity {
+    is_connected: bool,
     since_us: u64,
     told_us: u64,
 }
 
 /// What was last told of a component.
 #[derive(Clone, Copy)]
-struct Told {
+struct PublishedTotals {
     /// The sum, or the cell and its sum.
-    sums: (u64, u64),
+    totals: (u64, u64),
     /// How often the region had lost data by then.
     losses: u32,
     /// Whether it fell because data was lost: then its name is given up.
@@ -59,51 +60,52 @@ struct Told {
 }
 
 /// Everything that checkers remember.
-pub(super) struct Check {
+pub(super) struct RegionChecker {
     is_ordinary_safe: bool,
     is_wan_fair: bool,
     ordinary_us: Vec<u64>,
     debt_us: u64,
-    part_capacity: Vec<u64>,
+    share_capacity: Vec<u64>,
     burst: u64,
     /// What has to be untold before anything is told of a key that nobody else counts.
-    hide: u64,
+    publish_threshold: u64,
     /// The most that may count of a limit that forgives.
     owed_max: Option<u64>,
     /// What passed of each key: when, and what it cost.
     admissions: Vec<Vec<(u64, u64)>>,
     passed_us: Vec<[u64; KEYS]>,
-    told: BTreeMap<(usize, usize, u64), Told>,
+    published_totals: BTreeMap<(usize, usize, u64), PublishedTotals>,
     /// What regions had charged for components of others that they have forgotten: by who, of whom, key and incarnation.
-    forgotten: BTreeMap<(usize, RegionId, usize, u64), Sums>,
+    forgotten: BTreeMap<(usize, RegionId, usize, u64), ComponentTotals>,
     /// The components that regions have forgotten of their own: there is nothing to tell any more.
     over: BTreeSet<(usize, usize, u64)>,
-    is_whole: BTreeMap<(usize, u16), bool>,
-    stances: Vec<Stance>,
-    partings: BTreeMap<(usize, u16), u64>,
+    is_connected: BTreeMap<(usize, u16), bool>,
+    stances: Vec<RegionConnectivity>,
+    isolations: BTreeMap<(usize, u16), u64>,
     lapses: [u64; KEYS],
     troubled_us: u64,
     violations: Vec<Violation>,
 }
 
-impl Check {
+impl RegionChecker {
     pub(super) fn new(scenario: &RegionScenario) -> Self {
         let regions = scenario.regions();
         let terms: Vec<_> = (0..regions).map(|region| scenario.rule(region, None).terms).collect();
-        let part =
-            |region: usize| terms[region].abroad().map_or((0, 0), |of| (of.part_amount, of.part_capacity));
+        let part = |region: usize| {
+            terms[region].cross_region().map_or((0, 0), |of| (of.share_amount, of.share_capacity))
+        };
         let every_us = |region| scenario.limit.period_us() * 2 / part(region).0.max(1);
         // What was too much of a window counts until the window is over.
         let patience_us = match scenario.limit.algorithm() {
             Algorithm::Gcra => ORDINARY_US,
             Algorithm::SlidingWindow => ORDINARY_US + scenario.limit.period_us(),
         };
-        // What others used while there was no courier comes at once, and is paid by the region's own part of the rate if they go
+        // What others used while there was no replicator comes at once, and is paid by the region's own part of the rate if they go
         // on using theirs.
         let late_us = |region| {
             let (own, all) = (part(region).0.max(1), terms[region].amount());
-            let dies = scenario.faults.courier_crashes > 0;
-            if dies { SILENCE_MAX_US * all.saturating_sub(own) / own } else { 0 }
+            let dies = scenario.faults.replicator_crashes > 0;
+            if dies { PEER_TIMEOUT_DEFAULT_US * all.saturating_sub(own) / own } else { 0 }
         };
         let capacity = terms[0].capacity();
         let forgives = scenario.lapse() == Lapse::Forgiven;
@@ -115,20 +117,22 @@ impl Check {
                 .collect(),
             debt_us: scenario.drain_us(capacity + scenario.debt_max())
                 + scenario.drain_us(capacity)
-                + SILENCE_MAX_US
+                + PEER_TIMEOUT_DEFAULT_US
                 + ORDINARY_US,
-            part_capacity: (0..regions).map(|region| part(region).1).collect(),
+            share_capacity: (0..regions).map(|region| part(region).1).collect(),
             burst: terms[0].burst(),
-            hide: terms[0].abroad().map_or(0, |abroad| abroad.hide),
+            publish_threshold: terms[0]
+                .cross_region()
+                .map_or(0, |cross_region| cross_region.publish_threshold),
             owed_max: forgives.then(|| capacity + scenario.debt_max()),
             admissions: vec![Vec::new(); KEYS],
             passed_us: vec![[0; KEYS]; regions],
-            told: BTreeMap::new(),
+            published_totals: BTreeMap::new(),
             forgotten: BTreeMap::new(),
             over: BTreeSet::new(),
-            is_whole: BTreeMap::new(),
-            stances: vec![Stance::default(); regions],
-            partings: BTreeMap::new(),
+            is_connected: BTreeMap::new(),
+            stances: vec![RegionConnectivity::default(); regions],
+            isolations: BTreeMap::new(),
             lapses: [0; KEYS],
             troubled_us: 0,
             violations: Vec::new(),
@@ -168,14 +172,21 @@ impl Check {
             self.report(Violation::LockedOut { region, key, at_us, passed_us });
         }
         let passed_us = self.passed_us.iter().map(|passed_us| passed_us[key]).max().unwrap_or(0);
-        let is_small = cost <= self.part_capacity[region] && cost * 2 <= self.burst;
+        let is_small = cost <= self.share_capacity[region] && cost * 2 <= self.burst;
         if is_small && at_us > passed_us.max(self.troubled_us) + self.debt_us {
             self.report(Violation::Debt { region, key, at_us });
         }
     }
 
     /// Takes in what an origin told a node. That data was lost may be noticed long after it was.
-    pub(super) fn told(&mut self, region: usize, partition: u16, call: &Call, reply: &Reply, at_us: u64) {
+    pub(super) fn note_reply(
+        &mut self,
+        region: usize,
+        partition: u16,
+        call: &Call,
+        reply: &CallReply,
+        at_us: u64,
+    ) {
         if reply.now_us - EPOCH_US != at_us {
             // The answer of the first time.
             return;
@@ -183,29 +194,29 @@ impl Check {
         if reply.lost {
             self.troubled(at_us);
         }
-        for (update, told) in call.updates.iter().zip(&reply.told) {
-            self.lapses[meter_of(&update.key)] += u64::from(told.lapsed);
-            let was_whole = self.is_whole.insert((region, partition), told.whole);
-            if was_whole == Some(true) && !told.whole {
-                *self.partings.entry((region, partition)).or_default() += 1;
+        for (update, published_totals) in call.updates.iter().zip(&reply.meters) {
+            self.lapses[meter_of(&update.key)] += u64::from(published_totals.lapsed);
+            let was_connected = self.is_connected.insert((region, partition), published_totals.is_global);
+            if was_connected == Some(true) && !published_totals.is_global {
+                *self.isolations.entry((region, partition)).or_default() += 1;
             }
         }
     }
 
     /// Regions fall back to their parts together, also where only two of them are cut from each other.
-    pub(super) fn stands(&mut self, region: usize, is_whole: bool, at_us: u64) {
-        let stance = &mut self.stances[region];
-        if stance.is_whole != is_whole {
-            *stance = Stance { is_whole, since_us: at_us, told_us: at_us };
+    pub(super) fn note_connectivity(&mut self, region: usize, is_connected: bool, at_us: u64) {
+        let connectivity = &mut self.stances[region];
+        if connectivity.is_connected != is_connected {
+            *connectivity = RegionConnectivity { is_connected, since_us: at_us, told_us: at_us };
         }
-        stance.told_us = at_us;
-        let is_settled = is_whole && stance.since_us + PARTED_US <= at_us;
+        connectivity.told_us = at_us;
+        let is_settled = is_connected && connectivity.since_us + PARTED_US <= at_us;
         if !self.is_wan_fair || !is_settled || self.is_troubled_since(at_us.saturating_sub(2 * PARTED_US)) {
             return;
         }
-        let is_parted = |other: &Stance| {
+        let is_parted = |other: &RegionConnectivity| {
             let is_recent = other.told_us + SECOND_US >= at_us;
-            !other.is_whole && is_recent && other.since_us + PARTED_US <= other.told_us
+            !other.is_connected && is_recent && other.since_us + PARTED_US <= other.told_us
         };
         if let Some(other) = self.stances.iter().position(is_parted) {
             self.report(Violation::Alone { region, other, at_us });
@@ -213,8 +224,8 @@ impl Check {
     }
 
     /// How often a region fell back to its standing part: most often of any.
-    pub(super) fn partings(&self) -> u64 {
-        self.partings.values().copied().max().unwrap_or(0)
+    pub(super) fn isolations(&self) -> u64 {
+        self.isolations.values().copied().max().unwrap_or(0)
     }
 
     pub(super) fn lapses(&self, key: usize) -> u64 {
@@ -228,35 +239,40 @@ impl Check {
     }
 
     /// What is told was charged, and is never taken back.
-    pub(super) fn published(&mut self, place: usize, region: &Region, gathered: &Gathered, at_us: u64) {
+    pub(super) fn published(&mut self, place: usize, region: &Region, gathered: &RoundReply, at_us: u64) {
         for component in &gathered.components {
             let key = meter_of(&component.key);
             let meter = region.partitions[key].meter(&component.key);
             let committed = meter.map_or(0, OriginMeter::charged);
-            let [first, second, third] = component.sums.numbers();
-            let (sums, published) = match component.sums {
-                Sums::Drained { .. } => ((first, 0), first),
-                Sums::Cells { .. } => ((first, second), second + third),
+            let [first, second, third] = component.totals.numbers();
+            let (totals, published) = match component.totals {
+                ComponentTotals::Drained { .. } => ((first, 0), first),
+                ComponentTotals::Cells { .. } => ((first, second), second + third),
             };
             if published > committed && region.losses == 0 {
                 self.report(Violation::Uncommitted { region: place, key, published, committed });
             }
-            if region.losses == 0 && meter.is_some_and(|meter| is_too_little(meter, self.hide)) {
+            if region.losses == 0 && meter.is_some_and(|meter| is_too_little(meter, self.publish_threshold)) {
                 self.report(Violation::Chatty { region: place, key, published, at_us });
             }
-            self.check_fall((place, key, component.incarnation), sums, region.losses, at_us);
+            self.check_fall((place, key, component.incarnation), totals, region.losses, at_us);
         }
     }
 
-    fn check_fall(&mut self, of: (usize, usize, u64), sums: (u64, u64), losses: u32, at_us: u64) {
-        let before = self.told.get(&of).copied().unwrap_or(Told { sums, losses, is_given_up: false });
-        let fell = sums < before.sums;
+    fn check_fall(&mut self, of: (usize, usize, u64), totals: (u64, u64), losses: u32, at_us: u64) {
+        let before = self.published_totals.get(&of).copied().unwrap_or(PublishedTotals {
+            totals,
+            losses,
+            is_given_up: false,
+        });
+        let fell = totals < before.totals;
         let is_lost = fell && losses > before.losses;
-        let grew = sums > before.sums && before.is_given_up;
+        let grew = totals > before.totals && before.is_given_up;
         if (fell && !is_lost) || grew {
             self.report(Violation::Fell { region: of.0, key: of.1, at_us });
         }
-        self.told.insert(of, Told { sums, losses, is_given_up: before.is_given_up || is_lost });
+        self.published_totals
+            .insert(of, PublishedTotals { totals, losses, is_given_up: before.is_given_up || is_lost });
     }
 
     /// A mark is dropped when all regions know what it stands for, or after very long.
@@ -270,8 +286,8 @@ impl Check {
     ) {
         let partition = &regions[place].partitions[key];
         for (stamp, name) in marked {
-            let is_old = *stamp + MARK_RETENTION_US <= EPOCH_US + at_us + SECOND_US;
-            if is_old || partition.marks().any(|(_, marked)| marked == &**name) {
+            let is_old = *stamp + DIRTY_RETENTION_US <= EPOCH_US + at_us + SECOND_US;
+            if is_old || partition.dirty_meters().any(|(_, marked)| marked == &**name) {
                 continue;
             }
             let Some(meter) = partition.meter(name) else { continue };
@@ -291,17 +307,19 @@ impl Check {
         (place, key): (usize, usize),
         meter: &OriginMeter,
     ) -> bool {
-        let Some(numbers) = meter.outward_numbers() else { return true };
+        let Some(numbers) = meter.region_state_numbers() else { return true };
         let [incarnation, charged, _, _, _, current, previous, ..] = numbers;
         let cell = meter.numbers()[2];
         match self.charged_for(who, regions, (place, key, incarnation)) {
             None => charged == 0,
-            Some(Sums::Drained { charged: known, .. }) => known >= charged,
-            Some(Sums::Cells { cell: known, current: of_it, .. }) if known == cell => of_it >= current,
-            Some(Sums::Cells { cell: known, current: of_it, .. }) if known + 1 == cell => {
+            Some(ComponentTotals::Drained { charged: known, .. }) => known >= charged,
+            Some(ComponentTotals::Cells { cell: known, current: of_it, .. }) if known == cell => {
+                of_it >= current
+            }
+            Some(ComponentTotals::Cells { cell: known, current: of_it, .. }) if known + 1 == cell => {
                 current == 0 && of_it >= previous
             }
-            Some(Sums::Cells { cell: known, .. }) => known > cell || current + previous == 0,
+            Some(ComponentTotals::Cells { cell: known, .. }) => known > cell || current + previous == 0,
         }
     }
 
@@ -312,15 +330,19 @@ impl Check {
         who: usize,
         regions: &[Region],
         (of, key, incarnation): (usize, usize, u64),
-    ) -> Option<Sums> {
+    ) -> Option<ComponentTotals> {
         let known = seen(&regions[who].partitions[key], region_id(of), &name(key), incarnation);
         let forgotten = self.forgotten.get(&(who, region_id(of), key, incarnation)).copied();
-        known.into_iter().chain(forgotten).max_by_key(Sums::numbers)
+        known.into_iter().chain(forgotten).max_by_key(ComponentTotals::numbers)
     }
 
     /// The first pair of regions of which one does not know what it should of the other.
-    pub(super) fn unknown(&self, regions: &[Region], known: &[Known]) -> Option<(usize, usize, usize)> {
-        for Known { of, key, incarnation, charged, cell, current } in known.iter().copied() {
+    pub(super) fn unknown(
+        &self,
+        regions: &[Region],
+        known: &[KeyKnowledge],
+    ) -> Option<(usize, usize, usize)> {
+        for KeyKnowledge { of, key, incarnation, charged, cell, current } in known.iter().copied() {
             if self.over.contains(&(of, key, incarnation)) {
                 continue;
             }
@@ -330,14 +352,14 @@ impl Check {
                 }
                 let is_known = match self.charged_for(place, regions, (of, key, incarnation)) {
                     None => charged == 0,
-                    Some(Sums::Drained { charged: known, .. }) => known >= charged,
-                    Some(Sums::Cells { cell: known, current: of_it, .. }) if known == cell => {
+                    Some(ComponentTotals::Drained { charged: known, .. }) => known >= charged,
+                    Some(ComponentTotals::Cells { cell: known, current: of_it, .. }) if known == cell => {
                         of_it >= current
                     }
-                    Some(Sums::Cells { cell: known, previous, .. }) if known == cell + 1 => {
+                    Some(ComponentTotals::Cells { cell: known, previous, .. }) if known == cell + 1 => {
                         previous >= current
                     }
-                    Some(Sums::Cells { cell: known, .. }) => known > cell || current == 0,
+                    Some(ComponentTotals::Cells { cell: known, .. }) => known > cell || current == 0,
                 };
                 if !is_known {
                     return Some((place, of, key));
@@ -352,12 +374,12 @@ impl Check {
         if still_counts(was, EPOCH_US + at_us) {
             self.report(Violation::Forgot { region, key, at_us });
         }
-        if let Some([incarnation, ..]) = was.outward_numbers() {
+        if let Some([incarnation, ..]) = was.region_state_numbers() {
             self.over.insert((region, key, incarnation));
         }
-        for (from, incarnation, sums) in was.seen() {
-            let known = self.forgotten.entry((region, from, key, incarnation)).or_insert(sums);
-            *known = std::cmp::max_by_key(*known, sums, Sums::numbers);
+        for (from, incarnation, totals) in was.seen() {
+            let known = self.forgotten.entry((region, from, key, incarnation)).or_insert(totals);
+            *known = std::cmp::max_by_key(*known, totals, ComponentTotals::numbers);
         }
     }
 
@@ -377,10 +399,10 @@ impl Check {
 }
 
 /// What a partition has charged for a component.
-fn seen(partition: &Partition, from: RegionId, name: &[u8], incarnation: u64) -> Option<Sums> {
+fn seen(partition: &Partition, from: RegionId, name: &[u8], incarnation: u64) -> Option<ComponentTotals> {
     let meter = partition.meter(name)?;
     let mut all = meter.seen();
-    all.find(|(of, named, _)| (*of, *named) == (from, incarnation)).map(|(_, _, sums)| sums)
+    all.find(|(of, named, _)| (*of, *named) == (from, incarnation)).map(|(_, _, totals)| totals)
 }
 
 /// What is charged to a key and not over, in units.
@@ -394,18 +416,18 @@ pub(super) fn owed(partition: &Partition, key: usize) -> u64 {
 }
 
 /// Whether less was counted than is worth telling, of a key that no other region has told of.
-fn is_too_little(meter: &OriginMeter, hide: u64) -> bool {
-    let counted = meter.outward_numbers().map_or(0, |[_, charged, refunded, ..]| charged + refunded);
-    counted < hide && meter.seen().next().is_none()
+fn is_too_little(meter: &OriginMeter, publish_threshold: u64) -> bool {
+    let counted = meter.region_state_numbers().map_or(0, |[_, charged, refunded, ..]| charged + refunded);
+    counted < publish_threshold && meter.seen().next().is_none()
 }
 
 /// What is new in what another region says, in units; nothing is said of windows, where that depends on the time.
-pub(super) fn news(partition: &Partition, said: &Merge) -> Option<u64> {
+pub(super) fn news(partition: &Partition, said: &MergeRequest) -> Option<u64> {
     let mut news = 0;
     for component in &said.components {
-        let Sums::Drained { charged, level, .. } = component.sums else { return None };
+        let ComponentTotals::Drained { charged, level, .. } = component.totals else { return None };
         news += match seen(partition, said.from, &component.key, component.incarnation) {
-            Some(Sums::Drained { charged: known, .. }) => charged.saturating_sub(known),
+            Some(ComponentTotals::Drained { charged: known, .. }) => charged.saturating_sub(known),
             _ => charged.min(level),
         };
     }
@@ -413,12 +435,12 @@ pub(super) fn news(partition: &Partition, said: &Merge) -> Option<u64> {
 }
 
 /// All that regions have to tell each other just now.
-pub(super) fn known(regions: &[Region]) -> Vec<Known> {
+pub(super) fn known(regions: &[Region]) -> Vec<KeyKnowledge> {
     let mut known = Vec::new();
     for (place, region) in regions.iter().enumerate() {
         for key in 0..KEYS {
             let meter = region.partitions[key].meter(&name(key));
-            let Some((meter, numbers)) = meter.and_then(|meter| Some((meter, meter.outward_numbers()?)))
+            let Some((meter, numbers)) = meter.and_then(|meter| Some((meter, meter.region_state_numbers()?)))
             else {
                 continue;
             };
@@ -426,7 +448,7 @@ pub(super) fn known(regions: &[Region]) -> Vec<Known> {
             if is_open {
                 let [incarnation, charged, _, _, _, current, ..] = numbers;
                 let cell = meter.numbers()[2];
-                known.push(Known { of: place, key, incarnation, charged, cell, current });
+                known.push(KeyKnowledge { of: place, key, incarnation, charged, cell, current });
             }
         }
     }
@@ -439,31 +461,31 @@ pub(super) fn unsettled(regions: &[Region], origin_us: u64) -> Option<(usize, us
     let places = (0..regions.len()).flat_map(|region| (0..KEYS).map(move |key| (region, key)));
     let stand = |(region, key): (usize, usize)| {
         let here = &regions[region];
-        let is_whole = is_whole(&here.partitions[key], origin_us);
+        let is_connected = is_connected(&here.partitions[key], origin_us);
         let is_untold = here.losses == 0 && has_untold(&here.partitions[key], key);
-        (!is_whole || is_untold).then_some((region, key, is_whole))
+        (!is_connected || is_untold).then_some((region, key, is_connected))
     };
     places.into_iter().find_map(stand)
 }
 
 /// Whether a partition counts on the whole of its limits.
-pub(super) fn is_whole(partition: &Partition, origin_us: u64) -> bool {
-    let (whole_until_us, _, _, settled) = partition.heard_and_marked();
-    settled && whole_until_us > origin_us
+pub(super) fn is_connected(partition: &Partition, origin_us: u64) -> bool {
+    let (connected_until_us, _, _, settled) = partition.connectivity_and_stamp();
+    settled && connected_until_us > origin_us
 }
 
 /// Whether something was charged to the standing part of a key that others have yet to be told.
 fn has_untold(partition: &Partition, key: usize) -> bool {
-    let numbers = partition.meter(&name(key)).and_then(OriginMeter::outward_numbers);
-    let is_apart = numbers.is_some_and(|[_, _, _, _, _, _, _, level, current, previous, flags, _]| {
+    let numbers = partition.meter(&name(key)).and_then(OriginMeter::region_state_numbers);
+    let is_isolated = numbers.is_some_and(|[_, _, _, _, _, _, _, level, current, previous, flags, _]| {
         flags & (ON_PART | IS_SETTLING) == ON_PART && level + current + previous > 0
     });
-    is_apart || partition.parted().next().is_some()
+    is_isolated || partition.isolated_meters().next().is_some()
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::origin::Round;
+    use tidegate_core::origin::RoundRequest;
 
     use super::*;
     use crate::memory::tests::{START_US, STORE, ask, shared_gcra};
@@ -472,8 +494,8 @@ mod tests {
     fn what_was_charged_to_a_part_is_untold_until_the_others_are_heard_of_again() {
         let terms = shared_gcra(40, 1_000, 4);
         let mut partition = Partition::default();
-        let round = |settled, clock_us| Round {
-            whole_for_us: SECOND_US,
+        let round = |settled, clock_us| RoundRequest {
+            connected_for_us: SECOND_US,
             settled,
             clock_us,
             trim: 0,
@@ -481,14 +503,14 @@ mod tests {
             most: 8,
         };
         ask(&mut partition, START_US, terms, (2, 0));
-        assert!(has_untold(&partition, 0) && !is_whole(&partition, START_US));
+        assert!(has_untold(&partition, 0) && !is_connected(&partition, START_US));
         partition.round(START_US, STORE, &round(false, START_US));
         assert!(!has_untold(&partition, 0), "it is marked");
-        assert!(!is_whole(&partition, START_US), "and what the others charged has not come");
+        assert!(!is_connected(&partition, START_US), "and what the others charged has not come");
         partition.round(START_US, STORE, &round(true, START_US));
-        assert!(!has_untold(&partition, 0) && is_whole(&partition, START_US));
+        assert!(!has_untold(&partition, 0) && is_connected(&partition, START_US));
         let later_us = START_US + 2 * SECOND_US;
-        assert!(!is_whole(&partition, later_us), "nobody is heard of any more");
+        assert!(!is_connected(&partition, later_us), "nobody is heard of any more");
         ask(&mut partition, later_us, terms, (2, 0));
         assert!(has_untold(&partition, 0));
     }

@@ -6,10 +6,10 @@ use tidegate_core::engine::{Effect, Resolution};
 use tidegate_core::origin::Call;
 
 use super::scenario::KEYS;
-use super::world::{Answered, EPOCH_US, Event, Waits, World};
+use super::world::{EPOCH_US, Event, ReplyInTransit, WaitingRequest, World};
 use crate::memory::{FORGETS_EVERY_US, forget};
 use crate::network::arrivals;
-use crate::node::{Metered, Spent};
+use crate::node::{MeteredCharge, SpendResult};
 use crate::scenario::{Charge, Faults};
 
 impl World<'_> {
@@ -22,15 +22,15 @@ impl World<'_> {
         self.trace.note([self.now_us, 1, region as u64 * 8 + key as u64, cost], || {
             format!("region {region}, node {node}: request of {cost} for key {key}")
         });
-        let metered = [Metered { charge: Charge { meter: key, cost }, rule: here.rule }];
+        let metered = [MeteredCharge { charge: Charge { meter: key, cost }, rule: here.rule }];
         let now = here.nodes[node].now(self.now_us);
         match here.nodes[node].spend(now, &metered) {
-            Spent::Allowed => self.admit(region, key, cost, self.now_us),
-            Spent::Denied => self.deny(region, key, cost),
-            Spent::Asks => {
+            SpendResult::Allowed => self.admit(region, key, cost, self.now_us),
+            SpendResult::Denied => self.deny(region, key, cost),
+            SpendResult::Asks => {
                 self.tally.tickets += 1;
                 let ticket = self.tally.tickets;
-                self.waiting.insert(ticket, Waits { region, node, key, cost });
+                self.waiting.insert(ticket, WaitingRequest { region, node, key, cost });
                 let mut effects = Vec::new();
                 self.regions[region].nodes[node].ask(now, ticket, false, &metered, &mut effects);
                 self.act(region, node, effects, None);
@@ -91,7 +91,7 @@ impl World<'_> {
     }
 
     fn resolve(&mut self, ticket: u64, at_us: u64, resolution: &Resolution) {
-        let Some(Waits { region, key, cost, .. }) = self.waiting.remove(&ticket) else { return };
+        let Some(WaitingRequest { region, key, cost, .. }) = self.waiting.remove(&ticket) else { return };
         match resolution {
             Resolution::Allowed { .. } => self.admit(region, key, cost, at_us),
             Resolution::Denied { .. } => self.deny(region, key, cost),
@@ -134,17 +134,17 @@ impl World<'_> {
         let call = Call { store: here.store(self.now_us), ..Call::clone(&call) };
         let answer = here.partitions[usize::from(partition)].apply(origin_us, &call);
         if let Ok(reply) = &answer {
-            self.check.told(region, partition, &call, reply, self.now_us);
+            self.check.note_reply(region, partition, &call, reply, self.now_us);
         }
         self.trace.note([self.now_us, 3, call.node.0, call.sequence], || {
             format!(
                 "region {region}: origin answers node {node}: {:?} {:?} {answer:?}",
-                call.updates, call.asks
+                call.updates, call.checks
             )
         });
         for time in self.travel_times() {
             let answer = answer.clone();
-            let answered = Answered { region, node, life, partition, sequence, answer };
+            let answered = ReplyInTransit { region, node, life, partition, sequence, answer };
             self.schedule(self.now_us + time, Event::Answered(Box::new(answered)));
         }
     }
@@ -166,8 +166,8 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn answered(&mut self, answered: Answered) {
-        let Answered { region, node, life, partition, sequence, answer } = answered;
+    pub(super) fn answered(&mut self, answered: ReplyInTransit) {
+        let ReplyInTransit { region, node, life, partition, sequence, answer } = answered;
         let here = &mut self.regions[region].nodes[node];
         if here.life != life {
             return;

@@ -1,7 +1,7 @@
 //! What comes from outside: requests and trouble, drawn before the world begins.
 
 use tidegate_core::Algorithm;
-use tidegate_courier::{INTERVAL_US, SILENCE_MAX_US};
+use tidegate_replication::{INTERVAL_US, PEER_TIMEOUT_DEFAULT_US};
 
 use super::scenario::{ATTACKED, Attack, ORDINARY, RARE, SECOND_US};
 use super::world::{Event, PAUSE_US_MAX, World};
@@ -111,8 +111,12 @@ impl World<'_> {
     /// What stays below the threshold drains where it was used, and nobody else hears of it; then everyone bursts: when regions
     /// are cut from each other, if they ever are.
     fn plan_lag(&mut self) {
-        let hide = self.regions[0].rule.terms.abroad().map_or(1, |abroad| abroad.hide);
-        let drip_us = self.scenario.drain_us(hide);
+        let publish_threshold = self.regions[0]
+            .rule
+            .terms
+            .cross_region()
+            .map_or(1, |cross_region| cross_region.publish_threshold);
+        let drip_us = self.scenario.drain_us(publish_threshold);
         let cut_us = self.scenario.faults.cuts.iter().map(|cut| cut.at_us).min();
         let late_us = self.rng.u64(0..SECOND_US);
         let at_us = match cut_us.filter(|cut_us| *cut_us >= drip_us) {
@@ -120,8 +124,8 @@ impl World<'_> {
             None => drip_us + self.rng.u64(20 * SECOND_US..60 * SECOND_US),
         };
         for region in 0..self.regions.len() {
-            for unit in 1..hide {
-                self.ask(at_us - drip_us + unit * drip_us / hide, region, ATTACKED, 1);
+            for unit in 1..publish_threshold {
+                self.ask(at_us - drip_us + unit * drip_us / publish_threshold, region, ATTACKED, 1);
             }
         }
         self.plan_burst(at_us, AFTER_US);
@@ -160,7 +164,7 @@ impl World<'_> {
             let quiet_us = self.scenario.drain_us(self.burst()) + self.rng.u64(0..=SECOND_US / 2);
             let until_us = match times.get(turn + 1) {
                 Some((next_us, _)) => next_us.saturating_sub(quiet_us),
-                None => begins_us + SILENCE_MAX_US + AFTER_US,
+                None => begins_us + PEER_TIMEOUT_DEFAULT_US + AFTER_US,
             };
             self.plan_rush(begins_us, until_us);
         }
@@ -196,7 +200,7 @@ impl World<'_> {
     fn plan_pauses(&mut self) {
         for (at_us, for_us) in self.cut_times() {
             for region in 0..self.regions.len() {
-                let late_us = self.rng.u64(0..SILENCE_MAX_US);
+                let late_us = self.rng.u64(0..PEER_TIMEOUT_DEFAULT_US);
                 self.plan_burst_in(region, at_us + late_us);
             }
             self.plan_bursts_from(at_us + for_us);
@@ -249,7 +253,12 @@ impl World<'_> {
 
     /// How often the ordinary user asks in a region.
     pub(super) fn ordinary_every_us(&self, region: usize) -> u64 {
-        let part = self.regions[region].rule.terms.abroad().map_or(1, |abroad| abroad.part_amount).max(1);
+        let part = self.regions[region]
+            .rule
+            .terms
+            .cross_region()
+            .map_or(1, |cross_region| cross_region.share_amount)
+            .max(1);
         let percent = match self.scenario.limit.algorithm() {
             Algorithm::Gcra => ORDINARY_PERCENT,
             Algorithm::SlidingWindow => ORDINARY_WINDOW_PERCENT,
@@ -273,8 +282,8 @@ impl World<'_> {
             self.schedule(of.at_us + of.for_us, Event::CutEnds { cut });
         }
         let plan: [(u32, fn() -> Event); 6] = [
-            (faults.courier_crashes, || Event::CourierDies),
-            (faults.two_couriers, || Event::SecondCourier),
+            (faults.replicator_crashes, || Event::ReplicatorDies),
+            (faults.two_replicators, || Event::SecondReplicator),
             (faults.pauses, || Event::Pause),
             (faults.losses, || Event::Lose),
             (faults.wipes, || Event::Wipe),

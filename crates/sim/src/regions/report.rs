@@ -85,7 +85,7 @@ pub enum RegionViolation {
         /// Which key.
         key: usize,
         /// Whether it counted on the whole.
-        is_whole: bool,
+        is_connected: bool,
         /// When.
         at_us: u64,
     },
@@ -205,10 +205,10 @@ impl fmt::Display for RegionViolation {
             Self::Apart { region, of, key, at_us } => {
                 write!(f, "region {region}, key {key}: does not know all of region {of} at {at_us} us")
             }
-            Self::Unsettled { region, key, is_whole: false, at_us } => {
+            Self::Unsettled { region, key, is_connected: false, at_us } => {
                 write!(f, "region {region}, key {key}: still counts on its part at {at_us} us")
             }
-            Self::Unsettled { region, key, is_whole: true, at_us } => {
+            Self::Unsettled { region, key, is_connected: true, at_us } => {
                 write!(
                     f,
                     "region {region}, key {key}: has not told all that it charged to its part at {at_us} us"
@@ -268,7 +268,7 @@ pub struct RegionReport {
     /// Things that went wrong on purpose.
     pub faults: u64,
     /// How often a region fell back to its standing part.
-    pub partings: u64,
+    pub isolations: u64,
     /// Batches that were merged.
     pub batches: u64,
     /// How far the limit was passed, of the key that reached most of what is printed.

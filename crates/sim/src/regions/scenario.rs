@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tidegate_core::bound::{self, Bound, Fleet, Promise, THRESHOLD_PPM, bound, debt_max};
-use tidegate_core::origin::{Abroad, Lapse, Terms, part_of};
+use tidegate_core::origin::{CrossRegionTerms, Lapse, Terms, share_of};
 use tidegate_core::{Algorithm, Class, Limit, Regime};
-use tidegate_courier::{INTERVAL_US, SILENCE_MAX_US};
+use tidegate_replication::{INTERVAL_US, PEER_TIMEOUT_DEFAULT_US};
 
 use super::bug::RegionBug;
-use crate::rulebook::Rule;
+use crate::rule_editions::Rule;
 
 pub(super) const SECOND_US: u64 = 1_000_000;
 
@@ -139,7 +139,7 @@ pub struct Cut {
 pub struct RegionFaults {
     /// Links that are cut.
     pub cuts: Vec<Cut>,
-    /// Whether couriers notice at once that a link is cut, as they do where something on the way says so.
+    /// Whether replicators notice at once that a link is cut, as they do where something on the way says so.
     pub resets: bool,
     /// Messages between regions that get lost.
     pub wan_loss_ppm: u32,
@@ -147,10 +147,10 @@ pub struct RegionFaults {
     pub wan_repeat_ppm: u32,
     /// Messages between regions that take up to two seconds longer.
     pub wan_slow_ppm: u32,
-    /// How many times a courier dies, each time in the middle of another step.
-    pub courier_crashes: u32,
-    /// How many times a region has two couriers for a while.
-    pub two_couriers: u32,
+    /// How many times a replicator dies, each time in the middle of another step.
+    pub replicator_crashes: u32,
+    /// How many times a region has two replicators for a while.
+    pub two_replicators: u32,
     /// How many times an origin stands still.
     pub pauses: u32,
     /// How many times an origin comes back without its last writes.
@@ -166,14 +166,14 @@ pub struct RegionFaults {
 impl RegionFaults {
     /// Whether messages between regions may come late without anybody being cut off.
     pub(super) fn is_wan_bad(&self) -> bool {
-        self.wan_loss_ppm + self.wan_slow_ppm > 0 || self.courier_crashes + self.pauses > 0
+        self.wan_loss_ppm + self.wan_slow_ppm > 0 || self.replicator_crashes + self.pauses > 0
     }
 
     /// Whether all is well from a time on.
     pub(super) fn is_well_from(&self, us: u64) -> bool {
-        let are_couriers_well = self.two_couriers == 0 && !self.is_wan_bad();
+        let are_replicators_well = self.two_replicators == 0 && !self.is_wan_bad();
         let is_over = |cut: &Cut| cut.at_us + cut.for_us < us;
-        are_couriers_well && self.are_regions_well() && self.cuts.iter().all(is_over)
+        are_replicators_well && self.are_regions_well() && self.cuts.iter().all(is_over)
     }
 
     /// Whether everything inside the regions goes well.
@@ -242,7 +242,7 @@ impl RegionScenario {
 
     /// Whether several bursts drain while a region does not go by what another one passed.
     fn is_fast(&self) -> bool {
-        let unheard_us = self.bound(&bound::Faults::NONE).lag_us + SILENCE_MAX_US;
+        let unheard_us = self.bound(&bound::Faults::NONE).lag_us + PEER_TIMEOUT_DEFAULT_US;
         let drained = u128::from(unheard_us) * u128::from(self.limit.amount());
         let bursts = u128::from(FAST_BURSTS * self.limit.burst());
         drained >= bursts * u128::from(self.limit.period_us())
@@ -261,9 +261,9 @@ impl RegionScenario {
         Fleet {
             weights: self.weights.clone().into(),
             nodes: self.nodes as u32,
-            courier_us: INTERVAL_US,
+            replication_interval_us: INTERVAL_US,
             transit_us: self.wan_us + self.wan_us / 4 + 4 * self.delay_us,
-            silence_us: SILENCE_MAX_US,
+            peer_timeout_us: PEER_TIMEOUT_DEFAULT_US,
             ..Fleet::of(self.regions() as u32)
         }
     }
@@ -280,21 +280,26 @@ impl RegionScenario {
     /// The limit as nodes of a region know it.
     pub(super) fn rule(&self, region: usize, bug: Option<RegionBug>) -> Rule {
         let terms = Terms::new(&self.limit, 0, self.lapse(), 1);
-        let hide = match bug {
+        let publish_threshold = match bug {
             Some(RegionBug::NoThreshold) => 1,
             _ => (terms.burst() * u64::from(THRESHOLD_PPM) / PPM).max(1),
         };
         let part = |whole| match bug {
             Some(RegionBug::PartIsWhole) => whole,
-            _ => part_of(whole, &self.weights, region),
+            _ => share_of(whole, &self.weights, region),
         };
         let debt_max = match bug {
             Some(RegionBug::ForgivesAll) => 0,
             Some(RegionBug::ForgivesNothing) => u64::MAX,
             _ => self.debt_max(),
         };
-        let (part_amount, part_capacity) = (part(terms.amount()), part(terms.capacity()));
-        let terms = terms.with_abroad(Abroad { hide, part_amount, part_capacity, debt_max });
+        let (share_amount, share_capacity) = (part(terms.amount()), part(terms.capacity()));
+        let terms = terms.with_cross_region(CrossRegionTerms {
+            publish_threshold,
+            share_amount,
+            share_capacity,
+            debt_max,
+        });
         Rule { limit: self.limit.at_origin(), terms }
     }
 
@@ -535,8 +540,8 @@ fn faults(rng: &mut Rng, length_us: u64) -> RegionFaults {
         wan_loss_ppm: pick(rng, &[0, 0, 1_000, 50_000]),
         wan_repeat_ppm: pick(rng, &[0, 10_000, 200_000]),
         wan_slow_ppm: pick(rng, &[0, 0, 10_000, 100_000]),
-        courier_crashes: pick(rng, &[0, 0, 1, 6]),
-        two_couriers: pick(rng, &[0, 0, 1, 3]),
+        replicator_crashes: pick(rng, &[0, 0, 1, 6]),
+        two_replicators: pick(rng, &[0, 0, 1, 3]),
         pauses,
         losses,
         wipes,
@@ -614,8 +619,8 @@ impl fmt::Display for RegionFaults {
             (self.wan_loss_ppm, format!("{} % lost between regions", percent(self.wan_loss_ppm))),
             (self.wan_repeat_ppm, format!("{} % repeated", percent(self.wan_repeat_ppm))),
             (self.wan_slow_ppm, format!("{} % slow", percent(self.wan_slow_ppm))),
-            (self.courier_crashes, format!("{} couriers die", self.courier_crashes)),
-            (self.two_couriers, format!("{} times two couriers", self.two_couriers)),
+            (self.replicator_crashes, format!("{} replicators die", self.replicator_crashes)),
+            (self.two_replicators, format!("{} times two replicators", self.two_replicators)),
             (self.pauses, format!("{} pauses of an origin", self.pauses)),
             (self.losses, format!("{} losses of data", self.losses)),
             (self.wipes, format!("{} losses of all data", self.wipes)),

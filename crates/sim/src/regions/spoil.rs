@@ -1,9 +1,11 @@
-//! Where known mistakes are made: on the way between origins and couriers, never inside what is shipped.
+//! Where known mistakes are made: on the way between origins and replicators, never inside what is shipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidegate_core::origin::{Component, Gathered, Merge, Partition, Round, Sums, WHOLE_US_MAX};
-use tidegate_courier::{Batch, SILENCE_MAX_US};
+use tidegate_core::origin::{
+    CONNECTED_US_MAX, Component, ComponentTotals, MergeRequest, Partition, RoundReply, RoundRequest,
+};
+use tidegate_replication::{Batch, PEER_TIMEOUT_DEFAULT_US};
 
 use super::bug::RegionBug;
 use crate::memory::TOO_EARLY_US;
@@ -22,22 +24,29 @@ impl Spoiler {
         Self { bug, came: BTreeSet::new(), names: BTreeMap::new() }
     }
 
-    /// What a courier asks of its origin, which has heard of all of its peers within `silence_us`.
-    pub(super) fn round(&self, region: usize, round: &Round, silence_us: Option<u64>) -> Round {
+    /// What a replicator asks of its origin, which has heard of all of its peers within `last_heard_age_us`.
+    pub(super) fn round(
+        &self,
+        region: usize,
+        round: &RoundRequest,
+        last_heard_age_us: Option<u64>,
+    ) -> RoundRequest {
         match self.bug {
             Some(RegionBug::PairNotParted) => {
-                let whole_for_us =
-                    silence_us.map_or(0, |silence_us| SILENCE_MAX_US.saturating_sub(silence_us));
-                Round { whole_for_us, settled: true, ..*round }
+                let connected_for_us = last_heard_age_us
+                    .map_or(0, |last_heard_age_us| PEER_TIMEOUT_DEFAULT_US.saturating_sub(last_heard_age_us));
+                RoundRequest { connected_for_us, settled: true, ..*round }
             }
-            Some(RegionBug::NeverParts) => Round { whole_for_us: WHOLE_US_MAX, settled: true, ..*round },
+            Some(RegionBug::NeverParts) => {
+                RoundRequest { connected_for_us: CONNECTED_US_MAX, settled: true, ..*round }
+            }
             Some(RegionBug::OneNeverParts) if region == 0 => {
-                Round { whole_for_us: WHOLE_US_MAX, settled: true, ..*round }
+                RoundRequest { connected_for_us: CONNECTED_US_MAX, settled: true, ..*round }
             }
-            Some(RegionBug::SettlesAtOnce) => Round { settled: true, ..*round },
-            Some(RegionBug::NeverSettles) if region == 0 => Round { settled: false, ..*round },
-            Some(RegionBug::NobodySettles) => Round { settled: false, ..*round },
-            Some(RegionBug::TrimsEarly) => Round { trim: round.after, ..*round },
+            Some(RegionBug::SettlesAtOnce) => RoundRequest { settled: true, ..*round },
+            Some(RegionBug::NeverSettles) if region == 0 => RoundRequest { settled: false, ..*round },
+            Some(RegionBug::NobodySettles) => RoundRequest { settled: false, ..*round },
+            Some(RegionBug::TrimsEarly) => RoundRequest { trim: round.after, ..*round },
             _ => *round,
         }
     }
@@ -47,8 +56,8 @@ impl Spoiler {
         if self.bug == Some(RegionBug::ForgetsEarly) { origin_us + TOO_EARLY_US } else { origin_us }
     }
 
-    /// What an origin tells its courier.
-    pub(super) fn on_gathered(&mut self, gathered: &mut Gathered, region: usize, partition: &Partition) {
+    /// What an origin tells its replicator.
+    pub(super) fn on_gathered(&mut self, gathered: &mut RoundReply, region: usize, partition: &Partition) {
         if self.bug == Some(RegionBug::ThresholdOnLevel) {
             gathered.components.retain(is_level_high);
         }
@@ -59,10 +68,10 @@ impl Spoiler {
 
     fn on_told(&mut self, component: &mut Component, region: usize, partition: &Partition) {
         let Some(meter) = partition.meter(&component.key) else { return };
-        let Sums::Drained { charged, level, .. } = &mut component.sums else { return };
+        let ComponentTotals::Drained { charged, level, .. } = &mut component.totals else { return };
         match self.bug {
             Some(RegionBug::RepublishesForeign) => {
-                let foreign: u64 = meter.seen().map(|(_, _, sums)| sums.numbers()[0]).sum();
+                let foreign: u64 = meter.seen().map(|(_, _, totals)| totals.numbers()[0]).sum();
                 (*charged, *level) = (*charged + foreign, *level + foreign);
             }
             Some(RegionBug::PublishesGrants) => {
@@ -89,7 +98,7 @@ impl Spoiler {
     }
 
     /// What an origin makes of what another region says.
-    pub(super) fn merge(&self, said: &Merge, partition: &Partition, is_repeat: bool) -> Merge {
+    pub(super) fn merge(&self, said: &MergeRequest, partition: &Partition, is_repeat: bool) -> MergeRequest {
         let mut heard = said.clone();
         for component in &mut heard.components {
             let meter = partition.meter(&component.key);
@@ -97,12 +106,12 @@ impl Spoiler {
                 let mut all = meter.seen();
                 all.find(|(from, name, _)| (*from, *name) == (said.from, component.incarnation))
             });
-            let Sums::Drained { charged, level, .. } = &mut component.sums else { continue };
+            let ComponentTotals::Drained { charged, level, .. } = &mut component.totals else { continue };
             match (self.bug, seen) {
-                (Some(RegionBug::ChargesRepeats), Some((_, _, sums))) if is_repeat => {
-                    *charged = sums.numbers()[0] + (*level).max(1);
+                (Some(RegionBug::ChargesRepeats), Some((_, _, totals))) if is_repeat => {
+                    *charged = totals.numbers()[0] + (*level).max(1);
                 }
-                (Some(RegionBug::MergeAdds), Some((_, _, sums))) => *charged += sums.numbers()[0],
+                (Some(RegionBug::MergeAdds), Some((_, _, totals))) => *charged += totals.numbers()[0],
                 (Some(RegionBug::ColdBySum), None) => *level = *charged,
                 _ => {}
             }
@@ -113,9 +122,10 @@ impl Spoiler {
 
 /// Whether as much has not drained as has to be untold.
 fn is_level_high(component: &Component) -> bool {
-    let hide = component.terms.abroad().map_or(0, |abroad| abroad.hide);
-    match component.sums {
-        Sums::Drained { level, .. } => level >= hide,
-        Sums::Cells { .. } => true,
+    let publish_threshold =
+        component.terms.cross_region().map_or(0, |cross_region| cross_region.publish_threshold);
+    match component.totals {
+        ComponentTotals::Drained { level, .. } => level >= publish_threshold,
+        ComponentTotals::Cells { .. } => true,
     }
 }

@@ -31,13 +31,13 @@ pub struct RegionSummary {
     /// Things that went wrong on purpose.
     pub faults: u64,
     /// How often a region fell back to its standing part.
-    pub partings: u64,
+    pub isolations: u64,
     /// Batches that were merged.
     pub batches: u64,
     /// Worlds that say something about the long run.
     pub rated: u64,
     /// How far limits were passed at worst, for each kind of world.
-    pub reached: BTreeMap<Kind, Reached>,
+    pub reached: BTreeMap<Kind, BoundReach>,
     /// One number for everything that happened, whatever the number of threads.
     pub trace_hash: u64,
     /// The seeds of worlds that broke a promise, in order.
@@ -46,7 +46,7 @@ pub struct RegionSummary {
 
 /// Worlds of one kind, and the one among them that reached most of its bound: of two the first, whichever ended first.
 #[derive(Clone, Copy, Debug)]
-pub struct Reached {
+pub struct BoundReach {
     /// How many worlds.
     pub worlds: u64,
     /// The seed of that world.
@@ -55,7 +55,7 @@ pub struct Reached {
     pub reach: Reach,
 }
 
-impl Reached {
+impl BoundReach {
     fn add(&mut self, other: Self) {
         self.worlds += other.worlds;
         let rank = |reached: &Self| (reached.reach.milli(), Reverse(reached.seed));
@@ -92,10 +92,10 @@ impl RegionSummary {
         self.requests += report.requests;
         self.passed += report.passed;
         self.faults += report.faults;
-        self.partings += report.partings;
+        self.isolations += report.isolations;
         self.batches += report.batches;
         self.rated += u64::from(report.is_rated);
-        let reached = Reached { worlds: 1, seed: report.seed, reach: report.reach };
+        let reached = BoundReach { worlds: 1, seed: report.seed, reach: report.reach };
         self.reached.entry(kind).and_modify(|known| known.add(reached)).or_insert(reached);
         self.trace_hash = with_world(self.trace_hash, report.seed, report.trace.hash());
         if !report.violations.is_empty() {
@@ -141,8 +141,8 @@ const CHANGES: &[Change] = &[
     |world| world.faults.wan_loss_ppm = 0,
     |world| world.faults.wan_repeat_ppm = 0,
     |world| world.faults.wan_slow_ppm = 0,
-    |world| world.faults.courier_crashes = 0,
-    |world| world.faults.two_couriers = 0,
+    |world| world.faults.replicator_crashes = 0,
+    |world| world.faults.two_replicators = 0,
     |world| world.faults.pauses = 0,
     |world| world.faults.losses = 0,
     |world| world.faults.wipes = 0,
@@ -150,7 +150,7 @@ const CHANGES: &[Change] = &[
     |world| world.faults.loss_ppm = 0,
     |world| world.faults.cuts.truncate(1),
     |world| world.faults.resets = false,
-    |world| world.faults.courier_crashes = world.faults.courier_crashes.min(1),
+    |world| world.faults.replicator_crashes = world.faults.replicator_crashes.min(1),
     |world| world.faults.pauses = world.faults.pauses.min(1),
     |world| world.faults.losses = world.faults.losses.min(1),
     |world| world.faults.crashes = world.faults.crashes.min(1),

@@ -1,18 +1,18 @@
 //! What goes wrong, when its time has come.
 
-use tidegate_courier::INTERVAL_US;
+use tidegate_replication::INTERVAL_US;
 
-use super::check::{self, Known};
-use super::courier::{RECONNECT_US, Step};
+use super::check::{self, KeyKnowledge};
+use super::replicator::{RECONNECT_US, Step};
 use super::report::RegionViolation;
 use super::scenario::{Attack, CutKind, KEYS, SECOND_US};
 use super::world::{Event, PAUSE_US_MAX, World};
 use tidegate_core::origin::Partition;
 
-/// How long two couriers go on beside each other at most.
+/// How long two replicators go on beside each other at most.
 const TWO_US: u64 = 5 * SECOND_US;
 
-/// After how long at most a courier notices that a link broke.
+/// After how long at most a replicator notices that a link broke.
 const NOTICED_US: u64 = 3 * SECOND_US;
 
 /// How many rounds after all was heard that was to be told regions count on the whole: in the first they tell what they charged to
@@ -62,10 +62,10 @@ impl World<'_> {
             self.cut[*from][*to] -= 1;
         }
         self.trace.note([self.now_us, 10, cut as u64, 0], || format!("heals: {ways:?}"));
-        let is_whole = self.cut.iter().flatten().all(|cuts| *cuts == 0);
-        if is_whole && !self.scenario.faults.is_wan_bad() && !self.closed {
+        let is_connected = self.cut.iter().flatten().all(|cuts| *cuts == 0);
+        if is_connected && !self.scenario.faults.is_wan_bad() && !self.closed {
             let ways_us = 4 * (self.scenario.wan_us + self.scenario.wan_us / 4 + self.scenario.delay_us);
-            // Of what lasts for longer, couriers try to connect all the time.
+            // Of what lasts for longer, replicators try to connect all the time.
             let unnoticed_us = (self.cut_us + NOTICED_US).saturating_sub(self.now_us);
             let at_us = self.now_us + unnoticed_us + RECONNECT_US + 2 * INTERVAL_US + ways_us;
             let event = Event::Healed { known: check::known(&self.regions), begun_us: self.now_us };
@@ -76,7 +76,7 @@ impl World<'_> {
     }
 
     /// Two rounds after regions are heard of again, everyone knows what everyone had to tell.
-    pub(super) fn healed(&mut self, known: &[Known], begun_us: u64) {
+    pub(super) fn healed(&mut self, known: &[KeyKnowledge], begun_us: u64) {
         if self.check.is_troubled_since(begun_us) {
             return;
         }
@@ -90,32 +90,32 @@ impl World<'_> {
         if self.check.is_troubled_since(begun_us) {
             return;
         }
-        if let Some((region, key, is_whole)) = check::unsettled(&self.regions, self.origin_us()) {
-            self.check.report(RegionViolation::Unsettled { region, key, is_whole, at_us: self.now_us });
+        if let Some((region, key, is_connected)) = check::unsettled(&self.regions, self.origin_us()) {
+            self.check.report(RegionViolation::Unsettled { region, key, is_connected, at_us: self.now_us });
         }
     }
 
-    pub(super) fn doom_courier(&mut self) {
+    pub(super) fn doom_replicator(&mut self) {
         let region = self.any_region();
         let step = Step::ALL[self.rng.usize(0..Step::ALL.len())];
         self.regions[region].doom = Some(step);
     }
 
-    pub(super) fn second_courier(&mut self) {
+    pub(super) fn second_replicator(&mut self) {
         let region = self.any_region();
-        self.trouble(&format!("region {region}: a second courier"));
-        let couriers = self.regions[region].couriers.iter_mut();
-        let first: Vec<u64> = couriers
-            .map(|courier| {
-                courier.is_ending = true;
-                courier.incarnation
+        self.trouble(&format!("region {region}: a second replicator"));
+        let replicators = self.regions[region].replicators.iter_mut();
+        let first: Vec<u64> = replicators
+            .map(|replicator| {
+                replicator.is_ending = true;
+                replicator.incarnation
             })
             .collect();
         self.take_over(region);
         let until_us = self.now_us + self.rng.u64(0..TWO_US);
         self.check.troubled(until_us + SECOND_US);
-        for courier in first {
-            self.schedule(until_us, Event::CourierEnds { region, courier });
+        for replicator in first {
+            self.schedule(until_us, Event::ReplicatorEnds { region, replicator });
         }
     }
 

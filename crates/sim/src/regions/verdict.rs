@@ -47,7 +47,7 @@ impl World<'_> {
             requests: self.tally.requests,
             passed: self.tally.passed,
             faults: self.tally.faults,
-            partings: self.check.partings(),
+            isolations: self.check.isolations(),
             batches: self.tally.batches,
             reach,
             is_rated,
@@ -68,7 +68,7 @@ impl World<'_> {
     fn allowed(&self, key: usize) -> u64 {
         let faults = &self.scenario.faults;
         let may_part = !faults.cuts.is_empty() || faults.is_wan_bad();
-        let partitions = self.check.partings().max(u64::from(may_part)) as u32;
+        let partitions = self.check.isolations().max(u64::from(may_part)) as u32;
         let lapses = self.check.lapses(key) as u32 + faults.crashes;
         let failovers = faults.losses + faults.wipes;
         self.scenario.bound(&Faults { lapses, failovers, partitions, ..Faults::NONE }).total()
@@ -103,8 +103,8 @@ impl World<'_> {
 
     /// And counts on the whole.
     fn judge_settling(&self) -> Option<Violation> {
-        let (region, key, is_whole) = check::unsettled(&self.regions, self.origin_us())?;
-        Some(Violation::Unsettled { region, key, is_whole, at_us: self.now_us })
+        let (region, key, is_connected) = check::unsettled(&self.regions, self.origin_us())?;
+        Some(Violation::Unsettled { region, key, is_connected, at_us: self.now_us })
     }
 }
 

@@ -5,20 +5,20 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 use fastrand::Rng;
-use tidegate_core::engine::Settings;
-use tidegate_core::origin::{Call, CallError, Gathered, Partition, RegionId, Reply, StoreId};
-use tidegate_courier::{Ack, Asked, Batch};
+use tidegate_core::engine::EngineSettings;
+use tidegate_core::origin::{Call, CallError, CallReply, Partition, RegionId, RoundReply, StoreId};
+use tidegate_replication::{Ack, Batch, PartitionRound};
 
 use super::bug::RegionBug;
-use super::check::{Check, Known};
-use super::courier::Courier;
+use super::check::{KeyKnowledge, RegionChecker};
+use super::replicator::Replicator;
 use super::report::RegionReport;
 use super::scenario::{KEYS, RegionScenario, SECOND_US};
 use super::spoil::Spoiler;
 use crate::clock::SkewedClock;
 use crate::node::Node;
-use crate::rulebook::Rule;
-use crate::schedule::Scheduled;
+use crate::rule_editions::Rule;
+use crate::schedule::ScheduledEvent;
 use crate::swarm::PLENTY_PER_S;
 use crate::trace::Trace;
 
@@ -39,22 +39,22 @@ const SKEW_PPM: i64 = 50;
 
 /// An answer on its way to a node.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct ReplyInTransit {
     pub(super) region: usize,
     pub(super) node: usize,
     pub(super) life: u32,
     pub(super) partition: u16,
     pub(super) sequence: u64,
-    pub(super) answer: Result<Reply, CallError>,
+    pub(super) answer: Result<CallReply, CallError>,
 }
 
-/// A link between two couriers: who sends, and who listens.
+/// A link between two replicators: who sends, and who listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     pub(super) from: usize,
-    pub(super) courier: u64,
+    pub(super) replicator: u64,
     pub(super) to: usize,
-    /// The courier that listens.
+    /// The replicator that listens.
     pub(super) peer: u64,
     /// Which of their connections it is: what is said on one that broke breaks no other.
     pub(super) number: u64,
@@ -62,29 +62,97 @@ pub(super) struct Link {
 
 #[derive(Debug)]
 pub(super) enum Event {
-    Request { region: usize, key: usize, cost: u64 },
-    Wake { region: usize, node: usize, life: u32 },
-    CallArrives { region: usize, node: usize, life: u32, partition: u16, call: Arc<Call> },
-    Answered(Box<Answered>),
-    Round { region: usize, courier: u64 },
-    Ask { region: usize, courier: u64, turn: u64, asked: Box<Asked> },
-    Gathered { region: usize, courier: u64, turn: u64, asked: Box<Asked>, gathered: Gathered },
-    RoundLate { region: usize, courier: u64, turn: u64 },
-    Connect { from: usize, courier: u64, to: usize },
-    Hello { from: usize, courier: u64, to: usize },
-    Welcome { link: Link, clock_us: u64 },
-    Batch { link: Link, batch: Arc<Batch> },
-    Ack { link: Link, ack: Ack },
-    Refused { link: Link },
-    AckLate { link: Link, sequence: u64 },
-    CutBegins { cut: usize },
-    CutEnds { cut: usize },
-    Healed { known: Vec<Known>, begun_us: u64 },
-    Settled { begun_us: u64 },
-    CourierDies,
-    TakeOver { region: usize },
-    SecondCourier,
-    CourierEnds { region: usize, courier: u64 },
+    Request {
+        region: usize,
+        key: usize,
+        cost: u64,
+    },
+    Wake {
+        region: usize,
+        node: usize,
+        life: u32,
+    },
+    CallArrives {
+        region: usize,
+        node: usize,
+        life: u32,
+        partition: u16,
+        call: Arc<Call>,
+    },
+    Answered(Box<ReplyInTransit>),
+    Round {
+        region: usize,
+        replicator: u64,
+    },
+    Ask {
+        region: usize,
+        replicator: u64,
+        turn: u64,
+        partition_round: Box<PartitionRound>,
+    },
+    Gathered {
+        region: usize,
+        replicator: u64,
+        turn: u64,
+        partition_round: Box<PartitionRound>,
+        gathered: RoundReply,
+    },
+    RoundLate {
+        region: usize,
+        replicator: u64,
+        turn: u64,
+    },
+    Connect {
+        from: usize,
+        replicator: u64,
+        to: usize,
+    },
+    Hello {
+        from: usize,
+        replicator: u64,
+        to: usize,
+    },
+    Welcome {
+        link: Link,
+        clock_us: u64,
+    },
+    Batch {
+        link: Link,
+        batch: Arc<Batch>,
+    },
+    Ack {
+        link: Link,
+        ack: Ack,
+    },
+    Refused {
+        link: Link,
+    },
+    AckLate {
+        link: Link,
+        sequence: u64,
+    },
+    CutBegins {
+        cut: usize,
+    },
+    CutEnds {
+        cut: usize,
+    },
+    Healed {
+        known: Vec<KeyKnowledge>,
+        begun_us: u64,
+    },
+    Settled {
+        begun_us: u64,
+    },
+    ReplicatorDies,
+    TakeOver {
+        region: usize,
+    },
+    SecondReplicator,
+    ReplicatorEnds {
+        region: usize,
+        replicator: u64,
+    },
     Pause,
     Lose,
     Wipe,
@@ -94,14 +162,14 @@ pub(super) enum Event {
 }
 
 /// A request that waits for its node's engine.
-pub(super) struct Waits {
+pub(super) struct WaitingRequest {
     pub(super) region: usize,
     pub(super) node: usize,
     pub(super) key: usize,
     pub(super) cost: u64,
 }
 
-/// A region: its nodes, its origin and its couriers.
+/// A region: its nodes, its origin and its replicators.
 pub(super) struct Region {
     pub(super) rule: Rule,
     pub(super) nodes: Vec<Node>,
@@ -113,10 +181,10 @@ pub(super) struct Region {
     /// When this life of its origin began.
     pub(super) booted_us: u64,
     pub(super) paused_until_us: u64,
-    /// Whoever is the courier, the latest last: there may be two for a while, or none.
-    pub(super) couriers: Vec<Courier>,
-    /// In the middle of which step the courier dies next.
-    pub(super) doom: Option<super::courier::Step>,
+    /// Whoever is the replicator, the latest last: there may be two for a while, or none.
+    pub(super) replicators: Vec<Replicator>,
+    /// In the middle of which step the replicator dies next.
+    pub(super) doom: Option<super::replicator::Step>,
     /// How often it lost data.
     pub(super) losses: u32,
 }
@@ -144,7 +212,7 @@ pub(super) struct World<'s> {
     pub(super) rng: Rng,
     pub(super) now_us: u64,
     order: u64,
-    queue: BinaryHeap<Reverse<Scheduled<Event>>>,
+    queue: BinaryHeap<Reverse<ScheduledEvent<Event>>>,
     pub(super) regions: Vec<Region>,
     next_process: u64,
     /// What was last said on a link by one end of it: when, and when that arrives.
@@ -155,8 +223,8 @@ pub(super) struct World<'s> {
     pub(super) cut_us: u64,
     /// Which ways each cut that has begun is of.
     pub(super) ways: BTreeMap<usize, Vec<(usize, usize)>>,
-    pub(super) waiting: BTreeMap<u64, Waits>,
-    pub(super) check: Check,
+    pub(super) waiting: BTreeMap<u64, WaitingRequest>,
+    pub(super) check: RegionChecker,
     pub(super) tally: Tally,
     pub(super) closed: bool,
     pub(super) trace: Trace,
@@ -190,7 +258,7 @@ impl<'s> World<'s> {
             cut_us: 0,
             ways: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            check: Check::new(scenario),
+            check: RegionChecker::new(scenario),
             tally: Tally::default(),
             closed: false,
             trace: Trace::new(keeps_trace),
@@ -211,7 +279,7 @@ impl<'s> World<'s> {
             boot: 1,
             booted_us: 0,
             paused_until_us: 0,
-            couriers: Vec::new(),
+            replicators: Vec::new(),
             doom: None,
             losses: 0,
         }
@@ -219,7 +287,7 @@ impl<'s> World<'s> {
 
     pub(super) fn new_node(&mut self, life: u32) -> Option<Node> {
         let (id, clock) = (self.new_process(), self.new_clock());
-        let settings = Settings { updates_per_s_max: PLENTY_PER_S, ..Settings::default() };
+        let settings = EngineSettings { updates_per_s_max: PLENTY_PER_S, ..EngineSettings::default() };
         Node::new(id, life, clock, 0, settings)
     }
 
@@ -244,7 +312,7 @@ impl<'s> World<'s> {
 
     pub(super) fn schedule(&mut self, at_us: u64, event: Event) {
         self.order += 1;
-        self.queue.push(Reverse(Scheduled { at_us, order: self.order, event }));
+        self.queue.push(Reverse(ScheduledEvent { at_us, order: self.order, event }));
     }
 
     /// What an origin's clock shows: all of them the same, so that cells of windows are.
@@ -260,14 +328,16 @@ impl<'s> World<'s> {
                 self.call_arrives(region, node, life, partition, call);
             }
             Event::Answered(answered) => self.answered(*answered),
-            Event::Round { region, courier } => self.begin_round(region, courier),
-            Event::Ask { region, courier, turn, asked } => self.ask_arrives(region, courier, turn, asked),
-            Event::Gathered { region, courier, turn, asked, gathered } => {
-                self.gathered(region, courier, turn, &asked, &gathered);
+            Event::Round { region, replicator } => self.begin_round(region, replicator),
+            Event::Ask { region, replicator, turn, partition_round } => {
+                self.ask_arrives(region, replicator, turn, partition_round);
             }
-            Event::RoundLate { region, courier, turn } => self.end_round(region, courier, turn),
-            Event::Connect { from, courier, to } => self.connect(from, courier, to),
-            Event::Hello { from, courier, to } => self.hello(from, courier, to),
+            Event::Gathered { region, replicator, turn, partition_round, gathered } => {
+                self.gathered(region, replicator, turn, &partition_round, &gathered);
+            }
+            Event::RoundLate { region, replicator, turn } => self.end_round(region, replicator, turn),
+            Event::Connect { from, replicator, to } => self.connect(from, replicator, to),
+            Event::Hello { from, replicator, to } => self.hello(from, replicator, to),
             Event::Welcome { link, clock_us } => self.welcome(link, clock_us),
             Event::Batch { link, batch } => self.batch_arrives(link, &batch),
             Event::Ack { link, ack } => self.acknowledged(link, &ack),
@@ -277,10 +347,10 @@ impl<'s> World<'s> {
             Event::CutEnds { cut } => self.cut_ends(cut),
             Event::Healed { known, begun_us } => self.healed(&known, begun_us),
             Event::Settled { begun_us } => self.settled(begun_us),
-            Event::CourierDies => self.doom_courier(),
+            Event::ReplicatorDies => self.doom_replicator(),
             Event::TakeOver { region } => self.take_over_lease(region),
-            Event::SecondCourier => self.second_courier(),
-            Event::CourierEnds { region, courier } => self.courier_ends(region, courier),
+            Event::SecondReplicator => self.second_replicator(),
+            Event::ReplicatorEnds { region, replicator } => self.replicator_ends(region, replicator),
             Event::Pause => self.pause(),
             Event::Lose => self.lose(),
             Event::Wipe => self.wipe(),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tidegate_core::origin::{Call, Lapse, Partition};
 
-use super::{Answered, Event, FIRST_BOOT, SECOND_US, World};
+use super::{Event, FIRST_BOOT, ReplyInTransit, SECOND_US, World};
 use crate::memory::{FORGETS_EVERY_US, forget};
 use crate::network::arrivals;
 use crate::scenario::Faults;
-use crate::watch::{Lane, Watch};
+use crate::watch::{SessionId, Watch};
 
 /// A node that has known the origin for longer than a store that has nothing is up knew another one: by more than this, and
 /// than one of so many parts for clocks that run apart. So it is promised, whatever the code makes of it.
@@ -17,22 +17,22 @@ const KNOWN_PARTS: u64 = 16;
 
 impl World<'_> {
     pub(super) fn send(&mut self, node: usize, partition: u16, call: &Arc<Call>) {
-        let lane = Lane { node, life: self.nodes[node].life, partition };
-        let calls = self.spoiler.on_send(call, self.watch.is_under_way(lane, call.sequence));
+        let session = SessionId { node, life: self.nodes[node].life, partition };
+        let calls = self.spoiler.on_send(call, self.watch.is_in_flight(session, call.sequence));
         for call in calls {
-            self.watch.sent(lane, &call, self.now_us);
+            self.watch.sent(session, &call, self.now_us);
             self.trace.note([self.now_us, 2, call.node.0, call.sequence], || {
                 format!(
                     "node {node}: call {} to {partition}: {:?} {:?}",
-                    call.sequence, call.updates, call.asks
+                    call.sequence, call.updates, call.checks
                 )
             });
-            self.carry(lane, &call);
+            self.carry(session, &call);
         }
     }
 
-    fn carry(&mut self, lane: Lane, call: &Arc<Call>) {
-        let Lane { node, life, partition } = lane;
+    fn carry(&mut self, session: SessionId, call: &Arc<Call>) {
+        let SessionId { node, life, partition } = session;
         if self.is_cut(node) && !self.scenario.faults.one_way {
             return;
         }
@@ -67,10 +67,10 @@ impl World<'_> {
         let origin_us = self.spoiler.origin_us(self.store.epoch_us + self.now_us);
         self.forget(partition, origin_us);
         let place = (partition, &self.store.kept.partitions[usize::from(partition)]);
-        self.spoiler.at_origin(&mut call, place, origin_us, (self.scenario, &self.book));
+        self.spoiler.at_origin(&mut call, place, origin_us, (self.scenario, &self.rule_editions));
         self.find_out(&said, partition);
         let here = &mut self.store.kept.partitions[usize::from(partition)];
-        let copy = said.asks.iter().any(|ask| ask.charges.len() > 1).then(|| Partition::clone(here));
+        let copy = said.checks.iter().any(|ask| ask.charges.len() > 1).then(|| Partition::clone(here));
         let before = Watch::before(here, &said, origin_us);
         let answer = here.apply(origin_us, &call);
         let mut decided_us = super::EPOCH_US + self.now_us;
@@ -85,7 +85,7 @@ impl World<'_> {
                 self.watch.counted_by(here, (&said, &before), self.store.boot, decided_us);
                 self.watch.lapsed(here, &said, &before);
                 self.watch.passed(&said, reply);
-                self.watch.told(&said);
+                self.watch.note_report(&said);
                 self.watch.granted(here, &call, reply);
                 if let Some(copy) = copy {
                     self.watch.charged_whole(copy, here, (&said, &call), reply);
@@ -101,7 +101,7 @@ impl World<'_> {
         let sequence = said.sequence;
         for time in self.travel_times() {
             let answer = answer.clone();
-            let answered = Answered { node, life, partition, sequence, answer, decided_us };
+            let answered = ReplyInTransit { node, life, partition, sequence, answer, decided_us };
             self.schedule(self.now_us + time, Event::Answered(Box::new(answered)));
         }
     }
@@ -113,7 +113,7 @@ impl World<'_> {
             return;
         }
         self.store.forgot_us[place] = origin_us;
-        self.watch.forgot_lanes(partition, origin_us);
+        self.watch.forgot_sessions(partition, origin_us);
         let over_us = self.spoiler.over_us(origin_us);
         let here = &mut self.store.kept.partitions[place];
         for (meter, was) in forget(here, self.scenario.meters(), over_us) {
@@ -143,7 +143,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn answered(&mut self, answered: Box<Answered>) {
+    pub(super) fn answered(&mut self, answered: Box<ReplyInTransit>) {
         let node = answered.node;
         if self.nodes[node].life != answered.life {
             return;
@@ -152,10 +152,10 @@ impl World<'_> {
             self.schedule(self.nodes[node].frozen_until_us, Event::Answered(answered));
             return;
         }
-        let Answered { life, partition, sequence, answer, decided_us, .. } = *answered;
-        let lane = Lane { node, life, partition };
-        let sequence = self.spoiler.answers_call(sequence, self.watch.under_way(lane));
-        let flight = self.watch.answered(lane, sequence);
+        let ReplyInTransit { life, partition, sequence, answer, decided_us, .. } = *answered;
+        let session = SessionId { node, life, partition };
+        let sequence = self.spoiler.answers_call(sequence, self.watch.in_flight(session));
+        let flight = self.watch.answered(session, sequence);
         let here = &mut self.nodes[node];
         let now = here.clock.read(self.now_us);
         let mut effects = Vec::new();

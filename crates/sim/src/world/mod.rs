@@ -11,15 +11,15 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 use fastrand::Rng;
-use tidegate_core::origin::{Call, CallError, Partition, Reply, StoreId};
+use tidegate_core::origin::{Call, CallError, CallReply, Partition, StoreId};
 
 use crate::bug::Bug;
 use crate::clock::SkewedClock;
 use crate::node::{Node, PARTITIONS, name, partition_of};
 use crate::report::Report;
-use crate::rulebook::Rulebook;
+use crate::rule_editions::RuleEditions;
 use crate::scenario::{Demand, Faults, Scenario, Shape, Spread};
-use crate::schedule::Scheduled;
+use crate::schedule::ScheduledEvent;
 use crate::spoil::Spoiler;
 use crate::trace::Trace;
 use crate::watch::Watch;
@@ -43,12 +43,12 @@ const RULE_LAG_US: u64 = SECOND_US;
 
 /// An answer on its way to a node.
 #[derive(Debug)]
-struct Answered {
+struct ReplyInTransit {
     node: usize,
     life: u32,
     partition: u16,
     sequence: u64,
-    answer: Result<Reply, CallError>,
+    answer: Result<CallReply, CallError>,
     /// When the origin decided, by the true time.
     decided_us: u64,
 }
@@ -58,7 +58,7 @@ enum Event {
     Request(Demand),
     Wake { node: usize, life: u32 },
     CallArrives { node: usize, life: u32, partition: u16, call: Arc<Call> },
-    Answered(Box<Answered>),
+    Answered(Box<ReplyInTransit>),
     Crash,
     Restart { node: Option<usize> },
     Deploy,
@@ -76,7 +76,7 @@ enum Event {
 }
 
 /// A request that waits for its node's engine.
-struct Waits {
+struct WaitingRequest {
     node: usize,
     demand: Demand,
     since_us: u64,
@@ -87,7 +87,7 @@ pub(crate) const FIRST_BOOT: u64 = 1;
 
 /// What a store keeps, which a snapshot is of.
 #[derive(Clone)]
-struct Kept {
+struct StoreContents {
     partitions: Vec<Partition>,
     /// Which of them were called since they were empty.
     called: Vec<bool>,
@@ -95,7 +95,7 @@ struct Kept {
     forgotten: BTreeMap<usize, [u64; 2]>,
 }
 
-impl Kept {
+impl StoreContents {
     fn nothing() -> Self {
         let count = usize::from(PARTITIONS);
         Self {
@@ -116,7 +116,7 @@ impl Kept {
 
 /// The store of the region.
 struct Store {
-    kept: Kept,
+    kept: StoreContents,
     /// When what is over was last dropped from each partition, by its clock.
     forgot_us: Vec<u64>,
     paused_until_us: u64,
@@ -159,15 +159,15 @@ struct World<'s> {
     rng: Rng,
     now_us: u64,
     order: u64,
-    queue: BinaryHeap<Reverse<Scheduled<Event>>>,
+    queue: BinaryHeap<Reverse<ScheduledEvent<Event>>>,
     nodes: Vec<Node>,
     next_node: u64,
     store: Store,
-    snapshot: Kept,
+    snapshot: StoreContents,
     /// How often a partition came back with nothing, and whoever called it first could not know.
     unnoticed: Vec<u64>,
-    book: Rulebook,
-    waiting: BTreeMap<u64, Waits>,
+    rule_editions: RuleEditions,
+    waiting: BTreeMap<u64, WaitingRequest>,
     watch: Watch,
     tally: Tally,
     closed: bool,
@@ -207,7 +207,7 @@ fn zipf(scenario: &Scenario) -> Vec<f64> {
 
 impl<'s> World<'s> {
     fn new(scenario: &'s Scenario, bug: Option<Bug>, keeps_trace: bool) -> Self {
-        let book = Rulebook::new(scenario);
+        let rule_editions = RuleEditions::new(scenario);
         let mut world = Self {
             scenario,
             spoiler: Spoiler::new(bug),
@@ -217,18 +217,18 @@ impl<'s> World<'s> {
             queue: BinaryHeap::new(),
             nodes: Vec::new(),
             next_node: 1,
-            snapshot: Kept::nothing(),
+            snapshot: StoreContents::nothing(),
             unnoticed: vec![0; usize::from(PARTITIONS)],
             store: Store {
-                kept: Kept::nothing(),
+                kept: StoreContents::nothing(),
                 forgot_us: vec![0; usize::from(PARTITIONS)],
                 paused_until_us: 0,
                 boot: FIRST_BOOT,
                 booted_us: 0,
                 epoch_us: EPOCH_US,
             },
-            watch: Watch::new(scenario, &book, scenario.settings().deadline_us),
-            book,
+            watch: Watch::new(scenario, &rule_editions, scenario.settings().deadline_us),
+            rule_editions,
             waiting: BTreeMap::new(),
             tally: Tally::default(),
             closed: false,
@@ -251,7 +251,7 @@ impl<'s> World<'s> {
         };
         self.next_node += 1;
         let id = self.next_node ^ self.rng.u64(..) << 16;
-        let mut node = Node::new(id, life, clock, self.book.current, self.scenario.settings())?;
+        let mut node = Node::new(id, life, clock, self.rule_editions.current, self.scenario.settings())?;
         node.slot_of_limit = self.spoiler.bug == Some(Bug::SlotOfLimit);
         Some(node)
     }
@@ -263,7 +263,7 @@ impl<'s> World<'s> {
 
     fn schedule(&mut self, at_us: u64, event: Event) {
         self.order += 1;
-        self.queue.push(Reverse(Scheduled { at_us, order: self.order, event }));
+        self.queue.push(Reverse(ScheduledEvent { at_us, order: self.order, event }));
     }
 
     fn happen(&mut self, event: Event) {

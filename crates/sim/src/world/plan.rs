@@ -88,7 +88,7 @@ impl World<'_> {
         if !(self.scenario.shared && self.scenario.uneven) {
             return cost;
         }
-        let most = self.book.first(self.scenario.keys).burst() / 10;
+        let most = self.rule_editions.first(self.scenario.keys).burst() / 10;
         self.rng.u64(0..=most.max(1))
     }
 

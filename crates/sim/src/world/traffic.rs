@@ -1,11 +1,11 @@
 //! Requests, and what nodes do about them.
 
-use tidegate_core::Rung;
+use tidegate_core::DecisionSource;
 use tidegate_core::engine::{Effect, Resolution};
 
-use super::{Event, Waits, World};
+use super::{Event, WaitingRequest, World};
 use crate::bug::Bug;
-use crate::node::{Metered, Spent};
+use crate::node::{MeteredCharge, SpendResult};
 use crate::scenario::{Charge, Demand, Shape, Spread};
 
 /// How many requests in ten come to their key's own node, where keys have one.
@@ -59,13 +59,13 @@ impl World<'_> {
             return;
         }
         match self.nodes[node].spend(now, &metered) {
-            Spent::Allowed => self.admit(demand, true_us),
-            Spent::Denied => self.deny(demand, true_us),
-            Spent::Asks => {
+            SpendResult::Allowed => self.admit(demand, true_us),
+            SpendResult::Denied => self.deny(demand, true_us),
+            SpendResult::Asks => {
                 self.tally.tickets += 1;
                 self.tally.waited += 1;
                 let ticket = self.tally.tickets;
-                self.waiting.insert(ticket, Waits { node, demand, since_us: self.now_us });
+                self.waiting.insert(ticket, WaitingRequest { node, demand, since_us: self.now_us });
                 let mut effects = Vec::new();
                 self.nodes[node].ask(now, ticket, self.scenario.shared, &metered, &mut effects);
                 self.act(node, effects, None);
@@ -75,9 +75,10 @@ impl World<'_> {
     }
 
     /// The limits that a request is under, as a node knows them.
-    fn metered(&self, node: usize, demand: Demand) -> Vec<Metered> {
+    fn metered(&self, node: usize, demand: Demand) -> Vec<MeteredCharge> {
         let edition = self.nodes[node].edition;
-        let metered = |charge: Charge| Metered { charge, rule: self.book.rule(edition, charge.meter) };
+        let metered =
+            |charge: Charge| MeteredCharge { charge, rule: self.rule_editions.rule(edition, charge.meter) };
         self.scenario.charges_of(demand).map(metered).collect()
     }
 
@@ -190,14 +191,14 @@ impl World<'_> {
     fn without_origin(&mut self, node: usize, demand: Demand) {
         self.tally.unanswered += 1;
         self.watch.unanswered(demand.key, self.now_us);
-        if self.scenario.class.without_origin(false) != Rung::Local {
+        if self.scenario.class.without_origin(false) != DecisionSource::Local {
             self.watch.refused(demand.key, demand.cost, self.true_us());
             return;
         }
         let (metered, shared) = (self.metered(node, demand), self.scenario.shared);
         let here = &mut self.nodes[node];
         let now = here.clock.read(self.now_us);
-        if !here.decide_alone(now, shared, &metered, |known| self.spoiler.standing(known)) {
+        if !here.decide_alone(now, shared, &metered, |known| self.spoiler.fallback_state(known)) {
             return;
         }
         if self.spoiler.bug != Some(Bug::AloneUntold) {

@@ -1,6 +1,6 @@
 //! What goes wrong, when its time has come.
 
-use super::{Event, Kept, PAUSE_US_MAX, RULE_LAG_US, SECOND_US, World};
+use super::{Event, PAUSE_US_MAX, RULE_LAG_US, SECOND_US, StoreContents, World};
 use crate::bug::Bug;
 
 /// Between two nodes of a rolling deploy.
@@ -83,11 +83,11 @@ impl World<'_> {
     /// Nothing is left, neither now nor for a loss that follows.
     pub(super) fn wipe(&mut self) {
         self.trouble("the origin comes back with nothing");
-        self.snapshot = Kept::nothing();
-        self.come_back_with(Kept::nothing());
+        self.snapshot = StoreContents::nothing();
+        self.come_back_with(StoreContents::nothing());
     }
 
-    fn come_back_with(&mut self, kept: Kept) {
+    fn come_back_with(&mut self, kept: StoreContents) {
         for meter in 0..self.scenario.meters() {
             let [charged, _, held] = self.store.kept.counts(meter, self.scenario.shared);
             let [left, ..] = kept.counts(meter, self.scenario.shared);
@@ -115,10 +115,10 @@ impl World<'_> {
     /// The limit changes, or back. Nodes hear of it one after another.
     pub(super) fn change_rule(&mut self) {
         self.trouble("the limit changes");
-        self.book.turn(self.scenario);
+        self.rule_editions.turn(self.scenario);
         for node in 0..self.nodes.len() {
             let at_us = self.now_us + self.rng.u64(0..RULE_LAG_US);
-            self.schedule(at_us, Event::LearnRule { node, edition: self.book.current });
+            self.schedule(at_us, Event::LearnRule { node, edition: self.rule_editions.current });
         }
     }
 

@@ -4,7 +4,7 @@ use tidegate_core::Algorithm;
 use tidegate_core::origin::{Lapse, Terms};
 
 use super::{EPOCH_US, SECOND_US, World};
-use crate::bucket::{Judge, Judged};
+use crate::bucket::{Judge, JudgedUsage};
 use crate::node::partition_of;
 use crate::report::{Curve, Report, Steady, Violation};
 use crate::scenario::{Faults, Scenario, Shape};
@@ -30,7 +30,7 @@ impl World<'_> {
     /// Judges everything, and says what came of it.
     pub(super) fn judge(mut self) -> Report {
         let meters = self.scenario.meters();
-        let judged: Vec<Judged> = (0..meters).map(|meter| self.watch.judged(meter)).collect();
+        let judged: Vec<JudgedUsage> = (0..meters).map(|meter| self.watch.judged(meter)).collect();
         self.watch.judge_denials();
         let mut violations = self.watch.take_violations();
         for (meter, judge) in judged.iter().enumerate() {
@@ -38,7 +38,7 @@ impl World<'_> {
             violations.extend(self.judge_conservation(meter, judge));
         }
         violations.extend(self.watch.judge_parts());
-        let admitted = judged.iter().take(self.scenario.keys).map(Judged::filled).sum();
+        let admitted = judged.iter().take(self.scenario.keys).map(JudgedUsage::filled).sum();
         let ideal = (0..self.scenario.keys).map(|key| self.watch.ideal(key)).sum();
         violations.extend(self.judge_share(admitted, ideal));
         violations.extend(self.judge_denials());
@@ -81,11 +81,11 @@ impl World<'_> {
             Lapse::Forgiven => (u64::from(faults.losses + faults.wipes), self.watch.written_off(meter)),
         };
         let units = units + self.watch.above_alone(meter);
-        let tolerance = self.book.all(meter).iter().map(Terms::tolerance).max().unwrap_or(0);
-        (bursts + steps) * self.book.capacity(meter) + units + tolerance
+        let tolerance = self.rule_editions.all(meter).iter().map(Terms::tolerance).max().unwrap_or(0);
+        (bursts + steps) * self.rule_editions.capacity(meter) + units + tolerance
     }
 
-    fn judge_bound(&self, meter: usize, judged: &Judged) -> Option<Violation> {
+    fn judge_bound(&self, meter: usize, judged: &JudgedUsage) -> Option<Violation> {
         let ((excess, at_us), allowed) = (judged.worst(), self.surplus(meter));
         let at_us = at_us.saturating_sub(EPOCH_US);
         (excess > allowed).then_some(Violation::Bound { key: meter, excess, allowed, at_us })
@@ -95,11 +95,11 @@ impl World<'_> {
     /// forgiven, unless it was reported later: then it counts as what passed. And of what passed at the origin a node that died
     /// has told nobody. Where a store lost what it was told, as much may be missing, or be told again.
     /// And where its clock is set forward, it forgets whom it has answered, takes that for a loss, and may be told twice.
-    fn judge_conservation(&self, key: usize, judged: &Judged) -> Option<Violation> {
+    fn judge_conservation(&self, key: usize, judged: &JudgedUsage) -> Option<Violation> {
         let faults = &self.scenario.faults;
         let untold = self.watch.left_unsaid(key) + self.watch.refunded_again(key);
         let is_well = self.tally.faults == 0 && faults.loss_ppm + faults.slow_ppm == 0;
-        let has_lost = faults.losses + faults.wipes > 0 || self.watch.has_forgotten_lanes();
+        let has_lost = faults.losses + faults.wipes > 0 || self.watch.has_forgotten_sessions();
         let (wasted, open) = if has_lost {
             // What is reported late may be of a grant that was forgotten, and what was given back may have been forgotten as well.
             (self.watch.written_off(key), self.watch.unheard(key))
@@ -165,12 +165,12 @@ impl World<'_> {
 
     /// The busiest key over time.
     fn curve(&self) -> Curve {
-        let mut judge = Judge::new(self.book.first(0));
+        let mut judge = Judge::new(self.rule_editions.first(0));
         let point = |(at_us, cost): &(u64, u64)| {
             judge.fill(*at_us, *cost);
             (at_us.saturating_sub(EPOCH_US), judge.level())
         };
         let points = self.watch.admissions(0).iter().map(point).collect();
-        Curve { points, limit: self.book.first(0).capacity(), surplus: self.surplus(0) }
+        Curve { points, limit: self.rule_editions.first(0).capacity(), surplus: self.surplus(0) }
     }
 }

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tidegate_core::engine::{
-    Charge, Effect, Engine, EngineStats, Failure, Paid, Request, Resolution, Settings, Ticket,
+    CallFailure, Charge, ChargeLocation, Effect, Engine, EngineRequest, EngineSettings, EngineStats,
+    Resolution, Ticket,
 };
-use tidegate_core::origin::{Call, CallError, NodeId, Reply};
-use tidegate_core::{Digest, Now, Standing};
+use tidegate_core::origin::{Call, CallError, CallReply, NodeId};
+use tidegate_core::{Digest, FallbackState, Now};
 use tidegate_origin::{Origin, OriginError, PARTITIONS};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
@@ -28,13 +29,13 @@ const GRACE_MAX: Duration = Duration::from_millis(10);
 /// The engine and those who wait for it.
 struct State {
     engine: Engine,
-    /// As many as the engine lets wait: [`Settings::waiting_max`].
+    /// As many as the engine lets wait: [`EngineSettings::waiting_max`].
     waiters: HashMap<Ticket, oneshot::Sender<Resolution>>,
     tickets: Ticket,
     /// How far the origin's clock is ahead of this one, µs, by the quickest of the answers of late.
-    skew: Skew,
+    skew: ClockSkew,
     /// Of each partition that has answered: every origin on a cluster has a clock of its own.
-    clocks: HashMap<u16, Reading>,
+    clocks: HashMap<u16, ClockReading>,
 }
 
 /// Does what the engine wants done.
@@ -44,13 +45,13 @@ pub(super) struct Driver {
     state: Mutex<State>,
     /// Where calls are made: not where whoever asks happens to be.
     runtime: Handle,
-    answers: watch::Sender<bool>,
+    origin_up: watch::Sender<bool>,
     /// Why the origin would not take the last call that it would not.
     refusal: watch::Sender<Option<CallError>>,
     /// Of each partition: whether it counted what all regions use when it last spoke of a limit that they share.
-    whole: Box<[AtomicBool]>,
+    connected: Box<[AtomicBool]>,
     /// Told when the engine may have something to do.
-    stirred: Notify,
+    wake: Notify,
     /// Told when the engine has nothing left to do.
     idle: Notify,
 }
@@ -60,20 +61,20 @@ impl Driver {
         node: NodeId,
         limiter: Arc<Limiter>,
         origin: Arc<dyn Origin>,
-        settings: Settings,
+        settings: EngineSettings,
     ) -> Arc<Self> {
         let engine = Engine::new(node, settings);
         let (waiters, clocks) = (HashMap::new(), HashMap::new());
-        let state = State { engine, waiters, tickets: 0, skew: Skew::default(), clocks };
+        let state = State { engine, waiters, tickets: 0, skew: ClockSkew::default(), clocks };
         let driver = Arc::new(Self {
             limiter,
             origin,
             state: Mutex::new(state),
             runtime: Handle::current(),
-            answers: watch::Sender::new(true),
+            origin_up: watch::Sender::new(true),
             refusal: watch::Sender::new(None),
-            whole: (0..PARTITIONS).map(|_| AtomicBool::new(false)).collect(),
-            stirred: Notify::new(),
+            connected: (0..PARTITIONS).map(|_| AtomicBool::new(false)).collect(),
+            wake: Notify::new(),
             idle: Notify::new(),
         });
         tokio::spawn(drive(Arc::downgrade(&driver)));
@@ -94,11 +95,15 @@ impl Driver {
             let ticket = state.tickets;
             state.waiters.insert(ticket, sender);
             let mut effects = Vec::new();
-            state.engine.ask(self.limiter.now(), Request { ticket, partition, charges }, &mut effects);
+            state.engine.on_request(
+                self.limiter.now(),
+                EngineRequest { ticket, partition, charges },
+                &mut effects,
+            );
             effects
         };
         self.act(effects);
-        self.stirred.notify_one();
+        self.wake.notify_one();
         answer.await.unwrap_or(Resolution::Unanswered)
     }
 
@@ -106,7 +111,7 @@ impl Driver {
     pub(super) fn owe(&self, partition: u16, charge: &Charge) {
         if charge.cost > 0 {
             self.state().engine.owe(self.limiter.now(), partition, &charge.meter, charge.cost);
-            self.stirred.notify_one();
+            self.wake.notify_one();
         }
     }
 
@@ -114,7 +119,7 @@ impl Driver {
     pub(super) fn refund(&self, partition: u16, charge: &Charge) {
         let Charge { meter, cost } = charge;
         let now = self.limiter.now();
-        let ask = tidegate_core::Ask {
+        let ask = tidegate_core::Check {
             limit: &meter.limit,
             space: &meter.space,
             digest: meter.digest,
@@ -123,16 +128,16 @@ impl Driver {
         let rest = self.limiter.table().give_back(now, &ask);
         if rest > 0 {
             self.state().engine.refund(now, partition, meter, rest);
-            self.stirred.notify_one();
+            self.wake.notify_one();
         }
     }
 
     /// Gives back what was charged for a request that does not pass in the end.
-    pub(super) fn roll_back(&self, partition: u16, charge: &Charge, paid: Paid) {
+    pub(super) fn roll_back(&self, partition: u16, charge: &Charge, paid: ChargeLocation) {
         if charge.cost > 0 {
             let (now, table) = (self.limiter.now(), self.limiter.table());
             self.state().engine.roll_back(now, table, partition, charge, paid);
-            self.stirred.notify_one();
+            self.wake.notify_one();
         }
     }
 
@@ -144,12 +149,12 @@ impl Driver {
         let at_us =
             clock.map_or(0, |clock| clock.at_or_before_us(since_us.min(self.limiter.now().mono_us())));
         // To the origin 0 says that nothing has drained.
-        self.roll_back(partition, charge, Paid::There { at_us: at_us.max(1) });
+        self.roll_back(partition, charge, ChargeLocation::AtOrigin { at_us: at_us.max(1) });
     }
 
     /// What there is to go by for a meter while the origin is gone.
-    pub(super) fn standing(&self, partition: u16, digest: Digest) -> Standing {
-        self.state().engine.standing(self.limiter.now(), partition, digest)
+    pub(super) fn fallback_state(&self, partition: u16, digest: Digest) -> FallbackState {
+        self.state().engine.fallback_state(self.limiter.now(), partition, digest)
     }
 
     /// How many processes there are, for all that is known.
@@ -158,8 +163,8 @@ impl Driver {
     }
 
     /// Has grants of limits that several regions count together last this long at most.
-    pub(super) fn limit_abroad(&self, life_us: u64) {
-        self.state().engine.limit_abroad(life_us);
+    pub(super) fn limit_cross_region_life(&self, life_us: u64) {
+        self.state().engine.limit_cross_region_life(life_us);
     }
 
     /// Does something beside whoever asks, where calls are made.
@@ -172,16 +177,21 @@ impl Driver {
     }
 
     /// Whether a partition counts what all regions use, as it last said.
-    pub(super) fn is_whole(&self, partition: u16) -> bool {
-        self.whole.get(usize::from(partition)).is_some_and(|whole| whole.load(Ordering::Relaxed))
+    pub(super) fn is_connected(&self, partition: u16) -> bool {
+        self.connected.get(usize::from(partition)).is_some_and(|connected| connected.load(Ordering::Relaxed))
     }
 
     /// Takes in what a partition said of limits that regions share.
-    fn note_whole(&self, partition: u16, call: &Call, reply: &Reply) {
-        let mut told =
-            call.updates.iter().zip(&reply.told).filter(|(update, _)| update.terms.abroad().is_some());
-        if let (Some((_, told)), Some(whole)) = (told.next(), self.whole.get(usize::from(partition))) {
-            whole.store(told.whole, Ordering::Relaxed);
+    fn note_connected(&self, partition: u16, call: &Call, reply: &CallReply) {
+        let mut meter_reply = call
+            .updates
+            .iter()
+            .zip(&reply.meters)
+            .filter(|(update, _)| update.terms.cross_region().is_some());
+        if let (Some((_, meter_reply)), Some(connected)) =
+            (meter_reply.next(), self.connected.get(usize::from(partition)))
+        {
+            connected.store(meter_reply.is_global, Ordering::Relaxed);
         }
     }
 
@@ -190,11 +200,11 @@ impl Driver {
         let now = self.limiter.now();
         let mut state = self.state();
         state.skew.measure(sent, now, clock_us);
-        state.clocks.insert(partition, Reading { clock_us, heard_us: now.mono_us() });
+        state.clocks.insert(partition, ClockReading { clock_us, heard_us: now.mono_us() });
     }
 
-    pub(super) fn answers(&self) -> watch::Receiver<bool> {
-        self.answers.subscribe()
+    pub(super) fn origin_up(&self) -> watch::Receiver<bool> {
+        self.origin_up.subscribe()
     }
 
     pub(super) fn refusal(&self) -> watch::Receiver<Option<CallError>> {
@@ -219,7 +229,7 @@ impl Driver {
                     return;
                 }
             }
-            self.stirred.notify_one();
+            self.wake.notify_one();
             idle.await;
         }
     }
@@ -248,7 +258,7 @@ impl Driver {
                 }
                 Effect::Answer { ticket, resolution } => {
                     if resolution == Resolution::Unanswered && self.is_stalled() {
-                        self.note_answers(false);
+                        self.note_origin_up(false);
                     }
                     let waiter = self.state().waiters.remove(&ticket);
                     // Whoever waited may have gone away.
@@ -263,8 +273,8 @@ impl Driver {
         self.state().engine.is_stalled(self.limiter.now())
     }
 
-    fn note_answers(&self, answers: bool) {
-        self.answers.send_if_modified(|before| std::mem::replace(before, answers) != answers);
+    fn note_origin_up(&self, origin_up: bool) {
+        self.origin_up.send_if_modified(|before| std::mem::replace(before, origin_up) != origin_up);
     }
 
     async fn call(self: Arc<Self>, partition: u16, call: Arc<Call>, hedge: bool) {
@@ -276,18 +286,23 @@ impl Driver {
         };
         if let Ok(reply) = &answer {
             self.note_clock(partition, sent, reply.now_us);
-            self.note_whole(partition, &call, reply);
+            self.note_connected(partition, &call, reply);
         }
-        let effects = self.hear(partition, call.sequence, answer);
+        let effects = self.handle_reply(partition, call.sequence, answer);
         self.act(effects);
-        self.stirred.notify_one();
+        self.wake.notify_one();
     }
 
-    fn hear(&self, partition: u16, sequence: u64, answer: Result<Reply, OriginError>) -> Vec<Effect> {
+    fn handle_reply(
+        &self,
+        partition: u16,
+        sequence: u64,
+        answer: Result<CallReply, OriginError>,
+    ) -> Vec<Effect> {
         let now = self.limiter.now();
         let mut effects = Vec::new();
         if answer.is_ok() {
-            self.note_answers(true);
+            self.note_origin_up(true);
         }
         let mut state = self.state();
         match answer {
@@ -303,7 +318,9 @@ impl Driver {
                     self.refusal.send_replace(Some(why));
                 }
             }
-            Err(_) => state.engine.on_failure(now, partition, sequence, Failure::Unanswered, &mut effects),
+            Err(_) => {
+                state.engine.on_failure(now, partition, sequence, CallFailure::Unanswered, &mut effects);
+            }
         }
         effects
     }
@@ -311,12 +328,12 @@ impl Driver {
 
 /// What another clock read, and when that was heard by the one here.
 #[derive(Clone, Copy, Debug)]
-struct Reading {
+struct ClockReading {
     clock_us: u64,
     heard_us: u64,
 }
 
-impl Reading {
+impl ClockReading {
     /// What the other clock read at a moment of the one here, or earlier, whose rates may differ by a sixteenth: it was read before it
     /// was heard.
     fn at_or_before_us(self, mono_us: u64) -> u64 {
@@ -330,7 +347,7 @@ impl Reading {
 
 /// How far another clock is ahead, all in microseconds.
 #[derive(Debug, Default)]
-struct Skew {
+struct ClockSkew {
     ahead: i64,
     /// How long the answer took by which it was measured, and when that was.
     took: u64,
@@ -340,7 +357,7 @@ struct Skew {
 /// For how long a measurement by a quick answer is better than one by a slower. Longer: less noise; drift is seen later.
 const SKEW_EVERY_US: u64 = 10_000_000;
 
-impl Skew {
+impl ClockSkew {
     /// Takes in the other clock's reading in an answer: it was read somewhere between `sent` and `heard`.
     fn measure(&mut self, sent: Now, heard: Now, other_us: u64) {
         let took_us = heard.mono_us().saturating_sub(sent.mono_us());
@@ -370,7 +387,7 @@ async fn drive(driver: Weak<Driver>) {
         let wait = strong.turn().min(LOOK_EVERY);
         let asleep = strong.limiter.now();
         // Held only for the wait, which ends at the latest when the engine wants to be looked after again.
-        let _ = tokio::time::timeout(wait, strong.stirred.notified()).await;
+        let _ = tokio::time::timeout(wait, strong.wake.notified()).await;
         // A process that did not run for a while finds its timers over and the answers unread that came meanwhile: the time that
         // it was late itself is not held against the origin.
         let slept_us = strong.limiter.now().mono_us().saturating_sub(asleep.mono_us());
@@ -387,17 +404,17 @@ mod tests {
 
     #[test]
     fn no_moment_of_another_clock_is_taken_for_a_later_one() {
-        let reading = Reading { clock_us: 5_000_000, heard_us: 1_000_000 };
+        let reading = ClockReading { clock_us: 5_000_000, heard_us: 1_000_000 };
         assert_eq!(reading.at_or_before_us(1_000_000), 5_000_000);
         assert_eq!(reading.at_or_before_us(1_160_000), 5_150_000, "it may run slower");
         assert_eq!(reading.at_or_before_us(840_000), 4_830_000, "or have run faster");
-        assert_eq!(Reading { clock_us: 7, heard_us: u64::MAX }.at_or_before_us(0), 0);
+        assert_eq!(ClockReading { clock_us: 7, heard_us: u64::MAX }.at_or_before_us(0), 0);
     }
 
     #[test]
     fn skew_is_measured_by_the_quickest_answer_of_late() {
         let at = |us: u64| Now::from_micros(us, 1_000_000_000 + us);
-        let mut skew = Skew::default();
+        let mut skew = ClockSkew::default();
         skew.measure(at(1_000), at(3_000), 1_000_502_000);
         assert_eq!(skew.ahead, 500_000);
         skew.measure(at(5_000), at(5_100), 1_000_505_060);

@@ -3,98 +3,113 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tidegate_core::engine::{Paid, Resolution};
+use tidegate_core::engine::{ChargeLocation, Resolution};
 use tidegate_core::origin::NEVER_US;
-use tidegate_core::{Class, Decided, Retry};
-use tidegate_courier::{Act, Answers, Forward, ForwardQuestion, Forwarded, Said};
+use tidegate_core::{Class, RequestVerdict, Retry};
+use tidegate_replication::{
+    ForwardAction, ForwardDecision, ForwardHandler, ForwardReply, ForwardRequest, ForwardedCheck,
+};
 
-use super::ladder::closed;
-use super::question::{Policy, Question};
-use super::regions::{Layout, Neighbours};
-use super::{Regime, Region, Ruling, Rung, resolved};
+use super::check::{RegionCheck, RegionPolicy};
+use super::fallback::closed;
+use super::regions::{PeerRegions, RegionLayout};
+use super::{DecisionSource, Regime, Region, RegionDecision, resolved};
 use crate::decision::Outcome;
 use crate::gate::Gate;
 
 /// The other region that decides a question, if one does: its place among all.
-pub(super) fn owner(question: &Question<'_, '_>) -> Option<usize> {
-    let kept = question.kept();
-    let layout = kept.layout.as_deref().filter(|_| kept.policy.regime == Regime::Strict)?;
-    layout.owner(&[kept.prefix(), question.key()])
+pub(super) fn owner(check: &RegionCheck<'_, '_>) -> Option<usize> {
+    let origin_limit = check.origin_limit();
+    let layout = origin_limit.layout.as_deref().filter(|_| origin_limit.policy.regime == Regime::Strict)?;
+    layout.owner(&[origin_limit.prefix(), check.key()])
 }
 
-/// What tells another region to give back what it charged. The moment is of the clock here, by which the courier counts as well.
-pub(super) fn rolled_back(paid: Paid) -> Act {
+/// What tells another region to give back what it charged. The moment is of the clock here, by which the replicator counts as well.
+pub(super) fn roll_back_action(paid: ChargeLocation) -> ForwardAction {
     match paid {
-        Paid::Here { since_us } => Act::RollBack { since_us },
+        ChargeLocation::OnNode { since_us } => ForwardAction::RollBack { since_us },
         // Nobody here knows another region's clock: all of it has drained then.
-        Paid::There { .. } => Act::RollBack { since_us: 0 },
+        ChargeLocation::AtOrigin { .. } => ForwardAction::RollBack { since_us: 0 },
     }
 }
 
 impl Region {
     /// Has another region decide. Where it does not answer in time, nothing passes.
-    pub(super) async fn ask_abroad<'g>(&self, owner: usize, group: &[&Question<'g, '_>]) -> Ruling<'g> {
-        let said = self.forward(owner, Act::Decide, group).await;
-        let resolution = said.and_then(|said| resolution(said, group.len()));
+    pub(super) async fn forward_checks<'g>(
+        &self,
+        owner: usize,
+        group: &[&RegionCheck<'g, '_>],
+    ) -> RegionDecision<'g> {
+        let decision = self.forward(owner, ForwardAction::Decide, group).await;
+        let resolution = decision.and_then(|decision| resolution(decision, group.len()));
         match resolution {
-            Some(resolution) => Ruling { decision: resolved(group, &resolution), rung: Rung::Regional },
-            None => Ruling { decision: closed(group), rung: Rung::Closed },
+            Some(resolution) => {
+                RegionDecision { decision: resolved(group, &resolution), source: DecisionSource::Regional }
+            }
+            None => RegionDecision { decision: closed(group), source: DecisionSource::Closed },
         }
     }
 
-    async fn forward(&self, owner: usize, act: Act, group: &[&Question<'_, '_>]) -> Option<Said> {
-        let neighbours = self.neighbours.as_deref()?;
-        ask(neighbours, owner, forwarded(act, group)).await
+    async fn forward(
+        &self,
+        owner: usize,
+        act: ForwardAction,
+        group: &[&RegionCheck<'_, '_>],
+    ) -> Option<ForwardDecision> {
+        let peer_regions = self.peer_regions.as_deref()?;
+        ask(peer_regions, owner, forward_request(act, group)).await
     }
 
     /// Gives back what was charged here, then or later, for a request of another region that does not pass in the end.
-    fn roll_back_for_another(&self, questions: &[Question<'_, '_>], since_us: u64) {
-        for question in questions {
-            self.driver.roll_back_for_another(question.partition(), &question.charge(), since_us);
+    fn roll_back_for_another(&self, checks: &[RegionCheck<'_, '_>], since_us: u64) {
+        for check in checks {
+            self.driver.roll_back_for_another(check.partition(), &check.charge(), since_us);
         }
     }
 
     /// Tells another region of what was spent or is given back, by and by and again until it was heard: a charge counts at least
-    /// once, a refund at most once. What is given up in the end is counted by the courier.
-    pub(super) fn tell_abroad(&self, owner: usize, act: Act, question: &Question<'_, '_>) {
-        let Some(neighbours) = self.neighbours.as_deref() else { return };
-        let (Some(forwarder), Some(region)) = (neighbours.forwarder(), neighbours.layout.id(owner)) else {
+    /// once, a refund at most once. What is given up in the end is counted by the replicator.
+    pub(super) fn deliver_to_owner(&self, owner: usize, act: ForwardAction, check: &RegionCheck<'_, '_>) {
+        let Some(peer_regions) = self.peer_regions.as_deref() else { return };
+        let (Some(forwarder), Some(region)) = (peer_regions.forwarder(), peer_regions.layout.id(owner))
+        else {
             return;
         };
-        let forward = forwarded(act, &[question]);
+        let forward = forward_request(act, &[check]);
         self.driver.spawn(async move {
-            forwarder.tell(region, forward).await;
+            forwarder.deliver(region, forward).await;
         });
     }
 }
 
-async fn ask(neighbours: &Neighbours, owner: usize, forward: Forward) -> Option<Said> {
-    let forwarder = neighbours.forwarder()?;
-    let answer = forwarder.ask(neighbours.layout.id(owner)?, forward, neighbours.forward_time_max()).await;
-    answer?.said
+async fn ask(peer_regions: &PeerRegions, owner: usize, forward: ForwardRequest) -> Option<ForwardDecision> {
+    let forwarder = peer_regions.forwarder()?;
+    let answer =
+        forwarder.ask(peer_regions.layout.id(owner)?, forward, peer_regions.forward_time_max()).await;
+    answer?.decision
 }
 
-fn forwarded(act: Act, group: &[&Question<'_, '_>]) -> Forward {
-    let question = |question: &&Question<'_, '_>| {
-        let (gate, kept) = (question.ask.gate(), question.kept());
-        ForwardQuestion {
-            tenant: kept.tenant().to_owned(),
-            name: kept.name().to_owned(),
+fn forward_request(act: ForwardAction, group: &[&RegionCheck<'_, '_>]) -> ForwardRequest {
+    let check = |check: &&RegionCheck<'_, '_>| {
+        let (gate, origin_limit) = (check.ask.gate(), check.origin_limit());
+        ForwardedCheck {
+            tenant: origin_limit.tenant().to_owned(),
+            name: origin_limit.name().to_owned(),
             limit: *gate.limit(),
-            tolerance_ppm: kept.policy.tolerance_ppm,
-            version: kept.policy.version,
-            key: question.key().into(),
-            placement: question.placement().map(Into::into),
-            cost: question.ask.cost,
+            tolerance_ppm: origin_limit.policy.tolerance_ppm,
+            version: origin_limit.policy.version,
+            key: check.key().into(),
+            placement: check.placement().map(Into::into),
+            cost: check.ask.cost,
         }
     };
     // Numbered when it is sent.
-    Forward { id: 0, act, questions: group.iter().map(question).collect() }
+    ForwardRequest { id: 0, act, checks: group.iter().map(check).collect() }
 }
 
 /// What another region said of so many limits, as an origin would have; nothing if it makes no sense.
-fn resolution(said: Said, limits: usize) -> Option<Resolution> {
-    let Said { remaining, denied } = said;
+fn resolution(decision: ForwardDecision, limits: usize) -> Option<Resolution> {
+    let ForwardDecision { remaining, denied } = decision;
     if remaining.len() != limits {
         return None;
     }
@@ -110,96 +125,97 @@ pub(super) struct Owner {
     /// Without neighbours: what was forwarded is not forwarded again.
     pub(super) region: Region,
     /// Who decides for which keys, as this process was told.
-    layout: Arc<Layout>,
+    layout: Arc<RegionLayout>,
 }
 
-impl Answers for Owner {
-    fn answer(&self, forward: Forward) -> Pin<Box<dyn Future<Output = Forwarded> + Send + '_>> {
+impl ForwardHandler for Owner {
+    fn answer(&self, forward: ForwardRequest) -> Pin<Box<dyn Future<Output = ForwardReply> + Send + '_>> {
         Box::pin(async move {
             let id = forward.id;
-            Forwarded { id, said: self.decide(&forward).await }
+            ForwardReply { id, decision: self.decide(&forward).await }
         })
     }
 }
 
 impl Owner {
-    async fn decide(&self, forward: &Forward) -> Option<Said> {
-        let gates: Option<Vec<Gate>> = forward.questions.iter().map(|question| self.gate(question)).collect();
+    async fn decide(&self, forward: &ForwardRequest) -> Option<ForwardDecision> {
+        let gates: Option<Vec<Gate>> = forward.checks.iter().map(|check| self.gate(check)).collect();
         let gates = gates?;
         // Where regions were told of different ones, two of them might decide for a key: then neither does for the other.
-        if !gates.iter().zip(&forward.questions).all(|(gate, asked)| self.decides_for(gate, &asked.key)) {
+        if !gates.iter().zip(&forward.checks).all(|(gate, asked)| self.decides_for(gate, &asked.key)) {
             return None;
         }
-        let questions: Vec<Question<'_, '_>> =
-            gates.iter().zip(&forward.questions).map(|(gate, asked)| asked_here(gate, asked)).collect();
+        let checks: Vec<RegionCheck<'_, '_>> =
+            gates.iter().zip(&forward.checks).map(|(gate, asked)| local_check(gate, asked)).collect();
         match forward.act {
-            Act::Decide => said(&self.region.check(&questions).await.ok()?),
-            Act::Charge => {
-                self.region.charge(&questions);
-                Some(nothing_left(&questions))
+            ForwardAction::Decide => decision(&self.region.check(&checks).await.ok()?),
+            ForwardAction::Charge => {
+                self.region.charge(&checks);
+                Some(nothing_left(&checks))
             }
-            Act::Refund => {
-                self.region.refund(&questions);
-                Some(nothing_left(&questions))
+            ForwardAction::Refund => {
+                self.region.refund(&checks);
+                Some(nothing_left(&checks))
             }
-            Act::RollBack { since_us } => {
-                self.region.roll_back_for_another(&questions, since_us);
-                Some(nothing_left(&questions))
+            ForwardAction::RollBack { since_us } => {
+                self.region.roll_back_for_another(&checks, since_us);
+                Some(nothing_left(&checks))
             }
         }
     }
 
     /// Whether this region decides for a key, as far as this process was told.
     fn decides_for(&self, gate: &Gate, key: &[u8]) -> bool {
-        gate.kept().is_some_and(|kept| self.layout.owner(&[kept.prefix(), key]).is_none())
+        gate.origin_limit()
+            .is_some_and(|origin_limit| self.layout.owner(&[origin_limit.prefix(), key]).is_none())
     }
 
-    fn gate(&self, question: &ForwardQuestion) -> Option<Gate> {
-        let ForwardQuestion { tenant, name, limit, tolerance_ppm, version, .. } = question;
+    fn gate(&self, check: &ForwardedCheck) -> Option<Gate> {
+        let ForwardedCheck { tenant, name, limit, tolerance_ppm, version, .. } = check;
         let (tolerance_ppm, version) = (*tolerance_ppm, *version);
         // Decided here, and asked of nobody else.
         let regime = Regime::Regional;
-        let policy = Policy { tolerance_ppm, regime, version, ..Policy::of(Class::Security) };
+        let policy = RegionPolicy { tolerance_ppm, regime, version, ..RegionPolicy::of(Class::Security) };
         self.region.gate_with(tenant, name, *limit, policy).ok()
     }
 }
 
-fn asked_here<'g, 'k>(gate: &'g Gate, asked: &'k ForwardQuestion) -> Question<'g, 'k> {
-    let question = gate.question(&asked.key).cost(asked.cost);
+fn local_check<'g, 'k>(gate: &'g Gate, asked: &'k ForwardedCheck) -> RegionCheck<'g, 'k> {
+    let check = gate.region_check(&asked.key).cost(asked.cost);
     match &asked.placement {
-        Some(placement) => question.placed_by(placement),
-        None => question,
+        Some(placement) => check.placed_by(placement),
+        None => check,
     }
 }
 
 /// What a ruling comes to; nothing, if it is not the origin's word.
-fn said(ruling: &Ruling<'_>) -> Option<Said> {
-    if ruling.rung > Rung::Regional {
+fn decision(region_decision: &RegionDecision<'_>) -> Option<ForwardDecision> {
+    if region_decision.source > DecisionSource::Regional {
         return None;
     }
-    let outcomes = ruling.decision.outcomes();
+    let outcomes = region_decision.decision.outcomes();
     let retry_us = |retry: Option<Retry>| match retry {
         Some(Retry::After(us)) => us,
         _ => NEVER_US,
     };
-    let denied = match ruling.decision.decided {
-        Decided::Denied { by } => {
+    let denied = match region_decision.decision.decided {
+        RequestVerdict::Denied { by } => {
             Some((u16::try_from(by).ok()?, retry_us(outcomes.get(by)?.verdict().retry())))
         }
-        Decided::Allowed => None,
+        RequestVerdict::Allowed => None,
     };
-    Some(Said { remaining: outcomes.iter().map(Outcome::remaining).collect(), denied })
+    Some(ForwardDecision { remaining: outcomes.iter().map(Outcome::remaining).collect(), denied })
 }
 
 /// An answer to what asks nothing.
-fn nothing_left(questions: &[Question<'_, '_>]) -> Said {
-    Said { remaining: vec![0; questions.len()], denied: None }
+fn nothing_left(checks: &[RegionCheck<'_, '_>]) -> ForwardDecision {
+    ForwardDecision { remaining: vec![0; checks.len()], denied: None }
 }
 
 impl Region {
     /// This process as one that decides for others, by this layout.
-    pub(super) fn as_owner(&self, layout: Arc<Layout>) -> Arc<dyn Answers> {
-        Arc::new(Owner { region: Self { neighbours: None, ..self.clone() }, layout })
+    pub(super) fn as_owner(&self, layout: Arc<RegionLayout>) -> Arc<dyn ForwardHandler> {
+        Arc::new(Owner { region: Self { peer_regions: None, ..self.clone() }, layout })
     }
 }
 
@@ -209,13 +225,13 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
-    use tidegate_core::engine::Settings;
-    use tidegate_core::origin::{Call, Gathered, Merge, Merged, Round};
+    use tidegate_core::engine::EngineSettings;
+    use tidegate_core::origin::{Call, MergeReply, MergeRequest, RoundReply, RoundRequest};
     use tidegate_core::{Limit, Now};
-    use tidegate_courier::{PeerConfig, owner_of, region_id};
-    use tidegate_origin::{Answer, Bid, Lease, MemoryOrigin, Origin};
+    use tidegate_origin::{LeaseReply, LeaseRequest, MemoryOrigin, Origin, OriginFuture};
+    use tidegate_replication::{PeerConfig, owner_of, region_id};
 
-    use super::super::Regions;
+    use super::super::MultiRegionConfig;
     use super::*;
     use crate::{Clock, Limiter, SystemClock};
 
@@ -239,7 +255,7 @@ mod tests {
         origin: Arc<dyn Origin>,
         clock: impl Clock + 'static,
     ) -> (Region, Gate) {
-        let mut regions = Regions::new(own, ([127, 0, 0, 1], 0).into());
+        let mut regions = MultiRegionConfig::new(own, ([127, 0, 0, 1], 0).into());
         let peer = |(region, address): &(&str, &str)| PeerConfig {
             region: (*region).to_owned(),
             addresses: vec![(*address).to_owned()],
@@ -247,9 +263,10 @@ mod tests {
         regions.peers = peers.iter().map(peer).collect();
         regions.forward_time_max = MINUTE;
         let limiter = Arc::new(Limiter::builder().clock(clock).build().expect("a limiter"));
-        let patient = Settings { deadline_us: 60_000_000, hedge_us: 60_000_000, ..Settings::default() };
+        let patient =
+            EngineSettings { deadline_us: 60_000_000, hedge_us: 60_000_000, ..EngineSettings::default() };
         let region = Region::join_among(regions, limiter, origin, patient).expect("a good one");
-        let policy = Policy { regime: Regime::Strict, ..Policy::of(Class::Security) };
+        let policy = RegionPolicy { regime: Regime::Strict, ..RegionPolicy::of(Class::Security) };
         let limit = Limit::gcra(10, MINUTE).expect("in range");
         let gate = region.gate_with("", "logins", limit, policy).expect("a name");
         (region, gate)
@@ -257,7 +274,7 @@ mod tests {
 
     /// A key for which that one of the regions decides.
     fn key_of(owner: &str, regions: &[&str], gate: &Gate) -> String {
-        let prefix = gate.kept().expect("an origin keeps it").prefix();
+        let prefix = gate.origin_limit().expect("an origin keeps it").prefix();
         let ids: Vec<_> = regions.iter().map(|name| region_id(name)).collect();
         let mut keys = (0..1_000).map(|number| format!("198.51.100.{number}"));
         let is_of_it = |key: &String| regions[owner_of(&ids, &[prefix, key.as_bytes()])] == owner;
@@ -265,12 +282,12 @@ mod tests {
     }
 
     /// Asks until whoever decides is there: the first question may come before there is a connection.
-    async fn ask_all(region: &Region, questions: &[Question<'_, '_>]) -> bool {
+    async fn ask_all(region: &Region, checks: &[RegionCheck<'_, '_>]) -> bool {
         let decided = async {
             loop {
-                let ruling = region.check(questions).await.expect("few limits");
-                if ruling.rung != Rung::Closed {
-                    return ruling.is_allowed();
+                let region_decision = region.check(checks).await.expect("few limits");
+                if region_decision.source != DecisionSource::Closed {
+                    return region_decision.is_allowed();
                 }
             }
         };
@@ -299,26 +316,27 @@ mod tests {
             || among_around("eu", &[("us", NOBODY)], Arc::clone(&origin) as Arc<dyn Origin>, clock.clone());
         let (region, gate) = eu();
         let key = key_of("eu", &["eu", "us"], &gate);
-        let told = async |region: &Region, act: Act| {
-            let layout = Arc::clone(&region.neighbours.as_ref().expect("one of two").layout);
+        let applied = async |region: &Region, act: ForwardAction| {
+            let layout = Arc::clone(&region.peer_regions.as_ref().expect("one of two").layout);
             let owner = region.as_owner(layout);
-            let said = owner.answer(forwarded(act, &[&gate.question(&key).cost(10)])).await.said;
-            said.expect("it decides for the key").denied.is_none()
+            let decision =
+                owner.answer(forward_request(act, &[&gate.region_check(&key).cost(10)])).await.decision;
+            decision.expect("it decides for the key").denied.is_none()
         };
         let since_us = clock.now().mono_us();
-        assert!(told(&region, Act::Decide).await);
+        assert!(applied(&region, ForwardAction::Decide).await);
         // All of it drains in a minute.
         clock.0.fetch_add(61_000_000, Ordering::Relaxed);
-        assert!(told(&region, Act::Decide).await, "one burst");
-        assert!(told(&region, Act::RollBack { since_us }).await);
+        assert!(applied(&region, ForwardAction::Decide).await, "one burst");
+        assert!(applied(&region, ForwardAction::RollBack { since_us }).await);
         region.leave().await;
-        assert!(!told(&eu().0, Act::Decide).await, "what had drained passes once");
+        assert!(!applied(&eu().0, ForwardAction::Decide).await, "what had drained passes once");
         // Of what was charged just now nothing has.
         let (last, since_us) = (eu().0, clock.now().mono_us());
-        assert!(!told(&last, Act::Decide).await);
-        assert!(told(&last, Act::RollBack { since_us }).await);
+        assert!(!applied(&last, ForwardAction::Decide).await);
+        assert!(applied(&last, ForwardAction::RollBack { since_us }).await);
         last.leave().await;
-        assert!(told(&eu().0, Act::Decide).await, "it was given back");
+        assert!(applied(&eu().0, ForwardAction::Decide).await, "it was given back");
     }
 
     /// An origin that takes down when it charged something, and of what moment something was given back.
@@ -329,10 +347,10 @@ mod tests {
     }
 
     impl Origin for Witness {
-        fn call<'a>(&'a self, partition: u16, call: &'a Call) -> Answer<'a> {
+        fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
             Box::pin(async move {
                 let reply = self.inner.call(partition, call).await?;
-                if call.asks.iter().flat_map(|ask| &ask.charges).any(|charge| charge.cost > 0) {
+                if call.checks.iter().flat_map(|ask| &ask.charges).any(|charge| charge.cost > 0) {
                     self.charged_us.store(reply.now_us, Ordering::SeqCst);
                 }
                 if let Some(update) = call.updates.iter().find(|update| update.refund > 0) {
@@ -343,16 +361,16 @@ mod tests {
             })
         }
 
-        fn round<'a>(&'a self, partition: u16, round: &'a Round) -> Answer<'a, Gathered> {
+        fn round<'a>(&'a self, partition: u16, round: &'a RoundRequest) -> OriginFuture<'a, RoundReply> {
             self.inner.round(partition, round)
         }
 
-        fn merge<'a>(&'a self, partition: u16, merge: &'a Merge) -> Answer<'a, Merged> {
+        fn merge<'a>(&'a self, partition: u16, merge: &'a MergeRequest) -> OriginFuture<'a, MergeReply> {
             self.inner.merge(partition, merge)
         }
 
-        fn lease(&self, bid: Bid) -> Answer<'_, Lease> {
-            self.inner.lease(bid)
+        fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply> {
+            self.inner.lease(request)
         }
     }
 
@@ -367,14 +385,15 @@ mod tests {
         let peers = [("ap", NOBODY), ("us", NOBODY)];
         let (eu, _) = among_around("eu", &peers, Arc::clone(&witness) as Arc<dyn Origin>, SystemClock::new());
         let (ap, _) = among("ap", &[("eu", NOBODY), ("us", NOBODY)]);
-        let address =
-            |region: &Region| region.meet().expect("a free port").expect("it has peers").to_string();
+        let address = |region: &Region| {
+            region.start_replication().expect("a free port").expect("it has peers").to_string()
+        };
         let (us, logins) = among("us", &[("eu", &address(&eu)), ("ap", &address(&ap))]);
         address(&us);
         let [of_eu, of_ap] = ["eu", "ap"].map(|owner| key_of(owner, &["ap", "eu", "us"], &logins));
-        assert!(ask_all(&us, &[logins.question(&of_ap).cost(10)]).await);
-        assert!(ask_all(&us, &[logins.question(&of_eu)]).await);
-        let both = [logins.question(&of_eu).cost(7), logins.question(&of_ap).cost(10)];
+        assert!(ask_all(&us, &[logins.region_check(&of_ap).cost(10)]).await);
+        assert!(ask_all(&us, &[logins.region_check(&of_eu)]).await);
+        let both = [logins.region_check(&of_eu).cost(7), logins.region_check(&of_ap).cost(10)];
         assert!(!ask_all(&us, &both).await, "nothing is left in ap");
         let heard = async {
             loop {
@@ -394,27 +413,28 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_region_decides_for_another_only_where_both_say_that_it_decides() {
         let (eu, _) = among("eu", &[("us", NOBODY), ("sa", NOBODY)]);
-        let address = eu.meet().expect("a free port").expect("it has peers").to_string();
+        let address = eu.start_replication().expect("a free port").expect("it has peers").to_string();
         let (us, logins) = among("us", &[("eu", &address)]);
-        us.meet().expect("a free port");
-        let prefix = logins.kept().expect("an origin keeps it").prefix();
+        us.start_replication().expect("a free port");
+        let prefix = logins.origin_limit().expect("an origin keeps it").prefix();
         let is_of_eu = |regions: &[&str], key: &str| {
             let ids: Vec<_> = regions.iter().map(|name| region_id(name)).collect();
             regions[owner_of(&ids, &[prefix, key.as_bytes()])] == "eu"
         };
         let keys = (0..60).map(|number| format!("192.0.2.{number}"));
         let asked_of_eu = keys.filter(|key| is_of_eu(&["eu", "us"], key));
-        let (kept, moved): (Vec<_>, Vec<_>) = asked_of_eu.partition(|key| is_of_eu(&["eu", "sa", "us"], key));
-        assert!(!kept.is_empty() && !moved.is_empty());
-        let ask = async |key: &str| us.check(&[logins.question(key)]).await.expect("one limit").rung;
+        let (origin_limit, moved): (Vec<_>, Vec<_>) =
+            asked_of_eu.partition(|key| is_of_eu(&["eu", "sa", "us"], key));
+        assert!(!origin_limit.is_empty() && !moved.is_empty());
+        let ask = async |key: &str| us.check(&[logins.region_check(key)]).await.expect("one limit").source;
         // The first question may come before there is a connection.
-        let decided = async { while ask(&kept[0]).await == Rung::Closed {} };
+        let decided = async { while ask(&origin_limit[0]).await == DecisionSource::Closed {} };
         tokio::time::timeout(MINUTE, decided).await.expect("a connection");
         for key in &moved {
-            assert_eq!(ask(key).await, Rung::Closed, "{key}: somebody else may be deciding for it");
+            assert_eq!(ask(key).await, DecisionSource::Closed, "{key}: somebody else may be deciding for it");
         }
-        for key in &kept {
-            assert_eq!(ask(key).await, Rung::Regional, "{key}: whoever decides, it is this one");
+        for key in &origin_limit {
+            assert_eq!(ask(key).await, DecisionSource::Regional, "{key}: whoever decides, it is this one");
         }
     }
 }

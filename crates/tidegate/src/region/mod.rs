@@ -20,8 +20,8 @@
 //! let region = Region::join(limiter, origin)?;
 //! let per_user = region.gate("", "per_user", Class::Comfort)?;
 //!
-//! let ruling = region.check(&[per_user.question("alice")]).await?;
-//! assert!(ruling.is_allowed());
+//! let region_decision = region.check(&[per_user.question("alice")]).await?;
+//! assert!(region_decision.is_allowed());
 //!
 //! // Everything that was spent is reported, and everything that is held is given back.
 //! region.leave().await;
@@ -29,39 +29,40 @@
 //! # }
 //! ```
 
+mod check;
 mod driver;
+mod fallback;
 mod forward;
-mod ladder;
-mod question;
 mod regions;
 
 use std::fmt;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use tidegate_core::engine::{self, Paid, Resolution};
+use tidegate_core::engine::{self, ChargeLocation, Resolution};
 use tidegate_core::origin::{NEVER_US, NodeId};
-use tidegate_core::{Answer, Decided, Retry, Source, TooManyLimits, Verdict};
-use tidegate_courier::Act;
+use tidegate_core::{CheckOutcome, DecidingMeter, RequestVerdict, Retry, TooManyLimits, Verdict};
+use tidegate_replication::ForwardAction;
 
 use crate::decision::{Decision, LIMITS_INLINE_MAX, Outcome, Outcomes};
-use crate::gate::Ask;
+use crate::gate::Check;
 use crate::limiter::{BuildError, Limiter, random_name};
 
-pub use engine::{EngineStats, Settings};
-pub(crate) use question::Kept;
-pub use question::{Policy, Question, joined};
-pub use regions::{REGIONS_MAX, Regions, WEIGHT_MAX};
+pub(crate) use check::OriginLimit;
+pub use check::{RegionCheck, RegionPolicy, join_parts};
+pub use engine::{EngineSettings, EngineStats};
+pub use regions::{MultiRegionConfig, REGIONS_MAX, WEIGHT_MAX};
 pub use tidegate_core::origin::CallError;
-pub use tidegate_core::{Class, Regime, Rung, bound};
-pub use tidegate_courier::{
-    Certificates, CourierError as RegionsError, CourierStatus, PeerConfig, PeerCounts, PeerStatus,
-};
+pub use tidegate_core::{Class, DecisionSource, Regime, bound};
 pub use tidegate_origin::{MemoryOrigin, Origin, OriginError, redis};
+pub use tidegate_replication::{
+    PeerCertificates, PeerConfig, PeerCounts, PeerStatus, ReplicationStatus,
+    ReplicatorError as MultiRegionError,
+};
 
 use driver::Driver;
-use forward::{owner, rolled_back};
-use regions::Neighbours;
+use forward::{owner, roll_back_action};
+use regions::PeerRegions;
 
 /// A process's place in a region.
 #[derive(Clone)]
@@ -71,7 +72,7 @@ pub struct Region {
     limiter: Arc<Limiter>,
     driver: Arc<Driver>,
     /// Nothing for a region that is alone.
-    neighbours: Option<Arc<Neighbours>>,
+    peer_regions: Option<Arc<PeerRegions>>,
 }
 
 impl fmt::Debug for Region {
@@ -83,14 +84,14 @@ impl fmt::Debug for Region {
 /// What was decided in a region, and what that rests on.
 #[derive(Clone, Debug)]
 #[must_use = "a denial that nobody looks at stops nobody"]
-pub struct Ruling<'g> {
+pub struct RegionDecision<'g> {
     /// What was decided.
     pub decision: Decision<'g>,
     /// What that rests on.
-    pub rung: Rung,
+    pub source: DecisionSource,
 }
 
-impl Ruling<'_> {
+impl RegionDecision<'_> {
     /// Whether the request may pass.
     pub fn is_allowed(&self) -> bool {
         self.decision.is_allowed()
@@ -101,7 +102,7 @@ impl Region {
     /// Joins the region of an origin, under the settings that suit most. Needs a runtime: what has to be said to the origin is
     /// said by a task.
     pub fn join(limiter: Arc<Limiter>, origin: Arc<dyn Origin>) -> Result<Self, BuildError> {
-        Self::join_as("", limiter, origin, Settings::default())
+        Self::join_as("", limiter, origin, EngineSettings::default())
     }
 
     /// The same, under other settings and by a name: what processes share is what they call alike.
@@ -109,156 +110,195 @@ impl Region {
         name: &str,
         limiter: Arc<Limiter>,
         origin: Arc<dyn Origin>,
-        settings: Settings,
+        settings: EngineSettings,
     ) -> Result<Self, BuildError> {
         let node = NodeId(random_name()?);
         let driver = Driver::start(node, Arc::clone(&limiter), origin, settings);
-        Ok(Self { name: name.into(), limiter, driver, neighbours: None })
+        Ok(Self { name: name.into(), limiter, driver, peer_regions: None })
     }
 
     /// Joins a region that is one of several. It says nothing to the others before [`Region::meet`]; until it has heard of
     /// them, it goes on with its standing part of limits that they share. The origin is this region's alone.
     pub fn join_among(
-        regions: Regions,
+        regions: MultiRegionConfig,
         limiter: Arc<Limiter>,
         origin: Arc<dyn Origin>,
-        settings: Settings,
-    ) -> Result<Self, RegionsError> {
+        settings: EngineSettings,
+    ) -> Result<Self, MultiRegionError> {
         let problems = regions.problems();
         if !problems.is_empty() {
-            return Err(RegionsError { problems });
+            return Err(MultiRegionError { problems });
         }
         // A meter is called the same in every region.
         let alone = Self::join_as("", limiter, origin, settings);
-        let alone = alone.map_err(|error| RegionsError { problems: vec![format!("region: {error}")] })?;
-        Ok(Self { neighbours: Some(Arc::new(Neighbours::new(regions))), ..alone })
+        let alone = alone.map_err(|error| MultiRegionError { problems: vec![format!("region: {error}")] })?;
+        Ok(Self { peer_regions: Some(Arc::new(PeerRegions::new(regions))), ..alone })
     }
 
     /// Decides a request under several limits as one: either all are charged, or none is.
     ///
     /// # Panics
     /// If no origin keeps one of the gates.
-    pub async fn check<'g>(&self, questions: &[Question<'g, '_>]) -> Result<Ruling<'g>, TooManyLimits> {
+    pub async fn check<'g>(
+        &self,
+        questions: &[RegionCheck<'g, '_>],
+    ) -> Result<RegionDecision<'g>, TooManyLimits> {
         let decision = self.by_memory(questions)?;
-        if !asks_origin(&decision) {
-            return Ok(Ruling { decision, rung: self.rung_of(questions) });
+        if !needs_origin(&decision) {
+            return Ok(RegionDecision { decision, source: self.source_of(questions) });
         }
         // Boxed: what memory decides does not carry the room for what it does not.
         Box::pin(self.ask_origin(questions)).await
     }
 
     /// Decides by what is held here.
-    fn by_memory<'g>(&self, questions: &[Question<'g, '_>]) -> Result<Decision<'g>, TooManyLimits> {
+    fn by_memory<'g>(&self, questions: &[RegionCheck<'g, '_>]) -> Result<Decision<'g>, TooManyLimits> {
         let asks = questions.iter().map(|question| question.ask);
         // What memory decides allocates nothing.
         if questions.len() <= LIMITS_INLINE_MAX {
-            return self.limiter.check_all(&asks.collect::<ArrayVec<Ask<'g>, LIMITS_INLINE_MAX>>());
+            return self.limiter.check_all(&asks.collect::<ArrayVec<Check<'g>, LIMITS_INLINE_MAX>>());
         }
-        self.limiter.check_all(&asks.collect::<Vec<Ask<'g>>>())
+        self.limiter.check_all(&asks.collect::<Vec<Check<'g>>>())
     }
 
     /// Decides what memory did not: by one call for each placement, one after the other. What an earlier one was charged is
     /// given back when a later one denies.
-    async fn ask_origin<'g>(&self, questions: &[Question<'g, '_>]) -> Result<Ruling<'g>, TooManyLimits> {
+    async fn ask_origin<'g>(
+        &self,
+        questions: &[RegionCheck<'g, '_>],
+    ) -> Result<RegionDecision<'g>, TooManyLimits> {
         let mut groups = by_place(questions);
         if let [only] = &groups[..] {
             return match only.place {
-                Place::Here(_) => Ok(self.ask_one(&only.questions).await?.ruling),
-                Place::Abroad(owner) => Ok(self.ask_abroad(owner, &only.questions).await),
+                CheckOwner::Partition(_) => Ok(self.ask_one(&only.questions).await?.region_decision),
+                CheckOwner::PeerRegion(owner) => Ok(self.forward_checks(owner, &only.questions).await),
             };
         }
-        let mut whole = unasked(questions);
+        let mut whole = undecided(questions);
         let mut charged = Vec::new();
         // Where memory decides, what was charged is given back at no cost: those come first, and what is far comes last.
-        groups.sort_by_key(|group| (group.is_abroad(), self.is_undecided(group)));
+        groups.sort_by_key(|group| (group.is_cross_region(), self.is_undecided(group)));
         for group in &groups {
             let since_us = self.limiter.now().mono_us();
-            let Said { ruling, charged_us } = match group.place {
-                Place::Here(_) => self.decide_group(&group.questions).await?,
-                Place::Abroad(owner) => Said::here(self.ask_abroad(owner, &group.questions).await),
+            let PlacementDecision { region_decision, charged_us } = match group.place {
+                CheckOwner::Partition(_) => self.decide_group(&group.questions).await?,
+                CheckOwner::PeerRegion(owner) => {
+                    PlacementDecision::here(self.forward_checks(owner, &group.questions).await)
+                }
             };
-            whole.add(group, &ruling);
-            if !ruling.is_allowed() {
+            whole.add(group, &region_decision);
+            if !region_decision.is_allowed() {
                 for (group, paid) in charged {
                     self.roll_back(group, paid);
                 }
                 break;
             }
-            charged.push((group, charged_us.map_or(Paid::Here { since_us }, |at_us| Paid::There { at_us })));
+            charged.push((
+                group,
+                charged_us
+                    .map_or(ChargeLocation::OnNode { since_us }, |at_us| ChargeLocation::AtOrigin { at_us }),
+            ));
         }
         Ok(whole)
     }
 
     /// Gives back what was charged at one placement for a request that another denies.
-    fn roll_back(&self, group: &Group<'_, '_, '_>, paid: Paid) {
+    fn roll_back(&self, group: &PlacementGroup<'_, '_, '_>, paid: ChargeLocation) {
         for question in &group.questions {
             match group.place {
-                Place::Here(partition) => self.driver.roll_back(partition, &question.charge(), paid),
-                Place::Abroad(owner) => self.tell_abroad(owner, rolled_back(paid), question),
+                CheckOwner::Partition(partition) => {
+                    self.driver.roll_back(partition, &question.charge(), paid);
+                }
+                CheckOwner::PeerRegion(owner) => {
+                    self.deliver_to_owner(owner, roll_back_action(paid), question);
+                }
             }
         }
     }
 
     /// Whether what is held here does not decide these, as far as a look can tell.
-    fn is_undecided(&self, group: &Group<'_, '_, '_>) -> bool {
-        let look = |question: &&Question<'_, '_>| self.limiter.check(question.ask.cost(0)).verdict().retry();
-        group.questions.iter().any(|question| look(question) == Some(Retry::Ask))
+    fn is_undecided(&self, group: &PlacementGroup<'_, '_, '_>) -> bool {
+        let look =
+            |question: &&RegionCheck<'_, '_>| self.limiter.check(question.ask.cost(0)).verdict().retry();
+        group.questions.iter().any(|question| look(question) == Some(Retry::AskOrigin))
     }
 
-    async fn decide_group<'g>(&self, group: &[&Question<'g, '_>]) -> Result<Said<'g>, TooManyLimits> {
-        let asks: Vec<Ask<'g>> = group.iter().map(|question| question.ask).collect();
+    async fn decide_group<'g>(
+        &self,
+        group: &[&RegionCheck<'g, '_>],
+    ) -> Result<PlacementDecision<'g>, TooManyLimits> {
+        let asks: Vec<Check<'g>> = group.iter().map(|question| question.ask).collect();
         let decision = self.limiter.check_all(&asks)?;
-        if !asks_origin(&decision) {
-            return Ok(Said::here(Ruling { decision, rung: self.rung_of(group.iter().copied()) }));
+        if !needs_origin(&decision) {
+            return Ok(PlacementDecision::here(RegionDecision {
+                decision,
+                source: self.source_of(group.iter().copied()),
+            }));
         }
         self.ask_one(group).await
     }
 
     /// Asks one placement.
-    async fn ask_one<'g>(&self, group: &[&Question<'g, '_>]) -> Result<Said<'g>, TooManyLimits> {
+    async fn ask_one<'g>(
+        &self,
+        group: &[&RegionCheck<'g, '_>],
+    ) -> Result<PlacementDecision<'g>, TooManyLimits> {
         let Some(partition) = group.first().map(|question| question.partition()) else {
-            return Ok(Said::here(Ruling { decision: allowed(Vec::new()), rung: Rung::Regional }));
+            return Ok(PlacementDecision::here(RegionDecision {
+                decision: allowed(Vec::new()),
+                source: DecisionSource::Regional,
+            }));
         };
         let charges = group.iter().map(|question| question.charge()).collect();
         let resolution = self.driver.ask(partition, charges).await;
         let charged_us = match resolution {
-            Resolution::Unanswered => return self.without_origin(group).map(Said::here),
+            Resolution::Unanswered => return self.without_origin(group).map(PlacementDecision::here),
             Resolution::Allowed { charged_us, .. } => charged_us,
             Resolution::Denied { .. } => None,
         };
-        let rung = self.rung_of(group.iter().copied());
-        Ok(Said { ruling: Ruling { decision: resolved(group, &resolution), rung }, charged_us })
+        let source = self.source_of(group.iter().copied());
+        Ok(PlacementDecision {
+            region_decision: RegionDecision { decision: resolved(group, &resolution), source },
+            charged_us,
+        })
     }
 
     /// What the origin's word on these rests on: the least that any of them does.
-    fn rung_of<'q, 'g: 'q, 'k: 'q>(&self, questions: impl IntoIterator<Item = &'q Question<'g, 'k>>) -> Rung {
-        if self.neighbours.is_none() {
-            return Rung::Regional;
+    fn source_of<'q, 'g: 'q, 'k: 'q>(
+        &self,
+        questions: impl IntoIterator<Item = &'q RegionCheck<'g, 'k>>,
+    ) -> DecisionSource {
+        if self.peer_regions.is_none() {
+            return DecisionSource::Regional;
         }
-        let rung = |question: &Question<'_, '_>| {
-            let is_whole = || self.driver.is_whole(question.partition());
-            if question.kept().global().is_some() && is_whole() { Rung::Global } else { Rung::Regional }
+        let source = |question: &RegionCheck<'_, '_>| {
+            let is_connected = || self.driver.is_connected(question.partition());
+            if question.origin_limit().global().is_some() && is_connected() {
+                DecisionSource::Global
+            } else {
+                DecisionSource::Regional
+            }
         };
-        questions.into_iter().map(rung).max().unwrap_or(Rung::Regional)
+        questions.into_iter().map(source).max().unwrap_or(DecisionSource::Regional)
     }
 
     /// Adds costs that were spent already, without asking. The origin learns of them with the next report.
-    pub fn charge<'q>(&self, questions: impl IntoIterator<Item = &'q Question<'q, 'q>>) {
+    pub fn charge<'q>(&self, questions: impl IntoIterator<Item = &'q RegionCheck<'q, 'q>>) {
         for question in questions {
             match owner(question) {
                 None => self.driver.owe(question.partition(), &question.charge()),
-                Some(owner) => self.tell_abroad(owner, Act::Charge, question),
+                Some(owner) => self.deliver_to_owner(owner, ForwardAction::Charge, question),
             }
         }
     }
 
     /// Gives back costs that were charged at some time, all of it, whatever has drained since; the origin learns of it with the next
     /// report. What drains while the origin does not answer for longer than half a second is not given back.
-    pub fn refund<'q>(&self, questions: impl IntoIterator<Item = &'q Question<'q, 'q>>) {
+    pub fn refund<'q>(&self, questions: impl IntoIterator<Item = &'q RegionCheck<'q, 'q>>) {
         for question in questions {
             match owner(question) {
                 None => self.driver.refund(question.partition(), &question.charge()),
-                Some(owner) => self.tell_abroad(owner, Act::Refund, question),
+                Some(owner) => self.deliver_to_owner(owner, ForwardAction::Refund, question),
             }
         }
     }
@@ -267,8 +307,8 @@ impl Region {
     /// of the region tells the other regions then.
     pub async fn leave(&self) {
         self.driver.leave().await;
-        if let Some(neighbours) = &self.neighbours {
-            neighbours.leave().await;
+        if let Some(peer_regions) = &self.peer_regions {
+            peer_regions.leave().await;
         }
     }
 
@@ -283,8 +323,8 @@ impl Region {
     }
 
     /// Whether the origin answers, as it changes.
-    pub fn answers(&self) -> tokio::sync::watch::Receiver<bool> {
-        self.driver.answers()
+    pub fn origin_up(&self) -> tokio::sync::watch::Receiver<bool> {
+        self.driver.origin_up()
     }
 
     /// Why the origin would not take the last of the calls that it would not: none, unless there is a mistake in this library.
@@ -295,51 +335,52 @@ impl Region {
 }
 
 /// What one placement said.
-struct Said<'g> {
-    ruling: Ruling<'g>,
+struct PlacementDecision<'g> {
+    region_decision: RegionDecision<'g>,
     /// When the origin charged it, by its clock; nothing for what was taken from what is held here.
     charged_us: Option<u64>,
 }
 
-impl<'g> Said<'g> {
-    fn here(ruling: Ruling<'g>) -> Self {
-        Self { ruling, charged_us: None }
+impl<'g> PlacementDecision<'g> {
+    fn here(region_decision: RegionDecision<'g>) -> Self {
+        Self { region_decision, charged_us: None }
     }
 }
 
 /// Who decides a question.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum CheckOwner {
     /// This partition of the own origin.
-    Here(u16),
+    Partition(u16),
     /// This one of the regions.
-    Abroad(usize),
+    PeerRegion(usize),
 }
 
 /// Questions of one request that are decided at the same place, and their places in it.
-struct Group<'q, 'g, 'k> {
-    place: Place,
+struct PlacementGroup<'q, 'g, 'k> {
+    place: CheckOwner,
     places: Vec<usize>,
-    questions: Vec<&'q Question<'g, 'k>>,
+    questions: Vec<&'q RegionCheck<'g, 'k>>,
 }
 
-impl Group<'_, '_, '_> {
-    fn is_abroad(&self) -> bool {
-        matches!(self.place, Place::Abroad(_))
+impl PlacementGroup<'_, '_, '_> {
+    fn is_cross_region(&self) -> bool {
+        matches!(self.place, CheckOwner::PeerRegion(_))
     }
 }
 
 /// Questions by who decides them.
-fn by_place<'q, 'g, 'k>(questions: &'q [Question<'g, 'k>]) -> Vec<Group<'q, 'g, 'k>> {
-    let mut groups: Vec<Group<'q, 'g, 'k>> = Vec::with_capacity(1);
+fn by_place<'q, 'g, 'k>(questions: &'q [RegionCheck<'g, 'k>]) -> Vec<PlacementGroup<'q, 'g, 'k>> {
+    let mut groups: Vec<PlacementGroup<'q, 'g, 'k>> = Vec::with_capacity(1);
     for (at, question) in questions.iter().enumerate() {
-        let place = owner(question).map_or_else(|| Place::Here(question.partition()), Place::Abroad);
+        let place = owner(question)
+            .map_or_else(|| CheckOwner::Partition(question.partition()), CheckOwner::PeerRegion);
         match groups.iter_mut().find(|group| group.place == place) {
             Some(group) => {
                 group.places.push(at);
                 group.questions.push(question);
             }
-            None => groups.push(Group { place, places: vec![at], questions: vec![question] }),
+            None => groups.push(PlacementGroup { place, places: vec![at], questions: vec![question] }),
         }
     }
     groups
@@ -347,52 +388,52 @@ fn by_place<'q, 'g, 'k>(questions: &'q [Question<'g, 'k>]) -> Vec<Group<'q, 'g, 
 
 /// Before anyone said anything. Who is not asked, because another denied, is said to have nothing left: never more than the
 /// truth.
-fn unasked<'g>(questions: &[Question<'g, '_>]) -> Ruling<'g> {
-    let outcomes = questions.iter().map(|question| told(&question.ask, 0, None)).collect();
-    Ruling { decision: allowed(outcomes), rung: Rung::Global }
+fn undecided<'g>(questions: &[RegionCheck<'g, '_>]) -> RegionDecision<'g> {
+    let outcomes = questions.iter().map(|question| outcome_of(&question.ask, 0, None)).collect();
+    RegionDecision { decision: allowed(outcomes), source: DecisionSource::Global }
 }
 
-impl<'g> Ruling<'g> {
+impl<'g> RegionDecision<'g> {
     /// Takes in what one placement said.
-    fn add(&mut self, group: &Group<'_, 'g, '_>, said: &Self) {
+    fn add(&mut self, group: &PlacementGroup<'_, 'g, '_>, said: &Self) {
         let Decision { outcomes: Outcomes::Many(outcomes), decided } = &mut self.decision else { return };
         for (place, outcome) in group.places.iter().zip(said.decision.outcomes()) {
             outcomes[*place] = *outcome;
         }
-        if let Decided::Denied { by } = said.decision.decided {
-            *decided = Decided::Denied { by: group.places[by] };
+        if let RequestVerdict::Denied { by } = said.decision.decided {
+            *decided = RequestVerdict::Denied { by: group.places[by] };
         }
-        self.rung = self.rung.max(said.rung);
+        self.source = self.source.max(said.source);
     }
 }
 
 fn allowed(outcomes: Vec<Outcome<'_>>) -> Decision<'_> {
-    Decision { outcomes: Outcomes::Many(outcomes), decided: Decided::Allowed }
+    Decision { outcomes: Outcomes::Many(outcomes), decided: RequestVerdict::Allowed }
 }
 
 /// Whether nothing here decides the request.
-fn asks_origin(decision: &Decision<'_>) -> bool {
-    decision.denied_by().is_some_and(|outcome| outcome.verdict().retry() == Some(Retry::Ask))
+fn needs_origin(decision: &Decision<'_>) -> bool {
+    decision.denied_by().is_some_and(|outcome| outcome.verdict().retry() == Some(Retry::AskOrigin))
 }
 
 /// The origin's word as a decision.
-fn resolved<'g>(group: &[&Question<'g, '_>], resolution: &Resolution) -> Decision<'g> {
+fn resolved<'g>(group: &[&RegionCheck<'g, '_>], resolution: &Resolution) -> Decision<'g> {
     let (remaining, denied) = match resolution {
         Resolution::Unanswered => (&[][..], None),
         Resolution::Allowed { remaining, .. } => (&remaining[..], None),
         Resolution::Denied { by, remaining, retry_us } => (&remaining[..], Some((*by, *retry_us))),
     };
-    let outcome = |(place, question): (usize, &&Question<'g, '_>)| {
+    let outcome = |(place, question): (usize, &&RegionCheck<'g, '_>)| {
         let denied = denied.filter(|(by, _)| *by == place).map(|(_, retry_us)| retry_us);
-        told(&question.ask, remaining.get(place).copied().unwrap_or(0), denied)
+        outcome_of(&question.ask, remaining.get(place).copied().unwrap_or(0), denied)
     };
     let outcomes = Outcomes::Many(group.iter().enumerate().map(outcome).collect());
-    let decided = denied.map_or(Decided::Allowed, |(by, _)| Decided::Denied { by });
+    let decided = denied.map_or(RequestVerdict::Allowed, |(by, _)| RequestVerdict::Denied { by });
     Decision { outcomes, decided }
 }
 
 /// The origin's word on one limit: what is left under it, and when one that it denies would pass.
-fn told<'g>(ask: &Ask<'g>, remaining: u32, denied_us: Option<u64>) -> Outcome<'g> {
+fn outcome_of<'g>(ask: &Check<'g>, remaining: u32, denied_us: Option<u64>) -> Outcome<'g> {
     let limit = ask.gate().limit();
     let remaining = remaining.min(limit.burst());
     let reset_after_us = limit.reset_after_us(remaining);
@@ -400,11 +441,11 @@ fn told<'g>(ask: &Ask<'g>, remaining: u32, denied_us: Option<u64>) -> Outcome<'g
         None => Verdict::Allow { remaining, reset_after_us },
         Some(us) => Verdict::Deny { remaining, reset_after_us, retry: retry(ask, us) },
     };
-    Outcome::new(ask.gate(), Answer { verdict, source: Source::Own })
+    Outcome::new(ask.gate(), CheckOutcome { verdict, source: DecidingMeter::Own })
 }
 
 /// When a denied request would pass.
-fn retry(ask: &Ask<'_>, retry_us: u64) -> Retry {
+fn retry(ask: &Check<'_>, retry_us: u64) -> Retry {
     if ask.gate().limit().is_blocked() {
         Retry::Blocked
     } else if retry_us >= NEVER_US {

@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tidegate_core::bound::{Fleet, LAG_ALARM_US, Promise, SILENCE_US, debt_max};
-use tidegate_core::origin::{ABROAD_LIFE_US_MAX, Abroad, RegionId, Terms, part_of};
+use tidegate_core::bound::{Fleet, LAG_ALARM_US, PEER_TIMEOUT_US, Promise, debt_max};
+use tidegate_core::origin::{CROSS_REGION_LIFE_US_MAX, CrossRegionTerms, RegionId, Terms, share_of};
 use tidegate_core::{Algorithm, Limit};
-use tidegate_courier::{
-    Certificates, Courier, CourierConfig, CourierError, CourierStatus, Forwarder, PEERS_MAX, PeerConfig,
-    owner_of, region_id,
+use tidegate_replication::{
+    Forwarder, PEERS_MAX, PeerCertificates, PeerConfig, ReplicationStatus, Replicator, ReplicatorConfig,
+    ReplicatorError, owner_of, region_id,
 };
 
 use super::Region;
+use super::check::RegionPolicy;
 use super::driver::Driver;
-use super::question::Policy;
 use crate::limiter::random_name;
 
 /// The most regions that count together: each speaks to all others.
@@ -42,7 +42,7 @@ const PPM: u64 = 1_000_000;
 
 /// A region among others: what it tells them, and where they are.
 #[derive(Clone, Debug)]
-pub struct Regions {
+pub struct MultiRegionConfig {
     /// What this one is called.
     pub region: String,
     /// Where it listens for the others; port 0 takes a free one.
@@ -54,15 +54,15 @@ pub struct Regions {
     pub weights: Vec<(String, u32)>,
     /// For how long another region may be silent before each goes on with its standing part of global limits: the same in
     /// every region. Longer: short cuts are not noticed; more passes before a real one is.
-    pub silence_max: Duration,
+    pub peer_timeout: Duration,
     /// How long another region may take to decide what is forwarded to it. Longer: more passes over a slow network; requests
     /// wait longer for a region that is gone.
     pub forward_time_max: Duration,
     /// Who the region is, and whom it believes. Without, only processes of this machine are spoken to.
-    pub certificates: Option<Certificates>,
+    pub certificates: Option<PeerCertificates>,
 }
 
-impl Regions {
+impl MultiRegionConfig {
     /// A region that nobody else is known to yet.
     pub fn new(region: &str, listen: SocketAddr) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl Regions {
             listen,
             peers: Vec::new(),
             weights: Vec::new(),
-            silence_max: Duration::from_micros(SILENCE_US),
+            peer_timeout: Duration::from_micros(PEER_TIMEOUT_US),
             forward_time_max: FORWARD_TIME_MAX,
             certificates: None,
         }
@@ -78,7 +78,7 @@ impl Regions {
 
     /// Everything that is wrong with it, each with the setting that it is about.
     pub fn problems(&self) -> Vec<String> {
-        let mut problems = self.courier(|| 0, 0).problems();
+        let mut problems = self.replicator(|| 0, 0).problems();
         let mut seen = Vec::new();
         for (name, weight) in &self.weights {
             if !self.names().contains(&name.as_str()) {
@@ -100,11 +100,11 @@ impl Regions {
         self.layout().fleet
     }
 
-    fn courier(&self, now_us: impl Fn() -> u64 + Send + Sync + 'static, seed: u64) -> CourierConfig {
-        let mut config = CourierConfig::new(&self.region, self.listen, now_us, seed);
+    fn replicator(&self, now_us: impl Fn() -> u64 + Send + Sync + 'static, seed: u64) -> ReplicatorConfig {
+        let mut config = ReplicatorConfig::new(&self.region, self.listen, now_us, seed);
         config.peers.clone_from(&self.peers);
         config.certificates.clone_from(&self.certificates);
-        config.silence_max = self.silence_max;
+        config.peer_timeout = self.peer_timeout;
         config.agreement = region_id(&format!("{:?}", self.layout().fleet.weights)).0;
         config
     }
@@ -117,38 +117,38 @@ impl Regions {
         names
     }
 
-    pub(super) fn layout(&self) -> Layout {
+    pub(super) fn layout(&self) -> RegionLayout {
         let names = self.names();
         let weight = |name: &&str| {
             let said = self.weights.iter().find(|(known, _)| known == name);
             said.map_or(1, |(_, weight)| *weight)
         };
-        let silence_us = u64::try_from(self.silence_max.as_micros()).unwrap_or(u64::MAX);
-        let fleet = Fleet { weights: names.iter().map(weight).collect(), silence_us, ..Fleet::of(1) };
+        let peer_timeout_us = u64::try_from(self.peer_timeout.as_micros()).unwrap_or(u64::MAX);
+        let fleet = Fleet { weights: names.iter().map(weight).collect(), peer_timeout_us, ..Fleet::of(1) };
         let own = names.iter().position(|name| *name == self.region).unwrap_or_default();
         let ids = names.iter().map(|name| region_id(name)).collect();
-        Layout { own, ids, fleet }
+        RegionLayout { own, ids, fleet }
     }
 }
 
 /// What regions there are, and which of them this one is.
 #[derive(Debug)]
-pub(crate) struct Layout {
+pub(crate) struct RegionLayout {
     own: usize,
     ids: Box<[RegionId]>,
     fleet: Fleet,
 }
 
-impl Layout {
+impl RegionLayout {
     /// What of so much is due to this region.
-    pub(super) fn part_of(&self, whole: u64) -> u64 {
-        part_of(whole, &self.fleet.weights, self.own)
+    pub(super) fn share_of(&self, whole: u64) -> u64 {
+        share_of(whole, &self.fleet.weights, self.own)
     }
 
     /// This region's standing part of a limit. Where nothing is left for it, nothing passes.
     pub(super) fn part(&self, limit: &Limit) -> Limit {
-        let burst = self.part_of(limit.burst().into());
-        let amount = part_of(limit.amount().into(), &self.weights_of(limit.burst().into()), self.own);
+        let burst = self.share_of(limit.burst().into());
+        let amount = share_of(limit.amount().into(), &self.weights_of(limit.burst().into()), self.own);
         let period = limit.period();
         let part = match limit.algorithm() {
             Algorithm::SlidingWindow => Limit::sliding_window(amount, period),
@@ -165,7 +165,7 @@ impl Layout {
     fn weights_of(&self, burst: u64) -> Vec<u32> {
         let weights = &self.fleet.weights;
         let weight =
-            |(own, weight): (usize, &u32)| if part_of(burst, weights, own) == 0 { 0 } else { *weight };
+            |(own, weight): (usize, &u32)| if share_of(burst, weights, own) == 0 { 0 } else { *weight };
         weights.iter().enumerate().map(weight).collect()
     }
 
@@ -179,40 +179,45 @@ impl Layout {
     }
 
     /// How a limit is counted together with the other regions.
-    pub(super) fn abroad(&self, limit: &Limit, terms: &Terms, policy: &Policy) -> Abroad {
-        let Policy { class, paid, tolerance_ppm, regime, .. } = *policy;
+    pub(super) fn cross_region(
+        &self,
+        limit: &Limit,
+        terms: &Terms,
+        policy: &RegionPolicy,
+    ) -> CrossRegionTerms {
+        let RegionPolicy { class, paid, tolerance_ppm, regime, .. } = *policy;
         let promise = Promise { limit, class, paid, tolerance_ppm, regime };
-        Abroad {
-            hide: terms.burst() * u64::from(self.fleet.threshold_ppm) / PPM,
-            part_amount: self.part_of(terms.amount()),
-            part_capacity: self.part_of(terms.capacity()),
+        CrossRegionTerms {
+            publish_threshold: terms.burst() * u64::from(self.fleet.threshold_ppm) / PPM,
+            share_amount: self.share_of(terms.amount()),
+            share_capacity: self.share_of(terms.capacity()),
             debt_max: debt_max(&promise, &self.fleet),
         }
     }
 }
 
 /// The others, and what carries words between them and this region.
-pub(super) struct Neighbours {
-    config: Regions,
-    pub(super) layout: Arc<Layout>,
-    courier: Mutex<Option<Courier>>,
+pub(super) struct PeerRegions {
+    config: MultiRegionConfig,
+    pub(super) layout: Arc<RegionLayout>,
+    replicator: Mutex<Option<Replicator>>,
     /// Whether there is a limit that other regions decide for some keys.
     forwards: AtomicBool,
 }
 
-impl Neighbours {
-    pub(super) fn new(config: Regions) -> Self {
+impl PeerRegions {
+    pub(super) fn new(config: MultiRegionConfig) -> Self {
         let layout = Arc::new(config.layout());
-        Self { config, layout, courier: Mutex::new(None), forwards: AtomicBool::new(false) }
+        Self { config, layout, replicator: Mutex::new(None), forwards: AtomicBool::new(false) }
     }
 
-    fn courier(&self) -> MutexGuard<'_, Option<Courier>> {
-        self.courier.lock().unwrap_or_else(PoisonError::into_inner)
+    fn replicator(&self) -> MutexGuard<'_, Option<Replicator>> {
+        self.replicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What takes questions to other regions, once they were met.
     pub(super) fn forwarder(&self) -> Option<Forwarder> {
-        self.courier().as_ref().map(Courier::forwarder)
+        self.replicator().as_ref().map(Replicator::forwarder)
     }
 
     pub(super) fn forward_time_max(&self) -> Duration {
@@ -229,10 +234,10 @@ impl Neighbours {
 
     /// Stops telling the others anything; what was not told stays marked at the origin.
     pub(super) async fn leave(&self) {
-        let courier = self.courier().take();
-        if let Some(courier) = courier {
-            courier.forwarder().settle(SETTLE_TIME_MAX).await;
-            courier.stop().await;
+        let replicator = self.replicator().take();
+        if let Some(replicator) = replicator {
+            replicator.forwarder().settle(SETTLE_TIME_MAX).await;
+            replicator.stop().await;
         }
     }
 }
@@ -240,20 +245,20 @@ impl Neighbours {
 impl Region {
     /// Listens for the other regions from now on, and tells them what is used here whenever no other process of this region
     /// does. Where it listens; nothing for a region that is alone. Has to be called within a runtime, once.
-    pub fn meet(&self) -> Result<Option<SocketAddr>, CourierError> {
-        let Some(neighbours) = &self.neighbours else { return Ok(None) };
+    pub fn start_replication(&self) -> Result<Option<SocketAddr>, ReplicatorError> {
+        let Some(peer_regions) = &self.peer_regions else { return Ok(None) };
         let seed =
-            random_name().map_err(|error| CourierError { problems: vec![format!("region: {error}")] })?;
+            random_name().map_err(|error| ReplicatorError { problems: vec![format!("region: {error}")] })?;
         let limiter = Arc::clone(&self.limiter);
-        let mut config = neighbours.config.courier(move || limiter.now().mono_us(), seed);
-        config.answers = Some(self.as_owner(Arc::clone(&neighbours.layout)));
-        let courier = Courier::start(config, self.driver.origin())?;
-        let address = courier.address();
-        if neighbours.forwards.load(Ordering::Relaxed) {
-            courier.forwarder().keep_ready();
+        let mut config = peer_regions.config.replicator(move || limiter.now().mono_us(), seed);
+        config.forward_handler = Some(self.as_owner(Arc::clone(&peer_regions.layout)));
+        let replicator = Replicator::start(config, self.driver.origin())?;
+        let address = replicator.address();
+        if peer_regions.forwards.load(Ordering::Relaxed) {
+            replicator.forwarder().keep_ready();
         }
-        *neighbours.courier() = Some(courier);
-        let lags = follow_lags(Arc::downgrade(neighbours), Arc::downgrade(&self.driver));
+        *peer_regions.replicator() = Some(replicator);
+        let lags = follow_lags(Arc::downgrade(peer_regions), Arc::downgrade(&self.driver));
         self.driver.spawn(lags);
         Ok(Some(address))
     }
@@ -265,28 +270,28 @@ impl Region {
     }
 
     /// How it stands with the other regions; nothing where there is none, and before [`Region::meet`].
-    pub fn abroad(&self) -> Option<CourierStatus> {
-        self.neighbours.as_ref()?.courier().as_ref().map(Courier::status)
+    pub fn replication_status(&self) -> Option<ReplicationStatus> {
+        self.peer_regions.as_ref()?.replicator().as_ref().map(Replicator::status)
     }
 }
 
 /// Shortens grants of limits that regions share while these hear of each other late, for as long as the region is met. The
-/// courier measures that, and tells the others through the origin.
-async fn follow_lags(neighbours: Weak<Neighbours>, driver: Weak<Driver>) {
+/// replicator measures that, and tells the others through the origin.
+async fn follow_lags(peer_regions: Weak<PeerRegions>, driver: Weak<Driver>) {
     let mut ticks = tokio::time::interval(LAG_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let (Some(neighbours), Some(driver)) = (neighbours.upgrade(), driver.upgrade()) else { return };
-        let Some(status) = neighbours.courier().as_ref().map(Courier::status) else { return };
-        driver.limit_abroad(grant_life_us(status.lag_us.unwrap_or(0)));
+        let (Some(peer_regions), Some(driver)) = (peer_regions.upgrade(), driver.upgrade()) else { return };
+        let Some(status) = peer_regions.replicator().as_ref().map(Replicator::status) else { return };
+        driver.limit_cross_region_life(grant_life_us(status.lag_us.unwrap_or(0)));
     }
 }
 
 /// How long grants may last where the slowest of the other regions hears of this one so late: as much shorter as that is above what is
 /// alarmed about.
 fn grant_life_us(lag_us: u64) -> u64 {
-    let life_us = ABROAD_LIFE_US_MAX * LAG_ALARM_US / lag_us.max(LAG_ALARM_US);
+    let life_us = CROSS_REGION_LIFE_US_MAX * LAG_ALARM_US / lag_us.max(LAG_ALARM_US);
     life_us.max(GRANT_LIFE_US_MIN)
 }
 
@@ -302,8 +307,8 @@ mod tests {
         assert_eq!(lives, [1_000_000, 1_000_000, 500_000, 250_000, 200_000, 200_000]);
     }
 
-    fn regions(own: &str, weights: &[(&str, u32)]) -> Regions {
-        let mut regions = Regions::new(own, ([127, 0, 0, 1], 0).into());
+    fn regions(own: &str, weights: &[(&str, u32)]) -> MultiRegionConfig {
+        let mut regions = MultiRegionConfig::new(own, ([127, 0, 0, 1], 0).into());
         let others = weights.iter().filter(|(name, _)| *name != own);
         let peer = |(name, _): &(&str, u32)| PeerConfig {
             region: (*name).to_owned(),
@@ -367,22 +372,26 @@ mod tests {
     #[test]
     fn a_global_limit_is_counted_by_parts_that_are_together_the_whole() {
         let limit = Limit::gcra(160, Duration::from_mins(1)).expect("in range");
-        let policy = Policy { regime: Regime::BestEffort, ..Policy::of(Class::Comfort) };
+        let policy = RegionPolicy { regime: Regime::BestEffort, ..RegionPolicy::of(Class::Comfort) };
         for weights in WEIGHTS {
-            let abroad = weights.map(|(own, _)| {
+            let cross_region = weights.map(|(own, _)| {
                 let terms = Terms::new(&limit, policy.tolerance_ppm, policy.class.lapse(), 1);
-                regions(own, &weights).layout().abroad(&limit, &terms, &policy)
+                regions(own, &weights).layout().cross_region(&limit, &terms, &policy)
             });
-            assert_eq!(abroad.iter().map(|part| part.part_amount).sum::<u64>(), 160);
+            assert_eq!(cross_region.iter().map(|part| part.share_amount).sum::<u64>(), 160);
             assert_eq!(
-                abroad.iter().map(|part| part.part_capacity).sum::<u64>(),
+                cross_region.iter().map(|part| part.share_capacity).sum::<u64>(),
                 160,
                 "the burst of the limit"
             );
-            assert!(abroad.iter().all(|part| part.hide == 10 && part.debt_max == abroad[0].debt_max));
+            assert!(
+                cross_region
+                    .iter()
+                    .all(|part| part.publish_threshold == 10 && part.debt_max == cross_region[0].debt_max)
+            );
             let promise = Promise::new(&limit, Class::Comfort, Regime::BestEffort);
             let fleet = regions("eu", &weights).fleet();
-            assert!(abroad[0].debt_max >= bound(&promise, &fleet, &Faults::NONE).total());
+            assert!(cross_region[0].debt_max >= bound(&promise, &fleet, &Faults::NONE).total());
         }
     }
 
@@ -391,11 +400,11 @@ mod tests {
         let mut wrong = regions("eu", &[("us", 0), ("us", 1), ("eu", 1), ("mars", 1)]);
         wrong.peers.retain(|peer| peer.region != "mars");
         wrong.peers[1].region = "eu".to_owned();
-        wrong.silence_max = Duration::ZERO;
+        wrong.peer_timeout = Duration::ZERO;
         let problems = wrong.problems();
         for part in [
             "peers: \"eu\" is there twice",
-            "silence_max: 0ns is not",
+            "peer_timeout: 0ns is not",
             "weights: \"us\" is there twice",
             "weights: us: 0 is outside 1 to 1000000",
             "weights: \"mars\" is none of the regions",

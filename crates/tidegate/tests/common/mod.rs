@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{Ask, Limit, Limiter, ManualClock};
+use tidegate::{Check, Limit, Limiter, ManualClock};
 
 pub(crate) const MICROSECOND: Duration = Duration::from_micros(1);
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -35,11 +35,11 @@ pub(crate) fn limiter(limits: &[(&str, Limit)]) -> (Limiter, Arc<ManualClock>) {
 }
 
 /// What remains, seen without changing anything.
-pub(crate) fn remaining(limiter: &Limiter, ask: Ask<'_>) -> u32 {
+pub(crate) fn remaining(limiter: &Limiter, ask: Check<'_>) -> u32 {
     limiter.check(ask.cost(0)).remaining()
 }
 
 /// How many requests of cost 1 pass right now, at most `most`.
-pub(crate) fn passes(limiter: &Limiter, ask: Ask<'_>, most: u32) -> u32 {
+pub(crate) fn passes(limiter: &Limiter, ask: Check<'_>, most: u32) -> u32 {
     (0..most).take_while(|_| limiter.check(ask.cost(1)).is_allowed()).count().try_into().unwrap()
 }

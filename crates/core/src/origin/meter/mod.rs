@@ -4,20 +4,22 @@
 //! together are at most what the limit allows. Every number is whole and below 2^53, and every step is one that a script can
 //! take as well: see [`Terms`].
 
-mod holdings;
+mod grants;
 mod regions;
 mod room;
 
-pub use holdings::{ABROAD_LIFE_US_MAX, Holding, LAPSE_MARGIN_US, LAPSES_PER_CALL, LIFE_US_MAX, RECALL_US};
-pub(crate) use holdings::{REPORT_US_MIN, REPORTS_PER_BURST};
+pub use grants::{
+    CROSS_REGION_LIFE_US_MAX, LAPSE_MARGIN_US, LAPSES_PER_CALL_MAX, LIFE_US_MAX, NodeGrant, RECALL_US,
+};
+pub(crate) use grants::{REPORT_US_MIN, REPORTS_PER_BURST};
 pub use room::NEVER_US;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::holdings::{HELD_US_MAX, Wanted};
-use super::call::{NodeId, Update};
-use super::outward::{Ground, Outward};
-use super::tank::{Tank, Turn};
+use self::grants::{GRANT_US_MAX, Recall};
+use super::call::{MeterUpdate, NodeId};
+use super::region_state::{Connectivity, RegionState};
+use super::tank::{CellStep, Tank};
 use super::terms::{DEBT_MAX, Lapse, Terms};
 use crate::limit::Algorithm;
 
@@ -53,13 +55,13 @@ pub struct OriginMeter {
     seen_us: u64,
     /// The last loss of writes that was taken into account: when it was noticed, 0 for none.
     loss_us: u64,
-    holders: BTreeMap<NodeId, Holding>,
+    holders: BTreeMap<NodeId, NodeGrant>,
     by_end: BTreeSet<(u64, NodeId)>,
-    wanted: Option<Wanted>,
+    recall: Option<Recall>,
     /// Whether the call under way refused a request that could pass later.
     refused: bool,
     /// Boxed: most limits are of one region.
-    outward: Option<Box<Outward>>,
+    region_state: Option<Box<RegionState>>,
 }
 
 /// What a meter needs to know of the call it is part of.
@@ -74,8 +76,8 @@ pub(super) struct Moment {
     /// Whether that was since this node was last answered.
     pub(super) lost: bool,
     /// What limits of several regions count on, and since when all of them have been heard of; 0 while they are not.
-    pub(super) ground: Ground,
-    pub(super) whole_since_us: u64,
+    pub(super) connectivity: Connectivity,
+    pub(super) connected_since_us: u64,
 }
 
 impl OriginMeter {
@@ -96,9 +98,9 @@ impl OriginMeter {
             loss_us: 0,
             holders: BTreeMap::new(),
             by_end: BTreeSet::new(),
-            wanted: None,
+            recall: None,
             refused: false,
-            outward: terms.abroad().map(|_| Box::new(Outward::new(now_us))),
+            region_state: terms.cross_region().map(|_| Box::new(RegionState::new(now_us))),
         }
     }
 
@@ -118,8 +120,8 @@ impl OriginMeter {
     }
 
     /// The nodes that hold or want something.
-    pub fn holders(&self) -> impl Iterator<Item = (NodeId, Holding)> + '_ {
-        self.holders.iter().map(|(node, holding)| (*node, *holding))
+    pub fn holders(&self) -> impl Iterator<Item = (NodeId, NodeGrant)> + '_ {
+        self.holders.iter().map(|(node, node_grant)| (*node, *node_grant))
     }
 
     /// What was charged and has not drained, in drops.
@@ -154,19 +156,19 @@ impl OriginMeter {
             Algorithm::Gcra => {
                 let held = self.terms.drops(self.held());
                 let of_all = self.terms.ticks_to_drain(self.tank.level + held);
-                (of_all + self.ticks_apart(held)).max(self.ticks_owned(held))
+                (of_all + self.isolated_ticks(held)).max(self.ticks_owned(held))
             }
             Algorithm::SlidingWindow => 2 * self.terms.period(),
         };
-        self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + HELD_US_MAX + RETENTION_US
+        self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + GRANT_US_MAX + RETENTION_US
     }
 
     /// Brings the meter up to the present and takes in what the node says. Whether what the node held had been written off.
-    pub(super) fn settle(&mut self, moment: Moment, update: &Update) -> bool {
+    pub(super) fn settle(&mut self, moment: Moment, update: &MeterUpdate) -> bool {
         let since_us = self.at_us();
         let changed = self.adopt(&update.terms, moment.now_us);
         self.roll(moment.now_us);
-        self.regard(moment, since_us);
+        self.follow_connectivity(moment, since_us);
         self.distrust(moment, changed);
         self.lapse_others(moment);
         self.shorten_others(moment);
@@ -179,7 +181,7 @@ impl OriginMeter {
         self.seen_us = moment.now_us;
         // Neither what is over is kept, nor what was kept before the clock was set back.
         let kept = moment.now_us + 1..=moment.now_us + RECALL_US;
-        self.wanted = self.wanted.filter(|wanted| kept.contains(&wanted.until_us));
+        self.recall = self.recall.filter(|wanted| kept.contains(&wanted.until_us));
         lapsed
     }
 
@@ -193,9 +195,9 @@ impl OriginMeter {
         let before = std::mem::replace(&mut self.terms, *terms);
         if before.period() != terms.period() {
             self.tank.resize(&before, terms);
-            if let Some(outward) = &mut self.outward {
-                outward.own.resize(&before, terms);
-                outward.apart.resize(&before, terms);
+            if let Some(region_state) = &mut self.region_state {
+                region_state.own.resize(&before, terms);
+                region_state.isolated.resize(&before, terms);
             }
         }
         if before.tick_us() != terms.tick_us() {
@@ -205,10 +207,10 @@ impl OriginMeter {
         let recounts =
             !both_gcra && (before.algorithm() != terms.algorithm() || before.cell_us() != terms.cell_us());
         if recounts {
-            self.stand_on(Ground::Whole);
+            self.set_connectivity(Connectivity::Connected);
             self.recount(&before);
         }
-        self.adopt_abroad(now_us, recounts);
+        self.adopt_cross_region(now_us, recounts);
         true
     }
 
@@ -245,10 +247,11 @@ impl OriginMeter {
     /// is this region's share of that which drains. What this region charged is paid off by its own part of the rate.
     fn drain(&mut self, elapsed: u64) {
         let amount = self.terms.amount();
-        if let (Some(outward), Some(abroad)) = (&mut self.outward, self.terms.abroad()) {
+        if let (Some(region_state), Some(cross_region)) = (&mut self.region_state, self.terms.cross_region())
+        {
             let left = elapsed.saturating_sub(self.terms.ticks_to_drain(self.tank.level));
-            outward.apart.drain(left, abroad.part_amount);
-            outward.own.drain(elapsed, abroad.part_amount);
+            region_state.isolated.drain(left, cross_region.share_amount);
+            region_state.own.drain(elapsed, cross_region.share_amount);
         }
         self.tank.drain(elapsed, amount);
     }
@@ -258,14 +261,14 @@ impl OriginMeter {
             return;
         }
         let turn = match cell {
-            _ if cell == self.cell + 1 => Turn::Next,
-            _ if cell > self.cell => Turn::Later,
-            _ => Turn::Back,
+            _ if cell == self.cell + 1 => CellStep::Next,
+            _ if cell > self.cell => CellStep::Later,
+            _ => CellStep::Back,
         };
         self.tank.turn(turn);
-        if let Some(outward) = &mut self.outward {
-            outward.own.turn(turn);
-            outward.apart.turn(turn);
+        if let Some(region_state) = &mut self.region_state {
+            region_state.own.turn(turn);
+            region_state.isolated.turn(turn);
         }
         (self.held, self.held_before) = (0, self.held + self.held_before);
         self.cell = cell;
@@ -315,16 +318,18 @@ impl OriginMeter {
     /// After writes were lost, others hear of this region under a new name: of what may have been lost, and of what it is known to
     /// have charged, if that is more. What it charged for others is theirs to tell, so nothing of that is in it.
     fn disown(&mut self, loss_us: u64, assumed: &Tank) {
-        let Some(outward) = &mut self.outward else { return };
+        let Some(region_state) = &mut self.region_state else { return };
         // What was charged to the standing part is told when the others are heard of again.
-        let untold = if outward.ground == Ground::Part { outward.apart.level } else { 0 };
+        let untold =
+            if region_state.connectivity == Connectivity::Isolated { region_state.isolated.level } else { 0 };
         let mut own = Tank::default();
         if self.terms.lapse() == Lapse::Counted {
-            let told = Tank { level: outward.own.level.saturating_sub(untold), ..outward.own };
-            own = told.at_least(assumed);
+            let meter_reply =
+                Tank { level: region_state.own.level.saturating_sub(untold), ..region_state.own };
+            own = meter_reply.at_least(assumed);
         }
-        outward.begin(&self.terms, loss_us, own);
-        outward.own.level = (outward.own.level + untold).min(DEBT_MAX);
+        region_state.begin(&self.terms, loss_us, own);
+        region_state.own.level = (region_state.own.level + untold).min(DEBT_MAX);
     }
 
     /// How many cells ago that one was: the present one, the one before, or one that does not count.
@@ -340,24 +345,28 @@ impl OriginMeter {
         let units = units.min(DEBT_MAX);
         let cells_ago = self.cells_ago(cell);
         self.charged = (self.charged + units).min(TOTAL_MAX);
-        let Some(outward) = &mut self.outward else {
+        let Some(region_state) = &mut self.region_state else {
             self.tank.charge(&self.terms, units, cells_ago);
             return;
         };
         // What is charged to a standing part drains there as well; cells are told when the others are heard of again.
-        if outward.ground != Ground::Part || self.terms.algorithm() == Algorithm::Gcra {
-            outward.own.charge(&self.terms, units, cells_ago);
+        if region_state.connectivity != Connectivity::Isolated || self.terms.algorithm() == Algorithm::Gcra {
+            region_state.own.charge(&self.terms, units, cells_ago);
         }
-        let counts = if outward.ground == Ground::Whole { &mut self.tank } else { &mut outward.apart };
+        let counts = if region_state.connectivity == Connectivity::Connected {
+            &mut self.tank
+        } else {
+            &mut region_state.isolated
+        };
         counts.charge(&self.terms, units, cells_ago);
-        if outward.ground != Ground::Part {
-            outward.add(&self.terms, self.at * self.terms.tick_us(), units);
+        if region_state.connectivity != Connectivity::Isolated {
+            region_state.add(&self.terms, self.at * self.terms.tick_us(), units);
         }
     }
 
     /// Gives back what was charged, in the cell in which it was, and as far as it has not drained.
-    fn refund(&mut self, update: &Update) {
-        let Update { refund_of_us, cell, .. } = *update;
+    fn refund(&mut self, update: &MeterUpdate) {
+        let MeterUpdate { refund_of_us, cell, .. } = *update;
         let units = update.refund.min(DEBT_MAX);
         self.refunded = (self.refunded + units).min(TOTAL_MAX);
         let drops = match self.terms.algorithm() {
@@ -370,25 +379,29 @@ impl OriginMeter {
             Algorithm::SlidingWindow => 0,
         };
         let cells_ago = self.cells_ago(cell);
-        let Some(outward) = &mut self.outward else {
+        let Some(region_state) = &mut self.region_state else {
             self.tank.give_back(drops, units, cells_ago);
             return;
         };
-        let counts = if outward.ground == Ground::Whole { &mut self.tank } else { &mut outward.apart };
+        let counts = if region_state.connectivity == Connectivity::Connected {
+            &mut self.tank
+        } else {
+            &mut region_state.isolated
+        };
         // Others get back what was really given back, and of a window nothing: what it charged in a cell only grows.
         let taken = counts.level.min(drops);
         counts.give_back(drops, units, cells_ago);
-        outward.own.give_back(taken, 0, cells_ago);
-        if outward.ground != Ground::Part {
-            outward.refunded = (outward.refunded + taken / self.terms.period()).min(TOTAL_MAX);
+        region_state.own.give_back(taken, 0, cells_ago);
+        if region_state.connectivity != Connectivity::Isolated {
+            region_state.refunded = (region_state.refunded + taken / self.terms.period()).min(TOTAL_MAX);
         }
     }
 
     /// Charges requests that were decided here.
     pub(super) fn admit(&mut self, node: NodeId, units: u64) {
         self.charge(units, self.cell);
-        if units > 0 && self.wanted.is_some_and(|wanted| wanted.node == node) {
-            self.wanted = None;
+        if units > 0 && self.recall.is_some_and(|wanted| wanted.node == node) {
+            self.recall = None;
         }
     }
 }

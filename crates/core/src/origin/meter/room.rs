@@ -9,7 +9,7 @@ pub const NEVER_US: u64 = 1 << 52;
 
 /// When who is denied by a standing part of which nothing drains had better come again, µs: the other regions may have been
 /// heard of by then.
-const APART_RETRY_US: u64 = 1_000_000;
+const ISOLATED_RETRY_US: u64 = 1_000_000;
 
 impl OriginMeter {
     /// How many requests of `cost` units still pass.
@@ -47,7 +47,7 @@ impl OriginMeter {
             return NEVER_US;
         }
         if self.amount() == 0 {
-            return APART_RETRY_US;
+            return ISOLATED_RETRY_US;
         }
         let need = units * self.terms.period();
         let (taken, full, amount) = (self.taken(node), self.full(), self.amount());
@@ -80,10 +80,10 @@ impl OriginMeter {
     /// grants of other nodes by the tolerance. It never over-commits used units or the grant of its
     /// own node.
     fn room_to_pass(&self, node: NodeId) -> u64 {
-        if self.terms.tolerance() == 0 || self.is_apart() {
+        if self.terms.tolerance() == 0 || self.is_isolated() {
             return self.room(node);
         }
-        let own = self.holders.get(&node).map_or(0, |holding| holding.amount);
+        let own = self.holders.get(&node).map_or(0, |node_grant| node_grant.amount);
         let (taken, full) = (self.taken(node), self.full());
         let others = self.terms.drops(self.held.saturating_sub(own));
         let tolerated = full + self.terms.drops(self.terms.tolerance());
@@ -106,7 +106,7 @@ impl OriginMeter {
 
     /// What stays as it is until someone reports or the cell ends, in drops.
     fn standing(&self, node: NodeId) -> u64 {
-        let wanted = self.wanted.filter(|wanted| wanted.node != node).map_or(0, |wanted| wanted.units);
+        let wanted = self.recall.filter(|wanted| wanted.node != node).map_or(0, |wanted| wanted.units);
         let charged = match self.terms.algorithm() {
             Algorithm::Gcra => self.held_before,
             Algorithm::SlidingWindow => self.used().current,
@@ -132,8 +132,8 @@ impl OriginMeter {
 
     /// What may be taken at once of the whole, or of the standing part, in units.
     pub(super) fn capacity(&self) -> u64 {
-        match self.terms.abroad() {
-            Some(abroad) if self.is_apart() => abroad.part_capacity,
+        match self.terms.cross_region() {
+            Some(cross_region) if self.is_isolated() => cross_region.share_capacity,
             _ => self.terms.capacity(),
         }
     }
@@ -144,8 +144,8 @@ impl OriginMeter {
 
     /// What drains of the whole, or of the standing part, in a tick.
     pub(super) fn amount(&self) -> u64 {
-        match self.terms.abroad() {
-            Some(abroad) if self.is_apart() => abroad.part_amount,
+        match self.terms.cross_region() {
+            Some(cross_region) if self.is_isolated() => cross_region.share_amount,
             _ => self.terms.amount(),
         }
     }

@@ -5,33 +5,34 @@ use tidegate_rules::change::TEXT_BYTES_MAX;
 use super::*;
 
 /// Everybody who has a change judged again has this of what was approved.
-fn kept(effect: &Effect) -> String {
+fn kept(effect: &ChangeEffect) -> String {
     serde_json::to_string(effect).expect("text")
 }
 
-fn approved(kept: &str) -> Arc<Approved> {
-    Arc::new(Approved::read(kept).expect("kept"))
+fn approved(kept: &str) -> Arc<ApprovedEffect> {
+    Arc::new(ApprovedEffect::read(kept).expect("kept"))
 }
 
 /// What is found out about a change that was approved like that, from these requests, all of which passed.
 fn judged(
-    book: &Book,
+    rule_rows: &RuleRows,
     change: &[Operation],
-    approved: Arc<Approved>,
-    records: impl IntoIterator<Item = Record>,
-) -> Effect {
-    let set = RuleSet::compile(book, None, NOW_MS).expect("compiles");
-    let mut test = Trial::new(&set, book, change, None, NOW_MS).expect("compiles").begin(1.0, approved);
+    approved: Arc<ApprovedEffect>,
+    records: impl IntoIterator<Item = DecisionRecord>,
+) -> ChangeEffect {
+    let set = RuleSet::compile(rule_rows, None, NOW_MS).expect("compiles");
+    let mut test =
+        ChangePlan::new(&set, rule_rows, change, None, NOW_MS).expect("compiles").begin(1.0, approved);
     for record in records {
         assert!(test.take(&record));
     }
     test.finish()
 }
 
-fn lowered_again(amount: u32, approved: &Arc<Approved>) -> bool {
+fn lowered_again(amount: u32, approved: &Arc<ApprovedEffect>) -> bool {
     let records = (0..100).map(|_| record("u", NOW_MS, 1.0));
-    let change = [put(Kind::Rule, "a", &limit(amount, ""))];
-    judged(&book(), &change, Arc::clone(approved), records).is_beyond
+    let change = [put(RowKind::Rule, "a", &limit(amount, ""))];
+    judged(&rule_rows(), &change, Arc::clone(approved), records).is_beyond
 }
 
 #[test]
@@ -46,21 +47,23 @@ fn a_change_that_denies_clearly_more_than_was_approved_is_beyond_it() {
 
 /// What is found out about a change that blocks all users and has teams follow a template, which allows so much by now; of so many
 /// requests of users and of one team.
-fn of_template(amount: u32, (users, teams): (u64, u64), approved: Arc<Approved>) -> Effect {
+fn of_template(amount: u32, (users, teams): (u64, u64), approved: Arc<ApprovedEffect>) -> ChangeEffect {
     let rows = [
-        row(Kind::Template, "t", &format!(r#"{{"limit":{amount},"period":"1h"}}"#)),
-        row(Kind::Rule, "a", &limit(100, "")),
-        row(Kind::Rule, "b", &by_team(100)),
+        row(RowKind::Template, "t", &format!(r#"{{"limit":{amount},"period":"1h"}}"#)),
+        row(RowKind::Rule, "a", &limit(100, "")),
+        row(RowKind::Rule, "b", &by_team(100)),
     ];
-    let book = Book { revision: 1, rows: rows.into(), ..Book::default() };
-    let change =
-        [put(Kind::Rule, "a", &limit(0, "")), put(Kind::Rule, "b", r#"{"key":["team"],"template":"t"}"#)];
+    let rule_rows = RuleRows { revision: 1, rows: rows.into(), ..RuleRows::default() };
+    let change = [
+        put(RowKind::Rule, "a", &limit(0, "")),
+        put(RowKind::Rule, "b", r#"{"key":["team"],"template":"t"}"#),
+    ];
     let users = (0..users).map(|user| record(&format!("u{user}"), NOW_MS, 1.0));
     let teams = (0..teams).map(|_| {
         let dimensions = vec![("team".to_owned(), "t".to_owned())];
-        Record { rule: "b".to_owned(), dimensions, ..record("", NOW_MS, 1.0) }
+        DecisionRecord { rule: "b".to_owned(), dimensions, ..record("", NOW_MS, 1.0) }
     });
-    judged(&book, &change, approved, users.chain(teams))
+    judged(&rule_rows, &change, approved, users.chain(teams))
 }
 
 #[test]
@@ -83,7 +86,7 @@ fn a_rule_that_cannot_be_measured_is_not_left_less_than_was_approved() {
     // Of the one nothing is known, or of neither.
     for traffic in [(200, 99), (0, 0)] {
         let approved_at = |amount: u32| approved(&kept(&of_template(amount, traffic, Arc::default())));
-        let again = |amount: u32, approved: &Arc<Approved>| {
+        let again = |amount: u32, approved: &Arc<ApprovedEffect>| {
             of_template(amount, traffic, Arc::clone(approved)).is_beyond
         };
         let whole = approved_at(100);
@@ -105,43 +108,43 @@ fn where_there_is_nobody_else_what_is_not_known_does_not_wait_again() {
 }
 
 /// A change of a rule for each of so many users, from one limit to another; and the book that it is for.
-fn of_many(names: &[String], amount: u32) -> (Book, Vec<Operation>) {
+fn of_many(names: &[String], amount: u32) -> (RuleRows, Vec<Operation>) {
     let body = |user: usize, amount: u32| limit(amount, &format!(r#","when":{{"user":"{user}"}}"#));
     let all = || names.iter().enumerate();
-    let rows = all().map(|(user, name)| row(Kind::Rule, name, &body(user, 100))).collect();
-    let change = all().map(|(user, name)| put(Kind::Rule, name, &body(user, amount))).collect();
-    (Book { revision: 1, rows, ..Book::default() }, change)
+    let rows = all().map(|(user, name)| row(RowKind::Rule, name, &body(user, 100))).collect();
+    let change = all().map(|(user, name)| put(RowKind::Rule, name, &body(user, amount))).collect();
+    (RuleRows { revision: 1, rows, ..RuleRows::default() }, change)
 }
 
 #[test]
 fn of_a_change_of_many_rules_it_is_known_what_was_approved_of_each() {
     let names: Vec<String> = (0..3 * NAMES_MAX).map(|at| format!("r{at:02}")).collect();
-    let (book, change) = of_many(&names, 40);
+    let (rule_rows, change) = of_many(&names, 40);
     let records = || {
         let of_user = |user: usize| (0..100).map(move |_| record(&user.to_string(), NOW_MS, 1.0));
         (0..names.len()).flat_map(of_user)
     };
-    let first = judged(&book, &change, Arc::default(), records());
-    assert_eq!(first.needs, Needs::Approver, "{}", first.because);
+    let first = judged(&rule_rows, &change, Arc::default(), records());
+    assert_eq!(first.needs, ChangeNeeds::Approver, "{}", first.because);
     let approved = approved(&kept(&first));
     for name in &names {
         assert!((approved.share_of(name) - 0.6).abs() < 0.002, "{name}: {}", approved.share_of(name));
     }
     assert!(approved.share_of("another") <= 0.0);
-    assert!(!judged(&book, &change, Arc::clone(&approved), records()).is_beyond);
+    assert!(!judged(&rule_rows, &change, Arc::clone(&approved), records()).is_beyond);
     let (_, stricter) = of_many(&names, 34);
-    assert!(judged(&book, &stricter, approved, records()).is_beyond);
+    assert!(judged(&rule_rows, &stricter, approved, records()).is_beyond);
 }
 
 #[test]
 fn what_is_kept_of_a_change_of_very_many_rules_fits_into_a_store() {
     let names: Vec<String> = (0..1_000).map(|at| format!("{at:04}{}", "\"".repeat(124))).collect();
-    let (book, change) = of_many(&names, 0);
+    let (rule_rows, change) = of_many(&names, 0);
     let records = || (0..names.len()).map(|user| record(&user.to_string(), NOW_MS, 1.0));
-    let first = kept(&judged(&book, &change, Arc::default(), records()));
+    let first = kept(&judged(&rule_rows, &change, Arc::default(), records()));
     assert!(first.len() <= TEXT_BYTES_MAX, "{}", first.len());
     let approved = approved(&first);
     // Of those without a place of their own, the most of any of them.
     assert!(names.iter().all(|name| approved.share_of(name) >= 1.0));
-    assert!(!judged(&book, &change, approved, records()).is_beyond);
+    assert!(!judged(&rule_rows, &change, approved, records()).is_beyond);
 }

@@ -16,49 +16,49 @@ fn temporary(key: &str, amount: u32, lasts_ms: Option<u64>, more: &str) -> Strin
 fn from(
     (rule, there): (u32, Option<&str>),
     sample_rate: f64,
-    records: impl IntoIterator<Item = Record>,
+    records: impl IntoIterator<Item = DecisionRecord>,
     change: &[Operation],
-) -> Effect {
-    let over = there.map(|body| row(Kind::Override, "o", body));
-    let rows = [row(Kind::Rule, "a", &limit(rule, ""))].into_iter().chain(over).collect();
-    let book = Book { revision: 1, rows, ..Book::default() };
-    let set = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
-    let trial = Trial::new(&set, &book, change, None, NOW_MS).expect("compiles");
-    let mut test = trial.begin(sample_rate, Arc::default());
+) -> ChangeEffect {
+    let over = there.map(|body| row(RowKind::Override, "o", body));
+    let rows = [row(RowKind::Rule, "a", &limit(rule, ""))].into_iter().chain(over).collect();
+    let rule_rows = RuleRows { revision: 1, rows, ..RuleRows::default() };
+    let set = RuleSet::compile(&rule_rows, None, NOW_MS).expect("compiles");
+    let change_plan = ChangePlan::new(&set, &rule_rows, change, None, NOW_MS).expect("compiles");
+    let mut test = change_plan.begin(sample_rate, Arc::default());
     let replaced_by = there.map(|_| "o".to_owned()).unwrap_or_default();
     for record in records {
-        assert!(test.take(&Record { replaced_by: replaced_by.clone(), ..record }));
+        assert!(test.take(&DecisionRecord { replaced_by: replaced_by.clone(), ..record }));
     }
     test.finish()
 }
 
 /// The same after so many requests of one user.
-fn of(rule: u32, there: Option<&str>, requests: u64, change: &[Operation]) -> Effect {
+fn of(rule: u32, there: Option<&str>, requests: u64, change: &[Operation]) -> ChangeEffect {
     from((rule, there), 1.0, (0..requests).map(|_| record("u", NOW_MS, 1.0)), change)
 }
 
 fn to_rule(amount: u32) -> Operation {
-    put(Kind::Rule, "a", &limit(amount, ""))
+    put(RowKind::Rule, "a", &limit(amount, ""))
 }
 
 fn to_over(name: &str, body: &str) -> Operation {
-    put(Kind::Override, name, body)
+    put(RowKind::Override, name, body)
 }
 
 #[test]
 fn an_override_that_ends_does_not_hide_what_comes_after_it() {
     let lowered = |lasts_ms| [to_rule(1), to_over("o", &temporary("*", 1_000, lasts_ms, ""))];
     let effect = of(100, None, 100, &lowered(Some(10 * MINUTE_MS)));
-    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
     let words =
         "99.0 % of the requests that pass rule \"a\" now would be newly denied once overrides have ended";
     assert!(effect.because.starts_with(words), "{}", effect.because);
     let lasting = of(100, None, 100, &lowered(None));
-    assert_eq!(lasting.needs, Needs::Nothing, "{}", lasting.because);
+    assert_eq!(lasting.needs, ChangeNeeds::Nothing, "{}", lasting.because);
     assert!(!lasting.because.contains("ended"), "{}", lasting.because);
     // What lets pass more for a while takes nobody.
     let more = of(100, None, 100, &[to_over("o", &temporary("*", 1_000, Some(10 * MINUTE_MS), ""))]);
-    assert_eq!(more.needs, Needs::Nothing, "{}", more.because);
+    assert_eq!(more.needs, ChangeNeeds::Nothing, "{}", more.because);
 }
 
 #[test]
@@ -66,13 +66,13 @@ fn an_override_that_is_cut_short_counts_as_what_it_was() {
     let soon = temporary("*", 1_000, Some(10 * MINUTE_MS), "");
     for there in [temporary("*", 1_000, Some(DAY_MS), ""), temporary("*", 1_000, None, "")] {
         let changed = |change: &[Operation]| of(1, Some(&there), 100, change).needs;
-        assert_eq!(changed(&[to_over("o", &soon)]), Needs::Approver, "{there}");
-        let gone = Operation::Delete { kind: Kind::Override, name: "o".to_owned() };
-        assert_eq!(changed(&[gone, to_over("p", &soon)]), Needs::Approver, "{there}");
+        assert_eq!(changed(&[to_over("o", &soon)]), ChangeNeeds::Approver, "{there}");
+        let gone = Operation::Delete { kind: RowKind::Override, name: "o".to_owned() };
+        assert_eq!(changed(&[gone, to_over("p", &soon)]), ChangeNeeds::Approver, "{there}");
         // What it says is less, behind another that says more for a while.
         let first = temporary("*u", 1_000, Some(10 * MINUTE_MS), r#","priority":1"#);
         let less = there.replace("1000", "1");
-        assert_eq!(changed(&[to_over("o", &less), to_over("p", &first)]), Needs::Approver, "{there}");
+        assert_eq!(changed(&[to_over("o", &less), to_over("p", &first)]), ChangeNeeds::Approver, "{there}");
     }
     let there = temporary("*", 1_000, Some(DAY_MS), "");
     for longer in [
@@ -81,7 +81,7 @@ fn an_override_that_is_cut_short_counts_as_what_it_was() {
         temporary("*", 1_000, None, ""),
     ] {
         let effect = of(1, Some(&there), 100, &[to_over("o", &longer)]);
-        assert_eq!(effect.needs, Needs::Nothing, "{longer}: {}", effect.because);
+        assert_eq!(effect.needs, ChangeNeeds::Nothing, "{longer}: {}", effect.because);
     }
 }
 
@@ -91,16 +91,19 @@ fn what_ends_without_a_change_is_not_held_against_it() {
     let lowered = |amount: u32| of(100, Some(&there), 1_000, &[to_rule(amount)]);
     // Of the thousand that pass now, a hundred would tomorrow.
     let effect = lowered(95);
-    assert_eq!(effect.needs, Needs::Nothing, "{}", effect.because);
+    assert_eq!(effect.needs, ChangeNeeds::Nothing, "{}", effect.because);
     assert!(effect.because.starts_with("5.0 % of"), "{}", effect.because);
     // And yet a change behind it is seen.
-    assert_eq!([94, 1].map(|amount| lowered(amount).needs), [Needs::Confirmation, Needs::Approver]);
+    assert_eq!(
+        [94, 1].map(|amount| lowered(amount).needs),
+        [ChangeNeeds::Confirmation, ChangeNeeds::Approver]
+    );
 }
 
 #[test]
 fn what_was_spent_under_an_override_does_not_tell_what_passes_without_it() {
     let there = temporary("*", 1_000, Some(DAY_MS), "");
-    let spent = strangers(150).map(|record| Record { level: 500, ..record });
+    let spent = strangers(150).map(|record| DecisionRecord { level: 500, ..record });
     let effect = from((100, Some(&there)), 0.001, spent, &[to_rule(99)]);
     assert!(effect.because.starts_with("0.0 % of"), "{}", effect.because);
 }
@@ -112,5 +115,5 @@ fn the_strictest_of_several_that_end_one_after_the_other_counts() {
         to_over("then", &temporary("*u", 1, Some(DAY_MS), "")),
     ];
     let effect = of(100, None, 100, &change);
-    assert_eq!(effect.needs, Needs::Approver, "{}", effect.because);
+    assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
 }

@@ -14,9 +14,9 @@ use proptest::test_runner::RngSeed;
 
 use super::{NOW_MS, put, record, row};
 use crate::guardrail::*;
-use tidegate_record::Verdict;
+use tidegate_record::RecordVerdict;
 use tidegate_rules::RuleSet;
-use tidegate_rules::book::{Book, Kind};
+use tidegate_rules::rows::{RowKind, RuleRows};
 
 /// How far off the share may be, in points of a hundred.
 const POINTS_MAX: f64 = 10.0;
@@ -48,13 +48,13 @@ impl Draws {
 
 /// A limit, with its period and burst.
 #[derive(Clone, Copy, Debug)]
-struct Terms {
+struct LimitTerms {
     amount: u32,
     period_s: u32,
     burst: u32,
 }
 
-impl Terms {
+impl LimitTerms {
     fn body(self) -> String {
         let Self { amount, period_s, burst } = self;
         format!(r#"{{"key":["user"],"limit":{amount},"period":"{period_s}s","burst":{burst}}}"#)
@@ -63,18 +63,18 @@ impl Terms {
 
 /// Exactly what passes, and what is spent after that.
 struct Exact {
-    terms: Terms,
+    terms: LimitTerms,
     levels: Vec<(f64, u64)>,
 }
 
 impl Exact {
-    fn new(terms: Terms) -> Self {
+    fn new(terms: LimitTerms) -> Self {
         Self { terms, levels: vec![(0.0, 0); USERS_MAX] }
     }
 
     /// What is spent after a request, if that passes.
     fn passes(&mut self, user: u32, at_ms: u64) -> Option<u32> {
-        let Terms { amount, period_s, burst } = self.terms;
+        let LimitTerms { amount, period_s, burst } = self.terms;
         let (level, since_ms) = &mut self.levels[user as usize];
         let leaked = f64::from(amount) * (at_ms - *since_ms) as f64 / (f64::from(period_s) * 1_000.0);
         let left = (*level - leaked).max(0.0);
@@ -89,7 +89,7 @@ impl Exact {
 
 /// The share that is newly denied, in hundredths.
 #[derive(Debug)]
-struct Shares {
+struct DeniedShares {
     exact: f64,
     estimated: f64,
     at_most: f64,
@@ -98,16 +98,21 @@ struct Shares {
 /// That share as it is, and as it is estimated from what a log with such a sample would have of it.
 fn shares(
     mut traffic: Vec<(u64, u32)>,
-    (before, after): (Terms, Terms),
+    (before, after): (LimitTerms, LimitTerms),
     sample: f64,
     draws: &mut Draws,
-) -> Shares {
+) -> DeniedShares {
     traffic.sort_unstable();
-    let book = Book { revision: 1, rows: [row(Kind::Rule, "a", &before.body())].into(), ..Book::default() };
-    let in_force = RuleSet::compile(&book, None, NOW_MS).expect("compiles");
-    let change = [put(Kind::Rule, "a", &after.body())];
-    let mut test =
-        Trial::new(&in_force, &book, &change, None, NOW_MS).expect("compiles").begin(sample, Arc::default());
+    let rule_rows = RuleRows {
+        revision: 1,
+        rows: [row(RowKind::Rule, "a", &before.body())].into(),
+        ..RuleRows::default()
+    };
+    let in_force = RuleSet::compile(&rule_rows, None, NOW_MS).expect("compiles");
+    let change = [put(RowKind::Rule, "a", &after.body())];
+    let mut test = ChangePlan::new(&in_force, &rule_rows, &change, None, NOW_MS)
+        .expect("compiles")
+        .begin(sample, Arc::default());
     let (mut was, mut is) = (Exact::new(before), Exact::new(after));
     // Of a key that is denied already, requests trade places: what counts is how many more are denied.
     let mut newly_denied = vec![0_i32; USERS_MAX];
@@ -122,21 +127,21 @@ fn shares(
             Some(_) if draws.next() >= sample => continue,
             Some(_) => record(&user.to_string(), NOW_MS + at_ms, sample),
         };
-        let verdict = if passed.is_some() { Verdict::Allowed } else { Verdict::Denied };
+        let verdict = if passed.is_some() { RecordVerdict::Allowed } else { RecordVerdict::Denied };
         let level = passed.unwrap_or(before.burst);
-        test.take(&tidegate_record::Record { verdict, level, ..logged });
+        test.take(&tidegate_record::DecisionRecord { verdict, level, ..logged });
     }
     let effect = test.finish();
     let measured = effect.measured.expect("enough is logged");
     let newly_denied: f64 = newly_denied.into_iter().map(|more| f64::from(more.max(0))).sum();
-    Shares {
+    DeniedShares {
         exact: 100.0 * newly_denied / passing,
         estimated: measured.newly_denied_percent,
         at_most: measured.at_most_percent,
     }
 }
 
-fn is_near(shares: &Shares) -> Result<(), TestCaseError> {
+fn is_near(shares: &DeniedShares) -> Result<(), TestCaseError> {
     prop_assert!((shares.exact - shares.estimated).abs() <= POINTS_MAX, "{shares:?}");
     Ok(())
 }
@@ -163,8 +168,8 @@ proptest! {
     #[test]
     fn many_keys_of_few_requests(seed: u64, amount in 0_u32..10, requests_max in 1_u64..=8) {
         let draws = &mut Draws(seed);
-        let before = Terms { amount: 10, period_s: 60, burst: 10 };
-        let after = Terms { amount, burst: amount.max(1), ..before };
+        let before = LimitTerms { amount: 10, period_s: 60, burst: 10 };
+        let after = LimitTerms { amount, burst: amount.max(1), ..before };
         is_near(&shares(bursts(150_000, requests_max, draws), (before, after), SAMPLE, draws))?;
     }
 
@@ -172,16 +177,16 @@ proptest! {
     fn few_keys_of_many_requests(seed: u64, users in 5_u32..20, part in 0_u32..=120, burst in 1_u32..=200) {
         let draws = &mut Draws(seed);
         let requests = 300_000 / users;
-        let before = Terms { amount: requests * 2, period_s: 3_600, burst: 2_000 };
-        let after = Terms { amount: requests * part / 100, period_s: 3_600, burst };
+        let before = LimitTerms { amount: requests * 2, period_s: 3_600, burst: 2_000 };
+        let after = LimitTerms { amount: requests * part / 100, period_s: 3_600, burst };
         is_near(&shares(steady(users, 0, requests, draws), (before, after), SAMPLE, draws))?;
     }
 
     #[test]
     fn many_keys_that_come_again_and_again(seed: u64, requests in 20_u32..=60, amount in 0_u32..=40) {
         let draws = &mut Draws(seed);
-        let before = Terms { amount: 1_000, period_s: 3_600, burst: 1_000 };
-        let after = Terms { amount, burst: amount.max(1), ..before };
+        let before = LimitTerms { amount: 1_000, period_s: 3_600, burst: 1_000 };
+        let after = LimitTerms { amount, burst: amount.max(1), ..before };
         let traffic = steady(500_000 / requests, 0, requests, draws);
         is_near(&shares(traffic.clone(), (before, after), 10.0 * SAMPLE, draws))?;
         // Of a tenth of the records less is known, and that is told.
@@ -192,8 +197,8 @@ proptest! {
     #[test]
     fn some_keys_of_many_requests_among_many_of_few(seed: u64, heavy in 1_u32..=5, amount in 0_u32..=6) {
         let draws = &mut Draws(seed);
-        let before = Terms { amount: 1_000, period_s: 60, burst: 1_000 };
-        let after = Terms { amount: amount * 100, burst: (amount * 100).max(1), ..before };
+        let before = LimitTerms { amount: 1_000, period_s: 60, burst: 1_000 };
+        let after = LimitTerms { amount: amount * 100, burst: (amount * 100).max(1), ..before };
         let mut traffic = bursts(100_000, 2, draws);
         traffic.extend(steady(heavy, 100_000, 45_000, draws));
         is_near(&shares(traffic, (before, after), SAMPLE, draws))?;
@@ -202,8 +207,8 @@ proptest! {
     #[test]
     fn keys_that_are_denied_already(seed: u64, amount in 0_u32..10) {
         let draws = &mut Draws(seed);
-        let before = Terms { amount: 1_000, period_s: 60, burst: 1_000 };
-        let after = Terms { amount: amount * 100, burst: (amount * 100).max(1), ..before };
+        let before = LimitTerms { amount: 1_000, period_s: 60, burst: 1_000 };
+        let after = LimitTerms { amount: amount * 100, burst: (amount * 100).max(1), ..before };
         is_near(&shares(steady(3, 0, 70_000, draws), (before, after), SAMPLE, draws))?;
     }
 }

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tidegate::region::Question;
+use tidegate::region::RegionCheck;
 use tidegate::{Gate, Limit, LimitError, Outcome, Retry};
-use tidegate_record::Key;
+use tidegate_record::RecordKey;
 use tidegate_rules::Class;
 use tidegate_rules::overrides::Override;
 use utoipa::ToSchema;
 
-use super::fields::{Given, Problems};
+use super::fields::{FieldValue, Problems};
 use crate::auth::TenantIndex;
-use crate::deciding::question;
-use crate::http::{Asked, Problem};
-use crate::journal::{Note, decisive};
+use crate::decider::question;
+use crate::decision_log::{RecordDraft, decisive};
+use crate::http::{HttpRequest, Problem};
 use crate::load;
-use crate::metrics::{self, Rung, Surface};
+use crate::metrics::{self, DecisionSource, Surface};
 use crate::rules::shed_outcome;
 use crate::shared::Shared;
 
@@ -39,28 +39,28 @@ pub(in crate::http) struct LimitRequest<'b> {
     /// What is limited. Identifiers of different namespaces are counted apart.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Given<'b>>,
+    namespace: Option<FieldValue<'b>>,
     /// Who is limited.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Given<'b>>,
+    identifier: Option<FieldValue<'b>>,
     /// How much may pass in each window, unless an override says otherwise.
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1, maximum = 4_294_967_295u64, required = true)]
-    limit: Option<Given<'b>>,
+    limit: Option<FieldValue<'b>>,
     /// The window in milliseconds.
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1_000, maximum = 2_592_000_000u64, required = true)]
-    duration: Option<Given<'b>>,
+    duration: Option<FieldValue<'b>>,
     /// What the request costs; 0 looks without charging.
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 0, default = 1, required = false)]
-    cost: Option<Given<'b>>,
+    cost: Option<FieldValue<'b>>,
 }
 
 /// A limit to be checked, in range.
 #[derive(Debug)]
-pub(super) struct Wanted<'b> {
+pub(super) struct ValidLimitRequest<'b> {
     pub(super) namespace: Cow<'b, str>,
     pub(super) identifier: Cow<'b, str>,
     limit: u64,
@@ -70,32 +70,32 @@ pub(super) struct Wanted<'b> {
 
 impl<'b> LimitRequest<'b> {
     /// The request in range, or with its problems noted.
-    pub(super) fn checked(self, problems: &mut Problems) -> Wanted<'b> {
-        Wanted {
+    pub(super) fn checked(self, problems: &mut Problems) -> ValidLimitRequest<'b> {
+        ValidLimitRequest {
             namespace: problems.text("namespace", self.namespace),
             identifier: problems.text("identifier", self.identifier),
             limit: problems.number("limit", self.limit, 1, LIMIT_MAX),
             duration_ms: problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX),
-            cost: problems.number("cost", self.cost.or(Some(Given::Whole(1))), 0, u64::MAX),
+            cost: problems.number("cost", self.cost.or(Some(FieldValue::Whole(1))), 0, u64::MAX),
         }
     }
 }
 
 /// A limit that was found, and who is asked about it.
 #[derive(Debug)]
-pub(super) struct Gated<'w, 'b> {
-    pub(super) wanted: &'w Wanted<'b>,
+pub(super) struct ResolvedLimit<'w, 'b> {
+    pub(super) wanted: &'w ValidLimitRequest<'b>,
     applied: Option<Arc<Override>>,
     gate: Gate,
     duration_ms: u64,
 }
 
-impl<'w, 'b> Gated<'w, 'b> {
+impl<'w, 'b> ResolvedLimit<'w, 'b> {
     /// The limit that applies: an override's, or the request's own.
     pub(super) fn find(
         shared: &Shared,
         tenant: TenantIndex,
-        wanted: &'w Wanted<'b>,
+        wanted: &'w ValidLimitRequest<'b>,
     ) -> Result<Self, Problem> {
         let applied = shared.overrides.of(tenant).applying(&wanted.namespace, &wanted.identifier);
         let (limit, duration_ms) = match &applied {
@@ -109,21 +109,21 @@ impl<'w, 'b> Gated<'w, 'b> {
     }
 
     /// The question. Windows of different durations do not compare, so the duration is a part of the key.
-    pub(super) fn question<'q>(&'q self, placement: &'q [u8]) -> Question<'q, 'q> {
+    pub(super) fn region_check<'q>(&'q self, placement: &'q [u8]) -> RegionCheck<'q, 'q> {
         let duration = self.duration_ms.to_le_bytes();
         let parts = [self.wanted.namespace.as_bytes(), self.wanted.identifier.as_bytes(), &duration];
         question(&self.gate, &parts).placed_by(placement).cost(self.wanted.cost)
     }
 
     /// Where in a region the limits of one identifier are kept.
-    pub(super) fn placement(&self, asked: &Asked<'_>, tenant: TenantIndex) -> Vec<u8> {
-        let tenant = asked.shared.tenant(tenant).name.as_bytes();
-        asked.shared.decider.placement(&[tenant, self.wanted.identifier.as_bytes()])
+    pub(super) fn placement(&self, req: &HttpRequest<'_>, tenant: TenantIndex) -> Vec<u8> {
+        let tenant = req.shared.tenant(tenant).name.as_bytes();
+        req.shared.decider.placement(&[tenant, self.wanted.identifier.as_bytes()])
     }
 
     /// How the limit stands after it decided.
-    pub(super) fn decided(&self, outcome: &Outcome<'_>, wall_us: u64) -> Standing<'_> {
-        Standing {
+    pub(super) fn decided(&self, outcome: &Outcome<'_>, wall_us: u64) -> LimitStatus<'_> {
+        LimitStatus {
             passed: outcome.is_allowed(),
             remaining: outcome.remaining(),
             reset_ms: reset_ms(outcome, wall_us),
@@ -132,9 +132,9 @@ impl<'w, 'b> Gated<'w, 'b> {
     }
 
     /// How it stands if it was not asked: checks pass when there is no time for them, as if nothing had been spent.
-    pub(super) fn untouched(&self, wall_us: u64) -> Standing<'_> {
+    pub(super) fn untouched(&self, wall_us: u64) -> LimitStatus<'_> {
         let limit = self.limit();
-        Standing {
+        LimitStatus {
             passed: true,
             limit,
             remaining: limit,
@@ -151,7 +151,7 @@ impl<'w, 'b> Gated<'w, 'b> {
 
 /// What a limit says of a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Standing<'g> {
+pub(super) struct LimitStatus<'g> {
     pub(super) passed: bool,
     pub(super) limit: u32,
     pub(super) remaining: u32,
@@ -185,48 +185,52 @@ fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
         Some(Retry::After(us)) => us,
         Some(Retry::Blocked) => outcome.gate().limit().period_us(),
         // Nobody knows before the origin has been asked: at once is as good as any time.
-        Some(Retry::Ask) => 0,
+        Some(Retry::AskOrigin) => 0,
     };
     wall_us.saturating_add(wait_us).div_ceil(1_000)
 }
 
 /// Whether there is no time to decide; that is counted then.
-pub(super) fn sheds(asked: &Asked<'_>) -> bool {
+pub(super) fn sheds(req: &HttpRequest<'_>) -> bool {
     let sheds = load::sheds(CLASS);
     if sheds {
-        asked.shared.metrics.decided(Surface::Direct, CLASS, shed_outcome(CLASS), Rung::Shed, 1);
+        req.shared.metrics.decided(Surface::Direct, CLASS, shed_outcome(CLASS), DecisionSource::Shed, 1);
     }
     sheds
 }
 
 /// Counts a decision of limits that said so, and takes it down if that is due.
 pub(super) fn count(
-    asked: &Asked<'_>,
+    req: &HttpRequest<'_>,
     tenant: TenantIndex,
-    gated: &[Gated<'_, '_>],
-    said: &[Outcome<'_>],
-    rung: Rung,
+    gated: &[ResolvedLimit<'_, '_>],
+    limit_outcome: &[Outcome<'_>],
+    source: DecisionSource,
 ) {
-    let is_allowed = said.iter().all(Outcome::is_allowed);
+    let is_allowed = limit_outcome.iter().all(Outcome::is_allowed);
     let outcome = if is_allowed { metrics::Outcome::Allowed } else { metrics::Outcome::Denied };
-    asked.shared.metrics.decided(Surface::Direct, CLASS, outcome, rung, 1);
-    let Some(recorder) = asked.shared.recorder_for(outcome) else { return };
-    let Some((gated, said)) = decisive(said).and_then(|at| gated.get(at).zip(said.get(at))) else { return };
-    let Wanted { namespace, identifier, cost, .. } = gated.wanted;
-    let note = Note {
+    req.shared.metrics.decided(Surface::Direct, CLASS, outcome, source, 1);
+    let Some(recorder) = req.shared.recorder_for(outcome) else { return };
+    let Some((gated, limit_outcome)) =
+        decisive(limit_outcome).and_then(|at| gated.get(at).zip(limit_outcome.get(at)))
+    else {
+        return;
+    };
+    let ValidLimitRequest { namespace, identifier, cost, .. } = gated.wanted;
+    let draft = RecordDraft {
         tenant,
         surface: Surface::Direct,
-        key: Key::of(identifier),
+        key: RecordKey::of(identifier),
         cost: *cost,
         outcome,
-        said: Some(*said),
-        rung,
+        limit_outcome: Some(*limit_outcome),
+        source,
         rule_version: 0,
         set_version: "",
         replaced_by: gated.applied.as_ref().map_or("", |applied| applied.id.as_str()),
     };
     let known_by = [("namespace", &**namespace), ("identifier", &**identifier)];
-    asked.shared.take_down(recorder, &note, known_by);
+    req.shared.record_decision(recorder, &draft, known_by);
 }
 
 #[cfg(test)]

@@ -49,10 +49,10 @@ impl Problems {
     }
 
     /// A text of 1 to [`TEXT_CHARS_MAX`] characters; empty if it is not.
-    pub(super) fn text<'b>(&mut self, field: &str, given: Option<Given<'b>>) -> Cow<'b, str> {
+    pub(super) fn text<'b>(&mut self, field: &str, given: Option<FieldValue<'b>>) -> Cow<'b, str> {
         match given {
-            Some(Given::Text(text)) if is_in_length(&text) => return text,
-            Some(Given::Text(text)) => {
+            Some(FieldValue::Text(text)) if is_in_length(&text) => return text,
+            Some(FieldValue::Text(text)) => {
                 let chars = text.chars().count();
                 self.add(field, format_args!("{chars} characters is outside 1 to {TEXT_CHARS_MAX}"));
             }
@@ -68,16 +68,22 @@ impl Problems {
     }
 
     /// A whole number in a range; its least if it is not.
-    pub(super) fn number(&mut self, field: &str, given: Option<Given<'_>>, least: u64, most: u64) -> u64 {
+    pub(super) fn number(
+        &mut self,
+        field: &str,
+        given: Option<FieldValue<'_>>,
+        least: u64,
+        most: u64,
+    ) -> u64 {
         match given {
-            Some(Given::Whole(number)) if (least..=most).contains(&number) => return number,
-            Some(Given::Whole(number)) => {
+            Some(FieldValue::Whole(number)) if (least..=most).contains(&number) => return number,
+            Some(FieldValue::Whole(number)) => {
                 self.add(field, format_args!("{number} is outside {least} to {most}"));
             }
-            Some(Given::Negative(number)) => {
+            Some(FieldValue::Negative(number)) => {
                 self.add(field, format_args!("{number} is outside {least} to {most}"));
             }
-            Some(Given::Broken(number)) => {
+            Some(FieldValue::Broken(number)) => {
                 self.add(field, format_args!("{number:?} is not a whole number from {least} to {most}"));
             }
             Some(other) => {
@@ -97,7 +103,7 @@ fn is_in_length(text: &str) -> bool {
 
 /// What a field was given, whatever it should be.
 #[derive(Debug)]
-pub(in crate::http) enum Given<'b> {
+pub(in crate::http) enum FieldValue<'b> {
     Text(Cow<'b, str>),
     Whole(u64),
     Negative(i64),
@@ -107,7 +113,7 @@ pub(in crate::http) enum Given<'b> {
     Object,
 }
 
-impl Given<'_> {
+impl FieldValue<'_> {
     const fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a text",
@@ -119,53 +125,53 @@ impl Given<'_> {
     }
 }
 
-impl<'de: 'b, 'b> Deserialize<'de> for Given<'b> {
+impl<'de: 'b, 'b> Deserialize<'de> for FieldValue<'b> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct GivenVisitor;
+        struct FieldValueVisitor;
 
-        impl<'b> Visitor<'b> for GivenVisitor {
-            type Value = Given<'b>;
+        impl<'b> Visitor<'b> for FieldValueVisitor {
+            type Value = FieldValue<'b>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("anything")
             }
 
-            fn visit_borrowed_str<E>(self, text: &'b str) -> Result<Given<'b>, E> {
-                Ok(Given::Text(Cow::Borrowed(text)))
+            fn visit_borrowed_str<E>(self, text: &'b str) -> Result<FieldValue<'b>, E> {
+                Ok(FieldValue::Text(Cow::Borrowed(text)))
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Given<'b>, E> {
-                Ok(Given::Text(Cow::Owned(text.to_owned())))
+            fn visit_str<E>(self, text: &str) -> Result<FieldValue<'b>, E> {
+                Ok(FieldValue::Text(Cow::Owned(text.to_owned())))
             }
 
-            fn visit_u64<E>(self, number: u64) -> Result<Given<'b>, E> {
-                Ok(Given::Whole(number))
+            fn visit_u64<E>(self, number: u64) -> Result<FieldValue<'b>, E> {
+                Ok(FieldValue::Whole(number))
             }
 
-            fn visit_i64<E>(self, number: i64) -> Result<Given<'b>, E> {
-                Ok(u64::try_from(number).map_or(Given::Negative(number), Given::Whole))
+            fn visit_i64<E>(self, number: i64) -> Result<FieldValue<'b>, E> {
+                Ok(u64::try_from(number).map_or(FieldValue::Negative(number), FieldValue::Whole))
             }
 
-            fn visit_f64<E>(self, number: f64) -> Result<Given<'b>, E> {
-                Ok(Given::Broken(number))
+            fn visit_f64<E>(self, number: f64) -> Result<FieldValue<'b>, E> {
+                Ok(FieldValue::Broken(number))
             }
 
-            fn visit_bool<E>(self, _: bool) -> Result<Given<'b>, E> {
-                Ok(Given::Boolean)
+            fn visit_bool<E>(self, _: bool) -> Result<FieldValue<'b>, E> {
+                Ok(FieldValue::Boolean)
             }
 
             // What a list or an object has is taken, so that what follows it can be read.
-            fn visit_seq<A: SeqAccess<'b>>(self, mut list: A) -> Result<Given<'b>, A::Error> {
+            fn visit_seq<A: SeqAccess<'b>>(self, mut list: A) -> Result<FieldValue<'b>, A::Error> {
                 while list.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Given::List)
+                Ok(FieldValue::List)
             }
 
-            fn visit_map<A: MapAccess<'b>>(self, mut object: A) -> Result<Given<'b>, A::Error> {
+            fn visit_map<A: MapAccess<'b>>(self, mut object: A) -> Result<FieldValue<'b>, A::Error> {
                 while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Given::Object)
+                Ok(FieldValue::Object)
             }
         }
 
-        deserializer.deserialize_any(GivenVisitor)
+        deserializer.deserialize_any(FieldValueVisitor)
     }
 }

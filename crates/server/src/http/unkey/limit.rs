@@ -4,11 +4,11 @@ use serde::Serialize;
 use tidegate::headers::set_outcome_headers;
 use utoipa::ToSchema;
 
-use super::direct::{Gated, LimitRequest, Standing, count, sheds};
+use super::direct::{LimitRequest, LimitStatus, ResolvedLimit, count, sheds};
 use super::fields::Problems;
 use super::{Envelope, ErrorEnvelope, Refusal, answered, object};
 use crate::auth::Principal;
-use crate::http::{Answer, Asked, Problem};
+use crate::http::{HttpRequest, HttpResponse, Problem};
 
 /// What became of the request.
 #[derive(Debug, Serialize, ToSchema)]
@@ -28,8 +28,8 @@ pub(in crate::http) struct LimitData<'r> {
     override_id: Option<&'r str>,
 }
 
-impl<'r> From<Standing<'r>> for LimitData<'r> {
-    fn from(Standing { passed, limit, remaining, reset_ms, override_id }: Standing<'r>) -> Self {
+impl<'r> From<LimitStatus<'r>> for LimitData<'r> {
+    fn from(LimitStatus { passed, limit, remaining, reset_ms, override_id }: LimitStatus<'r>) -> Self {
         Self { success: passed, limit, remaining, reset: reset_ms, override_id }
     }
 }
@@ -45,21 +45,24 @@ impl<'r> From<Standing<'r>> for LimitData<'r> {
         (status = "4XX", description = "Not decided", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) async fn answer(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
+pub(in crate::http) async fn answer(
+    req: &HttpRequest<'_>,
+    principal: Principal,
+) -> Result<HttpResponse, Refusal> {
     let mut problems = Problems::default();
-    let wanted = object::<LimitRequest<'_>>(asked)?.checked(&mut problems);
+    let wanted = object::<LimitRequest<'_>>(req)?.checked(&mut problems);
     let wanted = problems.or(wanted)?;
-    let gated = Gated::find(asked.shared, principal.tenant, &wanted)?;
-    let wall_us = asked.shared.decider.limiter.wall_us();
-    if sheds(asked) {
+    let gated = ResolvedLimit::find(req.shared, principal.tenant, &wanted)?;
+    let wall_us = req.shared.decider.limiter.wall_us();
+    if sheds(req) {
         return Ok(answered(LimitData::from(gated.untouched(wall_us))));
     }
-    let placement = gated.placement(asked, principal.tenant);
-    let decided = asked.shared.decider.check(gated.question(&placement)).await;
-    let (outcome, rung) = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
-    count(asked, principal.tenant, std::slice::from_ref(&gated), &[outcome], rung);
+    let placement = gated.placement(req, principal.tenant);
+    let decided = req.shared.decider.check(gated.region_check(&placement)).await;
+    let (outcome, source) = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
+    count(req, principal.tenant, std::slice::from_ref(&gated), &[outcome], source);
     let mut answer = answered(LimitData::from(gated.decided(&outcome, wall_us)));
-    set_outcome_headers(answer.headers_mut(), &outcome, wall_us, asked.shared.reset);
-    asked.tell_rung(&mut answer, rung);
+    set_outcome_headers(answer.headers_mut(), &outcome, wall_us, req.shared.reset);
+    req.set_source_header(&mut answer, source);
     Ok(answer)
 }

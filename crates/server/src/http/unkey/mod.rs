@@ -13,7 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::object::Object;
-use super::{Answer, Asked, Problem, read_json, text, timed};
+use super::{HttpRequest, HttpResponse, Problem, read_json, text, timed};
 use crate::auth::Role;
 use crate::metrics::Surface;
 
@@ -83,7 +83,7 @@ impl From<Vec<FieldError>> for Refusal {
     }
 }
 
-impl From<Refusal> for Answer {
+impl From<Refusal> for HttpResponse {
     fn from(refusal: Refusal) -> Self {
         let Refusal { problem, errors } = refusal;
         let status = problem.status;
@@ -103,7 +103,7 @@ impl From<Refusal> for Answer {
 }
 
 /// A request that is refused before it is read.
-pub(super) fn refuse(problem: Problem) -> Answer {
+pub(super) fn refuse(problem: Problem) -> HttpResponse {
     Refusal::from(problem).into()
 }
 
@@ -140,50 +140,50 @@ impl Endpoint {
         }
     }
 
-    async fn answer(self, asked: &Asked<'_>) -> Result<Answer, Refusal> {
-        let who = asked.principal(self.role())?;
+    async fn answer(self, req: &HttpRequest<'_>) -> Result<HttpResponse, Refusal> {
+        let who = req.principal(self.role())?;
         match self {
-            Self::Limit => limit::answer(asked, who).await,
-            Self::MultiLimit => multi::answer(asked, who).await,
-            Self::GetOverride => overrides::get(asked, who),
-            Self::ListOverrides => overrides::list(asked, who),
+            Self::Limit => limit::answer(req, who).await,
+            Self::MultiLimit => multi::answer(req, who).await,
+            Self::GetOverride => overrides::get(req, who),
+            Self::ListOverrides => overrides::list(req, who),
             // Boxed: decisions do not carry the room for what operators do.
-            Self::SetOverride => Box::pin(overrides::set(asked, who)).await,
-            Self::DeleteOverride => Box::pin(overrides::delete(asked, who)).await,
+            Self::SetOverride => Box::pin(overrides::set(req, who)).await,
+            Self::DeleteOverride => Box::pin(overrides::delete(req, who)).await,
         }
     }
 }
 
 /// Answers a request below [`PREFIX`].
-pub(super) async fn answer(asked: &Asked<'_>) -> Answer {
-    let path = asked.parts.uri.path();
+pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
+    let path = req.parts.uri.path();
     let Some(endpoint) = Endpoint::at(path) else {
         return refuse(Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {path}")));
     };
-    if asked.parts.method != Method::POST {
+    if req.parts.method != Method::POST {
         return refuse(Problem::wrong_method(&Method::POST));
     }
-    let answer = async { endpoint.answer(asked).await.unwrap_or_else(Answer::from) };
+    let answer = async { endpoint.answer(req).await.unwrap_or_else(HttpResponse::from) };
     // How long decisions take is of interest; what operators do is not.
-    if endpoint.role() == Role::Client { timed(asked, Surface::Direct, answer).await } else { answer.await }
+    if endpoint.role() == Role::Client { timed(req, Surface::Direct, answer).await } else { answer.await }
 }
 
 /// The body of a request, as far as it has the right shape.
-fn body<'b, T: serde::Deserialize<'b>>(asked: &'b Asked<'_>) -> Result<T, Refusal> {
-    read_json(&asked.body).map_err(|error| Problem::bad_request(format!("body: {error}")).into())
+fn body<'b, T: serde::Deserialize<'b>>(req: &'b HttpRequest<'_>) -> Result<T, Refusal> {
+    read_json(&req.body).map_err(|error| Problem::bad_request(format!("body: {error}")).into())
 }
 
 /// The same, of a request that is one object.
-fn object<'b, T: serde::Deserialize<'b>>(asked: &'b Asked<'_>) -> Result<T, Refusal> {
-    body(asked).map(|Object(request)| request)
+fn object<'b, T: serde::Deserialize<'b>>(req: &'b HttpRequest<'_>) -> Result<T, Refusal> {
+    body(req).map(|Object(request)| request)
 }
 
 /// Wraps the data of an answer.
-fn answered(data: impl Serialize) -> Answer {
+fn answered(data: impl Serialize) -> HttpResponse {
     written(&Envelope { meta: Meta { request_id: RequestId::next() }, data })
 }
 
-fn written(value: &impl Serialize) -> Answer {
+fn written(value: &impl Serialize) -> HttpResponse {
     let mut body = Vec::with_capacity(ANSWER_BYTES);
     match serde_json::to_writer(&mut body, value) {
         Ok(()) => text(StatusCode::OK, "application/json", body),

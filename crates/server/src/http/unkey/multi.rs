@@ -4,13 +4,13 @@ use serde::Serialize;
 use tidegate::LIMITS_PER_CHECK_MAX;
 use utoipa::ToSchema;
 
-use super::direct::{Gated, LimitRequest, Standing, Wanted, count, sheds};
+use super::direct::{LimitRequest, LimitStatus, ResolvedLimit, ValidLimitRequest, count, sheds};
 use super::fields::{FieldError, Problems};
 use super::{Envelope, ErrorEnvelope, Refusal, answered, body};
 use crate::auth::Principal;
-use crate::deciding::Decided;
+use crate::decider::SourcedDecision;
 use crate::http::object::Object;
-use crate::http::{Answer, Asked, Problem};
+use crate::http::{HttpRequest, HttpResponse, Problem};
 
 /// The most limits of one request: what Unkey allows, as far as one decision takes it.
 const LIMITS_MAX: usize = if LIMITS_PER_CHECK_MAX < 100 { LIMITS_PER_CHECK_MAX } else { 100 };
@@ -45,8 +45,8 @@ struct CheckData<'r> {
 }
 
 impl<'r> CheckData<'r> {
-    fn new(wanted: &'r Wanted<'_>, standing: Standing<'r>) -> Self {
-        let Standing { passed, limit, remaining, reset_ms, override_id } = standing;
+    fn new(wanted: &'r ValidLimitRequest<'_>, standing: LimitStatus<'r>) -> Self {
+        let LimitStatus { passed, limit, remaining, reset_ms, override_id } = standing;
         let (namespace, identifier) = (&wanted.namespace, &wanted.identifier);
         Self { namespace, identifier, passed, limit, remaining, reset: reset_ms, override_id }
     }
@@ -63,32 +63,36 @@ impl<'r> CheckData<'r> {
         (status = "4XX", description = "Not decided", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) async fn answer(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
-    let wanted = read(asked)?;
-    let find = |wanted| Gated::find(asked.shared, principal.tenant, wanted);
+pub(in crate::http) async fn answer(
+    req: &HttpRequest<'_>,
+    principal: Principal,
+) -> Result<HttpResponse, Refusal> {
+    let wanted = read(req)?;
+    let find = |wanted| ResolvedLimit::find(req.shared, principal.tenant, wanted);
     let gated = wanted.iter().map(find).collect::<Result<Vec<_>, Problem>>()?;
-    let wall_us = asked.shared.decider.limiter.wall_us();
-    if sheds(asked) {
+    let wall_us = req.shared.decider.limiter.wall_us();
+    if sheds(req) {
         let limits = gated.iter().map(|gated| CheckData::new(gated.wanted, gated.untouched(wall_us)));
         return Ok(answered(MultiData { passed: true, limits: limits.collect() }));
     }
-    let placements: Vec<_> = gated.iter().map(|gated| gated.placement(asked, principal.tenant)).collect();
+    let placements: Vec<_> = gated.iter().map(|gated| gated.placement(req, principal.tenant)).collect();
     let questions: Vec<_> =
-        gated.iter().zip(&placements).map(|(gated, placement)| gated.question(placement)).collect();
-    let decided = asked.shared.decider.check_all(&questions).await;
-    let Decided { decision, rung } = decided.map_err(|error| Problem::bad_request(error.to_string()))?;
-    count(asked, principal.tenant, &gated, decision.outcomes(), rung);
+        gated.iter().zip(&placements).map(|(gated, placement)| gated.region_check(placement)).collect();
+    let decided = req.shared.decider.check_all(&questions).await;
+    let SourcedDecision { decision, source } =
+        decided.map_err(|error| Problem::bad_request(error.to_string()))?;
+    count(req, principal.tenant, &gated, decision.outcomes(), source);
     let limits = gated
         .iter()
         .zip(decision.outcomes())
         .map(|(gated, outcome)| CheckData::new(gated.wanted, gated.decided(outcome, wall_us)));
     let mut answer = answered(MultiData { passed: decision.is_allowed(), limits: limits.collect() });
-    asked.tell(&mut answer, &decision, rung);
+    req.set_decision_headers(&mut answer, &decision, source);
     Ok(answer)
 }
 
-fn read<'b>(asked: &'b Asked<'_>) -> Result<Vec<Wanted<'b>>, Refusal> {
-    let requests = body::<Vec<Object<LimitRequest<'b>>>>(asked)?;
+fn read<'b>(req: &'b HttpRequest<'_>) -> Result<Vec<ValidLimitRequest<'b>>, Refusal> {
+    let requests = body::<Vec<Object<LimitRequest<'b>>>>(req)?;
     if !(1..=LIMITS_MAX).contains(&requests.len()) {
         let message = format!("body: {} limits is outside 1 to {LIMITS_MAX}", requests.len());
         return Err(vec![FieldError::new("body", message)].into());

@@ -10,12 +10,12 @@ use tidegate_rules::pattern::Pattern;
 use utoipa::ToSchema;
 
 use super::direct::{DURATION_MS_MIN, LIMIT_MAX};
-use super::fields::{Given, Problems};
+use super::fields::{FieldValue, Problems};
 use super::request_id::RequestId;
 use super::{Envelope, ErrorEnvelope, Meta, Refusal, answered, object, written};
 use crate::auth::Principal;
-use crate::http::{Answer, Asked, Problem};
-use crate::overrides::{NotDone, new_id};
+use crate::http::{HttpRequest, HttpResponse, Problem};
+use crate::overrides::{OverrideError, new_id};
 
 /// The longest window of an override: the longest that a limit may have, 366 days.
 const DURATION_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
@@ -37,19 +37,19 @@ pub(in crate::http) struct SetOverrideRequest<'b> {
     /// Where it applies.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Given<'b>>,
+    namespace: Option<FieldValue<'b>>,
     /// To whom it applies; `*` stands for anything.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Given<'b>>,
+    identifier: Option<FieldValue<'b>>,
     /// How much may pass in each window; 0 blocks.
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 0, maximum = 4_294_967_295u64, required = true)]
-    limit: Option<Given<'b>>,
+    limit: Option<FieldValue<'b>>,
     /// The window in milliseconds.
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1_000, maximum = 31_622_400_000u64, required = true)]
-    duration: Option<Given<'b>>,
+    duration: Option<FieldValue<'b>>,
 }
 
 /// Which override.
@@ -59,11 +59,11 @@ pub(in crate::http) struct OverrideRequest<'b> {
     /// Where it applies.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Given<'b>>,
+    namespace: Option<FieldValue<'b>>,
     /// Its pattern, as it was set.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    identifier: Option<Given<'b>>,
+    identifier: Option<FieldValue<'b>>,
 }
 
 /// Which overrides.
@@ -73,15 +73,15 @@ pub(in crate::http) struct ListOverridesRequest<'b> {
     /// Where they apply.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
-    namespace: Option<Given<'b>>,
+    namespace: Option<FieldValue<'b>>,
     /// Where the page before ended, as its answer said.
     #[serde(borrow)]
     #[schema(value_type = String, required = false)]
-    cursor: Option<Given<'b>>,
+    cursor: Option<FieldValue<'b>>,
     /// The most overrides of the page.
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1, maximum = 100, default = 10, required = false)]
-    limit: Option<Given<'b>>,
+    limit: Option<FieldValue<'b>>,
 }
 
 /// The override that is kept now.
@@ -107,7 +107,7 @@ pub(in crate::http) struct OverrideData {
 
 /// Nothing.
 #[derive(Debug, Serialize, ToSchema)]
-pub(in crate::http) struct Nothing {}
+pub(in crate::http) struct EmptyData {}
 
 /// A page of overrides.
 #[derive(Debug, Serialize, ToSchema)]
@@ -151,10 +151,13 @@ impl From<&Override> for OverrideData {
         (status = "4XX", description = "Not kept", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) async fn set(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
-    let new = object::<SetOverrideRequest<'_>>(asked)?.checked()?;
-    let now_ms = asked.shared.decider.limiter.wall_us() / 1_000;
-    let kept = asked.shared.overrides.set(principal.tenant, new, now_ms).await;
+pub(in crate::http) async fn set(
+    req: &HttpRequest<'_>,
+    principal: Principal,
+) -> Result<HttpResponse, Refusal> {
+    let new = object::<SetOverrideRequest<'_>>(req)?.checked()?;
+    let now_ms = req.shared.decider.limiter.wall_us() / 1_000;
+    let kept = req.shared.overrides.set(principal.tenant, new, now_ms).await;
     Ok(done(kept, |override_id| Ok(answered(SetOverrideData { override_id }))))
 }
 
@@ -188,9 +191,9 @@ impl SetOverrideRequest<'_> {
         (status = "4XX", description = "There is none, or the request was refused", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn get(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
-    let (namespace, pattern) = which(asked)?;
-    match asked.shared.overrides.of(principal.tenant).get(&namespace, &pattern) {
+pub(in crate::http) fn get(req: &HttpRequest<'_>, principal: Principal) -> Result<HttpResponse, Refusal> {
+    let (namespace, pattern) = which(req)?;
+    match req.shared.overrides.of(principal.tenant).get(&namespace, &pattern) {
         Some(found) => Ok(answered(OverrideData::from(&*found))),
         None => Err(not_found(&namespace, &pattern).into()),
     }
@@ -203,19 +206,19 @@ pub(in crate::http) fn get(asked: &Asked<'_>, principal: Principal) -> Result<An
     operation_id = "ratelimit.deleteOverride",
     request_body = OverrideRequest<'static>,
     responses(
-        (status = 200, description = "Forgotten, and not in force any more", body = Envelope<Nothing>),
+        (status = 200, description = "Forgotten, and not in force any more", body = Envelope<EmptyData>),
         (status = "4XX", description = "There is none, or the request was refused", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) async fn delete(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
-    let (namespace, pattern) = which(asked)?;
-    let deleted = asked.shared.overrides.delete(principal.tenant, namespace.clone(), pattern.clone()).await;
-    Ok(done(
-        deleted,
-        |was_there| {
-            if was_there { Ok(answered(Nothing {})) } else { Err(not_found(&namespace, &pattern)) }
-        },
-    ))
+pub(in crate::http) async fn delete(
+    req: &HttpRequest<'_>,
+    principal: Principal,
+) -> Result<HttpResponse, Refusal> {
+    let (namespace, pattern) = which(req)?;
+    let deleted = req.shared.overrides.delete(principal.tenant, namespace.clone(), pattern.clone()).await;
+    Ok(done(deleted, |was_there| {
+        if was_there { Ok(answered(EmptyData {})) } else { Err(not_found(&namespace, &pattern)) }
+    }))
 }
 
 /// Lists the overrides of a namespace, page by page.
@@ -229,22 +232,22 @@ pub(in crate::http) async fn delete(asked: &Asked<'_>, principal: Principal) -> 
         (status = "4XX", description = "The request was refused", body = ErrorEnvelope<'static>),
     )
 )]
-pub(in crate::http) fn list(asked: &Asked<'_>, principal: Principal) -> Result<Answer, Refusal> {
-    let request: ListOverridesRequest<'_> = object(asked)?;
+pub(in crate::http) fn list(req: &HttpRequest<'_>, principal: Principal) -> Result<HttpResponse, Refusal> {
+    let request: ListOverridesRequest<'_> = object(req)?;
     let mut problems = Problems::default();
     let namespace = problems.text("namespace", request.namespace);
     let after = continued(&mut problems, request.cursor);
-    let most = problems.number("limit", request.limit.or(Some(Given::Whole(PAGE_DEFAULT))), 1, PAGE_MAX);
+    let most = problems.number("limit", request.limit.or(Some(FieldValue::Whole(PAGE_DEFAULT))), 1, PAGE_MAX);
     let (namespace, after) = problems.or((namespace, after))?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     // One more than asked for tells whether there are more.
-    let overrides = asked.shared.overrides.of(principal.tenant);
+    let overrides = req.shared.overrides.of(principal.tenant);
     let found = overrides.list(&namespace, after.as_deref(), most.saturating_add(1));
     Ok(written(&page(&found, most)))
 }
 
-fn which(asked: &Asked<'_>) -> Result<(String, String), Refusal> {
-    let request: OverrideRequest<'_> = object(asked)?;
+fn which(req: &HttpRequest<'_>) -> Result<(String, String), Refusal> {
+    let request: OverrideRequest<'_> = object(req)?;
     let mut problems = Problems::default();
     let namespace = problems.text("namespace", request.namespace).into_owned();
     let pattern = problems.text("identifier", request.identifier).into_owned();
@@ -252,11 +255,11 @@ fn which(asked: &Asked<'_>) -> Result<(String, String), Refusal> {
 }
 
 /// The pattern after which a page begins. An empty cursor is none.
-fn continued(problems: &mut Problems, cursor: Option<Given<'_>>) -> Option<String> {
+fn continued(problems: &mut Problems, cursor: Option<FieldValue<'_>>) -> Option<String> {
     match cursor {
         None => return None,
-        Some(Given::Text(cursor)) if cursor.is_empty() => return None,
-        Some(Given::Text(cursor)) => {
+        Some(FieldValue::Text(cursor)) if cursor.is_empty() => return None,
+        Some(FieldValue::Text(cursor)) => {
             if let Some(after) = cursor.strip_prefix(CURSOR_PREFIX) {
                 return Some(after.to_owned());
             }
@@ -279,18 +282,21 @@ fn page(found: &[Arc<Override>], most: usize) -> OverrideList {
     }
 }
 
-fn done<T>(result: Result<T, NotDone>, tell: impl FnOnce(T) -> Result<Answer, Problem>) -> Answer {
+fn done<T>(
+    result: Result<T, OverrideError>,
+    tell: impl FnOnce(T) -> Result<HttpResponse, Problem>,
+) -> HttpResponse {
     let told = result.map_err(|reason| problem(&reason)).and_then(tell);
     told.unwrap_or_else(|problem| Refusal::from(problem).into())
 }
 
-fn problem(reason: &NotDone) -> Problem {
+fn problem(reason: &OverrideError) -> Problem {
     match reason {
-        NotDone::Full(full) => Problem::bad_request(full.to_string()),
-        NotDone::Busy => Problem::new(StatusCode::TOO_MANY_REQUESTS, reason.to_string())
+        OverrideError::Full(full) => Problem::bad_request(full.to_string()),
+        OverrideError::Busy => Problem::new(StatusCode::TOO_MANY_REQUESTS, reason.to_string())
             .with_field(RETRY_AFTER, BUSY_RETRY_S),
-        NotDone::Stopping => Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason.to_string()),
-        NotDone::Store(error) => {
+        OverrideError::Stopping => Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason.to_string()),
+        OverrideError::Store(error) => {
             tracing::error!(%error, "an override was not written");
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "store: failed; nothing was changed")
         }
@@ -309,8 +315,8 @@ mod tests {
     use serde_json::{Value, json};
 
     /// What a write that was not done is answered with: the status, when to come back, and the error.
-    async fn refused(reason: NotDone) -> (u16, Option<HeaderValue>, Value) {
-        let answer = done(Err::<(), _>(reason), |()| Ok(answered(Nothing {})));
+    async fn refused(reason: OverrideError) -> (u16, Option<HeaderValue>, Value) {
+        let answer = done(Err::<(), _>(reason), |()| Ok(answered(EmptyData {})));
         let (parts, body) = answer.into_parts();
         let body = body.collect().await.expect("it is there").to_bytes();
         let mut body: Value = serde_json::from_slice(&body).expect("JSON");
@@ -326,12 +332,12 @@ mod tests {
             "status": 429,
             "type": "about:blank",
         });
-        assert_eq!(refused(NotDone::Busy).await, (429, Some(BUSY_RETRY_S), error));
+        assert_eq!(refused(OverrideError::Busy).await, (429, Some(BUSY_RETRY_S), error));
     }
 
     #[tokio::test]
     async fn a_server_that_stops_writes_no_more() {
-        let (status, _, error) = refused(NotDone::Stopping).await;
+        let (status, _, error) = refused(OverrideError::Stopping).await;
         assert_eq!((status, &error["detail"]), (503, &json!("overrides: the server is stopping")));
     }
 }

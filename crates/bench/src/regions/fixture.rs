@@ -1,0 +1,138 @@
+//! The regions, the way between them, and what they counted.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+use tidegate_testkit::{REGIONS, Regions, START_TIME_MAX, Server, Traffic, tidegate, wait_until};
+
+use crate::scrape::Metrics;
+
+/// What everything takes from one region to another, in each direction: a round trip takes twice as long.
+pub(super) const WAY: Duration = Duration::from_millis(80);
+
+/// The way between regions that are not cut from each other, on which nothing is lost.
+const APART: Traffic = Traffic::Far(WAY, u32::MAX);
+
+/// The table of each server: more than all keys need.
+const MEMORY: &str = "256MB";
+
+/// The pairs of regions.
+pub(super) const PAIRS: [(usize, usize); 3] = [(0, 1), (0, 2), (1, 2)];
+
+pub(super) fn pair_name((one, other): (usize, usize)) -> String {
+    format!("{}-{}", REGIONS[one], REGIONS[other])
+}
+
+/// Three regions of one server each.
+pub(super) struct RegionsFixture {
+    regions: Regions,
+    _folder: TempDir,
+}
+
+impl RegionsFixture {
+    /// Starts them with these rules, and waits until all of them hear of each other.
+    pub(super) fn start(program: &Path, rules: &str) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("rules.toml");
+        std::fs::write(&path, rules)?;
+        let path = path.to_str().context("a folder whose name is text")?;
+        let common = ["--workers", "1", "--memory", MEMORY, "--grpc-listen", "off", "--rules", path];
+        let start = |place: &[&str]| {
+            let mut command = tidegate(program, &[]);
+            // What is late or refused is in the table.
+            command.env("TIDEGATE_LOG", "error");
+            Server::start_as(command, &[&common[..], place].concat())
+        };
+        let regions = Regions::start(1, APART, start);
+        let fixture = Self { regions, _folder: folder };
+        wait_until("all regions to hear of each other", START_TIME_MAX, || fixture.is_connected());
+        Ok(fixture)
+    }
+
+    fn is_connected(&self) -> bool {
+        let whole = |region| self.metrics(region)?.sum("tidegate_region_connected", "");
+        (0..REGIONS.len()).all(|region| matches!(whole(region), Ok(Some(1))))
+    }
+
+    pub(super) fn address(&self, region: usize) -> SocketAddr {
+        self.regions.server((region, 0)).address("http")
+    }
+
+    /// Cuts a pair of regions from each other, or joins them again.
+    pub(super) fn cut(&self, (one, other): (usize, usize), is_cut: bool) {
+        let traffic = if is_cut { Traffic::HalfOpen } else { APART };
+        self.regions.set(|from, to| (from, to) == (one, other) || (to, from) == (one, other), traffic);
+    }
+
+    fn metrics(&self, region: usize) -> Result<Metrics> {
+        Metrics::read(self.regions.server((region, 0)).address("admin"))
+    }
+
+    /// What was counted so far.
+    pub(super) fn counts(&self) -> Result<Counts> {
+        let mut counts = Counts::default();
+        for region in 0..REGIONS.len() {
+            let metrics = self.metrics(region)?;
+            let source = |label| metrics.sum("tidegate_decisions_total", label);
+            let (all, global) = (source("")?.unwrap_or(0), source("source=\"global\"")?.unwrap_or(0));
+            counts.decided += all;
+            counts.odd += all - global;
+            for (pair, of) in PAIRS.iter().zip(&mut counts.pairs) {
+                let peer = match *pair {
+                    (one, other) if one == region => other,
+                    (one, other) if other == region => one,
+                    _ => continue,
+                };
+                let label = format!("peer=\"{}\"", REGIONS[peer]);
+                let sum = |counter: &str| -> Result<u64> {
+                    metrics
+                        .sum(counter, &label)?
+                        .with_context(|| format!("the server does not count {counter}"))
+                };
+                of.bytes += sum("tidegate_peer_sent_bytes_total")?;
+                of.published += sum("tidegate_peer_components_sent_total")?;
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// What servers counted, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) decided: u64,
+    /// Decided otherwise than by what all regions counted together.
+    pub(super) odd: u64,
+    /// Of each of [`PAIRS`], in both directions.
+    pub(super) pairs: [ReplicationTraffic; PAIRS.len()],
+}
+
+/// What two regions told each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ReplicationTraffic {
+    pub(super) bytes: u64,
+    /// Components: a key that is told again counts again.
+    pub(super) published: u64,
+}
+
+impl Counts {
+    pub(super) fn since(self, before: Self) -> Self {
+        let mut pairs = self.pairs;
+        for (pair, before) in pairs.iter_mut().zip(before.pairs) {
+            *pair = ReplicationTraffic {
+                bytes: pair.bytes - before.bytes,
+                published: pair.published - before.published,
+            };
+        }
+        Self { decided: self.decided - before.decided, odd: self.odd - before.odd, pairs }
+    }
+
+    /// Of all pairs together.
+    pub(super) fn all(&self) -> ReplicationTraffic {
+        let sum = |of: fn(&ReplicationTraffic) -> u64| self.pairs.iter().map(of).sum();
+        ReplicationTraffic { bytes: sum(|pair| pair.bytes), published: sum(|pair| pair.published) }
+    }
+}

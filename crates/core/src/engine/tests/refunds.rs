@@ -1,0 +1,167 @@
+//! What is given back, and what of it.
+
+use super::*;
+
+#[test]
+fn what_the_origin_charged_for_who_does_not_pass_in_the_end_is_given_back_less_what_has_drained() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    bench.ask_at(&meter, 7_000 * MS, meter_reply(8, 0));
+    assert!(bench.spend(3).is_allowed());
+    bench.roll_back(&meter, 1, ChargeLocation::AtOrigin { at_us: 7_000 * MS });
+    let update = bench.next_call().updates[0].clone();
+    assert_eq!(
+        (update.used, update.refund, update.refund_of_us),
+        (3, 1, 7_000 * MS),
+        "not of what was spent"
+    );
+}
+
+#[test]
+fn what_was_spent_here_for_who_does_not_pass_in_the_end_was_never_spent_unless_it_was_said() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    bench.ask_at(&meter, 7_000 * MS, meter_reply(8, 0));
+    bench.now_us += 16 * MS;
+    let since_us = bench.now_us;
+    assert!(bench.spend(5).is_allowed());
+    bench.roll_back(&meter, 2, ChargeLocation::OnNode { since_us });
+    let call = bench.next_call();
+    assert_eq!((call.updates[0].used, call.updates[0].refund), (3, 0));
+    // What is spent meanwhile is of others.
+    assert!(bench.spend(1).is_allowed());
+    bench.roll_back(&meter, 3, ChargeLocation::OnNode { since_us });
+    bench.reply(&call, 0, 8);
+    let update = bench.next_call().updates[0].clone();
+    // By a clock that may run slower by a sixteenth.
+    assert_eq!((update.used, update.refund, update.refund_of_us), (1, 3, 7_015 * MS));
+}
+
+#[test]
+fn what_the_origin_was_not_told_of_yet_is_given_back_here() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    let since_us = bench.now_us;
+    bench.owe(&meter, 6);
+    bench.roll_back(&meter, 2, ChargeLocation::OnNode { since_us });
+    bench.engine.refund(bench.now(), 0, &meter, 1);
+    let update = bench.next_call().updates[0].clone();
+    assert_eq!((update.owed, update.refund), (3, 0));
+}
+
+/// While reports are on their way as ever, all of it; of what the origin hears of much later, not what has drained by then.
+#[test]
+fn what_a_user_gives_back_counts_from_when_the_origin_should_have_heard_of_it() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(10, 1);
+    bench.engine.refund(bench.now(), 0, &meter, 4);
+    let first = bench.next_call();
+    assert_eq!(
+        (first.updates[0].refund, first.updates[0].refund_of_us),
+        (4, 0),
+        "nobody knows the time there"
+    );
+    let (now, answer) = (bench.now(), vec![meter_reply(0, 9)]);
+    let reply = CallReply { meters: answer, checks: Vec::new(), now_us: 7_000 * MS, lost: false };
+    bench.engine.on_reply(now, &bench.table, 0, first.sequence, &reply, &mut bench.effects);
+    bench.now_us += 160 * MS;
+    bench.engine.refund(bench.now(), 0, &meter, 4);
+    bench.now_us += 3_000 * MS;
+    let update = bench.next_call().updates[0].clone();
+    assert_eq!((update.refund, update.refund_of_us), (4, 7_650 * MS));
+}
+
+/// A window of ten seconds, and an answer from this cell of it.
+fn windowed(bench: &Bench, cell: u64, grant: u64) -> (MeterRef, MeterReply) {
+    let limit = Limit::sliding_window(100, Duration::from_secs(10)).expect("in range").at_origin();
+    let terms = Terms::new(&limit, 0, Lapse::Counted, 1);
+    (MeterRef { limit, terms, ..bench.meter(10, 1) }, MeterReply { cell, ..meter_reply(grant, 50) })
+}
+
+#[test]
+fn what_was_charged_in_one_cell_is_not_given_back_in_the_next() {
+    let second = 1_000 * MS;
+    let mut bench = Bench::new();
+    let (meter, word) = windowed(&bench, 3, 0);
+    bench.ask_at(&meter, 39 * second, word);
+    let (_, word) = windowed(&bench, 4, 8);
+    bench.ask_at(&meter, 41 * second, word);
+    let ask = Check { limit: &meter.limit, space: &meter.space, digest: meter.digest, cost: 5 };
+    assert!(bench.table.check(bench.now(), &ask).verdict.is_allowed());
+    bench.roll_back(&meter, 1, ChargeLocation::AtOrigin { at_us: 39 * second });
+    let spent = bench.next_call();
+    let said = |call: &Call| (call.updates[0].used, call.updates[0].refund, call.updates[0].cell);
+    assert_eq!(said(&spent), (5, 0, 4), "what was spent is of the present cell");
+    bench.reply_with(&spent, vec![word], CheckReply { passed: 0, denied_by: 0, retry_us: 0 });
+    assert_eq!(said(&bench.next_call()), (0, 1, 3), "what is given back is of the one before");
+    let late = bench.engine.stats();
+    assert_eq!(late.dropped, 0);
+}
+
+/// What is said to be given back of a charge in the cell before the present one, if the answer to a call that was made meanwhile says that
+/// the origin's clock reads so.
+fn given_back_after(origin_us: u64, change: impl FnOnce(&mut Bench) -> (MeterRef, MeterReply)) -> (u64, u64) {
+    let second = 1_000 * MS;
+    let mut bench = Bench::new();
+    let (meter, word) = windowed(&bench, 3, 0);
+    bench.ask_at(&meter, 39 * second, word);
+    bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+    bench.poll();
+    let call = bench.only_call();
+    bench.roll_back(&meter, 1, ChargeLocation::AtOrigin { at_us: 39 * second });
+    let (meter, word) = change(&mut bench);
+    let checks = vec![CheckReply { passed: 1, denied_by: 0, retry_us: 0 }];
+    let reply = CallReply { meters: vec![word], checks, now_us: origin_us, lost: false };
+    let now = bench.now();
+    bench.engine.on_reply(now, &bench.table, 0, call.sequence, &reply, &mut bench.effects);
+    bench.owe(&meter, 1);
+    let update = bench.next_call().updates[0].clone();
+    (update.owed, update.refund)
+}
+
+#[test]
+fn what_was_charged_in_a_window_that_is_over_is_forgotten() {
+    let second = 1_000 * MS;
+    assert_eq!(given_back_after(49 * second, |bench| windowed(bench, 4, 0)), (1, 1));
+    assert_eq!(given_back_after(51 * second, |bench| windowed(bench, 5, 0)), (1, 0));
+}
+
+/// The same key by a window of so many seconds, which the node hears of while the answer is missing.
+fn changed_to(seconds: u64) -> impl FnOnce(&mut Bench) -> (MeterRef, MeterReply) {
+    move |bench| {
+        let limit = Limit::sliding_window(100, Duration::from_secs(seconds)).expect("in range").at_origin();
+        let terms = Terms::new(&limit, 0, Lapse::Counted, 2);
+        let (meter, word) = windowed(bench, 39 / seconds, 0);
+        let meter = MeterRef { limit, terms, ..meter };
+        bench.owe(&meter, 0);
+        (meter, word)
+    }
+}
+
+#[test]
+fn a_window_is_over_by_the_cells_in_which_something_was_charged() {
+    let second = 1_000 * MS;
+    // The origin has heard of a period of a second, and this node has not.
+    assert_eq!(given_back_after(42 * second, |bench| windowed(bench, 42, 0)), (1, 1));
+    // Both have, of a shorter one and of a longer one.
+    for seconds in [1, 30] {
+        assert_eq!(given_back_after(49 * second, changed_to(seconds)), (1, 1), "{seconds} s");
+        assert_eq!(given_back_after(51 * second, changed_to(seconds)), (1, 0), "{seconds} s");
+    }
+}
+
+#[test]
+fn what_is_given_back_stays_in_its_cell_whatever_becomes_of_its_call() {
+    let mut bench = Bench::new();
+    let (meter, word) = windowed(&bench, 3, 0);
+    bench.ask_at(&meter, 39_700 * MS, word);
+    // Some half a second later the origin hears of it as a rule, which is in the next cell.
+    bench.engine.refund(bench.now(), 0, &meter, 2);
+    let said = |call: &Call| (call.updates[0].refund, call.updates[0].cell);
+    let call = bench.next_call();
+    assert_eq!(said(&call), (2, 3));
+    let terms = Terms::new(&meter.limit, 0, Lapse::Counted, 2);
+    bench.owe(&MeterRef { terms, ..meter }, 0);
+    bench.engine.on_failure(bench.now(), 0, call.sequence, CallFailure::Refused, &mut bench.effects);
+    assert_eq!(said(&bench.next_call()), (2, 3), "a limit that is the same but for its version");
+}

@@ -1,0 +1,110 @@
+//! What decides when the origin does not.
+
+use crate::class::Class;
+use crate::limit::Limit;
+
+/// What a decision rests on, from the best to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DecisionSource {
+    /// The region's origin, which counts what all regions use: its grant, its last word, or its answer.
+    Global,
+    /// The same, of a limit of this region alone, or on this region's part while another one is not heard of.
+    Regional,
+    /// This process's part of the limit, by the number of processes it was told of or has heard of.
+    Local,
+    /// A coarse meter that all requests of the tenant share: the limit fails open.
+    Open,
+    /// Nothing: the class of the limit says that it does not pass then.
+    Closed,
+}
+
+impl DecisionSource {
+    /// As answers and metrics name it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Global => "global",
+            Self::Regional => "regional",
+            Self::Local => "local",
+            Self::Open => "open",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+impl Class {
+    /// The rung that a limit comes to when its origin is gone. Whether those it limits pay matters for [`Class::Cost`] only.
+    pub const fn without_origin(self, paid: bool) -> DecisionSource {
+        match self {
+            Self::Comfort => DecisionSource::Local,
+            Self::Cost if paid => DecisionSource::Open,
+            Self::Cost | Self::Security => DecisionSource::Closed,
+        }
+    }
+}
+
+/// What a process goes by while its origin is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FallbackState {
+    /// How many processes share the limit, this one included.
+    pub processes: u32,
+    /// What was left of it, if the origin said so of late.
+    pub remaining: Option<u64>,
+}
+
+/// A process's part of a limit on the rung [`DecisionSource::Local`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeShare {
+    /// The part.
+    pub limit: Limit,
+    /// What of it counts as used: what all have used already is not there for each of them to use again.
+    pub spent: u64,
+}
+
+impl NodeShare {
+    /// The part of `limit` that is a process's of this standing.
+    pub fn new(limit: &Limit, state: FallbackState) -> Self {
+        let FallbackState { processes, remaining } = state;
+        let part = limit.part(processes);
+        let remaining = remaining.map_or(u64::MAX, |remaining| remaining / u64::from(processes.max(1)));
+        Self { limit: part, spent: u64::from(part.burst()).saturating_sub(remaining) }
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn hundred() -> Limit {
+        Limit::gcra(100, Duration::from_secs(1)).expect("in range")
+    }
+
+    fn alone(processes: u32, remaining: Option<u64>) -> (u32, u64) {
+        let NodeShare { limit, spent } = NodeShare::new(&hundred(), FallbackState { processes, remaining });
+        (limit.burst(), spent)
+    }
+
+    #[test]
+    fn each_has_its_part_of_what_was_left() {
+        assert_eq!(alone(4, None), (25, 0));
+        assert_eq!(alone(4, Some(40)), (25, 15));
+        assert_eq!(alone(4, Some(0)), (25, 25));
+        assert_eq!(alone(1, Some(1_000)), (100, 0));
+        assert_eq!(alone(1_000, Some(100)), (1, 1), "nothing is rounded up to what is not there");
+    }
+
+    #[test]
+    fn only_comfort_goes_on_alone_and_only_who_pays_passes() {
+        let rungs = Class::ALL.map(|class| [false, true].map(|paid| class.without_origin(paid)));
+        assert_eq!(
+            rungs,
+            [
+                [DecisionSource::Local, DecisionSource::Local],
+                [DecisionSource::Closed, DecisionSource::Open],
+                [DecisionSource::Closed, DecisionSource::Closed]
+            ]
+        );
+    }
+}

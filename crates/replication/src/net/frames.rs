@@ -1,0 +1,112 @@
+//! Frames on a stream of bytes.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::time::timeout;
+
+use crate::wire::{Frame, PREFIX_BYTES, Refusal, WireError};
+
+/// What both directions of a connection are.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(super) enum ConnectionError {
+    /// The network, or what encrypts it.
+    Io(io::Error),
+    /// The other side took too long.
+    Late(&'static str),
+    /// It said something that is none of what can be said.
+    Wire(WireError),
+    /// It said something too long.
+    TooLong(usize),
+    /// It said something that nobody asked for.
+    Unexpected,
+    /// It is another region than the one that was looked for.
+    WrongRegion(String),
+    /// It turned us away.
+    Refused(Refusal),
+    /// We turned it away.
+    Turned(Refusal),
+    /// An address that only encryption may reach.
+    Plain,
+    /// There is no such address.
+    NoAddress,
+    /// It said nothing yet, and others came that take up all the room.
+    Crowded,
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "{error}"),
+            Self::Late(what) => write!(f, "{what} took too long"),
+            Self::Wire(error) => write!(f, "{error}"),
+            Self::TooLong(given) => write!(f, "a frame of {given} bytes is too long"),
+            Self::Unexpected => f.write_str("it said something that nobody asked for"),
+            Self::WrongRegion(name) => write!(f, "it is the region {name:?}"),
+            Self::Refused(refusal) => write!(f, "refused by the other side: {refusal}"),
+            Self::Turned(refusal) => write!(f, "{refusal}"),
+            Self::Plain => f.write_str("it is on another machine: that takes certificates"),
+            Self::NoAddress => f.write_str("its name leads nowhere"),
+            Self::Crowded => f.write_str("there are too many of them"),
+        }
+    }
+}
+
+impl From<io::Error> for ConnectionError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<WireError> for ConnectionError {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}
+
+/// Does something within a time.
+pub(super) async fn within<T>(
+    what: &'static str,
+    time_max: Duration,
+    doing: impl Future<Output = Result<T, ConnectionError>>,
+) -> Result<T, ConnectionError> {
+    timeout(time_max, doing).await.unwrap_or(Err(ConnectionError::Late(what)))
+}
+
+/// Writes a frame; how many bytes that were.
+pub(super) async fn write(
+    stream: &mut (impl AsyncWrite + Unpin),
+    frame: &Frame,
+) -> Result<u64, ConnectionError> {
+    let bytes = frame.encode();
+    stream.write_all(&bytes).await?;
+    stream.flush().await?;
+    Ok(bytes.len() as u64)
+}
+
+/// Reads a frame of at most `bytes_max`, and how many bytes it was.
+pub(super) async fn read(
+    stream: &mut (impl AsyncRead + Unpin),
+    bytes_max: usize,
+) -> Result<(Frame, u64), ConnectionError> {
+    let mut prefix = [0; PREFIX_BYTES];
+    stream.read_exact(&mut prefix).await?;
+    let len = u32::from_be_bytes(prefix);
+    let given = usize::try_from(len).unwrap_or(usize::MAX);
+    if given > bytes_max {
+        return Err(ConnectionError::TooLong(given));
+    }
+    // Memory is taken as bytes come, not as they are announced.
+    let mut bytes = Vec::new();
+    (&mut *stream).take(u64::from(len)).read_to_end(&mut bytes).await?;
+    if bytes.len() < given {
+        return Err(ConnectionError::Wire(WireError::Short));
+    }
+    Ok((Frame::decode(&bytes)?, (PREFIX_BYTES + given) as u64))
+}

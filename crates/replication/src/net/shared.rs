@@ -1,0 +1,372 @@
+//! What the tasks of a replicator share.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate_core::origin::RegionId;
+use tidegate_origin::{LeaseRequest, Origin, OriginError, OriginFuture, PARTITIONS};
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+use super::config::{ClockUs, ValidConfig, ValidPeer};
+use super::deliver::DeliveryLog;
+use super::status::{PeerCounts, PeerStatus, ReplicationStatus};
+use super::tls::Tls;
+use crate::forward::ForwardHandler;
+use crate::message::{Ack, Batch};
+use crate::rounds::{LAG_ALARM_US, Rounds, RoundsConfig};
+
+/// How long a process is the replicator without saying so again, µs. It says so three times as often. Longer: a store may be
+/// silent for longer; a replicator that crashed is missed for longer.
+pub(super) const LEASE_US: u64 = 1_500_000;
+
+/// How long a call to the own origin may take.
+const ORIGIN_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How often strangers are written about. Shorter: closer to what happens; a longer log.
+const LOG_EVERY_US: u64 = 1_000_000;
+
+/// What the tasks of a replicator share.
+pub(super) struct Shared {
+    pub(super) region: String,
+    pub(super) peers: Vec<ValidPeer>,
+    pub(super) tls: Option<Tls>,
+    pub(super) origin: Arc<dyn Origin>,
+    pub(super) seed: u64,
+    pub(super) forward_handler: Option<Arc<dyn ForwardHandler>>,
+    /// What processes of other regions told.
+    pub(super) deliveries_seen: DeliveryLog,
+    /// For each peer: told when there may be something to send.
+    pub(super) stirred: Vec<Notify>,
+    /// Told when a round had better not wait for its time.
+    pub(super) hurry: Notify,
+    /// All that has to be the same in every region, as a hash.
+    pub(super) agreement: u64,
+    /// The present incarnation, while this process is the replicator.
+    pub(super) tenure: watch::Sender<Option<u64>>,
+    peer_timeout_us: u64,
+    clock_us: ClockUs,
+    state: Mutex<State>,
+}
+
+struct State {
+    rounds: Option<Tenure>,
+    tenures: u64,
+    counts: Vec<PeerCounts>,
+    strangers: u64,
+    origin_failures: u64,
+    oversized: u64,
+    logged_us: Option<u64>,
+    /// Whether the region counts with all others, as its origin was last told.
+    is_connected: bool,
+    /// All rounds that were gone, and after how many of them it last began to.
+    rounds_done: u64,
+    connected_since_round: Option<u64>,
+    /// How late other regions hear of this one, as whoever is the replicator said.
+    reported_lag_us: Option<u64>,
+    /// Peers whose lag was found to be too long.
+    late: Vec<bool>,
+    /// Whether each peer was told the same of what has to be the same everywhere; nothing before it was heard of.
+    agrees: Vec<Option<bool>>,
+}
+
+/// The time in which this process is the replicator.
+struct Tenure {
+    rounds: Rounds,
+    incarnation: u64,
+    until_us: u64,
+}
+
+impl Shared {
+    pub(super) fn new(checked: ValidConfig, origin: Arc<dyn Origin>) -> Self {
+        let count = checked.peers.len();
+        let state = State {
+            rounds: None,
+            tenures: 0,
+            counts: vec![PeerCounts::default(); count],
+            strangers: 0,
+            origin_failures: 0,
+            oversized: 0,
+            logged_us: None,
+            is_connected: false,
+            rounds_done: 0,
+            connected_since_round: None,
+            reported_lag_us: None,
+            late: vec![false; count],
+            agrees: vec![None; count],
+        };
+        Self {
+            region: checked.region,
+            peers: checked.peers,
+            tls: checked.tls,
+            origin,
+            seed: checked.seed,
+            forward_handler: checked.forward_handler,
+            deliveries_seen: DeliveryLog::default(),
+            stirred: (0..count).map(|_| Notify::new()).collect(),
+            hurry: Notify::new(),
+            agreement: checked.agreement,
+            tenure: watch::Sender::new(None),
+            peer_timeout_us: checked.peer_timeout_us,
+            clock_us: checked.now_us,
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(super) fn now_us(&self) -> u64 {
+        (self.clock_us)()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked while holding it left the rounds between two of their steps, none of which is half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with the rounds of a tenure, unless it is over.
+    pub(super) fn during<T>(&self, incarnation: u64, act: impl FnOnce(&mut Rounds, u64) -> T) -> Option<T> {
+        let now_us = self.now_us();
+        let mut state = self.state();
+        let tenure = state.rounds.as_mut()?;
+        let is_on = tenure.incarnation == incarnation && now_us < tenure.until_us;
+        is_on.then(|| act(&mut tenure.rounds, now_us))
+    }
+
+    /// The present tenure, if this process is the replicator.
+    pub(super) fn incarnation(&self) -> Option<u64> {
+        let incarnation = *self.tenure.borrow();
+        self.during(incarnation?, |_, _| ()).and(incarnation)
+    }
+
+    /// Takes in that the lease is ours until then.
+    pub(super) fn begin_or_extend(&self, until_us: u64) {
+        let now_us = self.now_us();
+        let mut state = self.state();
+        if let Some(tenure) = state.rounds.as_mut().filter(|tenure| now_us < tenure.until_us) {
+            tenure.until_us = until_us;
+            return;
+        }
+        // One that ran out begins anew: somebody else may have been the replicator in between.
+        state.tenures += 1;
+        let incarnation = self.seed.wrapping_add(state.tenures);
+        let rounds = Rounds::new(&self.rounds_config(incarnation));
+        state.rounds = Some(Tenure { rounds, incarnation, until_us });
+        drop(state);
+        tracing::info!(region = self.region, "this process is the region's replicator now");
+        self.tenure.send_replace(Some(incarnation));
+    }
+
+    fn rounds_config(&self, incarnation: u64) -> RoundsConfig {
+        RoundsConfig {
+            peers: self.peers.iter().map(|peer| peer.id).collect(),
+            partitions: PARTITIONS,
+            incarnation,
+            peer_timeout_us: self.peer_timeout_us,
+        }
+    }
+
+    /// What this process says to be the replicator, or to stay it.
+    pub(super) fn lease_request(&self) -> LeaseRequest {
+        let lag_us = self.status().lag_us.unwrap_or(0);
+        LeaseRequest { holder: self.seed, for_us: LEASE_US, lag_us }
+    }
+
+    /// Takes in that the lease is somebody else's, who says that other regions hear of this one so late.
+    pub(super) fn note_other_holder(&self, lag_us: u64) {
+        self.end();
+        self.state().reported_lag_us = Some(lag_us).filter(|lag_us| *lag_us > 0);
+    }
+
+    /// Takes in that the lease is somebody else's, or ran out.
+    pub(super) fn end(&self) {
+        if self.state().rounds.take().is_some() {
+            tracing::info!(region = self.region, "this process is the region's replicator no longer");
+            self.tenure.send_replace(None);
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        let now_us = self.now_us();
+        self.state().rounds.as_ref().is_some_and(|tenure| now_us >= tenure.until_us)
+    }
+
+    /// Lets somebody else be the replicator, if this process is.
+    pub(super) async fn give_up_lease(&self) {
+        if self.tenure.borrow().is_some() {
+            self.end();
+            // If that fails, the lease runs out.
+            let _ =
+                self.ask_origin(self.origin.lease(LeaseRequest { for_us: 0, ..self.lease_request() })).await;
+        }
+    }
+
+    /// Waits for the own origin, and counts when it does not answer.
+    pub(super) async fn ask_origin<T>(&self, answer: OriginFuture<'_, T>) -> Result<T, OriginError> {
+        let late = || OriginError::Unknown(format!("no answer within {ORIGIN_TIME_MAX:?}"));
+        let answer = timeout(ORIGIN_TIME_MAX, answer).await.unwrap_or_else(|_| Err(late()));
+        if answer.is_err() {
+            self.state().origin_failures += 1;
+        }
+        answer
+    }
+
+    pub(super) fn peer_named(&self, name: &str) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.name == name)
+    }
+
+    pub(super) fn id(&self, place: usize) -> Option<RegionId> {
+        self.peers.get(place).map(|peer| peer.id)
+    }
+
+    pub(super) fn count(&self, place: usize, count: impl FnOnce(&mut PeerCounts)) {
+        if let Some(counts) = self.state().counts.get_mut(place) {
+            count(counts);
+        }
+    }
+
+    /// Counts a stranger, and says so unless that was just done.
+    pub(super) fn note_stranger(&self, from: std::net::SocketAddr, why: &dyn std::fmt::Display) {
+        let now_us = self.now_us();
+        let mut state = self.state();
+        state.strangers += 1;
+        if state.logged_us.is_none_or(|logged_us| now_us >= logged_us + LOG_EVERY_US) {
+            state.logged_us = Some(now_us);
+            tracing::warn!(region = self.region, %from, "a connection of another region was refused: {why}");
+        }
+    }
+
+    pub(super) fn note_oversized(&self, oversized: u64) {
+        if oversized > 0 {
+            self.state().oversized += oversized;
+            tracing::warn!(
+                region = self.region,
+                oversized,
+                "what was used under long keys stays unknown to other regions"
+            );
+        }
+    }
+
+    /// Takes in what a batch says that was merged; what to answer, unless the tenure is over. Where it ends a silence, nobody has
+    /// to wait for the next round to know: not the peers, nor the own origin.
+    pub(super) fn note_merged_batch(&self, incarnation: u64, from: RegionId, batch: &Batch) -> Option<Ack> {
+        let (ack, is_news) = self.during(incarnation, |rounds, now_us| {
+            let stance = |rounds: &Rounds| (rounds.connected_for_us(now_us) > 0, rounds.is_settled(now_us));
+            let before = stance(rounds);
+            let ack = rounds.merged(now_us, from, batch);
+            (ack, stance(rounds) > before)
+        })?;
+        self.stirred.iter().for_each(Notify::notify_one);
+        if is_news {
+            self.hurry.notify_one();
+        }
+        Some(ack)
+    }
+
+    /// Whether the region counts with all others.
+    pub(super) fn is_connected(&self, incarnation: u64) -> bool {
+        self.during(incarnation, |rounds, now_us| rounds.is_settled(now_us)).unwrap_or(false)
+    }
+
+    /// Takes in that a round ended, in which the region was told to count with all others or not: tells everyone who sends, and whoever reads the log,
+    /// what is new.
+    pub(super) fn round_ended(&self, incarnation: u64, is_connected: bool) {
+        let lags = self.during(incarnation, |rounds, now_us| {
+            rounds.round_ended();
+            let states = self.peers.iter().map(|peer| rounds.peer_state(now_us, peer.id));
+            states.map(|state| state.and_then(|state| state.lag_us)).collect::<Vec<Option<u64>>>()
+        });
+        self.stirred.iter().for_each(Notify::notify_one);
+        if let Some(lags) = lags {
+            self.note_connected(is_connected);
+            self.note_lags(&lags);
+        }
+    }
+
+    fn note_connected(&self, is_connected: bool) {
+        let mut state = self.state();
+        state.rounds_done += 1;
+        if std::mem::replace(&mut state.is_connected, is_connected) == is_connected {
+            return;
+        }
+        state.connected_since_round = is_connected.then_some(state.rounds_done);
+        drop(state);
+        if is_connected {
+            tracing::info!(region = self.region, "all that other regions used is known: limits are global");
+        } else {
+            tracing::warn!(
+                region = self.region,
+                "a region is silent, or has not told what it used of its part: global limits fall back to this region's part"
+            );
+        }
+    }
+
+    /// Takes in what a peer was told of what has to be the same everywhere, and says so where that is another.
+    pub(super) fn note_agreement(&self, place: usize, theirs: u64) {
+        let agrees = theirs == self.agreement;
+        let mut state = self.state();
+        let Some(known) = state.agrees.get_mut(place) else { return };
+        let is_news = known.replace(agrees) != Some(agrees);
+        drop(state);
+        if is_news && !agrees {
+            let peer = self.peers.get(place).map_or("", |peer| &peer.name);
+            tracing::warn!(
+                region = self.region,
+                peer,
+                "a region was told of other regions, weights or silences: standing parts may be more than the whole, and keys of strict \
+                 limits that another region decides for there are refused"
+            );
+        }
+    }
+
+    fn note_lags(&self, lags: &[Option<u64>]) {
+        let mut state = self.state();
+        for ((late, lag_us), peer) in state.late.iter_mut().zip(lags).zip(&self.peers) {
+            let is_late = lag_us.is_some_and(|lag_us| lag_us > LAG_ALARM_US);
+            if std::mem::replace(late, is_late) == is_late {
+                continue;
+            }
+            let lag_ms = lag_us.unwrap_or_default() / 1_000;
+            if is_late {
+                tracing::warn!(peer = peer.name, lag_ms, "a region learns late of what is used here");
+            } else {
+                tracing::info!(
+                    peer = peer.name,
+                    lag_ms,
+                    "a region learns in time again of what is used here"
+                );
+            }
+        }
+    }
+
+    pub(super) fn status(&self) -> ReplicationStatus {
+        let now_us = self.now_us();
+        let state = self.state();
+        let rounds =
+            state.rounds.as_ref().filter(|tenure| now_us < tenure.until_us).map(|tenure| &tenure.rounds);
+        let peer = |((peer, counts), agrees): ((&ValidPeer, &PeerCounts), &Option<bool>)| {
+            let known = rounds.and_then(|rounds| rounds.peer_state(now_us, peer.id));
+            PeerStatus {
+                region: peer.name.clone(),
+                has_link: known.is_some_and(|known| known.has_link),
+                lag_us: known.and_then(|known| known.lag_us),
+                last_heard_age_us: known.and_then(|known| known.last_heard_age_us),
+                agrees: *agrees,
+                counts: *counts,
+            }
+        };
+        let peers: Vec<PeerStatus> =
+            self.peers.iter().zip(&state.counts).zip(&state.agrees).map(peer).collect();
+        let measured_us = || peers.iter().filter_map(|peer| peer.lag_us).max();
+        ReplicationStatus {
+            lag_us: if rounds.is_some() { measured_us() } else { state.reported_lag_us },
+            is_replicator: rounds.is_some(),
+            is_connected: state.is_connected && rounds.is_some_and(|rounds| rounds.is_settled(now_us)),
+            last_heard_age_us: rounds.and_then(|rounds| rounds.effective_age_us(now_us)),
+            strangers: state.strangers,
+            origin_failures: state.origin_failures,
+            oversized: state.oversized,
+            rounds: state.rounds_done,
+            connected_since_round: state.connected_since_round,
+            peers,
+        }
+    }
+}

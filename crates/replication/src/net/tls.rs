@@ -1,0 +1,120 @@
+//! Encryption on both sides of a connection, with the region in the certificate.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::{ClientConfig, verify_server_name};
+use rustls::crypto::CryptoProvider;
+use rustls::server::{ParsedCertificate, ServerConfig, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{Error, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+use super::config::PeerCertificates;
+
+/// What the names of all regions end with in their certificates.
+const DOMAIN: &str = "tidegate";
+
+/// Both sides of encrypted connections.
+pub(super) struct Tls {
+    acceptor: TlsAcceptor,
+    connector: TlsConnector,
+}
+
+impl Tls {
+    /// Both sides for a region; or what is wrong with what it would show.
+    pub(super) fn new(region: &str, certificates: &PeerCertificates) -> Result<Self, String> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let roots = Arc::new(roots(&certificates.authority)?);
+        let chain = pem_chain("peer_cert", &certificates.chain)?;
+        let own = chain.first().ok_or("peer_cert: no certificate in it")?;
+        if !is_of(own, region) {
+            return Err(format!("peer_cert: it is not for {region}.{DOMAIN}"));
+        }
+        let key =
+            || PrivateKeyDer::from_pem_slice(&certificates.key).map_err(|error| format!("peer_key: {error}"));
+        let server = server_config(&provider, &roots, chain.clone(), key()?);
+        let client = client_config(&provider, roots, chain, key()?);
+        let wrong = |error: Error| format!("peer_cert, peer_key: {error}");
+        Ok(Self {
+            acceptor: TlsAcceptor::from(Arc::new(server.map_err(wrong)?)),
+            connector: TlsConnector::from(Arc::new(client.map_err(wrong)?)),
+        })
+    }
+
+    /// Waits for the other side to show who it is. Which region it may speak for is for [`may_speak_for`] to say.
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
+        self.acceptor.accept(stream).await
+    }
+
+    /// Shows the other side who we are, if it is `region`.
+    pub(super) async fn connect(
+        &self,
+        region: &str,
+        stream: TcpStream,
+    ) -> io::Result<client::TlsStream<TcpStream>> {
+        let name =
+            server_name(region).ok_or_else(|| io::Error::other("no certificate can name such a region"))?;
+        self.connector.connect(name, stream).await
+    }
+}
+
+/// Whether whoever connected has shown the certificate of `region`.
+pub(super) fn may_speak_for(stream: &server::TlsStream<TcpStream>, region: &str) -> bool {
+    let (_, connection) = stream.get_ref();
+    let shown = connection.peer_certificates().and_then(<[_]>::first);
+    shown.is_some_and(|certificate| is_of(certificate, region))
+}
+
+fn is_of(certificate: &CertificateDer<'_>, region: &str) -> bool {
+    let Ok(parsed) = ParsedCertificate::try_from(certificate) else { return false };
+    server_name(region).is_some_and(|name| verify_server_name(&parsed, &name).is_ok())
+}
+
+fn server_name(region: &str) -> Option<ServerName<'static>> {
+    ServerName::try_from(format!("{region}.{DOMAIN}")).ok()
+}
+
+fn server_config(
+    provider: &Arc<CryptoProvider>,
+    roots: &Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ServerConfig, Error> {
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider))
+        .build()
+        .map_err(|error| Error::General(error.to_string()))?;
+    // Every replicator is one of ours: there is no reason for an older version.
+    ServerConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)
+}
+
+fn client_config(
+    provider: &Arc<CryptoProvider>,
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ClientConfig, Error> {
+    ClientConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)
+}
+
+fn pem_chain(setting: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    read.map_err(|error| format!("{setting}: {error}"))
+}
+
+fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in pem_chain("peer_ca", pem)? {
+        roots.add(certificate).map_err(|error| format!("peer_ca: {error}"))?;
+    }
+    if roots.is_empty() { Err("peer_ca: no certificate in it".to_owned()) } else { Ok(roots) }
+}

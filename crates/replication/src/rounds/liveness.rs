@@ -1,0 +1,257 @@
+//! What is heard of a peer, and for how long nothing was.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::BATCHES_IN_FLIGHT_MAX;
+use crate::message::{Batch, BatchFreshness, BatchId};
+
+/// What was heard of a peer. Instants are of our own clock, and what they say stays true, so they only ever grow.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PeerLiveness {
+    /// The replicators that last spoke, the latest last: for a while there may be two.
+    replicators: VecDeque<ReceivedBatches>,
+    /// Everything that the peer had marked by then is merged here.
+    heard_us: Option<u64>,
+    /// Everything that the peer had charged by then is merged here, also what it charged to standing parts.
+    settled_us: Option<u64>,
+    /// By then the peer had heard of each of its own peers.
+    peers_heard_us: Option<u64>,
+}
+
+/// How many replicators of a peer are told apart: one that ends, and the one that begins.
+const REPLICATORS_MAX: usize = 2;
+
+/// What a replicator said.
+#[derive(Clone, Debug)]
+struct ReceivedBatches {
+    incarnation: u64,
+    /// Every batch up to this one is merged here.
+    upto: u64,
+    /// Those behind it that are merged too, while one before them is missing.
+    ahead: BTreeSet<u64>,
+}
+
+impl PeerLiveness {
+    /// Takes in that a batch was merged, and what it says of all that the peer told: unless one before it is missing, which is
+    /// on its way then.
+    pub(super) fn take_in(&mut self, now_us: u64, batch: &Batch) {
+        let BatchId { incarnation, sequence } = batch.id;
+        let place = self.replicators.iter().position(|spoken| spoken.incarnation == incarnation);
+        let known = place.and_then(|place| self.replicators.remove(place));
+        let mut spoken =
+            known.unwrap_or_else(|| ReceivedBatches { incarnation, upto: 0, ahead: BTreeSet::new() });
+        spoken.merge(sequence, batch.freshness.after);
+        if sequence <= spoken.upto {
+            self.update_freshness(now_us, &batch.freshness);
+        }
+        self.replicators.push_back(spoken);
+        if self.replicators.len() > REPLICATORS_MAX {
+            self.replicators.pop_front();
+        }
+    }
+
+    fn update_freshness(&mut self, now_us: u64, freshness: &BatchFreshness) {
+        // The batch was written after our clock was read there: what it says was true then, or later. No instant is ours that
+        // has not come, whatever a peer says.
+        let written_us = freshness.echo_us.min(now_us);
+        let before = |age_us: Option<u64>| age_us.and_then(|age_us| written_us.checked_sub(age_us));
+        self.heard_us = self.heard_us.max(before(freshness.age_us));
+        self.settled_us = self.settled_us.max(before(freshness.settled_age_us));
+        self.peers_heard_us = self.peers_heard_us.max(before(freshness.last_heard_age_us));
+    }
+
+    /// For how long nothing was heard of the peer itself.
+    pub(super) fn last_heard_age_us(&self, now_us: u64) -> Option<u64> {
+        self.heard_us.map(|heard_us| now_us.saturating_sub(heard_us))
+    }
+
+    /// For how long nothing was heard of what the peer charged to standing parts: while it charges nothing to them, as long as nothing
+    /// was heard of it at all.
+    pub(super) fn isolated_age_us(&self, now_us: u64) -> Option<u64> {
+        self.settled_us.map(|settled_us| now_us.saturating_sub(settled_us))
+    }
+
+    /// The same as the first, or for how long the peer has heard nothing of one of its own, if that is longer.
+    pub(super) fn effective_age_us(&self, now_us: u64) -> Option<u64> {
+        let peers_heard_us = now_us.saturating_sub(self.peers_heard_us?);
+        self.last_heard_age_us(now_us).map(|own_us| own_us.max(peers_heard_us))
+    }
+}
+
+impl ReceivedBatches {
+    /// Takes in that a batch is merged, and that its replicator knows of all up to `after`. It has no more under way than are remembered,
+    /// so what is forgotten is a stranger's mistake, and waits for the peer to say how far it is.
+    fn merge(&mut self, sequence: u64, after: u64) {
+        self.upto = self.upto.max(after);
+        if sequence > self.upto && self.ahead.len() < BATCHES_IN_FLIGHT_MAX {
+            self.ahead.insert(sequence);
+        }
+        self.ahead = self.ahead.split_off(&self.upto.saturating_add(1));
+        while self.ahead.remove(&self.upto.saturating_add(1)) {
+            self.upto += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_US: u64 = 1_000_000;
+
+    /// The next batch of a peer that has one under way at a time.
+    fn freshness(echo_us: u64, age_us: u64, last_heard_age_us: u64) -> Batch {
+        batch(
+            1,
+            BatchFreshness {
+                after: 0,
+                echo_us,
+                age_us: Some(age_us),
+                settled_age_us: Some(age_us),
+                last_heard_age_us: Some(last_heard_age_us),
+            },
+        )
+    }
+
+    fn batch(sequence: u64, freshness: BatchFreshness) -> Batch {
+        Batch { id: BatchId { incarnation: 1, sequence }, freshness, groups: vec![] }
+    }
+
+    #[test]
+    fn a_batch_that_was_under_way_for_long_is_as_old_as_it_is() {
+        let mut liveness = PeerLiveness::default();
+        liveness.take_in(60 * SECOND_US, &freshness(50 * SECOND_US, SECOND_US, 0));
+        assert_eq!(liveness.last_heard_age_us(60 * SECOND_US), Some(11 * SECOND_US));
+    }
+
+    #[test]
+    fn an_older_word_takes_nothing_back() {
+        let mut liveness = PeerLiveness::default();
+        liveness.take_in(10 * SECOND_US, &freshness(10 * SECOND_US, 0, 0));
+        liveness.take_in(11 * SECOND_US, &freshness(5 * SECOND_US, 0, 3 * SECOND_US));
+        let none = BatchFreshness {
+            after: 0,
+            echo_us: 11 * SECOND_US,
+            age_us: None,
+            settled_age_us: None,
+            last_heard_age_us: None,
+        };
+        liveness.take_in(11 * SECOND_US, &batch(1, none));
+        assert_eq!(liveness.effective_age_us(11 * SECOND_US), Some(SECOND_US));
+    }
+
+    #[test]
+    fn a_peer_that_misses_somebody_counts_as_silent_for_as_long() {
+        let mut liveness = PeerLiveness::default();
+        liveness.take_in(10 * SECOND_US, &freshness(10 * SECOND_US, 0, 4 * SECOND_US));
+        assert_eq!(liveness.last_heard_age_us(12 * SECOND_US), Some(2 * SECOND_US));
+        assert_eq!(liveness.effective_age_us(12 * SECOND_US), Some(6 * SECOND_US));
+    }
+
+    #[test]
+    fn nobody_is_heard_in_the_future_nor_before_the_clock_began() {
+        let mut liveness = PeerLiveness::default();
+        liveness.take_in(SECOND_US, &freshness(SECOND_US, 2 * SECOND_US, 2 * SECOND_US));
+        assert_eq!(
+            liveness.last_heard_age_us(SECOND_US),
+            None,
+            "older than our clock: nobody knows by how much"
+        );
+        liveness.take_in(SECOND_US, &freshness(u64::MAX, 0, 0));
+        assert_eq!(liveness.last_heard_age_us(3 * SECOND_US), Some(2 * SECOND_US));
+    }
+
+    /// However many are under way when the next one is made.
+    #[test]
+    fn who_missed_a_batch_hears_again_when_it_has_come() {
+        let of = |sequence: u64, after| {
+            batch(
+                sequence,
+                BatchFreshness {
+                    after,
+                    echo_us: sequence * 1_000,
+                    age_us: Some(0),
+                    settled_age_us: Some(0),
+                    last_heard_age_us: Some(0),
+                },
+            )
+        };
+        let heard_us = |liveness: &PeerLiveness| {
+            liveness.last_heard_age_us(90_000).map(|last_heard_age_us| 90_000 - last_heard_age_us)
+        };
+        let mut liveness = PeerLiveness::default();
+        for (sequence, after) in [(1, 0), (4, 1), (5, 1)] {
+            liveness.take_in(90_000, &of(sequence, after));
+        }
+        assert_eq!(heard_us(&liveness), Some(1_000), "two are missing");
+        liveness.take_in(90_000, &of(2, 1));
+        liveness.take_in(90_000, &of(3, 1));
+        assert_eq!(heard_us(&liveness), Some(3_000));
+        for sequence in 6..40 {
+            liveness.take_in(90_000, &of(sequence, sequence - 3));
+            assert_eq!(heard_us(&liveness), Some(sequence * 1_000));
+        }
+        assert!(liveness.replicators.iter().all(|spoken| spoken.ahead.is_empty()));
+    }
+
+    #[test]
+    fn two_replicators_of_a_peer_are_heard_side_by_side() {
+        let mut liveness = PeerLiveness::default();
+        for sequence in 1..20_u64 {
+            for incarnation in [1, 2] {
+                let echo_us = sequence * 1_000 + incarnation;
+                let after = sequence.saturating_sub(3);
+                let freshness = BatchFreshness {
+                    after,
+                    echo_us,
+                    age_us: Some(0),
+                    settled_age_us: Some(0),
+                    last_heard_age_us: Some(0),
+                };
+                let id = BatchId { incarnation, sequence };
+                liveness.take_in(90_000, &Batch { id, freshness, groups: vec![] });
+                assert_eq!(liveness.last_heard_age_us(90_000), Some(90_000 - echo_us));
+            }
+        }
+        let stranger = BatchId { incarnation: 3, sequence: 1 };
+        liveness.take_in(90_000, &Batch { id: stranger, ..freshness(80_000, 0, 0) });
+        assert_eq!(
+            (liveness.last_heard_age_us(90_000), liveness.replicators.len()),
+            (Some(10_000), REPLICATORS_MAX)
+        );
+    }
+
+    #[test]
+    fn a_batch_says_nothing_of_those_before_it_that_have_not_come() {
+        let of = |sequence, after, echo_us| {
+            batch(
+                sequence,
+                BatchFreshness {
+                    after,
+                    echo_us,
+                    age_us: Some(0),
+                    settled_age_us: Some(0),
+                    last_heard_age_us: Some(0),
+                },
+            )
+        };
+        let heard_us = |liveness: &PeerLiveness| {
+            liveness.last_heard_age_us(9_000).map(|last_heard_age_us| 9_000 - last_heard_age_us)
+        };
+        let mut liveness = PeerLiveness::default();
+        liveness.take_in(9_000, &of(2, 0, 2_000));
+        assert_eq!(heard_us(&liveness), None, "the first is missing");
+        liveness.take_in(9_000, &of(1, 0, 1_000));
+        assert_eq!(heard_us(&liveness), Some(1_000));
+        liveness.take_in(9_000, &of(3, 0, 3_000));
+        assert_eq!(heard_us(&liveness), Some(3_000), "the second had come");
+        liveness.take_in(9_000, &of(5, 3, 5_000));
+        assert_eq!(heard_us(&liveness), Some(3_000), "the fourth is missing");
+        liveness.take_in(9_000, &of(6, 4, 6_000));
+        assert_eq!(heard_us(&liveness), Some(6_000), "the sender knows that it was merged");
+        let mut other = of(7, 0, 7_000);
+        other.id.incarnation = 2;
+        liveness.take_in(9_000, &other);
+        assert_eq!(heard_us(&liveness), Some(6_000), "another replicator counts its own");
+    }
+}

@@ -1,0 +1,566 @@
+//! One step after the other.
+
+use tidegate_core::origin::{RegionId, RoundReply};
+
+use super::super::{
+    BATCH_BYTES_MAX, BATCH_COMPONENTS_MAX, BATCHES_IN_FLIGHT_MAX, GATHER_MAX, INTERVAL_US, OUTBOX_BYTES_MAX,
+    PEER_TIMEOUT_DEFAULT_US, PartitionRound, Rounds,
+};
+use super::{component, gathered, rounds};
+use crate::message::{Ack, Batch, BatchFreshness, BatchId};
+use crate::wire::{COMPONENT_BYTES_MAX, FRAME_BYTES_MAX, Frame};
+
+const NEAR: RegionId = RegionId(1);
+const FAR: RegionId = RegionId(2);
+
+fn only(partition_rounds: Vec<PartitionRound>) -> PartitionRound {
+    let [partition_round] = <[PartitionRound; 1]>::try_from(partition_rounds).expect("one ask");
+    partition_round
+}
+
+fn ack(batch: &Batch, clock_us: u64) -> Ack {
+    Ack { id: batch.id, clock_us }
+}
+
+/// One partition, one peer, one component that was gathered.
+fn with_something_to_say() -> Rounds {
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.connected(NEAR, 0);
+    let partition_round = only(rounds.partition_rounds(0, 0));
+    rounds.on_round_reply(0, &partition_round, &gathered(vec![component(b"a", 5)], 9, false));
+    rounds
+}
+
+#[test]
+fn what_changed_is_sent_once_and_dropped_from_the_marks_when_acknowledged() {
+    let mut rounds = with_something_to_say();
+    let batch = rounds.next_batch(10, NEAR).expect("there is something to say");
+    assert_eq!(batch.id, BatchId { incarnation: 7, sequence: 1 });
+    assert_eq!(batch.components(), 1);
+    let partition_round = only(rounds.partition_rounds(20, 0));
+    assert_eq!(
+        (partition_round.round.after, partition_round.round.trim),
+        (9, 0),
+        "gathered, but nobody has it yet"
+    );
+    assert!(rounds.next_batch(20, NEAR).is_none(), "it is under way");
+    assert!(rounds.acknowledged(30, NEAR, &ack(&batch, 0)));
+    assert_eq!(only(rounds.partition_rounds(40, 0)).round.trim, 9);
+    assert!(rounds.next_batch(40, NEAR).is_none(), "there is nothing more");
+}
+
+#[test]
+fn only_what_every_peer_has_is_dropped_from_the_marks() {
+    let mut rounds = rounds(&[1, 2], 1, 7);
+    rounds.connected(NEAR, 0);
+    let partition_round = only(rounds.partition_rounds(0, 0));
+    rounds.on_round_reply(0, &partition_round, &gathered(vec![component(b"a", 5)], 9, false));
+    let batch = rounds.next_batch(0, NEAR).expect("something to say");
+    rounds.acknowledged(0, NEAR, &ack(&batch, 0));
+    rounds.connected(FAR, 0);
+    let afters: Vec<(u64, u64)> = rounds
+        .partition_rounds(0, 0)
+        .iter()
+        .map(|partition_round| (partition_round.round.after, partition_round.round.trim))
+        .collect();
+    assert_eq!(afters, [(9, 0), (0, 0)], "each is asked for what it lacks");
+}
+
+#[test]
+fn peers_that_are_equally_far_are_gathered_for_at_once() {
+    let mut rounds = rounds(&[1, 2], 1, 7);
+    rounds.connected(NEAR, 0);
+    rounds.connected(FAR, 0);
+    let partition_round = only(rounds.partition_rounds(0, 0));
+    rounds.on_round_reply(0, &partition_round, &gathered(vec![component(b"a", 5)], 9, false));
+    for peer in [NEAR, FAR] {
+        assert_eq!(rounds.next_batch(0, peer).map(|batch| batch.components()), Some(1));
+    }
+}
+
+#[test]
+fn without_anybody_to_speak_to_the_origin_is_still_told_for_how_long_the_region_is_whole() {
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.merged(1_000, NEAR, &silent_batch(1_000, 0));
+    let round = only(rounds.partition_rounds(1_000, 0)).round;
+    assert_eq!((round.most, round.connected_for_us), (0, PEER_TIMEOUT_DEFAULT_US));
+}
+
+#[test]
+fn the_origin_is_told_what_its_clock_read_at_least_when_this_was_said() {
+    let mut rounds = rounds(&[1], 2, 7);
+    let partition_round = only(rounds.partition_rounds(1_000, 0));
+    assert_eq!(partition_round.round.clock_us, 0, "it has not answered yet");
+    rounds.on_round_reply(
+        1_500,
+        &partition_round,
+        &RoundReply { now_us: 77_000, ..gathered(vec![], 0, false) },
+    );
+    assert_eq!(
+        only(rounds.partition_rounds(2_000, 0)).round.clock_us,
+        77_500,
+        "it may have been read just before we heard of it"
+    );
+    assert_eq!(
+        only(rounds.partition_rounds(2_000, 1)).round.clock_us,
+        0,
+        "each partition may be of another store"
+    );
+}
+
+#[test]
+fn a_batch_whose_link_broke_is_sent_again_with_the_same_number_and_fresh_news() {
+    let mut rounds = with_something_to_say();
+    let first = rounds.next_batch(10, NEAR).expect("something to say");
+    rounds.disconnected(NEAR);
+    assert!(rounds.next_batch(20, NEAR).is_none(), "nobody listens");
+    rounds.connected(NEAR, 555);
+    let again = rounds.next_batch(30, NEAR).expect("it may not have arrived");
+    assert_eq!((again.id, &again.groups), (first.id, &first.groups));
+    assert_eq!(
+        again.freshness,
+        BatchFreshness {
+            after: 0,
+            echo_us: 555,
+            age_us: Some(30),
+            settled_age_us: Some(30),
+            last_heard_age_us: None
+        }
+    );
+}
+
+/// A full batch, which is gathered and sent.
+fn send_full(rounds: &mut Rounds, upto: u64) -> Batch {
+    for part in 1..=BATCH_COMPONENTS_MAX as u64 / u64::from(GATHER_MAX) {
+        let partition_round = only(rounds.partition_rounds(upto, 0));
+        let components = (0..GATHER_MAX).map(|key| component(&key.to_be_bytes(), 1)).collect();
+        rounds.on_round_reply(upto, &partition_round, &gathered(components, upto + part, false));
+    }
+    let batch = rounds.next_batch(upto, NEAR).expect("much to say");
+    assert_eq!(batch.components(), BATCH_COMPONENTS_MAX);
+    batch
+}
+
+#[test]
+fn batches_that_are_acknowledged_in_another_order_are_known_when_all_before_them_are() {
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.connected(NEAR, 0);
+    let [first, second, third] = [100, 200, 300].map(|upto| send_full(&mut rounds, upto));
+    assert_eq!(
+        [&first, &second, &third].map(|batch| batch.freshness.after),
+        [0, 0, 0],
+        "none is acknowledged"
+    );
+    let trim = |rounds: &Rounds| only(rounds.partition_rounds(400, 0)).round.trim;
+    assert!(rounds.acknowledged(400, NEAR, &ack(&second, 7)));
+    assert_eq!(trim(&rounds), 0, "the first may be lost");
+    assert!(!rounds.acknowledged(400, NEAR, &ack(&second, 7)), "it came twice");
+    assert!(rounds.acknowledged(400, NEAR, &ack(&first, 5)));
+    assert_eq!(trim(&rounds), 208);
+    rounds.round_ended();
+    let fourth = rounds.next_batch(400, NEAR).expect("a sign of life");
+    assert_eq!(
+        (fourth.freshness.after, fourth.freshness.echo_us),
+        (2, 7),
+        "the later of two readings of a clock"
+    );
+    assert!(rounds.acknowledged(400, NEAR, &ack(&third, 8)));
+    assert_eq!(trim(&rounds), 308);
+}
+
+#[test]
+fn what_was_not_acknowledged_is_sent_again_over_the_next_link_in_its_order() {
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.connected(NEAR, 0);
+    let [first, second, third] = [100, 200, 300].map(|upto| send_full(&mut rounds, upto));
+    rounds.acknowledged(400, NEAR, &ack(&second, 0));
+    rounds.disconnected(NEAR);
+    rounds.connected(NEAR, 9);
+    let again: Vec<Batch> = std::iter::from_fn(|| rounds.next_batch(500, NEAR)).collect();
+    let ids: Vec<BatchId> = again.iter().map(|batch| batch.id).collect();
+    let sign_of_life = BatchId { sequence: 4, ..first.id };
+    assert_eq!(ids, [first.id, third.id, sign_of_life], "what is merged need not be said again");
+}
+
+/// A region that uses many keys, and one whose answers take a round trip.
+#[test]
+fn as_many_components_are_carried_in_a_round_trip_as_may_be_under_way() {
+    const ROUND_TRIP_US: u64 = 160_000;
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.connected(NEAR, 0);
+    let (mut upto, mut carried) = (0, Vec::new());
+    for trip in 0..3 {
+        let now_us = trip * ROUND_TRIP_US;
+        let mut batches = Vec::new();
+        loop {
+            while only(rounds.partition_rounds(now_us, 0)).round.most > 0 {
+                let partition_round = only(rounds.partition_rounds(now_us, 0));
+                upto += 1;
+                let components = (0..GATHER_MAX).map(|key| component(&key.to_be_bytes(), upto)).collect();
+                rounds.on_round_reply(now_us, &partition_round, &gathered(components, upto, true));
+            }
+            let Some(batch) = rounds.next_batch(now_us, NEAR) else { break };
+            batches.push(batch);
+        }
+        assert_eq!(batches.len(), BATCHES_IN_FLIGHT_MAX, "there is no end to what is to be said");
+        carried.push(batches.iter().map(Batch::components).sum::<usize>());
+        for batch in &batches {
+            rounds.acknowledged(now_us + ROUND_TRIP_US, NEAR, &ack(batch, 0));
+        }
+    }
+    assert_eq!(carried, [BATCHES_IN_FLIGHT_MAX * BATCH_COMPONENTS_MAX; 3]);
+    let per_second = carried[0] as u64 * 1_000_000 / ROUND_TRIP_US;
+    assert!(per_second > 166_667, "{per_second} a second: the worked example of docs/regions.md");
+}
+
+#[test]
+fn an_acknowledgement_of_another_batch_or_replicator_changes_nothing() {
+    let mut rounds = with_something_to_say();
+    let batch = rounds.next_batch(10, NEAR).expect("something to say");
+    for id in [BatchId { sequence: 2, ..batch.id }, BatchId { incarnation: 6, ..batch.id }] {
+        assert!(!rounds.acknowledged(20, NEAR, &Ack { id, clock_us: 0 }));
+    }
+    assert_eq!(only(rounds.partition_rounds(20, 0)).round.trim, 0);
+    assert!(rounds.acknowledged(20, NEAR, &ack(&batch, 0)));
+    assert!(!rounds.acknowledged(20, NEAR, &ack(&batch, 0)), "it came twice");
+}
+
+#[test]
+fn each_round_ends_with_a_sign_of_life() {
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.connected(NEAR, 77);
+    let first = rounds.next_batch(5, NEAR).expect("a sign of life");
+    assert_eq!((first.components(), first.freshness.age_us), (0, None), "nobody has looked yet");
+    rounds.acknowledged(6, NEAR, &ack(&first, 78));
+    let partition_round = only(rounds.partition_rounds(10, 0));
+    rounds.on_round_reply(0, &partition_round, &gathered(vec![], 0, false));
+    assert!(rounds.next_batch(20, NEAR).is_none(), "the round goes on");
+    rounds.round_ended();
+    let second = rounds.next_batch(30, NEAR).expect("a sign of life");
+    assert_eq!(
+        second.freshness,
+        BatchFreshness {
+            after: 1,
+            echo_us: 78,
+            age_us: Some(20),
+            settled_age_us: Some(20),
+            last_heard_age_us: None
+        }
+    );
+}
+
+#[test]
+fn what_waits_in_the_queue_keeps_a_batch_from_being_called_fresh() {
+    let mut rounds = rounds(&[1], 2, 7);
+    rounds.connected(NEAR, 0);
+    let full = || (0..GATHER_MAX).map(|key| component(&key.to_be_bytes(), 1)).collect::<Vec<_>>();
+    let mut upto = 0;
+    for _ in 0..=BATCH_COMPONENTS_MAX / usize::from(GATHER_MAX) {
+        let partition_round = only(rounds.partition_rounds(100, 0));
+        upto += 1_000;
+        rounds.on_round_reply(0, &partition_round, &gathered(full(), upto, false));
+    }
+    let partition_round = only(rounds.partition_rounds(200, 1));
+    rounds.on_round_reply(0, &partition_round, &gathered(vec![], 0, false));
+    let partition_round = only(rounds.partition_rounds(300, 0));
+    rounds.on_round_reply(0, &partition_round, &gathered(vec![], upto, false));
+    let first = rounds.next_batch(1_000, NEAR).expect("much to say");
+    assert_eq!((first.components(), first.freshness.age_us), (BATCH_COMPONENTS_MAX, Some(900)));
+    rounds.acknowledged(1_000, NEAR, &ack(&first, 0));
+    let second = rounds.next_batch(1_000, NEAR).expect("the rest");
+    assert_eq!((second.components(), second.freshness.age_us), (usize::from(GATHER_MAX), Some(900)));
+    rounds.acknowledged(1_000, NEAR, &ack(&second, 0));
+    for partition in [0, 1] {
+        let partition_round = only(rounds.partition_rounds(1_500, partition));
+        rounds.on_round_reply(0, &partition_round, &gathered(vec![], upto, false));
+    }
+    rounds.round_ended();
+    let last = rounds.next_batch(2_000, NEAR).expect("a sign of life");
+    assert_eq!(last.freshness.age_us, Some(500));
+}
+
+#[test]
+fn more_is_asked_for_while_there_is_room_for_it() {
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.connected(NEAR, 0);
+    let long = |key: u32| component(&[&key.to_be_bytes()[..], &vec![b'x'; 60_000]].concat(), 1);
+    let mut partition_round = only(rounds.partition_rounds(0, 0));
+    let mut components = 0;
+    for turn in 1.. {
+        let answer = gathered((0..10).map(long).collect(), turn, true);
+        components += rounds.on_round_reply(0, &partition_round, &answer) + 10;
+        match rounds.next_partition_round(0, &partition_round, &answer) {
+            Some(on) => partition_round = on,
+            None => break,
+        }
+        assert_eq!(partition_round.round.after, turn);
+    }
+    let bytes = components * 60_000;
+    let most = OUTBOX_BYTES_MAX as u64;
+    assert!((most..most + 700_000).contains(&bytes), "{bytes}");
+    assert_eq!(
+        only(rounds.partition_rounds(0, 0)).round.most,
+        0,
+        "nothing is gathered while there is no room"
+    );
+    let mut sent = 0;
+    while let Some(batch) = rounds.next_batch(0, NEAR) {
+        let bytes = Frame::Batch(batch.clone()).encode().len();
+        assert!(bytes <= BATCH_BYTES_MAX + 1_000, "{bytes}");
+        sent += batch.components() as u64;
+        rounds.acknowledged(0, NEAR, &ack(&batch, 0));
+    }
+    assert_eq!(sent, components, "nothing is lost on the way");
+}
+
+#[test]
+fn a_component_that_no_frame_can_carry_is_counted_and_holds_up_nobody() {
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.connected(NEAR, 0);
+    let partition_round = only(rounds.partition_rounds(0, 0));
+    let longest = component(&vec![b'x'; 512 << 10], u64::MAX >> 12);
+    let longer = component(&vec![b'x'; COMPONENT_BYTES_MAX], 1);
+    let components = vec![component(b"a", 1), longest, longer, component(b"b", 1)];
+    assert_eq!(rounds.on_round_reply(0, &partition_round, &gathered(components, 4, false)), 1);
+    let mut sent = 0;
+    while let Some(batch) = rounds.next_batch(0, NEAR) {
+        let bytes = Frame::Batch(batch.clone()).encode();
+        assert!(bytes.len() <= FRAME_BYTES_MAX, "{}", bytes.len());
+        assert_eq!(Frame::decode(&bytes[4..]), Ok(Frame::Batch(batch.clone())));
+        sent += batch.components();
+        rounds.acknowledged(0, NEAR, &ack(&batch, 0));
+    }
+    assert_eq!(sent, 3);
+}
+
+#[test]
+fn of_a_store_that_lost_its_marks_no_page_is_passed_over() {
+    let mut rounds = with_something_to_say();
+    let partition_round = only(rounds.partition_rounds(0, 0));
+    let first_page = gathered(vec![component(b"a", 1)], 3, true);
+    rounds.on_round_reply(0, &partition_round, &first_page);
+    assert!(rounds.next_partition_round(0, &partition_round, &first_page).is_none(), "it was thrown away");
+    assert_eq!(only(rounds.partition_rounds(0, 0)).round.after, 0);
+}
+
+#[test]
+fn a_store_that_lost_its_marks_is_listened_to_from_the_beginning() {
+    let mut rounds = with_something_to_say();
+    let before = rounds.next_batch(0, NEAR).expect("something to say");
+    let partition_round = only(rounds.partition_rounds(0, 0));
+    assert_eq!(partition_round.round.after, 9);
+    rounds.on_round_reply(0, &partition_round, &gathered(vec![], 3, false));
+    rounds.acknowledged(0, NEAR, &ack(&before, 0));
+    let round = only(rounds.partition_rounds(0, 0)).round;
+    assert_eq!((round.after, round.trim), (0, 0), "stamps of an earlier life say nothing about this one");
+}
+
+#[test]
+fn lag_is_half_a_round_trip_and_an_interval_and_grows_while_nothing_is_acknowledged() {
+    let mut rounds = with_something_to_say();
+    assert_eq!(rounds.peer_state(0, NEAR).expect("known").lag_us, None);
+    let batch = rounds.next_batch(1_000, NEAR).expect("something to say");
+    rounds.acknowledged(101_000, NEAR, &ack(&batch, 0));
+    let lag_us = |now_us| rounds.peer_state(now_us, NEAR).expect("known").lag_us;
+    assert_eq!(lag_us(101_000), Some(50_000 + INTERVAL_US));
+    assert_eq!(lag_us(5_000_000), Some(5_000_000 - 50_000));
+}
+
+/// A batch without changes whose sender hears everybody.
+fn silent_batch(echo_us: u64, last_heard_age_us: u64) -> Batch {
+    let freshness = BatchFreshness {
+        after: 0,
+        echo_us,
+        age_us: Some(0),
+        settled_age_us: Some(0),
+        last_heard_age_us: Some(last_heard_age_us),
+    };
+    Batch { id: BatchId { incarnation: 1, sequence: 1 }, freshness, groups: vec![] }
+}
+
+#[test]
+fn a_region_is_whole_while_everybody_is_heard() {
+    let mut rounds = rounds(&[1, 2], 1, 7);
+    rounds.merged(1_000_000, NEAR, &silent_batch(1_000_000, 0));
+    assert_eq!(rounds.connected_for_us(1_000_000), 0, "one was never heard of");
+    assert_eq!(rounds.last_heard_age_us(1_000_000), None);
+    rounds.merged(1_500_000, FAR, &silent_batch(1_500_000, 0));
+    assert_eq!(rounds.last_heard_age_us(2_000_000), Some(1_000_000));
+    assert_eq!(rounds.connected_for_us(2_000_000), PEER_TIMEOUT_DEFAULT_US - 1_000_000);
+    assert_eq!(rounds.connected_for_us(1_000_000 + PEER_TIMEOUT_DEFAULT_US), 0);
+}
+
+#[test]
+fn a_region_on_its_parts_does_not_say_that_it_told_everything() {
+    let mut rounds = rounds(&[1], 2, 7);
+    rounds.connected(NEAR, 0);
+    let mut freshness_after = |now_us: u64, joined: [bool; 2]| {
+        for (partition, joined) in (0..).zip(joined) {
+            let partition_round = only(rounds.partition_rounds(now_us, partition));
+            rounds.on_round_reply(
+                now_us,
+                &partition_round,
+                &RoundReply { includes_isolated: joined, ..gathered(vec![], 0, false) },
+            );
+        }
+        rounds.round_ended();
+        let batch = rounds.next_batch(now_us, NEAR).expect("a sign of life");
+        rounds.acknowledged(now_us, NEAR, &ack(&batch, now_us));
+        (batch.freshness.age_us, batch.freshness.settled_age_us)
+    };
+    assert_eq!(freshness_after(10, [false, false]), (Some(0), None));
+    assert_eq!(freshness_after(20, [true, false]), (Some(0), None), "not in every partition");
+    assert_eq!(freshness_after(30, [true, true]), (Some(0), Some(0)));
+    assert_eq!(
+        freshness_after(40, [false, true]),
+        (Some(0), Some(10)),
+        "it is on its part again in one of them"
+    );
+}
+
+#[test]
+fn a_region_counts_on_the_whole_when_all_that_was_charged_to_parts_has_come_and_for_as_long() {
+    let mut rounds = rounds(&[1, 2], 1, 7);
+    let said = |settled_age_us| {
+        let mut batch = silent_batch(10_000_000, 0);
+        batch.freshness.settled_age_us = settled_age_us;
+        batch
+    };
+    let stance = |rounds: &Rounds| (rounds.connected_for_us(10_000_000), rounds.is_settled(10_000_000));
+    rounds.merged(10_000_000, NEAR, &said(Some(1_000)));
+    rounds.merged(10_000_000, FAR, &said(None));
+    assert_eq!(
+        stance(&rounds),
+        (PEER_TIMEOUT_DEFAULT_US, false),
+        "all are heard of, and one has not told all"
+    );
+    rounds.merged(10_000_000, FAR, &said(Some(PEER_TIMEOUT_DEFAULT_US)));
+    assert_eq!(stance(&rounds), (PEER_TIMEOUT_DEFAULT_US, false), "what it told is too old");
+    rounds.merged(10_000_000, FAR, &said(Some(3_000)));
+    assert_eq!(stance(&rounds), (PEER_TIMEOUT_DEFAULT_US - 3_000, true));
+    assert!(
+        rounds.partition_rounds(10_000_000, 0).iter().all(|partition_round| partition_round.round.settled)
+    );
+    let later_us = 10_000_000 + PEER_TIMEOUT_DEFAULT_US - 3_000;
+    assert_eq!((rounds.connected_for_us(later_us), rounds.is_settled(later_us)), (3_000, false));
+    assert!(
+        rounds.partition_rounds(later_us, 0).iter().all(|partition_round| !partition_round.round.settled)
+    );
+}
+
+#[test]
+fn where_two_are_cut_from_each_other_all_three_fall_back_at_about_the_same_time() {
+    // Regions 0, 1 and 2 with a batch from each to each other every interval; the link between 0 and 1 is cut at 10 s.
+    let mut all: Vec<Rounds> = (0..3u64)
+        .map(|own| {
+            let peers: Vec<u64> = (0..3).filter(|peer| *peer != own).collect();
+            rounds(&peers, 1, own)
+        })
+        .collect();
+    let place = |region: u64| usize::try_from(region).expect("one of three");
+    let mut fell_back_us = [None; 3];
+    for turn in 0..100 {
+        let now_us = turn * INTERVAL_US;
+        for from in 0..3u64 {
+            for to in (0..3u64).filter(|to| *to != from) {
+                let is_cut = now_us >= 10_000_000 && from + to == 1;
+                if is_cut {
+                    continue;
+                }
+                // As it is between replicators: what is given back is the clock of one interval ago.
+                let echo_us = now_us.saturating_sub(INTERVAL_US);
+                let last_heard_age_us = all[place(from)].last_heard_age_us(now_us);
+                let freshness = BatchFreshness {
+                    after: turn,
+                    echo_us,
+                    age_us: Some(0),
+                    settled_age_us: Some(0),
+                    last_heard_age_us,
+                };
+                let batch =
+                    Batch { id: BatchId { incarnation: 1, sequence: turn }, freshness, groups: vec![] };
+                all[place(to)].merged(now_us, RegionId(from), &batch);
+            }
+        }
+        for (region, fell_back_us) in all.iter().zip(&mut fell_back_us) {
+            if now_us < 1_000_000 {
+                continue;
+            }
+            if region.connected_for_us(now_us) == 0 {
+                fell_back_us.get_or_insert(now_us);
+            } else {
+                assert_eq!(*fell_back_us, None, "it stays so");
+            }
+        }
+    }
+    for fell_back_us in fell_back_us {
+        let fell_back_us = fell_back_us.expect("the cut lasts");
+        let after_us = fell_back_us - 10_000_000;
+        assert!(
+            (PEER_TIMEOUT_DEFAULT_US - 5 * INTERVAL_US..=PEER_TIMEOUT_DEFAULT_US).contains(&after_us),
+            "{after_us}"
+        );
+    }
+}
+
+#[test]
+fn with_nothing_wrong_silences_stay_short_whatever_the_distance() {
+    const STEP_US: u64 = 5_000;
+    const PHASES_US: [u64; 3] = [0, 65_000, 130_000];
+    for way_us in [0, 40_000, 150_000] {
+        let peers_of = |own: u64| (0..3u64).filter(move |peer| *peer != own);
+        let mut all: Vec<Rounds> =
+            (0..3).map(|own| rounds(&peers_of(own).collect::<Vec<_>>(), 1, own)).collect();
+        let place = |region: u64| usize::try_from(region).expect("one of three");
+        for own in 0..3 {
+            peers_of(own).for_each(|peer| all[place(own)].connected(RegionId(peer), 0));
+        }
+        // What arrives when, from whom and to whom.
+        let mut batches: Vec<(u64, u64, u64, Batch)> = Vec::new();
+        let mut acks: Vec<(u64, u64, u64, Ack)> = Vec::new();
+        let mut longest_us = 0;
+        for now_us in (0..10_000_000).step_by(5_000) {
+            for (_, from, to, batch) in batches.extract_if(.., |(at_us, ..)| *at_us <= now_us) {
+                let ack = all[place(to)].merged(now_us, RegionId(from), &batch);
+                acks.push((now_us + way_us, to, from, ack));
+            }
+            for (_, from, to, ack) in acks.extract_if(.., |(at_us, ..)| *at_us <= now_us) {
+                all[place(to)].acknowledged(now_us, RegionId(from), &ack);
+            }
+            for own in 0..3u64 {
+                if now_us % INTERVAL_US / STEP_US == PHASES_US[place(own)] / STEP_US {
+                    let partition_round = only(all[place(own)].partition_rounds(now_us, 0));
+                    all[place(own)].on_round_reply(0, &partition_round, &gathered(vec![], 0, false));
+                    all[place(own)].round_ended();
+                }
+                for peer in peers_of(own) {
+                    let next = all[place(own)].next_batch(now_us, RegionId(peer));
+                    batches.extend(next.map(|batch| (now_us + way_us, own, peer, batch)));
+                }
+            }
+            if now_us > 3_000_000 {
+                let ages = all.iter().map(|rounds| rounds.effective_age_us(now_us).expect("all are heard"));
+                longest_us = longest_us.max(ages.max().expect("three"));
+            }
+        }
+        let most_us = 4 * INTERVAL_US + 2 * (2 * way_us) + 4 * STEP_US;
+        assert!((2 * INTERVAL_US..=most_us).contains(&longest_us), "{longest_us} with a way of {way_us}");
+    }
+}
+
+#[test]
+fn what_was_gathered_at_once_is_known_when_its_last_piece_is() {
+    let mut rounds = rounds(&[1], 1, 7);
+    rounds.connected(NEAR, 0);
+    let long = |key: u32| component(&[&key.to_be_bytes()[..], &vec![b'x'; 60_000]].concat(), 1);
+    let partition_round = only(rounds.partition_rounds(0, 0));
+    rounds.on_round_reply(0, &partition_round, &gathered((0..10).map(long).collect(), 9, false));
+    let mut sent = 0;
+    while let Some(batch) = rounds.next_batch(0, NEAR) {
+        assert_eq!(only(rounds.partition_rounds(0, 0)).round.trim, 0, "{sent} of 10 are there");
+        sent += batch.components();
+        assert_eq!(batch.freshness.age_us.is_some(), sent == 10);
+        rounds.acknowledged(0, NEAR, &ack(&batch, 0));
+    }
+    assert_eq!((sent, only(rounds.partition_rounds(0, 0)).round.trim), (10, 9));
+}

@@ -1,0 +1,374 @@
+//! Questions that another region decides.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tidegate_core::Limit;
+use tidegate_replication::wire::Frame;
+use tidegate_replication::{
+    ForwardAction, ForwardDecision, ForwardHandler, ForwardReply, ForwardRequest, ForwardedCheck,
+    PeerCertificates, Replicator, region_id,
+};
+use tidegate_testkit::{Proxy, Traffic};
+use tokio::sync::Semaphore;
+
+use common::{Hand, Region, TIME_MAX};
+
+/// Says what each question costs, once it may.
+struct Echo {
+    may: Semaphore,
+}
+
+impl Echo {
+    fn new(may: usize) -> Arc<Self> {
+        Arc::new(Self { may: Semaphore::new(may) })
+    }
+}
+
+impl ForwardHandler for Echo {
+    fn answer(&self, forward: ForwardRequest) -> Pin<Box<dyn Future<Output = ForwardReply> + Send + '_>> {
+        Box::pin(async move {
+            self.may.acquire().await.unwrap().forget();
+            let costs = forward.checks.iter().map(|check| u32::try_from(check.cost).unwrap());
+            let decision = ForwardDecision { remaining: costs.collect(), denied: Some((0, 7)) };
+            ForwardReply { id: forward.id, decision: Some(decision) }
+        })
+    }
+}
+
+fn check(cost: u64) -> ForwardRequest {
+    let limit = Limit::gcra(10, Duration::from_mins(1)).unwrap();
+    let check = ForwardedCheck {
+        tenant: "acme".to_owned(),
+        name: "logins".to_owned(),
+        limit,
+        tolerance_ppm: 0,
+        version: 1,
+        key: b"alice"[..].into(),
+        placement: None,
+        cost,
+    };
+    ForwardRequest { id: 0, act: ForwardAction::Decide, checks: vec![check] }
+}
+
+/// Asks until there is an answer: the connection may not be there yet.
+async fn ask(replicator: &Replicator, cost: u64) -> ForwardDecision {
+    let forwarder = replicator.forwarder();
+    let asking = async {
+        loop {
+            let answer = forwarder.ask(region_id("us"), check(cost), TIME_MAX).await;
+            if let Some(decision) = answer.and_then(|answer| answer.decision) {
+                return decision;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIME_MAX, asking).await.unwrap()
+}
+
+fn start<A: ForwardHandler + 'static>(
+    region: &Region,
+    peer: (&str, std::net::SocketAddr),
+    forward_handler: Option<Arc<A>>,
+) -> Replicator {
+    let mut config = region.config(&[peer]);
+    config.forward_handler =
+        forward_handler.map(|forward_handler| forward_handler as Arc<dyn ForwardHandler>);
+    region.start_with(config)
+}
+
+/// Adds up what it is told; the first of each kind it cannot take in.
+#[derive(Default)]
+struct Ledger {
+    asked: AtomicU64,
+    charged: AtomicU64,
+    refunded: AtomicU64,
+    rolled_back: AtomicU64,
+    /// Since when the last of that was charged.
+    since_us: AtomicU64,
+}
+
+impl Ledger {
+    fn given_back(&self) -> u64 {
+        self.refunded.load(Ordering::SeqCst) + self.rolled_back.load(Ordering::SeqCst)
+    }
+
+    fn totals(&self) -> (u64, u64) {
+        (self.charged.load(Ordering::SeqCst), self.refunded.load(Ordering::SeqCst))
+    }
+}
+
+impl ForwardHandler for Ledger {
+    fn answer(&self, forward: ForwardRequest) -> Pin<Box<dyn Future<Output = ForwardReply> + Send + '_>> {
+        let is_first = self.asked.fetch_add(1, Ordering::SeqCst) == 0;
+        let cost = forward.checks[0].cost;
+        match forward.act {
+            _ if is_first => {}
+            ForwardAction::Decide => {}
+            ForwardAction::Charge => drop(self.charged.fetch_add(cost, Ordering::SeqCst)),
+            ForwardAction::Refund => drop(self.refunded.fetch_add(cost, Ordering::SeqCst)),
+            ForwardAction::RollBack { since_us } => {
+                self.since_us.store(since_us, Ordering::SeqCst);
+                self.rolled_back.fetch_add(cost, Ordering::SeqCst);
+            }
+        }
+        let decision = (!is_first).then(|| ForwardDecision { remaining: vec![0], denied: None });
+        Box::pin(std::future::ready(ForwardReply { id: forward.id, decision }))
+    }
+}
+
+fn telling(
+    replicator: &Replicator,
+    act: ForwardAction,
+    cost: u64,
+) -> impl Future<Output = Result<bool, tokio::task::JoinError>> + use<> {
+    let forwarder = replicator.forwarder();
+    tokio::spawn(
+        async move { forwarder.deliver(region_id("us"), ForwardRequest { act, ..check(cost) }).await },
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_spent_is_told_until_it_is_heard_and_counts_once() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let link = Proxy::start(us.address());
+    let asker = start::<Ledger>(&eu, ("us", link.address()), None);
+    // Before anybody is there, and by whoever cannot take in the first word.
+    let early = [telling(&asker, ForwardAction::Charge, 1), telling(&asker, ForwardAction::Refund, 10)];
+    let ledger = Arc::<Ledger>::default();
+    let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
+    for early in early {
+        assert!(early.await.unwrap());
+    }
+    assert_eq!(ledger.totals(), (1, 10));
+    for (traffic, cost) in
+        [(Traffic::DropAnswers, 100), (Traffic::CutAnswers, 1_000), (Traffic::HalfOpen, 10_000)]
+    {
+        let (before, lost) = (ledger.totals(), link.lost());
+        link.set(traffic);
+        let meter_reply = telling(&asker, ForwardAction::Charge, cost);
+        if traffic == Traffic::HalfOpen {
+            // For longer than anybody waits for an answer, or a connection is kept.
+            let connections = link.connections();
+            tidegate_testkit::wait_until("another connection", TIME_MAX, || link.connections() > connections);
+        } else {
+            tidegate_testkit::wait_until("it to be heard", TIME_MAX, || {
+                ledger.totals().0 == before.0 + cost && link.lost() > lost
+            });
+        }
+        link.set(Traffic::Pass);
+        assert!(meter_reply.await.unwrap(), "{traffic:?}");
+        assert_eq!(ledger.totals(), (before.0 + cost, before.1), "{traffic:?}");
+    }
+    let counts = asker.status().peers[0].counts;
+    assert_eq!((counts.charges_given_up, counts.refunds_given_up), (0, 0));
+}
+
+/// How long what is told on a good connection takes to be heard at most. Longer: a try that was in vain is given up later.
+const SOON: Duration = Duration::from_secs(2);
+
+/// What became of something whose answer was to be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It was heard, its answer was lost, and it was not told again.
+    Lost,
+    /// It left on a connection that was gone, and was not told again.
+    Unheard,
+    /// It had not left, and was told later.
+    ToldAgain,
+}
+
+/// Tells one, one more, and ten of which the answer is lost, unless another is lost in its place.
+async fn tell_without_answer(link: &Proxy, asker: &Replicator, ledger: &Ledger, act: ForwardAction) -> End {
+    link.set(Traffic::Pass);
+    // The second one comes after what is said first on every connection, whose answer would be lost in its place.
+    for _ in 0..2 {
+        assert!(telling(asker, act, 1).await.unwrap());
+    }
+    let (given_back, lost) = (ledger.given_back(), link.lost());
+    link.set(Traffic::CutAnswers);
+    let meter_reply = telling(asker, act, 10);
+    let losing = async {
+        let mut looks = tokio::time::interval(Duration::from_millis(1));
+        while ledger.given_back() != given_back + 10 || link.lost() == lost {
+            looks.tick().await;
+        }
+    };
+    let is_lost = tokio::time::timeout(SOON, losing).await.is_ok();
+    // Whoever told it again could, and would be answered now.
+    link.set(Traffic::Pass);
+    match (is_lost, meter_reply.await.unwrap()) {
+        (true, is_told) => {
+            assert!(!is_told, "{act:?}");
+            End::Lost
+        }
+        (false, true) => End::ToldAgain,
+        (false, false) => End::Unheard,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_back_counts_once_at_most_and_is_counted_where_nobody_knows() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let link = Proxy::start(us.address());
+    let asker = start::<Ledger>(&eu, ("us", link.address()), None);
+    let ledger = Arc::<Ledger>::default();
+    let owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
+    let (mut heard, mut given_up) = ([0, 0], 0);
+    for (at, act) in [ForwardAction::Refund, ForwardAction::RollBack { since_us: 0 }].into_iter().enumerate()
+    {
+        let mut is_lost = false;
+        while !is_lost {
+            let end = tell_without_answer(&link, &asker, &ledger, act).await;
+            // A sign of life that is answered just then is lost in its place, with its connection. What had left by then is given up,
+            // heard or not, and what had not is told again.
+            is_lost = end == End::Lost;
+            heard[at] += if end == End::Unheard { 2 } else { 12 };
+            given_up += u64::from(end != End::ToldAgain);
+            assert_eq!(asker.status().peers[0].counts.refunds_given_up, given_up, "{act:?}");
+        }
+    }
+    let [refunded, rolled_back] = heard;
+    assert_eq!((ledger.totals(), ledger.rolled_back.load(Ordering::SeqCst)), ((0, refunded), rolled_back));
+    // What never left is told again, also after long.
+    owner.stop().await;
+    link.set(Traffic::Pass);
+    let meter_reply = telling(&asker, ForwardAction::Refund, 100);
+    let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
+    // Whether it left before the owner was gone is for the network to decide.
+    let more = if meter_reply.await.unwrap() { 100 } else { 0 };
+    assert_eq!(ledger.totals(), (0, refunded + more));
+    asker.forwarder().settle(TIME_MAX).await;
+}
+
+/// The clock of whoever decides is another one, and nobody knows for how long a word is under way: what is said to be charged later
+/// than it was would be given back once more when it has drained.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_rolled_back_is_never_said_to_be_charged_later_than_it_was() {
+    const AHEAD_US: u64 = 31_536_000_000_000;
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let link = Proxy::start(us.address());
+    link.set(Traffic::Far(Duration::from_millis(20), u32::MAX));
+    let asker = start::<Ledger>(&eu, ("us", link.address()), None);
+    let since_us = common::now_us();
+    // Before anybody is there, and by whoever cannot take in the first word: it is told again, and no younger for that.
+    let meter_reply = telling(&asker, ForwardAction::RollBack { since_us }, 10);
+    let ledger = Arc::<Ledger>::default();
+    let mut config = us.config(&[("eu", eu.address())]);
+    config.now_us = Arc::new(|| common::now_us() + AHEAD_US);
+    config.forward_handler = Some(Arc::clone(&ledger) as Arc<dyn ForwardHandler>);
+    let _owner = us.start_with(config);
+    assert!(meter_reply.await.unwrap());
+    let (took_us, heard_us) = (common::now_us() - since_us, ledger.since_us.load(Ordering::SeqCst));
+    assert_eq!(ledger.rolled_back.load(Ordering::SeqCst), 10);
+    let charged_us = since_us + AHEAD_US;
+    assert!((charged_us - 2 * took_us..=charged_us).contains(&heard_us), "{heard_us}, not {charged_us}");
+}
+
+/// A number that a process gives itself is no proof of who it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_region_tells_is_not_taken_for_what_another_told() {
+    let [ap, eu, us] = ["ap", "eu", "us"].map(Region::new);
+    let ledger = Arc::<Ledger>::default();
+    let mut config = us.config(&[("ap", ap.address()), ("eu", eu.address())]);
+    config.forward_handler = Some(Arc::clone(&ledger) as Arc<dyn ForwardHandler>);
+    let _owner = us.start_with(config);
+    let mut hands = [Hand::greet(&us, "ap").await, Hand::greet(&us, "eu").await];
+    for (id, cost, charged) in [(1, 1, 1), (2, 10, 21), (2, 100, 21)] {
+        let forward = ForwardRequest { id, act: ForwardAction::Charge, ..check(cost) };
+        for hand in &mut hands {
+            hand.say(&Frame::Forward(forward.clone(), u64::MAX)).await;
+            assert!(matches!(hand.hear().await, Frame::Forwarded(..)));
+        }
+        // The first word of all is not taken in.
+        assert_eq!(ledger.totals(), (charged, 0), "number {id}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_region_decides_for_another_and_many_at_once() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let echo = Echo::new(1);
+    let asker = start::<Echo>(&eu, ("us", us.address()), None);
+    let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&echo)));
+    assert_eq!(ask(&asker, 3).await, ForwardDecision { remaining: vec![3], denied: Some((0, 7)) });
+    // None of these is answered before all of them were asked.
+    let checks: Vec<_> = (0..100)
+        .map(|cost| {
+            let forwarder = asker.forwarder();
+            tokio::spawn(async move { forwarder.ask(region_id("us"), check(cost), TIME_MAX).await })
+        })
+        .collect();
+    echo.may.add_permits(100);
+    for (cost, asking) in (0_u32..).zip(checks) {
+        let decision = asking.await.unwrap().unwrap().decision.unwrap();
+        assert_eq!(decision.remaining, [cost], "everybody gets the answer to its own question");
+    }
+    let nobody = asker.forwarder().ask(region_id("mars"), check(1), TIME_MAX).await;
+    assert_eq!(nobody, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_longer_than_it_said_and_the_next_connection_works_again() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let link = Proxy::start(us.address());
+    let asker = start::<Echo>(&eu, ("us", link.address()), None);
+    let _owner = start(&us, ("eu", eu.address()), Some(Echo::new(1_000)));
+    ask(&asker, 1).await;
+    common::wait_for(&asker, "a connection", |status| status.peers[0].has_link && status.is_connected);
+    let before = link.connections();
+    let mut long = check(1);
+    long.checks[0].key = vec![b'x'; 100_000].into();
+    assert_eq!(asker.forwarder().ask(region_id("us"), long, TIME_MAX).await, None, "nobody has such a key");
+    ask(&asker, 1).await;
+    assert_eq!(link.connections(), before, "the connection is none the worse for it");
+    for traffic in [Traffic::DropAnswers, Traffic::HalfOpen, Traffic::CutAnswers] {
+        link.set(traffic);
+        let soon = Duration::from_millis(50);
+        assert_eq!(asker.forwarder().ask(region_id("us"), check(1), soon).await, None, "{traffic:?}");
+        link.set(Traffic::Pass);
+        ask(&asker, 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn questions_are_encrypted_and_only_peers_may_ask() {
+    let (eu, us) = (Region::new("eu"), Region::new("us"));
+    let mut authority = CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+    let certify = |region: &str| {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![format!("{region}.tidegate")]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        PeerCertificates {
+            authority: authority.pem().into_bytes(),
+            chain: certificate.pem().into_bytes(),
+            key: key.serialize_pem().into_bytes(),
+        }
+    };
+    let mut config = us.config(&[("eu", eu.address())]);
+    config.certificates = Some(certify("us"));
+    config.forward_handler = Some(Echo::new(1_000));
+    let owner = us.start_with(config);
+    let mut config = eu.config(&[("us", us.address())]);
+    config.certificates = Some(certify("eu"));
+    let asker = eu.start_with(config);
+    ask(&asker, 5).await;
+    // Known to the authority, and none of the peers.
+    let stranger = Region::new("ap");
+    let mut config = stranger.config(&[("us", us.address())]);
+    config.certificates = Some(certify("ap"));
+    let stranger = stranger.start_with(config);
+    stranger.forwarder().keep_ready();
+    common::wait_for(&owner, "somebody to be turned away", |status| status.strangers > 0);
+    let answer = stranger.forwarder().ask(region_id("us"), check(1), Duration::from_millis(50)).await;
+    assert_eq!(answer, None);
+}

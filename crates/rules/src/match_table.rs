@@ -1,0 +1,272 @@
+//! What rules ask of requests, in as little memory as it can be told, and in one line of the cache where it fits: of a rule
+//! that is looked at, no more than this is read.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use tidegate_core::{Algorithm, Limit};
+
+use crate::dimensions::Dimensions;
+use crate::index::{LINE_BYTES, NUMBER_MAX, Pages, small};
+use crate::pattern::describes;
+use crate::rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
+use crate::rule_overrides::OverrideKinds;
+use crate::set::RULES_MAX;
+
+/// Position, key and terms, four bytes each, kinds of overrides, whose requests, and where the conditions are.
+const HEAD_BYTES: usize = 15;
+
+/// Tenants that are longer are looked up in the rule. Higher: more memory for them, and rules that take more than a line.
+const TENANT_BYTES_MAX: usize = 64;
+/// Conditions of one rule alone that take more are kept where those are that several share.
+const OWN_CONDITIONS_BYTES_MAX: usize = 256;
+
+/// Whose requests, where it is no length of a tenant's name.
+const EVERYONE: u8 = u8::MAX;
+/// What the rule itself says has to be looked at.
+const NOT_KEPT: u8 = u8::MAX - 1;
+const _: () = assert!(TENANT_BYTES_MAX < NOT_KEPT as usize, "the length of a tenant's name has to fit");
+
+/// Where conditions are: behind the tenant, or where several rules share them. Else, [`NOT_KEPT`]: networks are not kept
+/// here, nor what is too long.
+const HERE: u8 = 0;
+const SHARED: u8 = 1;
+
+/// The most bytes of a rule, with what is left free before it.
+const RULE_BYTES_MAX: usize = HEAD_BYTES + TENANT_BYTES_MAX + OWN_CONDITIONS_BYTES_MAX + LINE_BYTES;
+const _: () =
+    assert!(RULES_MAX * RULE_BYTES_MAX <= NUMBER_MAX as usize, "the number of every rule has to fit");
+
+/// What all rules of a set ask, and what they let pass.
+#[derive(Debug, Default)]
+pub(crate) struct MatchTable {
+    /// One behind the other, in the order of the rules. Where a rule begins is its number.
+    rules: Pages,
+    /// Conditions of several rules.
+    shared: Pages,
+    dimensions: Box<[Arc<str>]>,
+    keys: Box<[Arc<[Arc<str>]>]>,
+    terms: Box<[(Limit, Mode)]>,
+}
+
+/// What a rule says of a request that it applies to.
+#[derive(Debug)]
+pub(crate) struct MatchedRule<'d> {
+    pub(crate) position: u32,
+    pub(crate) kinds: OverrideKinds,
+    pub(crate) key: Key<'d>,
+    pub(crate) terms: (Limit, Mode),
+}
+
+impl MatchTable {
+    /// What `rules` ask, and by which number each is looked up here: in the same order.
+    pub(crate) fn new(rules: &[Rule], kinds: impl Fn(u32) -> OverrideKinds) -> (Self, Vec<u32>) {
+        let mut builder =
+            Builder { rules: Vec::with_capacity(rules.len() * LINE_BYTES), ..Builder::default() };
+        let numbers = rules.iter().zip(0..).map(|(rule, at)| builder.add(rule, at, kinds(at))).collect();
+        let asked = Self {
+            rules: Pages::new(&builder.rules),
+            shared: Pages::new(&builder.shared),
+            dimensions: builder.dimensions.into(),
+            keys: builder.keys.into(),
+            terms: builder.terms.into(),
+        };
+        (asked, numbers)
+    }
+
+    /// What the rule with this number says of a request of `tenant`, if it applies.
+    #[inline]
+    pub(crate) fn of<'d>(
+        &self,
+        number: u32,
+        rules: &[Rule],
+        tenant: &str,
+        request: &'d Dimensions<'_>,
+    ) -> Option<MatchedRule<'d>> {
+        let rest = &mut self.rules.get(number as usize..)?;
+        let position = u32::from_le_bytes(take(rest)?);
+        let (key, terms) = (u32::from_le_bytes(take(rest)?), u32::from_le_bytes(take(rest)?));
+        let [kinds, whose, conditions] = take(rest)?;
+        let rule = || rules.get(position as usize);
+        let is_for = match whose {
+            EVERYONE => true,
+            NOT_KEPT => rule()?.is_for(tenant),
+            bytes => take_text(rest, usize::from(bytes))? == tenant.as_bytes(),
+        };
+        if !is_for {
+            return None;
+        }
+        match conditions {
+            HERE => self.hold(rest, request)?,
+            SHARED => self.hold(self.shared.get(u32::from_le_bytes(take(rest)?) as usize..)?, request)?,
+            _ => rule()?.when.iter().all(|condition| condition.holds(request)).then_some(())?,
+        }
+        // A rule with more parts than fit is refused.
+        let names = self.keys.get(key as usize)?.iter().take(KEY_PARTS_MAX);
+        let key = names.map(|name| request.get(name)).collect::<Option<_>>()?;
+        let terms = *self.terms.get(terms as usize)?;
+        Some(MatchedRule { position, kinds: OverrideKinds(kinds), key, terms })
+    }
+
+    /// Nothing if a condition of those that begin here does not hold.
+    fn hold(&self, mut rest: &[u8], request: &Dimensions<'_>) -> Option<()> {
+        let [conditions] = take(&mut rest)?;
+        for _ in 0..conditions {
+            let [dimension, patterns] = take(&mut rest)?;
+            let value = request.get(self.dimensions.get(usize::from(dimension))?)?.as_bytes();
+            let mut holds = false;
+            for _ in 0..patterns {
+                let bytes = u16::from_le_bytes(take(&mut rest)?);
+                let pattern = take_text(&mut rest, usize::from(bytes))?;
+                holds = holds || describes(pattern, value);
+            }
+            if !holds {
+                return None;
+            }
+        }
+        Some(())
+    }
+}
+
+#[inline]
+fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, after) = rest.split_first_chunk::<N>()?;
+    *rest = after;
+    Some(*taken)
+}
+
+#[inline]
+fn take_text<'t>(rest: &mut &'t [u8], bytes: usize) -> Option<&'t [u8]> {
+    let (text, after) = rest.split_at_checked(bytes)?;
+    *rest = after;
+    Some(text)
+}
+
+/// Takes rules one by one. What many say alike lies at one address, and is kept once here too.
+#[derive(Default)]
+struct Builder {
+    rules: Vec<u8>,
+    shared: Vec<u8>,
+    /// What is to be added next.
+    next: Vec<u8>,
+    /// By address: where conditions are that are shared.
+    known: HashMap<usize, Option<u32>, RandomState>,
+    dimensions: Vec<Arc<str>>,
+    known_dimensions: HashMap<Arc<str>, usize, RandomState>,
+    keys: Vec<Arc<[Arc<str>]>>,
+    known_keys: HashMap<usize, u32, RandomState>,
+    terms: Vec<(Limit, Mode)>,
+    known_terms: HashMap<(Algorithm, u32, u32, u64, Mode), u32, RandomState>,
+}
+
+impl Builder {
+    /// Adds a rule; where it begins.
+    fn add(&mut self, rule: &Rule, position: u32, kinds: OverrideKinds) -> u32 {
+        let mut bytes = std::mem::take(&mut self.next);
+        bytes.clear();
+        bytes.extend_from_slice(&position.to_le_bytes());
+        bytes.extend_from_slice(&self.key(&rule.key).to_le_bytes());
+        bytes.extend_from_slice(&self.term(rule.limit, rule.mode).to_le_bytes());
+        bytes.push(kinds.0);
+        let tenant = rule.tenant.as_deref().unwrap_or_default();
+        let kept = u8::try_from(tenant.len()).ok().filter(|bytes| usize::from(*bytes) <= TENANT_BYTES_MAX);
+        bytes.push(if rule.tenant.is_none() { EVERYONE } else { kept.unwrap_or(NOT_KEPT) });
+        let place = bytes.len();
+        bytes.push(HERE);
+        debug_assert_eq!(bytes.len(), HEAD_BYTES);
+        if kept.is_some() {
+            bytes.extend_from_slice(tenant.as_bytes());
+        }
+        bytes[place] = self.put_conditions(&rule.when, &mut bytes);
+        self.align(bytes.len());
+        let start = small(self.rules.len());
+        self.rules.extend_from_slice(&bytes);
+        self.next = bytes;
+        start
+    }
+
+    /// What fits into a line does not begin in one and end in the next.
+    fn align(&mut self, bytes: usize) {
+        let left = LINE_BYTES - self.rules.len() % LINE_BYTES;
+        if bytes > left && bytes <= LINE_BYTES {
+            self.rules.resize(self.rules.len() + left, 0);
+        }
+    }
+
+    /// Says where conditions are, or what they are; which of the two it was.
+    fn put_conditions(&mut self, when: &Arc<[Condition]>, out: &mut Vec<u8>) -> u8 {
+        let start = out.len();
+        let is_shared = Arc::strong_count(when) > 1;
+        if !is_shared && self.encode(when, out).is_some() && out.len() - start <= OWN_CONDITIONS_BYTES_MAX {
+            return HERE;
+        }
+        out.truncate(start);
+        match self.shared(when) {
+            None => NOT_KEPT,
+            Some(at) => {
+                out.extend_from_slice(&at.to_le_bytes());
+                SHARED
+            }
+        }
+    }
+
+    fn shared(&mut self, when: &Arc<[Condition]>) -> Option<u32> {
+        if let Some(known) = self.known.get(&address(when)) {
+            return *known;
+        }
+        let mut shared = std::mem::take(&mut self.shared);
+        let start = shared.len();
+        let at = u32::try_from(start).ok().filter(|_| self.encode(when, &mut shared).is_some());
+        if at.is_none() {
+            shared.truncate(start);
+        }
+        self.shared = shared;
+        self.known.insert(address(when), at);
+        at
+    }
+
+    /// Nothing if they cannot be kept here, however much of them was written.
+    fn encode(&mut self, when: &[Condition], out: &mut Vec<u8>) -> Option<()> {
+        out.push(u8::try_from(when.len()).ok()?);
+        for Condition { dimension, any_of, networks } in when {
+            if !networks.is_empty() {
+                return None;
+            }
+            out.push(u8::try_from(self.dimension(dimension)).ok()?);
+            out.push(u8::try_from(any_of.len()).ok()?);
+            for pattern in any_of {
+                out.extend_from_slice(&u16::try_from(pattern.as_str().len()).ok()?.to_le_bytes());
+                out.extend_from_slice(pattern.as_str().as_bytes());
+            }
+        }
+        Some(())
+    }
+
+    fn dimension(&mut self, name: &Arc<str>) -> usize {
+        *self.known_dimensions.entry(Arc::clone(name)).or_insert_with(|| {
+            self.dimensions.push(Arc::clone(name));
+            self.dimensions.len() - 1
+        })
+    }
+
+    fn key(&mut self, key: &Arc<[Arc<str>]>) -> u32 {
+        *self.known_keys.entry(address(key)).or_insert_with(|| {
+            self.keys.push(Arc::clone(key));
+            small(self.keys.len() - 1)
+        })
+    }
+
+    fn term(&mut self, limit: Limit, mode: Mode) -> u32 {
+        let same = (limit.algorithm(), limit.amount(), limit.burst(), limit.period_us(), mode);
+        *self.known_terms.entry(same).or_insert_with(|| {
+            self.terms.push((limit, mode));
+            small(self.terms.len() - 1)
+        })
+    }
+}
+
+/// Where something lies: what was read as one is the same there.
+fn address<T: ?Sized>(of: &Arc<T>) -> usize {
+    Arc::as_ptr(of).addr()
+}

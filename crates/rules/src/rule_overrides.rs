@@ -1,0 +1,425 @@
+//! Overrides of rules: another limit for some keys of a rule. Exact keys are found by hash, patterns by what they begin or end with.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use tidegate_core::{Algorithm, Limit};
+
+use crate::index::{HashIndex, Literals, Pages, small};
+use crate::packed_override::{self, PackedOverride};
+use crate::pattern::{Pattern, describes};
+use crate::rule::Mode;
+
+/// The most overrides of a set. Higher: more memory, some 100 bytes each, and a slower start.
+pub const RULE_OVERRIDES_MAX: usize = 2_000_000;
+/// The most overrides of a set that have a `*`. Higher: more memory, some 500 bytes each.
+pub const WILDCARDS_MAX: usize = 100_000;
+/// The most overrides with a `*` of one rule. A request whose key has no override of its own looks at those that begin, or
+/// end, as its key does: at worst at each of them.
+pub const WILDCARDS_PER_RULE_MAX: usize = 1_000;
+/// The most overrides of one rule that neither begin nor end with anything, such as `*x*`. Each is looked at.
+pub const LOOSE_WILDCARDS_PER_RULE_MAX: usize = 64;
+/// The most bytes that all overrides have together: they are found by 32 bits.
+pub(crate) const TEXT_BYTES_MAX: usize = u32::MAX as usize;
+
+/// An override as it was read and checked.
+#[derive(Debug)]
+pub(crate) struct OverrideDraft {
+    pub(crate) name: String,
+    /// The position of its rule.
+    pub(crate) rule: u32,
+    pub(crate) tenant: Option<Arc<str>>,
+    pub(crate) key: Vec<Pattern>,
+    pub(crate) limit: Limit,
+    pub(crate) mode: Option<Mode>,
+    pub(crate) priority: i32,
+    pub(crate) expires_ms: Option<u64>,
+    /// Whether its rule says a burst, which it has then unless it says one itself.
+    pub(crate) rule_has_burst: bool,
+}
+
+/// What an override says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OverrideMatch<'s> {
+    pub(crate) name: &'s str,
+    pub(crate) limit: Limit,
+    /// The rule's own, where it says none.
+    pub(crate) mode: Option<Mode>,
+}
+
+/// Why an override cannot stand beside the others.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum OverrideConflict {
+    /// One of the same name.
+    Name(String),
+    /// One for the same rule, tenant and key, by name.
+    Identical(String),
+    /// More than [`WILDCARDS_MAX`].
+    Wildcards,
+    /// More than [`WILDCARDS_PER_RULE_MAX`].
+    WildcardsOfRule,
+    /// More than [`LOOSE_WILDCARDS_PER_RULE_MAX`].
+    LooseOfRule,
+    /// More than [`TEXT_BYTES_MAX`].
+    Text,
+}
+
+/// The number of no tenant: of overrides that are for every one.
+const EVERYONE: u32 = u32::MAX;
+
+/// What kinds of overrides a rule has: most have none, and need not be looked up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OverrideKinds(pub(crate) u8);
+
+impl OverrideKinds {
+    /// For every tenant, by a whole key.
+    const EXACT: u8 = 1;
+    /// For one tenant, by a whole key.
+    const EXACT_OF_TENANT: u8 = 2;
+    const WILD: u8 = 4;
+    /// Whatever they are, the rule says a burst that they have too.
+    const WITH_BURST: u8 = 8;
+
+    fn has(self, kind: u8) -> bool {
+        self.0 & kind != 0
+    }
+}
+
+/// All overrides of a set.
+#[derive(Debug, Default)]
+pub(crate) struct RuleOverrides {
+    /// Where rows begin, by rule, tenant and key.
+    exact: HashIndex,
+    /// By rule.
+    wild: HashMap<u32, Wildcards, RandomState>,
+    wildcards: usize,
+    /// Whether any of them ends by itself.
+    has_ends: bool,
+    /// By rule, as far as any have overrides.
+    kinds: Vec<OverrideKinds>,
+    /// Every override as a [`PackedOverride`].
+    rows: Pages,
+    /// Limits and modes that differ.
+    effects: Vec<(Limit, Option<Mode>)>,
+    tenants: HashMap<Arc<str>, u32, RandomState>,
+    hasher: RandomState,
+}
+
+/// The overrides with a `*` of one rule.
+#[derive(Debug)]
+struct Wildcards {
+    /// Where their rows begin, in the order in which they apply.
+    ranked: Box<[u32]>,
+    /// By part of the key: those of which it is the part that spells out most.
+    by_part: Box<[(Literals, Literals)]>,
+    loose: Box<[u32]>,
+}
+
+/// An override with a `*`, until it has its place among others.
+#[derive(Debug)]
+struct Wildcard {
+    row: u32,
+    tenant: u32,
+    name: String,
+    priority: i32,
+    key: Vec<Pattern>,
+}
+
+/// What overrides say of a limit: algorithm, amount, burst, period and mode.
+type OverrideTerms = (Algorithm, u32, u32, u64, Option<Mode>);
+
+/// Takes overrides one by one.
+#[derive(Debug, Default)]
+pub(crate) struct RuleOverridesBuilder {
+    built: RuleOverrides,
+    rows: Vec<u8>,
+    exact: Vec<(u64, u32)>,
+    wild: HashMap<u32, Vec<Wildcard>, RandomState>,
+    effects: HashMap<OverrideTerms, u32, RandomState>,
+    /// By the hash of its name.
+    named: Vec<(u64, u32)>,
+}
+
+/// Two overrides of which the second cannot be, or one too many, by their rows.
+type OverrideClash = (u32, fn(String) -> OverrideConflict, u32);
+
+impl RuleOverridesBuilder {
+    /// Room for about so many.
+    pub(crate) fn with_capacity(overrides: usize) -> Self {
+        let (exact, named) = (Vec::with_capacity(overrides), Vec::with_capacity(overrides));
+        Self { exact, named, ..Self::default() }
+    }
+
+    /// Takes another override, if there is room for it.
+    pub(crate) fn add(&mut self, draft: OverrideDraft) -> Result<(), OverrideConflict> {
+        let key_bytes: usize =
+            draft.key.iter().map(|part| packed_override::PART_BYTES + part.as_str().len()).sum();
+        if self.rows.len() + packed_override::HEAD_BYTES_MAX + draft.name.len() + key_bytes > TEXT_BYTES_MAX {
+            return Err(OverrideConflict::Text);
+        }
+        let is_wild = draft.key.iter().any(Pattern::is_wild);
+        if is_wild {
+            self.has_room_for_wildcard(draft.rule)?;
+        }
+        let tenant = draft.tenant.as_ref().map_or(EVERYONE, |tenant| self.built.number(tenant));
+        let at = self.put(&draft, tenant);
+        self.built.has_ends |= draft.expires_ms.is_some();
+        self.named.push((self.built.hasher.hash_one(&*draft.name), at));
+        let kinds = self.built.add_kind(draft.rule);
+        kinds.0 |= if draft.rule_has_burst { OverrideKinds::WITH_BURST } else { 0 };
+        if is_wild {
+            kinds.0 |= OverrideKinds::WILD;
+            self.built.wildcards += 1;
+            let OverrideDraft { name, priority, key, .. } = draft;
+            let wildcard = Wildcard { row: at, tenant, name, priority, key };
+            self.wild.entry(draft.rule).or_default().push(wildcard);
+            return Ok(());
+        }
+        kinds.0 |= if tenant == EVERYONE { OverrideKinds::EXACT } else { OverrideKinds::EXACT_OF_TENANT };
+        let hash = self.built.hash(draft.rule, tenant, draft.key.iter().map(Pattern::as_str));
+        self.exact.push((hash, at));
+        Ok(())
+    }
+
+    /// Writes the row of an override; where it begins.
+    fn put(&mut self, draft: &OverrideDraft, tenant: u32) -> u32 {
+        let at = small(self.rows.len());
+        let row = PackedOverride {
+            rule: draft.rule,
+            tenant: (tenant != EVERYONE).then_some(tenant),
+            effect: self.effect(draft.limit, draft.mode),
+            end_ms: draft.expires_ms,
+            name: &draft.name,
+        };
+        row.put(draft.key.iter().map(Pattern::as_str), &mut self.rows);
+        at
+    }
+
+    fn has_room_for_wildcard(&self, rule: u32) -> Result<(), OverrideConflict> {
+        let of_rule = self.wild.get(&rule).map_or(0, Vec::len);
+        match (self.built.wildcards < WILDCARDS_MAX, of_rule < WILDCARDS_PER_RULE_MAX) {
+            (true, true) => Ok(()),
+            (false, _) => Err(OverrideConflict::Wildcards),
+            (true, false) => Err(OverrideConflict::WildcardsOfRule),
+        }
+    }
+
+    fn effect(&mut self, limit: Limit, mode: Option<Mode>) -> u32 {
+        let same = (limit.algorithm(), limit.amount(), limit.burst(), limit.period_us(), mode);
+        *self.effects.entry(same).or_insert_with(|| {
+            self.built.effects.push((limit, mode));
+            small(self.built.effects.len() - 1)
+        })
+    }
+
+    /// All of them. Those that cannot stand beside others are told by name, in the order in which they were given.
+    pub(crate) fn finish(mut self, mut tell: impl FnMut(&str, OverrideConflict)) -> RuleOverrides {
+        let rows = Pages::new(&self.rows);
+        drop(self.rows);
+        let row = |at: u32| PackedOverride::read(&rows, at);
+        let name = |at| row(at).map(|(row, _)| row.name).unwrap_or_default();
+        self.named.sort_unstable();
+        let twice = repeated(&self.named, |a, b| name(a) == name(b));
+        let mut clashes: Vec<OverrideClash> =
+            twice.map(|(a, b)| (b, OverrideConflict::Name as fn(_) -> _, a)).collect();
+        drop(self.named);
+        self.exact.sort_unstable();
+        let same = |a, b| {
+            let parts = |at| row(at).map(|(row, key)| (row.rule, row.tenant, key.collect::<Vec<_>>()));
+            parts(a) == parts(b)
+        };
+        clashes.extend(
+            repeated(&self.exact, same).map(|(a, b)| (b, OverrideConflict::Identical as fn(_) -> _, a)),
+        );
+        for (rule, wildcards) in self.wild {
+            let ranked = Wildcards::new(wildcards, &mut clashes);
+            self.built.wild.insert(rule, ranked);
+        }
+        clashes.sort_unstable_by_key(|(at, ..)| *at);
+        for (at, misfit, other) in &clashes {
+            tell(name(*at), misfit(name(*other).to_owned()));
+        }
+        RuleOverrides { exact: HashIndex::new(&self.exact), rows, ..self.built }
+    }
+}
+
+/// Neighbours of the same hash that are the same. There may be as many as there are overrides.
+fn repeated(ordered: &[(u64, u32)], same: impl Fn(u32, u32) -> bool) -> impl Iterator<Item = (u32, u32)> {
+    let pairs = ordered.iter().zip(ordered.iter().skip(1));
+    pairs.filter(move |(a, b)| a.0 == b.0 && same(a.1, b.1)).map(|(a, b)| (a.1, b.1))
+}
+
+impl RuleOverrides {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.exact.len() + self.wildcards
+    }
+
+    /// Whether any of them ends by itself.
+    pub(crate) fn has_ends(&self) -> bool {
+        self.has_ends
+    }
+
+    /// The override that applies to a key of a rule: the exact one of the tenant, the exact one for every tenant, or the first
+    /// wildcard in order that matches.
+    pub(crate) fn find(
+        &self,
+        (rule, kinds): (u32, OverrideKinds),
+        tenant: &str,
+        key: &[&str],
+        now_ms: u64,
+    ) -> Option<OverrideMatch<'_>> {
+        if kinds == OverrideKinds::default() {
+            return None;
+        }
+        let tenant = if self.tenants.is_empty() { None } else { self.tenants.get(tenant).copied() };
+        let own = tenant.filter(|_| kinds.has(OverrideKinds::EXACT_OF_TENANT));
+        let own = own.and_then(|tenant| self.exact(rule, Some(tenant), key, now_ms));
+        let exact = || kinds.has(OverrideKinds::EXACT).then(|| self.exact(rule, None, key, now_ms)).flatten();
+        let wild =
+            || kinds.has(OverrideKinds::WILD).then(|| self.wildcard(rule, tenant, key, now_ms)).flatten();
+        let row = own.or_else(exact).or_else(wild)?;
+        let (limit, mode) = self.effects[row.effect as usize];
+        Some(OverrideMatch { name: row.name, limit, mode })
+    }
+
+    fn exact(&self, rule: u32, tenant: Option<u32>, key: &[&str], now_ms: u64) -> Option<PackedOverride<'_>> {
+        let hash = self.hash(rule, tenant.unwrap_or(EVERYONE), key.iter().copied());
+        self.exact.find(hash, |at| {
+            let (row, parts) = PackedOverride::read(&self.rows, at)?;
+            let is_it =
+                (row.rule, row.tenant) == (rule, tenant) && parts.eq(key.iter().map(|part| part.as_bytes()));
+            (is_it && row.lives(now_ms)).then_some(row)
+        })
+    }
+
+    fn wildcard(
+        &self,
+        rule: u32,
+        tenant: Option<u32>,
+        key: &[&str],
+        now_ms: u64,
+    ) -> Option<PackedOverride<'_>> {
+        self.wild.get(&rule)?.first(key, |at| {
+            let (row, mut patterns) = PackedOverride::read(&self.rows, at)?;
+            let applies = (row.tenant.is_none() || row.tenant == tenant)
+                && key
+                    .iter()
+                    .all(|value| patterns.next().is_some_and(|pattern| describes(pattern, value.as_bytes())))
+                && row.lives(now_ms);
+            applies.then_some(row)
+        })
+    }
+
+    fn number(&mut self, tenant: &Arc<str>) -> u32 {
+        let next = small(self.tenants.len());
+        *self.tenants.entry(Arc::clone(tenant)).or_insert(next)
+    }
+
+    /// What kinds of overrides a rule has.
+    pub(crate) fn kinds_of(&self, rule: u32) -> OverrideKinds {
+        self.kinds.get(rule as usize).copied().unwrap_or_default()
+    }
+
+    /// Whether a rule has overrides, and if so, whether it says a burst that they have too.
+    pub(crate) fn inherits_burst(&self, rule: u32) -> Option<bool> {
+        let kinds = self.kinds_of(rule);
+        (kinds != OverrideKinds::default()).then(|| kinds.has(OverrideKinds::WITH_BURST))
+    }
+
+    fn add_kind(&mut self, rule: u32) -> &mut OverrideKinds {
+        let at = rule as usize;
+        self.kinds.resize(self.kinds.len().max(at + 1), OverrideKinds::default());
+        &mut self.kinds[at]
+    }
+
+    fn hash<'k>(&self, rule: u32, tenant: u32, key: impl Iterator<Item = &'k str>) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write_u64(u64::from(rule) << 32 | u64::from(tenant));
+        key.for_each(|part| part.hash(&mut hasher));
+        hasher.finish()
+    }
+}
+
+/// How much the patterns of a key spell out, in bytes.
+pub(crate) fn literal_bytes(key: &[Pattern]) -> usize {
+    key.iter().map(Pattern::literal_bytes).sum()
+}
+
+impl Wildcards {
+    /// Puts the wildcards of one rule in order: by priority, then by how much they spell out, then by name. Adds those that
+    /// cannot be to `clashes`.
+    fn new(mut wildcards: Vec<Wildcard>, clashes: &mut Vec<OverrideClash>) -> Self {
+        wildcards.sort_by(|a, b| {
+            let rank = |of: &Wildcard| (Reverse(of.priority), Reverse(literal_bytes(&of.key)));
+            rank(a).cmp(&rank(b)).then_with(|| a.name.cmp(&b.name))
+        });
+        let parts = wildcards.first().map_or(0, |wildcard| wildcard.key.len());
+        let mut texts: Vec<(Vec<_>, Vec<_>)> = vec![(Vec::new(), Vec::new()); parts];
+        let mut loose = Vec::new();
+        for (wildcard, at) in wildcards.iter().zip(0..) {
+            match anchor(&wildcard.key) {
+                None => loose.push(at),
+                Some((part, Side::Beginning, text)) => texts[part].0.push((text, at)),
+                Some((part, Side::End, text)) => texts[part].1.push((text, at)),
+            }
+        }
+        clashes.extend(identical(&wildcards));
+        if let Some(at) = loose.get(LOOSE_WILDCARDS_PER_RULE_MAX) {
+            let row = wildcards[*at as usize].row;
+            clashes.push((row, |_| OverrideConflict::LooseOfRule, row));
+        }
+        let literals = |(beginnings, ends)| (Literals::beginnings(beginnings), Literals::ends(ends));
+        let by_part = texts.into_iter().map(literals).collect();
+        let ranked = wildcards.iter().map(|wildcard| wildcard.row).collect();
+        Self { ranked, by_part, loose: loose.into() }
+    }
+
+    /// What `applies` says of the first in order that does.
+    fn first<T>(&self, key: &[&str], applies: impl Fn(u32) -> Option<T>) -> Option<T> {
+        let (mut first, mut found) = (self.ranked.len(), None);
+        let mut look = |at: u32| {
+            let at = at as usize;
+            if at < first
+                && let Some(applying) = applies(self.ranked[at])
+            {
+                (first, found) = (at, Some(applying));
+            }
+        };
+        self.loose.iter().for_each(|at| look(*at));
+        for ((beginnings, ends), value) in self.by_part.iter().zip(key) {
+            beginnings.each_beginning(value, &mut look);
+            ends.each_end(value, &mut look);
+        }
+        found
+    }
+}
+
+/// Those for the same tenant and key.
+fn identical(wildcards: &[Wildcard]) -> Vec<OverrideClash> {
+    let mut seen = HashMap::new();
+    let mut clashes: Vec<OverrideClash> = Vec::new();
+    for Wildcard { row, tenant, key, .. } in wildcards {
+        if let Some(known) = seen.insert((*tenant, key), *row) {
+            clashes.push((*row, OverrideConflict::Identical, known));
+        }
+    }
+    clashes
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Beginning,
+    End,
+}
+
+/// The longest text that a key must begin or end with in one of its parts.
+fn anchor(key: &[Pattern]) -> Option<(usize, Side, &str)> {
+    let texts = key.iter().enumerate().flat_map(|(part, pattern)| {
+        [(part, Side::Beginning, pattern.beginning()), (part, Side::End, pattern.end())]
+    });
+    texts.filter(|(.., text)| !text.is_empty()).max_by_key(|(.., text)| text.len())
+}

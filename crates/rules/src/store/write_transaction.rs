@@ -1,0 +1,120 @@
+//! A change of the store under way: the heads are locked until it is committed, and nothing of it is seen before.
+
+use super::database::{Cells, Database, Transaction, Value};
+use super::watch::{CHANNEL, RevisionKind};
+use super::{Attribution, Store, StoreError, StoreRevisions};
+use crate::audit::{AuditEntry, Checkpoint};
+use crate::change::{InvalidInput, check_name};
+
+/// Locks the row on either database, and says what it holds.
+const LOCK: &str = "UPDATE tidegate_heads SET id = id RETURNING \
+     revision, emergency_revision, credential_revision, change_count, audit_count, audit_hash";
+
+const UNLOCK: &str = "UPDATE tidegate_heads SET revision = $1, emergency_revision = $2, credential_revision = $3, \
+     change_count = $4, audit_count = $5, audit_hash = $6";
+
+pub(super) struct WriteTransaction<'a> {
+    pub(super) transaction: Transaction,
+    pub(super) revisions: StoreRevisions,
+    /// As of the beginning, to tell what was raised.
+    before: StoreRevisions,
+    pub(super) change_count: u64,
+    audit_end: Checkpoint,
+    pub(super) act: Attribution<'a>,
+}
+
+impl Store {
+    /// Begins a change, once all others have ended.
+    pub(super) async fn begin<'a>(&self, act: Attribution<'a>) -> Result<WriteTransaction<'a>, StoreError> {
+        self.begin_on(&self.database, act).await
+    }
+
+    /// The same of a change that waits for nobody who reads.
+    pub(super) async fn begin_urgently<'a>(
+        &self,
+        act: Attribution<'a>,
+    ) -> Result<WriteTransaction<'a>, StoreError> {
+        self.begin_on(&self.urgent, act).await
+    }
+
+    async fn begin_on<'a>(
+        &self,
+        database: &Database,
+        act: Attribution<'a>,
+    ) -> Result<WriteTransaction<'a>, StoreError> {
+        check_name("by", act.by)?;
+        // The audit seals the very number that the database keeps.
+        if i64::try_from(act.now_ms).is_err() {
+            return Err(InvalidInput(format!("now_ms: {} is outside 0 to {}", act.now_ms, i64::MAX)).into());
+        }
+        let mut transaction = database.write().await?;
+        let read = |cells: &Cells<'_>| {
+            let audit_end = Checkpoint { count: cells.number(4)?, hash: cells.owned(5)? };
+            Ok((revisions(cells)?, cells.number(3)?, audit_end))
+        };
+        let found = transaction.one(LOCK, &[], read).await?;
+        let (revisions, change_count, audit_end) = found.ok_or_else(no_heads)?;
+        Ok(WriteTransaction { transaction, revisions, before: revisions, change_count, audit_end, act })
+    }
+
+    /// Makes a change last, and tells those who watch.
+    pub(super) async fn commit(&self, writing: WriteTransaction<'_>) -> Result<(), StoreError> {
+        writing.finish().await?.commit().await?;
+        self.committed.send_replace(());
+        Ok(())
+    }
+}
+
+/// The heads, from the first three columns.
+pub(super) fn revisions(cells: &Cells<'_>) -> Result<StoreRevisions, StoreError> {
+    Ok(StoreRevisions {
+        revision: cells.number(0)?,
+        emergency_revision: cells.number(1)?,
+        credential_revision: cells.number(2)?,
+    })
+}
+
+pub(super) fn no_heads() -> StoreError {
+    StoreError::Foreign("no heads".to_owned())
+}
+
+impl WriteTransaction<'_> {
+    /// Adds an entry to the audit.
+    pub(super) async fn note(&mut self, action: &str, detail: &serde_json::Value) -> Result<(), StoreError> {
+        let entry =
+            AuditEntry::following(&self.audit_end, self.act.now_ms, self.act.by, action, detail.to_string());
+        let insert = "INSERT INTO tidegate_audit (sequence, at_ms, actor, action, detail, previous, hash) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7)";
+        let values = [
+            Value::Number(entry.sequence),
+            Value::Number(entry.at_ms),
+            Value::Text(&entry.actor),
+            Value::Text(&entry.action),
+            Value::Text(&entry.detail),
+            Value::Text(&entry.previous),
+            Value::Text(&entry.hash),
+        ];
+        self.transaction.execute(insert, &values).await?;
+        self.audit_end = Checkpoint { count: entry.sequence, hash: entry.hash };
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<Transaction, StoreError> {
+        let values = [
+            Value::Number(self.revisions.revision),
+            Value::Number(self.revisions.emergency_revision),
+            Value::Number(self.revisions.credential_revision),
+            Value::Number(self.change_count),
+            Value::Number(self.audit_end.count),
+            Value::Text(&self.audit_end.hash),
+        ];
+        self.transaction.execute(UNLOCK, &values).await?;
+        for head in RevisionKind::ALL {
+            let number = head.of(&self.revisions);
+            if number != head.of(&self.before) {
+                self.transaction.notify(CHANNEL, &head.message(number)).await?;
+            }
+        }
+        Ok(self.transaction)
+    }
+}

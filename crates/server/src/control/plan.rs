@@ -1,0 +1,384 @@
+//! Changes are looked at as a whole before they are made, by people or by the server itself.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use tidegate_rules::EMERGENCIES_MAX;
+use tidegate_rules::change::Operation;
+use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRows};
+use tidegate_rules::store::{StoreError, in_emergency};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{Control, let_go};
+use crate::decision_log::ReplayPermit;
+use crate::guardrail::{
+    ApprovedEffect, BackTest, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS,
+};
+use crate::rules::check_tenants;
+use crate::shared::{Shared, Tenant};
+
+/// How many changes of people are there at the same time, compiled and measured. More: fewer wait for another; each needs the
+/// memory of two books.
+const PLANS_MAX: usize = 1;
+
+/// The same of what the server does by itself: what it undoes does not wait for all who plan something.
+const OWN_PLANS_MAX: usize = 1;
+
+/// How many warnings of a plan are told.
+const WARNINGS_MAX: usize = 100;
+
+/// Whose turn it is to have a change compiled.
+#[derive(Debug)]
+pub(super) struct PlanPermits {
+    peoples: Arc<Semaphore>,
+    own: Arc<Semaphore>,
+}
+
+impl Default for PlanPermits {
+    fn default() -> Self {
+        let [peoples, own] = [PLANS_MAX, OWN_PLANS_MAX].map(|most| Arc::new(Semaphore::new(most)));
+        Self { peoples, own }
+    }
+}
+
+/// What was found out about a change.
+#[derive(Debug)]
+pub(crate) struct PlanResult {
+    pub(crate) effect: ChangeEffect,
+    /// What its author had better know of the rules that it puts.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Why a change is not made.
+#[derive(Debug)]
+pub(crate) enum PlanError {
+    /// The store would refuse it, or could not be asked.
+    Store(StoreError),
+    /// The rules would make no sense with it.
+    Wrong(String),
+}
+
+impl From<StoreError> for PlanError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl Control {
+    /// What the store holds now. That is not in force yet if another server changed it a moment ago, and never if it was
+    /// refused: it has to be known all the same, or nobody could mend it.
+    pub(crate) async fn current(self: &Arc<Self>) -> Result<Arc<RuleRows>, StoreError> {
+        let revisions = self.store.revisions().await?;
+        let is_current = move |rule_rows: &RuleRows| {
+            (rule_rows.revision, rule_rows.emergency_revision)
+                == (revisions.revision, revisions.emergency_revision)
+        };
+        let mut rule_rows = self.rule_rows();
+        if !is_current(&rule_rows) {
+            if let Err(problem) = self.refresh().await {
+                tracing::debug!(problem, "what the store holds is looked at, and not in force");
+            }
+            rule_rows = self.rule_rows();
+        }
+        if is_current(&rule_rows) { Ok(rule_rows) } else { self.load_aside(is_current).await }
+    }
+
+    /// What the store holds, read and in the end let go of where that holds up no decisions.
+    async fn load_aside(
+        self: &Arc<Self>,
+        is_current: impl Fn(&RuleRows) -> bool + Send + 'static,
+    ) -> Result<Arc<RuleRows>, StoreError> {
+        let control = Arc::clone(self);
+        let loading = self.runtime.spawn(async move {
+            let mut beside = control.beside.lock().await;
+            if let Some(known) = beside.upgrade().filter(|rule_rows| is_current(rule_rows)) {
+                return Ok(known);
+            }
+            let rule_rows = Arc::new(control.store.load().await?);
+            *beside = Arc::downgrade(&rule_rows);
+            control.runtime.spawn(let_go(Arc::clone(&rule_rows.rows)));
+            Ok(rule_rows)
+        });
+        loading.await.unwrap_or_else(|error| Err(StoreError::Unreachable(error.to_string())))
+    }
+
+    /// Looks at a change of somebody as a whole: whether the rules make sense with it, and what it would have done to recent
+    /// requests, beside what was approved of it.
+    pub(crate) async fn evaluate(
+        &self,
+        rule_rows: &Arc<RuleRows>,
+        operations: &[Operation],
+        approved: ApprovedEffect,
+    ) -> Result<PlanResult, PlanError> {
+        self.check(rule_rows, operations)?;
+        let permit = turn(&self.plan_permits.peoples).await?;
+        let shared = self.shared.upgrade().ok_or_else(stopping)?;
+        // Before anything is compiled: while it waits for others who read the log, it holds nothing.
+        let replay = match &shared.decision_log {
+            None => None,
+            Some(decision_log) => Some(decision_log.turn().await.map_err(|_| stopping())?),
+        };
+        let rows = operations.iter().map(Operation::row).filter(|(kind, _)| *kind == RowKind::Rule);
+        let puts: HashSet<String> = rows.map(|(_, name)| name.to_owned()).collect();
+        let of_override = |operation: &&Operation| operation.row().0 == RowKind::Override;
+        let overrides: Vec<Operation> = operations.iter().filter(of_override).cloned().collect();
+        let look = move |change_plan: ChangePlan| PlanResult {
+            warnings: warnings(&change_plan, &puts, &overrides, &shared),
+            effect: measure(change_plan, approved, replay, &shared),
+        };
+        self.compile_plan(permit, rule_rows, operations, look).await
+    }
+
+    /// Compiles what the store holds with a change in it, for the server itself, and gives what `look` makes of that.
+    pub(super) async fn compile_change<T: Send + 'static>(
+        &self,
+        rule_rows: &Arc<RuleRows>,
+        operations: &[Operation],
+        look: impl FnOnce(ChangePlan) -> T + Send + 'static,
+    ) -> Result<T, PlanError> {
+        self.check(rule_rows, operations)?;
+        let permit = turn(&self.plan_permits.own).await?;
+        self.compile_plan(permit, rule_rows, operations, look).await
+    }
+
+    /// Refuses what the store would refuse.
+    fn check(&self, rule_rows: &RuleRows, operations: &[Operation]) -> Result<(), PlanError> {
+        let is_missing = |operation: &&Operation| {
+            let (kind, name) = operation.row();
+            operation.body().is_none() && rule_rows.row(kind, name).is_none()
+        };
+        if let Some(operation) = operations.iter().find(is_missing) {
+            let (kind, name) = operation.row();
+            return Err(StoreError::Missing(vec![(kind, name.to_owned())]).into());
+        }
+        let in_emergency = in_emergency(operations, &rule_rows.emergencies, self.now_ms());
+        if in_emergency.is_empty() { Ok(()) } else { Err(StoreError::InEmergency(in_emergency).into()) }
+    }
+
+    /// Has a change compiled, looked at and let go of on a thread where none of that holds up decisions. Until it is gone, nobody
+    /// else has the permit: however many ask, there are no more sets than permits.
+    async fn compile_plan<T: Send + 'static>(
+        &self,
+        permit: OwnedSemaphorePermit,
+        rule_rows: &Arc<RuleRows>,
+        operations: &[Operation],
+        look: impl FnOnce(ChangePlan) -> T + Send + 'static,
+    ) -> Result<T, PlanError> {
+        let shared = self.shared.upgrade().ok_or_else(stopping)?;
+        let (rule_rows, operations) = (Arc::clone(rule_rows), operations.to_vec());
+        let placement = self.placement.clone();
+        aside(move || {
+            let (placement, now_ms) = (placement.as_deref(), shared.now_ms());
+            let change_plan =
+                ChangePlan::new(shared.rules.load().set(), &rule_rows, &operations, placement, now_ms)
+                    .map_err(|problems| problems.to_string())?;
+            check_tenants(change_plan.after(), &shared.tenants)?;
+            let found = look(change_plan);
+            drop(permit);
+            Ok(found)
+        })
+        .await
+    }
+
+    /// Puts an emergency before the rules in force, with all others, to see whether that can be. It waits for no change.
+    pub(crate) async fn try_emergency(&self, row: &EmergencyRow) -> Result<(), PlanError> {
+        let shared = self.shared.upgrade().ok_or_else(stopping)?;
+        if let Some(problem) = unknown_tenant(&row.body, &shared.tenants) {
+            return Err(PlanError::Wrong(format!("emergencies[{:?}].{problem}", row.id)));
+        }
+        let (rule_rows, now_ms) = (self.rule_rows(), shared.now_ms());
+        let others =
+            rule_rows.emergencies.iter().filter(|known| known.id != row.id && now_ms < known.expires_ms);
+        // That there are too many is for the store to say, which knows of all.
+        let others = others.take(EMERGENCIES_MAX - 1).cloned();
+        let all: Vec<EmergencyRow> = others.chain([row.clone()]).collect();
+        aside(move || {
+            let tried =
+                shared.rules.load().set().with_emergencies(rule_rows.emergency_revision, &all, now_ms);
+            tried.map(drop).map_err(|problems| problems.to_string())
+        })
+        .await
+    }
+}
+
+async fn turn(plan_permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, PlanError> {
+    Arc::clone(plan_permits).acquire_owned().await.map_err(|_| stopping())
+}
+
+/// What the author of a change had better know of the rules and overrides that it puts.
+fn warnings(
+    change_plan: &ChangePlan,
+    puts: &HashSet<String>,
+    overrides: &[Operation],
+    shared: &Shared,
+) -> Vec<String> {
+    let rules = change_plan.after().rules().iter().filter(|rule| puts.contains(&*rule.name));
+    let of_rules = rules.flat_map(|rule| rule.warned(&shared.fleet));
+    let of_overrides = overrides.iter().filter_map(|operation| {
+        let problem = unknown_tenant(operation.body()?, &shared.tenants)?;
+        Some(format!("overrides[{:?}].{problem}: it is for nobody here", operation.row().1))
+    });
+    of_rules.chain(of_overrides).take(WARNINGS_MAX).collect()
+}
+
+/// That a body is only for a tenant that this server does not know, if so. What else is wrong with it is for others to say.
+fn unknown_tenant(body: &str, tenants: &[Tenant]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct TenantField {
+        tenant: Option<String>,
+    }
+    let tenant = serde_json::from_str::<TenantField>(body).ok()?.tenant?;
+    let is_known = tenants.iter().any(|known| known.name == tenant);
+    (!is_known).then(|| format!("tenant: there is no [[tenants]] entry named {tenant:?}"))
+}
+
+/// What a change that makes sense would have done to recent requests. A log that does not say keeps nobody from changing rules.
+fn measure(
+    change_plan: ChangePlan,
+    approved: ApprovedEffect,
+    replay: Option<ReplayPermit>,
+    shared: &Shared,
+) -> ChangeEffect {
+    let (Some(decision_log), Some(turn)) = (&shared.decision_log, replay) else {
+        return ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &approved);
+    };
+    let (scope, approved) = (change_plan.scope().clone(), Arc::new(approved));
+    let now_ms = shared.now_ms();
+    let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
+    let test = change_plan.begin(decision_log.recorder().sample_rate(), Arc::clone(&approved));
+    match decision_log.replay_here(turn, window, RECORDS_MAX, test, BackTest::take, BackTest::finish) {
+        Ok(effect) => effect,
+        Err(error) => {
+            tracing::error!(%error, "a change is not measured: the decision log cannot be read");
+            ChangeEffect::unknown(&scope, UnknownReason::LogUnreadable(error.to_string()), &approved)
+        }
+    }
+}
+
+fn stopping() -> PlanError {
+    PlanError::Wrong("the server stops".to_owned())
+}
+
+async fn aside<T: Send + 'static>(
+    compile: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, PlanError> {
+    let ended = |error| Err(format!("could not be compiled: {error}"));
+    tokio::task::spawn_blocking(compile).await.unwrap_or_else(ended).map_err(PlanError::Wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::thread::current;
+    use std::time::Duration;
+
+    use tidegate::ManualClock;
+    use tidegate_rules::snapshot::Snapshot;
+    use tidegate_rules::store::Store;
+
+    use super::*;
+    use crate::config::{Config, StoreConfig};
+    use crate::control::follow::control;
+
+    fn shared() -> Arc<Shared> {
+        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+        let given: HashMap<String, String> =
+            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let mut config = Config::read(&given, None).expect("good");
+        Arc::new(Shared::on_clock(&mut config, Arc::new(ManualClock::new())).expect("fits"))
+    }
+
+    async fn followed(shared: &Arc<Shared>) -> Arc<Control> {
+        let address = "sqlite::memory:".parse().expect("an address");
+        let store = Store::open(&address).await.expect("opens");
+        let (reconcile, look) = (Duration::from_mins(5), None);
+        let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
+        control(store, Snapshot::default(), &config, shared, &shared.credentials())
+    }
+
+    fn rule(name: &str, body: &str) -> Vec<Operation> {
+        vec![Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: body.to_owned() }]
+    }
+
+    const GOOD: &str = r#"{"key":["user"],"limit":1,"period":"1h"}"#;
+
+    #[tokio::test]
+    async fn a_change_has_its_permit_until_it_is_gone_and_is_looked_at_beside_the_workers() {
+        let shared = shared();
+        let control = followed(&shared).await;
+        let (rule_rows, own) = (control.rule_rows(), Arc::clone(&control.plan_permits.own));
+        let look = move |change_plan: ChangePlan| {
+            assert_eq!(change_plan.after().rules().len(), 1);
+            (own.available_permits(), current().id())
+        };
+        let (free, thread) =
+            control.compile_change(&rule_rows, &rule("a", GOOD), look).await.expect("compiles");
+        assert_eq!(free, 0, "another one would be there at the same time");
+        assert_ne!(thread, current().id());
+        assert_eq!(control.plan_permits.own.available_permits(), OWN_PLANS_MAX);
+        // What is refused gives it back as well.
+        let wrong = control.compile_change(&rule_rows, &rule("a", "{}"), drop).await;
+        assert!(matches!(wrong, Err(PlanError::Wrong(_))), "{wrong:?}");
+        assert_eq!(control.plan_permits.own.available_permits(), OWN_PLANS_MAX);
+    }
+
+    #[tokio::test]
+    async fn whoever_plans_waits_for_others_who_do_and_the_server_for_neither() {
+        let shared = shared();
+        let control = followed(&shared).await;
+        let rule_rows = control.rule_rows();
+        let planning = turn(&control.plan_permits.peoples).await.expect("nobody else plans");
+        let operations = rule("a", GOOD);
+        let mut plan = Box::pin(control.evaluate(&rule_rows, &operations, ApprovedEffect::default()));
+        assert!(come_of(&mut plan).await.is_none(), "it waits");
+        control.compile_change(&rule_rows, &operations, drop).await.expect("it does not wait");
+        drop(planning);
+        let PlanResult { effect, .. } = plan.await.expect("its turn");
+        assert!(effect.because.contains("there is no decision log"), "{}", effect.because);
+    }
+
+    #[tokio::test]
+    async fn an_emergency_for_a_tenant_that_nobody_is_is_refused() {
+        let shared = shared();
+        let control = followed(&shared).await;
+        let tried = async |tenant: &str| {
+            let body = format!(r#"{{{tenant}"action":"block"}}"#);
+            control.try_emergency(&EmergencyRow { id: "e".to_owned(), body, expires_ms: u64::MAX }).await
+        };
+        tried("").await.expect("it is for everybody");
+        let Err(PlanError::Wrong(problem)) = tried(r#""tenant":"acme","#).await else {
+            panic!("it would do nothing")
+        };
+        assert_eq!(problem, r#"emergencies["e"].tenant: there is no [[tenants]] entry named "acme""#);
+    }
+
+    #[tokio::test]
+    async fn an_override_for_a_tenant_that_nobody_is_is_warned_of() {
+        let shared = shared();
+        let control = followed(&shared).await;
+        let over = |key: &str, tenant: &str| Operation::Put {
+            kind: RowKind::Override,
+            name: format!("of {key}"),
+            body: format!(r#"{{{tenant}"rule":"a","key":["{key}"],"limit":2}}"#),
+        };
+        let operations =
+            [rule("a", GOOD), vec![over("bob", r#""tenant":"acme","#), over("eve", "")]].concat();
+        let judged = control.evaluate(&control.rule_rows(), &operations, ApprovedEffect::default()).await;
+        assert_eq!(
+            judged.expect("compiles").warnings,
+            [
+                r#"overrides["of bob"].tenant: there is no [[tenants]] entry named "acme": it is for nobody here"#
+            ]
+        );
+    }
+
+    /// What comes of something by now.
+    async fn come_of<T>(of: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = of => Some(done),
+            () = tokio::task::yield_now() => None,
+        }
+    }
+}

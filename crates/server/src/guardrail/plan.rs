@@ -1,0 +1,311 @@
+//! A change beside what is in force: which rules it touches, and which of them may deny more.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use tidegate::Limit;
+use tidegate_rules::change::Operation;
+use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
+use tidegate_rules::{Mode, Problems, Regime, Rule, RuleSet};
+
+use super::UnknownReason;
+use super::approval::ApprovedEffect;
+use super::back_test::BackTest;
+use super::meter::Rate;
+use super::overrides::{ChangedOverrides, end_ms};
+
+/// How many moments are looked at when overrides of a change end: the earliest, and that when all have ended. More: a plan takes
+/// longer, since every request is looked up at each of them.
+const MOMENTS_MAX: usize = 16;
+
+/// What is left at worst by what was not enforced before: nobody knows how much of it passes.
+pub(super) const NOTHING_LEFT: f64 = 0.0;
+
+/// When all has ended that ends.
+pub(super) const AFTER_ALL_MS: u64 = u64::MAX;
+
+/// A change, compiled beside what is there.
+#[derive(Debug)]
+pub(crate) struct ChangePlan {
+    before: RuleSet,
+    after: RuleSet,
+    scope: ChangeScope,
+    /// When other overrides hold than now; nothing if none ever ends.
+    moments: Vec<u64>,
+}
+
+/// Which rules a change is about.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChangeScope {
+    /// Those that it touches, in order.
+    pub(super) touched: Arc<[String]>,
+    /// Those of them that deny more than before, or may.
+    pub(super) tighter: Arc<[TightenedRule]>,
+    /// The overrides that are not there for as long as they were, or not as they were.
+    pub(super) cut_short: Arc<HashSet<String>>,
+}
+
+/// A rule that denies more than before, or may.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct TightenedRule {
+    pub(super) rule: String,
+    /// The part that is left of what passes at worst, if that is half or less.
+    pub(super) left: Option<f64>,
+    /// Why no record could tell what it does.
+    pub(super) not_measured: Option<UnknownReason>,
+}
+
+impl ChangeScope {
+    /// The number of a rule among those that are touched.
+    pub(super) fn number_of(&self, rule: &str) -> Option<u32> {
+        let found = self.touched.binary_search_by(|name| name.as_str().cmp(rule)).ok()?;
+        u32::try_from(found).ok()
+    }
+
+    /// The rules that are left half of what passes, or less, with that part.
+    pub(super) fn halved(&self) -> impl Iterator<Item = (&TightenedRule, f64)> {
+        self.tighter.iter().filter_map(|tighter| Some((tighter, tighter.left?)))
+    }
+}
+
+impl ChangePlan {
+    /// Compiles what a store holds with a change in it, which has to make sense as a whole, beside the rules in force. These
+    /// may be of another book: one that was refused is to be mended.
+    pub(crate) fn new(
+        in_force: &RuleSet,
+        rule_rows: &RuleRows,
+        operations: &[Operation],
+        placement: Option<&str>,
+        now_ms: u64,
+    ) -> Result<Self, Problems> {
+        // Emergencies end by themselves: a change is judged by what is there without them. That those of today fit the rules
+        // of tomorrow has to be seen all the same.
+        let after = RuleSet::compile(&with(rule_rows, operations), placement, now_ms)?;
+        after.with_emergencies(rule_rows.emergency_revision, &rule_rows.emergencies, now_ms)?;
+        let before = in_force.with_emergencies(rule_rows.emergency_revision, &[], now_ms)?;
+        let found = compare((&before, &after), rule_rows, operations, now_ms);
+        let scope = ChangeScope {
+            tighter: found.tighter(&before, &after),
+            touched: found.touched.into_iter().collect(),
+            cut_short: Arc::new(found.cut_short),
+        };
+        let has_ends = before.has_ends() || after.has_ends();
+        let moments = if has_ends { moments(operations, now_ms) } else { Vec::new() };
+        Ok(Self { before, after, scope, moments })
+    }
+
+    /// The rules as they would be.
+    pub(crate) fn after(&self) -> &RuleSet {
+        &self.after
+    }
+
+    /// The rules that it is about.
+    pub(crate) fn scope(&self) -> &ChangeScope {
+        &self.scope
+    }
+
+    /// The same, ready to be shown what was decided, of which so much was logged as passed, and held against what somebody
+    /// approved.
+    pub(crate) fn begin(self, sample_rate: f64, approved: Arc<ApprovedEffect>) -> BackTest {
+        BackTest::new((self.before, self.after), self.scope, self.moments, sample_rate, approved)
+    }
+}
+
+/// When overrides that a change puts end, in order, and when all have ended, also those that were there.
+fn moments(operations: &[Operation], now_ms: u64) -> Vec<u64> {
+    let puts = operations.iter().filter(|operation| operation.row().0 == RowKind::Override);
+    let ends = puts.filter_map(Operation::body).filter_map(end_ms).filter(|end_ms| *end_ms > now_ms);
+    let ends: BTreeSet<u64> = ends.collect();
+    ends.into_iter().take(MOMENTS_MAX - 1).chain([AFTER_ALL_MS]).collect()
+}
+
+/// The rules that deny more after changes than before them, or may. The book is the one before.
+pub(crate) fn tightened(
+    sets: (&RuleSet, &RuleSet),
+    rule_rows: &RuleRows,
+    operations: &[Operation],
+    now_ms: u64,
+) -> BTreeSet<String> {
+    compare(sets, rule_rows, operations, now_ms).tighter.into_keys().collect()
+}
+
+/// What differs between two sets.
+#[derive(Debug, Default)]
+pub(super) struct RuleDiff {
+    pub(super) touched: BTreeSet<String>,
+    /// The overrides that are not there for as long as they were, or not as they were.
+    pub(super) cut_short: HashSet<String>,
+    /// Those that count by another algorithm, or with other regions.
+    counted_otherwise: HashSet<String>,
+    /// Those that deny more than before, or may, and what is left where that is half or less.
+    tighter: BTreeMap<String, Option<f64>>,
+}
+
+impl RuleDiff {
+    pub(super) fn note_tighter(&mut self, rule: &str, left: Option<f64>) {
+        let known = self.tighter.entry(rule.to_owned()).or_default();
+        *known = known.iter().copied().chain(left).reduce(f64::min);
+    }
+
+    fn tighter(&self, before: &RuleSet, after: &RuleSet) -> Arc<[TightenedRule]> {
+        if self.tighter.is_empty() {
+            return Arc::default();
+        }
+        let logged = LoggedDimensions::new(before);
+        let rules = after.rules().iter().filter(|rule| self.tighter.contains_key(&*rule.name));
+        let not_logged: HashMap<&str, &str> =
+            rules.filter_map(|rule| Some((&*rule.name, logged.lacks(rule)?))).collect();
+        let of = |(rule, left): (&String, &Option<f64>)| TightenedRule {
+            rule: rule.clone(),
+            left: *left,
+            not_measured: not_logged
+                .get(rule.as_str())
+                .map(|name| UnknownReason::NotLogged((*name).to_owned()))
+                .or_else(|| self.counted_otherwise.contains(rule).then_some(UnknownReason::CountedOtherwise)),
+        };
+        self.tighter.iter().map(of).collect()
+    }
+}
+
+/// The dimensions that the log has of requests: those that rules in force look at, for everyone and of tenants.
+struct LoggedDimensions<'s> {
+    placement: Option<&'s str>,
+    by_tenant: HashMap<Option<&'s str>, HashSet<&'s str>>,
+}
+
+impl<'s> LoggedDimensions<'s> {
+    fn new(in_force: &'s RuleSet) -> Self {
+        let mut by_tenant: HashMap<Option<&str>, HashSet<&str>> = HashMap::new();
+        for rule in in_force.rules() {
+            by_tenant.entry(rule.tenant.as_deref()).or_default().extend(rule.dimensions_used());
+        }
+        Self { placement: in_force.placement(), by_tenant }
+    }
+
+    /// A dimension that a rule looks at, and of which nothing is known.
+    fn lacks<'r>(&self, rule: &'r Rule) -> Option<&'r str> {
+        let whose = [None, rule.tenant.as_deref()];
+        let has = |name: &str| {
+            self.placement == Some(name)
+                || whose.iter().filter_map(|tenant| self.by_tenant.get(tenant)).any(|all| all.contains(name))
+        };
+        rule.dimensions_used().find(|name| !has(name))
+    }
+}
+
+/// What a change does to the rules of a set and to their overrides.
+fn compare(
+    (before, after): (&RuleSet, &RuleSet),
+    rule_rows: &RuleRows,
+    operations: &[Operation],
+    now_ms: u64,
+) -> RuleDiff {
+    let (before, after) = (NamedRules::new(before, now_ms), NamedRules::new(after, now_ms));
+    let mut found = RuleDiff::default();
+    compare_rules(&before, &after, &mut found);
+    ChangedOverrides::new(&before, &after, rule_rows, operations).compare(&mut found);
+    found
+}
+
+/// A set, whose rules are found by name.
+pub(super) struct NamedRules<'s> {
+    pub(super) set: &'s RuleSet,
+    pub(super) positions: HashMap<&'s str, usize>,
+    pub(super) now_ms: u64,
+}
+
+impl<'s> NamedRules<'s> {
+    fn new(set: &'s RuleSet, now_ms: u64) -> Self {
+        let positions = set.rules().iter().enumerate().map(|(at, rule)| (&*rule.name, at)).collect();
+        Self { set, positions, now_ms }
+    }
+
+    fn rule(&self, name: &str) -> Option<&'s Rule> {
+        self.set.rules().get(*self.positions.get(name)?)
+    }
+
+    fn rules(&self) -> impl Iterator<Item = (&'s str, &'s Rule)> {
+        self.set.rules().iter().map(|rule| (&*rule.name, rule))
+    }
+}
+
+/// Finds the rules that differ, and those of them that deny more, or may.
+fn compare_rules(before: &NamedRules<'_>, after: &NamedRules<'_>, found: &mut RuleDiff) {
+    for (name, rule) in after.rules() {
+        let known = before.rule(name);
+        if known.is_some_and(|known| is_same(known, rule)) {
+            continue;
+        }
+        found.touched.insert(name.to_owned());
+        if known.is_some_and(|known| counts_otherwise(known, rule)) {
+            found.counted_otherwise.insert(name.to_owned());
+        }
+        if is_tighter(known, rule) {
+            found.note_tighter(name, left(known, rule));
+        }
+    }
+    let gone = before.rules().filter(|(name, _)| after.rule(name).is_none());
+    found.touched.extend(gone.map(|(name, _)| name.to_owned()));
+}
+
+/// A book after a change, without emergencies.
+pub(crate) fn with(rule_rows: &RuleRows, operations: &[Operation]) -> RuleRows {
+    let mut rows: BTreeMap<(RowKind, &str), RuleRow> =
+        rule_rows.rows.iter().map(|row| ((row.kind, row.name.as_str()), row.clone())).collect();
+    for operation in operations {
+        let (kind, name) = operation.row();
+        match operation.body() {
+            None => drop(rows.remove(&(kind, name))),
+            Some(body) => {
+                let version = rows.get(&(kind, name)).map_or(1, |row| row.version.saturating_add(1));
+                let row = RuleRow { kind, name: name.to_owned(), body: body.to_owned(), version };
+                rows.insert((kind, name), row);
+            }
+        }
+    }
+    RuleRows { rows: rows.into_values().collect(), emergencies: Vec::new(), ..*rule_rows }
+}
+
+/// Whether two rules say the same, whatever their versions are.
+fn is_same(a: &Rule, b: &Rule) -> bool {
+    *a == Rule { version: a.version, ..b.clone() }
+}
+
+/// The part that is left at worst of what passes a rule that may deny more, if that is half or less.
+fn left(before: Option<&Rule>, after: &Rule) -> Option<f64> {
+    match before.filter(|before| before.mode == Mode::Enforce) {
+        Some(before) if !reaches_others(before, after) => {
+            Rate::of(&after.limit).half_of(Rate::of(&before.limit))
+        }
+        _ => Some(NOTHING_LEFT),
+    }
+}
+
+/// Whether a rule may deny what it did not.
+fn is_tighter(before: Option<&Rule>, after: &Rule) -> bool {
+    let Some(before) = before.filter(|before| before.mode == Mode::Enforce) else {
+        return after.mode == Mode::Enforce;
+    };
+    let rate = |of: &Limit, other: &Limit| u128::from(of.amount()) * u128::from(other.period_us());
+    let slower = rate(&after.limit, &before.limit) < rate(&before.limit, &after.limit);
+    after.mode == Mode::Enforce
+        && (slower
+            || after.limit.burst() < before.limit.burst()
+            || reaches_others(before, after)
+            || counts_otherwise(before, after))
+}
+
+/// Whether a rule counts by another algorithm, or otherwise with other regions. Whatever it was: what those pass may count from now
+/// on, or only a part be left.
+fn counts_otherwise(before: &Rule, after: &Rule) -> bool {
+    after.limit.algorithm() != before.limit.algorithm()
+        || (after.regime() != before.regime() && after.regime() != Regime::Regional)
+}
+
+/// Whether a rule may apply to requests that it did not, or count them together with others. One that has more conditions than it
+/// had, or is for one tenant of all, applies to a part of what it did.
+fn reaches_others(before: &Rule, after: &Rule) -> bool {
+    let is_for_others = before.tenant.is_some() && before.tenant != after.tenant;
+    let has_all_conditions = before.when.iter().all(|condition| after.when.contains(condition));
+    is_for_others || before.key != after.key || !has_all_conditions
+}

@@ -1,0 +1,178 @@
+//! What a connection remembers between requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use tidegate_rules::Class;
+
+use super::pending::PendingCheck;
+use super::reply::Protocol;
+use super::request::Trust;
+use super::throttle::Gates;
+use crate::auth::{Principal, TokenHash};
+use crate::metrics::{DecisionSource, Metrics, Outcome, Surface};
+use crate::shared::Shared;
+
+/// The longest name a client may give itself: it is kept for as long as the connection.
+const NAME_BYTES_MAX: usize = 128;
+
+/// The user that Redis has before any other.
+const DEFAULT_USER: &[u8] = b"default";
+
+/// What a connection remembers between requests.
+#[derive(Debug)]
+pub(super) struct ClientState {
+    pub(super) shared: Arc<Shared>,
+    /// Tells the connections of a process apart.
+    pub(super) id: i64,
+    pub(super) name: Vec<u8>,
+    pub(super) protocol: Protocol,
+    /// Who asks, once that is known.
+    pub(super) principal: Option<Principal>,
+    /// What that rests on.
+    shown: ShownToken,
+    pub(super) gates: Gates,
+    /// What was decided and not counted yet.
+    pub(super) tally: Tally,
+    /// What only the origin can decide, in the order of the answers.
+    pub(super) waiting: Vec<PendingCheck>,
+}
+
+impl ClientState {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        static NEXT_ID: AtomicI64 = AtomicI64::new(1);
+        let generation = shared.credentials_generation();
+        let principal = shared.principal(None);
+        Self {
+            shared,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            name: Vec::new(),
+            protocol: Protocol::default(),
+            principal,
+            shown: ShownToken { generation, ..ShownToken::default() },
+            gates: Gates::default(),
+            tally: Tally::default(),
+            waiting: Vec::new(),
+        }
+    }
+
+    pub(super) fn trust(&self) -> Trust {
+        if self.principal.is_some() { Trust::Known } else { Trust::Stranger }
+    }
+
+    /// Becomes whoever holds `token`; whether anybody does. A user's name says nothing that the token does not, but on
+    /// an open server there is one user only.
+    pub(super) fn authenticate(&mut self, user: &[u8], token: &[u8]) -> bool {
+        let is_open = self.shared.credentials().is_open();
+        if is_open && user != DEFAULT_USER {
+            return false;
+        }
+        let shown = ShownToken { token: (!is_open).then(|| TokenHash::of(token)), ..ShownToken::default() };
+        let is_known = shown.holder(&self.shared).is_some();
+        if is_known {
+            self.become_holder(shown);
+        }
+        is_known
+    }
+
+    /// Is whoever it was only for as long as the token that was shown is one: looks again when the tokens are others, or
+    /// this one has ended.
+    pub(super) fn look_again(&mut self) {
+        let has_ended = self.shown.expires_ms.is_some_and(|at_ms| at_ms <= self.shared.now_ms());
+        if has_ended || self.shown.generation != self.shared.credentials_generation() {
+            self.become_holder(ShownToken { token: self.shown.token, ..ShownToken::default() });
+        }
+    }
+
+    fn become_holder(&mut self, shown: ShownToken) {
+        // Before the tokens are looked at: what changes meanwhile is seen the next time.
+        let generation = self.shared.credentials_generation();
+        let (principal, expires_ms) = shown.holder(&self.shared).unzip();
+        if self.principal != principal {
+            self.gates.clear();
+        }
+        self.principal = principal;
+        self.shown = ShownToken { generation, expires_ms: expires_ms.flatten(), ..shown };
+    }
+
+    /// Becomes as new.
+    pub(super) fn reset(&mut self) {
+        self.name = Vec::new();
+        self.protocol = Protocol::default();
+        self.become_holder(ShownToken::default());
+        self.gates.clear();
+    }
+
+    /// Takes a name, or says why not.
+    pub(super) fn set_name(&mut self, name: &[u8]) -> Result<(), String> {
+        check_name(name)?;
+        name.clone_into(&mut self.name);
+        Ok(())
+    }
+}
+
+/// What was shown of who asks.
+#[derive(Clone, Copy, Debug, Default)]
+struct ShownToken {
+    /// Nothing for whoever showed none.
+    token: Option<TokenHash>,
+    /// When the token ends, if it does.
+    expires_ms: Option<u64>,
+    /// Of the tokens there were when it was last looked at.
+    generation: u64,
+}
+
+impl ShownToken {
+    /// Who that is now, and when it ends.
+    fn holder(&self, shared: &Shared) -> Option<(Principal, Option<u64>)> {
+        let found = shared.credentials().holder(self.token.as_ref())?;
+        let lasts = found.1.is_none_or(|expires_ms| shared.now_ms() < expires_ms);
+        lasts.then_some(found)
+    }
+}
+
+/// Whether a client may be called so.
+pub(super) fn check_name(name: &[u8]) -> Result<(), String> {
+    if !name.iter().all(u8::is_ascii_graphic) {
+        return Err("ERR Client names cannot contain spaces, newlines or special characters.".to_owned());
+    }
+    if name.len() > NAME_BYTES_MAX {
+        return Err(format!("ERR client name: {} bytes is outside 0 to {NAME_BYTES_MAX}", name.len()));
+    }
+    Ok(())
+}
+
+/// Decisions that are counted together, once for each batch.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    allowed: [u64; DecisionSource::ALL.len()],
+    denied: [u64; DecisionSource::ALL.len()],
+}
+
+impl Tally {
+    #[inline]
+    pub(super) fn count(&mut self, allowed: bool, source: DecisionSource) {
+        let counts = if allowed { &mut self.allowed } else { &mut self.denied };
+        counts[source as usize] += 1;
+    }
+
+    /// Counts a question that nobody had the time to decide, and that passed.
+    pub(super) fn shed(&mut self) {
+        self.allowed[DecisionSource::Shed as usize] += 1;
+    }
+
+    /// Hands the counts on; how many there were.
+    pub(super) fn flush(&mut self, metrics: &Metrics) -> u64 {
+        let counts = std::mem::take(self);
+        let mut total = 0;
+        for (outcome, counts) in [(Outcome::Allowed, counts.allowed), (Outcome::Denied, counts.denied)] {
+            for (source, n) in DecisionSource::ALL.iter().zip(counts) {
+                if n > 0 {
+                    metrics.decided(Surface::Resp, Class::Comfort, outcome, *source, n);
+                    total += n;
+                }
+            }
+        }
+        total
+    }
+}

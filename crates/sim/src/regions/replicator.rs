@@ -1,0 +1,458 @@
+//! Replicators: the shipped rounds, carried out over a network that loses, repeats and delays.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidegate_core::origin::{MergeRequest, RoundReply, RoundRequest};
+use tidegate_replication::{
+    Ack, Batch, INTERVAL_US, PEER_TIMEOUT_DEFAULT_US, PartitionRound, Rounds, RoundsConfig,
+};
+
+use super::check;
+use super::scenario::{KEYS, ORDINARY, SECOND_US};
+use super::world::{Event, Link, World, region_id};
+use crate::clock::SkewedClock;
+use crate::network::hits;
+
+/// How long a replicator is missed before another takes over, and how much longer at most.
+const LEASE_US: u64 = 1_500_000;
+
+/// How long a replicator waits for its origin, µs.
+const ORIGIN_US_MAX: u64 = SECOND_US;
+
+/// How long a replicator waits for a batch to be acknowledged, µs.
+const ACK_US_MAX: u64 = 3 * SECOND_US;
+
+/// How often a replicator tries to reach a peer, µs.
+pub(super) const RECONNECT_US: u64 = SECOND_US / 2;
+
+/// How much later something comes that had to be sent again.
+const RESENT_US: u64 = SECOND_US;
+
+/// How much later something comes that is slow, or comes twice.
+const SLOW_US: u64 = 2 * SECOND_US;
+
+/// How many in four of what is lost is sent again by the network itself.
+const RESENT_OF_FOUR: u8 = 3;
+
+/// A step of a replicator, in the middle of which it may die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Ask,
+    Gather,
+    Send,
+    Merge,
+    Answer,
+    Acknowledge,
+}
+
+impl Step {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Ask, Self::Gather, Self::Send, Self::Merge, Self::Answer, Self::Acknowledge];
+}
+
+/// A replicator.
+pub(super) struct Replicator {
+    pub(super) incarnation: u64,
+    pub(super) rounds: Rounds,
+    clock: SkewedClock,
+    /// Whether the lease is another's, and it has only not noticed yet.
+    pub(super) is_ending: bool,
+    /// Which round it is in, and how many answers of the origin are awaited.
+    turn: u64,
+    awaited: u32,
+    /// The links that it sends on, by region.
+    links: Vec<Option<Link>>,
+    /// Batches that were sent to each region and are not acknowledged, and when.
+    sent: Vec<BTreeMap<u64, u64>>,
+}
+
+impl Replicator {
+    fn now_us(&self, true_us: u64) -> u64 {
+        self.clock.read(true_us).mono_us()
+    }
+}
+
+impl World<'_> {
+    /// Somebody becomes the replicator of a region, where the lease of the last one is over: unless somebody else has it.
+    pub(super) fn take_over_lease(&mut self, region: usize) {
+        if self.regions[region].replicators.iter().all(|replicator| replicator.is_ending) {
+            self.take_over(region);
+        }
+    }
+
+    /// Somebody becomes the replicator of a region.
+    pub(super) fn take_over(&mut self, region: usize) {
+        let (incarnation, clock) = (self.new_process(), self.new_clock());
+        let count = self.regions.len();
+        let peers = (0..count).filter(|peer| *peer != region).map(region_id).collect();
+        let config = RoundsConfig {
+            peers,
+            partitions: KEYS as u16,
+            incarnation,
+            peer_timeout_us: PEER_TIMEOUT_DEFAULT_US,
+        };
+        let rounds = Rounds::new(&config);
+        self.trace.note([self.now_us, 7, region as u64, incarnation], || {
+            format!("region {region}: replicator {incarnation} begins")
+        });
+        let (links, sent) = (vec![None; count], vec![BTreeMap::new(); count]);
+        self.regions[region].replicators.push(Replicator {
+            incarnation,
+            rounds,
+            clock,
+            is_ending: false,
+            turn: 0,
+            awaited: 0,
+            links,
+            sent,
+        });
+        let at_us = self.now_us + self.rng.u64(0..INTERVAL_US);
+        self.schedule(at_us, Event::Round { region, replicator: incarnation });
+        for to in (0..count).filter(|to| *to != region) {
+            self.schedule(self.now_us, Event::Connect { from: region, replicator: incarnation, to });
+        }
+    }
+
+    fn replicator(&mut self, region: usize, incarnation: u64) -> Option<&mut Replicator> {
+        self.regions[region].replicators.iter_mut().find(|replicator| replicator.incarnation == incarnation)
+    }
+
+    pub(super) fn replicator_ends(&mut self, region: usize, incarnation: u64) {
+        self.regions[region].replicators.retain(|replicator| replicator.incarnation != incarnation);
+    }
+
+    /// Whether the replicator dies in the middle of this step. Somebody else takes over when its lease is over.
+    fn dies(&mut self, region: usize, incarnation: u64, step: Step) -> bool {
+        if self.regions[region].doom != Some(step) {
+            return false;
+        }
+        self.regions[region].doom = None;
+        self.trouble(&format!("region {region}: its replicator dies at {step:?}"));
+        self.replicator_ends(region, incarnation);
+        let at_us = self.now_us + LEASE_US + self.rng.u64(0..LEASE_US / 3);
+        self.check.troubled(at_us + SECOND_US);
+        self.schedule(at_us, Event::TakeOver { region });
+        true
+    }
+
+    pub(super) fn begin_round(&mut self, region: usize, incarnation: u64) {
+        let now_us = self.now_us;
+        let Some(replicator) = self.replicator(region, incarnation) else { return };
+        let clock_us = replicator.now_us(now_us);
+        let is_over = replicator.awaited == 0;
+        let mut partition_rounds = Vec::new();
+        if is_over {
+            replicator.turn += 1;
+            partition_rounds =
+                (0..KEYS as u16).flat_map(|of| replicator.rounds.partition_rounds(clock_us, of)).collect();
+            replicator.awaited = partition_rounds.len() as u32;
+        }
+        let turn = replicator.turn;
+        for partition_round in partition_rounds {
+            self.send_ask(region, incarnation, turn, partition_round);
+        }
+        self.schedule(now_us + INTERVAL_US, Event::Round { region, replicator: incarnation });
+        if is_over {
+            self.schedule(now_us + ORIGIN_US_MAX, Event::RoundLate { region, replicator: incarnation, turn });
+            self.dies(region, incarnation, Step::Ask);
+        }
+    }
+
+    fn send_ask(&mut self, region: usize, replicator: u64, turn: u64, partition_round: PartitionRound) {
+        let at_us = self.now_us + self.scenario.delay_us;
+        self.schedule(
+            at_us,
+            Event::Ask { region, replicator, turn, partition_round: Box::new(partition_round) },
+        );
+    }
+
+    pub(super) fn ask_arrives(
+        &mut self,
+        region: usize,
+        incarnation: u64,
+        turn: u64,
+        partition_round: Box<PartitionRound>,
+    ) {
+        let (now_us, origin_us) = (self.now_us, self.origin_us());
+        if now_us < self.regions[region].paused_until_us {
+            let at_us = self.regions[region].paused_until_us;
+            self.schedule(at_us, Event::Ask { region, replicator: incarnation, turn, partition_round });
+            return;
+        }
+        let place = usize::from(partition_round.partition);
+        self.forget(region, place);
+        let round = self.spoiled_round(region, incarnation, &partition_round.round);
+        let dirty_meters = self.regions[region].partitions[place].dirty_meters();
+        let marked: Vec<(u64, Box<[u8]>)> = dirty_meters.map(|(stamp, key)| (stamp, key.into())).collect();
+        self.look(region, place);
+        let store = self.regions[region].store(self.now_us);
+        let mut gathered = self.regions[region].partitions[place].round(origin_us, store, &round);
+        self.look(region, place);
+        self.check.trimmed(&self.regions, region, place, &marked, now_us);
+        self.spoiler.on_gathered(&mut gathered, region, &self.regions[region].partitions[place]);
+        self.check.published(region, &self.regions[region], &gathered, now_us);
+        if !gathered.components.is_empty() {
+            self.trace.note([now_us, 8, region as u64, gathered.upto], || {
+                format!("region {region}: replicator {incarnation} asks {round:?}: {gathered:?}")
+            });
+        }
+        let event = Event::Gathered { region, replicator: incarnation, turn, partition_round, gathered };
+        self.schedule(now_us + self.scenario.delay_us, event);
+    }
+
+    /// Looks whether a region counts on the whole: all of its partitions hear the same.
+    fn look(&mut self, region: usize, place: usize) {
+        if place == ORDINARY {
+            let is_connected = check::is_connected(&self.regions[region].partitions[place], self.origin_us());
+            self.check.note_connectivity(region, is_connected, self.now_us);
+        }
+    }
+
+    fn spoiled_round(&mut self, region: usize, incarnation: u64, round: &RoundRequest) -> RoundRequest {
+        let now_us = self.now_us;
+        let last_heard_age_us = self.replicator(region, incarnation).map(|replicator| {
+            let clock_us = replicator.now_us(now_us);
+            replicator.rounds.last_heard_age_us(clock_us)
+        });
+        self.spoiler.round(region, round, last_heard_age_us.flatten())
+    }
+
+    pub(super) fn gathered(
+        &mut self,
+        region: usize,
+        incarnation: u64,
+        turn: u64,
+        partition_round: &PartitionRound,
+        gathered: &RoundReply,
+    ) {
+        if self.dies(region, incarnation, Step::Gather) {
+            return;
+        }
+        let now_us = self.now_us;
+        let Some(replicator) =
+            self.replicator(region, incarnation).filter(|replicator| replicator.turn == turn)
+        else {
+            return;
+        };
+        let clock_us = replicator.now_us(now_us);
+        replicator.rounds.on_round_reply(clock_us, partition_round, gathered);
+        if let Some(next) = replicator.rounds.next_partition_round(clock_us, partition_round, gathered) {
+            self.send_ask(region, incarnation, turn, next);
+            return;
+        }
+        replicator.awaited = replicator.awaited.saturating_sub(1);
+        if replicator.awaited == 0 {
+            self.end_round(region, incarnation, turn);
+        }
+    }
+
+    /// Every partition was asked, or has had its time.
+    pub(super) fn end_round(&mut self, region: usize, incarnation: u64, turn: u64) {
+        let Some(replicator) =
+            self.replicator(region, incarnation).filter(|replicator| replicator.turn == turn)
+        else {
+            return;
+        };
+        // So that what comes late, and the end of the time, find another turn.
+        replicator.turn += 1;
+        replicator.awaited = 0;
+        replicator.rounds.round_ended();
+        for to in 0..self.regions.len() {
+            self.send_batches(region, incarnation, to);
+        }
+    }
+
+    /// Sends all that there is to be sent.
+    fn send_batches(&mut self, region: usize, incarnation: u64, to: usize) {
+        while self.send_batch(region, incarnation, to) {}
+    }
+
+    /// Sends a batch; false when there is none, or the replicator died of it.
+    fn send_batch(&mut self, region: usize, incarnation: u64, to: usize) -> bool {
+        let now_us = self.now_us;
+        let Some(replicator) = self.replicator(region, incarnation) else { return false };
+        let Some(link) = replicator.links[to] else { return false };
+        let clock_us = replicator.now_us(now_us);
+        let Some(batch) = replicator.rounds.next_batch(clock_us, region_id(to)) else { return false };
+        let sequence = batch.id.sequence;
+        replicator.sent[to].insert(sequence, now_us);
+        let batch = Arc::new(batch);
+        for at_us in self.wan_times_of(link, region, to) {
+            self.schedule(at_us, Event::Batch { link, batch: Arc::clone(&batch) });
+        }
+        self.schedule(now_us + ACK_US_MAX, Event::AckLate { link, sequence });
+        !self.dies(region, incarnation, Step::Send)
+    }
+
+    /// The same of a message on a link: what is said there at one moment is one stream of bytes, and arrives together.
+    fn wan_times_of(&mut self, link: Link, from: usize, to: usize) -> Vec<u64> {
+        let now_us = self.now_us;
+        if let Some((said_us, times)) = self.streams.get(&(link.number, from))
+            && *said_us == now_us
+        {
+            return times.clone();
+        }
+        let times = self.wan_times(from, to);
+        self.streams.insert((link.number, from), (now_us, times.clone()));
+        times
+    }
+
+    /// When the copies of a message from one region to another arrive: none, one or two.
+    fn wan_times(&mut self, from: usize, to: usize) -> Vec<u64> {
+        if self.cut[from][to] > 0 {
+            return Vec::new();
+        }
+        let faults = &self.scenario.faults;
+        let is_bad = !self.closed;
+        let (rng, wan_us) = (&mut self.rng, self.scenario.wan_us);
+        let mut at_us = self.now_us + wan_us + rng.u64(0..=wan_us / 4);
+        if is_bad && hits(rng, faults.wan_loss_ppm) {
+            if rng.u8(0..4) >= RESENT_OF_FOUR {
+                return Vec::new();
+            }
+            at_us += rng.u64(RESENT_US / 5..RESENT_US);
+        }
+        if is_bad && hits(rng, faults.wan_slow_ppm) {
+            at_us += rng.u64(0..SLOW_US);
+        }
+        let again = is_bad && hits(rng, faults.wan_repeat_ppm);
+        let later_us = at_us + rng.u64(0..SLOW_US);
+        if again { vec![at_us, later_us] } else { vec![at_us] }
+    }
+
+    pub(super) fn connect(&mut self, from: usize, incarnation: u64, to: usize) {
+        let Some(replicator) = self.replicator(from, incarnation) else { return };
+        if replicator.links[to].is_some() {
+            return;
+        }
+        for at_us in self.wan_times(from, to) {
+            self.schedule(at_us, Event::Hello { from, replicator: incarnation, to });
+        }
+        self.schedule(self.now_us + RECONNECT_US, Event::Connect { from, replicator: incarnation, to });
+    }
+
+    pub(super) fn hello(&mut self, from: usize, incarnation: u64, to: usize) {
+        let now_us = self.now_us;
+        let listening = &self.regions[to].replicators;
+        let Some(peer) = listening.last() else { return };
+        let (peer, clock_us) = (peer.incarnation, peer.now_us(now_us));
+        let link = Link { from, replicator: incarnation, to, peer, number: self.new_link() };
+        for at_us in self.wan_times(to, from) {
+            self.schedule(at_us, Event::Welcome { link, clock_us });
+        }
+    }
+
+    pub(super) fn welcome(&mut self, link: Link, clock_us: u64) {
+        let Some(replicator) = self.replicator(link.from, link.replicator) else { return };
+        if replicator.links[link.to].is_some() {
+            return;
+        }
+        replicator.links[link.to] = Some(link);
+        replicator.rounds.connected(region_id(link.to), clock_us);
+        self.send_batches(link.from, link.replicator, link.to);
+    }
+
+    pub(super) fn link_breaks(&mut self, link: Link) {
+        let Some(replicator) = self.replicator(link.from, link.replicator) else { return };
+        if replicator.links[link.to] != Some(link) {
+            return;
+        }
+        replicator.links[link.to] = None;
+        replicator.sent[link.to].clear();
+        for end in [link.from, link.to] {
+            self.streams.remove(&(link.number, end));
+        }
+        let Some(replicator) = self.replicator(link.from, link.replicator) else { return };
+        replicator.rounds.disconnected(region_id(link.to));
+        let (from, replicator, to) = (link.from, link.replicator, link.to);
+        let at_us = self.now_us + self.rng.u64(RECONNECT_US / 10..RECONNECT_US);
+        self.schedule(at_us, Event::Connect { from, replicator, to });
+    }
+
+    /// The replicators of a region notice that they do not reach another one any more.
+    pub(super) fn reset_links(&mut self, from: usize, to: usize) {
+        let links: Vec<Link> =
+            self.regions[from].replicators.iter().filter_map(|replicator| replicator.links[to]).collect();
+        for link in links {
+            self.link_breaks(link);
+        }
+    }
+
+    /// A batch was not acknowledged in time, unless it was.
+    pub(super) fn ack_late(&mut self, link: Link, sequence: u64) {
+        let now_us = self.now_us;
+        let Some(replicator) = self.replicator(link.from, link.replicator) else { return };
+        // It may have been sent again since, over the next link.
+        if replicator.sent[link.to].get(&sequence).is_some_and(|sent_us| now_us >= sent_us + ACK_US_MAX) {
+            self.link_breaks(link);
+        }
+    }
+
+    pub(super) fn batch_arrives(&mut self, link: Link, batch: &Arc<Batch>) {
+        let Link { from, to, peer, .. } = link;
+        let origin_us = self.origin_us();
+        let is_there = self.regions[to].replicators.iter().any(|replicator| replicator.incarnation == peer);
+        if !is_there || self.now_us < self.regions[to].paused_until_us {
+            for at_us in self.wan_times(to, from) {
+                self.schedule(at_us, Event::Refused { link });
+            }
+            return;
+        }
+        let is_repeat = self.spoiler.is_repeat(to, batch);
+        for group in &batch.groups {
+            if self.dies(to, peer, Step::Merge) {
+                if self.spoiler.acknowledges_early() {
+                    self.answer(link, Ack { id: batch.id, clock_us: 0 });
+                }
+                return;
+            }
+            let place = usize::from(group.partition);
+            let said = MergeRequest { from: region_id(from), components: group.components.clone() };
+            self.forget(to, place);
+            let here = &mut self.regions[to].partitions[place];
+            let news = check::news(here, &said);
+            let before = check::owed(here, place);
+            let heard = self.spoiler.merge(&said, here, is_repeat);
+            let Ok(merged) = here.merge(origin_us, &heard) else { continue };
+            let owed = check::owed(here, place);
+            self.check.merged(to, merged.charged, news, self.now_us);
+            self.check.owes(to, place, before, owed, self.now_us);
+            self.trace.note([self.now_us, 9, to as u64 * 8 + from as u64, merged.charged], || {
+                format!("region {to}: of region {from}: {said:?}: {merged:?}")
+            });
+        }
+        self.tally.batches += 1;
+        let now_us = self.now_us;
+        if self.dies(to, peer, Step::Answer) {
+            return;
+        }
+        let Some(replicator) = self.replicator(to, peer) else { return };
+        let clock_us = replicator.now_us(now_us);
+        let ack = replicator.rounds.merged(clock_us, region_id(from), batch);
+        self.answer(link, ack);
+    }
+
+    fn answer(&mut self, link: Link, ack: Ack) {
+        for at_us in self.wan_times_of(link, link.to, link.from) {
+            self.schedule(at_us, Event::Ack { link, ack });
+        }
+    }
+
+    pub(super) fn acknowledged(&mut self, link: Link, ack: &Ack) {
+        let Link { from, replicator: incarnation, to, .. } = link;
+        if self.dies(from, incarnation, Step::Acknowledge) {
+            return;
+        }
+        let now_us = self.now_us;
+        let Some(replicator) = self.replicator(from, incarnation) else { return };
+        if replicator.links[to] != Some(link) {
+            return;
+        }
+        let clock_us = replicator.now_us(now_us);
+        if replicator.rounds.acknowledged(clock_us, region_id(to), ack) {
+            replicator.sent[to].remove(&ack.id.sequence);
+            self.send_batches(from, incarnation, to);
+        }
+    }
+}

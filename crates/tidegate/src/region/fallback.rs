@@ -1,0 +1,106 @@
+//! What decides when the origin does not.
+
+use std::time::Duration;
+
+use tidegate_core::{
+    DecisionSource, FallbackState, Limit, NodeShare, RequestVerdict, Retry, TooManyLimits, Verdict,
+};
+
+use super::check::{RegionCheck, RegionPolicy};
+use super::{Region, RegionDecision};
+use crate::decision::{Decision, Outcome, Outcomes};
+use crate::gate::{Check, Gate};
+use crate::limiter::{Limiter, UnknownName};
+
+/// When to ask again after a request was refused because nobody could decide it, µs: about when the origin may be back.
+const CLOSED_RETRY_US: u64 = 1_000_000;
+
+/// What passes of a tenant in each second and process when its limits fail open. Higher: less of what customers pay for is
+/// ever turned away; more of what runs wild passes.
+const OPEN_PER_SECOND: u64 = 10_000;
+
+impl RegionPolicy {
+    /// The rung that a limit comes to when its origin is gone.
+    const fn without_origin(&self) -> DecisionSource {
+        self.class.without_origin(self.paid)
+    }
+}
+
+/// The coarse meter of a tenant.
+pub(super) fn open_gate(limiter: &Limiter, tenant: &str) -> Result<Gate, UnknownName> {
+    let limit = Limit::gcra(OPEN_PER_SECOND, Duration::from_secs(1));
+    let limit = limit.map_err(|error| UnknownName::Limit(error.to_string()))?;
+    limiter.gate_with(tenant, "\0open", limit)
+}
+
+impl Region {
+    /// Decides without the origin: the strictest class among the limits says whether at all.
+    pub(super) fn without_origin<'g>(
+        &self,
+        questions: &[&RegionCheck<'g, '_>],
+    ) -> Result<RegionDecision<'g>, TooManyLimits> {
+        let source = |question: &&RegionCheck<'_, '_>| question.origin_limit().policy.without_origin();
+        let last = questions.iter().map(source).max().unwrap_or(DecisionSource::Local);
+        if last == DecisionSource::Closed {
+            return Ok(RegionDecision { decision: closed(questions), source: last });
+        }
+        let gates: Vec<Gate> = questions.iter().map(|question| self.substitute(question)).collect();
+        let asks: Vec<Check<'_>> =
+            questions.iter().zip(&gates).map(|(question, gate)| substitute_check(question, gate)).collect();
+        let alone = self.limiter.check_all(&asks)?;
+        if alone.is_allowed() {
+            // It counts all the same: the origin is told when it is back.
+            self.charge(questions.iter().copied());
+        }
+        Ok(RegionDecision { decision: as_asked(questions, &alone), source: last })
+    }
+
+    /// What takes the place of a limit: this process's part of it, or the coarse meter of its tenant.
+    fn substitute(&self, question: &RegionCheck<'_, '_>) -> Gate {
+        let (gate, origin_limit) = (question.ask.gate(), question.origin_limit());
+        if origin_limit.policy.without_origin() == DecisionSource::Open {
+            return origin_limit.open.clone();
+        }
+        let FallbackState { processes, remaining: left } =
+            self.driver.fallback_state(question.partition(), question.ask.digest);
+        // Where regions cannot tell each other what passed, each has its own part and no more.
+        let (limit, left) = match origin_limit.global() {
+            Some(layout) => (layout.part(gate.limit()), left.map(|left| layout.share_of(left))),
+            None => (*gate.limit(), left),
+        };
+        let NodeShare { limit, spent } = NodeShare::new(&limit, FallbackState { processes, remaining: left });
+        let part = gate.substitute(limit, origin_limit.alone);
+        if spent > 0 {
+            self.limiter.raise(part.key(question.key()).cost(spent));
+        }
+        part
+    }
+}
+
+fn substitute_check<'s>(question: &RegionCheck<'_, '_>, gate: &'s Gate) -> Check<'s> {
+    let is_open = question.origin_limit().policy.without_origin() == DecisionSource::Open;
+    gate.key(if is_open { b"" } else { question.key() }).cost(question.ask.cost)
+}
+
+/// The word of stand-ins as that of the limits they stand for.
+fn as_asked<'g>(questions: &[&RegionCheck<'g, '_>], alone: &Decision<'_>) -> Decision<'g> {
+    let outcomes = questions.iter().zip(alone.outcomes()).map(|(question, outcome)| {
+        let answer = tidegate_core::CheckOutcome { verdict: outcome.verdict(), source: outcome.source() };
+        Outcome::new(question.ask.gate(), answer)
+    });
+    Decision { outcomes: Outcomes::Many(outcomes.collect()), decided: alone.decided }
+}
+
+/// Refuses, since nobody can decide.
+pub(super) fn closed<'g>(questions: &[&RegionCheck<'g, '_>]) -> Decision<'g> {
+    let verdict =
+        Verdict::Deny { remaining: 0, reset_after_us: CLOSED_RETRY_US, retry: Retry::After(CLOSED_RETRY_US) };
+    let answer = tidegate_core::CheckOutcome { verdict, source: tidegate_core::DecidingMeter::Own };
+    let outcomes = questions.iter().map(|question| Outcome::new(question.ask.gate(), answer)).collect();
+    let strictest =
+        questions.iter().enumerate().max_by_key(|(_, q)| q.origin_limit().policy.without_origin());
+    Decision {
+        outcomes: Outcomes::Many(outcomes),
+        decided: RequestVerdict::Denied { by: strictest.map_or(0, |(at, _)| at) },
+    }
+}
