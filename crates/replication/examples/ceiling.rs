@@ -1,8 +1,8 @@
 //! How much two replicators carry from one region to another over a long way, and what merging it takes.
 //!
 //! ```sh
-//! cargo run --release -p tidegate-replicator --features net --example ceiling            # origins in memory
-//! cargo run --release -p tidegate-replicator --features net --example ceiling -- redis   # a redis-server for each
+//! cargo run --release -p tidegate-replication --features net --example ceiling            # origins in memory
+//! cargo run --release -p tidegate-replication --features net --example ceiling -- redis   # a redis-server for each
 //! ```
 //!
 //! Every key of a region was used, and another region hears of all of them, through a proxy that holds back everything in both

@@ -721,13 +721,15 @@ type OriginCounter = (&'static str, &'static str, fn(&EngineStats) -> u64);
 
 const ORIGIN_COUNTERS: [OriginCounter; 10] = [
     ("origin_calls", "Calls made to the origin", |stats| stats.calls),
-    ("origin_repeats", "Calls sent again, late or unanswered", |stats| stats.repeats),
+    ("origin_retries", "Calls sent again, late or unanswered", |stats| stats.repeats),
     ("origin_updates", "Meters spoken of in all calls", |stats| stats.updates),
     ("origin_waited", "Questions that waited for the origin", |stats| stats.waited),
     ("origin_unanswered", "Questions that waited in vain", |stats| stats.unanswered),
     ("origin_returned", "Units given back that passed too late", |stats| stats.returned),
     ("origin_refused", "Calls that the origin would not take", |stats| stats.refused),
-    ("origin_crowded", "Questions that did not wait, since too many did", |stats| stats.crowded),
+    ("origin_queue_full", "Checks that did not wait for the origin because too many waited", |stats| {
+        stats.crowded
+    }),
     ("origin_dropped", "Units that the origin never hears of, for want of room", |stats| stats.dropped),
     ("origin_lapsed", "Units that count as used, since they were reported late", |stats| stats.lapsed),
 ];
@@ -742,7 +744,7 @@ const GAUGES: [ShareMetric; 2] = [
 const COUNTERS: [ShareMetric; 4] = [
     ("table_evicted_clean", "Meters forgotten that owed nothing", |stats| stats.evicted_clean),
     ("table_evicted_indebted", "Meters forgotten that owed something", |stats| stats.evicted_indebted),
-    ("table_spilled", "Decisions by a meter that many keys share", |stats| stats.spilled),
+    ("table_overflow", "Decisions by a meter that many keys share", |stats| stats.spilled),
     ("table_refused", "Decisions refused for want of room", |stats| stats.refused),
 ];
 

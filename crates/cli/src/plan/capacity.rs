@@ -22,7 +22,7 @@ const fn constant(name: &'static str, value: u64, unit: &'static str, from: &'st
 const TABLE_KEY: Constant = constant("a key in a table", 49, "bytes", "docs/benchmarks.md, How to read it");
 
 /// A check by the SDK: four limits over a hundred million keys.
-const CHECK: Constant = constant("a check by the SDK", 126, "CPU ns", "docs/benchmarks.md, Since that run");
+const CHECK: Constant = constant("a check by the SDK", 126, "CPU ns", "docs/benchmarks.md, SDK checks");
 
 /// What an origin adds to a request of warm keys, half of them at their limit.
 const JOINED: Constant = constant(

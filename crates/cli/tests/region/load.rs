@@ -38,7 +38,7 @@ pub struct ClientTally {
 /// What clients were told, by the dimension that their requests have.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    pub client_tally: BTreeMap<&'static str, ClientTally>,
+    pub clients: BTreeMap<&'static str, ClientTally>,
     pub statuses: BTreeMap<u16, u64>,
     /// Requests that were made and not answered, because the server went away.
     pub lost: u64,
@@ -46,19 +46,15 @@ pub struct Tally {
 
 impl Tally {
     pub fn granted(&self, kind: &str) -> u64 {
-        self.client_tally.get(kind).map_or(0, |client_tally| client_tally.granted)
+        self.clients.get(kind).map_or(0, |client_tally| client_tally.granted)
     }
 
     pub fn asked(&self, kind: &str) -> u64 {
-        self.client_tally.get(kind).map_or(0, |client_tally| client_tally.asked)
+        self.clients.get(kind).map_or(0, |client_tally| client_tally.asked)
     }
 
     pub fn answers_by(&self, kind: &str, source: &str) -> u64 {
-        self.client_tally
-            .get(kind)
-            .and_then(|client_tally| client_tally.sources.get(source))
-            .copied()
-            .unwrap_or(0)
+        self.clients.get(kind).and_then(|client_tally| client_tally.sources.get(source)).copied().unwrap_or(0)
     }
 }
 
@@ -160,7 +156,7 @@ impl Shared {
             match answer {
                 Some(answer) => {
                     *tally.statuses.entry(answer.status).or_default() += 1;
-                    let client_tally = tally.client_tally.entry(kind).or_default();
+                    let client_tally = tally.clients.entry(kind).or_default();
                     client_tally.asked += cost;
                     client_tally.granted += if answer.allowed && answer.source != SHED { cost } else { 0 };
                     *client_tally.sources.entry(answer.source).or_default() += 1;

@@ -4,7 +4,7 @@
 //! the node has to say about meters of that partition (what it used, what it keeps, what it would like to hold) and the
 //! requests that wait for a word of the origin. It is applied whole or not at all, and at most once: a call that is sent
 //! again, because nobody knows what became of it or because its answer is late, gets the answer of the first time, as long as that is
-//! remembered ([`SESSION_RETENTION_US`](super::LANE_RETENTION_US) after it was last asked for).
+//! remembered ([`SESSION_RETENTION_US`](super::SESSION_RETENTION_US) after it was last asked for).
 //!
 //! Answers are absolute. A node takes only the answer to the call that is under way.
 
