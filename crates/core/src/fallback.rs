@@ -32,7 +32,7 @@ impl DecisionSource {
 }
 
 impl Class {
-    /// The rung that a limit comes to when its origin is gone. Whether those it limits pay matters for [`Class::Cost`] only.
+    /// The decision source of a limit when its origin is gone. Whether those it limits pay matters for [`Class::Cost`] only.
     pub const fn without_origin(self, paid: bool) -> DecisionSource {
         match self {
             Self::Comfort => DecisionSource::Local,
@@ -51,7 +51,7 @@ pub struct FallbackState {
     pub remaining: Option<u64>,
 }
 
-/// A process's part of a limit on the rung [`DecisionSource::Local`].
+/// A process's part of a limit by the source [`DecisionSource::Local`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeShare {
     /// The part.

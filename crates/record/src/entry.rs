@@ -231,7 +231,7 @@ impl DecisionEntry<'_> {
 /// What many decisions in a row have in common: all but who, when and how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordContext<'a> {
-    /// Tenant, surface, rule, version of the set, what replaced the rule, and rung.
+    /// Tenant, surface, rule, version of the set, what replaced the rule, and decision source.
     pub(crate) names: [&'a str; NAMES],
     pub(crate) rule_version: u64,
     pub(crate) limit: LimitTerms,

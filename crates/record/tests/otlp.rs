@@ -92,7 +92,7 @@ fn a_record_has_all_that_the_log_has() {
         "tidegate.remaining": { "intValue": "1" },
         "tidegate.level": { "intValue": "119" },
         "tidegate.retry_ms": { "intValue": "600" },
-        "tidegate.rung": { "stringValue": "regional" },
+        "tidegate.source": { "stringValue": "regional" },
         "tidegate.sample_rate": { "doubleValue": 1.0 },
         "tidegate.dimensions": { "kvlistValue": { "values": [
             { "key": "user", "value": { "stringValue": "42" } },

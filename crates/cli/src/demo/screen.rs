@@ -145,7 +145,7 @@ impl Picture {
             let (how, limit, color) = if region.is_connected {
                 ("the whole limit", PER_SECOND, GOOD)
             } else {
-                ("its standing part", PER_SECOND / REGIONS as u64, ODD)
+                ("its regional share", PER_SECOND / REGIONS as u64, ODD)
             };
             let lag = region.lag_us.map_or_else(|| "-".to_owned(), |lag_us| format!("{} ms", lag_us / 1_000));
             Row::new([
@@ -290,7 +290,7 @@ mod tests {
         }
         let drawn = drawn(&picture);
         for words in
-            ["2 us-ap CUT", "1 eu-us up", "42/s", "33/s", "its standing part", "280 ms", "426 admitted"]
+            ["2 us-ap CUT", "1 eu-us up", "42/s", "33/s", "its regional share", "280 ms", "426 admitted"]
         {
             assert!(drawn.contains(words), "{words:?} in\n{drawn}");
         }

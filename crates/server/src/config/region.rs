@@ -161,7 +161,7 @@ mod tests {
         let peers = "us=127.0.0.1:1,ap=127.0.0.1:2, us=127.0.0.1:3";
         let given = [("origin", "memory"), ("region", "eu"), ("peer", peers), ("peer_listen", "127.0.0.1:0")];
         let config =
-            read(&given, "region_weights = ['eu=3']\npeer_silence = '7s'\nnodes = 12").expect("good");
+            read(&given, "region_weights = ['eu=3']\npeer_timeout = '7s'\nnodes = 12").expect("good");
         let regions = config.region.among.as_ref().expect("others");
         let peers: Vec<_> = regions.peers.iter().map(|peer| (&*peer.region, peer.addresses.len())).collect();
         assert_eq!(peers, [("us", 2), ("ap", 1)]);

@@ -20,7 +20,7 @@ const CLOSED_RETRY_US: u64 = 1_000_000;
 const OPEN_PER_SECOND: u64 = 10_000;
 
 impl RegionPolicy {
-    /// The rung that a limit comes to when its origin is gone.
+    /// The decision source of a limit when its origin is gone.
     const fn without_origin(&self) -> DecisionSource {
         self.class.without_origin(self.paid)
     }

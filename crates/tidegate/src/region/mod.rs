@@ -20,7 +20,7 @@
 //! let region = Region::join(limiter, origin)?;
 //! let per_user = region.gate("", "per_user", Class::Comfort)?;
 //!
-//! let region_decision = region.check(&[per_user.question("alice")]).await?;
+//! let region_decision = region.check(&[per_user.region_check("alice")]).await?;
 //! assert!(region_decision.is_allowed());
 //!
 //! // Everything that was spent is reported, and everything that is held is given back.
@@ -117,7 +117,7 @@ impl Region {
         Ok(Self { name: name.into(), limiter, driver, peer_regions: None })
     }
 
-    /// Joins a region that is one of several. It says nothing to the others before [`Region::meet`]; until it has heard of
+    /// Joins a region that is one of several. It says nothing to the others before [`Region::start_replication`]; until it has heard of
     /// them, it goes on with its standing part of limits that they share. The origin is this region's alone.
     pub fn join_among(
         regions: MultiRegionConfig,

@@ -269,7 +269,7 @@ impl Region {
         self.driver.processes()
     }
 
-    /// How it stands with the other regions; nothing where there is none, and before [`Region::meet`].
+    /// How it stands with the other regions; nothing where there is none, and before [`Region::start_replication`].
     pub fn replication_status(&self) -> Option<ReplicationStatus> {
         self.peer_regions.as_ref()?.replicator().as_ref().map(Replicator::status)
     }
