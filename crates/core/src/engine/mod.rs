@@ -1,7 +1,7 @@
 //! The node's engine: what a process does about meters that an origin keeps.
 //!
 //! The table decides what it can by itself: inside a grant, or by a denial that the origin told. What it cannot decide comes
-//! here ([`Engine::ask`]), and waits for the lane of its partition. A lane has one call under way, carries all that is to be
+//! here ([`Engine::on_request`]), and waits for the session of its partition. A session has one call under way, carries all that is to be
 //! said about its meters, and is called again with the same words until it is answered: whatever the network does, a call
 //! is applied once, unless it is cut off for longer than an origin remembers it.
 //!

@@ -189,7 +189,7 @@ impl Table {
         self.change(now, self.own_spot(check), check.limit, step).unwrap_or_default()
     }
 
-    /// What [`Table::collect`] would take along, without taking it.
+    /// What [`Table::take_report`] would take along, without taking it.
     pub fn peek_report(&self, now: Now, check: &Check<'_>) -> UsageReport {
         let look = |meter: Meter| (meter.take_report(check.limit, now, u64::MAX).0, Change::Keep);
         self.change(now, self.own_spot(check), check.limit, look).unwrap_or_default()
