@@ -86,6 +86,11 @@ impl World<'_> {
                 self.watch.lapsed(here, &said, &before);
                 self.watch.passed(&said, reply);
                 self.watch.note_report(&said);
+                // Each node that returns after a loss makes the origin wait again before it grants.
+                let faults = &self.scenario.faults;
+                if reply.lost && faults.losses + faults.wipes > 0 {
+                    self.watch.troubled(self.now_us);
+                }
                 self.watch.granted(here, &call, reply);
                 if let Some(copy) = copy {
                     self.watch.charged_whole(copy, here, (&said, &call), reply);
