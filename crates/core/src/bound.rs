@@ -38,8 +38,8 @@ use crate::regime::Regime;
 /// How often a region tells the others what it counted, µs.
 pub const REPLICATION_INTERVAL_US: u64 = 200_000;
 
-/// The lag between two regions that is alarmed about, µs: a round of the replicator and the way. Unless another one is said, a
-/// bound holds for as long as nothing is alarmed.
+/// The lag between two regions that raises an alarm, µs. A bound is computed with this lag by
+/// default, so it holds while there is no alarm.
 pub const LAG_ALARM_US: u64 = 500_000;
 
 /// How long a region may be silent before the others spend from their standing parts only, µs. Higher: fewer hiccups of a
@@ -129,8 +129,7 @@ impl Fleet {
         self.regions() - 1
     }
 
-    /// K: how old at most what the origin of a region knows of another one is while nothing is cut, µs: a round of the replicator, and
-    /// the way.
+    /// K: the largest age of an origin's knowledge of a peer region without a partition, µs.
     fn lag_us(&self) -> u64 {
         self.replication_interval_us.saturating_add(self.transit_us)
     }

@@ -32,7 +32,7 @@ impl DecisionSource {
 }
 
 impl Class {
-    /// The decision source of a limit when its origin is gone. Whether those it limits pay matters for [`Class::Cost`] only.
+    /// The decision source of a limit without its origin. `paid` matters for [`Class::Cost`] only.
     pub const fn without_origin(self, paid: bool) -> DecisionSource {
         match self {
             Self::Comfort => DecisionSource::Local,

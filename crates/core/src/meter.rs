@@ -57,7 +57,7 @@ impl Meter {
         }
     }
 
-    /// What is taken along to the origin, and what stays: see [`GrantState::take_report`].
+    /// The report for the origin, and the meter after it: see [`GrantState::take_report`].
     pub(crate) fn take_report(self, limit: &Limit, now: Now, keep: u64) -> (UsageReport, Self) {
         let (taken, after) = self.allowance().take_report(limit, now.mono_us(), keep);
         (taken, self.with_level(Level::Grant(after)))

@@ -45,7 +45,7 @@ pub trait Origin: Send + Sync {
     fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply>;
 }
 
-/// What a process says that would be its region's replicator.
+/// A node's request to acquire, renew or release the replicator lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseRequest {
     /// Which process it is.
@@ -56,7 +56,7 @@ pub struct LeaseRequest {
     pub lag_us: u64,
 }
 
-/// What became of a [`LeaseRequest`].
+/// The origin's answer to a [`LeaseRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseReply {
     /// Whether whoever asked is the replicator now.

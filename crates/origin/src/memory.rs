@@ -30,8 +30,7 @@ pub struct MemoryOrigin {
     now_us: Box<dyn Fn() -> u64 + Send + Sync>,
     meters_max: usize,
     parts: Vec<Mutex<MemoryPartition>>,
-    /// Who has what only one replicator has, and until when.
-    /// Who is the replicator, until when, and how late it says that other regions hear of this one.
+    /// The holder of the replicator lease, the end of the lease, and the lag that the holder measured.
     lease: Mutex<Option<(u64, u64, u64)>>,
 }
 

@@ -32,8 +32,7 @@ pub(super) const PER_SECOND: u64 = 100;
 /// How many times the limit the attacker asks for, in each region.
 pub(super) const ATTACK: u64 = 10;
 
-/// For how long a region may be silent before the others go on with their parts: the shortest that replicators take, so that there
-/// is something to see soon after a cut.
+/// The shortest peer timeout that a replicator accepts, so that a cut shows soon.
 const PEER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often the attacker comes.

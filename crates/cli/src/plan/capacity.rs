@@ -62,7 +62,7 @@ const COMPONENT: Constant =
 /// How often it is told at most.
 const ROUNDS: Constant = constant("replication rounds", 5, "per second", "one each 200 ms");
 
-/// What a replicator asks of its origin in each round, whether anything changed or not.
+/// A replicator reads every partition in each round, also where nothing changed.
 const PARTITIONS: Constant =
     constant("partitions of an origin", 256, "looks in a round", "what an origin is");
 

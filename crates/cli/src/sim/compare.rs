@@ -17,8 +17,7 @@ const NOTICED_SECONDS_MAX: f64 = 60.0;
 /// Worlds in which known mistakes are looked for are short: more of them are seen in the same time.
 const MUTANT_SIZE: Size = Size { length_us: 300_000_000, requests: 3_000 };
 
-/// The first world that noticed a mistake: its seed, unless it is a world of uneven nodes at half load, the promise that
-/// was broken, and how.
+/// The first world that noticed a mistake. A world of uneven nodes at half load has no seed.
 struct CaughtBug {
     seed: Option<u64>,
     promise: &'static str,

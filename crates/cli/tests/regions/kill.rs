@@ -30,7 +30,7 @@ const THIRD: usize = 2;
 /// Words of a replicator's question to its Redis what changed: the script is the only one that is about three keys.
 const ROUND: &[u8] = b"\r\n$1\r\n3\r\n";
 
-/// Who says at its Redis that it is the replicator.
+/// The Redis key of the replicator lease.
 const LEASE: &str = "tg2:{0}:c";
 
 /// For how many of its rounds a replicator stands still that can go them: by then it has dropped all that it drops.
@@ -70,7 +70,7 @@ fn nothing_is_lost_or_counted_twice_wherever_a_replicator_is_killed() {
     // What comes late has come when this has, which goes the same way.
     scene.spend_everywhere();
     scene.fresh = scene.granted.borrow().keys().cloned().collect();
-    // What was granted while a replicator was missed is apart from the rest, at the Redis of its region, until somebody asks for it.
+    // Usage on a regional share is replicated after the next call for its meter.
     scene.compare_with(|at, user| {
         scene.world.client((at, 0)).ask(&[("user", user)], 0);
     });

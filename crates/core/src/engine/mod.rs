@@ -1,9 +1,10 @@
 //! The node's engine: what a process does about meters that an origin keeps.
 //!
 //! The table decides what it can by itself: inside a grant, or by a denial that the origin told. What it cannot decide comes
-//! here ([`Engine::on_request`]), and waits for the session of its partition. A session has one call under way, carries all that is to be
-//! said about its meters, and is called again with the same words until it is answered: whatever the network does, a call
-//! is applied once, unless it is cut off for longer than an origin remembers it.
+//! here ([`Engine::on_request`]), and waits for the session of its partition. A session has one call
+//! in flight, which carries the reports of its meters. The session repeats the call until the origin
+//! answers. The origin applies a call once, unless the node is cut off for longer than the origin
+//! retains its session.
 //!
 //! Nothing here does anything. Requests, answers, failures and time come in; what is to be done goes out as [`Effect`]s.
 

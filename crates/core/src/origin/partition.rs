@@ -253,8 +253,9 @@ impl Partition {
         self.isolated_meters.insert((now_us, key.into()));
     }
 
-    /// What was heard stays true: who knows less, as one does who has just become the replicator, takes nothing back of it. And
-    /// it was heard when this was said, not when a store that stood still comes to it.
+    /// Extends the time for which the region counts as connected. A new replicator that has heard
+    /// fewer peers does not shorten it. The time counts from the replicator's clock, so a store
+    /// that stood still does not lengthen it.
     fn update_connectivity(&mut self, now_us: u64, round: &RoundRequest) {
         let said_us = round.clock_us.min(now_us);
         // A clock that was set back would make what was said before last longer; by a little, if it runs slower than the

@@ -15,7 +15,7 @@ const SECOND: u64 = 1_000_000;
 const START: u64 = 1_000_000 * SECOND;
 const KEY: &[u8] = b"key";
 
-/// What a replicator asks that has all that others charged.
+/// The round of a replicator that has received all usage of its peers.
 fn round(connected_for_us: u64, clock_us: u64) -> RoundRequest {
     RoundRequest { connected_for_us, settled: true, clock_us, trim: 0, after: 0, most: 1 }
 }
@@ -307,7 +307,7 @@ fn what_was_heard_is_not_taken_back_by_who_heard_less() {
     let mut here = Region::new(ten(Lapse::Counted));
     let is_connected = |here: &mut Region, now| here.apply_call(now, |_| {}, 0).0.is_global;
     here.hear(START, SECOND);
-    // Somebody else has become the replicator, and has heard of nobody yet.
+    // Another node has become the replicator, and has heard no peer yet.
     here.hear(START + 1, 0);
     here.round(START + 1, &round(0, 0));
     assert!(is_connected(&mut here, START + SECOND - 1));

@@ -99,7 +99,7 @@ impl ComponentTotals {
     }
 }
 
-/// What a replicator asks of a partition of its own region.
+/// A replicator's request to a partition of its own region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundRequest {
     /// For how long all regions count as heard of, µs: then this one counts on its standing parts. It takes nothing back of what
@@ -135,8 +135,8 @@ pub struct RoundReply {
     pub now_us: u64,
 }
 
-/// What a replicator brings to a partition of its own region. Whether it may be from another one is for the replicator to know:
-/// what a region says of itself would be charged to it twice.
+/// Components of a peer region that a replicator brings to a partition of its own region. The
+/// replicator never brings components of its own region: they would be charged twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MergeRequest {
     /// The region that says so.
