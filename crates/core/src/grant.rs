@@ -1,32 +1,35 @@
-//! What a node holds of a meter that an origin keeps: an amount to spend without asking, and what to say when it is spent.
+//! The state of a grant on a node: an amount to spend without asking the origin, and the decision
+//! once it is spent.
 //!
-//! Inside the grant a request passes. After the origin said that it has nothing left, a request is denied until the time
-//! that was told. Otherwise the origin has to be asked ([`Retry::Ask`]).
+//! A request within the grant passes. After the origin replied that it is exhausted, a request is
+//! denied until the time in that reply. Otherwise the node has to ask the origin
+//! ([`Retry::AskOrigin`]).
 
 use crate::limit::Limit;
 use crate::verdict::{Retry, Verdict};
 
-/// The longest grant and the longest denial that a meter can hold, µs. What is longer is asked for again.
+/// Longest grant and longest denial that a meter can store, µs. A longer one is cut to this, and
+/// the node asks again.
 pub const HOLD_US_MAX: u64 = u16::MAX as u64 * US_PER_MS;
 
 const US_PER_MS: u64 = 1_000;
 
-/// What an origin granted and said, as a slot holds it. All zeroes is a meter that the origin was never asked about.
+/// The grant of a meter as a slot stores it. All zeroes: the node has never asked the origin about
+/// this meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct GrantState {
-    /// The time that everything here counts from: when the call was sent that brought the origin's
-    /// last reply, or later.
+    /// Start of all times below: when the node sent the call of the last applied reply, or later.
     pub(crate) since_us: u64,
-    /// What may still be spent.
+    /// Units of the grant not spent yet.
     pub(crate) unspent: u32,
-    /// What was spent and is not reported.
+    /// Units spent and not reported yet.
     pub(crate) unreported: u32,
     /// How long after `since_us` the grant may be spent.
     pub(crate) life_ms: u16,
     /// How long after `since_us` a request is denied, once the grant is spent.
     pub(crate) deny_ms: u16,
-    /// Units of the burst that were not charged at that time, before `unreported` is taken off: see
-    /// [`CompactUnits`]. More than the burst, where what is unreported has drained.
+    /// Units of the burst not charged at `since_us`, before `unreported` is subtracted: see
+    /// [`CompactUnits`]. Above the burst if unreported units have drained.
     pub(crate) free: CompactUnits,
     /// Whether someone was turned away since.
     pub(crate) missed: bool,
@@ -34,29 +37,30 @@ pub(crate) struct GrantState {
     pub(crate) fingerprint: u16,
 }
 
-/// What an origin said, in the terms of a node's clock.
+/// The reply of an origin about one meter, in times of the node's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct GrantUpdate {
     /// When the call was sent.
     pub sent_us: u64,
-    /// All that the node may spend, what it spent since it sent the call included.
+    /// Units that the node may spend, including those spent since it sent the call.
     pub grant: u64,
     /// How long it may, from when the call was sent.
     pub life_us: u64,
-    /// How long there is no point in asking again, from when the call was sent.
+    /// How long the node denies without asking again once the grant is spent, from when the call
+    /// was sent, µs.
     pub deny_us: u64,
     /// Units of the burst that were not charged when the call was sent, granted or not.
     pub free: u64,
-    /// Whether what was spent since the call was sent is counted already.
+    /// Whether the units spent since the call was sent are counted already.
     pub counted: bool,
 }
 
-/// What is taken along to the origin.
+/// The usage that a node reports to the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct UsageReport {
-    /// What was spent and not reported.
+    /// Units spent and not reported yet.
     pub used: u64,
-    /// What goes on being spent while the call is under way.
+    /// Units that the node may still spend while the call is in flight.
     pub keep: u64,
     /// Whether someone was turned away since the origin's last word.
     pub missed: bool,
@@ -94,14 +98,15 @@ impl GrantState {
         self.since_us + u64::from(self.deny_ms) * US_PER_MS
     }
 
-    /// Whether a node that forgets this loses nothing: nothing to report, nothing to spend, nobody to turn away.
+    /// Whether the node can evict this state without loss: it has no usage to report, no grant left
+    /// and no denial in force.
     pub(crate) fn is_over(&self, now_us: u64) -> bool {
         self.unreported == 0
             && now_us >= self.denies_until_us()
             && (self.unspent == 0 || !self.is_alive(now_us))
     }
 
-    /// Decides a request of `cost`, and gives what is left after it.
+    /// Decides a request of `cost`. Returns the verdict and the state after it.
     #[inline]
     pub(crate) fn decide(self, limit: &Limit, now_us: u64, cost: u64) -> (Verdict, Self) {
         if limit.is_blocked() {
@@ -130,44 +135,44 @@ impl GrantState {
         (self.denial(limit, now_us, cost, retry), self.missed(now_us))
     }
 
-    /// The same, with a mark that someone was turned away, if the origin's word is what turned them away.
+    /// Returns the state with `missed` set, if the origin's last reply is the reason for the
+    /// denial.
     pub(crate) fn missed(self, now_us: u64) -> Self {
         Self { missed: self.missed || now_us < self.denies_until_us(), ..self }
     }
 
-    /// Whether the origin's last word still stands.
+    /// Whether the origin's last reply still applies.
     fn is_heard(&self, now_us: u64) -> bool {
         self.is_alive(now_us) || now_us < self.denies_until_us()
     }
 
-    /// A request of `cost` that is denied finds less than that, whatever other nodes have not used
-    /// of their grants.
+    /// Returns a denial. Its `remaining` is below `cost`, even if other nodes have unspent grants.
     fn denial(&self, limit: &Limit, now_us: u64, cost: u32, retry: Retry) -> Verdict {
         let remaining = self.remaining(limit, now_us).min(cost.saturating_sub(1));
         Verdict::Deny { remaining, reset_after_us: limit.reset_after_us(remaining), retry }
     }
 
-    /// Units of the burst that are not used, as of the origin's last reply: what has drained since
-    /// is free again, and what this node has used since is not.
+    /// Returns the unused units of the burst: those in the origin's last reply, plus the units
+    /// drained since, minus the units that this node has used since.
     fn remaining(&self, limit: &Limit, now_us: u64) -> u32 {
         let free = self.free_at(limit, now_us).saturating_sub(self.unreported.into());
         u32::try_from(free).unwrap_or(u32::MAX).min(limit.burst())
     }
 
-    /// Units that are free at a later time, before `unreported` is taken off.
+    /// Returns the free units at `now_us`, before `unreported` is subtracted.
     fn free_at(&self, limit: &Limit, now_us: u64) -> u64 {
         self.free.amount() + limit.drained_in(now_us.saturating_sub(self.since_us))
     }
 
-    /// The same, counted from now on if the meter has been empty since: time that drained nothing
-    /// does not count.
+    /// Restarts the count at `now_us` if the meter has become empty: time in which no unit drains
+    /// must not count.
     fn drained(self, limit: &Limit, now_us: u64) -> Self {
         let most = u64::from(limit.burst()) + u64::from(self.unreported);
         if self.free_at(limit, now_us) > most { self.counted_from(now_us, most) } else { self }
     }
 
-    /// The same, counted from a later time, by which `free` units are. Whole milliseconds pass, so
-    /// that no time is lost.
+    /// Moves `since_us` to `now_us`, when `free` units are free. It moves by whole milliseconds, so
+    /// no time is lost.
     fn counted_from(self, now_us: u64, free: u64) -> Self {
         let passed_ms = now_us.saturating_sub(self.since_us) / US_PER_MS;
         let left_of = |ms: u16| u16::try_from(u64::from(ms).saturating_sub(passed_ms)).unwrap_or(0);
@@ -180,7 +185,8 @@ impl GrantState {
         }
     }
 
-    /// Takes along what was spent, and gives up what is not kept. From here on only what is kept is spent.
+    /// Takes the unreported usage, and gives up unspent units beyond `keep`. From here on the node
+    /// spends only the kept units.
     pub(crate) fn take_report(self, limit: &Limit, now_us: u64, keep: u64) -> (UsageReport, Self) {
         let unspent = if self.is_alive(now_us) { self.unspent } else { 0 };
         let kept_units = unspent.min(u32::try_from(keep).unwrap_or(u32::MAX));
@@ -195,7 +201,8 @@ impl GrantState {
         (taken, Self { unspent: kept_units, unreported: 0, missed: false, ..after })
     }
 
-    /// Takes in the origin's word on a limit. What was spent while it was under way comes out of the new grant.
+    /// Applies the origin's reply on a limit. Units spent while the call was in flight are
+    /// subtracted from the new grant, unless the origin has counted them.
     pub(crate) fn apply_update(self, limit: &Limit, update: &GrantUpdate) -> Self {
         let unreported = if update.counted { 0 } else { self.unreported };
         let unspent = update.grant.saturating_sub(u64::from(unreported));
@@ -211,7 +218,8 @@ impl GrantState {
         }
     }
 
-    /// Gives `cost` back, and says how much of it was reported already: that has to be given back at the origin.
+    /// Refunds `cost`, and returns the part that was reported already: the origin has to refund
+    /// that part.
     pub(crate) fn refund(self, cost: u64) -> (u64, Self) {
         let here = self.unreported.min(u32::try_from(cost).unwrap_or(u32::MAX));
         let after =
@@ -230,7 +238,8 @@ impl GrantState {
     }
 }
 
-/// Rounded down: a node rather asks a moment too early than goes on too long.
+/// Converts to milliseconds, rounded down: a node may ask a moment too early, but must not spend
+/// for too long.
 fn ms(us: u64) -> u16 {
     u16::try_from(us / US_PER_MS).unwrap_or(u16::MAX)
 }
@@ -364,8 +373,8 @@ mod tests {
     }
 
     proptest! {
-        /// One node alone: its answers are those of a bucket that sees everything, but for the
-        /// drain of a millisecond.
+        /// A single node returns the `remaining` of one exact bucket, up to the drain of a
+        /// millisecond.
         #[test]
         fn remaining_is_that_of_one_bucket(
             burst in 1u64..900,

@@ -1,8 +1,9 @@
 //! A region's shared store of meters.
 //!
-//! Nodes ask an [`Origin`] for grants and report what they used of them. What an origin does with a call is decided by one
-//! pure function, [`Partition::apply`](tidegate_core::origin::Partition::apply): [`MemoryOrigin`] runs it, and
-//! [`RedisOrigin`](redis::RedisOrigin) runs a script that is tested against it, call by call.
+//! Nodes request grants from an [`Origin`] and report their usage. One pure function,
+//! [`Partition::apply`](tidegate_core::origin::Partition::apply), defines the effect of a call.
+//! [`MemoryOrigin`] runs that function. [`RedisOrigin`](redis::RedisOrigin) runs a script that is
+//! tested against it, call by call.
 
 use std::fmt;
 use std::future::Future;
@@ -21,13 +22,14 @@ pub use memory::{METERS_PER_PARTITION_MAX, MemoryOrigin};
 /// on this number, and on [`partition_of`]: to change either is to forget every meter.
 pub const PARTITIONS: u16 = 256;
 
-/// The answer to a call, when it comes.
+/// The future reply to a call.
 pub type OriginFuture<'a, T = CallReply> = Pin<Box<dyn Future<Output = Result<T, OriginError>> + Send + 'a>>;
 
 /// A region's shared store of meters.
 pub trait Origin: Send + Sync {
-    /// Makes a call to a partition. It may be made again, also while it is under way: it is applied once, and each gets the
-    /// answer of the first time. The store answers for itself, whatever [`Call::store`] says.
+    /// Makes a call to a partition. The caller may repeat it, even while it is in flight: the
+    /// origin applies it once, and each attempt gets the first reply. The origin determines the
+    /// store's identity itself and ignores [`Call::store`].
     fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a>;
 
     /// Makes a call again that is under way and late, by another way than [`call`](Self::call) if there is one.
@@ -35,13 +37,16 @@ pub trait Origin: Send + Sync {
         self.call(partition, call)
     }
 
-    /// Gathers what a partition has to tell other regions, and says for how long they count as heard of. May be repeated.
+    /// Gathers the components that a partition has to publish, and extends the time for which the
+    /// region counts as connected. May be repeated.
     fn round<'a>(&'a self, partition: u16, round: &'a RoundRequest) -> OriginFuture<'a, RoundReply>;
 
-    /// Charges what another region charged. May be repeated: what was charged is not charged again.
+    /// Charges the usage of a peer region. May be repeated: usage that is charged already is not
+    /// charged again.
     fn merge<'a>(&'a self, partition: u16, merge: &'a MergeRequest) -> OriginFuture<'a, MergeReply>;
 
-    /// Takes, or keeps, what only one replicator of a region has; and tells whoever has it not what that one measured.
+    /// Acquires, renews or releases the replicator lease. If another node holds it, returns that
+    /// node's measured lag.
     fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply>;
 }
 
@@ -52,27 +57,29 @@ pub struct LeaseRequest {
     pub holder: u64,
     /// For how long from now it would be, µs; with 0 it gives it up.
     pub for_us: u64,
-    /// How late other regions hear of this one, µs. Counts if it is the replicator, which alone can tell.
+    /// Lag until peers know of a change here, µs. The origin stores it only if this node holds the
+    /// lease, because only the replicator can measure it.
     pub lag_us: u64,
 }
 
-/// The origin's answer to a [`LeaseRequest`].
+/// The origin's reply to a [`LeaseRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseReply {
-    /// Whether whoever asked is the replicator now.
+    /// Whether the requesting node holds the lease now.
     pub is_held: bool,
-    /// How late other regions hear of this one, µs, as the replicator last said; 0 if none did.
+    /// Lag that the replicator last reported, µs; 0 if there is none.
     pub lag_us: u64,
 }
 
-/// Why there is no answer.
+/// The reason why a call has no reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OriginError {
-    /// The call makes no sense, or a later one of its lane was applied. It was not applied, and never will be.
+    /// The call is invalid, or a later call of its session was applied. It was not applied and
+    /// never will be.
     Refused(CallError),
     /// The call was not applied, for certain.
     NotApplied(String),
-    /// Nobody knows whether the call was applied. To make it again is safe, and the only way to find out.
+    /// The call may have been applied or not. A repeat is safe, and the only way to find out.
     Unknown(String),
 }
 
@@ -94,9 +101,10 @@ impl From<CallError> for OriginError {
     }
 }
 
-/// The partition of a placement: SipHash-1-3 under a key of zeros, which every node of a region computes alike. Who chooses
-/// placements can fill one partition with them: what that costs is the speed of this partition, never a decision about a key that is
-/// known there. A store that has no room for further keys leaves the decision about those to the class of their limits.
+/// Returns the partition of a placement: SipHash-1-3 under a key of zeros, equal on every node of a
+/// region. A client that chooses placements can fill one partition. This slows the partition down,
+/// but never changes a decision about a key that is known there. If a store has no room for new
+/// keys, the class of their limits decides.
 #[allow(clippy::cast_possible_truncation, reason = "below PARTITIONS")]
 pub fn partition_of(placement: &[u8]) -> u16 {
     (SipHasher13::new().hash(placement) % u64::from(PARTITIONS)) as u16

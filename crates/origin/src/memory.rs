@@ -10,19 +10,20 @@ use tidegate_core::origin::{
 
 use crate::{LeaseReply, LeaseRequest, OriginError, OriginFuture, PARTITIONS};
 
-/// How often what is over is dropped from a partition, µs. More often: less that is over and still takes memory; more work, since all
-/// of a partition is looked through.
+/// Interval at which a partition drops expired state, µs. Shorter: expired state takes less memory;
+/// more work, because each pass scans the whole partition.
 const EXPIRES_EVERY_US: u64 = 10_000_000;
 
-/// The same while there is no room: who was turned away finds some soon after there is, and a flood of newcomers does not make each
-/// call look through everything.
+/// The same interval while the partition is full. A rejected key finds room soon after there is
+/// some, and a flood of new keys does not make each call scan the partition.
 const EXPIRES_EVERY_US_WHEN_FULL: u64 = 1_000_000;
 
-/// The most meters in a partition, unless told otherwise. Those that come beyond are not decided here until others are over; those
-/// that are known are decided as ever. Higher: more keys; more memory when a flood of them comes.
+/// Default maximum of meters in a partition. Further keys stay undecided here until other meters
+/// expire; known keys are decided as before. Higher: more keys; more memory during a flood of keys.
 pub const METERS_PER_PARTITION_MAX: usize = 65_536;
 
-/// The store never loses anything while it lives, and nothing of it outlives it.
+/// The identity of this store. It loses no writes while the process lives, and its state ends with
+/// the process.
 const STORE: StoreId = StoreId { lineage: 1, boot: 1, parent: 0, up_us: u64::MAX };
 
 /// An origin in the memory of one process.
@@ -34,7 +35,7 @@ pub struct MemoryOrigin {
     lease: Mutex<Option<(u64, u64, u64)>>,
 }
 
-/// The answer to a call with newcomers for whom there was no room.
+/// The reply to a call with new meters that had no room.
 struct OverflowReply {
     sequence: u64,
     reply: CallReply,
@@ -44,10 +45,10 @@ struct OverflowReply {
 #[derive(Default)]
 struct MemoryPartition {
     partition: Partition,
-    /// When what is over was last dropped.
+    /// Time of the last expiry pass, µs.
     expired_us: u64,
-    /// The last answer to each node of those that had newcomers in their last call for whom there was no room: the partition knows
-    /// it without them.
+    /// The last reply to each node with new meters without room in its last call. The partition
+    /// stores this reply without those meters.
     turned_away: BTreeMap<NodeId, OverflowReply>,
 }
 
@@ -92,12 +93,12 @@ impl MemoryOrigin {
 }
 
 impl MemoryPartition {
-    /// Applies a call to all meters that there is room for. Those who ask for others are not decided: what they are decided by is
-    /// up to their class, as if there was no origin.
+    /// Applies a call to all meters that are known or have room. Checks on other meters stay
+    /// undecided: their class decides, as if there was no origin.
     fn call(&mut self, now_us: u64, call: &Call, meters_max: usize) -> Result<CallReply, OriginError> {
         let last = self.turned_away.get_mut(&call.node);
         if let Some(last) = last.filter(|last| last.sequence == call.sequence) {
-            // As long as it is said it is remembered, here and there.
+            // A repeat renews the retention of the reply, here and in the partition.
             last.since_us = now_us;
             self.partition
                 .apply(now_us, &Call { updates: Vec::new(), checks: Vec::new(), ..call.clone() })?;
@@ -116,8 +117,9 @@ impl MemoryPartition {
         Ok(reply)
     }
 
-    /// Charges what another region charged, of all meters that there is room for. Of others nothing is known here, as of one that was
-    /// forgotten: whoever tells of them again says all there is to know.
+    /// Charges a peer's usage to all meters that are known or have room. Other components are
+    /// ignored, as if their meters had been evicted: the next component of such a meter carries the
+    /// full totals again.
     fn merge(
         &mut self,
         now_us: u64,
@@ -151,7 +153,8 @@ impl MemoryPartition {
         keys.map(&mut has_room).collect()
     }
 
-    /// Drops what is over, unless that was done of late. A clock that was set back does not put it off.
+    /// Drops expired state, unless the last pass is less than `every_us` away. A clock that was set
+    /// back does not delay it.
     fn expire(&mut self, now_us: u64, every_us: u64) {
         if now_us.abs_diff(self.expired_us) >= every_us {
             self.expired_us = now_us;
@@ -161,7 +164,7 @@ impl MemoryPartition {
     }
 }
 
-/// The call without the meters that there is no room for, and without whoever asks for them.
+/// Returns the call without the meters that have no room, and without the checks that need them.
 fn without(call: &Call, has_room: &[bool]) -> Call {
     // Where each meter is that is left.
     let mut next = 0;
@@ -185,7 +188,7 @@ fn without(call: &Call, has_room: &[bool]) -> Call {
     Call { updates, checks: checks.collect(), ..call.clone() }
 }
 
-/// The answer to a call by that to what was left of it.
+/// Extends the reply to a reduced call to the full call.
 fn with_turned_away(call: &Call, has_room: &[bool], reply: CallReply) -> CallReply {
     let (mut meter_reply, mut checks) = (reply.meters.into_iter(), reply.checks.into_iter());
     let tell = |(update, has_room): (&MeterUpdate, &bool)| {
@@ -193,7 +196,7 @@ fn with_turned_away(call: &Call, has_room: &[bool], reply: CallReply) -> CallRep
         known.unwrap_or_else(|| nothing_known(update))
     };
     let has_room_for = |charge: &Charge| has_room.get(usize::from(charge.meter)).is_some_and(|has| *has);
-    // Where each of what was left had been.
+    // Position in the full call of each meter that had room.
     let places: Vec<u16> = (0..).zip(has_room).filter(|(_, has_room)| **has_room).map(|(at, _)| at).collect();
     let place = |left: u16| places.get(usize::from(left)).copied().unwrap_or(left);
     let decide = |ask: &CheckGroup| {
@@ -208,7 +211,7 @@ fn with_turned_away(call: &Call, has_room: &[bool], reply: CallReply) -> CallRep
     CallReply { meters: meter_reply, checks, ..reply }
 }
 
-/// What is said of a meter that nothing was ever charged to, and nothing is granted of.
+/// Returns the reply for a meter without usage and without a grant.
 fn nothing_known(update: &MeterUpdate) -> MeterReply {
     MeterReply {
         grant: 0,

@@ -1,4 +1,4 @@
-//! An origin on a cluster does what every origin does, also while slots move and masters change.
+//! An origin on a cluster passes the conformance suite, even while slots move and masters change.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
@@ -25,7 +25,7 @@ fn key_of(partition: u16) -> String {
     format!("tg2:{{{partition}}}:s")
 }
 
-/// The partitions whose slots are below `end`.
+/// Returns the partitions with slots below `end`.
 fn partitions_below(cluster: &Cluster, end: u64) -> Vec<u16> {
     let keys: Vec<String> = (0..PARTITIONS).map(key_of).collect();
     let slots = cluster.slots(&keys);
@@ -36,14 +36,14 @@ fn open_cluster(cluster: &Cluster) -> Arc<dyn Origin> {
     open(Servers::Cluster(cluster.urls()))
 }
 
-/// An origin on a cluster by a user who may do what the documentation says, and nothing else.
+/// Opens an origin on a cluster as a user with exactly the documented permissions.
 fn open_as_documented(cluster: &Cluster) -> Arc<dyn Origin> {
     for server in &cluster.servers {
         ask::<String>(server, &[&["ACL"], &documented_user()[..]].concat());
     }
     let urls = cluster.urls().into_iter().map(|url| url.replacen("://", "://tide:password@", 1));
     let mut config = config(Servers::Cluster(urls.collect()));
-    // Nothing is lost here, so nothing is done twice because an answer took its time.
+    // No reply is lost in this test, so a slow reply must not cause a retry.
     config.call_time_max = TIME_MAX;
     Arc::new(RedisOrigin::open(config).expect("an address"))
 }
@@ -51,7 +51,8 @@ fn open_as_documented(cluster: &Cluster) -> Arc<dyn Origin> {
 /// How many slots move at least while the suite runs, which takes a second or two on a machine that is idle.
 const MOVES_MIN: usize = 5;
 
-/// Moves the slots of the suite from master to master until told to stop. How many moves there were.
+/// Moves the slots of the suite from master to master until `until` is set. Returns the number of
+/// moves.
 fn move_slots(cluster: &Cluster, until: &AtomicBool) -> usize {
     let keys: Vec<String> = (0..PARTITIONS).filter(|partition| is_of_suite(*partition)).map(key_of).collect();
     let (slots, masters) = (cluster.slots(&keys), cluster.masters());
@@ -177,7 +178,7 @@ async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
     }
 }
 
-/// While one master is gone, the partitions of the others are answered at once.
+/// While one master is down, the partitions of the others reply at once.
 async fn others_go_on(cluster: &Cluster, origin: &Arc<dyn Origin>, dead: usize) {
     let elsewhere = (20..PARTITIONS)
         .find(|partition| cluster.owner(&key_of(*partition)).is_some_and(|owner| owner != dead));

@@ -63,7 +63,7 @@ async fn an_origin_in_memory_has_bounded_room() {
     };
     let merge = MergeRequest { from: RegionId(1), components: vec![component] };
     assert_eq!(origin.merge(1, &merge).await.map(|merged| merged.charged), Ok(0), "and nobody waits for it");
-    // A year later, everything has drained. What is over makes room for the first who comes.
+    // A year later all meters have drained, and expired ones make room for the next key.
     clock.fetch_add(366 * 86_400_000_000, Ordering::Relaxed);
     assert_eq!(TestSession::new(&origin, 1).ask(b"first", terms, 1, 1).await, 1);
     assert_eq!(origin.merge(1, &merge).await.map(|merged| merged.charged), Ok(7));
@@ -134,7 +134,7 @@ async fn a_call_whose_answer_is_lost_is_charged_once() {
         [Traffic::DropAnswers, Traffic::CutAnswers, Traffic::DelayAnswers(Duration::from_millis(900))]
     {
         let mut session = TestSession::new(&origin, 2);
-        // Both connections are there before anything is done to them.
+        // The connection is open before the proxy disturbs it.
         let first = session.next(vec![update(b"key", terms)], Vec::new());
         session.make(&first).await;
         let call = session.next(vec![update(b"key", terms)], vec![checks(&[(0, 7)], 1)]);
@@ -153,7 +153,8 @@ async fn a_call_whose_answer_is_lost_is_charged_once() {
 async fn a_call_that_is_stuck_is_answered_another_way() {
     let terms = a_day(Lapse::Counted, 1);
     let mut stuck = 0;
-    // Which connection is whose is for the origin to know, and it has more of them than make these two calls.
+    // Only the origin knows which connection carries which call, and it has more connections than
+    // these two calls use.
     for which in (0..LINKS).cycle().take(10 * LINKS) {
         let server = Redis::start(&[]);
         let proxy = Proxy::start(server.address());
@@ -253,7 +254,7 @@ async fn a_store_that_was_killed_counts_what_it_may_have_lost() {
         server.restart();
         session.until_full(b"key", terms).await;
         assert!(session.lost, "{kept}");
-        // A limit that forgives goes on from what is known.
+        // A limit with `Lapse::Forgiven` continues from the known state.
         let forgives = TestSession::new(&origin, 2).ask(b"other", a_day(Lapse::Forgiven, 1), 1, 100).await;
         assert_eq!(forgives, 100, "{kept}");
     }
@@ -319,7 +320,7 @@ async fn the_master_that_sentinels_name_is_followed() {
         let mut connection = redis::Client::open(sentinel.url()).unwrap().get_connection().unwrap();
         redis::cmd("SENTINEL").arg("FAILOVER").arg("tide").exec(&mut connection).is_ok()
     });
-    // Who changes its role cuts its clients, the test among them.
+    // A server that changes its role disconnects its clients, including the test.
     let role = |server: &Redis| -> redis::RedisResult<String> {
         let answer: Vec<redis::Value> = redis::cmd("ROLE").query(&mut server.try_connection()?)?;
         Ok(redis::from_redis_value(answer[0].clone())?)
@@ -327,6 +328,6 @@ async fn the_master_that_sentinels_name_is_followed() {
     wait_until("the replica to be master", TIME_MAX, || role(&replica).is_ok_and(|role| role == "master"));
     wait_until("the master to be replica", TIME_MAX, || role(&master).is_ok_and(|role| role == "slave"));
     assert_eq!(session.ask(b"key", terms, 1, 200).await, 70, "it is the other one, with all its data");
-    // Which nobody can be sure of.
+    // The origin cannot know that no write was lost, so it reports a loss.
     session.until_lost(b"key", terms).await;
 }

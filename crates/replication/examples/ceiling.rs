@@ -1,12 +1,13 @@
-//! How much two replicators carry from one region to another over a long way, and what merging it takes.
+//! Measures how many components two replicators transfer over a long distance, and the cost of
+//! merging them.
 //!
 //! ```sh
 //! cargo run --release -p tidegate-replication --features net --example ceiling            # origins in memory
 //! cargo run --release -p tidegate-replication --features net --example ceiling -- redis   # a redis-server for each
 //! ```
 //!
-//! Every key of a region was used, and another region hears of all of them, through a proxy that holds back everything in both
-//! directions. Both replicators and the proxy share one machine.
+//! Every key of one region has usage. The other region receives all of them through a proxy that
+//! delays both directions. Both replicators and the proxy share one machine.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,17 +32,17 @@ use tidegate_origin::{
 use tidegate_replication::{PeerConfig, Replicator, ReplicatorConfig};
 use tidegate_testkit::{Proxy, Redis, Traffic, ask, free_port};
 
-/// Keys that are told, and bytes of each, as in `tidegate plan`.
+/// Number of keys to replicate, and bytes of each, as in `tidegate plan`.
 const KEYS: u32 = 500_000;
 const KEY_BYTES: usize = 32;
 
 /// Keys of one call.
 const UPDATES: usize = 64;
 
-/// How long everything is held back in each direction.
+/// Delays of the proxy in each direction, ms.
 const WAYS_MS: [u64; 3] = [0, 40, 80];
 
-/// For how many rounds nothing is told, to see what looking takes.
+/// Rounds without changes, to measure the cost of an empty round.
 const QUIET_ROUNDS: u64 = 25;
 
 #[expect(clippy::disallowed_methods, reason = "replicators and their network are real")]
@@ -68,7 +69,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("{number:0KEY_BYTES$}").into_bytes()
 }
 
-/// An origin that counts what it merges.
+/// An origin that counts the components it merges.
 struct CountingOrigin {
     origin: Arc<dyn Origin>,
     merged: AtomicU64,

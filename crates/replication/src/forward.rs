@@ -9,8 +9,9 @@ use tidegate_core::{LIMITS_PER_REQUEST_MAX, Limit};
 /// The most questions that are forwarded as one: no request is under more limits.
 pub const FORWARD_CHECKS_MAX: usize = LIMITS_PER_REQUEST_MAX;
 
-/// The one of `regions` that decides for a key, whose spelling is given in parts: its place among them. Every region comes to
-/// the same one, and when a region is added or taken away, only keys that it decides for move.
+/// Returns the index in `regions` of the owner region of a key, which is given in parts. Every
+/// region computes the same owner. If a region is added or removed, only the keys that it owns
+/// move.
 pub fn owner_of(regions: &[RegionId], key: &[&[u8]]) -> usize {
     let weight = |region: &RegionId| {
         let mut hasher = SipHasher13::new_with_keys(region.0, 0);
@@ -26,34 +27,35 @@ pub fn owner_of(regions: &[RegionId], key: &[&[u8]]) -> usize {
 /// Questions of one request for the region that decides for their keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardRequest {
-    /// Which answer is to this one: no two under way on a connection have the same.
+    /// Number that matches the reply to this request. It is unique among the requests in flight on
+    /// a connection.
     pub id: u64,
-    /// What is to be done.
+    /// Operation to apply to the checks.
     pub act: ForwardAction,
-    /// With what. Without any, it only says that somebody is there.
+    /// The checks. An empty list is a heartbeat.
     pub checks: Vec<ForwardedCheck>,
 }
 
-/// What is to be done with questions.
+/// Operation of the owner region on forwarded checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardAction {
     /// They are decided as one.
     Decide,
-    /// What they cost was spent already.
+    /// Charge the cost, which is already spent.
     Charge,
-    /// What they cost is given back, all of it.
+    /// Refund the full cost.
     Refund,
-    /// What they cost was charged for a request that does not pass in the end, and is given back but for what has drained: by then
-    /// others may have used that.
+    /// Refund the charge of a request that was denied in the end, less the part that has drained.
+    /// Other requests may have used the drained part.
     RollBack {
-        /// It was charged then or later, by the clock of whoever reads this: the asker's until it is sent, from then on that of the
-        /// process that decides.
+        /// Earliest possible time of the charge, µs. It is on the sender's clock until the request
+        /// is sent, then on the clock of the node that decides.
         since_us: u64,
     },
 }
 
 impl ForwardAction {
-    /// Whether it makes room: if it was done twice, more would pass than the limit says.
+    /// Whether the action frees units. Applied twice, it would admit more than the limit.
     #[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only connections tell something again"))]
     pub(crate) const fn gives_back(self) -> bool {
         matches!(self, Self::Refund | Self::RollBack { .. })
@@ -63,45 +65,45 @@ impl ForwardAction {
 /// A question, spelled out for a process that has the same tenants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardedCheck {
-    /// Whose limit it is.
+    /// Tenant that the limit belongs to.
     pub tenant: String,
-    /// What the limit is called.
+    /// Name of the limit.
     pub name: String,
-    /// What may pass.
+    /// The limit itself.
     pub limit: Limit,
     /// How far it may be passed, in millionths of its burst.
     pub tolerance_ppm: u32,
     /// Of two versions of a limit the higher holds.
     pub version: u32,
-    /// Who is limited.
+    /// The limited key.
     pub key: Box<[u8]>,
-    /// Where the meter is kept, if not where the key says.
+    /// Placement of the meter. `None`: the key determines it.
     pub placement: Option<Box<[u8]>>,
-    /// What is asked for.
+    /// Units that the request costs.
     pub cost: u64,
 }
 
-/// What became of it.
+/// The reply to a `ForwardRequest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardReply {
-    /// What it answers.
+    /// `id` of the request.
     pub id: u64,
-    /// What was decided; nothing if nobody could.
+    /// The decision. `None` if the owner region could not decide.
     pub decision: Option<ForwardDecision>,
 }
 
-/// What was decided.
+/// The decision on forwarded checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardDecision {
-    /// What is left under each limit, in the order of the questions.
+    /// Units left under each limit, in the order of the checks.
     pub remaining: Vec<u32>,
     /// Which of the limits denied, if one did, and when the request would pass, µs from now.
     pub denied: Option<(u16, u64)>,
 }
 
-/// Decides what other regions forward.
+/// Decides the checks that other regions forward.
 pub trait ForwardHandler: Send + Sync {
-    /// What becomes of it.
+    /// Applies a request and returns its reply.
     fn answer(&self, forward: ForwardRequest) -> Pin<Box<dyn Future<Output = ForwardReply> + Send + '_>>;
 }
 

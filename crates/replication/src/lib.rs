@@ -1,12 +1,13 @@
-//! The replicator between regions.
+//! Replication between regions.
 //!
-//! Every region has an origin of its own, and its nodes speak to no other. One process of each region, the replicator, carries
-//! what the region used to the origins of the others, five times a second, and brings what they used to its own. It also tells
-//! its origin for how long the others count as heard of: a region that has not heard of them for too long falls back to its
-//! standing part of each limit.
+//! Every region has its own origin, and its nodes call no other. One node of each region is the
+//! replicator. Five times a second, it sends the region's usage to the peer regions, and it merges
+//! their usage into its own origin. It also reports to its origin for how long the peers count as
+//! heard. After the peer timeout, the region is isolated and spends only its regional share of each
+//! limit.
 //!
-//! What a replicator does is decided by [`Rounds`], which does nothing itself, and written as [`wire`] says. With the feature
-//! `net`, [`Replicator`] carries it out.
+//! [`Rounds`] decides each step of a replicator without doing I/O. [`wire`] defines the message
+//! format. With the feature `net`, [`Replicator`] executes the steps.
 
 use siphasher::sip::SipHasher13;
 use tidegate_core::origin::RegionId;

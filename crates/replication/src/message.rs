@@ -1,4 +1,4 @@
-//! What replicators say to each other.
+//! Messages between replicators.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use tidegate_core::origin::Component;
 /// Which batch it is: of which replicator, and which of its batches to this peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchId {
-    /// The replicator: another number each time that somebody becomes one.
+    /// Number of the replicator. It changes each time that a node becomes replicator.
     pub incarnation: u64,
     /// 1, 2, 3 and so on. A batch that is sent again keeps its number.
     pub sequence: u64,
 }
 
-/// What changed in a region, and how much is known there of others.
+/// Changes of a region, and the freshness of its knowledge of peers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// Which batch it is.
     pub id: BatchId,
     /// How fresh all of this is.
     pub freshness: BatchFreshness,
-    /// What changed. A batch without changes says that there are none.
+    /// Changed components. An empty batch states that there are no changes.
     pub groups: Vec<Arc<ComponentGroup>>,
 }
 
@@ -36,33 +36,36 @@ impl Batch {
 pub struct ComponentGroup {
     /// The partition, which is the same one in every region.
     pub partition: u16,
-    /// What changed in it.
+    /// Its changed components.
     pub components: Vec<Component>,
 }
 
-/// How fresh a batch is. Instants of two machines are never compared: everything is an age, or the receiver's own clock.
+/// Freshness of a batch. Clocks of two machines are never compared: each value is an age, or a
+/// reading of the receiver's own clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchFreshness {
-    /// Every batch of this replicator up to this one is merged, as the sender knows: what the news says of batches before its own
-    /// is about those that follow.
+    /// Sequence number up to which the sender knows that all its batches are merged. The ages below
+    /// therefore depend only on the batches after it.
     pub after: u64,
-    /// The receiver's clock as the sender was last told it: the batch is younger than that, however long it was under way.
+    /// The receiver's clock, as last received by the sender. The batch is younger than this
+    /// reading, however long it was in flight.
     pub echo_us: u64,
-    /// Everything that was marked at least this long ago is known to whoever has merged this batch and those before it.
-    /// Nothing while the sender has not yet looked everywhere.
+    /// A receiver that has merged this batch and all before it knows every component marked dirty
+    /// at least this long ago. `None` until the sender has gathered from every partition.
     pub age_us: Option<u64>,
-    /// The same of all that was charged, also to standing parts. It grows while the sender's region counts on those, of which it tells
-    /// nothing.
+    /// The same for all usage, including usage charged while isolated. It grows while the sender's
+    /// region is isolated, because the region does not publish such usage yet.
     pub settled_age_us: Option<u64>,
-    /// For how long the most silent of the sender's peers has been silent. Nothing while one was never heard of.
+    /// Highest last-heard age among the sender's peers. `None` while the sender has never heard one
+    /// of them.
     pub last_heard_age_us: Option<u64>,
 }
 
-/// A batch was merged, whole.
+/// Confirms that a batch is merged completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
     /// Which one.
     pub id: BatchId,
-    /// The clock of whoever merged it: to be given back with the next batch.
+    /// Clock of the receiver that merged the batch. The sender echoes it in its next batch.
     pub clock_us: u64,
 }

@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 
 use common::{Hand, Region, TIME_MAX};
 
-/// Says what each question costs, once it may.
+/// Replies with the cost of each check, once it has a permit.
 struct Echo {
     may: Semaphore,
 }
@@ -58,7 +58,7 @@ fn check(cost: u64) -> ForwardRequest {
     ForwardRequest { id: 0, act: ForwardAction::Decide, checks: vec![check] }
 }
 
-/// Asks until there is an answer: the connection may not be there yet.
+/// Repeats a check until a reply arrives, because the connection may not exist yet.
 async fn ask(replicator: &Replicator, cost: u64) -> ForwardDecision {
     let forwarder = replicator.forwarder();
     let asking = async {
@@ -84,7 +84,7 @@ fn start<A: ForwardHandler + 'static>(
     region.start_with(config)
 }
 
-/// Adds up what it is told; the first of each kind it cannot take in.
+/// Adds up charges and refunds. It rejects the first request that it receives.
 #[derive(Default)]
 struct Ledger {
     asked: AtomicU64,
@@ -140,7 +140,7 @@ async fn what_was_spent_is_told_until_it_is_heard_and_counts_once() {
     let (eu, us) = (Region::new("eu"), Region::new("us"));
     let link = Proxy::start(us.address());
     let asker = start::<Ledger>(&eu, ("us", link.address()), None);
-    // Before anybody is there, and by whoever cannot take in the first word.
+    // Sent before the owner starts. The owner then rejects the first request.
     let early = [telling(&asker, ForwardAction::Charge, 1), telling(&asker, ForwardAction::Refund, 10)];
     let ledger = Arc::<Ledger>::default();
     let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
@@ -155,7 +155,7 @@ async fn what_was_spent_is_told_until_it_is_heard_and_counts_once() {
         link.set(traffic);
         let meter_reply = telling(&asker, ForwardAction::Charge, cost);
         if traffic == Traffic::HalfOpen {
-            // For longer than anybody waits for an answer, or a connection is kept.
+            // Until the idle timeout has closed the connection and a new one is made.
             let connections = link.connections();
             tidegate_testkit::wait_until("another connection", TIME_MAX, || link.connections() > connections);
         } else {
@@ -171,24 +171,26 @@ async fn what_was_spent_is_told_until_it_is_heard_and_counts_once() {
     assert_eq!((counts.charges_given_up, counts.refunds_given_up), (0, 0));
 }
 
-/// How long what is told on a good connection takes to be heard at most. Longer: a try that was in vain is given up later.
+/// Maximum time of a delivery on a working connection. Longer: a failed attempt takes longer.
 const SOON: Duration = Duration::from_secs(2);
 
-/// What became of something whose answer was to be lost.
+/// Outcome of a delivery after the test tried to lose its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It was heard, its answer was lost, and it was not told again.
+    /// The owner received it, its reply was lost, and it was not retried.
     Lost,
-    /// It left on a connection that was gone, and was not told again.
+    /// It was sent on a broken connection and not retried.
     Unheard,
-    /// It had not left, and was told later.
+    /// It was not sent at first, and delivered later.
     ToldAgain,
 }
 
-/// Tells one, one more, and ten of which the answer is lost, unless another is lost in its place.
+/// Delivers 1, 1 and 10 units. The reply to the 10 units is lost, unless another reply is lost
+/// instead.
 async fn tell_without_answer(link: &Proxy, asker: &Replicator, ledger: &Ledger, act: ForwardAction) -> End {
     link.set(Traffic::Pass);
-    // The second one comes after what is said first on every connection, whose answer would be lost in its place.
+    // The second delivery follows the first heartbeat of the connection. Otherwise the reply to
+    // that heartbeat would be lost instead.
     for _ in 0..2 {
         assert!(telling(asker, act, 1).await.unwrap());
     }
@@ -202,7 +204,7 @@ async fn tell_without_answer(link: &Proxy, asker: &Replicator, ledger: &Ledger, 
         }
     };
     let is_lost = tokio::time::timeout(SOON, losing).await.is_ok();
-    // Whoever told it again could, and would be answered now.
+    // A retry would now reach the owner and get a reply.
     link.set(Traffic::Pass);
     match (is_lost, meter_reply.await.unwrap()) {
         (true, is_told) => {
@@ -227,8 +229,8 @@ async fn what_is_given_back_counts_once_at_most_and_is_counted_where_nobody_know
         let mut is_lost = false;
         while !is_lost {
             let end = tell_without_answer(&link, &asker, &ledger, act).await;
-            // A sign of life that is answered just then is lost in its place, with its connection. What had left by then is given up,
-            // heard or not, and what had not is told again.
+            // If the reply to a heartbeat comes just then, it is lost instead, with its connection.
+            // A delivery sent by then is given up, received or not. One not yet sent is retried.
             is_lost = end == End::Lost;
             heard[at] += if end == End::Unheard { 2 } else { 12 };
             given_up += u64::from(end != End::ToldAgain);
@@ -237,19 +239,19 @@ async fn what_is_given_back_counts_once_at_most_and_is_counted_where_nobody_know
     }
     let [refunded, rolled_back] = heard;
     assert_eq!((ledger.totals(), ledger.rolled_back.load(Ordering::SeqCst)), ((0, refunded), rolled_back));
-    // What never left is told again, also after long.
+    // A delivery that was never sent is retried, even after a long time.
     owner.stop().await;
     link.set(Traffic::Pass);
     let meter_reply = telling(&asker, ForwardAction::Refund, 100);
     let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&ledger)));
-    // Whether it left before the owner was gone is for the network to decide.
+    // It depends on the network whether the delivery was sent before the owner stopped.
     let more = if meter_reply.await.unwrap() { 100 } else { 0 };
     assert_eq!(ledger.totals(), (0, refunded + more));
     asker.forwarder().settle(TIME_MAX).await;
 }
 
-/// The clock of whoever decides is another one, and nobody knows for how long a word is under way: what is said to be charged later
-/// than it was would be given back once more when it has drained.
+/// The owner has another clock, and the time in transit is unknown. If a charge looked later than
+/// it was, units that have already drained would be refunded again.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_rolled_back_is_never_said_to_be_charged_later_than_it_was() {
     const AHEAD_US: u64 = 31_536_000_000_000;
@@ -258,7 +260,8 @@ async fn what_is_rolled_back_is_never_said_to_be_charged_later_than_it_was() {
     link.set(Traffic::Far(Duration::from_millis(20), u32::MAX));
     let asker = start::<Ledger>(&eu, ("us", link.address()), None);
     let since_us = common::now_us();
-    // Before anybody is there, and by whoever cannot take in the first word: it is told again, and no younger for that.
+    // Sent before the owner starts, and the owner rejects the first request. The retry must not
+    // make the charge look later.
     let meter_reply = telling(&asker, ForwardAction::RollBack { since_us }, 10);
     let ledger = Arc::<Ledger>::default();
     let mut config = us.config(&[("eu", eu.address())]);
@@ -272,7 +275,7 @@ async fn what_is_rolled_back_is_never_said_to_be_charged_later_than_it_was() {
     assert!((charged_us - 2 * took_us..=charged_us).contains(&heard_us), "{heard_us}, not {charged_us}");
 }
 
-/// A number that a process gives itself is no proof of who it is.
+/// An incarnation is the node's own claim and proves no identity.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_one_region_tells_is_not_taken_for_what_another_told() {
     let [ap, eu, us] = ["ap", "eu", "us"].map(Region::new);
@@ -287,7 +290,7 @@ async fn what_one_region_tells_is_not_taken_for_what_another_told() {
             hand.say(&Frame::Forward(forward.clone(), u64::MAX)).await;
             assert!(matches!(hand.hear().await, Frame::Forwarded(..)));
         }
-        // The first word of all is not taken in.
+        // The owner rejects the very first request.
         assert_eq!(ledger.totals(), (charged, 0), "number {id}");
     }
 }
@@ -299,7 +302,7 @@ async fn a_region_decides_for_another_and_many_at_once() {
     let asker = start::<Echo>(&eu, ("us", us.address()), None);
     let _owner = start(&us, ("eu", eu.address()), Some(Arc::clone(&echo)));
     assert_eq!(ask(&asker, 3).await, ForwardDecision { remaining: vec![3], denied: Some((0, 7)) });
-    // None of these is answered before all of them were asked.
+    // The owner replies to none of these before all are started.
     let checks: Vec<_> = (0..100)
         .map(|cost| {
             let forwarder = asker.forwarder();
@@ -362,7 +365,7 @@ async fn questions_are_encrypted_and_only_peers_may_ask() {
     config.certificates = Some(certify("eu"));
     let asker = eu.start_with(config);
     ask(&asker, 5).await;
-    // Known to the authority, and none of the peers.
+    // The authority signed its certificate, but it is not a peer.
     let stranger = Region::new("ap");
     let mut config = stranger.config(&[("us", us.address())]);
     config.certificates = Some(certify("ap"));

@@ -53,7 +53,8 @@ async fn what_is_used_in_one_region_counts_in_all_others() {
     ap.wait_for_room(KEY, BURST - 213);
 }
 
-/// Three regions whose connections between the first two, both ways, lead through a network that can be cut.
+/// Three regions. The connections between the first two, in both directions, go through proxies
+/// that can cut them.
 struct Triangle {
     eu: Region,
     us: Region,
@@ -82,7 +83,7 @@ async fn a_cut_makes_all_regions_fall_back_to_their_parts_and_nothing_is_lost_wh
     for link in &links {
         link.set(Traffic::HalfOpen);
     }
-    // Nobody has noticed yet: it is charged as a part of the whole, and marked.
+    // No region has noticed yet: the charge counts as connected, and the meter becomes dirty.
     eu.charge(KEY, 40).await;
     for region in [&eu, &us, &ap] {
         wait_until("the fall back", TIME_MAX, || !region.look(KEY).is_global);
@@ -122,7 +123,7 @@ async fn what_was_merged_but_not_heard_to_be_counts_once() {
         wait_until("acknowledgements to be lost", TIME_MAX, || link.lost() > lost);
         link.set(Traffic::Pass);
         us.wait_for_room(KEY, before - 7);
-        // With everything said again and heard to be.
+        // Wait until everything is sent again and acknowledged.
         let batches = replicator.status().peers[0].counts.batches_sent;
         wait_for(&replicator, "batches to pass again", |status| {
             status.peers[0].counts.batches_sent > batches + 2
@@ -140,14 +141,15 @@ async fn a_replicator_that_dies_in_the_middle_of_any_step_is_taken_over_and_noth
         eu.wait_until_connected(KEY);
         us.wait_until_connected(KEY);
         us.origin.stop_at(Some(stop));
-        // Something is on its way in both directions.
+        // Usage is in transit in both directions.
         eu.charge(KEY, 30).await;
         us.charge(KEY, 4).await;
         wait_until(&format!("a call to stand still {stop:?}"), TIME_MAX, || us.origin.stops() > 0);
         drop(dying);
         us.origin.stop_at(None);
         let mut config = us.config(&[("eu", eu.address())]);
-        // Nobody else can listen where the dead one is still being forgotten: the peer finds it there as well.
+        // The successor takes the same address, so that the peer finds it. The old listener may
+        // hold the port for a moment.
         config.listen = us.address();
         let next = start_when_free(&us, &config);
         wait_for(&next, "the lease to run out", |status| status.is_replicator);
@@ -160,7 +162,7 @@ async fn a_replicator_that_dies_in_the_middle_of_any_step_is_taken_over_and_noth
     }
 }
 
-/// Listens as soon as whoever did before has let go.
+/// Starts a replicator as soon as its predecessor has released the port.
 fn start_when_free(
     region: &Region,
     config: &tidegate_replication::ReplicatorConfig,
@@ -294,7 +296,7 @@ async fn a_slow_link_shows_in_the_lag() {
     assert!(replicator.status().peers[0].has_link);
 }
 
-/// What says that somebody is there who will ask.
+/// The heartbeat of a node that forwards checks.
 fn question_of_nothing() -> Frame {
     Frame::Forward(ForwardRequest { id: 0, act: ForwardAction::Decide, checks: Vec::new() }, u64::MAX)
 }
@@ -335,11 +337,12 @@ async fn a_connection_that_brings_batches_is_for_nothing_else() {
     assert_eq!(hand.hear().await, Frame::Refused(Refusal::Nonsense));
 }
 
-/// A partition in which as much changes as it keeps marks of, and one in which nothing does.
+/// A partition with the maximum of dirty meters, and one without any.
 const BUSY: u16 = 7;
 const QUIET: u16 = 8;
 
-/// An origin that takes down after how many looks at a quiet partition the busy one had told everything.
+/// An origin that records how many rounds the quiet partition had seen when the busy one was
+/// completely gathered.
 struct FloodedOrigin {
     inner: MemoryOrigin,
     looks: AtomicU64,
@@ -350,7 +353,7 @@ impl FloodedOrigin {
     async fn new() -> Arc<Self> {
         let (inner, looks) = (MemoryOrigin::new(now_us), AtomicU64::new(0));
         let flooded = Self { inner, looks, looks_until_told: OnceLock::new() };
-        // On its part a region marks nothing.
+        // An isolated region marks no meter dirty.
         let whole = RoundRequest {
             connected_for_us: 60_000_000,
             settled: true,
@@ -387,7 +390,7 @@ impl Origin for FloodedOrigin {
     fn round<'a>(&'a self, partition: u16, round: &'a RoundRequest) -> OriginFuture<'a, RoundReply> {
         Box::pin(async move {
             let gathered = self.inner.round(partition, round).await?;
-            // Only where there is somebody to tell it to.
+            // Only rounds that gather for a peer count.
             if partition == QUIET && round.most > 0 {
                 self.looks.fetch_add(1, Ordering::SeqCst);
             }
@@ -407,7 +410,8 @@ impl Origin for FloodedOrigin {
     }
 }
 
-/// While anything is left to tell in one partition nobody hears of any, and after a while all are on their parts.
+/// While one partition has a backlog, peers see no progress of any partition. After the peer
+/// timeout, all regions would be isolated.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_that_a_partition_can_have_to_tell_is_told_in_one_round() {
     let [eu, us] = ["eu", "us"].map(Region::new);

@@ -1,4 +1,4 @@
-//! Who may speak for a region, and what becomes of everybody else.
+//! Connections that may act for a region, and the refusal of all others.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -53,7 +53,7 @@ fn start(region: &Region, certificates: PeerCertificates, peers: &[(&str, Socket
     region.start_with(config)
 }
 
-/// Connects as `identity`, or without a certificate, to whoever is `region`.
+/// Connects to a region over TLS as `identity`, or without a certificate.
 async fn connect(
     to: &Region,
     trusted: &PeerCertificates,

@@ -1,8 +1,9 @@
-//! The audit: who did what and when, as a chain in which every entry seals the one before it.
+//! The audit: a hash chain of all actions, each with actor, action and time.
 //!
-//! An entry's hash covers its fields and the hash of its predecessor, so whoever changes, removes, inserts or moves one
-//! has to rewrite all that follow, and the end of the chain is known in two more places: in the store's heads, and in a
-//! [`Checkpoint`] that an operator keeps elsewhere.
+//! The hash of an entry covers its fields and the hash of its predecessor. To change, remove,
+//! insert or move one entry, an attacker has to rewrite all later entries. The end of the chain is
+//! also known in two other places: in the store's heads, and in a [`Checkpoint`] that an operator
+//! keeps elsewhere.
 
 use std::fmt;
 use std::io::BufRead;
@@ -11,13 +12,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// Hashed first, so that no other use of the hash can be mistaken for an entry.
+/// First field of the hashed bytes. No other use of the hash can pass for an audit entry.
 const DOMAIN: &[u8] = b"tidegate audit 1";
 
-/// What the first entry has as its predecessor's hash.
+/// Predecessor hash of the first entry.
 pub const BEGINNING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// What a checkpoint's line begins with.
+/// First word of a checkpoint line.
 const CHECKPOINT_WORD: &str = "tidegate-audit";
 
 /// One entry.
@@ -28,11 +29,11 @@ pub struct AuditEntry {
     pub sequence: u64,
     /// When, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Who did it.
+    /// Name of the actor.
     pub actor: String,
-    /// What was done, such as `change.apply`.
+    /// Action, such as `change.apply`.
     pub action: String,
-    /// A JSON object about it, as text: byte for byte what was hashed.
+    /// Details: the text of a JSON object, byte for byte as hashed.
     pub detail: String,
     /// The hash of the entry before it.
     pub previous: String,
@@ -56,7 +57,8 @@ impl AuditEntry {
         entry
     }
 
-    /// What its hash must be. Every field goes in with its length, so no two entries have the same bytes.
+    /// Computes the hash of the entry. Each field is hashed with its length, so no two entries hash
+    /// the same bytes.
     fn computed_hash(&self) -> String {
         let mut hasher = Sha256::new();
         let (sequence, at_ms) = (self.sequence.to_be_bytes(), self.at_ms.to_be_bytes());
@@ -83,8 +85,8 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// The end of a chain: how many entries there are, and the hash of the last. One kept elsewhere shows later whether the
-/// chain still begins with those entries, also to whoever does not trust the store.
+/// The end of a chain: the number of entries and the hash of the last. A checkpoint kept elsewhere
+/// later shows whether the chain still begins with those entries, even if the store is not trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
     /// How many entries there are.
@@ -146,14 +148,15 @@ pub(crate) fn is_hash(text: &str) -> bool {
 /// Where a chain is broken. Each names the entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChainBreak {
-    /// An entry is not where it belongs: the one that belongs there was removed, moved, or something was put before it.
+    /// An entry has an unexpected sequence number. The expected entry was removed or moved, or
+    /// another entry was inserted before it.
     OutOfPlace {
         /// Which entry belongs there.
         expected: u64,
         /// Which one is there.
         found: u64,
     },
-    /// An entry is not what was sealed.
+    /// An entry does not match its hash, or cannot be read.
     Changed {
         /// Which.
         sequence: u64,
@@ -224,7 +227,8 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// One that also looks whether the chain goes through a checkpoint that was kept elsewhere.
+    /// Creates a verifier that also checks whether the chain passes through a checkpoint kept
+    /// elsewhere.
     pub fn new(checkpoint: Option<Checkpoint>) -> Self {
         Self { end: Checkpoint::default(), checkpoint }
     }
@@ -249,7 +253,8 @@ impl Verifier {
         Ok(())
     }
 
-    /// What is wrong where the next entry cannot be read; its number may be all that can.
+    /// Returns the break at an entry that cannot be read. `found` is its sequence number, if that
+    /// is readable.
     pub(crate) fn damaged(&self, found: Option<u64>) -> ChainBreak {
         let expected = self.end.count + 1;
         match found {
@@ -258,7 +263,7 @@ impl Verifier {
         }
     }
 
-    /// Says that there are no more, and gives the end of the chain.
+    /// Ends the verification, and returns the end of the chain.
     pub fn finish(self) -> Result<Checkpoint, ChainBreak> {
         let count = self.checkpoint.map_or(0, |checkpoint| checkpoint.count);
         if self.end.count < count {
@@ -267,7 +272,7 @@ impl Verifier {
         Ok(self.end)
     }
 
-    /// The same, of a chain whose end is known: it must end exactly there.
+    /// Ends the verification of a chain with a known end: the chain must end exactly there.
     pub(crate) fn finish_at(self, head: &Checkpoint) -> Result<Checkpoint, ChainBreak> {
         let end = self.finish()?;
         if end.count < head.count {
@@ -283,7 +288,7 @@ impl Verifier {
     }
 }
 
-/// Follows a chain from its beginning, through a checkpoint if one was kept, and gives its end.
+/// Verifies a chain from its beginning, through an optional checkpoint, and returns its end.
 pub fn verify<'a>(
     entries: impl IntoIterator<Item = &'a AuditEntry>,
     checkpoint: Option<&Checkpoint>,
@@ -304,7 +309,7 @@ pub enum ExportError {
     Line(u64, serde_json::Error),
     /// There is more after the line that ends it.
     Longer(u64),
-    /// It has no line that ends it, and nobody says where it has to end.
+    /// The export has no last line, and no checkpoint states its end.
     Endless {
         /// The first entry that may be missing.
         missing: u64,
@@ -333,7 +338,7 @@ impl fmt::Display for ExportError {
 
 impl std::error::Error for ExportError {}
 
-/// The last line of an export: where it ends, so that one that is cut off is noticed.
+/// The last line of an export. It states the end, so that a truncated export is detected.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LastLine {
@@ -357,8 +362,8 @@ impl Line {
     }
 }
 
-/// Follows an exported chain, one entry on each line, without the store that it is from. It must end with its last line, or at
-/// least go as far as a checkpoint that was kept elsewhere.
+/// Verifies an exported chain, one entry per line, without its store. The export must end with its
+/// last line, or at least reach a checkpoint kept elsewhere.
 pub fn verify_lines(lines: impl BufRead, checkpoint: Option<&Checkpoint>) -> Result<Checkpoint, ExportError> {
     let mut verifier = Verifier::new(checkpoint.cloned());
     let mut last = None;
@@ -402,7 +407,7 @@ mod tests {
 
     #[test]
     fn the_hash_of_an_entry_never_changes() {
-        // Computed by another program: what is sealed today must hold in later versions.
+        // Another program computed this hash: later versions must still accept entries of today.
         let entry = AuditEntry::following(
             &Checkpoint::default(),
             1_700_000_000_000,

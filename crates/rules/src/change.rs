@@ -1,4 +1,5 @@
-//! Changes of rules: what is put and deleted as one, who wants it and why, and what it takes before it applies.
+//! Changes of rules: operations applied together, their author and reason, and the consent that
+//! they require.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,10 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::rows::RowKind;
 
-/// How many operations one change has at most. Higher: larger imports in one step, during which nothing else changes.
+/// Maximum operations of one change. Higher: larger imports in one step, which blocks all other
+/// changes meanwhile.
 pub const OPERATIONS_MAX: usize = 10_000;
 
-/// How many bytes the names and bodies of one change have at most. Higher: more memory in whoever reads or applies it.
+/// Maximum bytes of the names and bodies in one change. Higher: more memory to read or apply a
+/// change.
 pub const CHANGE_BYTES_MAX: usize = 16 << 20;
 
 /// How many bytes one body has at most. Higher: fewer rows in one change.
@@ -29,7 +32,7 @@ pub const TEXT_BYTES_MAX: usize = 64 << 10;
 pub enum Operation {
     /// A row is made, or gets another body.
     Put {
-        /// What the row is.
+        /// Kind of the row.
         #[serde(with = "kind")]
         kind: RowKind,
         /// Its name.
@@ -39,7 +42,7 @@ pub enum Operation {
     },
     /// A row is no more.
     Delete {
-        /// What the row is.
+        /// Kind of the row.
         #[serde(with = "kind")]
         kind: RowKind,
         /// Its name.
@@ -55,7 +58,7 @@ impl Operation {
         }
     }
 
-    /// What the row holds afterwards.
+    /// Returns the body of the row after the operation; `None` if the operation deletes the row.
     pub fn body(&self) -> Option<&str> {
         match self {
             Self::Put { body, .. } => Some(body),
@@ -72,7 +75,7 @@ impl Operation {
     }
 }
 
-/// What a kind of rows is called where it is kept.
+/// Returns the stored name of a row kind.
 pub(crate) fn kind_name(kind: RowKind) -> &'static str {
     match kind {
         RowKind::Template => "template",
@@ -110,7 +113,7 @@ macro_rules! words {
         pub enum $name { $($(#[$doc])* $variant,)* }
 
         impl $name {
-            /// The word for it, where it is kept and shown.
+            /// Returns its name in the store and in output.
             pub fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
@@ -129,13 +132,13 @@ macro_rules! words {
 }
 
 words! {
-    /// What a change takes before it may be applied, as whoever proposed it found out.
+    /// The consent that a change requires before it is applied. The proposal states it.
     ChangeNeeds {
         /// It may be applied.
         Nothing = "nothing",
-        /// Whoever applies it says that its effect is meant.
+        /// A confirmation of its effect when it is applied.
         Confirmation = "confirmation",
-        /// Somebody other than its author approves it.
+        /// An approval by a person other than its author.
         Approver = "approver",
     }
 }
@@ -143,9 +146,9 @@ words! {
 words! {
     /// Where a change is.
     ChangeState {
-        /// It can be applied, with what it needs.
+        /// It can be applied, with the consent that it needs.
         Proposed = "proposed",
-        /// It waits for somebody other than its author.
+        /// It waits for an approval by a person other than its author.
         Waiting = "waiting",
         /// It applies.
         Applied = "applied",
@@ -156,35 +159,35 @@ words! {
     }
 }
 
-/// A change that somebody wants.
+/// A change to propose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
     /// The revision that its author looked at. Rows that changed since are conflicts.
     pub base_revision: u64,
     /// Why.
     pub reason: String,
-    /// What, as a whole; no row twice.
+    /// Operations, applied together. No row occurs twice.
     pub operations: Vec<Operation>,
-    /// What it is expected to do, as JSON.
+    /// Expected effect, as JSON.
     pub effect: Option<String>,
-    /// What it takes.
+    /// Required consent.
     pub needs: ChangeNeeds,
     /// The changes that it undoes.
     pub undoes: Vec<u64>,
 }
 
-/// A change as the store has it. Its operations are asked for apart: they may be many.
+/// A change as the store keeps it. Its operations are read separately, because there may be many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// From 1, in the order in which they were proposed.
     pub id: u64,
     /// Where it is.
     pub state: ChangeState,
-    /// What it takes, or took.
+    /// Required consent.
     pub needs: ChangeNeeds,
     /// The revision that its author looked at.
     pub base_revision: u64,
-    /// Who wants it.
+    /// Name of the author.
     pub author: String,
     /// Why.
     pub reason: String,
@@ -192,17 +195,17 @@ pub struct Change {
     pub created_ms: u64,
     /// How many operations it has.
     pub operation_count: u64,
-    /// What it was expected to do, as JSON.
+    /// Expected effect, as JSON.
     pub effect: Option<String>,
     /// The changes that it undoes.
     pub undoes: Vec<u64>,
-    /// Who approved it and when, in milliseconds since the Unix epoch.
+    /// Approver, and time of the approval in milliseconds since the Unix epoch.
     pub approval: Option<(String, u64)>,
     /// Its revision, once applied.
     pub revision: Option<u64>,
 }
 
-/// Something that cannot be kept, and why: names the field and what is allowed.
+/// Input that the store refuses. The message names the field and the allowed values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidInput(pub(crate) String);
 
@@ -215,7 +218,7 @@ impl fmt::Display for InvalidInput {
 impl std::error::Error for InvalidInput {}
 
 impl Proposal {
-    /// Whether it can be kept at all. What its rows mean is not looked at here.
+    /// Checks that the store can keep the proposal. Does not validate the meaning of its rows.
     pub(crate) fn check(&self) -> Result<(), InvalidInput> {
         check_text("reason", &self.reason)?;
         if let Some(effect) = &self.effect {
@@ -257,7 +260,8 @@ pub(crate) fn check_body(body: &str) -> Result<(), InvalidInput> {
     }
 }
 
-/// Names are shown to people and kept by databases, not all of which take every character.
+/// Checks a name. Names are displayed and stored in databases, some of which do not accept every
+/// character.
 pub(crate) fn check_name(field: &str, name: &str) -> Result<(), InvalidInput> {
     let allowed = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
     if allowed {

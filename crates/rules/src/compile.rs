@@ -1,4 +1,5 @@
-//! How rows become a set: read one by one, checked against each other, and refused whole if anything is wrong.
+//! Compiles rows into a rule set: reads each row, checks rows against each other, and refuses the
+//! whole set on any problem.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -42,7 +43,7 @@ const FIRST_VERSION: u64 = 1;
 /// The highest version of a rule: origins keep 32 bits of it, and of two limits of one version neither is the later.
 const VERSION_MAX: u64 = (1 << 32) - 1;
 
-/// What a rule may say, in the order in which problems are told.
+/// Fields of a rule, in the order in which problems list them.
 const RULE_FIELDS: &[&str] = &[
     "name",
     "tenant",
@@ -61,10 +62,10 @@ const RULE_FIELDS: &[&str] = &[
     "burst",
     "when",
 ];
-/// What an override may say.
+/// Fields of an override.
 const OVERRIDE_FIELDS: &[&str] =
     &["name", "rule", "tenant", "priority", "key", "limit", "period", "burst", "mode", "expires"];
-/// What an emergency may say.
+/// Fields of an emergency.
 const EMERGENCY_FIELDS: &[&str] = &[
     "rule",
     "tenant",
@@ -80,14 +81,14 @@ const EMERGENCY_FIELDS: &[&str] = &[
     "expires_ms",
 ];
 
-/// How long a blocked rule's period is said to be. Nothing passes however long it is.
+/// Nominal period of a blocked rule. Its length does not matter, because nothing passes.
 const BLOCKED_PERIOD: std::time::Duration = std::time::Duration::from_mins(1);
 
-/// Where a row stands, as problems tell it.
+/// Location of a row, as problems name it.
 pub(crate) enum RowPlace<'r> {
     /// In a list of a file.
     Row(&'static str, usize),
-    /// In a book.
+    /// In the rule store.
     Named(&'static str, &'r str),
 }
 
@@ -100,10 +101,10 @@ impl fmt::Display for RowPlace<'_> {
     }
 }
 
-/// What comes first of rules with the same priority.
+/// Order of rules with equal priority.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TieBreak {
-    /// What was given first.
+    /// The order of the input.
     AsGiven,
     /// The order of names: a store has no other.
     ByName,
@@ -118,7 +119,7 @@ pub(crate) struct Compiler {
     problems: ProblemList,
     texts: Interner,
     placement: Option<String>,
-    /// Nothing for those that have problems of their own.
+    /// `None` for a template with problems of its own.
     templates: HashMap<String, Option<Table>>,
     rules: Vec<RuleWithBurst>,
     /// Names of rules that have problems.
@@ -165,7 +166,7 @@ impl Positions {
     }
 }
 
-/// Compiles what a store holds.
+/// Compiles the rows of a rule store.
 pub(crate) fn compile(
     rule_rows: &RuleRows,
     placement: Option<&str>,
@@ -192,7 +193,7 @@ pub(crate) fn compile(
         match compiler.problems.named_body(&place, row, body) {
             None => drop(compiler.faulty.insert(row.name.clone())),
             Some(mut value) => {
-                // The store counts versions, whatever was written into the row.
+                // The store counts versions. A version in the body of the row is ignored.
                 if let Value::Table(table) = &mut value {
                     table.insert("version".to_owned(), Value::from(row.version));
                 }
@@ -236,7 +237,7 @@ fn each_body<'b>(rows: impl Iterator<Item = &'b RuleRow>, mut take: impl FnMut(&
             drop(ahead);
         }
         for chunk in rows.chunks(BODIES_READ_AHEAD) {
-            // Nobody reads ahead of a few.
+            // For few rows there is no read-ahead thread.
             let bodies = bodies.recv().unwrap_or_else(|_| read(chunk));
             chunk.iter().zip(bodies).for_each(|(row, body)| take(row, body));
         }
@@ -311,7 +312,7 @@ impl ProblemList {
     }
 }
 
-/// What is wrong with a body that cannot be read, and in which field.
+/// Describes why a body cannot be parsed, and in which field.
 fn unreadable(body: &str, error: &serde_json::Error) -> String {
     let mut again = serde_json::Deserializer::from_str(body);
     let located = serde_path_to_error::deserialize::<_, Value>(&mut again).err();
@@ -319,7 +320,7 @@ fn unreadable(body: &str, error: &serde_json::Error) -> String {
     path.map_or_else(|| format!(": {error}"), |path| format!(".{path}: {error}"))
 }
 
-/// Whether so many rows may be there at all: of too many not one is read.
+/// Checks the numbers of rows. If there are too many, no row is read.
 pub(crate) fn has_room_for(templates: usize, rules: usize, overrides: usize) -> Result<(), Problems> {
     let bounds = [
         ("templates", templates, TEMPLATES_MAX),
@@ -358,7 +359,7 @@ impl Compiler {
         let name = named(place, &row);
         match self.read_rule(row) {
             Ok(Some(stated)) => self.rules.push(stated),
-            // Its template says what is wrong.
+            // The problems of its template are reported already.
             Ok(None) => self.faulty.extend(name.map(Cow::into_owned)),
             Err(found) => {
                 self.faulty.extend(name.map(Cow::into_owned));
@@ -384,7 +385,7 @@ impl Compiler {
         if fields.problems.is_empty() { Ok(rule) } else { Err(fields.problems) }
     }
 
-    /// Puts the rules in the order in which they apply, and makes room for what is said about them.
+    /// Sorts the rules in the order in which they apply, and reserves room for their overrides.
     pub(crate) fn ordered(mut self, ties: TieBreak, overrides: usize) -> OrderedRules {
         self.rules.sort_by(|(a, _), (b, _)| {
             let by_name = || match ties {
@@ -421,7 +422,7 @@ fn named<'r>(place: &RowPlace<'r>, row: &Value) -> Option<Cow<'r, str>> {
     }
 }
 
-/// Reads every field before it gives up, so that all problems of a rule are told at once.
+/// Parses every field before it gives up, so that all problems of a rule are reported together.
 fn parse_rule(fields: &mut Fields, texts: &mut Interner) -> Option<RuleWithBurst> {
     let name = fields.required("name", read_name);
     let tenant = fields.optional("tenant", read_text);
@@ -457,7 +458,7 @@ fn parse_rule(fields: &mut Fields, texts: &mut Interner) -> Option<RuleWithBurst
     Some((rule, burst))
 }
 
-/// What is known of a rule by its name.
+/// Result of a lookup of a rule by name.
 enum RuleLookup {
     Unknown,
     /// It has problems of its own.
@@ -481,7 +482,7 @@ impl OrderedRules {
         }
     }
 
-    /// Nothing if its rule has problems, which say enough.
+    /// Returns `None` if the rule of the override has problems, which are reported already.
     fn read_override(&mut self, row: Value) -> Result<Option<OverrideDraft>, Vec<String>> {
         let Value::Table(table) = row else {
             return Err(vec![format!(": an override is a table, not {}", kind_of(&row))]);
@@ -508,7 +509,8 @@ impl OrderedRules {
         let tenant = self.tenant_of(fields, Some(at), tenant);
         let (rule, rule_burst) = &self.rules[at as usize];
         let amount = amount?;
-        // Whoever is to have less than a rule's burst does not get all of it at once.
+        // An inherited burst is at most the override's amount: a smaller limit must not pass the
+        // rule's whole burst at once.
         let burst = burst.or(rule_burst.map(|burst| burst.min(amount.max(1))));
         let limit =
             fields.limit(rule.limit.algorithm(), amount, period.unwrap_or(rule.limit.period()), burst)?;
@@ -556,7 +558,8 @@ impl OrderedRules {
         None
     }
 
-    /// Whose requests: those of one tenant, which the rule has to be for.
+    /// Returns the tenant of an override or emergency. If the rule is for one tenant, it must be
+    /// the same.
     fn tenant_of(
         &mut self,
         fields: &mut Fields,
@@ -573,7 +576,8 @@ impl OrderedRules {
 
     /// Takes an emergency, unless it ended before `now_ms`.
     fn emergency(&mut self, row: &EmergencyRow, now_ms: u64) {
-        // Its rule may be gone since: what is over keeps no book from being taken.
+        // Its rule may have been deleted since: an expired emergency must not invalidate the rule
+        // set.
         if row.expires_ms <= now_ms {
             return;
         }
@@ -605,7 +609,7 @@ impl OrderedRules {
         let key = fields.optional("key", read_patterns);
         let when = fields.conditions(&mut self.texts);
         let action = parse_action(fields);
-        // For whoever reads them: they change nothing.
+        // These fields inform readers and have no effect.
         fields.optional("reason", read_text);
         fields.optional("by", read_text);
         fields.optional("created_ms", |value| read_instant(&value));
@@ -636,14 +640,14 @@ impl OrderedRules {
         })
     }
 
-    /// The set, if nothing is wrong with it.
+    /// Returns the set, or its problems.
     pub(crate) fn finish(mut self, version: String) -> Result<RuleSet, Problems> {
         let problems = &mut self.problems;
         let rule_overrides = self
             .rule_overrides
             .finish(|name, misfit| problems.add(format_args!("overrides[{name:?}]{misfit}")));
         let rules: Box<[Rule]> = self.rules.into_iter().map(|(rule, _)| rule).collect();
-        // From here on, what several hold is what several rules say.
+        // Without the interner, a reference count above 1 means that several rows share the value.
         drop((self.texts, self.positions));
         let emergencies = Emergencies::new(self.emergencies);
         refuse_headers(&mut self.problems, &rules, &emergencies);
@@ -684,7 +688,8 @@ fn parse_action(fields: &mut Fields) -> Option<Action> {
     }
 }
 
-/// A request has room for so many of its header fields beside what else it is known by.
+/// Refuses too many different header fields: a request has room for `HEADERS_MAX` of them beside
+/// its other dimensions.
 fn refuse_headers(problems: &mut ProblemList, rules: &[Rule], emergencies: &Emergencies) {
     let of_rules = rules.iter().flat_map(Rule::dimensions_used);
     let of_emergencies = emergencies.iter().flat_map(|emergency| &*emergency.when);
@@ -727,8 +732,9 @@ fn whose(tenant: Option<&str>) -> String {
 /// By key, how many rules apply to every request that has it.
 type RulesByKey<'r> = HashMap<Vec<&'r str>, usize, RandomState>;
 
-/// What has no conditions applies to every request that has its key. With more that are enforced than one request may be under,
-/// none of those requests would be decided; with more in shadow mode, some would never be asked.
+/// Refuses too many rules without conditions, because those apply to every request that has their
+/// key. With too many enforced rules, such a request could not be decided. With too many in shadow
+/// mode, some of them would never be checked.
 fn refuse_undecidable(problems: &mut ProblemList, rules: &[Rule]) {
     refuse_crowds(problems, rules, Mode::Enforce, "enforced", "may be under");
     refuse_crowds(problems, rules, Mode::Shadow, "in shadow mode", "asks in shadow mode");
@@ -743,7 +749,7 @@ fn refuse_crowds(problems: &mut ProblemList, rules: &[Rule], mode: Mode, are: &s
     }
     let everyone = all.remove(&None).unwrap_or_default();
     let of_tenants = all.iter().map(|(tenant, own)| (*tenant, most_together(own, &everyone)));
-    // What nobody can be asked about is told once, and not for each tenant again.
+    // A problem of the rules for every tenant is reported once, not again for each tenant.
     let mut worst = [(None, most_together(&RulesByKey::default(), &everyone))].into_iter().chain(of_tenants);
     let too_many = worst.find(|(_, (together, _))| *together > LIMITS_PER_REQUEST_MAX);
     if let Some((tenant, (together, key))) = too_many {
@@ -758,7 +764,7 @@ fn refuse_crowds(problems: &mut ProblemList, rules: &[Rule], mode: Mode, are: &s
 /// The most rules that apply to every request with the key of one of them, and that key.
 fn most_together<'r>(own: &RulesByKey<'r>, everyone: &RulesByKey<'r>) -> (usize, Vec<&'r str>) {
     let count = |key: &[&'r str]| [own, everyone].iter().filter_map(|all| all.get(key)).sum::<usize>();
-    // Those that count by one part of a key, or all requests together, apply wherever those of the whole key do.
+    // Rules keyed by one part of a key, or by none, apply wherever rules with the whole key do.
     let together = |key: &Vec<&'r str>| {
         let parts = if key.len() > 1 { key.iter().map(|part| count(&[*part])).sum() } else { 0 };
         let of_all = if key.is_empty() { 0 } else { count(&[]) };

@@ -1,4 +1,4 @@
-//! What a request is known by: names and values, such as user, endpoint or ip.
+//! Dimensions of a request: names and values, such as user, endpoint or ip.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,14 +17,14 @@ pub const VALUE_BYTES_MAX: usize = 1_024;
 /// The dimension that holds an address: conditions on it may be networks.
 pub const ADDRESS: &str = "ip";
 
-/// What the name of a dimension begins with that holds a header field: `header.x-api-key`.
+/// Name prefix of a dimension that holds a header field, as in `header.x-api-key`.
 pub const HEADER_PREFIX: &str = "header.";
 
 /// The dimensions of one request. Names are unique.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dimensions<'a> {
     pairs: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    /// What [`ADDRESS`] stands for, if it is an address or a network: read once, however many rules look at it.
+    /// Value of [`ADDRESS`], if it is an address or a network. Parsed once for all rules.
     address: Option<IpNet>,
 }
 
@@ -124,7 +124,7 @@ impl<'a> Dimensions<'a> {
     }
 }
 
-/// What a client of this address is counted as.
+/// Returns the value under which a client with this address is counted.
 pub(crate) fn counted_as(address: IpAddr) -> String {
     match shared_prefix(canonical(address)) {
         IpNet::V4(network) => network.addr().to_string(),

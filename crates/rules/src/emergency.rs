@@ -1,4 +1,4 @@
-//! Emergencies: what goes before all rules and overrides, for a while.
+//! Emergencies: they take precedence over all rules and overrides for a limited time.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub const EMERGENCIES_MAX: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Emergency {
     pub(crate) id: Box<str>,
-    /// The position of its rule; nothing if it is about all.
+    /// Position of its rule; `None` for all rules.
     pub(crate) rule: Option<u32>,
     pub(crate) tenant: Option<Arc<str>>,
     /// One for each part of the rule's key; empty if it is about every key.
@@ -27,12 +27,12 @@ pub(crate) struct Emergency {
     pub(crate) expires_ms: u64,
 }
 
-/// What an emergency does.
+/// Effect of an emergency.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
-    /// Nothing passes.
+    /// No request passes.
     Block(EmergencyLimits),
-    /// Everything passes, and is counted as before.
+    /// Every request passes, and is counted as before.
     Allow,
     /// So much passes.
     Limit(EmergencyLimits),
@@ -63,7 +63,7 @@ impl Emergency {
         }
     }
 
-    /// Whether what is denied is stopped.
+    /// Returns whether denials are enforced.
     pub(crate) fn mode(&self) -> Mode {
         match self.action {
             Action::Allow => Mode::Shadow,
@@ -91,7 +91,7 @@ impl Emergencies {
         Self(all.into())
     }
 
-    /// The emergency that decides what a rule does with a request.
+    /// Returns the emergency in force for a rule and a request.
     pub(crate) fn find(
         &self,
         rule: u32,
@@ -120,7 +120,7 @@ impl Emergencies {
     }
 }
 
-/// What places an emergency among others.
+/// Returns the sort key of an emergency among others.
 fn rank(emergency: &Emergency) -> impl Ord + use<'_> {
     let blocks = matches!(emergency.action, Action::Block(_));
     let patterns = emergency.when.iter().flat_map(|condition| &condition.any_of);

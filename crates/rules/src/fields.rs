@@ -15,7 +15,7 @@ use crate::pattern::Pattern;
 use crate::period::parse_period;
 use crate::rule::{Condition, KEY_PARTS_MAX, Mode};
 
-/// The longest name of a rule: it is told in headers.
+/// Maximum bytes of a name. Headers carry the names of rules.
 const NAME_BYTES_MAX: usize = 128;
 const _: () =
     assert!(NAME_BYTES_MAX <= u8::MAX as usize, "an override keeps the length of its name in a byte");
@@ -25,15 +25,16 @@ const CONDITIONS_MAX: usize = 8;
 const PATTERNS_MAX: usize = 64;
 /// The largest limit and burst.
 const AMOUNT_MAX: u64 = u32::MAX as u64;
-/// Priorities are small numbers; negative ones come behind everything that states none.
+/// Largest priority, positive or negative. Rows with a negative priority come after rows that state
+/// none.
 const PRIORITY_MAX: i64 = 1_000_000;
-/// The last instant that can be told, in milliseconds: the end of the year 9999.
+/// Latest valid instant, in milliseconds since the Unix epoch: the end of the year 9999.
 const INSTANT_MS_MAX: u64 = 253_402_300_799_999;
 
 /// The fields of one row, taken one by one.
 pub(crate) struct Fields {
     table: Table,
-    /// Each begins with what is wrong: `.limit: …`.
+    /// Each problem begins with the field: `.limit: …`.
     pub(crate) problems: Vec<String>,
 }
 
@@ -42,7 +43,7 @@ impl Fields {
         Self { table, problems: Vec::new() }
     }
 
-    /// Takes from a template what the row does not say itself.
+    /// Copies the fields of a template that the row does not set.
     pub(crate) fn fill_from(&mut self, template: &Table) {
         for (field, value) in template {
             if !self.table.contains_key(field) {
@@ -51,7 +52,7 @@ impl Fields {
         }
     }
 
-    /// What is left of the row.
+    /// Returns the fields not read yet.
     pub(crate) fn rest(&self) -> &Table {
         &self.table
     }
@@ -101,7 +102,7 @@ impl Fields {
         self.optional("regime", |value| read_choice(value, &REGIMES))
     }
 
-    /// The class of a rule, which its regime may say.
+    /// Returns the class of a rule. A regime may require one, which is then the default.
     pub(crate) fn class_under(&mut self, regime: Option<Regime>, class: Option<Class>) -> Class {
         let required = regime.and_then(Regime::requires);
         let refused = class.filter(|class| required.is_some_and(|required| required != *class));
@@ -132,7 +133,7 @@ impl Fields {
         priority.unwrap_or_default()
     }
 
-    /// Whether who is limited pays, which only the class for money asks.
+    /// Reads `paid`: whether the limited clients pay. Only class `cost` may set it to true.
     pub(crate) fn paid(&mut self, class: Option<Class>) -> Option<bool> {
         let paid = self.optional("paid", |value| read_flag(&value))?;
         if paid && class != Some(Class::Cost) {
@@ -156,7 +157,7 @@ impl Fields {
             None => limit,
             Some(burst) => limit.and_then(|limit| limit.with_burst(burst)),
         };
-        // What the core calls an amount is called the limit here.
+        // The core's `amount` is called `limit` in rules.
         let problem = |error: LimitError| format!(".{}", error.to_string().replacen("amount:", "limit:", 1));
         limit.map_err(|error| self.problems.push(problem(error))).ok()
     }
@@ -306,7 +307,7 @@ pub(crate) fn read_dimension(value: Value) -> Result<String, String> {
     if is_name(&name) { Ok(name) } else { Err(format!("{name:?} cannot name a dimension")) }
 }
 
-/// A period that some limit can have: told here, so that no other mistake in the rule hides it.
+/// Reads a period and checks its range at once, so that no other problem of the rule hides it.
 pub(crate) fn read_period(value: Value) -> Result<Duration, String> {
     let period = parse_period(&read_text(value)?)?;
     let problem = |error: LimitError| error.to_string().replacen("period: ", "", 1);

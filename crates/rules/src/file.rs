@@ -10,7 +10,7 @@ use crate::set::RuleSet;
 /// The largest rules file.
 pub const FILE_BYTES_MAX: usize = 16 << 20;
 
-/// The rows of a file, and what its requests are placed by.
+/// The rows of a file, and the dimension that selects the placement of its requests.
 struct Rows {
     templates: Vec<Value>,
     rules: Vec<Value>,
@@ -34,13 +34,13 @@ pub(crate) fn parse(text: &str, version: String) -> Result<RuleSet, Problems> {
     }
     let mut compiler = compiler.ordered(TieBreak::AsGiven, rows.overrides.len());
     for (at, row) in rows.overrides.into_iter().enumerate() {
-        // Whether it has expired by then is looked at when it is asked for.
+        // Time 0, so that no override has expired: each lookup checks the expiry.
         compiler.rule_override(&RowPlace::Row("overrides", at), row, 0);
     }
     compiler.finish(version)
 }
 
-/// What is wrong with a text that is not TOML, and where, in one line.
+/// Describes in one line why a text is not TOML, with line and column.
 pub fn syntax_problem(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().replace('\n', ", ");
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return message };
@@ -298,7 +298,8 @@ mod tests {
             ("burst = 0", ".burst: 0 is outside 1 to 4294967295"),
             ("burst = 4294967296", ".burst: 4294967296 is outside 1 to 4294967295"),
             ("version = -1", ".version: -1 is outside 0 to 4294967295"),
-            // A date and a time, which an origin could not tell from the next.
+            // A date and a time. An origin keeps 32 bits, and could not distinguish this version
+            // from the next.
             ("version = 202611170900", ".version: 202611170900 is outside 0 to 4294967295"),
             ("name = 7", ".name: text is expected, not an integer"),
             ("tenant = ['a']", ".tenant: text is expected, not a list"),

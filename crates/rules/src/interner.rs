@@ -1,4 +1,4 @@
-//! What many rules say alike, kept once.
+//! Interner: stores texts, keys and conditions that many rules share only once.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ impl Interner {
         shared(&mut self.keys, self.hasher.hash_one(&key), key)
     }
 
-    /// Conditions whose texts were all given by this.
+    /// Interns conditions. All their texts must come from this interner.
     pub(crate) fn conditions(&mut self, conditions: Vec<Condition>) -> Arc<[Condition]> {
         let hash = self.hash(&conditions);
         shared(&mut self.conditions, hash, conditions)
@@ -56,7 +56,7 @@ where
     match known.entry(hash) {
         Entry::Vacant(free) => Arc::clone(free.insert(new.into())),
         Entry::Occupied(known) if **known.get() == *new.borrow() => Arc::clone(known.get()),
-        // Something else of the same hash: it is not shared, and not wrong.
+        // A hash collision: the value is correct, but not shared.
         Entry::Occupied(_) => new.into(),
     }
 }

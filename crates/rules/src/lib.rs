@@ -1,4 +1,5 @@
-//! Rules: which limits apply to a request, read from a file, checked whole, and matched by the request's dimensions.
+//! Rules: the limits that apply to a request, read from a file, validated as a whole, and matched
+//! by the request's dimensions.
 //!
 //! ```
 //! use tidegate_rules::{Dimensions, RuleSet};

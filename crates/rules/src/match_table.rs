@@ -1,5 +1,5 @@
-//! What rules ask of requests, in as little memory as it can be told, and in one line of the cache where it fits: of a rule
-//! that is looked at, no more than this is read.
+//! Compact conditions and terms of rules, in one cache line for each rule where they fit. A match
+//! usually reads no other part of the rule.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,31 +14,32 @@ use crate::rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
 use crate::rule_overrides::OverrideKinds;
 use crate::set::RULES_MAX;
 
-/// Position, key and terms, four bytes each, kinds of overrides, whose requests, and where the conditions are.
+/// Bytes of position, key and terms (four each), and of override kinds, tenant and location of the
+/// conditions (one each).
 const HEAD_BYTES: usize = 15;
 
 /// Tenants that are longer are looked up in the rule. Higher: more memory for them, and rules that take more than a line.
 const TENANT_BYTES_MAX: usize = 64;
-/// Conditions of one rule alone that take more are kept where those are that several share.
+/// Maximum bytes of unshared conditions stored with their rule. Longer ones go to the shared area.
 const OWN_CONDITIONS_BYTES_MAX: usize = 256;
 
-/// Whose requests, where it is no length of a tenant's name.
+/// In place of the length of a tenant's name: the rule is for every tenant.
 const EVERYONE: u8 = u8::MAX;
-/// What the rule itself says has to be looked at.
+/// The table has no copy, so the rule itself is read.
 const NOT_KEPT: u8 = u8::MAX - 1;
 const _: () = assert!(TENANT_BYTES_MAX < NOT_KEPT as usize, "the length of a tenant's name has to fit");
 
-/// Where conditions are: behind the tenant, or where several rules share them. Else, [`NOT_KEPT`]: networks are not kept
-/// here, nor what is too long.
+/// Location of conditions: after the tenant, or in the area that several rules share. Otherwise
+/// [`NOT_KEPT`]: the table stores neither networks nor conditions that are too long.
 const HERE: u8 = 0;
 const SHARED: u8 = 1;
 
-/// The most bytes of a rule, with what is left free before it.
+/// Maximum bytes of a rule, with the padding before it.
 const RULE_BYTES_MAX: usize = HEAD_BYTES + TENANT_BYTES_MAX + OWN_CONDITIONS_BYTES_MAX + LINE_BYTES;
 const _: () =
     assert!(RULES_MAX * RULE_BYTES_MAX <= NUMBER_MAX as usize, "the number of every rule has to fit");
 
-/// What all rules of a set ask, and what they let pass.
+/// Conditions, keys, limits and modes of all rules of a set.
 #[derive(Debug, Default)]
 pub(crate) struct MatchTable {
     /// One behind the other, in the order of the rules. Where a rule begins is its number.
@@ -50,7 +51,7 @@ pub(crate) struct MatchTable {
     terms: Box<[(Limit, Mode)]>,
 }
 
-/// What a rule says of a request that it applies to.
+/// A rule that applies to a request, with the request's key and the rule's terms.
 #[derive(Debug)]
 pub(crate) struct MatchedRule<'d> {
     pub(crate) position: u32,
@@ -60,7 +61,7 @@ pub(crate) struct MatchedRule<'d> {
 }
 
 impl MatchTable {
-    /// What `rules` ask, and by which number each is looked up here: in the same order.
+    /// Builds the table. Also returns the lookup numbers of `rules`, in the same order.
     pub(crate) fn new(rules: &[Rule], kinds: impl Fn(u32) -> OverrideKinds) -> (Self, Vec<u32>) {
         let mut builder =
             Builder { rules: Vec::with_capacity(rules.len() * LINE_BYTES), ..Builder::default() };
@@ -75,7 +76,7 @@ impl MatchTable {
         (asked, numbers)
     }
 
-    /// What the rule with this number says of a request of `tenant`, if it applies.
+    /// Returns the rule with this number, if it applies to a request of `tenant`.
     #[inline]
     pub(crate) fn of<'d>(
         &self,
@@ -109,7 +110,7 @@ impl MatchTable {
         Some(MatchedRule { position, kinds: OverrideKinds(kinds), key, terms })
     }
 
-    /// Nothing if a condition of those that begin here does not hold.
+    /// Evaluates the conditions that begin here. Returns `None` if one does not hold.
     fn hold(&self, mut rest: &[u8], request: &Dimensions<'_>) -> Option<()> {
         let [conditions] = take(&mut rest)?;
         for _ in 0..conditions {
@@ -143,12 +144,12 @@ fn take_text<'t>(rest: &mut &'t [u8], bytes: usize) -> Option<&'t [u8]> {
     Some(text)
 }
 
-/// Takes rules one by one. What many say alike lies at one address, and is kept once here too.
+/// Adds rules one by one. Interned values have one address, and are stored once here too.
 #[derive(Default)]
 struct Builder {
     rules: Vec<u8>,
     shared: Vec<u8>,
-    /// What is to be added next.
+    /// Buffer for the next rule.
     next: Vec<u8>,
     /// By address: where conditions are that are shared.
     known: HashMap<usize, Option<u32>, RandomState>,
@@ -186,7 +187,7 @@ impl Builder {
         start
     }
 
-    /// What fits into a line does not begin in one and end in the next.
+    /// Adds padding, so that a rule that fits into one cache line does not cross a line boundary.
     fn align(&mut self, bytes: usize) {
         let left = LINE_BYTES - self.rules.len() % LINE_BYTES;
         if bytes > left && bytes <= LINE_BYTES {
@@ -194,7 +195,7 @@ impl Builder {
         }
     }
 
-    /// Says where conditions are, or what they are; which of the two it was.
+    /// Writes the conditions, or their location in the shared area. Returns the kind of location.
     fn put_conditions(&mut self, when: &Arc<[Condition]>, out: &mut Vec<u8>) -> u8 {
         let start = out.len();
         let is_shared = Arc::strong_count(when) > 1;
@@ -226,7 +227,7 @@ impl Builder {
         at
     }
 
-    /// Nothing if they cannot be kept here, however much of them was written.
+    /// Returns `None` if the conditions cannot be stored here. Part of them may then be written.
     fn encode(&mut self, when: &[Condition], out: &mut Vec<u8>) -> Option<()> {
         out.push(u8::try_from(when.len()).ok()?);
         for Condition { dimension, any_of, networks } in when {
@@ -266,7 +267,7 @@ impl Builder {
     }
 }
 
-/// Where something lies: what was read as one is the same there.
+/// Returns the address of a value. Interned values that are equal have the same address.
 fn address<T: ?Sized>(of: &Arc<T>) -> usize {
     Arc::as_ptr(of).addr()
 }

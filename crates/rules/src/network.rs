@@ -1,10 +1,11 @@
-//! Networks, and which part of an address stands for one client.
+//! Networks, and the part of an address that identifies one client.
 
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Bits of an IPv6 address that stand for one client: whoever has one address of such a network has all 2^64 of them.
+/// Bits of an IPv6 address that identify one client: the owner of one address in such a network has
+/// all 2^64 of them.
 const CLIENT_BITS_V6: u8 = 64;
 /// Bits before an IPv4 address that is written as an IPv6 one (`::ffff:192.0.2.7`).
 const MAPPED_BITS: u8 = 96;
@@ -23,7 +24,7 @@ pub fn parse_network(text: &str) -> Result<IpNet, String> {
         .parse()
         .map_err(|_| format!("{text:?} is neither an address nor a network such as \"10.0.0.0/8\""))?;
     if network.trunc() != network {
-        // One of the two parts is a slip, and it is not ours to say which.
+        // Either the address or the prefix length is a mistake, and the parser cannot know which.
         return Err(format!("{text:?} has bits behind its prefix; the network is \"{}\"", network.trunc()));
     }
     Ok(unmapped(network))

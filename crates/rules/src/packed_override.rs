@@ -1,4 +1,4 @@
-//! An override as it lies in memory: all that is needed of it in one piece, so that it comes with one miss of the cache.
+//! The memory layout of an override: one contiguous piece, so that a lookup costs one cache miss.
 
 use crate::rule::KEY_PARTS_MAX;
 
@@ -19,7 +19,7 @@ const _: () = assert!(KEY_PARTS_MAX <= PARTS as usize, "the number of parts has 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PackedOverride<'r> {
     pub(crate) rule: u32,
-    /// Every tenant's, where there is none.
+    /// Number of the tenant; `None` for every tenant.
     pub(crate) tenant: Option<u32>,
     pub(crate) effect: u32,
     pub(crate) end_ms: Option<u64>,
@@ -27,7 +27,7 @@ pub(crate) struct PackedOverride<'r> {
 }
 
 impl<'r> PackedOverride<'r> {
-    /// Writes the row and its key behind what is in `out`. What is compared first comes first.
+    /// Appends the row and its key to `out`. The fields that a lookup compares first come first.
     pub(crate) fn put<'k>(&self, key: impl Iterator<Item = &'k str>, out: &mut Vec<u8>) {
         let start = out.len();
         out.push(0);
@@ -55,7 +55,8 @@ impl<'r> PackedOverride<'r> {
         out[start] = flags;
     }
 
-    /// The row that begins at `at`, and the parts of its key; nothing where none does.
+    /// Returns the row that begins at `at`, and the parts of its key; `None` if no row begins
+    /// there.
     #[inline]
     pub(crate) fn read(rows: &'r [u8], at: u32) -> Option<(Self, impl Iterator<Item = &'r [u8]>)> {
         let rest = &mut rows.get(at as usize..)?;

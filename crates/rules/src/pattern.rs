@@ -1,4 +1,4 @@
-//! Patterns: text in which `*` stands for anything, also nothing.
+//! Patterns: text in which `*` matches any text, also an empty one.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Pattern {
         Self { wild: text.contains('*'), text }
     }
 
-    /// Whether `value` is what the pattern describes.
+    /// Whether the pattern matches `value`.
     #[inline]
     pub fn matches(&self, value: &str) -> bool {
         if self.wild { matches_wild(self.text.as_bytes(), value.as_bytes()) } else { *self.text == *value }
@@ -29,8 +29,8 @@ impl Pattern {
         self.wild
     }
 
-    /// Whether some value may be what both patterns describe. Of two with a `*` only what they begin and end with is compared, so
-    /// there may be none all the same.
+    /// Whether some value may match both patterns. For two patterns with a `*` this compares only
+    /// prefixes and suffixes, so it may be true although no value matches both.
     pub fn may_meet(&self, other: &Self) -> bool {
         match (self.wild, other.wild) {
             (false, _) => other.matches(&self.text),
@@ -44,12 +44,12 @@ impl Pattern {
         }
     }
 
-    /// What every value begins with that the pattern describes: all of it, if it has no `*`.
+    /// Returns the prefix of all matching values: the whole text, if the pattern has no `*`.
     pub(crate) fn beginning(&self) -> &str {
         self.text.split('*').next().unwrap_or_default()
     }
 
-    /// What every value ends with that the pattern describes.
+    /// Returns the suffix of all matching values.
     pub(crate) fn end(&self) -> &str {
         self.text.rsplit('*').next().unwrap_or_default()
     }
@@ -65,7 +65,7 @@ impl Pattern {
     }
 }
 
-/// Whether `value` is what a pattern describes that is kept as its text alone.
+/// Whether `value` matches a pattern that is stored as text only.
 #[inline]
 pub(crate) fn describes(pattern: &[u8], value: &[u8]) -> bool {
     if pattern.contains(&b'*') { matches_wild(pattern, value) } else { pattern == value }

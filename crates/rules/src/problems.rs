@@ -1,11 +1,11 @@
-//! What is wrong with a set, told so that it can be mended in one go.
+//! The problems of a rule set, listed together so that an author can fix them in one pass.
 
 use std::fmt;
 
-/// The most problems that are told of one set; of more it is told how many there are.
+/// Maximum problems listed for one set. The others are only counted.
 pub const PROBLEMS_MAX: usize = 100;
 
-/// Everything that is wrong with a set, or as much as can be read: the last line says how much more there is.
+/// All problems of a set. If there are too many to read, the last line counts the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems(pub Vec<String>);
 
@@ -31,7 +31,7 @@ pub(crate) struct ProblemList {
 }
 
 impl ProblemList {
-    /// Notes a problem; it is put into words only if it is told.
+    /// Adds a problem. It is formatted only if it is listed.
     pub(crate) fn add(&mut self, problem: impl fmt::Display) {
         if self.listed.len() < PROBLEMS_MAX {
             self.listed.push(problem.to_string());
@@ -40,12 +40,12 @@ impl ProblemList {
         }
     }
 
-    /// Nothing, or all that was found.
+    /// Returns an error with all problems, if there are any.
     pub(crate) fn into_result(self) -> Result<(), Problems> {
         if self.listed.is_empty() { Ok(()) } else { Err(Problems(self.into_lines())) }
     }
 
-    /// What is told of all that was found.
+    /// Returns the listed problems, and a line that counts the others.
     pub(crate) fn into_lines(mut self) -> Vec<String> {
         if self.more > 0 {
             self.listed.push(format!("and {} more", self.more));

@@ -1,8 +1,8 @@
-//! What a store of rules holds: rows as they were written, with the versions that they were given.
+//! Rule rows as the rule store keeps them, with their versions.
 
 use std::sync::Arc;
 
-/// What a row is.
+/// Kind of a rule row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowKind {
     /// Fields that rules may share.
@@ -16,7 +16,7 @@ pub enum RowKind {
 /// One row: a name that is unique within its kind, and a JSON object with the fields of a rules file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleRow {
-    /// What it is.
+    /// Kind of the row.
     pub kind: RowKind,
     /// Unique within its kind.
     pub name: String,
@@ -26,7 +26,7 @@ pub struct RuleRow {
     pub version: u32,
 }
 
-/// What goes before all rules, for a while.
+/// An emergency. It takes precedence over all rules for a limited time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmergencyRow {
     /// Unique.
@@ -37,7 +37,7 @@ pub struct EmergencyRow {
     pub expires_ms: u64,
 }
 
-/// Everything that a store holds, at one moment.
+/// All rule rows and emergencies of a store, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleRows {
     /// Raised by every change of rows.
@@ -47,18 +47,19 @@ pub struct RuleRows {
     /// Templates, rules and overrides, in the order of kind and name. Books that only differ in their emergencies share them:
     /// there may be a million.
     pub rows: Arc<[RuleRow]>,
-    /// What goes before them.
+    /// Emergencies, which take precedence over the rows.
     pub emergencies: Vec<EmergencyRow>,
 }
 
 impl RuleRows {
-    /// The same rows under other emergencies. None of them is copied.
+    /// Returns the same rows with other emergencies. The rows are shared, not copied.
     #[must_use]
     pub fn under(&self, emergency_revision: u64, emergencies: Vec<EmergencyRow>) -> Self {
         Self { revision: self.revision, emergency_revision, rows: Arc::clone(&self.rows), emergencies }
     }
 
-    /// The rows of one kind, or of all, behind one of them. They are in order: those before are not gone through.
+    /// Returns the rows of one kind, or of all, that follow a given row. The rows are sorted, so
+    /// those before are not scanned.
     pub fn rows_behind(&self, only: Option<RowKind>, after: Option<(RowKind, &str)>) -> &[RuleRow] {
         let begin = self.rows.partition_point(|row| {
             only.is_some_and(|only| row.kind < only)
@@ -68,7 +69,7 @@ impl RuleRows {
         self.rows.get(begin..end).unwrap_or_default()
     }
 
-    /// A row by what it is and its name.
+    /// Returns the row with this kind and name.
     pub fn row(&self, kind: RowKind, name: &str) -> Option<&RuleRow> {
         let found = self.rows.binary_search_by(|row| (row.kind, row.name.as_str()).cmp(&(kind, name)));
         found.ok().and_then(|at| self.rows.get(at))

@@ -16,12 +16,12 @@ pub enum Mode {
     /// They do.
     #[default]
     Enforce,
-    /// They are counted and shown, and stop nobody.
+    /// Denials are counted and shown, but requests pass.
     Shadow,
 }
 
 impl Mode {
-    /// The mode as it is written in rules and answers.
+    /// Returns the name of the mode in rules and replies.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Enforce => "enforce",
@@ -36,30 +36,32 @@ pub const KEY_PARTS_MAX: usize = 8;
 /// The values of a request that a rule counts it under, one for each part of the rule's key.
 pub type Key<'d> = ArrayVec<&'d str, KEY_PARTS_MAX>;
 
-/// A limit, and the requests it applies to. What many rules say alike is kept once.
+/// A limit, and the requests it applies to. Rules share equal texts, keys and conditions in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Unique within its set.
     pub name: Box<str>,
-    /// Whose requests: every tenant's, each counted apart, or only this one's.
+    /// Tenant of the requests. `None`: every tenant, each counted separately.
     pub tenant: Option<Arc<str>>,
-    /// Raised by whoever changes the rule; told with every decision. Fits into 32 bits.
+    /// Version of the rule, within 32 bits. Authors raise it in a file; the rule store raises it
+    /// itself. Every decision carries it.
     pub version: u64,
     /// Rules of higher priority come first.
     pub priority: i32,
-    /// What happens when something is gone.
+    /// Behaviour of the rule under failures.
     pub class: Class,
     /// Whether those it limits pay: then a rule of class [`Class::Cost`] fails open.
     pub paid: bool,
-    /// How far it may be passed in a region, in millionths of its burst; what its class tolerates where nothing is said.
+    /// Tolerated over-admission within a region, in millionths of the burst. `None`: 0.
     pub tolerance_ppm: Option<u32>,
-    /// How far it reaches where there are several regions; what its class asks for where nothing is said.
+    /// Reach of the limit across several regions. `None`: the regime of its class.
     pub regime: Option<Regime>,
     /// Whether it stops anyone.
     pub mode: Mode,
-    /// What may pass.
+    /// The limit.
     pub limit: Limit,
-    /// The dimensions whose values together are counted. A request without one of them is not counted.
+    /// Dimensions of the key: their values together select the meter. The rule does not count a
+    /// request without one of them.
     pub key: Arc<[Arc<str>]>,
     /// Dimensions that must match.
     pub when: Arc<[Condition]>,
@@ -77,7 +79,7 @@ pub struct Condition {
 }
 
 impl Rule {
-    /// What is promised of it, under its own limit or another one in its place.
+    /// Returns the guarantees of the rule, under its own limit or a replacement.
     pub fn promise<'l>(&self, limit: &'l Limit) -> Promise<'l> {
         let Self { class, paid, tolerance_ppm, .. } = *self;
         let regime = self.regime();
@@ -90,8 +92,8 @@ impl Rule {
         self.regime.unwrap_or(self.class.regime())
     }
 
-    /// What its author had better know, if the regions are such. Where there is one, who said nothing of regions is told
-    /// nothing of them.
+    /// Returns warnings for the rule's author about these regions. With one region, a rule without
+    /// a `regime` has none.
     pub fn warnings(&self, fleet: &Fleet) -> Vec<Warning> {
         if self.regime.is_none() && fleet.regions() == 1 {
             return Vec::new();

@@ -1,4 +1,5 @@
-//! Overrides of rules: another limit for some keys of a rule. Exact keys are found by hash, patterns by what they begin or end with.
+//! Overrides of rules: another limit for some keys of a rule. Exact keys are found by hash,
+//! patterns by their prefix or suffix.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -17,10 +18,11 @@ use crate::rule::Mode;
 pub const RULE_OVERRIDES_MAX: usize = 2_000_000;
 /// The most overrides of a set that have a `*`. Higher: more memory, some 500 bytes each.
 pub const WILDCARDS_MAX: usize = 100_000;
-/// The most overrides with a `*` of one rule. A request whose key has no override of its own looks at those that begin, or
-/// end, as its key does: at worst at each of them.
+/// Maximum overrides with a `*` for one rule. A request without an exact override examines those
+/// with a prefix or suffix of its key: at worst all of them.
 pub const WILDCARDS_PER_RULE_MAX: usize = 1_000;
-/// The most overrides of one rule that neither begin nor end with anything, such as `*x*`. Each is looked at.
+/// Maximum overrides of one rule without a literal prefix or suffix, such as `*x*`. A request
+/// examines each of them.
 pub const LOOSE_WILDCARDS_PER_RULE_MAX: usize = 64;
 /// The most bytes that all overrides have together: they are found by 32 bits.
 pub(crate) const TEXT_BYTES_MAX: usize = u32::MAX as usize;
@@ -37,16 +39,16 @@ pub(crate) struct OverrideDraft {
     pub(crate) mode: Option<Mode>,
     pub(crate) priority: i32,
     pub(crate) expires_ms: Option<u64>,
-    /// Whether its rule says a burst, which it has then unless it says one itself.
+    /// Whether its rule states a burst. The override inherits it unless it states its own.
     pub(crate) rule_has_burst: bool,
 }
 
-/// What an override says.
+/// An override that applies to a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OverrideMatch<'s> {
     pub(crate) name: &'s str,
     pub(crate) limit: Limit,
-    /// The rule's own, where it says none.
+    /// `None`: the mode of the rule.
     pub(crate) mode: Option<Mode>,
 }
 
@@ -70,17 +72,17 @@ pub(crate) enum OverrideConflict {
 /// The number of no tenant: of overrides that are for every one.
 const EVERYONE: u32 = u32::MAX;
 
-/// What kinds of overrides a rule has: most have none, and need not be looked up.
+/// Bits for the kinds of overrides of a rule. Most rules have none, and need no lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OverrideKinds(pub(crate) u8);
 
 impl OverrideKinds {
-    /// For every tenant, by a whole key.
+    /// For every tenant, by an exact key.
     const EXACT: u8 = 1;
-    /// For one tenant, by a whole key.
+    /// For one tenant, by an exact key.
     const EXACT_OF_TENANT: u8 = 2;
     const WILD: u8 = 4;
-    /// Whatever they are, the rule says a burst that they have too.
+    /// The rule states a burst, which its overrides of any kind inherit.
     const WITH_BURST: u8 = 8;
 
     fn has(self, kind: u8) -> bool {
@@ -128,7 +130,7 @@ struct Wildcard {
     key: Vec<Pattern>,
 }
 
-/// What overrides say of a limit: algorithm, amount, burst, period and mode.
+/// Terms of an override: algorithm, amount, burst, period and mode.
 type OverrideTerms = (Algorithm, u32, u32, u64, Option<Mode>);
 
 /// Takes overrides one by one.
@@ -215,7 +217,8 @@ impl RuleOverridesBuilder {
         })
     }
 
-    /// All of them. Those that cannot stand beside others are told by name, in the order in which they were given.
+    /// Builds the overrides. Calls `tell` with the name of each conflicting override, in the order
+    /// of the input.
     pub(crate) fn finish(mut self, mut tell: impl FnMut(&str, OverrideConflict)) -> RuleOverrides {
         let rows = Pages::new(&self.rows);
         drop(self.rows);
@@ -246,7 +249,8 @@ impl RuleOverridesBuilder {
     }
 }
 
-/// Neighbours of the same hash that are the same. There may be as many as there are overrides.
+/// Returns adjacent items that are equal, also in their hash. There may be as many as there are
+/// overrides.
 fn repeated(ordered: &[(u64, u32)], same: impl Fn(u32, u32) -> bool) -> impl Iterator<Item = (u32, u32)> {
     let pairs = ordered.iter().zip(ordered.iter().skip(1));
     pairs.filter(move |(a, b)| a.0 == b.0 && same(a.1, b.1)).map(|(a, b)| (a.1, b.1))
@@ -319,12 +323,12 @@ impl RuleOverrides {
         *self.tenants.entry(Arc::clone(tenant)).or_insert(next)
     }
 
-    /// What kinds of overrides a rule has.
+    /// Returns the kinds of overrides of a rule.
     pub(crate) fn kinds_of(&self, rule: u32) -> OverrideKinds {
         self.kinds.get(rule as usize).copied().unwrap_or_default()
     }
 
-    /// Whether a rule has overrides, and if so, whether it says a burst that they have too.
+    /// Whether the overrides of a rule inherit a burst from it; `None` if it has no overrides.
     pub(crate) fn inherits_burst(&self, rule: u32) -> Option<bool> {
         let kinds = self.kinds_of(rule);
         (kinds != OverrideKinds::default()).then(|| kinds.has(OverrideKinds::WITH_BURST))
@@ -378,7 +382,7 @@ impl Wildcards {
         Self { ranked, by_part, loose: loose.into() }
     }
 
-    /// What `applies` says of the first in order that does.
+    /// Returns the result of `applies` for the first wildcard, in order, that applies.
     fn first<T>(&self, key: &[&str], applies: impl Fn(u32) -> Option<T>) -> Option<T> {
         let (mut first, mut found) = (self.ranked.len(), None);
         let mut look = |at: u32| {

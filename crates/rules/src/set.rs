@@ -24,17 +24,18 @@ use crate::rule_overrides::{OverrideMatch, RuleOverrides};
 /// The most rules of a set. Higher: more memory, some 300 bytes each, and a slower start.
 pub const RULES_MAX: usize = 1_000_000;
 
-/// The most rules for every tenant, and of one tenant's own, that have no value, beginning or end of a value in `when` to be
-/// found by: a request looks at each of them, so more would be slow.
+/// Maximum rules for every tenant, and of each tenant's own, without an exact value, prefix or
+/// suffix in `when`. A request scans each of them, so more would be slow.
 pub const SCANNED_RULES_MAX: usize = 10_000;
 
-/// The most rules for every tenant, and of one tenant's own, that one request may have to look at: those that nothing finds, and
-/// those that are found by the same value of a dimension, or by what such a value begins or ends with, of each dimension the most.
-/// Higher: a set of rules that are all for `/*` makes every request slow.
+/// Maximum rules for every tenant, and of each tenant's own, that one request may have to examine.
+/// It counts the scanned rules and, for each dimension, the most rules that one exact value, one
+/// prefix and one suffix find. Higher: a set of rules that are all for `/*` makes every request
+/// slow.
 pub const LOOKED_AT_RULES_MAX: usize = 10_000;
 const _: () = assert!(SCANNED_RULES_MAX <= LOOKED_AT_RULES_MAX, "those that nothing finds are looked at");
 
-/// Hexadecimal digits of a file's version: enough to tell sets apart, few enough to read out.
+/// Hexadecimal digits of a file's version: enough to distinguish sets, few enough to read out.
 const VERSION_DIGITS: usize = 12;
 
 /// An immutable set of rules, with the overrides and emergencies that go before them.
@@ -47,7 +48,7 @@ pub struct RuleSet {
     revision: u64,
 }
 
-/// What a set is made of, but for emergencies.
+/// The parts of a set, without emergencies.
 #[derive(Debug, Default)]
 pub(crate) struct RuleSetParts {
     /// In the order in which they apply.
@@ -65,32 +66,33 @@ pub struct RuleMatch<'s, 'd> {
     pub position: usize,
     /// The rule.
     pub rule: &'s Rule,
-    /// What the request is counted under.
+    /// Key under which the request is counted.
     pub key: Key<'d>,
-    /// What holds for this key.
+    /// Terms in force for this key.
     pub terms: EffectiveTerms<'s>,
 }
 
-/// What a rule comes to for one key, and who said so. The meters stay the rule's: what was spent under one limit counts
-/// under another.
+/// The terms of a rule for one key, and their source. The meters stay the rule's: usage under one
+/// limit counts under another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EffectiveTerms<'s> {
-    /// What may pass, by the rule's algorithm.
+    /// Limit in force, with the rule's algorithm.
     pub limit: Limit,
     /// Whether a denial stops anyone.
     pub mode: Mode,
-    /// The override that said so, by name.
+    /// Name of the override in force.
     pub override_name: Option<&'s str>,
-    /// The emergency that said so, by id.
+    /// Id of the emergency in force.
     pub emergency: Option<&'s str>,
 }
 
-/// What overrides of a rule have from it where they say nothing themselves.
+/// Terms that overrides inherit from their rule unless they state their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedTerms {
     algorithm: Algorithm,
     period_us: u64,
-    /// Where the rule says one: what follows from its limit is not theirs.
+    /// Burst that the rule states. Overrides do not inherit a burst that follows from the rule's
+    /// limit.
     burst: Option<u32>,
     mode: Mode,
 }
@@ -118,13 +120,15 @@ impl RuleSet {
         Self { revision, ..self }
     }
 
-    /// Reads a set from the text of a rules file. It is taken whole or not at all, with every problem named.
+    /// Parses the text of a rules file. The set is accepted whole, or refused with all its
+    /// problems.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         file::parse(text, version_of(text))
     }
 
-    /// Compiles what a store holds, without what ended before `now_ms` (milliseconds since the Unix epoch). `placement` is what a
-    /// rules file says by that name. It is taken whole or not at all, with every problem named.
+    /// Compiles the rows of a store, without overrides and emergencies that have expired at
+    /// `now_ms` (milliseconds since the Unix epoch). `placement` has the meaning of that field in a
+    /// rules file. The set is accepted whole, or refused with all its problems.
     pub fn compile(rule_rows: &RuleRows, placement: Option<&str>, now_ms: u64) -> Result<Self, Problems> {
         compile::compile(rule_rows, placement, now_ms)
     }
@@ -158,7 +162,8 @@ impl RuleSet {
         })
     }
 
-    /// What holds for a key of a rule: what an emergency says, or an override, or the rule.
+    /// Returns the terms for a key of a rule: of the emergency, else of the override, else of the
+    /// rule.
     fn terms(
         &self,
         matched: &MatchedRule<'_>,
@@ -178,16 +183,16 @@ impl RuleSet {
         let usual = found.map_or(own, |found| own.under(&found));
         match emergency {
             None => usual,
-            // It only says that nobody is stopped.
+            // This emergency has no limit: it only lets requests pass.
             Some(emergency) => {
                 EffectiveTerms { mode: emergency.mode(), emergency: Some(&emergency.id), ..usual }
             }
         }
     }
 
-    /// What holds for a key of the rule at a position, whatever the emergencies; nothing if the rule's key has another number of
-    /// parts. A part may be a pattern: what is told then holds for all that it describes, but for keys of which another override
-    /// says more.
+    /// Returns the terms for a key of the rule at `position`, without emergencies; `None` if the
+    /// rule's key has another number of parts. A part may be a pattern: the terms then hold for all
+    /// matching keys without a more specific override.
     pub fn usual_terms(
         &self,
         position: usize,
@@ -206,7 +211,8 @@ impl RuleSet {
         Some(found.map_or(own, |found| own.under(&found)))
     }
 
-    /// What the rule at a position passes on to its overrides; nothing if it has none.
+    /// Returns the terms that the rule at `position` passes on to its overrides; `None` if it has
+    /// none.
     pub fn inherited_terms(&self, position: usize) -> Option<InheritedTerms> {
         let rule = self.rules().get(position)?;
         let has_burst = self.parts.rule_overrides.inherits_burst(small(position))?;
@@ -223,7 +229,7 @@ impl RuleSet {
     /// The dimensions that the rules for `tenant` look at: a request needs no others.
     pub fn dimensions_used(&self, tenant: &str) -> BTreeSet<&str> {
         let used = self.rule_dimensions(tenant);
-        // Where nothing is counted, nothing has to be found.
+        // If the rules use no dimension, those of emergencies are omitted too.
         if used.is_empty() {
             used
         } else {
@@ -249,8 +255,8 @@ impl RuleSet {
         conditions.any(|condition| condition.dimension.starts_with(HEADER_PREFIX))
     }
 
-    /// The dimension that says where in a region a request's meters are kept; all those of a tenant are kept together where
-    /// nothing is said.
+    /// Returns the dimension that selects the placement of a request's meters. Without it, all
+    /// meters of a tenant have the same placement.
     pub fn placement(&self) -> Option<&str> {
         self.parts.placement.as_deref()
     }
@@ -265,8 +271,8 @@ impl RuleSet {
         &self.parts.rules
     }
 
-    /// What the authors of rules had better know, by rule, if the regions are such: the first of them and how many more there
-    /// are.
+    /// Returns warnings for the authors of rules about these regions: the first of them, and a
+    /// count of the others.
     pub fn warnings(&self, fleet: &Fleet) -> Vec<String> {
         let mut findings = ProblemList::default();
         for rule in self.rules() {
@@ -280,12 +286,13 @@ impl RuleSet {
         self.parts.rule_overrides.len()
     }
 
-    /// Whether an override ends by itself, so that other terms hold one day.
+    /// Whether an override expires, so that the terms change without a new set.
     pub fn has_ends(&self) -> bool {
         self.parts.rule_overrides.has_ends()
     }
 
-    /// What tells this set from others: the beginning of a digest of its text, or the revisions of a store.
+    /// Returns the identity of this set: the beginning of a digest of its text, or the revisions of
+    /// a store.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -296,7 +303,7 @@ impl RuleSet {
     }
 }
 
-/// What tells one state of a store from others.
+/// Returns the identity of one state of a store.
 pub(crate) fn version_of_revisions(revision: u64, emergency_revision: u64) -> String {
     format!("r{revision}e{emergency_revision}")
 }

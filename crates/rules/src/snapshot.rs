@@ -1,8 +1,10 @@
-//! Snapshots: the book and the credentials in one file of a folder, or wherever bytes with names are kept, so that a server
-//! starts with the last good rules, and knows who may ask, when their store is gone.
+//! Snapshots: the rule rows and credentials in one file of a folder, or in other storage of named
+//! bytes. While the rule store is unavailable, a server can start with the last good rules and
+//! credentials.
 //!
-//! A file is a head of 24 bytes (what it is, the version of its format, how long the rest is), the book, the credentials, and
-//! the SHA-256 of all before it. It gets its name when it is complete and on disk; one that was damaged later is passed over.
+//! A file has a head of 24 bytes (magic, format version, length of the contents), the rule rows,
+//! the credentials, and the SHA-256 of everything before. It gets its name when it is complete and
+//! on disk. A file that was damaged later is skipped.
 
 use std::fmt;
 use std::fs::File;
@@ -15,13 +17,13 @@ use sha2::{Digest as _, Sha256};
 use crate::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use crate::store::Credential;
 
-/// How many snapshots are kept. More: more damaged ones can be passed over; more space.
+/// Number of snapshots kept. More: more damaged ones can be skipped, but they take more space.
 pub const SNAPSHOTS_KEPT: usize = 3;
 
-/// What a file begins with.
+/// First bytes of a file.
 const MAGIC: &[u8; 12] = b"tidegatebook";
 
-/// Of what is below. A later one is not read by an earlier program.
+/// Version of the format. Earlier programs do not read later formats.
 const FORMAT: u32 = 2;
 
 /// Of snapshots that have no credentials. They are still read.
@@ -30,21 +32,21 @@ const FORMAT_WITHOUT_CREDENTIALS: u32 = 1;
 const HEAD_BYTES: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>();
 const CHECKSUM_BYTES: usize = 32;
 
-/// What names begin with; behind it is a number that grows with each snapshot.
+/// Prefix of names. The number after it grows with each snapshot.
 pub const PREFIX: &str = "book-";
 
-/// What names end with.
+/// Suffix of names.
 const SUFFIX: &str = ".snapshot";
 
-/// What a file is called that is not complete.
+/// Name of an incomplete file.
 const UNFINISHED: &str = "unfinished.tmp";
 
-/// What a server needs of its store to start without it.
+/// The data that a server needs to start without its rule store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The rules.
     pub rule_rows: RuleRows,
-    /// Who may ask: of tokens there are hashes only.
+    /// Credentials, with the hashes of tokens only.
     pub credentials: Arc<[Credential]>,
 }
 
@@ -57,23 +59,23 @@ pub struct DamagedSnapshot {
     pub why: Damage,
 }
 
-/// What is wrong with a snapshot.
+/// Reason why a snapshot cannot be used.
 #[derive(Debug)]
 pub enum Damage {
     /// It cannot be read.
     Read(std::io::Error),
-    /// It is something else, or of another format.
+    /// It is not a snapshot, or has an unknown format.
     Format,
-    /// It is shorter or longer than it says.
+    /// Its length is not the stated one.
     Length {
-        /// What it says, bytes.
+        /// Stated length, in bytes.
         wanted: u64,
-        /// What there is, bytes.
+        /// Actual length, in bytes.
         found: u64,
     },
-    /// It is not what was written.
+    /// Its bytes do not match the checksum.
     Checksum,
-    /// It is what was written, but by a program that did it otherwise.
+    /// The checksum matches, but a program with another encoding wrote the contents.
     Contents,
 }
 
@@ -97,7 +99,7 @@ impl fmt::Display for DamagedSnapshot {
 
 impl std::error::Error for DamagedSnapshot {}
 
-/// What was found in a folder.
+/// Result of a search in a folder.
 #[derive(Debug, Default)]
 pub struct LastGoodSnapshot {
     /// The latest that can be used.
@@ -126,7 +128,7 @@ pub fn write(folder: &Path, snapshot: &Snapshot) -> std::io::Result<PathBuf> {
     Ok(file)
 }
 
-/// Reads the latest snapshot that is whole. Without a folder there is none.
+/// Reads the latest intact snapshot. A missing folder has none.
 pub fn load_last_good(folder: &Path) -> std::io::Result<LastGoodSnapshot> {
     let mut found = LastGoodSnapshot::default();
     let files = match snapshots(folder) {
@@ -158,20 +160,20 @@ fn snapshots(folder: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// What a snapshot is called, by its number.
+/// Returns the name of the snapshot with this number.
 pub fn name_of(number: u64) -> String {
-    // As many digits as the largest number has, so that names are listed in order.
+    // Padded to the digits of the largest number, so that names sort in order.
     format!("{PREFIX}{number:020}{SUFFIX}")
 }
 
-/// The number of a snapshot, if that is what is called so.
+/// Returns the number in the name of a snapshot; `None` for another name.
 pub fn number_of(name: &str) -> Option<u64> {
     name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()
 }
 
 /// The bytes of a snapshot.
 pub fn encode(snapshot: &Snapshot) -> Vec<u8> {
-    // Memory takes what it is given, and no text of a store is longer than its length can say.
+    // Writes to memory do not fail, and all texts of a store fit the length field.
     write_whole(Vec::new(), snapshot).unwrap_or_default()
 }
 
@@ -188,7 +190,7 @@ fn write_whole<W: Write>(to: W, snapshot: &Snapshot) -> std::io::Result<W> {
     Ok(to)
 }
 
-/// Passes on what is written, and hashes it.
+/// Hashes the bytes that it forwards.
 struct HashingWriter<W> {
     to: W,
     hasher: Sha256,
@@ -211,7 +213,7 @@ const ROW_BYTES: usize = 1 + 3 * size_of::<u32>();
 const EMERGENCY_BYTES: usize = 2 * size_of::<u32>() + size_of::<u64>();
 const CREDENTIAL_BYTES: usize = 4 * size_of::<u32>() + 1 + 2 * size_of::<u64>();
 
-/// Exactly what [`write_rule_rows`] writes.
+/// Returns the exact number of bytes that [`write_rule_rows`] writes.
 fn rule_rows_bytes(rule_rows: &RuleRows) -> u64 {
     let rows: usize = rule_rows.rows.iter().map(|row| ROW_BYTES + row.name.len() + row.body.len()).sum();
     let emergencies = rule_rows.emergencies.iter();
@@ -238,7 +240,7 @@ fn write_rule_rows(to: &mut impl Write, rule_rows: &RuleRows) -> std::io::Result
     Ok(())
 }
 
-/// Exactly what [`write_credentials`] writes.
+/// Returns the exact number of bytes that [`write_credentials`] writes.
 fn credentials_bytes(credentials: &[Credential]) -> u64 {
     let texts = |credential: &Credential| texts_of(credential).map(str::len).iter().sum::<usize>();
     let all: usize = credentials.iter().map(|credential| CREDENTIAL_BYTES + texts(credential)).sum();
@@ -277,7 +279,7 @@ fn kind_byte(kind: RowKind) -> u8 {
     }
 }
 
-/// What is in the bytes of a snapshot, if they are whole.
+/// Decodes the bytes of a snapshot, if they are intact.
 pub fn decode(bytes: &[u8]) -> Result<Snapshot, Damage> {
     let length = bytes.len() as u64;
     let (head, rest) = bytes.split_at_checked(HEAD_BYTES).ok_or(Damage::Format)?;
@@ -307,7 +309,7 @@ pub fn decode(bytes: &[u8]) -> Result<Snapshot, Damage> {
     if reader.0.is_empty() { Ok(snapshot) } else { Err(Damage::Contents) }
 }
 
-/// Takes what a snapshot is made of from bytes, as long as there are any.
+/// Reads the fields of a snapshot, within the bounds of the bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -338,7 +340,8 @@ impl<'a> Reader<'a> {
         Some(RuleRows { revision, emergency_revision, rows, emergencies })
     }
 
-    /// How many things follow, none of which is smaller than this.
+    /// Reads the number of items that follow. Refuses a number that does not fit, given the minimum
+    /// size of an item.
     fn count(&mut self, bytes_min: usize) -> Option<usize> {
         let count = usize::try_from(self.number64()?).ok()?;
         (count <= self.0.len() / bytes_min).then_some(count)
@@ -441,7 +444,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let inner = folder.path().join("made");
         assert!(load_last_good(&inner).expect("no folder").snapshot.is_none());
-        // A store that was set back has a lower revision: what was written last counts.
+        // A store restored to an earlier state has a lower revision: the snapshot written last
+        // counts.
         for revision in [7, 8, 9, 10, 3] {
             std::fs::create_dir_all(&inner).expect("a folder");
             std::fs::write(inner.join(UNFINISHED), "left by one that was killed").expect("written");
@@ -522,7 +526,7 @@ mod tests {
 
         #[test]
         fn no_bytes_are_read_out_of_bounds(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            // With a right head and checksum, so that the book itself is reached.
+            // With a valid head and checksum, so that decoding reaches the contents.
             let mut file = [&MAGIC[..], &FORMAT.to_le_bytes(), &(bytes.len() as u64).to_le_bytes(), &bytes].concat();
             file.extend_from_slice(&Sha256::digest(&file));
             prop_assert!(matches!(decode(&file), Ok(_) | Err(Damage::Contents)));

@@ -7,11 +7,11 @@ use crate::fields::{Fields, kind_of, read_flag, read_name, read_period};
 /// The most templates of a set.
 pub const TEMPLATES_MAX: usize = 1_000;
 
-/// What a template may say. It cannot name another one.
+/// Fields of a template. It cannot name another template.
 const FIELDS: &[&str] =
     &["name", "class", "paid", "tolerance", "regime", "mode", "algorithm", "limit", "period", "burst"];
 
-/// Fields that a rule takes over where it says nothing itself.
+/// Fields that a rule inherits unless it sets them.
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(crate) name: String,

@@ -1,4 +1,5 @@
-//! What applies to a request, found by the index, is what the definition says: looking at every row, one by one.
+//! For every request, the index gives the same result as the definition, which examines every row
+//! one by one.
 
 #![allow(clippy::expect_used, reason = "helpers of tests may panic as tests may")]
 
@@ -67,7 +68,7 @@ struct WrittenRules {
     emergencies: Vec<Emergency>,
 }
 
-/// What is told of a rule that applies: its name, its key, its limit, whether it is enforced, and who said so.
+/// Name, key, limit, enforcement, override and emergency of a rule that applies.
 type MatchedFields = (String, Vec<String>, u32, bool, Option<String>, Option<String>);
 
 fn pattern() -> impl Strategy<Value = String> {
@@ -99,7 +100,7 @@ fn rule() -> impl Strategy<Value = Rule> {
     )
 }
 
-/// The tenant that something said of a rule may be for.
+/// Returns the tenant of an override or emergency, if the rule is for that tenant.
 fn fitting(tenant: Option<&'static str>, rule: &Rule) -> Option<&'static str> {
     tenant.filter(|tenant| rule.tenant.is_none_or(|only| only == *tenant))
 }

@@ -1,4 +1,4 @@
-//! A set with anything wrong in it is refused whole, and every reason names the row and the field.
+//! A set with any problem is refused whole, and every reason names the row and the field.
 
 #![allow(clippy::expect_used, reason = "helpers of tests may panic as tests may")]
 
@@ -23,7 +23,7 @@ fn over(name: &str, body: &str) -> RuleRow {
     row(RowKind::Override, name, body)
 }
 
-/// What is wrong with rows beside a good rule.
+/// Returns the problems of rows beside a good rule.
 fn problems(rows: Vec<RuleRow>) -> Vec<String> {
     let rows = [rule("good", GOOD)].into_iter().chain(rows).collect();
     refused(&RuleRows { rows, ..RuleRows::default() })
@@ -33,17 +33,17 @@ fn refused(rule_rows: &RuleRows) -> Vec<String> {
     RuleSet::compile(rule_rows, None, 0).expect_err("has problems").0
 }
 
-/// What is wrong with a rule of these fields beside those that it needs.
+/// Returns the problems of a rule with these fields beside the required ones.
 fn of_rule(fields: &str) -> Vec<String> {
     problems(vec![rule("bad", &format!(r#"{{"key":["user"],"limit":10,"period":"1m",{fields}}}"#))])
 }
 
-/// What is wrong with an override of these fields.
+/// Returns the problems of an override with these fields.
 fn of_override(fields: &str) -> Vec<String> {
     problems(vec![over("bad", &format!("{{{fields}}}"))])
 }
 
-/// What is wrong with an emergency of these fields.
+/// Returns the problems of an emergency with these fields.
 fn of_emergency(fields: &str) -> Vec<String> {
     refused(&rows_of_emergencies(1, &format!("{{{fields}}}")))
 }
@@ -233,7 +233,7 @@ fn what_is_written_twice_and_has_ended_is_no_problem() {
 
 fn wildcards(count: usize, rules: usize, key: impl Fn(usize) -> String) -> Vec<RuleRow> {
     let body = |at: usize| format!(r#"{{"rule":"r{}","key":["{}"],"limit":1}}"#, at % rules, key(at));
-    // With a condition: of those that are for everything there is another most.
+    // With a condition, because rules without one have another maximum.
     let of_path = r#"{"key":["user"],"limit":1,"period":"1s","when":{"path":"/*"}}"#;
     let rule_row = |at: usize| rule(&format!("r{at}"), of_path);
     (0..rules).map(rule_row).chain((0..count).map(|at| over(&format!("o{at}"), &body(at)))).collect()
@@ -287,7 +287,8 @@ fn there_is_a_most_of_rows() {
     assert_eq!(emergencies, ["emergencies: 257 is outside 0 to 256"]);
 }
 
-/// What is wrong with so many rules with these conditions; nothing if they are taken.
+/// Returns the problems of these numbers of rules with these conditions; none if the set is
+/// accepted.
 fn of_crowds(crowds: &[(usize, &str)]) -> Vec<String> {
     let mut rows = Vec::new();
     for (rules, fields) in crowds {
@@ -312,7 +313,7 @@ fn there_is_a_most_of_rules_that_one_request_looks_at() {
     assert_eq!(of_crowds(&[(MOST + 1, r#""when":{"method":"GET"}"#)]), found(r#"`when.method` "GET""#));
     let of_tenant = (MOST + 1, r#""tenant":"acme","when":{"path":"/*"}"#);
     assert_eq!(of_crowds(&[of_tenant]), told("tenant \"acme\"", "10001 of them by `when.path` \"/*\""));
-    // Whatever begins with the longer text begins with the shorter one too.
+    // A value with the longer prefix has the shorter one too.
     let nested = [(MOST / 2, r#""when":{"path":"/*"}"#), (MOST / 2 + 1, r#""when":{"path":"/v1/*"}"#)];
     assert_eq!(of_crowds(&nested), found(r#"`when.path` "/v1/*""#));
     let several = [(MOST / 2, r#""when":{"path":"/*"}"#), (MOST / 2 + 1, r#""when":{"method":"GET"}"#)];

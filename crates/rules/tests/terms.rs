@@ -1,4 +1,4 @@
-//! What a rule comes to for a key: by itself, with its template, under overrides, and in an emergency.
+//! The terms of a rule for a key: alone, with a template, under overrides, and in an emergency.
 
 #![allow(clippy::expect_used, reason = "helpers of tests may panic as tests may")]
 
@@ -71,7 +71,7 @@ const FILE: &str = r#"
     limit = 50
 "#;
 
-/// The limit, burst, period and mode of one rule for a request, and the override that says so.
+/// Returns the limit, burst, period and mode of one rule for a request, and the override in force.
 fn terms<'s>(
     set: &'s RuleSet,
     rule: &str,
@@ -141,7 +141,7 @@ fn emergencies(given: &[(&str, &str)]) -> RuleSet {
     RuleSet::compile(&rule_rows, None, 0).expect("a good book")
 }
 
-/// By rule: the limit, the mode, and the emergency that says so.
+/// Returns the limit, the mode and the emergency in force, by rule.
 fn in_force<'s>(set: &'s RuleSet, name: &str, now_ms: u64) -> Vec<(u32, Mode, Option<&'s str>)> {
     let request = user(name);
     let told = set.matching("", &request, now_ms).map(|found| {

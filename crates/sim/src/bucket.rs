@@ -1,14 +1,17 @@
-//! One bucket that sees everything: what was admitted against what the limit allows, in any interval at once.
+//! The reference that judges admissions: one bucket that sees all of them, compared with the limit
+//! in every interval at once.
 
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{LAPSE_MARGIN_US, LIFE_US_MAX, Terms};
 
 use crate::rule_editions::is_alike;
 
-/// The longest that a grant may be spent after it was made, µs, by clocks that run apart by a sixteenth.
+/// Longest time from the making of a grant to its last spend, µs, with clock rates that differ by a
+/// sixteenth.
 const HELD_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
 
-/// From when on the origin counted by which limit, and what nodes held when that began, in units.
+/// A limit in force at the origin: its start, and the units that nodes hold in grants at that
+/// moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Era {
     pub(crate) from_us: u64,
@@ -16,13 +19,15 @@ pub(crate) struct Era {
     pub(crate) held: u64,
 }
 
-/// What may count above a limit for a while after it changed, in drops: what counted by then, and what nodes held.
+/// Usage that may exceed a changed limit for a while, in drops: the level at the change, and the
+/// outstanding grants.
 #[derive(Clone, Copy, Debug, Default)]
 struct CarriedUsage {
     level: u128,
     held: u128,
     until_us: u64,
-    /// Whether the origin takes what is held for less than it is: cells that are counted anew do not know of which it was.
+    /// Whether the origin counts outstanding grants at less than their amount. Cells that are
+    /// counted anew do not know to which old cell a grant belongs.
     is_recounted: bool,
 }
 
@@ -32,8 +37,8 @@ impl CarriedUsage {
         Self { level, held, until_us: era.from_us + HELD_US_MAX, is_recounted }
     }
 
-    /// What may count at a time of a limit that allows `full`. What was granted under the limit before may be spent until it
-    /// ends; whatever is granted after the change is within the limit that holds.
+    /// Returns the most that may count at a time, for a limit that allows `full`. Nodes may spend
+    /// earlier grants until these end. Grants made after the change are within the new limit.
     fn ceiling(&self, full: u64, now_us: u64) -> u128 {
         let full = u128::from(full);
         match self.is_recounted {
@@ -51,7 +56,7 @@ pub(crate) struct Bucket {
     carried: CarriedUsage,
     level: u128,
     at_us: u64,
-    /// The most that it was above what it may hold.
+    /// Largest excess above the ceiling, in drops.
     excess: u128,
     /// When that was.
     excess_us: u64,
@@ -65,7 +70,7 @@ impl Bucket {
         Self { terms, carried, level: 0, at_us: 0, excess: 0, excess_us: 0, filled: 0 }
     }
 
-    /// A bucket of another limit, with what is in this one.
+    /// Converts the bucket to another limit, and keeps its level.
     fn turned(mut self, era: &Era) -> Self {
         self.drain(era.from_us);
         let (before, after) = (u128::from(self.terms.period()), u128::from(era.terms.period()));
@@ -81,7 +86,7 @@ impl Bucket {
         self.at_us = self.at_us.max(now_us);
     }
 
-    /// Fills in what was admitted.
+    /// Adds admitted units.
     fn fill(&mut self, now_us: u64, units: u64) {
         self.drain(now_us);
         self.level += u128::from(units) * u128::from(self.terms.period());
@@ -92,7 +97,7 @@ impl Bucket {
         self.filled += units;
     }
 
-    /// Fills in a request if there is room: what one bucket would have admitted.
+    /// Adds a request if it fits, as one bucket would decide.
     fn offer(&mut self, now_us: u64, units: u64) {
         self.drain(now_us);
         let cost = u128::from(units) * u128::from(self.terms.period());
@@ -101,22 +106,23 @@ impl Bucket {
         }
     }
 
-    /// Units by which it was above what the limit allows, rounded up.
+    /// Units above the limit at worst, rounded up.
     fn excess(&self) -> u64 {
         self.excess.div_ceil(u128::from(self.terms.period())) as u64
     }
 }
 
-/// What may have been admitted in a window, by the limit's own way of counting.
+/// The reference for the admissions of a limit, by the limit's own algorithm.
 #[derive(Clone, Debug)]
 pub(crate) enum Judge {
-    /// In any interval at most the burst and what drains.
+    /// In any interval: at most the burst and the units that drain.
     Bucket(Bucket),
     /// In any cell, with the part of the cell before that the window still covers, at most the amount.
     Cells(Cells),
 }
 
-/// What was admitted under a limit that changes: at any time judged by the limit that held, with what was admitted before.
+/// Admissions under a limit that changes. Each is judged by the limit in force, together with the
+/// earlier admissions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct JudgedUsage {
     excess: u64,
@@ -158,7 +164,7 @@ impl JudgedUsage {
     }
 }
 
-/// The two cells of a sliding window that sees everything.
+/// The two cells of a sliding window that sees all admissions.
 #[derive(Clone, Debug)]
 pub(crate) struct Cells {
     terms: Terms,
@@ -166,7 +172,7 @@ pub(crate) struct Cells {
     cell: u64,
     current: u64,
     previous: u64,
-    /// What counted when something was last admitted.
+    /// Weighted count after the last admission, in drops.
     last_drops: u64,
     excess_drops: u64,
     /// When that was.
@@ -189,14 +195,14 @@ impl Cells {
         }
     }
 
-    /// Cells of the same length of another limit, with what is in these.
+    /// Converts the cells to another limit with the same cell length, and keeps their counts.
     fn turned(mut self, era: &Era) -> Self {
         let carried = CarriedUsage::new(self.weighted(era.from_us).into(), era, false);
         let Self { cell, current, previous, .. } = self;
         Self { carried, cell, current, previous, ..Self::new(era.terms) }
     }
 
-    /// What counts at a time, in drops.
+    /// Returns the weighted count at a time, in drops.
     fn weighted(&mut self, now_us: u64) -> u64 {
         let tick = self.terms.tick(now_us);
         let (cell, elapsed) = (tick / self.terms.period(), tick % self.terms.period());
@@ -236,8 +242,8 @@ impl Judge {
         }
     }
 
-    /// Goes on by another limit. What was admitted before counts on, as far as it has not drained by what the limit was; where cells
-    /// become others, only what is admitted from now on does.
+    /// Continues with another limit. Earlier admissions that have not drained under the old limit
+    /// still count. If the algorithm or the cell length changes, only later admissions count.
     fn turned(self, era: &Era) -> Self {
         let terms = &era.terms;
         match self {
@@ -264,7 +270,7 @@ impl Judge {
         }
     }
 
-    /// Takes in what was admitted at a true time.
+    /// Adds units that were admitted at a true time.
     pub(crate) fn fill(&mut self, now_us: u64, units: u64) {
         match self {
             Self::Bucket(bucket) => bucket.fill(now_us, units),
@@ -272,7 +278,7 @@ impl Judge {
         }
     }
 
-    /// Takes in a request if there is room: what one that sees everything would have admitted.
+    /// Adds a request if it fits, as a limiter that sees all requests would decide.
     pub(crate) fn offer(&mut self, now_us: u64, units: u64) {
         match self {
             Self::Bucket(bucket) => bucket.offer(now_us, units),
@@ -305,7 +311,7 @@ impl Judge {
         }
     }
 
-    /// What counts against the limit just now, in units, rounded up.
+    /// Units that count against the limit at the last admission, rounded up.
     pub(crate) fn level(&self) -> u64 {
         match self {
             Self::Bucket(bucket) => bucket.level.div_ceil(u128::from(bucket.terms.period())) as u64,

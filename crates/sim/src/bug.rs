@@ -1,69 +1,70 @@
-//! Mistakes that others have made, made on purpose: a checker that does not notice them checks nothing.
+//! Mistakes of other systems, made on purpose. A checker that does not notice them checks nothing.
 
 use std::fmt;
 
 /// A known mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// A call whose fate is unknown is made anew instead of repeated.
+    /// A call with an unknown outcome is sent as a new call instead of being repeated.
     RepeatIsNew,
-    /// What a node used is lost when its call has to be sent again.
+    /// A node's usage is lost when its call is sent again.
     DropsOnFailure,
-    /// What does not fit into a queue is dropped.
+    /// Reports that do not fit into a queue are dropped.
     DropsWhenFull,
     /// The origin writes grants off that their holders still spend.
     ImpatientOrigin,
-    /// The holder's time begins when the answer comes, not when the call was sent.
+    /// The life of a grant begins at the node when the reply arrives, not when the call was sent.
     HolderStartsLate,
-    /// A grant whose holder was not heard of is handed to the next one, although it must count as used.
+    /// A lapsed grant goes to the next node, although it must count as used.
     ForgetsLapsed,
     /// The giver makes a grant smaller while its holder spends it.
     GiverShrinks,
-    /// A grant outlives its window: what is spent of it is charged to a window that is over.
+    /// A grant outlives its window, so its usage is charged to a window that is over.
     OutlivesWindow,
-    /// A node that stops does not report what it used.
+    /// A node that stops does not report its usage.
     StopsWithoutFlush,
-    /// After a loss of data the origin begins as if nothing had been used.
+    /// After lost writes the origin starts as if there had been no usage.
     TrustsLostData,
-    /// Answers are added to what is held, instead of replacing it.
+    /// A node adds the grant of a reply to its own instead of replacing it.
     Deltas,
-    /// An answer hides what was used while it was on its way.
+    /// A reply hides the usage that occurred while it was in flight.
     AnswerHidesUse,
-    /// A node takes the answer to an earlier call for that to the one under way.
+    /// A node takes the reply to an earlier call for the reply to the call in flight.
     TakesAnyAnswer,
-    /// Requests that were asked as one all pass if one does.
+    /// All requests of a check group pass if one does.
     OneForAll,
     /// A request under several limits is decided and charged by one of them.
     DecidesByHalf,
-    /// A request is charged under each of its limits what it costs under the first.
+    /// A request is charged the cost of its first limit under all of its limits.
     OneCostForAll,
     /// Of many requests for one cold key, each makes a call of its own.
     EveryoneAsks,
-    /// A request waits for as long as the origin does not answer.
+    /// A request waits until the origin replies, however long that takes.
     HangsWithStore,
-    /// What the origin does not answer passes.
+    /// A request without a reply of the origin passes.
     FailsOpen,
-    /// An origin whose clock was set back waits until it has come by again.
+    /// After its clock was set back, the origin stands still until the clock reaches the old
+    /// reading again.
     TimeStandsStill,
     /// A limit that begins to count in another way has another slot at a node, and the same meter at the origin.
     SlotOfLimit,
-    /// What was charged without being asked about is reported as spent of a grant.
+    /// Usage charged without a check is reported as spent from a grant.
     OwedIsUsed,
-    /// The origin goes on by the limit that was, where a new version of it allows less.
+    /// The origin keeps the old limit if the new version allows less.
     IgnoresLowerLimit,
-    /// What is reported of a grant that was written off, and counts as used, is charged once more.
+    /// A late report of a lapsed grant that counts as used is charged again.
     ChargesWrittenOff,
-    /// A node that is left alone goes on with the whole limit.
+    /// A node without its origin spends the full limit instead of its node share.
     WholeLimitAlone,
-    /// What a node let pass alone is told to nobody.
+    /// A node does not report the usage that it admitted without the origin.
     AloneUntold,
-    /// The origin forgets meters before what was charged to them has drained.
+    /// The origin expires meters before their charges have drained.
     ForgetsEarly,
-    /// The origin divides the room equally between nodes, whatever their demand.
+    /// The origin divides the room equally between nodes, regardless of their demand.
     DividesEqually,
     /// A node takes an origin that granted less than the node wants for exhausted.
     ExhaustedTooEarly,
-    /// A node takes what is left for all nodes for granted, beside its grant.
+    /// A node spends the room that is left for all nodes, in addition to its grant.
     RoomCountedTwice,
 }
 

@@ -5,16 +5,16 @@ use tidegate_core::Now;
 /// A clock that runs fast or slow, and began at some reading of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SkewedClock {
-    /// What it showed when the world began.
+    /// Monotonic reading when the world began, µs.
     pub(crate) offset_us: u64,
     /// Millionths by which it runs fast; slow, if negative.
     pub(crate) rate_ppm: i64,
-    /// What its wall clock shows beyond the true time.
+    /// Offset of the wall clock from the true time, µs.
     pub(crate) wall_offset_us: u64,
 }
 
 impl SkewedClock {
-    /// What it shows at a true time.
+    /// Returns the readings at a true time.
     pub(crate) fn read(&self, true_us: u64) -> Now {
         let drift = i128::from(true_us) * i128::from(self.rate_ppm) / 1_000_000;
         let elapsed = u64::try_from(i128::from(true_us) + drift).unwrap_or(0);

@@ -1,7 +1,7 @@
-//! A seeded world in which the shipped engine, table and origin run under faults.
+//! A seeded simulator: the shipped engine, table and origin run in a world with faults.
 //!
-//! Everything that happens is drawn from one seed: the same seed gives the same history, to the last message. Checkers watch
-//! what is admitted against what was promised.
+//! One seed determines a world: the same seed gives the same history, to the last message. Checkers
+//! compare the admissions with the promises of the system.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -130,7 +130,7 @@ pub(crate) fn half_loads() -> Vec<Scenario> {
 }
 
 impl LoadCase {
-    /// Whether a single bucket admits everything in the long run.
+    /// Whether a single bucket admits the full load in the long run.
     pub fn is_within_limit(&self) -> bool {
         self.load_tenths <= 10
     }
@@ -255,7 +255,7 @@ impl FleetResult {
         })
     }
 
-    /// Whether nothing passed above the limit, and requests of cost 1 got their share.
+    /// Whether no promise was broken, and requests of cost 1 got their share.
     pub fn holds(&self) -> bool {
         let is_shared = self.share_least >= SHARE_MIN && self.denied <= DENIED_MAX;
         self.violations == 0 && (is_shared || self.case.cost_max > 1)
@@ -263,7 +263,8 @@ impl FleetResult {
 }
 
 impl LoadCase {
-    /// Rate, burst, costs and nodes: spreads and loads of these are told together.
+    /// Rate per minute, burst, cost and nodes. Results with the same values are combined over all
+    /// spreads and loads.
     fn fleet(&self) -> (u64, u64, u64, usize) {
         (self.amount * 60 / self.period_s, self.burst, self.cost_max, self.nodes)
     }

@@ -1,18 +1,20 @@
-//! What an origin forgets, and what it has to remember.
+//! Expiry at the origin: the meters that it drops, and the meters that it has to keep.
 
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{OriginMeter, Partition};
 
 use crate::node::name;
 
-/// How often an origin drops what is over from a partition, µs, by its own clock: as the one in memory does.
+/// Interval at which an origin expires the meters of a partition, µs by its own clock, as in
+/// `MemoryOrigin`.
 pub(crate) const FORGETS_EVERY_US: u64 = 10_000_000;
 
-/// How far ahead of its clock an origin is that makes the mistake to forget too early, µs: by less than lanes are kept, since an
-/// origin that knows less than its nodes notices.
+/// Lead over its clock at which an origin with the mistake `ForgetsEarly` expires meters, µs. The
+/// lead is below the retention of sessions, because an origin that lost a session notices the loss.
 pub(crate) const TOO_EARLY_US: u64 = 1_800_000_000;
 
-/// Drops what is over at `over_us` from a partition, as an origin does. Those of the first so many meters that it was, as they were.
+/// Expires the meters of a partition at `over_us`, as an origin does. Returns the expired ones
+/// among the first `meters` meters, as they were.
 pub(crate) fn forget(partition: &mut Partition, meters: usize, over_us: u64) -> Vec<(usize, OriginMeter)> {
     let known = |meter| Some((meter, partition.meter(&name(meter))?.clone()));
     let mut known: Vec<(usize, OriginMeter)> = (0..meters).filter_map(known).collect();
@@ -21,9 +23,9 @@ pub(crate) fn forget(partition: &mut Partition, meters: usize, over_us: u64) -> 
     known
 }
 
-/// Whether anything about a meter still counts at `origin_us`, whatever the code makes of that: a grant that may be spent, something
-/// that was charged or may have been spent and has not drained, or something that this region charged and has not paid off, so that
-/// others had better hear of it.
+/// Whether a meter still counts at `origin_us`, independently of the code under test. It counts
+/// while a grant may be spent, or while a charge or a possible spend has not drained. It also
+/// counts while this region has not paid off its own charges, because peers should receive them.
 pub(crate) fn still_counts(meter: &OriginMeter, origin_us: u64) -> bool {
     meter.holders().any(|(_, node_grant)| node_grant.until_us > origin_us)
         || match meter.terms().algorithm() {
@@ -32,7 +34,7 @@ pub(crate) fn still_counts(meter: &OriginMeter, origin_us: u64) -> bool {
         }
 }
 
-/// What nodes held is spent when it ends at the latest, and drains from then on.
+/// Whether usage is left to drain. A grant counts as spent at its end, and drains from then on.
 fn has_not_drained(meter: &OriginMeter, origin_us: u64) -> bool {
     let terms = meter.terms();
     let [level, at, ..] = meter.numbers();
@@ -43,7 +45,8 @@ fn has_not_drained(meter: &OriginMeter, origin_us: u64) -> bool {
     let Some([_, _, _, _, own, _, _, apart, _, _, flags, _]) = meter.region_state_numbers() else {
         return level + held > elapsed * rate;
     };
-    // What is charged to a standing part drains there, after what all used has; a part without a rate drains as the whole.
+    // Usage charged to a regional share drains there, after the usage of all regions has drained. A
+    // share without a rate drains at the rate of the limit.
     let part = terms.cross_region().map_or(0, |cross_region| cross_region.share_amount);
     let (of_all, of_part) = if flags & ON_PART == 0 { (level + held, apart) } else { (level, apart + held) };
     let left = elapsed.saturating_sub(of_all.div_ceil(rate));
@@ -67,10 +70,10 @@ fn has_cells_left(meter: &OriginMeter, origin_us: u64) -> bool {
         || meter.holders().any(|(_, node_grant)| counts(ends(node_grant.until_us), node_grant.amount))
 }
 
-/// The flag of a meter that counts on its standing part, in what it keeps because other regions count it too.
+/// Flag in the region state of a meter: the meter counts on its regional share.
 pub(crate) const ON_PART: u64 = 2;
 
-/// The same of one that tells others what it charged to it.
+/// Flag in the region state of a meter: the meter publishes the usage that it charged to its share.
 pub(crate) const IS_SETTLING: u64 = 4;
 
 #[cfg(test)]
@@ -108,7 +111,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// A node asks for so many units of the first meter, and to hold so many more.
+    /// Sends a call for the first meter: `count` checks of cost 1, and a grant of `want` units.
     pub(crate) fn ask(
         partition: &mut Partition,
         now_us: u64,
@@ -141,7 +144,8 @@ pub(crate) mod tests {
         partition.apply(now_us, &call).expect("in order")
     }
 
-    /// When the first meter counts no more, s after it was asked for, to the second; and when the partition forgets it at the earliest.
+    /// Returns when the first meter no longer counts, and the earliest time at which the partition
+    /// expires it. Both are in seconds after `START_US`.
     fn counts_for_s(partition: &Partition) -> (u64, u64) {
         let meter = partition.meter(&name(0)).expect("known");
         let is_over = |second: &u64| !still_counts(meter, START_US + second * SECOND_US);

@@ -1,4 +1,5 @@
-//! The cases of a simpler model of grants, run with the shipped engine, beside what the model says.
+//! The cases of a simpler model of grants, run with the shipped engine, beside the results of the
+//! model.
 
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ const SECOND_US: u64 = 1_000_000;
 /// One way between a node and the origin, µs: a call takes two milliseconds.
 const DELAY_US: u64 = 1_000;
 
-/// A case of the model, and what the model says.
+/// A case of the model, with the results of the model.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// What it is called.
+    /// The name of the case.
     pub name: &'static str,
     nodes: usize,
     amount: u64,
@@ -28,7 +29,7 @@ pub struct Case {
     load_milli: u64,
     seconds: u64,
     spread: Spread,
-    /// Admitted, of what one bucket admits.
+    /// Units admitted, relative to one bucket.
     pub admitted: f64,
     /// The share of requests that waited for a call.
     pub waited: f64,
@@ -36,10 +37,10 @@ pub struct Case {
     pub updates: f64,
 }
 
-/// What the shipped engine makes of a case.
+/// The results of the shipped engine in a case.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelMeasurement {
-    /// Admitted, of what one bucket admits.
+    /// Units admitted, relative to one bucket.
     pub admitted: f64,
     /// The share of requests that waited for a call.
     pub waited: f64,
@@ -51,7 +52,8 @@ pub struct ModelMeasurement {
 
 type Row = (&'static str, usize, (u64, u64, u64), (u64, u64), Spread, (f64, f64, f64));
 
-/// Name; nodes; amount, seconds and burst; load in thousandths and how long; where; what the model says.
+/// Name; nodes; amount, seconds and burst; load in thousandths and its seconds; spread; the results
+/// of the model.
 const ROWS: &[Row] = &[
     ("1 node, 100/s, at 5 %", 1, (100, 1, 100), (5_000, 60), Spread::Even, (1.0, 0.007, 0.35)),
     ("1 node, 100/s, at 100 %", 1, (100, 1, 100), (100_000, 60), Spread::Even, (0.995, 0.007, 0.1)),

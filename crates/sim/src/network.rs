@@ -1,10 +1,10 @@
-//! The way between nodes and origin: late, lost, twice, out of order, or not at all.
+//! The network between nodes and origin. It delays, loses, duplicates and reorders messages.
 
 use fastrand::Rng;
 
 use crate::scenario::Faults;
 
-/// When the copies of a message arrive, µs after it was sent: none, one or two.
+/// Returns the delays of the copies of a message, µs: none, one or two.
 pub(crate) fn arrivals(rng: &mut Rng, faults: &Faults, delay_us: u64) -> impl Iterator<Item = u64> {
     let copies =
         if hits(rng, faults.loss_ppm) { 0 } else { 1 + usize::from(hits(rng, faults.duplicate_ppm)) };
@@ -18,7 +18,7 @@ fn time(rng: &mut Rng, faults: &Faults, delay_us: u64) -> u64 {
     delay_us + jitter + slow
 }
 
-/// Whether something happens that happens `ppm` times in a million.
+/// Draws whether an event with a probability of `ppm` millionths occurs.
 pub(crate) fn hits(rng: &mut Rng, ppm: u32) -> bool {
     ppm > 0 && rng.u32(0..1_000_000) < ppm
 }

@@ -22,7 +22,7 @@ pub(crate) const PARTITIONS: u16 = 4;
 /// The most limits that a request is under.
 const METERS_MAX: usize = 2;
 
-/// What a node makes of a request by itself.
+/// The decision of a node's memory about a request.
 pub(crate) enum SpendResult {
     Allowed,
     Denied,
@@ -32,7 +32,8 @@ pub(crate) enum SpendResult {
 /// A process.
 pub(crate) struct Node {
     pub(crate) id: NodeId,
-    /// Which process of this place it is: what was meant for an earlier one is not for it.
+    /// Number of the process at this index. A message to an earlier process does not reach a later
+    /// one.
     pub(crate) life: u32,
     pub(crate) engine: Engine,
     pub(crate) table: Table,
@@ -40,11 +41,11 @@ pub(crate) struct Node {
     space: KeySpace,
     /// Its own parts of limits.
     alone: KeySpace,
-    /// Until when nothing reaches it.
+    /// Time until which no message reaches the node, µs.
     pub(crate) cut_until_us: u64,
     /// When it is to be woken, by the true time.
     pub(crate) wake_us: u64,
-    /// Until when it stands still.
+    /// Time until which the node is frozen, µs.
     pub(crate) frozen_until_us: u64,
     /// Whether it takes no more requests.
     pub(crate) closing: bool,
@@ -84,7 +85,7 @@ impl Node {
         self.clock.read(true_us)
     }
 
-    /// Decides by what it holds.
+    /// Decides by the grants of the node.
     pub(crate) fn spend(&self, now: Now, metered: &[MeteredCharge]) -> SpendResult {
         let ask =
             |metered: &'_ MeteredCharge| (metered.rule.limit, self.digest(metered), metered.charge.cost);
@@ -168,7 +169,7 @@ impl Node {
         matches!(self.check(now, &self.alone, &parts), SpendResult::Allowed)
     }
 
-    /// Charges a request that nobody is asked about.
+    /// Charges a request without a check.
     pub(crate) fn owe(&mut self, now: Now, shared: bool, metered: &[MeteredCharge]) {
         let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
         for metered in metered {
@@ -177,7 +178,7 @@ impl Node {
         }
     }
 
-    /// Reports everything, and keeps nothing from now on.
+    /// Stops in order: the node reports all usage, and keeps no grant from now on.
     pub(crate) fn close(&mut self) {
         self.closing = true;
         self.engine.close();

@@ -1,4 +1,4 @@
-//! What was admitted against the limit and its bound, as a picture.
+//! A plot of the admissions against the limit and its bound.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ pub fn plot(report: &Report) -> String {
     let curve = &report.curve;
     let bound = curve.limit + curve.surplus;
     let highest = curve.points.iter().map(|(_, level)| *level).max().unwrap_or(0);
-    // A surplus that is far away would flatten everything else.
+    // A surplus far above the curve would flatten the rest of the plot.
     let top = highest.max(curve.limit).max(bound.min(2 * highest.max(curve.limit))).max(1) as f64 * 1.1;
     let across = |at_us: u64| MARGIN + at_us as f64 / report.simulated_us.max(1) as f64 * WIDTH;
     let up = |units: u64| MARGIN + HEIGHT - units as f64 / top * HEIGHT;

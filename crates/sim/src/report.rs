@@ -1,4 +1,4 @@
-//! What came of a world.
+//! The results of a world.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub enum Violation {
         /// When, µs after the world began.
         at_us: u64,
     },
-    /// What was admitted is not what the origin was told.
+    /// The charges at the origin do not match the admissions.
     Conservation {
         /// Which key.
         key: usize,
@@ -31,7 +31,7 @@ pub enum Violation {
         /// How many more may be charged than admitted.
         more: u64,
     },
-    /// The origin forgot a meter of which something still counted.
+    /// The origin expired a meter that still counted.
     Forgot {
         /// Which meter.
         key: usize,
@@ -59,12 +59,12 @@ pub enum Violation {
     },
     /// Requests were denied that one bucket would have admitted, in a world without faults.
     FalseDenials {
-        /// Units asked for.
+        /// Units requested.
         offered: u64,
         /// Units denied.
         denied: u64,
     },
-    /// Requests waited for the origin although their nodes could have been granted what they need.
+    /// Requests waited for the origin although it could have granted their nodes enough.
     Waits {
         /// Requests.
         requests: u64,
@@ -76,7 +76,7 @@ pub enum Violation {
         /// Which meter.
         key: usize,
     },
-    /// A node had more than one call under way in a lane.
+    /// A node had more than one call in flight in a session.
     Stampede {
         /// Which node.
         node: usize,
@@ -97,13 +97,13 @@ pub enum Violation {
         /// Since when one bucket would have been as good as new.
         since_us: u64,
     },
-    /// The origin left a request unanswered although nothing was wrong.
+    /// The origin did not answer a request although no fault was active.
     Unheard {
         /// Which key.
         key: usize,
         /// When it was given up, µs after the world began.
         at_us: u64,
-        /// When something was last wrong.
+        /// Time of the last fault, µs.
         since_us: u64,
     },
     /// A request was never answered.
@@ -195,7 +195,7 @@ impl fmt::Display for Violation {
 pub struct Steady {
     /// Requests.
     pub requests: u64,
-    /// Units asked for.
+    /// Units requested.
     pub offered: u64,
     /// Units admitted.
     pub admitted: u64,
@@ -206,18 +206,19 @@ pub struct Steady {
     pub false_denials: u64,
 }
 
-/// What was admitted for a key over time.
+/// The admissions of a key over time.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// When something was admitted, µs after the world began, and what counted against the limit then.
+    /// Time of each admission, µs after the world began, and the units that counted against the
+    /// limit then.
     pub points: Vec<(u64, u64)>,
-    /// What the limit and its tolerance allow.
+    /// Units that the limit and its tolerance allow.
     pub limit: u64,
-    /// What may be admitted above that after all that went wrong.
+    /// Units that may be admitted above that after the faults of the world.
     pub surplus: u64,
 }
 
-/// What came of a world.
+/// The results of a world.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The seed.
@@ -248,12 +249,12 @@ pub struct Report {
     pub calls: u64,
     /// Meters spoken of in all calls.
     pub updates: u64,
-    /// Things that went wrong on purpose.
+    /// Injected faults.
     pub faults: u64,
     /// Promises that were broken.
     pub violations: Vec<Violation>,
     /// The busiest key over time.
     pub curve: Curve,
-    /// What happened.
+    /// The trace of events.
     pub trace: Trace,
 }

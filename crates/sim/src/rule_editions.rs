@@ -33,7 +33,7 @@ impl Rule {
         Terms::new(&self.limit, scenario.tolerance_ppm, scenario.lapse, version)
     }
 
-    /// The same, with what becomes of lapsed grants changed.
+    /// Returns the terms with another treatment of lapsed grants.
     pub(crate) fn with_lapse(&self, scenario: &Scenario, lapse: Lapse) -> Terms {
         let version = u32::try_from(self.terms.version()).unwrap_or(u32::MAX);
         Terms::new(&self.limit, scenario.tolerance_ppm, lapse, version)
@@ -83,7 +83,7 @@ impl RuleEditions {
         usize::from(version.is_multiple_of(2))
     }
 
-    /// What it is under in each edition.
+    /// Returns the terms of a meter in each edition.
     pub(crate) fn all(&self, meter: usize) -> [Terms; 2] {
         [0, 1].map(|edition| self.rule(edition, meter).terms)
     }
@@ -115,13 +115,14 @@ pub(crate) fn is_alike(one: &Terms, other: &Terms) -> bool {
     kind(one) == kind(other)
 }
 
-/// Whether two limits allow the same, whatever their versions and whatever becomes of lapsed grants.
+/// Whether two limits allow the same, regardless of their versions and their treatment of lapsed
+/// grants.
 pub(crate) fn is_same(one: &Terms, other: &Terms) -> bool {
     is_alike(one, other)
         && (one.amount(), one.burst(), one.capacity()) == (other.amount(), other.burst(), other.capacity())
 }
 
-/// What the limit of a world changes to, or the limit itself if that makes no sense.
+/// Returns the changed limit of a world, or the limit itself if the change is not valid.
 fn changed(scenario: &Scenario) -> Limit {
     let limit = &scenario.limit;
     let (amount, period) = (u64::from(limit.amount()), Duration::from_micros(limit.period_us()));

@@ -1,4 +1,4 @@
-//! What a world is like: limits, load and what goes wrong.
+//! The parameters of a world: limits, load and faults.
 
 use tidegate_core::engine::EngineSettings;
 use tidegate_core::origin::Lapse;
@@ -9,9 +9,9 @@ use tidegate_core::{Class, Limit};
 pub enum Shape {
     /// Evenly, at random.
     Steady,
-    /// The same, where each request is drawn when the one before it comes: for loads of millions.
+    /// The same, but each request is drawn when the previous one arrives: for loads of millions.
     Poisson,
-    /// One after the other: each comes a while after the answer to the one before it.
+    /// In sequence: each request follows the answer to the previous one after a pause.
     Sequence,
     /// In bursts with quiet between them.
     Bursts,
@@ -26,7 +26,7 @@ pub enum Spread {
     Even,
     /// Nine in ten to the key's own node.
     Home,
-    /// Most to the first few nodes, whatever the key.
+    /// Most to the first few nodes, regardless of the key.
     Few,
     /// Half of them to the first node, the others to any.
     Half,
@@ -36,7 +36,7 @@ pub enum Spread {
     Zipf,
 }
 
-/// What goes wrong. Shares are in millionths.
+/// The faults of a world. Fractions are in millionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Messages that get lost.
@@ -53,23 +53,23 @@ pub struct Faults {
     pub restarts: u32,
     /// How many times all nodes are replaced, one after another.
     pub deploys: u32,
-    /// How many times a node stands still, and then goes on where it was.
+    /// Times that a node freezes, and later continues.
     pub freezes: u32,
-    /// How long a node stands still at most.
+    /// Longest freeze of a node, µs.
     pub freeze_us: u64,
     /// How many times a node is cut off for a while.
     pub cuts: u32,
-    /// Whether a cut goes one way only: what the node says arrives, the answer does not.
+    /// Whether a cut blocks one direction only: calls arrive, and replies do not.
     pub one_way: bool,
     /// How long a cut lasts.
     pub cut_us: u64,
-    /// How many times the origin comes back with all its data after a pause.
+    /// Times that the origin returns with all its data after a pause.
     pub pauses: u32,
-    /// How many times it comes back without what it was last told.
+    /// Times that the origin returns without its last writes.
     pub losses: u32,
-    /// How many times it comes back with nothing at all.
+    /// Times that the origin returns without any data.
     pub wipes: u32,
-    /// How far the clocks of nodes run apart, millionths.
+    /// Largest deviation of the clock rates of nodes, millionths.
     pub skew_ppm: u32,
     /// How many times the wall clock of a node steps by an hour.
     pub node_steps: u32,
@@ -77,11 +77,11 @@ pub struct Faults {
     pub origin_steps: u32,
     /// How many times the limit changes, and back.
     pub rule_changes: u32,
-    /// What it changes to.
+    /// The kind of that change.
     pub change: RuleChange,
 }
 
-/// What a limit changes to.
+/// A change of a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RuleChange {
     /// Half of it.
@@ -96,19 +96,19 @@ pub enum RuleChange {
 /// A world before it begins.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Everything is drawn from this.
+    /// The seed that determines the world.
     pub seed: u64,
     /// The limit of every key.
     pub limit: Limit,
     /// Millionths tolerated above the burst.
     pub tolerance_ppm: u32,
-    /// What becomes of a grant that was not reported.
+    /// Treatment of a grant that was not reported in time.
     pub lapse: Lapse,
-    /// What decides when the origin does not.
+    /// The class of the limit, which selects the fallback.
     pub class: Class,
     /// Nodes.
     pub nodes: usize,
-    /// Keys, asked for with weights that fall like 1/n.
+    /// Keys, with request weights that fall like 1/n.
     pub keys: usize,
     /// Whether every request is also under a limit that all keys share, twice as wide.
     pub shared: bool,
@@ -121,22 +121,22 @@ pub struct Scenario {
     /// From when on [`Report::steady`](crate::Report::steady) counts: a load's first moments are a
     /// matter of bursts.
     pub steady_from_us: u64,
-    /// Whether the requests are kept that did not pass, to tell which of them one bucket would have
-    /// let pass.
+    /// Whether refused requests are recorded, to find those that one bucket would have admitted.
     pub keeps_refusals: bool,
     /// How requests come.
     pub shape: Shape,
-    /// What requests cost: 1 to this.
+    /// Largest cost of a request. The smallest is 1.
     pub cost_max: u64,
-    /// Whether a request costs something else under the limit that all keys share: nothing, or up to a tenth of that.
+    /// Whether a request has another cost under the limit that all keys share: from 0 to a tenth of
+    /// that limit's burst.
     pub uneven: bool,
-    /// How many cost the whole burst, in a million.
+    /// Requests that cost the full burst, in a million.
     pub large_ppm: u32,
-    /// How many are charged without being asked about, in a million.
+    /// Requests that are charged without a check, in a million.
     pub charges_ppm: u32,
     /// One way between a node and the origin.
     pub delay_us: u64,
-    /// What goes wrong.
+    /// The faults of the world.
     pub faults: Faults,
     /// How many meters in a second may be due at a node before it takes longer for them.
     pub updates_per_s_max: u64,
@@ -154,7 +154,7 @@ impl Scenario {
         self.keys + usize::from(self.shared)
     }
 
-    /// The meters of a request for a key, with what it costs under each.
+    /// Returns the meters of a request for a key, with its cost under each.
     pub(crate) fn charges_of(&self, demand: Demand) -> impl Iterator<Item = Charge> + use<> {
         let own = Charge { meter: demand.key, cost: demand.cost };
         let shared = Charge { meter: self.keys, cost: demand.shared_cost };
@@ -162,19 +162,19 @@ impl Scenario {
     }
 }
 
-/// What a request is for.
+/// A request: its key and its costs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     pub(crate) key: usize,
-    /// What it costs under the key's own limit.
+    /// Cost under the key's own limit, in units.
     pub(crate) cost: u64,
-    /// What it costs under the limit that all keys share, if there is one.
+    /// Cost under the limit that all keys share, if there is one, in units.
     pub(crate) shared_cost: u64,
     /// Whether it passed already, and is only charged.
     pub(crate) is_charge: bool,
 }
 
-/// What a request costs under one limit.
+/// The cost of a request under one limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charge {
     pub(crate) meter: usize,

@@ -1,4 +1,4 @@
-//! What happens in a world, in its order: by time, and at one time as it was scheduled.
+//! The events of a world, ordered by time, and at the same time by the order of scheduling.
 
 use std::cmp::Ordering;
 

@@ -12,7 +12,7 @@ use crate::world::run;
 /// One way between a node and the origin, µs.
 const DELAY_US: u64 = 250;
 
-/// A day: nothing drains during a sequence.
+/// A day, so that no unit drains during a sequence.
 const PERIOD: Duration = Duration::from_hours(24);
 
 const LIMITS: [u64; 10] = [1, 2, 3, 5, 10, 20, 50, 100, 400, 1_000];
@@ -20,7 +20,7 @@ const LIMITS: [u64; 10] = [1, 2, 3, 5, 10, 20, 50, 100, 400, 1_000];
 /// The pause between an answer and the next request, µs.
 const PAUSES_US: [u64; 3] = [300, 3_000, 100_000];
 
-/// Requests for a fresh key, each after the answer to the one before.
+/// Requests for a fresh key, each after the answer to the previous one.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceCase {
     /// Nodes of the region.
@@ -29,7 +29,7 @@ pub struct SequenceCase {
     pub limit: u64,
     /// The pause between an answer and the next request, µs.
     pub pause_us: u64,
-    /// Whether nodes are asked in turn, or at random.
+    /// Whether requests come to nodes in turn, or at random.
     pub in_turn: bool,
 }
 

@@ -13,7 +13,7 @@ const TRIES: usize = 400;
 
 type Change = fn(&mut Scenario);
 
-/// What makes a world smaller, the most effective first.
+/// Changes that make a world smaller, the most effective first.
 const CHANGES: &[Change] = &[
     |world| world.faults = Faults::default(),
     |world| world.requests /= 2,
@@ -52,7 +52,7 @@ const CHANGES: &[Change] = &[
     |world| world.requests -= world.requests / 5,
 ];
 
-/// The smallest world found that still breaks this promise, and what came of it.
+/// Returns the smallest world found that still breaks this promise, and its report.
 pub fn shrink(scenario: &Scenario, bug: Option<Bug>, violation: &Violation) -> (Scenario, Report) {
     let makes_sense = |world: &Scenario| world.requests > 0 && world.length_us > 0;
     let breaks = |world: &Scenario| breaks(world, bug, violation);
@@ -61,7 +61,8 @@ pub fn shrink(scenario: &Scenario, bug: Option<Bug>, violation: &Violation) -> (
     (smallest, report)
 }
 
-/// The smallest world that changes lead to and that still breaks something, of so many that are tried.
+/// Returns the smallest world that the changes lead to and that still breaks a promise, after at
+/// most `worlds_max` attempts.
 pub(crate) fn smallest<S: Clone + Debug>(
     scenario: &S,
     changes: &[fn(&mut S)],
@@ -81,7 +82,7 @@ pub(crate) fn smallest<S: Clone + Debug>(
     smallest
 }
 
-/// The world after a change, unless that changes nothing.
+/// Returns the world after a change, unless it is the same.
 fn changed<S: Clone + Debug>(scenario: &S, change: fn(&mut S)) -> Option<S> {
     let mut after = scenario.clone();
     change(&mut after);

@@ -1,4 +1,4 @@
-//! Where known mistakes are made: on the way between nodes and origin, never inside what is shipped.
+//! Injects known mistakes between nodes and origin, never into the shipped code.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::node::meter_of;
 use crate::rule_editions::RuleEditions;
 use crate::scenario::Scenario;
 
-/// What a node that is mistaken about its grant takes for its life, µs.
+/// Life of a grant as a mistaken node assumes it, µs.
 const LIFE_US: u64 = 1_000_000;
 
-/// Makes one known mistake, or none.
+/// The injector of one known mistake, or of none.
 pub(crate) struct Spoiler {
     pub(crate) bug: Option<Bug>,
-    /// The numbers that calls get which are taken for new ones.
+    /// Last sequence numbers of calls that count as new ones.
     sequences: BTreeMap<(NodeId, u16), u64>,
     /// The latest time that the origin's clock showed.
     latest_us: u64,
@@ -29,7 +29,7 @@ impl Spoiler {
         Self { bug, sequences: BTreeMap::new(), latest_us: 0 }
     }
 
-    /// What really leaves a node when it sends a call, for the first time or again.
+    /// Returns the calls that leave a node when it sends one, for the first time or again.
     pub(crate) fn on_send(&self, call: &Arc<Call>, again: bool) -> Vec<Arc<Call>> {
         match self.bug {
             Some(Bug::DropsOnFailure) if again => {
@@ -46,7 +46,7 @@ impl Spoiler {
         }
     }
 
-    /// What an origin makes of a call.
+    /// Changes a call as it arrives at the origin.
     pub(crate) fn at_origin(
         &mut self,
         call: &mut Call,
@@ -106,7 +106,7 @@ impl Spoiler {
         }
     }
 
-    /// What a node that is left alone goes by.
+    /// Returns the state that the fallback of a node uses.
     pub(crate) fn fallback_state(&self, known: FallbackState) -> FallbackState {
         match self.bug {
             Some(Bug::WholeLimitAlone) => FallbackState { processes: 1, remaining: None },
@@ -114,18 +114,18 @@ impl Spoiler {
         }
     }
 
-    /// What an origin takes for the time.
+    /// Returns the time that the origin uses, µs.
     pub(crate) fn origin_us(&mut self, clock_us: u64) -> u64 {
         self.latest_us = self.latest_us.max(clock_us);
         if self.bug == Some(Bug::TimeStandsStill) { self.latest_us } else { clock_us }
     }
 
-    /// By which time an origin drops what is over.
+    /// Returns the time by which an origin expires meters, µs.
     pub(crate) fn over_us(&self, origin_us: u64) -> u64 {
         if self.bug == Some(Bug::ForgetsEarly) { origin_us + TOO_EARLY_US } else { origin_us }
     }
 
-    /// Which call a node takes an answer for.
+    /// Returns the sequence number of the call to which a node assigns a reply.
     pub(crate) fn answers_call(&self, sequence: u64, in_flight: Option<u64>) -> u64 {
         match self.bug {
             Some(Bug::TakesAnyAnswer) => in_flight.unwrap_or(sequence),
@@ -133,7 +133,7 @@ impl Spoiler {
         }
     }
 
-    /// What a node makes of the answer to its call, which was under way for `away_us`.
+    /// Changes the reply to a call that was in flight for `away_us`.
     pub(crate) fn on_reply(&self, reply: &mut CallReply, call: &Call, away_us: u64) {
         let meter_reply = reply.meters.iter_mut();
         match self.bug {

@@ -19,11 +19,11 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
     let rng = &mut rng;
     let nodes = pick(rng, &[1, 2, 3, 4, 8, 16]);
     let keys = pick(rng, &[1, 2, 4, 12]);
-    // The load of the busiest key, so that limits are often just about reached.
+    // Requests per second for the busiest key, so that limits are often just reached.
     let busiest = requests * SECOND_US / length_us.max(1) / 2 + 1;
     let seconds = pick(rng, &[1, 1, 10, 60]);
     let about = pick(rng, &[1, 5, 10, 50, 100, 1_000]).max(busiest * rng.u64(1..=8) / 4);
-    // In one world in six the busiest key is asked for ten times as often as it may.
+    // In one world in six the demand for the busiest key is ten times its limit.
     let attacked = rng.u8(0..6) == 0;
     let amount = if attacked { (busiest * seconds / 10).max(1) } else { about };
     let period = Duration::from_secs(seconds);

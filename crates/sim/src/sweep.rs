@@ -19,7 +19,7 @@ pub struct Size {
     pub requests: u64,
 }
 
-/// What came of many worlds.
+/// The results of many worlds.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// How many worlds.
@@ -36,15 +36,15 @@ pub struct Summary {
     pub alone: u64,
     /// The longest that one waited, µs.
     pub longest_wait_us: u64,
-    /// Units admitted, and what one bucket for each key would have admitted.
+    /// Units admitted.
     pub admitted: u64,
     /// Units that one bucket for each key would have admitted.
     pub ideal: u64,
     /// Meters spoken of in all calls.
     pub updates: u64,
-    /// Things that went wrong on purpose.
+    /// Injected faults.
     pub faults: u64,
-    /// One number for everything that happened, whatever the number of threads.
+    /// A hash of all events, which does not depend on the number of threads.
     pub trace_hash: u64,
     /// The seeds of worlds that broke a promise, in order.
     pub broken: Vec<(u64, Vec<Violation>)>,
@@ -78,7 +78,7 @@ pub fn sweep(seeds: Range<u64>, size: Size, threads: usize, progress: &(dyn Fn()
     summary
 }
 
-/// Sums up what comes of each seed, on several threads, and calls `progress` after each.
+/// Runs each seed on several threads, sums up the results, and calls `progress` after each.
 pub(crate) fn over_seeds<R, S: Default + Send>(
     seeds: Range<u64>,
     threads: usize,
@@ -115,8 +115,8 @@ pub(crate) fn with_world(hash: u64, seed: u64, trace: u64) -> u64 {
     hash.wrapping_add(mixed.rotate_left(31))
 }
 
-/// The first seed whose world notices a known mistake, and the promise that it broke. A mistake in dividing room shows
-/// in worlds of uneven nodes, which have no seed.
+/// Returns the first seed with a world that notices a known mistake, and the violation. A mistake
+/// in the division of room shows in worlds of uneven nodes, which have no seed.
 pub fn catch(bug: Bug, seeds: Range<u64>, size: Size) -> Option<(Option<u64>, Violation)> {
     let loads = if bug.is_of_division() { half_loads() } else { Vec::new() };
     let loads = loads.into_iter().map(|scenario| (None, scenario));

@@ -1,12 +1,12 @@
-//! What happened, as one number and, on request, line by line.
+//! The events of a world, as one hash and, on request, line by line.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// How many of the last lines are kept. Higher: more to read after a failure; slower.
+/// Number of the last lines that are retained. Higher: more to read after a failure; slower.
 const LINES_KEPT: usize = 100_000;
 
-/// A running hash of everything that happened, and the last of it in words.
+/// A running hash of all events, and the last events as text.
 #[derive(Clone, Debug)]
 pub struct Trace {
     hash: u64,
@@ -19,10 +19,10 @@ impl Trace {
         Self { hash: 0xcbf2_9ce4_8422_2325, lines: VecDeque::new(), keeps_lines }
     }
 
-    /// Takes in that something happened: a few numbers that tell it from anything else, and how to say it.
+    /// Records an event: numbers that identify it, and its text.
     pub(crate) fn note(&mut self, numbers: [u64; 4], words: impl FnOnce() -> String) {
         for number in numbers {
-            // FNV-1a, a word at a time: nobody attacks a simulation.
+            // FNV-1a, a word at a time: a simulation has no attackers.
             self.hash = (self.hash ^ number).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
         }
         if self.keeps_lines {
@@ -33,7 +33,7 @@ impl Trace {
         }
     }
 
-    /// One number for everything that happened.
+    /// A hash of all events.
     pub fn hash(&self) -> u64 {
         self.hash
     }

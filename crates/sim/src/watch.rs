@@ -20,15 +20,15 @@ use crate::world::{EPOCH_US, FIRST_BOOT};
 /// By how much more than its deadline a request may wait, in sixteenths of it: clocks may run slow.
 const LATE_SIXTEENTHS: u64 = 1;
 
-/// How long a key that could pass may be denied beside the time that its bucket takes to drain four times, µs: what a dead
-/// node held is lost first, and drains then.
+/// Longest denial of a key that could pass, beyond the time in which its bucket drains four times,
+/// µs. The grant of a dead node lapses first, and drains then.
 const LOCKED_OUT_US: u64 = 5_000_000;
 
 /// One way between a node and the origin that is quick, µs: to wait for a call that is under way, and then for one's own, takes
 /// less than the deadline.
 const QUICK_US: u64 = 1_000;
 
-/// One lane of one process.
+/// One session of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SessionId {
     pub(crate) node: usize,
@@ -39,7 +39,7 @@ pub(crate) struct SessionId {
 /// A call, and when it was first sent.
 type Flight = (Arc<Call>, u64);
 
-/// What is known about one meter.
+/// The observed history of one meter.
 struct MeterHistory {
     /// The limits that it is under before and after a change.
     terms: [Terms; 2],
@@ -48,46 +48,47 @@ struct MeterHistory {
     /// The highest version of the limit that anyone brought to this life of the store, and which life that is.
     version: u64,
     boot: u64,
-    /// What was charged without being asked about, in units.
+    /// Units charged without a check.
     owed: u64,
-    /// What passed: when, and what it cost.
+    /// Admissions: time in µs, and cost.
     admissions: Vec<(u64, u64)>,
-    /// What one bucket would have let pass.
+    /// The admissions of one bucket that sees all requests.
     ideal: Judge,
-    /// When something last passed.
+    /// Time of the last admission, µs.
     passed_us: u64,
     /// Units of grants that the origin wrote off, and those of them that nodes spent and reported later.
     written_off: u64,
     late: u64,
-    /// Units that a store lost: what was charged, and what nodes held.
+    /// Units that a store lost: charges and grants.
     lost: u64,
-    /// Units that were charged again, and refunded again, with calls of lanes that the store had
-    /// forgotten, as it may.
+    /// Units that were charged again, and refunded again, by calls of sessions that the store had
+    /// expired, as it may.
     again: u64,
     refunded_again: u64,
     /// Units that nodes let pass by their own parts.
     alone: u64,
-    /// Units that nodes have yet to tell the origin, of what was let pass or charged without it, and the most that these ever were.
+    /// Units admitted or charged without the origin that nodes have not reported yet, and the
+    /// maximum of these.
     untold: u64,
     untold_most: u64,
 }
 
-/// Units that passed at the origin and were not heard of yet, and those that were given back. Fewer than none, where a store lost
-/// that they had passed.
+/// Units that passed at the origin and that the node has not received yet, and units that were
+/// given back. Negative if a store lost the admission.
 #[derive(Clone, Copy, Default)]
 struct OpenUnits {
     passed: i64,
     given_back: i64,
 }
 
-/// What an origin knew of a meter before a call.
+/// The origin's state of a meter before a call.
 pub(crate) struct MeterBefore {
     /// Units that had been charged, and refunded.
     charged: u64,
     refunded: u64,
-    /// What nodes held, in units.
+    /// Units that nodes hold in grants.
     held: u64,
-    /// What was held for longer than it may be, by whom.
+    /// Grants past their end: node and units.
     over: Vec<(NodeId, u64)>,
     /// Whether it had a grant of the caller that was not.
     has_own: bool,
@@ -119,26 +120,29 @@ struct Denial {
     key: usize,
     meters: Vec<usize>,
     at_us: u64,
-    /// When something last went wrong.
+    /// Time of the last fault, µs.
     troubled_us: u64,
-    /// How long it takes to drain what the origin may have been told too much of until then.
+    /// Time in which the largest unreported usage until then drains, µs: the origin may receive it
+    /// all at once.
     owed_us: u64,
 }
 
-/// Everything that checkers remember.
+/// The state of all checkers.
 pub(crate) struct Watch {
     meters: Vec<MeterHistory>,
     in_flight: BTreeMap<SessionId, Flight>,
-    /// What passed at the origin, by who asked and of which meter.
+    /// Units that passed at the origin, by requesting node and meter.
     open: BTreeMap<(NodeId, usize), OpenUnits>,
-    /// Units that each node has yet to tell the origin of each meter.
+    /// Units that each node has not reported yet, by meter.
     untold: BTreeMap<(NodeId, usize), u64>,
-    /// When the origin last heard of each lane, by its clock, and how many it may have forgotten.
+    /// Time of the last call of each session, µs by the origin's clock, and the number of sessions
+    /// that the origin may have expired.
     sessions: BTreeMap<(u16, NodeId), u64>,
     forgotten_sessions: usize,
     /// The nodes that died.
     crashed: BTreeSet<NodeId>,
-    /// What nodes let pass by their own parts, each by its own clock; nothing where limits change, or clocks that windows go by.
+    /// Usage that nodes admitted from their node shares, each by its own clock. `None` if limits
+    /// change, or if the wall clocks of nodes step.
     parts: Option<BTreeMap<(NodeId, usize), Judge>>,
     /// A node's part of each limit.
     part_terms: Vec<Terms>,
@@ -147,19 +151,19 @@ pub(crate) struct Watch {
     deadline_us: u64,
     troubled_us: u64,
     denials: Vec<Denial>,
-    /// Whether the way between nodes and origin is good enough for a key to get what it may.
+    /// Whether the network between nodes and origin is good enough for a key to get its full limit.
     is_reachable: bool,
     /// Whether two calls one after the other are over before a request is given up.
     is_quick: bool,
-    /// Whether more is charged than anybody was asked about.
+    /// Whether some units are charged without a check.
     has_debt: bool,
     /// From when on the steady load is measured, by the true time; the units that one bucket had
     /// admitted by then.
     steady_from_us: u64,
     ideal_before: Option<u64>,
     offered: Steady,
-    /// Requests for the busiest key that did not pass: when, and their cost. Kept where the load is
-    /// at most the limit.
+    /// Refused requests for the busiest key: time in µs, and cost. Recorded if the load is at most
+    /// the limit.
     refusals: Option<Vec<(u64, u64)>>,
     violations: Vec<Violation>,
 }
@@ -216,7 +220,8 @@ impl Watch {
         }
     }
 
-    /// One of each kind is enough: the first says most.
+    /// Records a violation. The first one of each kind is enough, because it is the most
+    /// informative.
     fn report(&mut self, violation: Violation) {
         let same = |known: &Violation| known.is_like(&violation);
         if !self.violations.iter().any(same) {
@@ -228,7 +233,7 @@ impl Watch {
         std::mem::take(&mut self.violations)
     }
 
-    /// Something goes wrong until this time.
+    /// Records a fault that lasts until this time.
     pub(crate) fn troubled(&mut self, until_us: u64) {
         self.troubled_us = self.troubled_us.max(until_us);
     }
@@ -286,7 +291,7 @@ impl Watch {
         Steady { admitted, ideal, false_denials, ..self.offered }
     }
 
-    /// Notes what a node let pass by its parts of the limits, by its own clock.
+    /// Records the usage that a node admitted from its node shares, by its own clock.
     pub(crate) fn passed_alone(&mut self, node: NodeId, now: Now, charges: impl Iterator<Item = Charge>) {
         for Charge { meter, cost } in charges {
             self.meters[meter].alone += cost;
@@ -301,7 +306,7 @@ impl Watch {
         }
     }
 
-    /// Nobody who was left alone let pass more than its part.
+    /// Checks that no node without the origin admitted more than its node share.
     pub(crate) fn judge_parts(&self) -> Option<Violation> {
         let mut parts = self.parts.iter().flatten();
         let (meter, excess) =
@@ -309,9 +314,10 @@ impl Watch {
         Some(Violation::Part { key: meter, excess })
     }
 
-    /// Units that may pass above the limit of a meter because nodes let some pass alone. When the origin last let something pass, the
-    /// limit held for all that it had been told: what it had not been told comes on top. From then on nodes let pass no more than their
-    /// parts, whose rates are together at most that of the limit: each its burst, once in its life.
+    /// Units that may pass above the limit of a meter because of node shares. At the last admission
+    /// of the origin, the limit held for all reported usage, so unreported usage comes on top. From
+    /// then on nodes admit at most their node shares. The rates of these add up to at most that of
+    /// the limit. So each node adds the burst of its share, once in its life.
     pub(crate) fn above_alone(&self, meter: usize) -> u64 {
         let MeterHistory { alone, untold_most, .. } = &self.meters[meter];
         let Some(parts) = &self.parts else { return *alone };
@@ -319,7 +325,7 @@ impl Watch {
         (untold_most + nodes * self.part_terms[meter].burst()).min(*alone)
     }
 
-    /// Notes what was charged without being asked about.
+    /// Records units charged without a check.
     pub(crate) fn owed(&mut self, node: NodeId, charges: impl Iterator<Item = Charge>) {
         for Charge { meter, cost } in charges {
             self.meters[meter].owed += cost;
@@ -334,7 +340,7 @@ impl Watch {
         seen.untold_most = seen.untold_most.max(seen.untold);
     }
 
-    /// Notes what a call told the origin of what had passed without it.
+    /// Records the usage admitted without the origin that a call reports.
     pub(crate) fn note_report(&mut self, call_sent: &Call) {
         for update in &call_sent.updates {
             let meter = meter_of(&update.key);
@@ -345,27 +351,29 @@ impl Watch {
         }
     }
 
-    /// Notes that a node died, and tells nobody any more.
+    /// Records that a node died, and reports no more.
     pub(crate) fn crashed(&mut self, node: NodeId) {
         self.crashed.insert(node);
     }
 
-    /// Units of a meter that nodes which died have told nobody. Who was stopped in an orderly way has told everything.
+    /// Units of a meter that dead nodes have not reported. A node that stops in order reports all
+    /// usage.
     pub(crate) fn left_unsaid(&self, meter: usize) -> u64 {
         let of_dead = |(node, of): &(NodeId, usize)| *of == meter && self.crashed.contains(node);
         self.untold.iter().filter(|(of, _)| of_dead(of)).map(|(_, units)| units).sum()
     }
 
-    /// What an origin knows of the meters of a call before it comes.
+    /// Returns the origin's state of the meters of a call before the call arrives.
     pub(crate) fn before(partition: &Partition, call: &Call, origin_us: u64) -> Vec<MeterBefore> {
         let before =
             |update: &MeterUpdate| MeterBefore::new(partition.meter(&update.key), call.node, origin_us);
         call.updates.iter().map(before).collect()
     }
 
-    /// Notes by which limits the origin has to count the meters of a call: by the highest version that anyone brought to this
-    /// life of the store, whatever it makes of that. What nodes held before the call they may spend under the limit that was; what
-    /// they held before a store lost its data, nobody knows.
+    /// Records the limits by which the origin has to count the meters of a call: the highest
+    /// version in this life of the store, regardless of the code under test. Nodes may spend
+    /// earlier grants under the old limit. After lost writes, the amount of those grants is
+    /// unknown.
     pub(crate) fn counted_by(
         &mut self,
         partition: &Partition,
@@ -390,7 +398,8 @@ impl Watch {
         }
     }
 
-    /// Where calls are quick and none is lost, the origin answers everyone but just after something went wrong.
+    /// Checks that the origin answers every request except just after a fault, if calls are quick
+    /// and none is lost.
     pub(crate) fn unanswered(&mut self, key: usize, now_us: u64) {
         let since_us = self.troubled_us;
         if self.is_reachable && self.is_quick && now_us > since_us + LOCKED_OUT_US {
@@ -398,8 +407,9 @@ impl Watch {
         }
     }
 
-    /// Nobody is denied for long what one bucket would let pass. What passed at the origin may not be known here yet, so this
-    /// only notes whom to look at in the end.
+    /// Records a key that seems to be denied for long although one bucket would admit it.
+    /// `judge_denials` checks it in the end, because admissions at the origin may not be known here
+    /// yet.
     pub(crate) fn denied(&mut self, key: usize, charges: impl Iterator<Item = Charge>, now_us: u64) {
         let charges: Vec<Charge> = charges.collect();
         let burst = |meter: usize| self.meters[meter].terms.iter().map(Terms::burst).min().unwrap_or(0);
@@ -420,14 +430,15 @@ impl Watch {
     /// Since when one bucket would have let a denied request pass, if that is long.
     fn is_locked_out(&self, denial: &Denial, last_us: impl Fn(&usize) -> u64) -> Option<u64> {
         let drain_us = |meter: &usize| self.meters[*meter].terms.iter().map(drain_us).max().unwrap_or(0);
-        // What passed alone is told all at once, and drains first.
+        // Usage admitted without the origin is reported all at once, and drains first.
         let free_us = |meter: &usize| last_us(meter) + 4 * drain_us(meter) + denial.owed_us;
         let since_us = denial.meters.iter().map(free_us).max().unwrap_or(0).max(denial.troubled_us);
         (denial.at_us > since_us + LOCKED_OUT_US).then_some(since_us)
     }
 
-    /// Looks at the denials again, now that everything is known and admissions are in order. One denial is none: what passed
-    /// for someone who had stopped waiting is on its way back. A key is locked out if it is denied for long.
+    /// Checks the recorded denials again, now that all admissions are known and in order. A key is
+    /// locked out if it is denied for long. A single denial does not count: units admitted for an
+    /// abandoned request are on their way back.
     pub(crate) fn judge_denials(&mut self) {
         let mut first: BTreeMap<(usize, u64), u64> = BTreeMap::new();
         for denial in std::mem::take(&mut self.denials) {
@@ -444,7 +455,7 @@ impl Watch {
         }
     }
 
-    /// Nobody waits beyond the deadline.
+    /// Checks that no request waits beyond the deadline.
     pub(crate) fn waited(&mut self, waited_us: u64) {
         let most_us = self.deadline_us + self.deadline_us * LATE_SIXTEENTHS / 16;
         if waited_us > most_us {
@@ -460,7 +471,7 @@ impl Watch {
         self.in_flight.get(&session).map(|(call, _)| call.sequence)
     }
 
-    /// A lane has one call under way.
+    /// Checks that a session has one call in flight.
     pub(crate) fn sent(&mut self, session: SessionId, call: &Arc<Call>, now_us: u64) {
         match self.in_flight.get(&session).map(|(call, _)| call.sequence) {
             Some(before) if before == call.sequence => return,
@@ -470,12 +481,13 @@ impl Watch {
         self.in_flight.insert(session, (Arc::clone(call), now_us));
     }
 
-    /// The call that this is the answer to, if it was under way.
+    /// Returns the call that a reply belongs to, if it was in flight.
     pub(crate) fn answered(&mut self, session: SessionId, sequence: u64) -> Option<Flight> {
         if self.is_in_flight(session, sequence) { self.in_flight.remove(&session) } else { None }
     }
 
-    /// Notes what a call wrote off of what nodes held, and what it reports of a grant that was written off before.
+    /// Records the grants that a call wrote off, and the usage that it reports of a grant written
+    /// off before.
     pub(crate) fn lapsed(&mut self, partition: &Partition, call_sent: &Call, before: &[MeterBefore]) {
         for (update, before) in call_sent.updates.iter().zip(before) {
             let Some(meter) = partition.meter(&update.key) else { continue };
@@ -485,7 +497,7 @@ impl Watch {
         }
     }
 
-    /// Nothing is forgotten that still counts. What nodes held of a meter is written off with it.
+    /// Checks that an expired meter no longer counts. Its grants are written off with it.
     pub(crate) fn forgot(&mut self, meter: usize, was: &OriginMeter, origin_us: u64, now_us: u64) {
         self.meters[meter].written_off += was.held();
         if still_counts(was, origin_us) {
@@ -493,12 +505,13 @@ impl Watch {
         }
     }
 
-    /// Notes that the origin heard of a lane.
+    /// Records that a call of a session reached the origin.
     pub(crate) fn heard_of(&mut self, partition: u16, node: NodeId, origin_us: u64) {
         self.sessions.insert((partition, node), origin_us);
     }
 
-    /// Notes that the origin dropped what is over: also lanes that it has not heard of for long, by its clock.
+    /// Records that the origin expired state, including sessions without a call for
+    /// `SESSION_RETENTION_US`, by its clock.
     pub(crate) fn forgot_sessions(&mut self, partition: u16, origin_us: u64) {
         let is_over = |seen_us: u64| seen_us + SESSION_RETENTION_US <= origin_us;
         let before = self.sessions.len();
@@ -506,12 +519,13 @@ impl Watch {
         self.forgotten_sessions += before - self.sessions.len();
     }
 
-    /// Whether the origin may have forgotten what it answered somebody who goes on: it takes that for a loss of its writes.
+    /// Whether the origin may have expired the session of a node that continues. The origin takes
+    /// this for lost writes.
     pub(crate) fn has_forgotten_sessions(&self) -> bool {
         self.forgotten_sessions > 0
     }
 
-    /// Notes what a call charged that was decided before.
+    /// Records the charges of a call that was decided before.
     pub(crate) fn repeated(&mut self, partition: &Partition, call_sent: &Call, before: &[MeterBefore]) {
         for (update, before) in call_sent.updates.iter().zip(before) {
             let meter = partition.meter(&update.key);
@@ -521,17 +535,17 @@ impl Watch {
         }
     }
 
-    /// Units that were charged again because the origin had forgotten a lane.
+    /// Units that were charged again because the origin had expired a session.
     pub(crate) fn again(&self, meter: usize) -> u64 {
         if self.has_forgotten_sessions() { self.meters[meter].again } else { 0 }
     }
 
-    /// Units that were refunded again because the origin had forgotten a lane.
+    /// Units that were refunded again because the origin had expired a session.
     pub(crate) fn refunded_again(&self, meter: usize) -> u64 {
         if self.has_forgotten_sessions() { self.meters[meter].refunded_again } else { 0 }
     }
 
-    /// Notes what a store lost of what was charged to a meter and held of it.
+    /// Records the units of a meter that a store lost: charges and grants.
     pub(crate) fn lost(&mut self, meter: usize, units: u64) {
         self.meters[meter].lost += units;
     }
@@ -541,7 +555,8 @@ impl Watch {
         self.meters[meter].lost
     }
 
-    /// Notes what passed at the origin, and what was given back there since nobody waited for it any more.
+    /// Records the units that passed at the origin, and the units given back because no request
+    /// waited for them any more.
     pub(crate) fn passed(&mut self, call_sent: &Call, reply: &CallReply) {
         for (ask, decided) in call_sent.checks.iter().zip(&reply.checks) {
             for charge in &ask.charges {
@@ -559,33 +574,37 @@ impl Watch {
         self.open.entry((node, meter_of(key))).or_default()
     }
 
-    /// Notes that somebody who asked the origin heard that it passed.
+    /// Records that a node received the admission of its request by the origin.
     pub(crate) fn heard(&mut self, node: NodeId, charges: impl Iterator<Item = Charge>) {
         for Charge { meter, cost } in charges {
             self.open.entry((node, meter)).or_default().passed -= cost.cast_signed();
         }
     }
 
-    /// Units that passed at the origin for nodes that are not among these any more, and that nobody heard of or gave back.
+    /// Units that passed at the origin for nodes that are not among `alive`, and that were neither
+    /// received nor given back.
     pub(crate) fn stranded(&self, meter: usize, alive: &BTreeSet<NodeId>) -> u64 {
         let of_dead = |(node, of): &(NodeId, usize)| *of == meter && !alive.contains(node);
         let open = self.open.iter().filter(|(of, _)| of_dead(of));
         open.map(|(_, open)| u64::try_from(open.passed - open.given_back).unwrap_or(0)).sum()
     }
 
-    /// Units that passed at the origin and nobody heard of, whether or not they were given back.
+    /// Units that passed at the origin and that no node received, whether or not they were given
+    /// back.
     pub(crate) fn unheard(&self, meter: usize) -> u64 {
         let open = self.open.iter().filter(|((_, of), _)| *of == meter);
         open.map(|(_, open)| u64::try_from(open.passed).unwrap_or(0)).sum()
     }
 
-    /// Whether this life of the store has decided this call before: then its answer is that of the first time.
+    /// Whether this life of the store has decided this call before. Its reply is then the first
+    /// one.
     pub(crate) fn was_decided(&self, partition: u16, call: &Call) -> bool {
         let decided = self.decided.get(&(partition, call.node, call.sequence));
         decided.is_some_and(|(_, boot)| *boot == call.store.boot)
     }
 
-    /// When a call was decided, by the true time: an answer may be that of the first time.
+    /// Returns the true time at which a call was decided, µs: the reply to a repeated call is the
+    /// first one.
     pub(crate) fn decided(&mut self, partition: u16, call: &Call, is_fresh: bool, true_us: u64) -> u64 {
         let now = (true_us, call.store.boot);
         let decided = self.decided.entry((partition, call.node, call.sequence)).or_insert(now);
@@ -595,7 +614,8 @@ impl Watch {
         decided.0
     }
 
-    /// Whenever a grant is made, what was charged and what is held is at most what the limit allows.
+    /// Checks that whenever the origin makes a grant, charges and grants together are within the
+    /// limit.
     pub(crate) fn granted(&mut self, partition: &Partition, call: &Call, reply: &CallReply) {
         for (update, meter_reply) in call.updates.iter().zip(&reply.meters) {
             let Some(meter) = partition.meter(&update.key).filter(|_| meter_reply.grant > update.keep) else {
@@ -613,8 +633,9 @@ impl Watch {
         }
     }
 
-    /// What passes at the origin is charged to all of its meters, and nothing else is: compared with the same call without
-    /// the requests that wait. What the node `call_sent` counts, whatever the origin `heard`.
+    /// Checks that an admission at the origin is charged to all of its meters, and nothing else is.
+    /// The reference is the same call without its checks. The costs are those of `call_sent`, even
+    /// if the origin `heard` others.
     pub(crate) fn charged_whole(
         &mut self,
         mut before: Partition,
@@ -646,20 +667,21 @@ impl Watch {
         self.meters[meter].written_off
     }
 
-    /// The same without those that nodes reported later: nobody used them, or nobody who lived to tell.
+    /// The same without units that nodes reported later. The rest was not used, or was used by a
+    /// node that died before its report.
     pub(crate) fn wasted(&self, meter: usize) -> u64 {
         let MeterHistory { written_off, late, .. } = &self.meters[meter];
         written_off.saturating_sub(*late)
     }
 
-    /// What was admitted on a meter, judged in the order in which it was.
+    /// Judges the admissions of a meter in order of time.
     pub(crate) fn judged(&mut self, meter: usize) -> JudgedUsage {
         let seen = &mut self.meters[meter];
         seen.admissions.sort_unstable();
         JudgedUsage::new(seen.terms[0], &seen.eras, &seen.admissions)
     }
 
-    /// What was charged without being asked about, in units.
+    /// Units charged without a check.
     pub(crate) fn owes(&self, meter: usize) -> u64 {
         self.meters[meter].owed
     }

@@ -1,8 +1,9 @@
-//! Fleets of even and uneven nodes admit what a single bucket would, and deny nothing else.
+//! Fleets of even and uneven nodes admit as much as a single bucket, and deny only the rest.
 
 use tidegate_sim::{FleetResult, load_cases};
 
-/// The cases of a test: limits whose bursts last from a tenth of a second to a minute, on fleets of 4 and 12.
+/// Whether a case is tested: limits with bursts that last from a tenth of a second to a minute, on
+/// fleets of 4 and 12 nodes.
 fn is_tested(amount: u64, burst: u64, nodes: usize) -> bool {
     matches!((amount, burst), (400, 40) | (1_000, 200 | 1_000)) && matches!(nodes, 4 | 12)
 }

@@ -1,24 +1,25 @@
-//! The shipped engine against the model it was designed by, and against what it made of the model's cases before.
+//! Compares the shipped engine with the model of its design, and with its own earlier results.
 
 use tidegate_sim::{Case, ModelMeasurement, cases};
 
-/// The engine may admit this much less than the model, as a share of what one bucket admits.
+/// Admissions that the engine may lack compared with the model, relative to one bucket.
 const LESS: f64 = 0.01;
 
-/// It may let this many times as many wait as the model, and a little more where that is rare; and speak this many times as often.
-/// Since room is divided by demand, a node near the limit asks the origin where it denied falsely before: more requests wait.
+/// Largest multiple of the model's share of waiting requests, an allowance where waits are rare,
+/// and the largest multiple of its updates. Room is divided by demand, so a node near the limit
+/// asks the origin where it denied falsely before: more requests wait.
 const TIMES_WAITED: f64 = 2.0;
 const RARE: f64 = 0.002;
 const TIMES_SPOKEN: f64 = 1.5;
 
-/// How much worse than before it may become, as a share of what was, before somebody has to look at it; beside what a figure is
-/// rounded by.
+/// Relative degradation from the earlier results that requires a review, and the rounding of a
+/// figure.
 const WORSE: f64 = 0.05;
 const ROUNDED: f64 = 0.0005;
 
-/// What the engine made of each case when this was written: admitted, of what one bucket admits; the share of requests that waited;
-/// updates for each request. The same seed gives the same history, so that other figures mean another engine: better ones belong
-/// here, worse ones need a reason.
+/// Results of the engine when this was written: admissions relative to one bucket; the share of
+/// requests that waited; updates for each request. The same seed gives the same history, so other
+/// figures mean another engine. Better ones belong here, worse ones need a reason.
 const BEFORE: [(f64, f64, f64); 14] = [
     (1.000, 0.0100, 0.270),
     (0.996, 0.0088, 0.088),
@@ -44,7 +45,7 @@ fn is_worse_than_the_model(case: &Case, measured: &ModelMeasurement) -> bool {
 
 fn is_worse_than_before((admitted, waited, updates): (f64, f64, f64), measured: &ModelMeasurement) -> bool {
     let more = |now: f64, before: f64| now > before * (1.0 + WORSE) + ROUNDED;
-    // Of what is not admitted, that is.
+    // The degradation is relative to the units that are not admitted.
     more(1.0 - measured.admitted, 1.0 - admitted)
         || more(measured.waited, waited)
         || more(measured.updates, updates)

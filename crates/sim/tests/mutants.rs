@@ -1,4 +1,4 @@
-//! Every known mistake is noticed: a checker that would not notice it checks nothing.
+//! Every known mistake is noticed. A checker that misses one checks nothing.
 
 use tidegate_sim::{Bug, Size, catch, run, scenario_of, shrink};
 

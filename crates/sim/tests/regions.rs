@@ -19,8 +19,8 @@ const RUSHED_WORLDS: usize = 40;
 /// How many worlds are attacked in which only one pair is cut. How much is reached depends on when the cut falls into the attack.
 const PAIR_WORLDS: usize = 4;
 
-/// How many worlds are attacked in which a region hears of nobody. It has to be told less than it tells, which is for the
-/// network to decide.
+/// Attacked worlds in which a region hears no peer. That region has to receive less than it sends,
+/// which depends on the network.
 const DEAF_WORLDS: usize = 24;
 
 /// In how many worlds of the long run a limit that is passed all the time has to show.
@@ -56,7 +56,8 @@ fn regions_keep_their_promises_and_their_bound_is_tight() {
     }
 }
 
-/// Where much more drains within the lag and the silence than passes at once, that is what an attacker has to reach.
+/// If many more units drain within the lag and the peer timeout than pass at once, an attacker has
+/// to reach that drain.
 #[test]
 fn what_passes_before_a_cut_is_noticed_is_most_of_the_bound_of_a_fast_limit() {
     let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
@@ -110,7 +111,7 @@ fn where_only_one_pair_is_cut_the_bound_is_tight_too() {
     assert!(reached.iter().any(|milli| *milli >= REACHED_MILLI), "{reached:?} thousandths");
 }
 
-/// Others hear of it, and pay off by their small parts what it knows nothing of.
+/// Peers hear the deaf region, and pay off the usage that it does not know from their small shares.
 #[test]
 fn where_a_region_with_most_of_the_limit_is_deaf_no_more_passes_than_where_parts_are_alike() {
     let is_deaf = |world: &RegionScenario| world.faults.cuts.iter().any(|cut| cut.kind == CutKind::Deaf);
@@ -124,7 +125,8 @@ fn where_a_region_with_most_of_the_limit_is_deaf_no_more_passes_than_where_parts
     assert!(most >= Some(REACHED_MILLI), "a bound that nobody reaches says little: {most:?} thousandths");
 }
 
-/// What is owed to others and forgotten passes again, for as long as all regions are asked for more than there is.
+/// Debt to peers that is dropped passes again, for as long as demand in all regions exceeds the
+/// limit.
 #[test]
 fn what_passes_too_much_all_the_time_shows_in_the_long_run() {
     let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));

@@ -1,4 +1,5 @@
-//! Requests one after the other through several nodes: all of a limit passes, and the first denial comes at its end.
+//! Requests in sequence through several nodes: the full limit passes, and the first denial comes at
+//! its end.
 
 use tidegate_sim::{SequenceCase, SequenceResult, sequence_cases};
 

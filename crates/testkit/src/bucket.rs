@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::listener::{HttpListener, ReceivedRequest, Reply};
 
-/// When objects were written, as far as this store tells.
+/// Modification time that this store reports for every object.
 const WRITTEN: &str = "2026-11-16T14:00:00.000Z";
 
-/// How many keys an answer lists. More of them would be on further pages, which nobody asks for.
+/// Maximum keys in a list reply. Further pages do not exist, because no client requests them.
 const LISTED_MAX: usize = 1_000;
 
 type Objects = BTreeMap<String, Vec<u8>>;
@@ -24,7 +24,8 @@ pub struct ObjectStore {
 }
 
 impl ObjectStore {
-    /// A bucket by this name, empty. What comes without a signature, or is not admitted by its query, is refused.
+    /// Starts an empty bucket with this name. It refuses requests without a signature, and those
+    /// with a query that `admits` rejects.
     pub fn start(bucket: &'static str, admits: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         let objects = Arc::new(Mutex::new(Objects::new()));
         let known = Arc::clone(&objects);
@@ -54,12 +55,12 @@ impl ObjectStore {
         self.listener.url()
     }
 
-    /// Answers with an error from now on to whoever asks for this object.
+    /// Makes every later read of this object fail.
     pub fn withhold(&self, key: &str) {
         lock(&self.withheld).insert(key.to_owned());
     }
 
-    /// What it holds, by key.
+    /// Returns the stored objects by key.
     pub fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Vec<u8>>> {
         lock(&self.objects)
     }
@@ -69,7 +70,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the keys of a list are to begin with. Of what a query spells otherwise, keys have slashes only.
+/// Returns the key prefix of a list query. A slash is the only escaped character that keys contain.
 fn prefix_of(query: &str) -> String {
     let prefix = query.split('&').find_map(|parameter| parameter.strip_prefix("prefix="));
     prefix.unwrap_or_default().replace("%2F", "/")

@@ -1,7 +1,8 @@
-//! What tests with real processes share: programs on free ports that are stopped by id, stores and networks that can be
-//! made to fail, and conditions with deadlines.
+//! Shared parts of tests with real processes: programs on free ports that are stopped by id, stores
+//! and networks that can be made to fail, and conditions with deadlines.
 //!
-//! Nothing here returns an error: a test whose surroundings do not come up has failed, and says why.
+//! No function here returns an error. If the environment of a test does not start, the test panics
+//! with the reason.
 
 #![allow(
     clippy::expect_used,

@@ -1,5 +1,5 @@
-//! A small HTTP server that remembers what it was sent, and answers as it is told: a collector, or a store, that can be
-//! made to fail.
+//! A small HTTP server that records its requests and replies as a test specifies: a collector or a
+//! store that can be made to fail.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -28,7 +28,7 @@ impl ReceivedRequest {
     }
 }
 
-/// What is answered: a status, headers, and a body.
+/// A reply: status, headers and body.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     /// Such as 200.
@@ -54,7 +54,8 @@ pub struct HttpListener {
 }
 
 impl HttpListener {
-    /// Listens on a free port; `answer` is asked about each request, with how many came before it.
+    /// Listens on a free port. `answer` receives each request, and the number of requests before
+    /// it.
     pub fn start(answer: impl Fn(usize, &ReceivedRequest) -> Reply + Send + Sync + 'static) -> Self {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = socket.local_addr().expect("an address");
@@ -74,13 +75,13 @@ impl HttpListener {
         format!("http://{}", self.address)
     }
 
-    /// What came until now.
+    /// Returns the requests received so far.
     pub fn heard(&self) -> Vec<ReceivedRequest> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Answers the requests of a connection until it ends.
+/// Replies to the requests of a connection until it ends.
 fn converse(
     stream: &TcpStream,
     answer: &dyn Fn(usize, &ReceivedRequest) -> Reply,

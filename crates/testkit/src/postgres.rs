@@ -13,13 +13,14 @@ use crate::wait::{START_TIME_MAX, free_port, wait_until};
 /// Where Debian keeps the releases, which are on no PATH.
 const RELEASES: &str = "/usr/lib/postgresql";
 
-/// Who runs it for root, as which it refuses to run: the first of these that the system has.
+/// Users to run the server as if the test runs as root, which the server refuses. The first one
+/// that exists is used.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 
-/// Whoever made the database folder, as clients are told.
+/// Superuser of the databases, as clients name it.
 const OWNER: &str = "tidegate";
 
-/// The line of its own file in which a server says what it is doing.
+/// Index of the status line in `postmaster.pid`.
 const STATUS_LINE: usize = 7;
 
 /// A server on a free port of this machine, stopped when the test is done with it. It trusts everyone.
@@ -67,13 +68,13 @@ impl Postgres {
         self.process.kill();
     }
 
-    /// Stops it: its clients are cut off, and all that was committed is kept.
+    /// Stops it: disconnects its clients and keeps all committed data.
     pub fn stop(&mut self) {
         self.process.signal(Signal::INT);
         self.process.exit_status();
     }
 
-    /// Starts it again where it was, with what it kept.
+    /// Starts it again on the same port, with its stored data.
     pub fn restart(&mut self) {
         self.process = spawn(self.port, &self.dir);
         self.wait_until_ready();
@@ -84,7 +85,8 @@ impl Postgres {
         self.process.signal(signal);
     }
 
-    /// After it was killed, what it left runs for a moment, and keeps a new one from starting.
+    /// Waits until the server is ready, and restarts it if it exits. After a kill, leftover
+    /// processes run for a moment and prevent a new start.
     fn wait_until_ready(&mut self) {
         wait_until("postgres to be ready", START_TIME_MAX, || {
             if !self.process.is_running() {
@@ -101,7 +103,8 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         if self.process.is_running() {
-            // One that was halted hears nothing. At once, and without leaving shared memory behind.
+            // A halted process does not handle signals until CONT. QUIT ends it at once, and leaves
+            // no shared memory behind.
             self.process.signal(Signal::CONT);
             self.process.signal(Signal::QUIT);
             self.process.exit_status();
@@ -116,7 +119,8 @@ fn data(dir: &TempDir) -> PathBuf {
 fn spawn(port: u16, dir: &TempDir) -> Process {
     let mut command = command("postgres", dir, identity());
     command.arg("-D").arg(data(dir)).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
-    // A test is over before anything of this matters, but for what is on disk when it is killed.
+    // A test is too short for these settings to matter. Data on disk at a kill does matter, so
+    // fsync stays on.
     command.args(["-c", "shared_buffers=16MB", "-c", "dynamic_shared_memory_type=mmap"]);
     Process::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
 }
@@ -142,7 +146,7 @@ fn program(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is not installed: it comes with the Debian package postgresql"))
 }
 
-/// Root runs it as somebody else.
+/// Returns the user to run as if the test runs as root.
 fn identity() -> Identity {
     if !rustix::process::geteuid().is_root() {
         return None;

@@ -28,7 +28,7 @@ impl Process {
         self.child.id()
     }
 
-    /// What it says, if that was asked to go into a pipe, and to whoever asks first.
+    /// Returns its standard output, which must be piped. Only the first call succeeds.
     pub fn stdout(&mut self) -> ChildStdout {
         self.child.stdout.take().expect("its output was piped, and nobody took it")
     }
@@ -39,13 +39,13 @@ impl Process {
         sent.unwrap_or_else(|error| panic!("{} is not there: {error}", self.name));
     }
 
-    /// Kills it on the spot, and waits until it is gone.
+    /// Kills it with SIGKILL, and waits until it has exited.
     pub fn kill(&mut self) {
         self.child.kill().expect("its own child");
         self.child.wait().expect("its own child");
     }
 
-    /// Asks it to stop, and gives its exit status.
+    /// Terminates it with SIGTERM, and returns its exit status.
     pub fn terminate(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         self.exit_status()
@@ -83,7 +83,7 @@ mod tests {
         Process::spawn(Command::new("sleep").arg("1000"))
     }
 
-    /// The letter by which Linux tells what a process does.
+    /// Returns the state letter of a process in `/proc`.
     fn state(process: &Process) -> Option<char> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()

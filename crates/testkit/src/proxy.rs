@@ -1,4 +1,4 @@
-//! A TCP proxy that stands between a client and its server, and does to their traffic what networks do.
+//! A TCP proxy between a client and its server, which simulates faults of a network.
 
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
@@ -11,38 +11,41 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-/// What becomes of what is said.
+/// Treatment of the traffic through a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
-    /// It goes through.
+    /// Everything passes.
     Pass,
-    /// Answers go through, late: a round trip takes this much longer.
+    /// Replies are delayed: a round trip takes this much longer.
     DelayAnswers(Duration),
-    /// The same for one answer in so many; what comes after it on its connection waits behind it.
+    /// One reply in this many is delayed. Later replies on its connection wait behind it.
     DelayOneIn(u32, Duration),
-    /// A long way: what is said goes through late in both directions, so that a round trip takes twice as long, and instead of
-    /// one answer in so many the connection is cut.
+    /// A long distance: both directions are delayed by this time, so a round trip takes twice as
+    /// long. Instead of one reply in this many, the connection is cut.
     Far(Duration, u32),
-    /// Answers are swallowed, and the connections stay open.
+    /// Replies are dropped, and the connections stay open.
     DropAnswers,
     /// The same, on one connection only, by the order in which they were made.
     DropAnswersOn(usize),
-    /// The connection is cut instead of an answer: the server has done what was asked, and nobody hears of it.
+    /// The connection is cut instead of a reply: the server has applied the request, but the client
+    /// does not know.
     CutAnswers,
-    /// Nothing passes either way and the connections stay open, as if the other machine were gone. What was said
-    /// meanwhile arrives when traffic passes again.
+    /// No byte passes in either direction and the connections stay open, as if the other machine
+    /// had failed. Bytes sent meanwhile arrive when traffic passes again.
     HalfOpen,
-    /// What clients say passes up to these words, and is kept from there on; without any, all of it is kept. It arrives when
-    /// traffic is another, unless who said it is gone by then.
+    /// Bytes from clients pass up to this pattern, and are held from there on. An empty pattern
+    /// holds everything. Held bytes arrive when the traffic changes, unless their sender has
+    /// disconnected by then.
     QuestionsUpTo(&'static [u8]),
-    /// The same of what servers say.
+    /// The same for bytes from servers.
     AnswersUpTo(&'static [u8]),
 }
 
-/// The most words that anything is kept from. Longer: more is remembered of what has passed, in case they come in two pieces.
+/// Maximum bytes of a pattern. Longer: more of the passed bytes are remembered, in case a pattern
+/// arrives in two pieces.
 const WORDS_BYTES_MAX: usize = 256;
 
-/// What is read at once.
+/// Initial capacity of the read buffer, bytes.
 const READ_BYTES: usize = 65_536;
 
 /// How many pieces of that are under way in one direction of a connection; more wait where they come from.
@@ -58,7 +61,7 @@ pub struct Proxy {
     counts: Arc<Counts>,
 }
 
-/// What a proxy has done.
+/// Counters of a proxy.
 #[derive(Debug, Default)]
 struct Counts {
     lost: AtomicU64,
@@ -67,7 +70,7 @@ struct Counts {
 }
 
 impl Proxy {
-    /// Starts a proxy to `server` through which everything passes.
+    /// Starts a proxy to `server` with `Traffic::Pass`.
     pub fn start(server: SocketAddr) -> Self {
         let listener = StdListener::bind("127.0.0.1:0").expect("a free port");
         listener.set_nonblocking(true).expect("a socket of our own");
@@ -91,12 +94,13 @@ impl Proxy {
         format!("redis://{}/", self.address)
     }
 
-    /// How often something that a server said was kept from its client.
+    /// Returns how often a reply was dropped or cut off.
     pub fn lost(&self) -> u64 {
         self.counts.lost.load(Ordering::Relaxed)
     }
 
-    /// On how many connections something is kept at this moment, by [`Traffic::QuestionsUpTo`] or [`Traffic::AnswersUpTo`].
+    /// Returns the number of connections with bytes held by [`Traffic::QuestionsUpTo`] or
+    /// [`Traffic::AnswersUpTo`].
     pub fn keeping(&self) -> u64 {
         self.counts.keeping.load(Ordering::Relaxed)
     }
@@ -106,7 +110,7 @@ impl Proxy {
         self.counts.connections.load(Ordering::Relaxed)
     }
 
-    /// What becomes of what is said from now on.
+    /// Sets the treatment of traffic from now on.
     pub fn set(&self, traffic: Traffic) {
         if let Traffic::QuestionsUpTo(words) | Traffic::AnswersUpTo(words) = traffic {
             assert!(words.len() <= WORDS_BYTES_MAX, "{words:?} are too many");
@@ -162,7 +166,8 @@ async fn carry(
     }
 }
 
-/// One direction of a connection. What is under way when nothing more is said still arrives.
+/// Runs one direction of a connection. Bytes in transit still arrive after the sender has closed
+/// its side.
 async fn one_way(saying: impl Future<Output = ()>, arriving: impl Future<Output = ()>) {
     let mut arriving = std::pin::pin!(arriving);
     tokio::select! {
@@ -175,11 +180,11 @@ async fn one_way(saying: impl Future<Output = ()>, arriving: impl Future<Output 
 /// The way to one side of a connection.
 struct Way(mpsc::Sender<Piece>);
 
-/// Something that is under way.
+/// Bytes in transit.
 struct Piece {
     bytes: Vec<u8>,
     due: Instant,
-    /// Whoever waits until it has arrived.
+    /// Notifies a sender that waits for the arrival.
     arrived: Option<oneshot::Sender<()>>,
 }
 
@@ -189,8 +194,8 @@ impl Way {
         (Self(sender), arrive(under_way, to, traffic))
     }
 
-    /// Sends something that takes this long, and what was sent before it first; done when it has arrived, if it takes no time.
-    /// False when the other side is gone.
+    /// Sends bytes with a delay, after all bytes sent before. Without a delay, waits until they
+    /// have arrived. Returns false if the other side is closed.
     #[expect(clippy::disallowed_methods, reason = "a network has its own time")]
     async fn send(&self, bytes: Vec<u8>, time: Duration) -> bool {
         let (arrived, arrival) = oneshot::channel();
@@ -200,7 +205,7 @@ impl Way {
     }
 }
 
-/// Brings to one side what is under way, in its order.
+/// Delivers bytes in transit to one side, in order.
 #[expect(clippy::disallowed_methods, reason = "a network has its own time")]
 async fn arrive(
     mut under_way: mpsc::Receiver<Piece>,
@@ -208,14 +213,14 @@ async fn arrive(
     mut traffic: watch::Receiver<Traffic>,
 ) {
     while let Some(Piece { bytes, due, arrived }) = under_way.recv().await {
-        // A timer ends at a whole millisecond: what takes no time would take one.
+        // A timer ends at a full millisecond, so even a zero delay would take one.
         if due > Instant::now() {
             tokio::time::sleep_until(due).await;
         }
         if !is_connected(&mut traffic).await || to.write_all(&bytes).await.is_err() {
             return;
         }
-        // Nobody may wait for it.
+        // The sender may not wait for it.
         let _ = arrived.map(|arrived| arrived.send(()));
     }
 }
@@ -295,11 +300,11 @@ async fn answers(
     }
 }
 
-/// What one side of a connection says.
+/// Bytes from one side of a connection.
 struct SideBytes {
-    /// What has not passed yet.
+    /// Bytes that have not passed yet.
     bytes: Vec<u8>,
-    /// The last of what has.
+    /// The last bytes that have passed.
     passed: Vec<u8>,
 }
 
@@ -308,7 +313,7 @@ impl SideBytes {
         Self { bytes: Vec::with_capacity(READ_BYTES), passed: Vec::new() }
     }
 
-    /// Waits for more. False when there is none.
+    /// Reads more bytes. Returns false at the end of the stream.
     async fn hear(&mut self, from: &mut OwnedReadHalf) -> bool {
         matches!(from.read_buf(&mut self.bytes).await, Ok(1..))
     }
@@ -324,7 +329,8 @@ impl SideBytes {
         some.is_empty() || to.send(some, time).await
     }
 
-    /// Passes what comes before some words, and keeps the rest until traffic is another. False when one side is gone.
+    /// Passes the bytes before a pattern, and holds the rest until the traffic changes. Returns
+    /// false if one side is closed.
     async fn pass_up_to(
         &mut self,
         words: &[u8],
@@ -339,7 +345,7 @@ impl SideBytes {
         }
         let _keeping = KeptConnection::new(counts);
         let is_other = |traffic: &Traffic| !matches!(traffic, Traffic::QuestionsUpTo(now) | Traffic::AnswersUpTo(now) if *now == words);
-        // Whoever says more is still there.
+        // A sender of more bytes is still connected.
         let is_gone = async { while self.hear(from).await {} };
         tokio::select! {
             other = traffic.wait_for(is_other) => other.is_ok(),
@@ -347,7 +353,8 @@ impl SideBytes {
         }
     }
 
-    /// How much comes before some words, if they are there; where they began in what has passed, nothing.
+    /// Returns the number of bytes before a pattern, if it is there. Returns 0 if the pattern began
+    /// in the passed bytes.
     fn before(&self, words: &[u8]) -> Option<usize> {
         let begun = &self.passed[self.passed.len().saturating_sub(words.len().saturating_sub(1))..];
         let all = [begun, &self.bytes].concat();
@@ -356,7 +363,7 @@ impl SideBytes {
     }
 }
 
-/// For as long as something is kept on a connection.
+/// Counts a connection while bytes of it are held.
 struct KeptConnection<'a>(&'a Counts);
 
 impl<'a> KeptConnection<'a> {
@@ -385,10 +392,10 @@ mod tests {
     use super::*;
     use crate::wait::{START_TIME_MAX, wait_until};
 
-    /// Long enough for an answer that is there to come, in tests that must see none.
+    /// Time within which a pending reply would arrive, for tests that expect none.
     const QUIET: Duration = Duration::from_millis(200);
 
-    /// A server that says what it hears, and tells through the channel what it heard.
+    /// Starts an echo server. The channel receives each byte that the server receives.
     fn echo() -> (SocketAddr, std::sync::mpsc::Receiver<u8>) {
         let listener = StdListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -415,7 +422,7 @@ mod tests {
         client
     }
 
-    /// What a server heard next.
+    /// Returns the next byte that a server received.
     fn next(heard: &std::sync::mpsc::Receiver<u8>) -> u8 {
         heard.recv_timeout(START_TIME_MAX).expect("something is said")
     }
@@ -550,7 +557,8 @@ mod tests {
         assert_eq!((next(&heard_by_old), hears(&before)), (3, 3));
     }
 
-    /// However much there is of it: what is said while something is under way does not wait until it has arrived.
+    /// Bytes sent while others are in transit do not wait for their arrival, however many there
+    /// are.
     #[test]
     fn much_can_be_under_way_at_once() {
         let (server, heard) = echo();
@@ -558,7 +566,7 @@ mod tests {
         let client = client(&proxy);
         proxy.set(Traffic::Far(Duration::from_millis(300), u32::MAX));
         says(&client, 1);
-        // The first is heard of at the same time as what was said meanwhile, and no answer has come by then.
+        // The first byte is still in transit while the others are sent, and no reply has arrived.
         for byte in 2..=5 {
             assert!(heard.try_recv().is_err(), "it is under way");
             says(&client, byte);

@@ -9,13 +9,13 @@ use crate::server::Server;
 /// In the order in which parts are handed out.
 pub const REGIONS: [&str; 3] = ["ap", "eu", "us"];
 
-/// Where nobody listens.
+/// An address without a listener.
 const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
 /// Servers with a Redis of their own.
 #[derive(Debug)]
 pub struct Region {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// Its origin.
     pub redis: Redis,
@@ -43,15 +43,17 @@ struct Link {
 }
 
 impl Regions {
-    /// So many servers in each region, and `traffic` on the ways between them. `start` starts a server with the arguments that it is
-    /// given, which say where it is and who its peers are, and others besides.
+    /// Starts this many servers in each region, with `traffic` on the links between regions.
+    /// `start` starts a server with the given arguments, which set its region and its peers, and
+    /// may add others.
     pub fn start(servers: usize, traffic: Traffic, start: impl Fn(&[&str]) -> Server) -> Self {
         let mut all = Self::empty();
         all.populate(servers, traffic, start);
         all
     }
 
-    /// The same, where everything passes at once, and what servers say to the Redis of their region goes through a proxy too.
+    /// The same with `Traffic::Pass` between regions, and with a proxy between each server and its
+    /// Redis too.
     pub fn start_on_wires(servers: usize, start: impl Fn(&[&str]) -> Server) -> Self {
         let mut all = Self::empty();
         for place in places(servers) {
@@ -102,12 +104,12 @@ impl Regions {
         started
     }
 
-    /// Starts another server in the place of one that is gone.
+    /// Starts a new server in the place of a stopped one.
     pub fn replace(&mut self, place: (usize, usize), start: impl Fn(&[&str]) -> Server) {
         self.regions[place.0].servers[place.1] = self.start_server(place, start);
     }
 
-    /// The way from a server to its Redis, where it goes through a proxy.
+    /// Returns the proxy between a server and its Redis.
     pub fn store(&self, of: (usize, usize)) -> &Proxy {
         let store = self.stores.iter().find(|(place, _)| *place == of);
         &store.expect("regions on wires").1
@@ -118,13 +120,13 @@ impl Regions {
         self.links.iter().filter(move |link| link.from == from && link.to.0 == to).map(|link| &link.proxy)
     }
 
-    /// Lets everything pass again, at once.
+    /// Sets all links back to `Traffic::Pass`.
     pub fn restore(&self) {
         let links = self.links.iter().map(|link| &link.proxy);
         links.chain(self.stores.iter().map(|(_, proxy)| proxy)).for_each(|proxy| proxy.set(Traffic::Pass));
     }
 
-    /// What becomes of what is said from now on between regions: on all ways from one to another that `between` holds of.
+    /// Sets the traffic on all links from one region to another for which `between` is true.
     pub fn set(&self, between: impl Fn(usize, usize) -> bool, traffic: Traffic) {
         for link in self.links.iter().filter(|link| between(link.from.0, link.to.0)) {
             link.proxy.set(traffic);

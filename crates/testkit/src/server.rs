@@ -10,10 +10,11 @@ use std::sync::mpsc;
 use crate::process::Process;
 use crate::wait::START_TIME_MAX;
 
-/// What a server says, on its first line, when all its listeners are open.
+/// Start of the first output line of a server, printed when all its listeners are open.
 const READY: &str = "tidegate is ready: ";
 
-/// The program at a path. What a test says is all that is said: nothing comes in from the environment.
+/// Returns the command to run a program. It removes `TIDEGATE_` variables, so that only the test
+/// configures the program.
 pub fn tidegate(program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments);
@@ -32,8 +33,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server with these arguments besides its addresses, and waits until it is ready. It keeps nothing unless
-    /// told where.
+    /// Starts a server with these arguments besides its addresses, and waits until it is ready. It
+    /// stores nothing unless they name a data directory.
     pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Self {
         Self::start_as(tidegate(program, &[]), arguments)
     }
@@ -62,19 +63,19 @@ impl Server {
         self.addresses[listener]
     }
 
-    /// The URL of something on a listener.
+    /// Returns the URL of a path on a listener.
     pub fn url(&self, listener: &str, path: &str) -> String {
         format!("http://{}{path}", self.address(listener))
     }
 }
 
-/// What a process says first, if it says so in time.
+/// Returns the first output line of a process. Fails after a timeout.
 fn first_line(stdout: ChildStdout) -> String {
     let (said, heard) = mpsc::channel();
     std::thread::spawn(move || {
         let mut line = String::new();
         let read = BufReader::new(stdout).read_line(&mut line);
-        // Whoever waited may have given up.
+        // The receiver may have timed out.
         let _ = said.send(read.map(|_| line));
     });
     heard.recv_timeout(START_TIME_MAX).expect("a server that gets ready in time").expect("a line of text")

@@ -1,4 +1,4 @@
-//! Conditions that other processes fulfil, and ports that nobody has.
+//! Waits for conditions in other processes, and free ports.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 /// How long a process may take to get ready, on a machine that has much else to do.
 pub const START_TIME_MAX: Duration = Duration::from_mins(1);
 
-/// Between two looks at a condition. It decides nothing: shorter, the processes that are waited for get less of the
-/// machine; longer, a test ends that much after its condition came true.
+/// Interval between two checks of a condition. It affects no result. Shorter: less CPU for the
+/// awaited processes. Longer: a test ends that much after its condition is met.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The port of a Redis cluster's bus, above that of the server.
 const CLUSTER_BUS: u16 = 10_000;
 
-/// Waits for a condition, and fails when it does not come true in time. What other processes do can only be looked at
-/// again and again; this is the one place where tests do so.
+/// Waits for a condition, and panics after the timeout. The state of other processes can only be
+/// polled, and tests poll only here.
 #[expect(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
 pub fn wait_until(what: &str, time_max: Duration, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + time_max;
@@ -24,13 +24,13 @@ pub fn wait_until(what: &str, time_max: Duration, mut condition: impl FnMut() ->
     }
 }
 
-/// Waits until something listens at `address`.
+/// Waits until `address` accepts connections.
 pub fn wait_for_port(name: &str, address: SocketAddr) {
     wait_until(&format!("{name} at {address}"), START_TIME_MAX, || TcpStream::connect(address).is_ok());
 }
 
-/// A port that was free a moment ago, for programs that cannot be told to choose one. The port of the bus that it would
-/// have in a Redis cluster was free too.
+/// Returns a port that was free a moment ago, for programs that cannot choose one themselves. Its
+/// bus port in a Redis cluster was free too.
 pub fn free_port() -> u16 {
     loop {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -1,5 +1,5 @@
-//! An axum server with a limit on one of its routes: 5 requests per 10 seconds for each user, who is named by the
-//! `x-user` header. Start it with
+//! An axum server with a limit on two of its routes: 5 requests per 10 seconds for each user. The
+//! `x-user` header names the user. Start it with
 //!
 //! ```sh
 //! cargo run --release --example axum_server -p tidegate --features tower
@@ -52,7 +52,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Who asks. A real server would take this from a verified token, not from a field that anyone can write.
+/// Returns the user of a request. A real server would take it from a verified token, not from a
+/// header that any client can set.
 fn user(request: &Parts) -> Cow<'_, [u8]> {
     Cow::Borrowed(request.headers.get("x-user").map_or(b"nobody", |value| value.as_bytes()))
 }

@@ -1,11 +1,11 @@
-//! The whole of Tidegate in a minute: a steady limit with a burst, a sliding window, a request under several limits
-//! at once, a reservation, and how fast it is. Run it with
+//! A tour of Tidegate in a minute: a steady limit with a burst, a sliding window, a request under
+//! several limits at once, a reservation, and the speed of checks. Run it with
 //!
 //! ```sh
 //! cargo run --release --example quickstart -p tidegate
 //! ```
 //!
-//! Time is set by hand wherever one would have to wait, so it ends at once.
+//! The example sets the time by hand wherever it would have to wait, so it ends at once.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The only place that reads a clock. Everything else is told what time it is.
+//! The only file that reads a clock for decisions. All other code gets the time as an argument.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,15 @@ const WALL_EVERY_US: u64 = 10_000;
 
 /// A source of time.
 pub trait Clock: Send + Sync + fmt::Debug {
-    /// The time now: monotonic for what has elapsed, wall for where calendar windows begin.
+    /// Returns the current time: monotonic for elapsed time, wall for the edges of calendar
+    /// windows.
     fn now(&self) -> Now;
 }
 
-/// The clocks of the system. Elapsed time comes from the processor's counter where that is steady, which takes a
-/// third of what asking the system takes, and lets the processor go on with other work meanwhile. Time in which the machine
-/// was suspended counts too, from a hundredth of a second after it woke: what an origin granted for a second is over then.
+/// The clocks of the system. Elapsed time comes from the processor's counter if that is steady.
+/// Reading it takes a third of the time of a system clock, and lets the processor continue with
+/// other work. Time while the machine is suspended counts too, from 10 ms after it wakes: a grant
+/// with a life of one second has expired by then.
 #[derive(Debug)]
 pub struct SystemClock {
     counter: quanta::Clock,
@@ -33,8 +35,8 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// A clock whose monotonic line starts now. The first one of a process takes about a millisecond, to learn
-    /// the counter's rate.
+    /// Returns a clock with a monotonic reading that starts at 0 now. The first clock of a process
+    /// takes about 1 ms, to calibrate the counter.
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
         let started = counter.raw();
@@ -75,8 +77,8 @@ impl SystemClock {
     }
 }
 
-/// How long the machine has been suspended since it was switched on: what one clock of the system counts and another does
-/// not.
+/// Returns the time that the machine was suspended since boot, µs: one system clock counts it and
+/// another does not.
 #[cfg(target_os = "linux")]
 fn suspended_us() -> u64 {
     use rustix::time::{ClockId, clock_gettime};
@@ -98,7 +100,7 @@ fn suspended_us() -> u64 {
     0
 }
 
-/// Less than this is what passed between reading two clocks.
+/// Shortest time that counts as suspended, µs. Less may pass between the readings of two clocks.
 #[cfg(target_os = "linux")]
 const SUSPENDED_US_MIN: u64 = 1_000;
 
@@ -123,7 +125,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told otherwise: for tests, and for time that comes from elsewhere.
+/// A clock that moves only when it is set: for tests, and for time from another source.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     mono_us: AtomicU64,
@@ -146,7 +148,7 @@ impl ManualClock {
         }
     }
 
-    /// Sets both clocks, in microseconds, to whatever a test wants to see survived.
+    /// Sets both clocks, in microseconds, to any value that a test has to survive.
     pub fn set(&self, mono_us: u64, wall_us: u64) {
         self.mono_us.store(mono_us, Ordering::Relaxed);
         self.wall_us.store(wall_us, Ordering::Relaxed);

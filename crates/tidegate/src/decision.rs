@@ -1,4 +1,4 @@
-//! What was decided, as a user wants to read it.
+//! Decisions and outcomes as the SDK returns them.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::gate::Gate;
 /// The most limits in one [`Limiter::check_all`](crate::Limiter::check_all).
 pub const LIMITS_PER_CHECK_MAX: usize = tidegate_core::LIMITS_PER_REQUEST_MAX;
 
-/// What a decision holds without allocating, and the most limits of a reservation, of a request of a batch and of a
-/// layer.
+/// Most outcomes that a decision stores without allocation. Also the most limits of a reservation,
+/// of a request in a batch and of a layer.
 pub const LIMITS_INLINE_MAX: usize = 8;
 
-/// What one limit said.
+/// The verdict of one limit of a request.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a denial that nobody looks at stops nobody"]
 pub struct Outcome<'g> {
@@ -34,12 +34,12 @@ impl<'g> Outcome<'g> {
         self.answer.verdict.is_allowed()
     }
 
-    /// The limit that was asked.
+    /// Returns the gate of the limit.
     pub fn gate(&self) -> &'g Gate {
         self.gate
     }
 
-    /// What was decided, in microseconds.
+    /// Returns the verdict, with times in microseconds.
     pub fn verdict(&self) -> Verdict {
         self.answer.verdict
     }
@@ -49,7 +49,7 @@ impl<'g> Outcome<'g> {
         self.answer.source
     }
 
-    /// What could still be spent now.
+    /// Returns the units that remain now.
     pub fn remaining(&self) -> u32 {
         self.answer.verdict.remaining()
     }
@@ -59,13 +59,14 @@ impl<'g> Outcome<'g> {
         Duration::from_micros(self.answer.verdict.reset_after_us())
     }
 
-    /// How long until the same request would pass; nothing if it passed, or never will.
+    /// Returns the time until the same request would pass; `None` if it passed, or never will.
     pub fn retry_after(&self) -> Option<Duration> {
         self.answer.verdict.retry().and_then(Retry::after_us).map(Duration::from_micros)
     }
 }
 
-/// What was decided for a request under several limits: all of them let it pass and were charged, or none was.
+/// The decision about a request under several limits: allowed and charged under all, or denied and
+/// charged under none.
 #[derive(Clone, Debug)]
 #[must_use = "a denial that nobody looks at stops nobody"]
 pub struct Decision<'g> {
@@ -73,11 +74,11 @@ pub struct Decision<'g> {
     pub(crate) decided: RequestVerdict,
 }
 
-/// What the limits of one request said.
+/// The outcomes of the limits of one request.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "the large one is the one that must not be allocated")]
 pub(crate) enum Outcomes<'g> {
-    /// Nearly always: nothing is allocated.
+    /// The usual case, without allocation.
     Few(ArrayVec<Outcome<'g>, LIMITS_INLINE_MAX>),
     /// More than [`LIMITS_INLINE_MAX`].
     Many(Vec<Outcome<'g>>),
@@ -107,12 +108,12 @@ impl<'g> Decision<'g> {
         }
     }
 
-    /// How long until the same request would pass; nothing if it passed, or never will.
+    /// Returns the time until the same request would pass; `None` if it passed, or never will.
     pub fn retry_after(&self) -> Option<Duration> {
         self.denied_by().and_then(Outcome::retry_after)
     }
 
-    /// What each limit said, in the order they were asked.
+    /// Returns the outcome of each limit, in the order of the checks.
     pub fn outcomes(&self) -> &[Outcome<'g>] {
         self.outcomes.as_slice()
     }

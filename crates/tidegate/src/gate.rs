@@ -1,4 +1,4 @@
-//! A gate: one named limit of one tenant, and the questions asked of it.
+//! A gate: the handle of one named limit of one tenant, and the checks made through it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct Gate {
     name: Arc<str>,
     limit: Limit,
     space: KeySpace,
-    /// What the origin knows of it, if one keeps it.
+    /// The settings of the limit at its origin; `None` without an origin.
     #[cfg(feature = "region")]
     origin_limit: Option<Arc<OriginLimit>>,
 }
@@ -40,17 +40,18 @@ impl Gate {
         &self.name
     }
 
-    /// What may pass.
+    /// Returns the limit.
     pub fn limit(&self) -> &Limit {
         &self.limit
     }
 
-    /// The same keys, and the same meters, under another limit: for limits that come with the request. What was spent
-    /// under one counts under the other, as the time that it takes to drain. Cells of different windows do not compare:
-    /// where the period of a sliding window comes with the request, it has to be a part of the key.
+    /// Returns a gate with the same keys and meters under another limit, for limits that come with
+    /// the request. Usage under one limit counts under the other, as the time that it takes to
+    /// drain. Cells of different windows do not compare: if the period of a sliding window comes
+    /// with the request, it must be part of the key.
     ///
     /// # Panics
-    /// If the limit counts by another algorithm: its meters would mean something else.
+    /// If the limit uses another algorithm, because its meters would have another meaning.
     #[must_use]
     pub fn with_limit(&self, limit: Limit) -> Self {
         assert!(self.limit.algorithm() == limit.algorithm(), "the algorithm of a gate cannot change");
@@ -62,10 +63,11 @@ impl Gate {
         Self { limit, ..self.clone() }
     }
 
-    /// The same gate, called something else in answers and headers.
+    /// Returns the same gate with another name in replies and headers.
     #[must_use]
     pub fn with_name(&self, name: impl Into<Arc<str>>) -> Self {
-        // Not by cloning all of it: gates are shared, and so is the count of who holds their name.
+        // Not a full clone: it would touch the reference count of the old name, which all users of
+        // the gate share.
         let Self { limiter, limit, space, .. } = self;
         Self {
             limiter: *limiter,
@@ -77,20 +79,21 @@ impl Gate {
         }
     }
 
-    /// Asks for one unit on `key`. The key is hashed, never stored: its length costs time only.
+    /// Makes a check of one unit on `key`. The gate hashes the key and never stores it, so its
+    /// length costs time only.
     #[inline]
     pub fn key(&self, key: impl AsRef<[u8]>) -> Check<'_> {
         self.check(self.space.digest(&[key.as_ref()]))
     }
 
-    /// Asks for one unit on a key made of several parts, such as a user and an endpoint. Where one part ends and
-    /// the next begins matters: (`a-b`, `c`) and (`a`, `b-c`) are different keys.
+    /// Makes a check of one unit on a key of several parts, such as a user and an endpoint. The
+    /// boundaries between parts matter: (`a-b`, `c`) and (`a`, `b-c`) are different keys.
     #[inline]
     pub fn parts(&self, parts: &[&[u8]]) -> Check<'_> {
         self.check(self.space.digest(parts))
     }
 
-    /// The same gate, kept by an origin.
+    /// Returns the same gate with its meters at an origin.
     #[cfg(feature = "region")]
     pub(crate) fn with_origin_limit(&self, origin_limit: OriginLimit) -> Self {
         let limit = origin_limit.limit_here(self.limit).at_origin();
@@ -134,21 +137,22 @@ pub struct Check<'g> {
 }
 
 impl<'g> Check<'g> {
-    /// The same question for another cost. 0 looks without changing anything; a look at a key that the table does
-    /// not hold tells of an empty meter, also where a check would find no room for one.
+    /// Returns the same check with another cost. A cost of 0 reads the meter and changes nothing.
+    /// For a key that is not in the table it reads an empty meter, even if a check would find no
+    /// room for one.
     #[inline]
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
     }
 
-    /// What is asked for.
+    /// Returns the cost of the check.
     #[inline]
     pub fn requested_cost(&self) -> u64 {
         self.cost
     }
 
-    /// The gate that is asked.
+    /// Returns the gate of the check.
     pub fn gate(&self) -> &'g Gate {
         self.gate
     }
@@ -156,7 +160,7 @@ impl<'g> Check<'g> {
     /// The question as the table of `limiter` takes it.
     #[inline]
     pub(crate) fn of(self, limiter: LimiterId) -> tidegate_core::Check<'g> {
-        // In another limiter's table the key would be counted under a limit that is none of its own.
+        // In another limiter's table the key would count under an unrelated limit.
         assert!(self.gate.limiter == limiter, "this gate is of another limiter");
         self.table_check()
     }

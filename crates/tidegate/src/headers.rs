@@ -1,4 +1,5 @@
-//! The one place where a decision becomes HTTP: the header fields of every answer, and the body of a 429.
+//! The only module that turns a decision into HTTP: the header fields of every response, and the
+//! body of a 429.
 //!
 //! ```
 //! use std::time::Duration;
@@ -22,10 +23,11 @@
 //!
 //! # Names
 //!
-//! A header field holds printable ASCII only, and a limit may have any name. So on the wire every byte of a name's
-//! UTF-8 that is not printable ASCII, and `%` itself, is percent-encoded: `größe` becomes `gr%C3%B6%C3%9Fe`.
-//! Names without such bytes stay as they are, no two names become the same, and percent-decoding gives the name
-//! back. The body of a 429 uses the same form, so that its names are those of the header fields.
+//! A header field holds printable ASCII only, but a limit may have any name. So each byte of a
+//! name's UTF-8 that is not printable ASCII, and `%` itself, is percent-encoded: `größe` becomes
+//! `gr%C3%B6%C3%9Fe`. Names without such bytes stay unchanged, no two names become equal, and
+//! percent-decoding restores the name. The body of a 429 uses the same form, so its names match the
+//! header fields.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -38,8 +40,8 @@ use crate::decision::{Decision, Outcome};
 /// The draft that `RateLimit`, `RateLimit-Policy` and the problem type follow.
 pub const DRAFT: &str = "draft-ietf-httpapi-ratelimit-headers-11";
 
-/// What [`DRAFT`] calls things, parameters with what stands around their keys. Earlier drafts had other names for them,
-/// and later ones may too.
+/// Names of fields and parameters in [`DRAFT`], parameters with the characters around their keys.
+/// Earlier drafts had other names, and later ones may too.
 mod draft {
     use http::header::HeaderName;
 
@@ -68,7 +70,7 @@ mod custom {
 /// The media type of [`problem_body`].
 pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
 
-/// What `X-RateLimit-Reset` counts. There is no standard, and servers differ.
+/// The meaning of `X-RateLimit-Reset`. There is no standard, and servers differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResetStyle {
     /// Seconds since the Unix epoch.
@@ -78,36 +80,39 @@ pub enum ResetStyle {
     Delta,
 }
 
-/// The header fields that tell of a decision made at `wall_us`, microseconds since the Unix epoch.
+/// Returns the header fields of a decision made at `wall_us`, microseconds since the Unix epoch.
 ///
 /// - `RateLimit-Policy`: each limit, its amount and its period.
-/// - `RateLimit`: what remains under each limit, and the seconds until it is as good as new. Of a denial, only the
-///   limits that denied, and the seconds until they would let the same request pass.
-/// - `X-RateLimit-Limit`, `-Remaining`, `-Reset` and `-Policy`: the same for the limit that matters most: the one
-///   that denied, or else the one with the smallest share of its burst left.
+/// - `RateLimit`: the units left under each limit, and the seconds until its meter has drained.
+///   After a denial: only the limits that denied, and the seconds until they would let the same
+///   request pass.
+/// - `X-RateLimit-Limit`, `-Remaining`, `-Reset` and `-Policy`: the same for the most relevant
+///   limit: the one that denied, or else the one with the smallest share of its burst left.
 /// - `X-RateLimit-Denied-By` and `Retry-After`: on a denial.
 ///
-/// Every time is rounded up, so that whoever waits as told does not come too early. A request that will never
-/// pass, since it costs more than the burst or the limit is 0, is given no time at all: neither `t` nor
-/// `X-RateLimit-Reset` nor `Retry-After`. A decision under no limits has no fields.
+/// Every time is rounded up, so that a client that waits as long does not retry too early. A
+/// request that can never pass, because it costs more than the burst or the limit is 0, gets no
+/// time: no `t`, no `X-RateLimit-Reset` and no `Retry-After`. A decision under no limits has no
+/// fields.
 pub fn headers(decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) -> Vec<(HeaderName, HeaderValue)> {
     let mut made = Vec::with_capacity(FIELDS_MAX);
     write_fields(view(decision), wall_us, reset, |name, value| made.push((name, value)));
     made
 }
 
-/// What the fields tell of.
+/// The part of a decision that the fields show.
 #[derive(Clone, Copy)]
 struct DecisionView<'d, 'g> {
     outcomes: &'d [Outcome<'g>],
-    /// Nothing if it was allowed.
+    /// `None` if the request is allowed.
     denied_by: Option<&'d Outcome<'g>>,
 }
 
 /// The most fields that a decision has.
 const FIELDS_MAX: usize = 8;
 
-/// Room for a list of two or three limits, so that it is taken once. More are no mistake.
+/// Initial size of a field value, bytes: a list of two or three limits fits without growth. Longer
+/// lists grow it.
 const VALUE_BYTES: usize = 128;
 
 fn view<'d, 'g>(decision: &'d Decision<'g>) -> DecisionView<'d, 'g> {
@@ -142,7 +147,7 @@ fn write_fields(
     }
 }
 
-/// Makes fields, whose values are written in one place one after the other.
+/// A writer of fields that reuses one buffer for all values.
 struct Fields<P> {
     text: Vec<u8>,
     put: P,
@@ -152,14 +157,14 @@ impl<P: FnMut(HeaderName, HeaderValue)> Fields<P> {
     fn add(&mut self, name: HeaderName, write: impl FnOnce(&mut Vec<u8>)) {
         self.text.clear();
         write(&mut self.text);
-        // Nothing is written that a field cannot hold: see `name_of`.
+        // Always valid: `name_of` encodes all bytes that a field cannot hold.
         if let Ok(value) = HeaderValue::from_bytes(&self.text) {
             (self.put)(name, value);
         }
     }
 }
 
-/// Sets [`headers`] on an answer, in place of any fields of the same names.
+/// Sets [`headers`] on a response, in place of any fields of the same names.
 pub fn set_headers(on: &mut HeaderMap, decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) {
     set(on, view(decision), wall_us, reset);
 }
@@ -190,7 +195,8 @@ fn make_room(on: &mut HeaderMap) {
 }
 
 fn put_one(on: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
-    // Fails only on an answer that has tens of thousands of fields already; it can do without ours.
+    // Fails only on a response that has tens of thousands of fields already; it can do without
+    // these.
     let _ = on.try_insert(name, value);
 }
 
@@ -206,7 +212,7 @@ pub fn problem_body(decision: &Decision<'_>) -> String {
     .to_string()
 }
 
-/// The limit that matters most to whoever asked.
+/// Returns the limit that matters most to the client.
 fn chief<'d, 'g>(decision: DecisionView<'d, 'g>) -> Option<&'d Outcome<'g>> {
     decision.denied_by.or_else(|| decision.outcomes.iter().min_by(|a, b| by_share_left(a, b)))
 }
@@ -241,8 +247,8 @@ fn limit_list(text: &mut Vec<u8>, decision: DecisionView<'_, '_>) {
     }
 }
 
-/// A member of a list of structured strings (RFC 9651), written by hand: every answer has two such lists, and the
-/// numbers and texts in them have nothing that could go wrong.
+/// Writes a member of a list of structured strings (RFC 9651). This is written by hand, because
+/// every response has two such lists, and their numbers and texts are always valid.
 fn item(text: &mut Vec<u8>, at: usize, name: &str) {
     if at > 0 {
         text.extend_from_slice(b", ");
@@ -281,8 +287,8 @@ fn retry_after(decision: DecisionView<'_, '_>) -> Option<u64> {
     Some(seconds(wait_us(decision.denied_by?)?).max(1))
 }
 
-/// How long until the request would pass, if it was denied, or until the meter is as good as new. Nothing if it will
-/// never pass.
+/// Returns the time until a denied request would pass, or until the meter of an allowed one has
+/// drained, µs. `None` if the request can never pass.
 fn wait_us(outcome: &Outcome<'_>) -> Option<u64> {
     match outcome.verdict().retry() {
         Some(retry) => retry.after_us(),

@@ -1,4 +1,5 @@
-//! A tower layer: limits the requests that reach a service, and tells every answer's reader where they stand.
+//! A tower layer: limits the requests to a service, and adds the state of the limits to every
+//! response.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -22,16 +23,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Whom to count
+//! # Choosing keys
 //!
-//! A limit is only as good as its key. Two things are left to you, because only you can know them:
+//! A limit is only as good as its key. The layer leaves two choices to you, because only you know
+//! the answer:
 //!
-//! - **Client addresses.** The layer does not guess them. Behind a proxy, the address of the connection is the
-//!   proxy's, and all clients would share one limit; and `X-ForwardReply-For` is whatever the client wrote, except for
-//!   the part that a proxy of yours has added. Take the address from the connection if clients connect to you
-//!   directly, or from the field that your own proxy overwrites, and from nothing else.
-//! - **Missing keys.** A limit whose key is `None` does not apply. If leaving out a header must not be a way around
-//!   the limit, turn such requests away earlier, or count them under a key of their own:
+//! - **Client addresses.** The layer does not guess them. Behind a proxy, the address of the
+//!   connection is the proxy's, and all clients would share one limit. The client writes
+//!   `X-Forwarded-For` itself, except for the part that your own proxy adds. If clients connect to
+//!   you directly, take the address from the connection. Otherwise take it from the field that your
+//!   own proxy overwrites, and from no other source.
+//! - **Missing keys.** A limit does not apply if its key is `None`. If omitting a header must not
+//!   bypass the limit, reject such requests earlier, or count them under a key of their own:
 //!
 //! ```
 //! # use std::borrow::Cow;
@@ -69,12 +72,14 @@ type KeyOf = dyn for<'r> Fn(&'r Parts) -> Option<Cow<'r, [u8]>> + Send + Sync;
 type CostOf = dyn Fn(&Parts) -> u64 + Send + Sync;
 type Fields = Vec<(HeaderName, HeaderValue)>;
 
-/// Limits a service: each request is counted under all limits whose key it has, or under none.
+/// A layer that limits a service: each request counts under all limits for which it has a key, or
+/// under none.
 ///
-/// A request that may pass goes on to the service, and its answer gets the header fields of [`headers`](headers::headers)
-/// as they stood when it was let in. Any other is answered at once: 429, the same fields, and a problem (RFC 9457)
-/// as its body. Put all limits into one layer: of two, the outer one overwrites the fields of the inner one, and
-/// charges requests that the inner one denies.
+/// An allowed request goes on to the service. Its response gets the header fields of
+/// [`headers`](headers::headers), as of the time of the decision. A denied request gets a response
+/// at once: 429, the same fields, and a problem (RFC 9457) as its body. Put all limits into one
+/// layer: of two, the outer one overwrites the fields of the inner one, and charges requests that
+/// the inner one denies.
 #[derive(Clone, Debug)]
 pub struct LimitLayer {
     policy: Policy,
@@ -101,14 +106,15 @@ impl fmt::Display for LayerError {
 impl std::error::Error for LayerError {}
 
 impl LimitLayer {
-    /// A layer that limits nothing yet.
+    /// Returns a layer without limits.
     pub fn new(limiter: Arc<Limiter>) -> Self {
         Self { policy: Policy { limiter, rules: Vec::new(), reset: ResetStyle::default() } }
     }
 
-    /// Adds the limit called `name`. Requests cost 1 on the key that `key` gives them, and are not counted if it
-    /// gives none. `key` may borrow from the request, so it has to be a function, or a closure that is written right
-    /// here: of one that was put in a variable before, the compiler does not see that it may.
+    /// Adds the limit `name`. A request costs 1 on the key that `key` returns, and does not count
+    /// if it returns `None`. `key` may borrow from the request, so it has to be a function, or a
+    /// closure written in the call itself. For a closure from a variable, the compiler does not
+    /// infer this borrow.
     pub fn limit<K>(self, name: &str, key: K) -> Result<Self, LayerError>
     where
         K: for<'r> Fn(&'r Parts) -> Option<Cow<'r, [u8]>> + Send + Sync + 'static,
@@ -116,7 +122,7 @@ impl LimitLayer {
         self.add(name, Arc::new(key), None)
     }
 
-    /// Adds the limit called `name` like [`LimitLayer::limit`], for requests that cost what `cost` says.
+    /// Adds the limit `name` like [`LimitLayer::limit`], with the cost that `cost` returns.
     pub fn limit_with_cost<K, C>(self, name: &str, key: K, cost: C) -> Result<Self, LayerError>
     where
         K: for<'r> Fn(&'r Parts) -> Option<Cow<'r, [u8]>> + Send + Sync + 'static,
@@ -125,7 +131,7 @@ impl LimitLayer {
         self.add(name, Arc::new(key), Some(Arc::new(cost)))
     }
 
-    /// What `X-RateLimit-Reset` counts.
+    /// Sets the meaning of `X-RateLimit-Reset`.
     #[must_use]
     pub fn reset_style(mut self, reset: ResetStyle) -> Self {
         self.policy.reset = reset;
@@ -144,10 +150,12 @@ impl LimitLayer {
     }
 }
 
-/// Takes the key from a header field; of several of that name, from the first. A request without it has no key.
+/// Returns a function that takes the key from a header field, the first of several with this name.
+/// A request without the field has no key.
 ///
-/// Whoever can write the field chooses the key, and with a new one for every request is never limited: use it for
-/// fields that something you trust has set or verified. See [Whom to count](self#whom-to-count).
+/// A client that can set the field chooses the key, and with a new key for every request it is
+/// never limited. Use only fields that a trusted component has set or verified. See [Choosing
+/// keys](self#choosing-keys).
 pub fn header_key(
     name: HeaderName,
 ) -> impl for<'r> Fn(&'r Parts) -> Option<Cow<'r, [u8]>> + Clone + Send + Sync + 'static {
@@ -249,7 +257,7 @@ fn denial<B: From<String>>(decision: &Decision<'_>, fields: Fields) -> Response<
 }
 
 pin_project! {
-    /// The answer of a [`LimitService`]: that of the service behind it, or a denial.
+    /// The future response of a [`LimitService`]: that of the inner service, or a denial.
     pub struct ResponseFuture<F: Future> {
         #[pin]
         state: State<F>,

@@ -1,7 +1,8 @@
 //! Tidegate in your process: a rate limiter that decides from memory, exactly, in nanoseconds.
 //!
-//! A [`Limiter`] holds named limits and a table of meters in a fixed amount of memory. A [`Gate`] is one of its
-//! limits; ask it about keys. No runtime, no server and no background thread is needed.
+//! A [`Limiter`] holds named limits and a table of meters in a fixed amount of memory. A [`Gate`]
+//! is the handle of one limit; make checks on keys through it. The limiter needs no runtime, no
+//! server and no background thread.
 //!
 //! ```
 //! use std::time::Duration;
@@ -23,11 +24,12 @@
 //!
 //! # Features
 //!
-//! None is on unless asked for.
+//! All features are off by default.
 //!
-//! - `http`: the module `headers` turns a [`Decision`] into `RateLimit`, `X-RateLimit-*` and `Retry-After` header
-//!   fields, and into the body of a 429.
-//! - `tower`: the module `layer` limits any tower service of HTTP requests, such as an axum router. Brings `http`.
+//! - `http`: the module `headers` turns a [`Decision`] into `RateLimit`, `X-RateLimit-*` and
+//!   `Retry-After` header fields, and into the body of a 429.
+//! - `tower`: the module `layer` limits any tower service of HTTP requests, such as an axum router.
+//!   Enables `http`.
 
 mod clock;
 mod decision;

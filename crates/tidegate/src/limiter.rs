@@ -18,8 +18,9 @@ use crate::reservation::{Ledger, Reservation, ReserveError, ReserveOutcome};
 /// Memory of the table unless another amount is set: room for two million keys.
 pub const MEMORY_BYTES_DEFAULT: usize = 64 << 20;
 
-/// What a key takes when a table is sized by keys: half a line, and about half as much again to stay free. Higher:
-/// more keys in their home line, so faster, and fewer forgotten because their window is full; larger.
+/// Bytes per key of a table that is sized by keys: half a line, and about half as much again that
+/// stays free. Higher: more keys in their home line, so faster, and fewer evictions for lack of a
+/// free slot; more memory.
 const BYTES_PER_KEY: usize = 49;
 
 /// How many meters of a batch are fetched from memory in one go, and how many checks share one reading of the
@@ -36,7 +37,8 @@ const REQUESTS_PER_GROUP: usize = 4;
 #[derive(Default)]
 struct RequestBatch<'g> {
     checks: ArrayVec<Check<'g>, { REQUESTS_PER_GROUP * LIMITS_INLINE_MAX }>,
-    /// How many limits each is under; of those above [`LIMITS_INLINE_MAX`] no question is kept.
+    /// Number of limits of each request. The batch stores no checks of a request with more than
+    /// [`LIMITS_INLINE_MAX`].
     limits: ArrayVec<usize, REQUESTS_PER_GROUP>,
 }
 
@@ -80,17 +82,18 @@ const fn too_many(limits: usize) -> TooManyLimits {
     TooManyLimits { limits, limits_max: LIMITS_INLINE_MAX }
 }
 
-/// The tenant of a limiter that was told of no other.
+/// The tenant of keys without a tenant.
 const DEFAULT_TENANT: &str = "";
 
-/// An answer that nothing has been written to yet.
+/// An outcome that is not decided yet.
 const NOT_DECIDED: CheckOutcome =
     CheckOutcome { verdict: Verdict::Allow { remaining: 0, reset_after_us: 0 }, source: DecidingMeter::Own };
 
-/// Decides, from this process's memory, what may pass. Shared by all threads; needs no runtime.
+/// A rate limiter that decides from this process's memory. All threads share it; it needs no
+/// runtime.
 ///
 /// # Panics
-/// Every call that takes an [`Check`] panics if its gate is of another limiter.
+/// Every call that takes a [`Check`] panics if its gate belongs to another limiter.
 ///
 /// ```
 /// use std::time::Duration;
@@ -124,7 +127,7 @@ pub struct Limiter {
     pub(crate) ledger: Ledger,
 }
 
-/// Tells the limiters of a process apart.
+/// The identity of a limiter within its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimiterId(u64);
 
@@ -174,9 +177,9 @@ impl Limiter {
         Ok(Gate::new(self.id, Arc::clone(name), *limit, KeySpace::new(&self.secret, share, name)))
     }
 
-    /// A limit that the limiter was not built with, such as one of a rule that came later. A name and an algorithm
-    /// stand for the same meters whenever they are asked for, whatever the limit has become; those of a sliding
-    /// window begin anew when its period changes.
+    /// Returns the gate of a limit that the limiter was not built with, such as that of a later
+    /// rule. A name and an algorithm always select the same meters, even if the limit has changed.
+    /// The meters of a sliding window start anew when its period changes.
     pub fn gate_with(&self, tenant: &str, name: &str, limit: Limit) -> Result<Gate, UnknownName> {
         let share = self.share_of(tenant)?;
         let space = match limit.algorithm() {
@@ -186,9 +189,10 @@ impl Limiter {
         Ok(Gate::new(self.id, name.into(), limit, KeySpace::new(&self.secret, share, &space)))
     }
 
-    /// A limit whose meters an origin keeps, of which the table holds grants. A name stands for the same meters whatever the
-    /// limit has become, its algorithm and its period too: so does the meter's name at the origin, and a process that had two
-    /// slots for one of those would report of one what it holds by the other. A slot knows which limit its grant is of.
+    /// Returns the gate of a limit with meters at an origin; the table holds its grants. A name
+    /// always selects the same slots, even if the limit, its algorithm or its period changes. The
+    /// names of meters at the origin do the same. With two slots for one meter, a node would report
+    /// usage of one slot against the grant of the other. A slot records the limit of its grant.
     #[cfg(feature = "region")]
     pub(crate) fn gate_with_grants(
         &self,
@@ -212,7 +216,7 @@ impl Limiter {
         Outcome::new(check.gate, self.table.check_at(home, self.now(), &question))
     }
 
-    /// Decides a request under several limits as one: either all are charged, or none is.
+    /// Decides a request under several limits as one: all are charged, or none is.
     #[inline]
     pub fn check_all<'g>(&self, checks: &[Check<'g>]) -> Result<Decision<'g>, TooManyLimits> {
         // The clock is read while the meters are on their way.
@@ -227,8 +231,8 @@ impl Limiter {
         self.decide_checks(checks, |questions, answers| self.table.check_all(now, questions, answers))
     }
 
-    /// Brings the meters of questions near that will be asked soon, while the caller does something else: worth it
-    /// wherever requests are known before they are decided, such as in a queue.
+    /// Prefetches the meters of checks that follow soon, while the caller does other work. This
+    /// pays off if requests are known before they are decided, such as in a queue.
     #[inline]
     pub fn prefetch(&self, checks: &[Check<'_>]) {
         for check in checks {
@@ -236,9 +240,10 @@ impl Limiter {
         }
     }
 
-    /// Decides questions that have nothing to do with each other, in order, and hands each outcome on with the
-    /// position of its question. Much cheaper than one by one: while one is decided, the meters of the next are on
-    /// their way from memory. The questions are taken as they are needed, so an iterator that makes them is best.
+    /// Decides independent checks in order, and passes each outcome to `each` with the position of
+    /// its check. Much cheaper than one by one: while one check is decided, the meters of the next
+    /// are on their way from memory. The limiter takes checks as it needs them, so an iterator that
+    /// creates them is best.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -261,8 +266,8 @@ impl Limiter {
         checks: impl IntoIterator<Item = Check<'g>>,
         mut each: impl FnMut(usize, Outcome<'g>),
     ) {
-        // Three groups are under way: one is decided, one is near, and one is on its way from memory. A group is
-        // fetched in one go, so that its misses overlap.
+        // Three groups are in progress: one is decided, one is in the cache, and one is on its way
+        // from memory. A group is fetched at once, so that its cache misses overlap.
         let mut checks = checks.into_iter().fuse();
         let mut groups: [CheckBatch<'g>; 3] = std::array::from_fn(|_| CheckBatch::new());
         self.fetch(&mut checks, &mut groups[0]);
@@ -292,8 +297,8 @@ impl Limiter {
         group.iter().for_each(|(home, _)| self.table.prefetch(*home));
     }
 
-    /// Decides requests under several limits that have nothing to do with each other, in order: what
-    /// [`Limiter::check_each`] is to [`Limiter::check`], this is to [`Limiter::check_all`].
+    /// Decides independent requests under several limits, in order. It is to [`Limiter::check_all`]
+    /// as [`Limiter::check_each`] is to [`Limiter::check`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -359,8 +364,8 @@ impl Limiter {
         }
     }
 
-    /// Sets the cost of a request aside under all its limits, or under none. What is set aside counts against the
-    /// limits until it is committed, with what was really used, or given back.
+    /// Sets the cost of a request aside under all its limits, or under none. The reservation counts
+    /// against the limits until it is committed with the actual cost, or given back.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -388,13 +393,13 @@ impl Limiter {
         Reservation::enter(self, checks, decision).map(ReserveOutcome::Held)
     }
 
-    /// Gives back reservations that nobody settled in time. [`Limiter::reserve`] does so too; call it where
+    /// Gives back expired reservations. [`Limiter::reserve`] does so too; call it where
     /// reservations are rare.
     pub fn sweep(&self) {
         self.ledger.sweep(self.now(), &self.table);
     }
 
-    /// Adds a cost that was spent already, without asking. The meter may go into debt.
+    /// Charges a cost that was spent already, without a check. The meter may go into debt.
     pub fn charge(&self, check: Check<'_>) {
         self.table.charge(self.now(), &check.of(self.id));
     }
@@ -404,22 +409,23 @@ impl Limiter {
         self.table.refund(self.now(), &check.of(self.id));
     }
 
-    /// Raises a meter to at least the cost of `check`: what somebody else, such as an upstream, says is spent.
+    /// Raises a meter to at least the cost of `check`: usage that another system, such as an
+    /// upstream, reports.
     pub fn raise(&self, check: Check<'_>) {
         self.table.merge(self.now(), &check.of(self.id));
     }
 
-    /// Forgets what was spent on a key.
+    /// Clears the usage of a key.
     pub fn reset(&self, check: Check<'_>) {
         self.table.reset(self.now(), &check.of(self.id));
     }
 
-    /// How full the table is, and what it had to give up.
+    /// Returns the fill level, evictions and overflow of the default tenant's share of the table.
     pub fn stats(&self) -> ShareStats {
         self.table.stats(Shares::FIRST)
     }
 
-    /// How full a tenant's share of the table is, and what it had to give up.
+    /// Returns the fill level, evictions and overflow of a tenant's share of the table.
     pub fn stats_of(&self, tenant: &str) -> Result<ShareStats, UnknownName> {
         self.share_of(tenant).map(|share| self.table.stats(share))
     }
@@ -442,7 +448,8 @@ impl Limiter {
         &self.table
     }
 
-    /// The wall clock in microseconds since the Unix epoch, for answers that name an instant.
+    /// Returns the wall clock in microseconds since the Unix epoch, for responses that name an
+    /// instant.
     #[cfg(feature = "http")]
     pub fn wall_us(&self) -> u64 {
         self.clock.now().wall_us()
@@ -465,7 +472,7 @@ impl Limiter {
         if checks.len() > LIMITS_INLINE_MAX {
             return self.decide_many_checks(checks, decide);
         }
-        // Filled in place: what is collected elsewhere is copied here whole, room for all limits and all.
+        // Filled in place: a collected `ArrayVec` would be copied here with its whole capacity.
         let mut questions = ArrayVec::<_, LIMITS_INLINE_MAX>::new();
         let mut answers = ArrayVec::<_, LIMITS_INLINE_MAX>::new();
         for check in checks {
@@ -629,7 +636,7 @@ fn first_repeated<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     names.into_iter().find(|name| !seen.insert(*name))
 }
 
-/// A name for a process that none had before.
+/// Returns a random number, as a unique name for a node.
 #[cfg(feature = "region")]
 pub(crate) fn random_name() -> Result<u64, BuildError> {
     getrandom::u64().map_err(|error| BuildError::Secret(error.to_string()))

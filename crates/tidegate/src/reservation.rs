@@ -14,21 +14,21 @@ use crate::limiter::Limiter;
 /// Reservations that may be open at once. Higher: more memory for work in flight.
 pub const RESERVATIONS_MAX: usize = 65_536;
 
-/// How long a reservation may stay open. Then it is given back, since whoever held it has likely forgotten it;
-/// a late commit is still charged.
+/// Longest time that a reservation stays open, µs. Then it is given back, because its holder has
+/// likely forgotten it. A late commit is still charged.
 pub const RESERVATION_US_MAX: u64 = 60_000_000;
 
-/// What came of asking for a reservation.
+/// The result of a request for a reservation.
 #[derive(Debug)]
 #[must_use = "a reservation that is dropped is given back"]
 pub enum ReserveOutcome<'l, 'g> {
     /// Every limit had room, and the cost is set aside.
     Held(Reservation<'l, 'g>),
-    /// At least one limit had no room, and nothing is set aside.
+    /// At least one limit had no room. No units are set aside.
     Denied(Decision<'g>),
 }
 
-/// Why a reservation could not be asked for.
+/// The reason why a reservation cannot be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReserveError {
     /// More limits than one request may be under.
@@ -108,12 +108,12 @@ impl Ledger {
         Some(id)
     }
 
-    /// Strikes a reservation out. False if it had lapsed: what it held was given back already.
+    /// Removes a reservation. Returns false if it had expired: its units were given back already.
     fn strike(&self, id: u64) -> bool {
         self.open().entries.remove(&id).is_some()
     }
 
-    /// Gives back what lapsed. All live equally long, so the oldest go first.
+    /// Gives back expired reservations. All live equally long, so the oldest expire first.
     pub(crate) fn sweep(&self, now: Now, table: &Table) {
         let mut open = self.open();
         while let Some(oldest) = open.entries.first_entry()
@@ -125,7 +125,7 @@ impl Ledger {
     }
 }
 
-/// Capacity set aside under one or more limits. Dropping it gives everything back.
+/// Units set aside under one or more limits. Dropping the reservation gives all of them back.
 #[derive(Debug)]
 #[must_use = "a reservation that is dropped is given back"]
 pub struct Reservation<'l, 'g> {
@@ -166,24 +166,26 @@ impl<'l, 'g> Reservation<'l, 'g> {
         Ok(Self { limiter, id, parts, decision, settled: false })
     }
 
-    /// What each limit said when the cost was set aside.
+    /// Returns the decision that set the cost aside.
     pub fn decision(&self) -> &Decision<'g> {
         &self.decision
     }
 
-    /// Charges what was set aside.
+    /// Charges the reserved cost.
     pub fn commit(self) {
         self.commit_with(|_, reserved| reserved);
     }
 
-    /// Charges `actual` under every limit instead of what was set aside: less, or more.
+    /// Charges `actual` under every limit instead of the reserved cost: less, or more.
     pub fn commit_actual(self, actual: u64) {
         self.commit_with(|_, _| actual);
     }
 
-    /// Charges under each limit what `actual` says, given the limit's position and what was set aside under it.
+    /// Charges under each limit the cost that `actual` returns for the limit's position and its
+    /// reserved cost.
     pub fn commit_with(mut self, actual: impl Fn(usize, u64) -> u64) {
-        // Asked for before anything is settled: if it panics, dropping the reservation gives all of it back.
+        // Called before any limit is settled: if it panics, dropping the reservation gives all of
+        // it back.
         let actuals: ArrayVec<u64, LIMITS_INLINE_MAX> =
             self.parts.iter().enumerate().map(|(at, part)| actual(at, part.cost)).collect();
         self.settled = true;
@@ -198,7 +200,7 @@ impl<'l, 'g> Reservation<'l, 'g> {
         }
     }
 
-    /// Gives everything back, as dropping it does.
+    /// Gives all units back, as dropping it does.
     pub fn cancel(self) {}
 }
 

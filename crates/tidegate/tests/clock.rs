@@ -1,4 +1,4 @@
-//! Clocks that step: whatever they do, nobody gains more than one burst, and nobody is locked out.
+//! Clocks that step: after any step, no key gains more than one burst, and none is locked out.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -15,7 +15,7 @@ const MONO_US: u64 = 5 * HOUR_US + 17;
 const WALL_US: u64 = 480_000 * HOUR_US + 1_234_567;
 const BURST: u32 = 10;
 
-/// Limits whose windows an hour does and does not shift.
+/// Limits with windows that a step of an hour shifts, or does not.
 fn limits() -> impl Iterator<Item = Limit> {
     [MINUTE, 7 * MINUTE, HOUR, 24 * HOUR].into_iter().flat_map(|period| both(BURST.into(), period))
 }
@@ -26,7 +26,7 @@ fn steps() -> impl Iterator<Item = (u64, u64)> {
     around(MONO_US).into_iter().flat_map(move |mono| around(WALL_US).map(|wall| (mono, wall)))
 }
 
-/// A limiter with a key whose burst is spent.
+/// Returns a limiter with a key that has spent its burst.
 fn spent(limit: Limit) -> (Limiter, std::sync::Arc<ManualClock>) {
     let (limiter, clock) = limiter(&[("a", limit)]);
     clock.set(MONO_US, WALL_US);

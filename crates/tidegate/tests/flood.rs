@@ -1,4 +1,5 @@
-//! A flood of strangers against a small table: memory stays, offenders stay denied, other tenants see nothing.
+//! A flood of new keys against a small table: memory does not grow, keys at their limit stay
+//! denied, other tenants are unaffected.
 #![expect(clippy::expect_used, reason = "a helper of tests may panic as a test may")]
 
 use std::time::Duration;
@@ -9,7 +10,7 @@ const MEMORY_BYTES: usize = 32 << 20;
 const STRANGERS: u64 = 4_000_000;
 const NEIGHBOURS: u64 = 2_000;
 
-/// What the process holds in memory now.
+/// Returns the resident memory of the process.
 #[cfg(target_os = "linux")]
 fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("linux has it");
@@ -36,7 +37,8 @@ fn gates(limiter: &Limiter, tenant: &str) -> [Gate; 2] {
     ["bucket", "window"].map(|limit| limiter.gate_of(tenant, limit).expect("it exists"))
 }
 
-/// Everything a neighbour is told, in order: its keys come by several times, some past their limit.
+/// Returns all verdicts of the neighbour tenant, in order. Its keys return several times, some past
+/// their limit.
 fn neighbour_hears(limiter: &Limiter, round: u64) -> Vec<tidegate::Verdict> {
     let gates = gates(limiter, "neighbour");
     let ask = |key: u64| {
@@ -95,7 +97,7 @@ fn strangers_that_find_no_room_share_one_meter_and_are_not_let_through() {
         .build()
         .expect("enough memory");
     let logins = limiter.gate("logins").expect("it exists");
-    // A burst of one puts every key at its limit with its first request: none of them may be forgotten.
+    // With a burst of one, the first request puts each key at its limit, so none may be evicted.
     let admitted =
         (0..100_000u32).filter(|key| limiter.check(logins.key(key.to_le_bytes())).is_allowed()).count();
     let stats = limiter.stats();

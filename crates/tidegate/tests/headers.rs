@@ -12,7 +12,7 @@ use sfv::{BareItem, List, ListEntry, Parser};
 use tidegate::headers::{ResetStyle, headers, problem_body, set_headers};
 use tidegate::{Check, Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter};
 
-/// Half a second past a whole one, so that an instant that is not rounded up shows.
+/// Half a second past a whole one, so that an instant that is not rounded up is noticed.
 const WALL_US: u64 = 1_000_000_000_500_000;
 
 /// The fields of a decision, as text.
@@ -24,8 +24,8 @@ fn fields(decision: &Decision<'_>, reset: ResetStyle) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Checks that a request of `cost` under these limits is told exactly these fields. Each limit is given with what was
-/// spent under it before.
+/// Asserts that a request of `cost` under these limits gets exactly these fields. Each limit comes
+/// with the units spent before.
 fn assert_fields(limits: &[(&str, Limit, u64)], cost: u64, expected: &[(&str, &str)]) {
     let named: Vec<_> = limits.iter().map(|&(name, limit, _)| (name, limit)).collect();
     let (limiter, _) = limiter(&named);
@@ -234,7 +234,7 @@ fn fields_that_are_there_already_are_replaced() {
     assert_eq!(made["content-type"], "text/plain");
 }
 
-/// Names, and what they are on the wire.
+/// Names of limits, and their form on the wire.
 const NAMES: [(&str, &str); 11] = [
     ("per_user", "per_user"),
     ("per user, per day", "per user, per day"),
@@ -249,7 +249,8 @@ const NAMES: [(&str, &str); 11] = [
     ("", ""),
 ];
 
-/// Denials by all of [`NAMES`], as many at a time as one request may have, with what they are on the wire.
+/// Passes denials by all of [`NAMES`] to `then`, as many at a time as one request may have, with
+/// their form on the wire.
 fn denied_by_all(limiter: &Limiter, then: impl Fn(&Decision<'_>, &[&str])) {
     for names in NAMES.chunks(LIMITS_INLINE_MAX) {
         let gates: Vec<Gate> = names.iter().map(|(name, _)| limiter.gate(name).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! The tower layer, from a request to its answer.
+//! The tower layer, from a request to its response.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -37,7 +37,7 @@ fn request(user: &str) -> Request<Body> {
     Request::builder().uri("/hello").header(USER, user).body(Body::from("question")).unwrap()
 }
 
-/// A service that counts its calls and answers with what it was asked.
+/// A service that counts its calls and returns the body of the request.
 fn echo(
     calls: &AtomicU32,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone {

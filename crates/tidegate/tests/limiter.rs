@@ -1,4 +1,4 @@
-//! What the limiter promises, asked through its public face.
+//! The guarantees of the limiter, tested through its public API.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -153,7 +153,7 @@ fn requests_in_a_batch_are_decided_in_order_and_each_whole() {
     for limit in both(20, HOUR) {
         let (limiter, _) = limiter(&[("a", limit), ("b", gcra(1_000, HOUR))]);
         let (a, b) = (limiter.gate("a").unwrap(), limiter.gate("b").unwrap());
-        // Requests of two limits, of one and of none, so that groups are of different sizes.
+        // Requests of two limits, of one and of none, to get groups of different sizes.
         let asks = [a.key("x"), b.key("y")];
         let requests = (0..90).map(|at| asks.into_iter().skip(at % 3));
         let mut decided = 0;
@@ -208,7 +208,7 @@ fn what_was_spent_under_one_limit_counts_under_another() {
     for _ in 0..7 {
         assert!(limiter.check(seven.key("x")).is_allowed());
     }
-    // The same time to drain, a minute, whatever the rate is now.
+    // The time to drain stays a minute at any rate.
     for amount in [1, 2, 3, 5, 6_000_000, 4_294_967_295] {
         let other = seven.with_limit(gcra(amount, minute));
         let outcome = limiter.check(other.key("x"));
@@ -219,7 +219,7 @@ fn what_was_spent_under_one_limit_counts_under_another() {
     let half =
         |amount: u64| limiter.check(seven.with_limit(gcra(amount, minute)).key("x").cost(0)).remaining();
     assert_eq!((half(2), half(10), half(1_000)), (1, 5, 500));
-    // A gate of the same name asks the same meters.
+    // A gate of the same name uses the same meters.
     let again = limiter.gate_with("", "api", gcra(10, minute)).unwrap();
     assert_eq!(remaining(&limiter, again.key("x")), 5);
 }
@@ -367,7 +367,8 @@ fn extreme_costs_never_panic_and_never_admit_more_than_the_limit() {
                 change(&limiter, ask(first));
                 let left = u64::from(remaining(&limiter, ask(0)));
                 let outcome = limiter.check_all(&[ask(second)]).unwrap();
-                // A look may be denied while the meter is in debt, and changes nothing either way.
+                // A check of cost 0 may be denied while the meter is in debt, and changes nothing
+                // either way.
                 let as_told = second == 0 || outcome.is_allowed() == (second <= left);
                 assert!(as_told, "{first} then {second} of {left}");
                 let after = if outcome.is_allowed() { left - second } else { left };

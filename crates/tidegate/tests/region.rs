@@ -1,4 +1,5 @@
-//! Several processes around one origin, in one: what they admit together, and what they do without it.
+//! Several nodes around one origin, in one process: their total admissions, and their decisions
+//! without the origin.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on has failed")]
 
@@ -18,12 +19,12 @@ use tidegate_origin::{LeaseReply, LeaseRequest, OriginFuture, partition_of};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// An origin in memory that counts its calls, and can be made to answer nothing.
+/// An origin in memory that counts its calls, and can stop replying.
 struct WatchedOrigin {
     inner: Arc<MemoryOrigin>,
     calls: AtomicU64,
     is_gone: AtomicBool,
-    /// The partitions of which the second stands still from when the first is called for the first time.
+    /// Two partitions: the first call to the first one stops the replies of the second.
     stops: Option<(u16, u16)>,
     has_stopped: AtomicBool,
     /// Whether it takes no call.
@@ -41,7 +42,7 @@ impl WatchedOrigin {
         Arc::new(Self { inner, calls: AtomicU64::new(0), is_gone, stops, has_stopped, refuses })
     }
 
-    /// Whether a call to that partition is not answered.
+    /// Whether a call to this partition gets no reply.
     fn stands_still(&self, partition: u16) -> bool {
         let stops = self.stops.is_some_and(|(by, _)| by == partition);
         if stops && !self.has_stopped.swap(true, Ordering::Relaxed) {
@@ -55,12 +56,12 @@ impl WatchedOrigin {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// What the origin was told of a key of the limit `per_user`.
+    /// Returns the units charged at the origin to a key of the limit `per_user`, less refunds.
     fn charged(&self, key: &str) -> u64 {
         self.charged_of("per_user", key, key)
     }
 
-    /// What it was told of a key of any limit, kept where `placement` says.
+    /// The same for a key of any limit, at this placement.
     fn charged_of(&self, limit: &str, key: &str, placement: &str) -> u64 {
         let name = format!("0:0:{}:{limit}{key}", limit.len()).into_bytes();
         let charged = |meter: &OriginMeter| meter.charged() - meter.refunded();
@@ -171,10 +172,10 @@ async fn a_warm_key_is_decided_without_a_call() {
     assert!(stats.waited * 50 < 20_000, "{stats:?}");
 }
 
-/// An origin whose answers pass through tasks of their own, as those of a connection do.
+/// An origin with replies that pass through separate tasks, as those of a connection do.
 struct RelayedOrigin(Arc<MemoryOrigin>);
 
-/// How soon its answers come: before anybody is tired of waiting.
+/// Delay of its replies, well within the deadline of a request.
 const ANSWERS_AFTER: Duration = Duration::from_millis(5);
 
 impl Origin for RelayedOrigin {
@@ -210,10 +211,10 @@ async fn a_process_that_was_late_itself_reads_what_has_come_before_it_goes_on_al
     let question = [gate.region_check("alice")];
     let mut asked = std::pin::pin!(region.check(&question));
     assert!(poll_once(asked.as_mut()).await.is_none(), "it has to ask");
-    // Twice: the call is made, and its answer is awaited.
+    // Two yields: the first makes the call, the second awaits its reply.
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
-    // Nothing of this process runs for longer than anybody waits.
+    // Blocks all tasks of this process for longer than the deadline of a request.
     let until_us = clock.now().mono_us() + 2 * EngineSettings::default().deadline_us;
     while clock.now().mono_us() < until_us {
         std::hint::spin_loop();
@@ -222,7 +223,7 @@ async fn a_process_that_was_late_itself_reads_what_has_come_before_it_goes_on_al
     assert_eq!((region_decision.is_allowed(), region_decision.source), (true, DecisionSource::Regional));
 }
 
-/// What a future has to say by now.
+/// Returns the output of a future, if it is ready now.
 async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
@@ -287,7 +288,7 @@ async fn who_is_left_alone_does_not_spend_again_what_all_have_used() {
     while passes(&node, "alice").await {}
     origin.is_gone.store(true, Ordering::Relaxed);
     let (mut alone, mut passed) = (0, 0);
-    // Until one unit has drained it is decided by what the origin said last.
+    // Until one unit has drained, the last reply of the origin decides.
     while alone < 100 {
         let region_decision = node.0.check(&[node.1.region_check("alice")]).await.expect("one limit");
         alone += u64::from(region_decision.source == DecisionSource::Local);
@@ -314,7 +315,7 @@ async fn what_passed_without_the_origin_is_told_when_it_is_back() {
     assert_eq!(origin.charged("alice"), passed);
 }
 
-/// Two limits of a region: what a user may do, and what all may do together.
+/// Returns two limits of a region: one for each user, and one for all users together.
 fn two_limits(origin: &Arc<WatchedOrigin>, per_user: u64, in_all: u64) -> (Region, Gate, Gate) {
     two_limits_in(HOUR, origin, per_user, in_all)
 }
@@ -358,7 +359,7 @@ async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_
         u64::from(region_decision.expect("two limits").is_allowed())
     };
     let mut passed = 0;
-    // What is given back comes with the next report.
+    // A refund arrives with the next report.
     let spend = async {
         let mut turns = 0..;
         while passed < 10 {
@@ -379,8 +380,8 @@ async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_
     assert_eq!((passed, origin.charged_of("all", "everyone", "everyone"), users), (10, 10, 10));
 }
 
-/// What one place charged for a request that another denied is given back late, if that place stands still meanwhile. By then it has
-/// drained, and others have used what drained.
+/// A charge for a request that another placement denied is given back late, if its partition stops
+/// replying meanwhile. By then it has drained, and other requests have used the drained units.
 #[tokio::test]
 async fn what_was_given_back_late_passes_once() {
     let clock = Arc::new(AtomicU64::new(1 << 50));
@@ -394,7 +395,7 @@ async fn what_was_given_back_late_passes_once() {
         let (region, _, all) = node(&others);
         region.check(&[all.region_check("everyone").cost(600)]).await.expect("one limit").is_allowed()
     };
-    // Nothing is left for the user, which the first does not know.
+    // The user has no units left, and the first node does not know it.
     let (region, user, _) = node(&others);
     assert!(region.check(&[user.region_check("alice")]).await.expect("one limit").is_allowed());
     let (first, user, all) = node(&stopping);
@@ -461,8 +462,8 @@ async fn who_pays_passes_without_the_origin_but_not_without_end() {
 
 const HOUR: Duration = Duration::from_hours(1);
 
-/// A limit that counts in another way from one version to the next is the same meter at the origin, and the same here: what was
-/// used under the one counts under the other, and every unit is charged once.
+/// A limit that changes its algorithm or period keeps its meter, at the origin and on the node.
+/// Usage under one version counts under the other, and every unit is charged once.
 #[tokio::test]
 async fn a_limit_that_changes_its_algorithm_or_its_period_goes_on_counting() {
     let gcra = |hours: u32| Limit::gcra(100, HOUR * hours).expect("in range");
@@ -490,7 +491,7 @@ async fn a_limit_that_changes_its_algorithm_or_its_period_goes_on_counting() {
                 passed += ask(&nodes[turn % 2], before, 1).await;
             }
             assert_eq!(passed, 40);
-            // One of them hears of the change later than the other, and goes on with what it holds.
+            // One node learns of the change later than the other, and continues with its grant.
             for turn in 0..400 {
                 let knows = turn % 2 == 0 || turn > 20;
                 let (limit, version) = if knows { (after, 2) } else { (before, 1) };
@@ -568,7 +569,7 @@ async fn an_origin_without_room_decides_who_is_known_and_leaves_strangers_to_the
             assert_eq!([one, other], [(source, class == Class::Comfort); 2]);
         }
         assert_eq!(node.0.stats().refused, 0);
-        // What is over makes room, in less time than after which the origin forgets its callers.
+        // Expired meters make room, in less time than the origin retains sessions.
         clock.fetch_add(3_000_000_000, Ordering::Relaxed);
         assert_eq!(ask("one more").await, (DecisionSource::Regional, true));
         node.0.leave().await;

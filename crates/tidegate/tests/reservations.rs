@@ -1,4 +1,5 @@
-//! What reservations promise: what is set aside counts, and is charged or given back exactly once.
+//! The guarantees of reservations: reserved units count, and are charged or given back exactly
+//! once.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

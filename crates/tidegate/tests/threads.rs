@@ -1,4 +1,4 @@
-//! Many threads at once: on a clock that stands still, exactly as much passes as the limit says.
+//! Many threads at once: on a stopped clock, exactly the limit passes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use tidegate::{Gate, Limit, Limiter, ReserveOutcome};
 
 const THREADS: usize = 8;
 const ROUNDS: usize = 2_000;
-/// Few enough that the threads ask for far more than may pass.
+/// Low enough that the threads request far more than may pass.
 const LIMIT: u32 = 1_000;
 
 /// Runs `work` on all threads, with the number of the thread.
@@ -88,13 +88,14 @@ fn every_kind_of_request_on_several_keys_adds_up() {
         for (key, spent) in crowd.spent.iter().enumerate() {
             let (spent, ask) = (spent.load(Ordering::Relaxed), crowd.gate.key(key.to_le_bytes()));
             assert!(spent <= LIMIT, "{spent} of {LIMIT}");
-            // A reservation that was open may have denied others; now there is none, and the rest must be there.
+            // An open reservation may have denied other requests; now none is open, and the rest
+            // must pass.
             assert_eq!(spent + passes(&crowd.limiter, ask, LIMIT), LIMIT);
         }
     }
 }
 
-/// Keys that are asked for in every way there is, and what passed on each.
+/// Keys that get requests of every kind, and the units that passed on each.
 struct Crowd {
     limiter: Limiter,
     gate: Gate,

@@ -1,20 +1,22 @@
-//! What nodes and origins say to each other.
+//! Calls from nodes to origins, and their replies.
 //!
-//! A node has one lane to each partition of an origin, and one call under way in a lane. A call carries everything that
-//! the node has to say about meters of that partition (what it used, what it keeps, what it would like to hold) and the
-//! requests that wait for a word of the origin. It is applied whole or not at all, and at most once: a call that is sent
-//! again, because nobody knows what became of it or because its answer is late, gets the answer of the first time, as long as that is
-//! remembered ([`SESSION_RETENTION_US`](super::SESSION_RETENTION_US) after it was last asked for).
+//! A node has one session with each partition of an origin, and one call in flight in a session. A
+//! call carries the node's updates of meters (units used, kept and wanted) and the requests that
+//! wait for the origin's decision. It is applied as a whole or not at all, and at most once. A call
+//! is sent again if its fate is unknown or its reply is late. The repeated call gets the first
+//! reply, as long as the session is stored ([`SESSION_RETENTION_US`](super::SESSION_RETENTION_US)
+//! after the last attempt).
 //!
-//! Answers are absolute. A node takes only the answer to the call that is under way.
+//! Replies are absolute. A node accepts only the reply to the call in flight.
 
 use super::terms::Terms;
 
-/// A node: drawn at random whenever a process starts, so that none is ever mistaken for its predecessor.
+/// The identity of a node: drawn at random at each start of a process, so a node is never mistaken
+/// for its predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
-/// Which store answers, so that one that may have lost writes is told from one that has all.
+/// The identity of a store. It reveals whether the store may have lost writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct StoreId {
     /// The place of the store: survives its restarts.
@@ -30,42 +32,45 @@ pub struct StoreId {
 /// One call of a node to one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Who calls.
+    /// The calling node.
     pub node: NodeId,
-    /// Which call of this lane it is: 1, 2, 3 and so on. One that is sent again keeps its number.
+    /// Sequence number of the call in its session: 1, 2, 3 and so on. A repeated call keeps its
+    /// number.
     pub sequence: u64,
-    /// The last call of this lane that was answered; 0 if none was. A store that knows less has lost writes.
+    /// Sequence number of the last call of this session with a reply; 0 if none has one. A store
+    /// with a lower stored number has lost writes.
     pub acknowledged: u64,
-    /// For how long the node has known the origin, µs, whichever partition answered it; 0 if none has. A store that remembers
-    /// nothing, and has been there for less, has lost everything.
+    /// How long the node has known the origin, µs, by replies of any partition; 0 before the first
+    /// reply. An empty store that is up for less time has lost everything.
     pub known_us: u64,
     /// The store as the node knows it.
     pub store: StoreId,
-    /// What the node says about meters, each at most once.
+    /// The node's updates of meters, each meter at most once.
     pub updates: Vec<MeterUpdate>,
     /// The requests that wait, decided in this order.
     pub checks: Vec<CheckGroup>,
 }
 
-/// What a node says about one meter.
+/// A node's update of one meter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeterUpdate {
     /// The meter's name, unambiguous within the partition.
     pub key: Box<[u8]>,
     /// The limit, as the node knows it.
     pub terms: Terms,
-    /// What was admitted from the grant and not yet reported, in units.
+    /// Units admitted from the grant and not reported yet.
     pub used: u64,
-    /// What was admitted without a grant, or is charged whatever the limit says, in units: it counts from now on, in the
-    /// present cell, whether or not the node holds anything and whatever becomes of lapsed grants.
+    /// Units admitted without a grant, or charged regardless of the limit. They count from now on,
+    /// in the present cell, whether or not the node has a grant or a grant has lapsed.
     pub owed: u64,
-    /// What is given back of what was charged earlier, in units.
+    /// Units refunded of earlier charges.
     pub refund: u64,
-    /// When that was charged, by the origin's clock: what of it has drained since is not given back. 0 gives back all.
+    /// When the refunded units were charged, by the origin's clock, µs: units drained since are not
+    /// refunded. 0 refunds all.
     pub refund_of_us: u64,
-    /// What of the grant the node goes on spending while the call is under way.
+    /// Units of the grant that the node may still spend while the call is in flight.
     pub keep: u64,
-    /// What the node would like to hold afterwards; 0 for nothing.
+    /// Units that the node wants as its grant afterwards; 0 for none.
     pub want: u64,
     /// How long it would like to hold it, µs.
     pub life_us: u64,
@@ -76,13 +81,13 @@ pub struct MeterUpdate {
 /// Requests that wait for this call: `count` of the same kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckGroup {
-    /// What each of them costs under each of its limits, every meter at most once.
+    /// Cost of each request under each of its limits, every meter at most once.
     pub charges: Vec<Charge>,
     /// How many there are.
     pub count: u32,
 }
 
-/// What a request costs under one limit.
+/// The cost of a request under one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Charge {
     /// The meter: a place in [`Call::updates`].
@@ -91,24 +96,24 @@ pub struct Charge {
     pub cost: u64,
 }
 
-/// The answer to a call.
+/// The reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallReply {
-    /// What the origin says about each meter of the call, in the same order.
+    /// The reply on each meter of the call, in the same order.
     pub meters: Vec<MeterReply>,
-    /// What became of each ask of the call, in the same order.
+    /// The reply on each check group of the call, in the same order.
     pub checks: Vec<CheckReply>,
-    /// The origin's clock when it decided, µs: what nodes measure their skew by.
+    /// The origin's clock at the decision, µs. Nodes measure their clock skew by it.
     pub now_us: u64,
-    /// Whether the origin has lost writes since this lane was last answered.
+    /// Whether the origin has lost writes since the last reply in this session.
     pub lost: bool,
 }
 
-/// What an origin says about one meter.
+/// The reply of an origin on one meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each says something of its own, and all travel as flags")]
 pub struct MeterReply {
-    /// What the node holds from now on: all of it, not what was added.
+    /// The node's whole grant from now on, in units, not an increment.
     pub grant: u64,
     /// For how long from the moment the call was sent, µs.
     pub life_us: u64,
@@ -116,35 +121,38 @@ pub struct MeterReply {
     pub room: u64,
     /// Units that are not charged, of the burst or of the regional part: held or not.
     pub remaining: u64,
-    /// When there will be a unit for someone again, if nothing else comes, µs from now; 0 if there is one.
+    /// Time until a unit is free for a request, without further usage, µs from now; 0 if one is
+    /// free.
     pub wait_us: u64,
     /// The cell that the grant is of.
     pub cell: u64,
     /// How many nodes hold or want a part of it, this one included.
     pub holders: u32,
-    /// Whether there is nothing left to grant: no unit is left, or the node was granted less than
-    /// it wants and less is left than the other nodes use until they report again.
+    /// Whether the origin is exhausted. It refused a request of this call, or no unit is left, or
+    /// both of these hold: the node got less than it wants, and less is left than the other nodes
+    /// use until they report again.
     pub exhausted: bool,
-    /// Whether what it had held was written off before this call came.
+    /// Whether the node's grant had lapsed before this call arrived.
     pub lapsed: bool,
-    /// Whether someone needs what it holds.
+    /// Whether a request of another node needs the grant.
     pub recall: bool,
-    /// Whether this counts what all regions use; not for a limit of this region alone, nor while another is not heard of.
+    /// Whether the meter counts the usage of all regions. False for a limit of this region only,
+    /// and while the region is not connected.
     pub is_global: bool,
 }
 
-/// In place of a meter: the origin has no room for one that these are under, and does not decide them. Nothing of them was charged, and
-/// nothing else is lost by that.
+/// Stands in place of a meter in `denied_by`: the origin has no room for a meter of these requests
+/// and does not decide them. It charges none of them, and the rest of the call is applied.
 pub const UNDECIDED: u16 = u16::MAX;
 
-/// What became of requests that waited.
+/// The decision on requests that waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckReply {
     /// How many pass.
     pub passed: u32,
-    /// The meter that denied the others: a place in [`Call::updates`]. Of several, the one that denies longest. [`UNDECIDED`] if none
-    /// did.
+    /// The meter that denied the others, as an index into [`Call::updates`]. Of several, the one
+    /// that denies longest. [`UNDECIDED`] if the origin did not decide them.
     pub denied_by: u16,
-    /// When one of the others would pass, if nothing else comes, µs from now.
+    /// Time until one of the others would pass, without further usage, µs from now.
     pub retry_us: u64,
 }

@@ -1,9 +1,9 @@
-//! The origin of a region: one pure transition that every store of meters makes.
+//! The origin of a region: one pure transition that every store of meters implements.
 //!
-//! Nodes spend what they were granted without asking. What they hold counts as used until they report, so that a region
-//! admits what one bucket would, whatever the number of its nodes: whenever a grant is made, what was charged and what is
-//! held is together at most what the limit allows. A later charge never lowers a level that drains, so reporting late is
-//! safe.
+//! Nodes spend their grants without asking. A grant counts as used until it is reported, so a
+//! region admits as much as one bucket, with any number of nodes. Whenever a grant is made, the
+//! charged units and all grants together are within the limit. Late reports are safe: charging
+//! later never results in a lower level.
 
 mod call;
 mod meter;

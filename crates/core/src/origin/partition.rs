@@ -1,4 +1,5 @@
-//! A partition of an origin: the meters that are decided together, and the lanes of the nodes that call.
+//! A partition of an origin: the meters that are decided together, and the sessions of the calling
+//! nodes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -9,32 +10,35 @@ use super::region_state::Connectivity;
 use super::replication::{Component, MergeReply, MergeRequest, RegionId, RoundReply, RoundRequest};
 use super::terms::Terms;
 
-/// How long the lane of a node that is not heard of is remembered, µs. A node that was silent for half as long begins its
-/// lanes anew.
+/// Retention of a session after its last call, µs. A node starts a session anew after half of this
+/// time without a reply.
 pub const SESSION_RETENTION_US: u64 = 3_600_000_000;
 
-/// The most meters and asks in one call. Higher: fewer calls under load; longer until others have their turn.
+/// Maximum number of meters, and of check groups, in one call. Higher: fewer calls under load;
+/// longer waits for other callers.
 pub const UPDATES_PER_CALL_MAX: usize = 256;
 
-/// The longest that other regions count as heard of without another word, µs. Higher: a replicator may be gone for longer; that
-/// much longer may regions admit what the others know nothing of.
+/// Longest time for which all peers count as heard without another round, µs. Higher: a replicator
+/// may be absent for longer; regions may admit usage unknown to peers for that much longer.
 pub const CONNECTED_US_MAX: u64 = 60_000_000;
 
-/// How long a mark is kept that not all regions have answered to, µs: a week. Higher: a region that was gone for longer hears of
-/// every meter when it comes back; more memory until it does.
+/// Retention of a dirty meter that not all peers have acknowledged, µs: a week. Higher: a peer
+/// receives every meter even after a longer absence; more memory until then.
 pub const DIRTY_RETENTION_US: u64 = 604_800_000_000;
 
-/// How many marks a partition keeps, and how many meters that are to be marked when regions hear of each other again; the oldest
-/// make room. Higher: more keys may be used while a region is gone; more memory until it is back.
+/// Maximum number of dirty meters of a partition, and of meters with isolated usage to publish
+/// later. The oldest are dropped first. Higher: more keys may be used while a peer is lost; more
+/// memory until it returns.
 pub const DIRTY_METERS_MAX: usize = 16_384;
 
-/// How far an estimate of this clock may be ahead of it, µs, before the clock counts as set back. Lower: a clock that is slewed
-/// while its store is hardly ever asked keeps its region from settling. Higher: nothing, since what was said before is cut by as
-/// much as the estimate is ahead.
+/// Largest lead of the replicator's estimate over the origin's clock, µs, before the clock counts
+/// as set back. Lower: a clock that is slewed while its store receives few calls keeps its region
+/// from settling. Higher: no harm, since the earlier connected time is cut by the lead.
 const AHEAD_US_MAX: u64 = 250_000;
 
-/// How much longer a node has to have known an origin than a store that remembers nothing has been there, for that to have lost
-/// everything, µs, beside a sixteenth for clocks that run at different rates: stores tell whole seconds.
+/// Margin of the test for lost writes of an empty store, µs. The store has lost everything if the
+/// node has known the origin for longer than the store is up, by more than this. A sixteenth is
+/// added for clocks of different rates. Stores report their uptime in whole seconds.
 const LOST_MARGIN_US: u64 = 2_000_000;
 
 /// The highest number of a call: a script's numbers are exact up to here.
@@ -43,12 +47,12 @@ pub const SEQUENCE_MAX: u64 = (1 << 53) - 1;
 /// Why a call was not applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallError {
-    /// A later call of this lane was applied before: nobody waits for this one any more.
+    /// A later call of this session was applied before, so the node no longer waits for this one.
     Outdated {
         /// The last call that was applied.
         sequence: u64,
     },
-    /// An ask names a meter that the call says nothing about.
+    /// A check group names a meter without an update in the call.
     NoSuchMeter {
         /// The place that was named.
         meter: u16,
@@ -58,17 +62,17 @@ pub enum CallError {
         /// The place of one of the two.
         meter: usize,
     },
-    /// An ask names a meter twice: it would pass by what is left for one of the two.
+    /// A check group names a meter twice: it would pass with room for only one of the two charges.
     ChargedTwice {
         /// The place that was named.
         meter: u16,
     },
-    /// There are more meters or asks in the call than [`UPDATES_PER_CALL_MAX`].
+    /// The call has more meters or check groups than [`UPDATES_PER_CALL_MAX`].
     TooMany {
         /// How many there are.
         given: usize,
     },
-    /// The number of the call, or of the one that was answered before, is above [`SEQUENCE_MAX`].
+    /// The sequence number of the call, or the acknowledged one, is above [`SEQUENCE_MAX`].
     Sequence {
         /// The number.
         given: u64,
@@ -93,7 +97,7 @@ impl fmt::Display for CallError {
 impl std::error::Error for CallError {}
 
 impl Call {
-    /// Whether the call makes sense, whatever the state of an origin: every origin checks this before anything else.
+    /// Validates the call independently of the origin's state. Every origin does this first.
     pub fn check(&self) -> Result<(), CallError> {
         if let Some(given) =
             [self.sequence, self.acknowledged].into_iter().find(|given| *given > SEQUENCE_MAX)
@@ -129,17 +133,18 @@ impl CheckGroup {
     }
 }
 
-/// What a node last said in its lane, and what it was answered.
+/// The last call of a node's session, and its reply.
 #[derive(Clone, Debug)]
 struct StoredSession {
     sequence: u64,
     reply: CallReply,
     seen_us: u64,
-    /// The last loss of writes when it was answered.
+    /// The partition's last loss of writes at the time of the reply.
     loss_us: u64,
 }
 
-/// A partition of an origin, as pure state: a store in memory, and what every other store is measured by.
+/// A partition of an origin, as pure state: the store in memory, and the reference for every other
+/// store.
 #[derive(Clone, Debug, Default)]
 pub struct Partition {
     meters: HashMap<Box<[u8]>, OriginMeter>,
@@ -148,28 +153,30 @@ pub struct Partition {
     /// The last loss of writes, known by when it was noticed; and when that was by a clock that may have been set back since.
     loss_us: u64,
     loss_at_us: u64,
-    /// Until when all regions count as heard of, and since when they have been without a break.
+    /// Until when all peers count as heard, and since when without a break.
     connected_until_us: u64,
     connected_since_us: u64,
-    /// Whether what they charged to their standing parts has come since then.
+    /// Whether the isolated usage of all peers has arrived since then.
     settled: bool,
     /// The last mark that was made, and those that are left: by their order, and by their meters.
     stamp: u64,
     dirty_meters: BTreeMap<u64, Box<[u8]>>,
     stamps: HashMap<Box<[u8]>, u64>,
-    /// Meters of which something was charged to the standing part, by when that last was: the others hear of it when they are
-    /// heard of again, whether or not anybody calls.
+    /// Meters with isolated usage, by the time of its last charge. It is published when all peers
+    /// are heard again, even without further calls.
     isolated_meters: BTreeSet<(u64, Box<[u8]>)>,
     isolated_us: HashMap<Box<[u8]>, u64>,
 }
 
 impl Partition {
-    /// Applies a call at `now_us`, the origin's clock: whole, or not at all, and at most once while its lane is remembered.
+    /// Applies a call at `now_us`, the origin's clock: as a whole or not at all, and at most once
+    /// while its session is stored.
     pub fn apply(&mut self, now_us: u64, call: &Call) -> Result<CallReply, CallError> {
         call.check()?;
         if let Some(session) = self.sessions.get_mut(&call.node) {
             if call.sequence == session.sequence {
-                // As long as it is said it is remembered, or it would be applied again.
+                // Every attempt extends the retention. Otherwise a repeated call could be applied
+                // again.
                 session.seen_us = now_us;
                 return Ok(session.reply.clone());
             }
@@ -185,11 +192,12 @@ impl Partition {
         Ok(reply)
     }
 
-    /// Gathers what other regions have not heard of, at `now_us`, in this life of the store, and says for how long they count as
-    /// heard of.
+    /// Applies a replication round at `now_us`, in this boot of the store: updates how long all
+    /// peers count as heard, and gathers the components of dirty meters.
     pub fn round(&mut self, now_us: u64, store: StoreId, round: &RoundRequest) -> RoundReply {
         self.update_connectivity(now_us, round);
-        // Who remembers marks that were never made knew another life of this store: it begins anew.
+        // A stamp that was never issued comes from an earlier state of this store: the replicator
+        // starts again at 0.
         let known = |stamp: u64| if stamp > self.stamp { 0 } else { stamp };
         let (trim, after) = (known(round.trim), known(round.after));
         self.trim(trim.max(now_us.saturating_sub(DIRTY_RETENTION_US)));
@@ -205,7 +213,7 @@ impl Partition {
         let moment = self.moment(NodeId(0), now_us, false);
         let component = |key: &[u8]| self.meters.get(key).and_then(|meter| meter.component(key, moment));
         let components = found.iter().filter_map(|(_, key)| component(key)).collect();
-        // What is told now is marked behind all that was gathered.
+        // These meters get stamps after all gathered ones.
         let more = more_dirty | self.mark_isolated(moment, store, most);
         RoundReply {
             components,
@@ -216,8 +224,9 @@ impl Partition {
         }
     }
 
-    /// Marks meters on whose parts something was spent while their region was apart, so many at once, if it is no longer. Whether
-    /// there were any. Of what may have been lost nothing is told under the name that it had: the next call gives it another.
+    /// Marks up to `most` meters with isolated usage as dirty, once the region is no longer
+    /// isolated. Returns whether there were any. A meter that may have lost writes is not published
+    /// under its old incarnation: the next call starts a new one.
     fn mark_isolated(&mut self, moment: Moment, store: StoreId, most: usize) -> bool {
         let oldest_us = moment.now_us.saturating_sub(DIRTY_RETENTION_US);
         while self.isolated_meters.first().is_some_and(|(since_us, _)| *since_us <= oldest_us)
@@ -242,7 +251,7 @@ impl Partition {
         some
     }
 
-    /// Takes down that something was charged to the standing part of a meter.
+    /// Records that a meter has isolated usage to publish later.
     fn note_isolated(&mut self, now_us: u64, key: &[u8]) {
         if !self.meters.get(key).is_some_and(OriginMeter::has_isolated_usage) {
             return;
@@ -253,13 +262,14 @@ impl Partition {
         self.isolated_meters.insert((now_us, key.into()));
     }
 
-    /// Extends the time for which the region counts as connected. A new replicator that has heard
-    /// fewer peers does not shorten it. The time counts from the replicator's clock, so a store
+    /// Extends the time for which all peers count as heard. A new replicator that has heard fewer
+    /// peers does not shorten it. The time counts from the replicator's clock estimate, so a store
     /// that stood still does not lengthen it.
     fn update_connectivity(&mut self, now_us: u64, round: &RoundRequest) {
         let said_us = round.clock_us.min(now_us);
-        // A clock that was set back would make what was said before last longer; by a little, if it runs slower than the
-        // replicator's, whose estimate is ahead of it then.
+        // With a clock that was set back, the earlier time would last longer. If the clock only
+        // runs slower than the replicator's, the estimate is a little ahead, and the earlier time
+        // is cut by that lead.
         let ahead_us = round.clock_us - said_us;
         let is_set_back = ahead_us > AHEAD_US_MAX || self.connected_until_us > now_us + CONNECTED_US_MAX;
         let before_us = if is_set_back { 0 } else { self.connected_until_us.saturating_sub(ahead_us) };
@@ -267,9 +277,9 @@ impl Partition {
         self.settled &= !was_isolated;
         let until_us = said_us + round.connected_for_us.min(CONNECTED_US_MAX);
         self.connected_until_us = match (self.settled, round.settled && until_us > now_us) {
-            // Who counts on the whole goes on by what makes it one, and by nothing less.
+            // Only a round with `settled` extends the time of a connected region.
             (true, false) => before_us,
-            // And begins to by that: that all were heard of lasts longer.
+            // The time of this round applies, because the time while settling may be longer.
             (false, true) => until_us,
             (true, true) | (false, false) => before_us.max(until_us),
         };
@@ -286,7 +296,8 @@ impl Partition {
         }
     }
 
-    /// Charges what another region charged, at `now_us`: what is new in it, and nothing twice.
+    /// Merges components of a peer region at `now_us`: charges the new usage in them, and none of
+    /// it twice.
     pub fn merge(&mut self, now_us: u64, merge: &MergeRequest) -> Result<MergeReply, CallError> {
         merge.check()?;
         let mut merged = MergeReply { charged: 0, stale: 0, now_us };
@@ -300,8 +311,9 @@ impl Partition {
         Ok(merged)
     }
 
-    /// A meter that nobody here has called for is made as the other region knows it, so that what is used there counts when
-    /// somebody does. Whoever that is says what this region's part is, whichever version of the limit it knows.
+    /// Merges one component. A meter unknown here is created with the peer's terms, so that usage
+    /// there counts when a node here calls. It gets version 0: the first call brings this region's
+    /// share, with any version of the limit.
     fn import(&mut self, moment: Moment, from: RegionId, component: &Component) -> (u64, bool) {
         if component.terms.cross_region().is_none() {
             return (0, false);
@@ -310,12 +322,12 @@ impl Partition {
         self.meter_mut(&component.key, terms, moment.now_us).import(moment, from, component)
     }
 
-    /// Whether another region has not been heard of for too long. A clock that was set back makes nothing last longer.
+    /// Whether a peer counts as lost. A clock that was set back does not extend the connected time.
     fn is_isolated(&self, now_us: u64) -> bool {
         !(now_us + 1..=now_us + CONNECTED_US_MAX).contains(&self.connected_until_us)
     }
 
-    /// What limits of several regions count on.
+    /// Returns the connectivity of cross-region limits.
     fn connectivity(&self, now_us: u64) -> Connectivity {
         if self.is_isolated(now_us) {
             return Connectivity::Isolated;
@@ -333,7 +345,8 @@ impl Partition {
         if !self.meters.get_mut(key).is_some_and(OriginMeter::is_due) {
             return;
         }
-        // Stamps are times, as far as they can be, so that those of a store that forgot the last ones come after them.
+        // Stamps are times if possible, so that a store that has lost the last stamps issues higher
+        // ones.
         self.stamp = now_us.max(self.stamp + 1);
         if let Some(before) = self.stamps.insert(key.into(), self.stamp) {
             self.dirty_meters.remove(&before);
@@ -341,23 +354,23 @@ impl Partition {
         self.dirty_meters.insert(self.stamp, key.into());
     }
 
-    /// Until when all regions count as heard of, the last mark that was made, since when they count so, and whether what they charged
-    /// to their standing parts has come since.
+    /// Returns until when all peers count as heard, the last stamp, since when the peers count as
+    /// heard, and whether their isolated usage has arrived since.
     pub fn connectivity_and_stamp(&self) -> (u64, u64, u64, bool) {
         (self.connected_until_us, self.stamp, self.connected_since_us, self.settled)
     }
 
-    /// The marks: every meter that other regions may not have heard of, in the order in which they were last due.
+    /// Returns the dirty meters with their stamps, in the order in which they last became due.
     pub fn dirty_meters(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.dirty_meters.iter().map(|(stamp, key)| (*stamp, &**key))
     }
 
-    /// The meters of which something was charged to the standing part, in the order in which that last was.
+    /// Returns the meters with isolated usage, in the order of its last charge.
     pub fn isolated_meters(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.isolated_meters.iter().map(|(since_us, key)| (*since_us, &**key))
     }
 
-    /// A meter, if anything is known of it.
+    /// Returns a meter, if the partition has it.
     pub fn meter(&self, key: &[u8]) -> Option<&OriginMeter> {
         self.meters.get(key)
     }
@@ -367,7 +380,7 @@ impl Partition {
         self.meters.iter().map(|(key, meter)| (&**key, meter))
     }
 
-    /// Drops what is not worth remembering.
+    /// Drops expired state.
     pub fn expire(&mut self, now_us: u64) {
         self.meters.retain(|_, meter| !meter.is_over(now_us));
         self.sessions.retain(|_, session| session.seen_us + SESSION_RETENTION_US > now_us);
@@ -377,8 +390,10 @@ impl Partition {
         self.isolated_us.retain(|key, _| self.meters.contains_key(key));
     }
 
-    /// Whether writes were lost since this lane was last answered. A store may know less than the node; it may be another
-    /// life of the one that was; or it took over from it, and may not have heard everything before it did.
+    /// Notes lost writes, and returns whether any were lost since the last reply in this session.
+    /// The store may have a lower sequence number than the node. It may be a restart of the earlier
+    /// store, or a promoted replica that had not received all writes. Or it is empty and younger
+    /// than the one that the node knows.
     fn note_loss(&mut self, now_us: u64, call: &Call) -> bool {
         let (answered, told_us) =
             self.sessions.get(&call.node).map_or((0, 0), |session| (session.sequence, session.loss_us));
@@ -386,8 +401,8 @@ impl Partition {
         let took_over = self.took_over(call.store);
         let began_anew = self.store.is_none() && began_anew(call.known_us, call.store.up_us);
         self.store = Some(call.store);
-        // Where a clock was set back to before a loss, that was just now: else it would stay to come, and nothing of what is
-        // assumed would drain.
+        // If the clock was set back to before a loss, the loss counts as just now. A loss in the
+        // future would keep the assumed usage from draining.
         self.loss_at_us = self.loss_at_us.min(now_us);
         if forgot || took_over {
             (self.loss_us, self.loss_at_us) = (now_us, now_us);
@@ -454,7 +469,7 @@ impl Partition {
     }
 }
 
-/// Whether a store that remembers nothing was another one when the node first heard of it.
+/// Whether an empty store replaced the one that the node first knew.
 const fn began_anew(known_us: u64, up_us: u64) -> bool {
     known_us - known_us / 16 > up_us.saturating_add(LOST_MARGIN_US)
 }
@@ -470,7 +485,7 @@ mod tests {
     const SECOND: u64 = 1_000_000;
     const START: u64 = 1_000 * SECOND;
 
-    /// A node that says what a test tells it to say.
+    /// A node that sends the updates of a test.
     struct Caller {
         node: NodeId,
         sequence: u64,
@@ -518,7 +533,7 @@ mod tests {
             }
         }
 
-        /// Calls until the node holds what it wants: one call grants a part of the room.
+        /// Calls until the node has the grant that it wants: one call grants a part of the room.
         fn hold(&mut self, partition: &mut Partition, now: u64, want: u64) -> crate::origin::MeterReply {
             let mut meter_reply = self.say(partition, now, (0, 0, want));
             for _ in 0..64 {
@@ -545,7 +560,7 @@ mod tests {
         }
     }
 
-    /// Requests under several limits, with what each costs under which.
+    /// Requests under several limits, as pairs of meter and cost.
     fn ask(charges: &[(u16, u64)], count: u32) -> CheckGroup {
         let charges = charges.iter().map(|&(meter, cost)| Charge { meter, cost });
         CheckGroup { charges: charges.collect(), count }
@@ -587,7 +602,7 @@ mod tests {
         let terms = Terms::new(&limit.expect("in range"), 0, Lapse::Counted, 1);
         let mut partition = Partition::default();
         let mut callers = [1, 2, 3, 4].map(|node| Caller::new(node, terms));
-        // The first round tells the origin what each of them wants, and the second divides by that.
+        // The first round informs the origin of each want, and the second divides by them.
         let ends = START + 10 * SECOND;
         for (caller, want) in callers.iter_mut().zip(wants) {
             caller.say(&mut partition, ends - SECOND, (0, 0, want));
@@ -782,7 +797,7 @@ mod tests {
             let mut partition = Partition::default();
             let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
             assert_eq!(caller.ask(&mut partition, START, 1, 10).passed, 10);
-            // A tenth of a second later one unit has drained, of whichever it was.
+            // A tenth of a second later one unit has drained, from any of the charges.
             let mut update = caller.update(0, 0, 0);
             (update.refund, update.refund_of_us) = (8, charged_us);
             let call = caller.call(update, vec![one(1, 99)]);
@@ -914,13 +929,13 @@ mod tests {
         // The clock of the store that took over is behind.
         caller.store = restarted;
         assert_eq!(caller.ask(&mut partition, START - SECOND, 1, 99).passed, 0);
-        // It is set back further, and nobody is locked out for that.
+        // The clock is set back further, and no limit stays full because of that.
         caller.ask(&mut partition, START - 900 * SECOND, 1, 0);
         assert_eq!(caller.ask(&mut partition, START - 898 * SECOND, 1, 99).passed, 10);
     }
 
-    /// A node that has known the origin for longer than a store that remembers nothing has been there: everything was lost
-    /// when that began, also of what this node never asked for.
+    /// The node has known the origin for longer than an empty store is up. All state was lost when
+    /// that store started, also of meters that this node never used.
     #[test]
     fn a_store_that_comes_back_empty_counts_limits_that_must_hold_as_full_since_then() {
         let ask = |lapse, known_us, up_us| {

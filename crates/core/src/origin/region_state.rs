@@ -1,4 +1,4 @@
-//! What a meter keeps because other regions count the same limit.
+//! The state of a meter that other regions count too.
 
 use std::collections::BTreeMap;
 
@@ -11,45 +11,46 @@ use super::terms::{DEBT_MAX, Terms};
 /// one that ended may come late.
 const INCARNATIONS_MAX: usize = 2;
 
-/// Where sums begin anew, as another incarnation, in units. What is left of them is charged once more elsewhere then, which is
-/// a burst at most; a meter of the highest rate that there is comes to it in six days.
+/// Total at which a region starts a new incarnation, in units. Peers then charge the undrained part
+/// once more, at most a burst. A meter of the highest possible rate reaches this total in six days.
 const TOTALS_MAX: u64 = 1 << 51;
 
 const _: () = assert!(TOTALS_MAX + DEBT_MAX < TOTAL_MAX, "no charge is cut off");
 
-/// What a meter counts on.
+/// Whether a meter counts against the whole limit or the regional share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Connectivity {
-    /// The whole limit: all regions were heard of.
+    /// The whole limit: all peers are heard.
     Connected,
-    /// The standing part, and others hear of what was charged to it: they were heard of again, and what they charged to theirs has
-    /// not come yet.
+    /// The regional share, while isolated usage is published: all peers are heard again, and their
+    /// isolated usage has not arrived yet.
     Settling,
-    /// The standing part: another region has not been heard of for too long.
+    /// The regional share: a peer counts as lost.
     Isolated,
 }
 
-/// What a meter keeps because other regions count the same limit.
+/// The state of a meter that other regions count too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RegionState {
     /// When the sums began, by the origin's clock.
     pub(super) incarnation: u64,
-    /// What this region charged since, and what it gave back before it had drained, in units.
+    /// Units that this region charged since, and units refunded before they had drained.
     pub(super) charged: u64,
     pub(super) refunded: u64,
-    /// What both were together when the meter was last marked.
+    /// Sum of both when the meter was last marked dirty, in units.
     pub(super) published: u64,
-    /// What this region charged and has not paid off by its own part of the rate: what is charged for it by who has never heard
-    /// of it. The sum over all regions is never less than what one bucket would hold, whoever heard of whom.
+    /// This region's own usage that has not drained at the rate of its share. A peer without a
+    /// record of the component charges this. Summed over all regions, it is never below the level
+    /// of one bucket, in any state of replication.
     pub(super) own: Tank,
-    /// What was charged to the standing part, beside this region's share of what all used.
+    /// Usage charged to the regional share, in addition to the share's part of all regions' usage.
     pub(super) isolated: Tank,
     pub(super) connectivity: Connectivity,
-    /// Whether everything is told, since another region counts this meter too, or is going to.
+    /// Whether every charge is published, because a peer counts this meter too, or soon will.
     pub(super) publishes_all: bool,
-    /// What was owed and forgotten, in units.
+    /// Units of peers' usage that were dropped above the debt limit.
     pub(super) forgiven: u64,
-    /// What was charged for each component of another region.
+    /// Merged totals of each component of a peer, by region and incarnation.
     pub(super) seen: BTreeMap<(RegionId, u64), ComponentTotals>,
 }
 
@@ -76,7 +77,7 @@ impl RegionState {
         self.own = own;
     }
 
-    /// Adds to what others are to hear of, at `now_us`.
+    /// Adds `units` to the total that is published to peers, at `now_us`.
     pub(super) fn add(&mut self, terms: &Terms, now_us: u64, units: u64) {
         self.charged += units;
         if self.charged >= TOTALS_MAX {
@@ -84,12 +85,12 @@ impl RegionState {
         }
     }
 
-    /// Whether something was charged to the standing part that others are not to hear of yet.
+    /// Whether there is isolated usage that must not be published yet.
     pub(super) fn has_isolated_usage(&self) -> bool {
         self.connectivity == Connectivity::Isolated && self.isolated != Tank::default()
     }
 
-    /// Whether others are to hear of what was counted since they last did. Then it counts as told.
+    /// Returns whether the usage since the last publication is due. If so, it counts as published.
     pub(super) fn is_due(&mut self, publish_threshold: u64) -> bool {
         let total = self.charged + self.refunded;
         let is_due = total - self.published >= if self.publishes_all { 1 } else { publish_threshold };

@@ -34,7 +34,7 @@ impl Region {
         Self { partition: Partition::default(), terms, sequence: 0, store }
     }
 
-    /// One that has heard of all others for long enough to count with them.
+    /// A connected region.
     fn whole(terms: Terms, now: u64) -> Self {
         let mut region = Self::new(terms);
         region.hear(now, CONNECTED_US_MAX);
@@ -45,12 +45,12 @@ impl Region {
         self.partition.round(now, self.store, round)
     }
 
-    /// All others were heard of, and what they charged to their parts has come.
+    /// All peers are heard, and their isolated usage has arrived.
     fn hear(&mut self, now: u64, connected_for_us: u64) {
         self.round(now, &round(connected_for_us, now));
     }
 
-    /// All others were heard of.
+    /// All peers are heard.
     fn hear_of(&mut self, now: u64, connected_for_us: u64) {
         self.round(now, &RoundRequest { settled: false, ..round(connected_for_us, now) });
     }
@@ -110,7 +110,7 @@ fn limit(amount: u64, burst: u64) -> Limit {
     Limit::gcra(amount, Duration::from_secs(1)).and_then(|limit| limit.with_burst(burst)).expect("in range")
 }
 
-/// Ten in a second, of which a region has half, and of which others hear from the third on.
+/// Ten per second. The regional share is half, and usage is published from the third unit on.
 fn ten(lapse: Lapse) -> Terms {
     let cross_region =
         CrossRegionTerms { publish_threshold: 3, share_amount: 5, share_capacity: 5, debt_max: 20 };
@@ -267,7 +267,8 @@ fn what_is_left_of_a_part_is_told_although_nobody_asks_for_it() {
     assert_eq!(here.partition.isolated_meters().count(), 0);
 }
 
-/// What was told before the loss may have been more: under the same name nobody would hear of what is new.
+/// Peers may have merged a higher total before the loss. Under the same incarnation they would
+/// ignore new usage.
 #[test]
 fn what_is_left_of_a_part_is_not_told_under_a_name_that_lost_writes() {
     let round = |now| RoundRequest { most: 9, ..round(SECOND, now) };
@@ -340,7 +341,7 @@ fn what_a_store_comes_to_late_was_heard_when_it_was_said() {
 fn a_clock_that_is_set_back_makes_nobody_whole_for_longer() {
     let mut here = Region::whole(ten(Lapse::Counted), START);
     let back = START - 5 * SECOND;
-    // Who says so has heard of nobody, and knows what the clock was.
+    // The replicator has heard no peer, and its estimate is from before the clock was set back.
     here.round(back, &round(0, START));
     assert!(!here.apply_call(back, |_| {}, 0).0.is_global);
     here.round(back, &round(SECOND, START));
@@ -451,7 +452,7 @@ fn marks_are_gathered_in_pages_trimmed_and_told_again_by_a_store_that_forgot() {
         call.merge(START, 1, vec![component(name)]);
         call.apply_call(START, |update| (update.key, update.used) = (Box::from([name]), 9), 0);
     }
-    // Nothing was charged here by the node: its report came without a grant. So it is asked for.
+    // The reports charged no units, because the node had no grant. So the node sends checks.
     let round = |after, trim, most| RoundRequest { trim, after, most, ..round(SECOND, START) };
     call.hear(START, SECOND);
     for name in 0..5 {
@@ -495,7 +496,7 @@ proptest! {
     }
 }
 
-/// How long a region may be silent before the others count on their parts.
+/// Peer timeout: the last-heard age at which regions fall back to their shares.
 const SILENCE_MAX: u64 = 2 * SECOND;
 const INTERVAL: u64 = SECOND / 5;
 const LAG_MAX: u64 = SECOND / 2;
@@ -505,29 +506,32 @@ struct Message {
     to: usize,
     due: u64,
     upto: u64,
-    /// The longest that one of the sender's peers was silent when it was sent.
+    /// The sender's highest last-heard age of a peer when it sent the message.
     silence: u64,
     /// When it was sent, if all that was charged by then is in it, also to the sender's part.
     joined: Option<u64>,
     components: Vec<Component>,
 }
 
-/// Regions that ask as fast as they can, with replicators between them whose ways are cut, slow, and double what they carry.
+/// Regions with as many requests as they admit. The links between their replicators fail, delay and
+/// duplicate messages.
 struct World {
     chance: u64,
     now: u64,
     regions: Vec<Region>,
     on_the_way: Vec<Message>,
     cut: Vec<Vec<bool>>,
-    /// When each region last heard of each, and how silent that one's peers were.
+    /// For each region and peer: when the region last heard the peer, and the highest last-heard
+    /// age of the peer's own peers.
     heard: Vec<Vec<(u64, u64)>>,
     /// By when each has all that each other charged, also to its part.
     joined: Vec<Vec<u64>>,
     acknowledged: Vec<Vec<u64>>,
     next_round: Vec<u64>,
-    /// Whether anybody asks for anything at present: who pauses lets regions forget what they owe.
+    /// Whether requests arrive at present. During a pause, the debts of regions drain.
     is_asking: bool,
-    /// The level of one bucket that gets everything: the most by which any interval so far exceeds the rate.
+    /// Level of one bucket that receives all usage: the most by which any interval so far exceeds
+    /// the rate.
     level: u64,
     level_at: u64,
     amount: u64,
@@ -658,7 +662,7 @@ impl World {
         }
     }
 
-    /// Lets everyone hear of everyone, and settle.
+    /// Exchanges the components of all regions and lets them settle.
     fn quiet(&mut self) {
         for from in 0..self.regions.len() {
             let now = self.now;
@@ -682,8 +686,8 @@ impl World {
     }
 }
 
-/// Whatever is cut, late, doubled or in another order, regions together admit what one bucket would and, once, what they
-/// may before they hear of each other.
+/// Messages are lost, late, duplicated and reordered. All regions together admit as much as one
+/// bucket and, once, the units that they may admit before they hear each other.
 #[test]
 fn regions_together_stay_within_their_bound() {
     for seed in 0..60 {

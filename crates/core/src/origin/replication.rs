@@ -1,12 +1,12 @@
-//! What the origins of several regions tell each other.
+//! Messages between the origins of several regions.
 //!
-//! A region publishes what it charged itself, and nothing else, as sums that only grow: a component for each meter, known by
-//! the meter's name, the region and the incarnation of its counting. Whoever gets one charges what is new in it, without a
-//! test, since it has been admitted. So a component may come late, twice, or before an earlier one.
+//! A region publishes only its own usage, as totals that only grow: a component for each meter,
+//! identified by the meter's name, the region and the incarnation. The receiver charges the new
+//! usage without a check, because it was admitted already. So a component may arrive late, twice or
+//! out of order.
 //!
-//! A region that has not heard of the others for too long counts on its standing part of each limit and on nothing else.
-//! What it admits there is no one's excess, and is told to the others when they are heard of again, as far as it has not
-//! drained.
+//! An isolated region spends only its regional share of each limit. This usage exceeds no limit.
+//! The region publishes its undrained part when all peers are heard again.
 
 use super::partition::{CallError, UPDATES_PER_CALL_MAX};
 use super::terms::Terms;
@@ -19,20 +19,21 @@ pub struct RegionId(pub u64);
 /// How a limit is counted together with other regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrossRegionTerms {
-    /// How much is charged before the others hear of it, in units. Higher: fewer keys travel; that much more may be admitted
-    /// by each region that the others know nothing of.
+    /// Units charged before the component is published. Higher: fewer keys are replicated; each
+    /// region may admit that much more unknown to its peers.
     pub publish_threshold: u64,
-    /// What drains of this region's standing part in a tick, in drops. A part of which nothing drains admits nothing.
+    /// Drops of the regional share that drain per tick. A share with a rate of 0 admits nothing.
     pub share_amount: u64,
-    /// What may be taken of this region's standing part at once, in units.
+    /// Units of the regional share that may be used at once.
     pub share_capacity: u64,
-    /// What is owed beyond the capacity at most, in units, by a limit that forgives: more is forgotten when it is heard of. At
-    /// least all that regions may admit before they hear of each other, or the long-run rate is more than the limit's.
+    /// Maximum debt above the capacity, in units, of a limit with `Lapse::Forgiven`: usage of peers
+    /// beyond it is dropped on arrival. It must cover all units that regions may admit before they
+    /// hear each other. Otherwise the long-run rate is above that of the limit.
     pub debt_max: u64,
 }
 
-/// The part of `whole` that is due to the one at place `own` of `weights`. The parts of all are whole numbers, and together
-/// they are the whole.
+/// Returns the part of `whole` for index `own` of `weights`. All parts are integers, and their sum
+/// is `whole`.
 pub fn share_of(whole: u64, weights: &[u32], own: usize) -> u64 {
     let all: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
     if all == 0 {
@@ -44,7 +45,7 @@ pub fn share_of(whole: u64, weights: &[u32], own: usize) -> u64 {
     u64::try_from(upto(before + weight) - upto(before)).unwrap_or(whole)
 }
 
-/// What one region charged to a meter.
+/// One region's own cumulative usage of one meter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Component {
     /// The meter's name.
@@ -53,11 +54,11 @@ pub struct Component {
     pub terms: Terms,
     /// When that region began to count, by its origin's clock. Sums begin anew with it.
     pub incarnation: u64,
-    /// What it counted since.
+    /// Totals since then.
     pub totals: ComponentTotals,
 }
 
-/// What a region counted, in units.
+/// The totals of a region, in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComponentTotals {
     /// Of a limit that drains.
@@ -66,16 +67,17 @@ pub enum ComponentTotals {
         charged: u64,
         /// All that was given back of it before it had drained.
         refunded: u64,
-        /// What of it has not drained, rounded up: what is charged by who knows nothing of this component.
+        /// Undrained part of it, rounded up. A receiver without a record of this component charges
+        /// it.
         level: u64,
     },
-    /// Of a sliding window. What is given back is not told: it is over with its window.
+    /// Of a sliding window. Refunds are not published: their effect ends with the window.
     Cells {
         /// The present cell.
         cell: u64,
-        /// What was charged in it.
+        /// Units charged in it.
         current: u64,
-        /// What was charged in the one before.
+        /// Units charged in the cell before.
         previous: u64,
     },
 }
@@ -102,34 +104,37 @@ impl ComponentTotals {
 /// A replicator's request to a partition of its own region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundRequest {
-    /// For how long all regions count as heard of, µs: then this one counts on its standing parts. It takes nothing back of what
-    /// was said before.
+    /// How long all peers count as heard, µs; after that the region is isolated. A lower value does
+    /// not shorten an earlier time, except when the region becomes connected.
     pub connected_for_us: u64,
-    /// Whether all that the others charged is here that is older than regions may be silent, also what they charged to their standing
-    /// parts. Only then this one counts on the whole; without, it stays on its standing parts, and tells what it charged to them.
+    /// Whether all usage of peers older than the peer timeout has arrived, isolated usage included.
+    /// Only then does the region become connected. Otherwise it settles: it spends its regional
+    /// shares and publishes its isolated usage.
     pub settled: bool,
-    /// From when on: the origin's own clock when this was said, as far as the replicator knows it, and at least that. 0 while it
-    /// does not.
+    /// Start of that time: a lower estimate of the origin's clock at this request, by the
+    /// replicator. 0 while unknown.
     pub clock_us: u64,
-    /// Every mark up to this one is dropped: all regions have what it stands for.
+    /// All peers have acknowledged the dirty meters up to this stamp, so they are dropped.
     pub trim: u64,
-    /// Components are gathered whose marks come after this one; 0 for all that are still marked.
+    /// Components with later stamps are gathered; 0 for all dirty meters.
     pub after: u64,
     /// How many at most, up to [`UPDATES_PER_CALL_MAX`].
     pub most: u16,
 }
 
-/// What a partition has to tell.
+/// The reply of a partition to a replication round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoundReply {
     /// Components, in the order of their marks.
     pub components: Vec<Component>,
-    /// The mark up to which everything was gathered: what to ask for things after the next time. It may be below the one that
-    /// was asked for, when the store has lost writes: then what was told has to be told again.
+    /// Stamp up to which all components were gathered: `after` of the next request. It is below the
+    /// requested `after` if the store has lost writes. Then published components have to be sent
+    /// again.
     pub upto: u64,
     /// Whether there is more after it.
     pub more: bool,
-    /// Whether what was charged to standing parts is among what was told, or is still to come if there is more: all regions were heard of.
+    /// Whether isolated usage is among the components, or follows if `more` is set: the region is
+    /// not isolated.
     pub includes_isolated: bool,
     /// The origin's clock, µs.
     pub now_us: u64,
@@ -139,25 +144,25 @@ pub struct RoundReply {
 /// replicator never brings components of its own region: they would be charged twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MergeRequest {
-    /// The region that says so.
+    /// The peer region.
     pub from: RegionId,
-    /// What it says, each meter at most once.
+    /// Its components, each meter at most once.
     pub components: Vec<Component>,
 }
 
-/// What became of it.
+/// The result of a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MergeReply {
-    /// What was charged, in units.
+    /// Units charged.
     pub charged: u64,
-    /// How many components brought nothing new.
+    /// Number of components without new usage.
     pub stale: u32,
     /// The origin's clock, µs.
     pub now_us: u64,
 }
 
 impl MergeRequest {
-    /// Whether it makes sense, whatever the state of an origin: every origin checks this before anything else.
+    /// Validates the request independently of the origin's state. Every origin does this first.
     pub fn check(&self) -> Result<(), CallError> {
         let given = self.components.len();
         if given > UPDATES_PER_CALL_MAX {

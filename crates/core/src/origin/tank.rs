@@ -1,19 +1,19 @@
-//! What was charged and is not over, by whichever algorithm.
+//! Usage that still counts, under either algorithm.
 
 use super::terms::{DEBT_MAX, SHARES, Terms};
 use crate::limit::Algorithm;
 
-/// What was charged and is not over. When that is, is for the meter to know: it has the clock, and the number of its cell.
+/// Usage that still counts. The meter keeps its time: it has the clock and the number of the cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tank {
-    /// GCRA: what has not drained, in drops.
+    /// GCRA: undrained usage, in drops.
     pub(super) level: u64,
-    /// Sliding window: what was charged in the present cell and in the one before, in units.
+    /// Sliding window: units charged in the present cell and in the one before.
     pub(super) current: u64,
     pub(super) previous: u64,
 }
 
-/// How the present cell comes after the one that was.
+/// The step from the last cell of a meter to the present one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CellStep {
     Next,
@@ -33,7 +33,7 @@ impl Tank {
         }
     }
 
-    /// Gives back what is left of it: drops, or units of a cell.
+    /// Gives back drops, or units of a cell, as far as they are left.
     pub(super) fn give_back(&mut self, drops: u64, units: u64, cells_ago: u64) {
         self.level = self.level.saturating_sub(drops);
         match cells_ago {
@@ -58,12 +58,12 @@ impl Tank {
         }
     }
 
-    /// The same in drops of another size, rounded up: what was charged is not forgiven by rounding.
+    /// Converts the level to drops of another size, rounded up: rounding forgives no usage.
     pub(super) fn resize(&mut self, before: &Terms, terms: &Terms) {
         self.level = terms.drops(self.level.div_ceil(before.period()));
     }
 
-    /// Everything in it, in units, rounded up.
+    /// Returns all usage in units, rounded up.
     pub(super) fn units(&self, terms: &Terms) -> u64 {
         match terms.algorithm() {
             Algorithm::Gcra => self.level.div_ceil(terms.period()),
@@ -71,7 +71,7 @@ impl Tank {
         }
     }
 
-    /// What of it is due to a standing part, rounded up.
+    /// Returns the part that counts against a regional share, rounded up.
     pub(super) fn shared(&self, share: u64) -> Self {
         let of = |whole: u64| whole / SHARES * share + (whole % SHARES * share).div_ceil(SHARES);
         Self { level: of(self.level), current: of(self.current), previous: of(self.previous) }

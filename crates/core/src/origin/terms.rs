@@ -1,4 +1,4 @@
-//! A limit as an origin counts it: in whole numbers that a script can hold exactly.
+//! A limit as an origin counts it: in integers that a script represents exactly.
 
 use super::meter::{CROSS_REGION_LIFE_US_MAX, LIFE_US_MAX};
 use super::replication::CrossRegionTerms;
@@ -7,7 +7,8 @@ use crate::limit::{Algorithm, Limit, PERIOD_US_MAX};
 /// The most that a limit may allow at once, in drops.
 pub const DROPS_MAX: u64 = 1 << 48;
 
-/// The most that is charged to a meter, held of it, or kept for someone, in drops. What goes beyond is forgotten.
+/// Maximum of the usage, of the grants and of the units kept for a recall, in drops each. Excess is
+/// dropped.
 pub const DEBT_MAX: u64 = 1 << 50;
 
 const _: () = assert!(4 * DEBT_MAX + 2 * DROPS_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
@@ -18,27 +19,29 @@ pub const TOLERANCE_PPM_MAX: u32 = 10_000;
 /// The smallest burst that may have a tolerance, in units.
 pub const TOLERANCE_BURST_MIN: u64 = 20;
 
-/// The longest period in whole ticks, µs: a little longer than a limit's own.
+/// Longest period in whole ticks, µs: rounding up makes it a little longer than that of the limit.
 const CELL_US_MAX: u64 = 2 * PERIOD_US_MAX;
 
-/// What a region's share of a whole is counted in: so many that a whole that is multiplied by them, remainder and quotient
-/// apart, stays a number that a script holds exactly.
+/// Number of parts that make up a whole in a regional share. A product of a whole and a share stays
+/// exact in a script, if quotient and remainder are multiplied separately.
 pub(super) const SHARES: u64 = 1 << 20;
 
-/// What becomes of a grant whose holder was not heard of in time.
+/// The treatment of a grant that its node did not report in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lapse {
-    /// It counts as used: nothing is ever admitted twice, and what was not used is lost to everyone.
+    /// It counts as used: no unit is admitted twice, and unspent units are lost to all nodes.
     Counted,
-    /// It is dropped, and a late report is charged whenever it comes: at most one grant too much for each lapse.
+    /// It is dropped, and a late report is charged whenever it arrives. Each lapse over-admits at
+    /// most one grant.
     Forgiven,
 }
 
 /// A limit as an origin counts it.
 ///
-/// A level is kept in drops. A unit of cost is `period` drops and `amount` drops drain in each tick of the clock, so that no
-/// sum ever has a fraction: seven per second is seven drops per microsecond, and a request costs a million of them. A tick
-/// is a microsecond, unless the burst and the period together are too large for that.
+/// A level is in drops. A unit of cost is `period` drops, and `amount` drops drain in each tick of
+/// the clock, so no sum has a fraction. Seven per second is seven drops per microsecond, and a
+/// request costs a million of them. A tick is a microsecond, unless the burst and the period
+/// together are too large for that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     algorithm: Algorithm,
@@ -50,7 +53,7 @@ pub struct Terms {
     lapse: Lapse,
     version: u64,
     cross_region: Option<CrossRegionTerms>,
-    /// How much of what all regions use is due to this one's standing part, in [`SHARES`].
+    /// Part of all regions' usage that counts against this region's share, in [`SHARES`].
     share: u64,
 }
 
@@ -76,8 +79,8 @@ impl Terms {
         }
     }
 
-    /// The same limit, counted together with other regions. What makes no sense is brought into range: something is always
-    /// told, and no part is larger than the whole.
+    /// Returns the same limit, counted together with other regions. Values out of range are
+    /// clamped: the publish threshold is at least 1, and no share exceeds the limit.
     #[must_use]
     pub fn with_cross_region(self, cross_region: CrossRegionTerms) -> Self {
         let publish_threshold = cross_region.publish_threshold.clamp(1, DEBT_MAX);
@@ -85,7 +88,7 @@ impl Terms {
         let share_capacity = cross_region.share_capacity.min(self.capacity());
         let debt_max = cross_region.debt_max.min(DEBT_MAX);
         let share = u128::from(share_capacity) * u128::from(SHARES);
-        // Rounded up: what all regions use is in their parts together, whatever the numbers.
+        // Rounded up: the shares together always cover the usage of all regions.
         let share = share.div_ceil(u128::from(self.capacity().max(1)));
         let share = u64::try_from(share).unwrap_or(SHARES);
         Self {
@@ -100,7 +103,7 @@ impl Terms {
         }
     }
 
-    /// The same limit, which any other version of it comes after.
+    /// Returns the same limit at version 0, which any other version replaces.
     pub(super) const fn unversioned(self) -> Self {
         Self { version: 0, ..self }
     }
@@ -132,7 +135,7 @@ impl Terms {
         ]
     }
 
-    /// The terms that [`numbers`](Self::numbers) are of; nothing for numbers that no limit has.
+    /// Returns the terms of [`numbers`](Self::numbers), or none if no limit has these numbers.
     pub fn of_numbers(numbers: [u64; 12]) -> Option<Self> {
         let [kind, amount, period, tick_us, burst, tolerance, counted, version, publish_threshold, ..] =
             numbers;
@@ -167,7 +170,7 @@ impl Terms {
         self.algorithm
     }
 
-    /// Drops that drain in a tick: what may pass in a period.
+    /// Drops that drain per tick: the units that may pass per period.
     pub const fn amount(&self) -> u64 {
         self.amount
     }
@@ -182,24 +185,23 @@ impl Terms {
         self.tick_us
     }
 
-    /// What may pass at once, in units.
+    /// Units that may pass at once.
     pub const fn burst(&self) -> u64 {
         self.burst
     }
 
-    /// The most that nodes may use and hold together, in units: the burst, and nothing under a
-    /// limit of 0.
+    /// Maximum of used and granted units together: the burst, or 0 under a limit of 0.
     pub const fn capacity(&self) -> u64 {
         if self.amount == 0 { 0 } else { self.burst }
     }
 
-    /// How far a request that waits at the origin may pass what others hold and have not used, in
-    /// units.
+    /// Units by which a request that waits at the origin may over-commit unspent grants of other
+    /// nodes.
     pub const fn tolerance(&self) -> u64 {
         self.tolerance
     }
 
-    /// What becomes of a grant that was not reported.
+    /// The treatment of a grant that was not reported.
     pub const fn lapse(&self) -> Lapse {
         self.lapse
     }
@@ -209,7 +211,7 @@ impl Terms {
         self.version
     }
 
-    /// How it is counted together with other regions; nothing for a limit of this region alone.
+    /// The cross-region terms; none for a limit of this region only.
     pub const fn cross_region(&self) -> Option<&CrossRegionTerms> {
         self.cross_region.as_ref()
     }
@@ -219,7 +221,7 @@ impl Terms {
         if self.cross_region.is_some() { CROSS_REGION_LIFE_US_MAX } else { LIFE_US_MAX }
     }
 
-    /// How much of what all regions use is due to this one's standing part, in 2^20ths.
+    /// Part of all regions' usage that counts against this region's share, in 2^20ths.
     pub const fn share(&self) -> u64 {
         self.share
     }
@@ -251,7 +253,8 @@ impl Terms {
         DEBT_MAX / self.period
     }
 
-    /// Ticks in microseconds, at most `most_us`: long ticks and a large debt would pass what a script holds exactly.
+    /// Converts ticks to microseconds, at most `most_us`: long ticks and a large debt would exceed
+    /// the exact range of a script.
     pub(super) const fn ticks_us(&self, ticks: u64, most_us: u64) -> u64 {
         if ticks < most_us / self.tick_us { ticks * self.tick_us } else { most_us }
     }
@@ -262,8 +265,8 @@ impl Terms {
     }
 }
 
-/// The tolerance of a limit, in units: at least one. A burst below [`TOLERANCE_BURST_MIN`] has none:
-/// one unit would be too large a part of it.
+/// Returns the tolerance of a limit, in units: at least one. A burst below [`TOLERANCE_BURST_MIN`]
+/// has no tolerance, because one unit would be too large a part of it.
 fn tolerance(limit: &Limit, tolerance_ppm: u32) -> u64 {
     let burst = u64::from(limit.burst());
     if tolerance_ppm == 0 || limit.amount() == 0 || burst < TOLERANCE_BURST_MIN {
@@ -272,8 +275,9 @@ fn tolerance(limit: &Limit, tolerance_ppm: u32) -> u64 {
     (burst * u64::from(tolerance_ppm.min(TOLERANCE_PPM_MAX)) / 1_000_000).max(1)
 }
 
-/// The shortest tick at which a full meter stays inside [`DROPS_MAX`], also after its period was rounded up to whole ticks.
-/// A power of ten, so that nearly every period is a whole number of ticks.
+/// Returns the shortest tick at which a full meter stays within [`DROPS_MAX`], even after its
+/// period is rounded up to whole ticks. It is a power of ten, so nearly every period is a whole
+/// number of ticks.
 fn tick_us(capacity: u64, period_us: u64) -> u64 {
     let drops = u128::from(capacity) * u128::from(period_us);
     let mut tick_us = 1;
@@ -307,7 +311,7 @@ mod tests {
             let limit = Limit::sliding_window(amount, Duration::from_micros(period)).expect("in range");
             let terms = Terms::new(&limit, ppm, Lapse::Counted, 1);
             prop_assert!(terms.full() + terms.tolerance() * terms.period() <= DROPS_MAX);
-            // Never faster than asked for, and slower by less than a tick in a period.
+            // Never faster than the limit, and slower by less than a tick per period.
             let real = u128::from(terms.period()) * u128::from(terms.tick_us());
             prop_assert!(real >= u128::from(period));
             prop_assert!(real - u128::from(period) < u128::from(terms.tick_us()));

@@ -11,15 +11,16 @@ use redis::{Client, ClientTlsConfig, ConnectionAddr, RedisResult, TlsCertificate
 /// Where the servers are. Addresses are URLs: `redis://user:password@host:port/`, with `rediss` for TLS.
 #[derive(Clone)]
 pub enum Servers {
-    /// One server, or whatever stands in front of several as one.
+    /// One server, or a proxy that presents several servers as one.
     Single(String),
     /// A master that sentinels know.
     Sentinel {
-        /// The sentinels, with what they ask for in their URLs.
+        /// URLs of the sentinels, with the credentials and the TLS scheme that they require.
         sentinels: Vec<String>,
         /// The name of the master.
         name: String,
-        /// The master, with what it asks for in its URL; its host and port come from the sentinels.
+        /// URL of the master, with its credentials and TLS scheme. The sentinels supply its host
+        /// and port.
         master: String,
     },
     /// Some nodes of a cluster; the rest is found through them.
@@ -29,9 +30,10 @@ pub enum Servers {
 impl std::str::FromStr for Servers {
     type Err = String;
 
-    /// Reads `redis://user:password@host:port`, `redis-cluster://user:password@host:port,host:port` or
-    /// `redis-sentinel://user:password@host:port,host:port/name`, each with `rediss` for TLS. What stands before the `@` is for
-    /// the servers, not for the sentinels.
+    /// Parses `redis://user:password@host:port`,
+    /// `redis-cluster://user:password@host:port,host:port` or
+    /// `redis-sentinel://user:password@host:port,host:port/name`, each with `rediss` for TLS. The
+    /// credentials before the `@` are for the servers, not for the sentinels.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             "not an address such as redis://host:6379, redis-cluster://host:6379,host:6379 or \
@@ -54,7 +56,7 @@ impl std::str::FromStr for Servers {
             Some("-sentinel") => {
                 let (hosts, name) =
                     hosts.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(wrong)?;
-                // Its host comes from the sentinels.
+                // A placeholder: the sentinels supply the host.
                 let master = format!("{plain}://{at}master");
                 Ok(Self::Sentinel { sentinels: urls(hosts, ""), name: name.to_owned(), master })
             }
@@ -74,10 +76,10 @@ impl fmt::Debug for Servers {
     }
 }
 
-/// What TLS needs beside what the system trusts. All in PEM.
+/// TLS certificates and keys, beside or instead of those of the system. All in PEM.
 #[derive(Clone, Default)]
 pub struct RedisCertificates {
-    /// Who is trusted instead of those that the system trusts.
+    /// Root certificates to trust instead of those of the system.
     pub roots: Option<Vec<u8>>,
     /// The certificate and the key that are shown to the servers.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
@@ -94,25 +96,27 @@ impl fmt::Debug for RedisCertificates {
 pub struct RedisConfig {
     /// Where the servers are.
     pub servers: Servers,
-    /// What TLS needs beside what the system trusts.
+    /// TLS certificates and keys, beside or instead of those of the system.
     pub certificates: RedisCertificates,
     /// How long an attempt to connect may take. Longer: servers that are far are reached; a hung one is noticed later.
     pub connect_time_max: Duration,
-    /// How long a call may take. Longer: fewer calls whose fate is unknown; nodes wait longer while a store hangs.
+    /// Timeout of a call. Longer: fewer calls with an unknown result; nodes wait longer while a
+    /// store hangs.
     pub call_time_max: Duration,
     /// How many calls may be under way; more are turned away. Higher: more memory while a store is slow.
     pub calls_max: usize,
-    /// How long to wait after the first failure to connect; twice as long after each further one. Longer: calmer while a
-    /// store is gone; later back.
+    /// Wait after the first failure to connect, doubled after each further one. Longer: fewer
+    /// attempts while a store is down; a later reconnect.
     pub backoff_min: Duration,
     /// The longest wait between two attempts to connect, and so the longest until a store is found that is back.
     pub backoff_max: Duration,
-    /// What waits are varied by, so that nodes do not all come at once: another number in each.
+    /// Seed of the jitter in waits, different on each node, so that nodes do not all reconnect at
+    /// once.
     pub seed: u64,
 }
 
 impl RedisConfig {
-    /// The configuration for these servers with everything else as it is best for most.
+    /// Returns a configuration for these servers, with defaults that suit most deployments.
     pub fn new(servers: Servers, seed: u64) -> Self {
         Self {
             servers,
@@ -132,7 +136,7 @@ impl RedisConfig {
     }
 }
 
-/// What connections are made with.
+/// The client that opens connections.
 pub(super) enum ConnectionSource {
     Single(Box<Client>),
     Sentinel(Box<RedisConfig>),

@@ -1,7 +1,8 @@
-//! The script is the pure transition: random histories are applied to both, and every answer and every meter is compared.
+//! Tests that the script equals the pure transition: both apply the same random histories, and the
+//! test compares every reply and every meter.
 //!
-//! An ordinary run makes [`CALLS`] calls; `TIDEGATE_EQUALITY_CALLS` sets another number, `TIDEGATE_EQUALITY_SEED` another
-//! seed.
+//! An ordinary run makes [`CALLS`] calls; `TIDEGATE_EQUALITY_CALLS` sets another number,
+//! `TIDEGATE_EQUALITY_SEED` another seed.
 
 #![allow(clippy::cast_possible_truncation, reason = "chance is drawn below ends that fit")]
 
@@ -38,7 +39,7 @@ const METER_NUMBERS: usize = 17;
 const METER_BYTES: usize = 17 * 8 + 16;
 /// How far a clock may be behind its estimate before it counts as set back.
 const AHEAD_US_MAX: u64 = 250_000;
-/// What who is denied for what others hold is told to wait.
+/// Retry time of a request that is denied because other nodes hold grants, µs.
 const RECALL_RETRY_US: u64 = 200_000;
 
 #[test]
@@ -51,7 +52,8 @@ fn the_script_is_the_pure_transition() {
     assert_eq!(difference, None);
 }
 
-/// What the comparison is worth: every one of these scripts is wrong in one place, and none goes unnoticed.
+/// Proves that the comparison can fail: each of these scripts is wrong in one place, and all are
+/// noticed.
 #[test]
 fn a_script_that_differs_is_noticed() {
     // Two at a time, each with a store of its own: it is the store that takes the time.
@@ -76,7 +78,7 @@ fn unnoticed(mutants: &'static [Mutant]) -> Vec<&'static Mutant> {
     mutants.iter().filter(is_unnoticed).collect()
 }
 
-/// Applies random histories to both, and says where they first differ.
+/// Applies random histories to both, and returns their first difference.
 fn first_difference(
     connection: &mut redis::Connection,
     sources: &[String; 6],
@@ -112,7 +114,8 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// The scripts with their clock, their place and nothing else replaced by what the last argument says.
+/// Returns the scripts with only their clock and their store identity replaced by values of the
+/// last argument.
 fn sources_with_given_time_and_place() -> [String; 6] {
     let everywhere = ("= redis.call('TIME')", "= { 0, match(ARGV[#ARGV], '^(%d+)') }");
     let of_stores =
@@ -139,7 +142,7 @@ struct Step {
 enum StepKind {
     Call {
         call: Call,
-        /// Whether it has to say that it is about limits of several regions, or does so anyway.
+        /// Whether the call runs the cross-region script, because it must or by chance.
         is_wide: bool,
         expected: Result<CallReply, CallError>,
     },
@@ -147,7 +150,7 @@ enum StepKind {
     Merge(MergeRequest, MergeReply),
 }
 
-/// What was sent, in one go, and what is expected of it.
+/// Steps sent in one pipeline, with their expected results.
 #[derive(Default)]
 struct SentPipeline<'a> {
     pipe: redis::Pipeline,
@@ -340,28 +343,28 @@ fn numbers(kept: &[u8]) -> Vec<u64> {
     (0..METER_NUMBERS).map(|_| numbers.whole().expect("a whole number")).collect()
 }
 
-/// What happens to one partition.
+/// A random history of one partition.
 struct World {
     chance: Chance,
-    /// Whether many nodes hold parts of one meter, and are all not heard of for a while now and then.
+    /// Whether many nodes hold grants of one meter, and sometimes all stop reporting for a while.
     is_crowded: bool,
     /// Whether there are limits of several regions.
     is_cross_region: bool,
     partition: Partition,
     now_us: u64,
-    /// Up to where marks were gathered, and what other regions have charged.
+    /// Stamp up to which dirty meters were gathered, and the usage of peer regions.
     upto: u64,
     foreign: u64,
     /// When the last recall ends.
     recall_us: u64,
     store: StoreId,
     names: Vec<Box<[u8]>>,
-    /// What a limit was and will be, for each meter.
+    /// Earlier and later versions of the limit of each meter.
     terms: Vec<Vec<Terms>>,
     nodes: Vec<Node>,
 }
 
-/// What a node knows.
+/// The state of one node.
 struct Node {
     id: NodeId,
     sequence: u64,
@@ -545,7 +548,7 @@ impl World {
         self.now_us = self.now_us + forward - back;
     }
 
-    /// A moment at which something is just over, or just not.
+    /// Returns a moment at which some state has just expired, or is about to.
     fn some_edge(&mut self) -> u64 {
         let ends = self.partition.meters().flat_map(|(_, meter)| meter.holders());
         let mut edges: Vec<u64> = ends.map(|(_, node_grant)| node_grant.until_us).collect();
@@ -656,7 +659,7 @@ impl World {
         CheckGroup { charges, count }
     }
 
-    /// What a node remembers of an answer.
+    /// Records a call and its reply in the state of the node.
     fn take(&mut self, at: usize, call: &Call, expected: &Result<CallReply, CallError>) {
         let node = &mut self.nodes[at];
         let is_new = call.sequence == node.sequence && node.last.as_ref() != Some(call);
@@ -758,7 +761,8 @@ impl Chance {
         &values[self.below(values.len() as u64) as usize]
     }
 
-    /// Units, as they might be said of a limit: few, a part of what it allows, just about all, or far too many.
+    /// Returns units that a call might state for a limit: few, a part of its capacity, about all of
+    /// it, or far too many.
     fn amount(&mut self, terms: &Terms) -> u64 {
         match self.below(16) {
             0..5 => self.below(4),

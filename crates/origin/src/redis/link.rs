@@ -18,7 +18,7 @@ pub(super) struct Link {
     state: watch::Receiver<State>,
     /// The last life of the connection that was found to be over.
     over: watch::Sender<u64>,
-    /// Whether an answer was found to be late, and none has come since.
+    /// Whether a reply was late, and no reply has come since.
     late: Arc<AtomicBool>,
     keeper: JoinHandle<()>,
 }
@@ -61,8 +61,8 @@ impl Link {
         self.late.load(Ordering::Relaxed)
     }
 
-    /// Takes in that an answer is late. It may come at this moment: then others leave this link alone for nothing, until they
-    /// find another late.
+    /// Notes that a reply is late. If it arrives at this moment, calls avoid this link needlessly,
+    /// until its next reply or until all other links are late.
     pub(super) fn note_late(&self) {
         self.late.store(true, Ordering::Relaxed);
     }
@@ -91,7 +91,8 @@ impl Link {
         });
     }
 
-    /// Makes the connection again if nothing was answered on it since there were `answers`: it may be open at this end only.
+    /// Reconnects if no reply has come since the count was `answers`: the connection may be open at
+    /// this end only.
     pub(super) fn renew_if_idle(&self, connected: &ActiveConnection, answers: u64) {
         if connected.answers() == answers {
             self.renew(connected);
@@ -106,7 +107,7 @@ impl Drop for Link {
 }
 
 impl ActiveConnection {
-    /// How many answers have come.
+    /// Returns the number of replies so far.
     pub(super) fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
@@ -125,7 +126,7 @@ impl ActiveConnection {
     }
 }
 
-/// What keeps a link connected.
+/// The task that keeps a link connected.
 struct Reconnector {
     source: ConnectionSource,
     states: watch::Sender<State>,

@@ -1,18 +1,20 @@
-//! An origin on Redis, or on what speaks its protocol and runs its scripts.
+//! An origin on Redis, or on a server that speaks its protocol and runs its scripts.
 //!
-//! A call is one script on one slot: it is applied whole or not at all, in one round trip, and the expiry of everything it
-//! writes is set with it. The script tells the time by the store's clock, and looks by itself which store it runs on, so
-//! that a restart or a promotion is noticed whatever way a call took.
+//! A call is one script on one slot. It is applied whole or not at all, in one round trip, and sets
+//! the expiry of every key that it writes. The script uses the store's clock. It reads the identity
+//! of its store itself, so it notices a restart or a promotion on any connection.
 //!
-//! A store must not evict (`maxmemory-policy noeviction`): a meter that is gone is one that allows everything. What its user has to
-//! be allowed is in `docs/regions.md`, in a line that the tests of this crate give to the stores they run.
+//! A store must not evict (`maxmemory-policy noeviction`): an evicted meter counts as unused.
+//! `docs/regions.md` lists the permissions of the store's user, in a line that the tests of this
+//! crate apply to their stores.
 //!
-//! A store that was promoted counts as one that may have lost writes, also when it was handed over in good order, since
-//! nobody can tell. So does one whose replicas were all gone for an hour, when Redis begins its history anew. Two
-//! hand-overs in a row of a partition that nobody calls in between are not noticed, except by nodes whose writes were lost.
+//! A promoted store counts as one that may have lost writes, even after an orderly failover,
+//! because the origin cannot tell the difference. So does a store that had no replica for an hour,
+//! because Redis then starts a new replication history. Two failovers without a call to a partition
+//! in between go unnoticed there, except by nodes with lost writes.
 //!
-//! A store takes part with everything that it says for itself: whoever may write to it may grant anything. It is reached
-//! over TLS, or over a network that nobody else is on.
+//! The origin trusts its store: a client that may write to it may grant anything. Connect to it
+//! over TLS, or over a private network.
 
 mod config;
 #[cfg(test)]
@@ -35,7 +37,8 @@ use link::{ActiveConnection, Link};
 use script::{Script, Scripts};
 use wire::{RoundScriptReply, ScriptInput, ScriptReply};
 
-/// Errors of a store that come before the script has written anything, beside those that the client knows by kind.
+/// Error codes that a store returns before the script has written anything, beside those that the
+/// client knows by kind.
 const BEFORE_ANYTHING: [&str; 7] =
     ["BUSY", "MISCONF", "NOAUTH", "NOREPLICAS", "OOM", "UNBLOCKED", "WRONGTYPE"];
 
@@ -47,7 +50,8 @@ pub const LINKS: usize = 3;
 pub struct RedisOrigin {
     config: RedisConfig,
     scripts: Scripts,
-    /// The first that is prompt is used: a connection answers in order, so an answer that is late holds up all after it.
+    /// Calls use the first prompt link: a connection replies in order, so a late reply delays all
+    /// later ones.
     links: [Link; LINKS],
     /// Which of them carried the last call to each partition.
     carriers: Box<[AtomicU8]>,
@@ -55,8 +59,8 @@ pub struct RedisOrigin {
 }
 
 impl RedisOrigin {
-    /// Begins to connect, and goes on with it in the background: an origin that is not there yet is no error. Has to be
-    /// called within a runtime. Fails where an address or a certificate makes no sense.
+    /// Starts to connect, and continues in the background: an origin that is not reachable yet is
+    /// no error. Must be called within a runtime. Fails if an address or a certificate is invalid.
     pub fn open(config: RedisConfig) -> Result<Self, String> {
         choose_crypto();
         let link = |seed: u64| -> Result<Link, String> {
@@ -89,7 +93,8 @@ impl RedisOrigin {
         &self.links[chosen]
     }
 
-    /// The link that a call is late on, which others leave alone until it answers.
+    /// Returns the link of the partition's last call, and marks it as late: other calls avoid it
+    /// until it replies.
     fn late(&self, partition: u16) -> Option<usize> {
         let at = usize::from(self.carrier(partition)?.load(Ordering::Relaxed));
         self.links[at].note_late();
@@ -102,7 +107,8 @@ impl RedisOrigin {
         self.in_time(link, |connected| self.exchange(link, connected, partition, call)).await
     }
 
-    /// Does something with the store, unless too much is under way already, and for as long as a call may take.
+    /// Runs an exchange with the store, within the timeout of a call. Fails at once if `calls_max`
+    /// calls are in flight.
     async fn in_time<T, F>(
         &self,
         link: &Link,
@@ -176,7 +182,8 @@ impl RedisOrigin {
         }
         answer.map_err(|error| {
             if self.config.is_cluster() {
-                // It mends what leads to each of its servers by itself, and the others go on meanwhile.
+                // The cluster client repairs its connection to each server by itself, and calls to
+                // other servers continue meanwhile.
                 link.renew_if_idle(connected, answers);
             } else if needs_another_connection(&error) {
                 link.renew(connected);
@@ -208,8 +215,9 @@ impl RedisOrigin {
         Ok(gathered)
     }
 
-    /// Whether a call that failed so was certainly not applied. The client of a cluster tries again on its own when a
-    /// connection breaks, so what came last says nothing about what came before.
+    /// Returns whether a failed call was certainly not applied, or may have been. The cluster
+    /// client retries by itself after a broken connection, so the last error does not describe
+    /// earlier attempts.
     fn classify(&self, error: &RedisError) -> OriginError {
         if is_before_anything(error) && !self.config.is_cluster() {
             OriginError::NotApplied(error.to_string())
@@ -275,8 +283,9 @@ fn senseless() -> OriginError {
     OriginError::Unknown("the answer makes no sense".to_owned())
 }
 
-/// Which link to use, by whether each is connected and late: one that is connected and prompt, if there is one, and not the
-/// one to avoid, if there is another. Partitions have different ones to begin with, so that an answer that is late holds up few.
+/// Returns the link to use, given whether each is connected and late. Prefers a connected link,
+/// then one other than `avoid`, then a prompt one. Partitions start at different links, so that a
+/// late reply delays few of them.
 fn choose(links: [(bool, bool); LINKS], first: usize, avoid: Option<usize>) -> usize {
     let rank = |&at: &usize| {
         let (is_connected, is_late) = links[at];
@@ -291,7 +300,8 @@ fn command(name: &str, script: &str, of: &ScriptInput) -> redis::Cmd {
     command
 }
 
-/// The script writes only after it has read everything: what a store refuses to begin, it has not done in part.
+/// Whether the store refused the script before it wrote anything. The script writes only after all
+/// its reads, so a refused script has no partial effect.
 fn is_before_anything(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Server(kind) => matches!(
@@ -311,7 +321,8 @@ fn is_before_anything(error: &RedisError) -> bool {
     }
 }
 
-/// A server that became a replica goes on answering, and another is the master now.
+/// Whether the link must reconnect. A server that became a replica still replies, but another
+/// server is the master now.
 fn needs_another_connection(error: &RedisError) -> bool {
     let is_replica = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
     is_replica || error.is_io_error() || error.is_unrecoverable_error()

@@ -1,15 +1,15 @@
-//! The script as it is sent.
+//! The text of the scripts as sent to the store.
 //!
-//! A store runs the whole text for every call, and making a function takes the longer the more it takes from outside of it.
-//! So the text is sent without remarks, and with what the names of constants stand for in place of them: a sixth of a small
-//! call's time.
+//! A store runs the whole text for every call, and creating a Lua function takes longer the more
+//! outer variables it uses. So the text is sent without comments, and with constants replaced by
+//! their values. This saves a sixth of a small call's time.
 
 use std::collections::HashMap;
 
 use sha1_smol::Sha1;
 
-/// What is sent, as it is written: what all scripts share, and what each does with it. A call about limits of one region is
-/// spared what only those of several need.
+/// Sources of the scripts: the shared part, and the part of each. The script for calls without
+/// cross-region limits omits the code that only those limits need.
 pub(super) const CALL: &str = concat!(
     "local IS_CROSS_REGION = false\n",
     include_str!("meter.lua"),
@@ -82,8 +82,8 @@ fn condensed(source: &str) -> String {
     replaced(&lines.join("\n"), &constants)
 }
 
-/// The lines without what is only done where `IS_CROSS_REGION` holds, if it does not: a function takes the longer to make the more
-/// others its words name, whether or not they are ever run.
+/// Returns the lines of a script, without the code under `IS_CROSS_REGION` if that is false.
+/// Creating a Lua function takes longer the more outer functions it names, even if they never run.
 fn needed(source: &str) -> Vec<&str> {
     let mut lines = source.lines();
     if !source.starts_with("local IS_CROSS_REGION = false") {

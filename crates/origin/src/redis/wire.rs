@@ -1,7 +1,8 @@
-//! A call as the script reads it, and its reply.
+//! The wire format of a call to the script, and of its reply.
 //!
-//! Every key of a partition has the partition in braces, which is all that a cluster places it by: a call is in one slot.
-//! A meter's own name is the rest of its key, whatever bytes it has, so no two meters share one.
+//! Every key contains its partition in braces, the only part by which a cluster places it: a call
+//! is in one slot. The name of a meter is the rest of its key, with any bytes, so no two meters
+//! share a key.
 
 use tidegate_core::origin::{
     Call, CallError, CallReply, Charge, CheckGroup, CheckReply, Component, ComponentTotals, DEBT_MAX,
@@ -11,26 +12,26 @@ use tidegate_core::origin::{
 
 use crate::{LeaseReply, LeaseRequest};
 
-/// What the keys begin with.
+/// Prefix of all keys.
 const PREFIX: &str = "tg2:";
 
 /// The bytes of a number.
 const NUMBER_BYTES: usize = 8;
 
-/// Numbers of a call, of each of its meters, and of each of its asks beside their charges.
+/// Numbers of a call, of each of its meters, and of each of its check groups beside the charges.
 const CALL_NUMBERS: usize = 6;
 const UPDATE_NUMBERS: usize = 16;
 const CHECK_NUMBERS: usize = 2;
 
-/// The keys of a partition that are about other regions: until when they count as heard of, the marks, and the meters of which
-/// something was charged to the standing part.
+/// The keys of a partition for replication: connectivity, dirty meters, and meters with usage
+/// charged while isolated.
 const REPLICATION_KEYS: [char; 3] = ['w', 'k', 'p'];
 
-/// Something to be done by a script, ready to be sent.
+/// The input of a script, ready to send.
 pub(super) struct ScriptInput {
     pub(super) keys: Vec<Vec<u8>>,
     pub(super) arguments: Vec<Vec<u8>>,
-    /// Whether what limits of several regions need is among them.
+    /// Whether the input includes the data of cross-region limits.
     pub(super) is_wide: bool,
 }
 
@@ -66,7 +67,7 @@ impl ScriptInput {
         Self { keys, arguments: Vec::new(), is_wide: true }
     }
 
-    /// Meters on whose parts something was spent, by their names.
+    /// Returns the input for meters with usage charged while isolated, by their names.
     pub(super) fn of_join(partition: u16, names: &[Vec<u8>], clustered: bool) -> Self {
         let mut keys = REPLICATION_KEYS.map(|kind| partition_key(partition, kind)).to_vec();
         keys.push(partition_key(partition, 's'));
@@ -100,13 +101,13 @@ impl ScriptInput {
     }
 }
 
-/// What became of a bid: whether it was taken, and a lag.
+/// Parses the reply to a lease request: whether the node holds the lease, and the lag.
 pub(super) fn read_lease(said: &str) -> Option<LeaseReply> {
     let (held, lag_us) = said.split_once(' ')?;
     Some(LeaseReply { is_held: held == "1", lag_us: lag_us.parse().ok()? })
 }
 
-/// Whether a limit of several regions is told.
+/// Whether the call contains a cross-region limit.
 pub(super) fn is_cross_region(call: &Call) -> bool {
     call.updates.iter().any(|update| update.terms.cross_region().is_some())
 }
@@ -151,7 +152,7 @@ fn numbers_of(call: &Call, clustered: bool, is_wide: bool) -> Vec<u8> {
     bytes
 }
 
-/// The script counts in doubles. Nothing that is written here is above 2^53.
+/// Appends numbers as doubles, as the script uses them. No number here exceeds 2^53.
 #[expect(clippy::cast_precision_loss, reason = "whole numbers up to 2^53 are exact")]
 fn push<const N: usize>(bytes: &mut Vec<u8>, numbers: [u64; N]) {
     for number in numbers {
@@ -185,7 +186,8 @@ pub(super) fn terms_bytes(terms: &Terms) -> Vec<u8> {
     bytes
 }
 
-/// What is more than a meter ever holds is as good as the most: the script's numbers end at 2^53.
+/// Returns the numbers of an update, clamped to the most that a meter can hold: the script's
+/// numbers end at 2^53.
 fn said(update: &MeterUpdate) -> [u64; 8] {
     let [used, owed, refund, keep, want, life_us] =
         [update.used, update.owed, update.refund, update.keep, update.want, update.life_us]
@@ -194,7 +196,7 @@ fn said(update: &MeterUpdate) -> [u64; 8] {
     [used, owed, refund, refund_of_us, keep, want, life_us, cell]
 }
 
-/// What the script answered.
+/// The reply of the script.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ScriptReply {
     Reply(CallReply),
@@ -203,7 +205,7 @@ pub(super) enum ScriptReply {
     NeedsCrossRegion,
 }
 
-/// Reads the script's answer to `call`; `None` for one that makes no sense.
+/// Parses the script's reply to `call`; `None` if it is invalid.
 pub(super) fn read(call: &Call, answer: &[u8]) -> Option<ScriptReply> {
     let mut numbers = Numbers::of(answer)?;
     let first = numbers.next()?;
@@ -222,13 +224,14 @@ pub(super) fn read(call: &Call, answer: &[u8]) -> Option<ScriptReply> {
     numbers.is_over().then_some(ScriptReply::Reply(CallReply { meters: meter_reply, checks, now_us, lost }))
 }
 
-/// What the script says first when a later call of the lane was applied.
+/// First number of the reply if a later call of the session was applied.
 const OUTDATED: f64 = -1.0;
 
-/// What the script that knows limits of one region says first when there is another.
+/// First number of the single-region script's reply if the call needs the cross-region script.
 const NEEDS_CROSS_REGION: f64 = -2.0;
 
-/// What became of a round: everything but its components, the names of those, and of the meters to be joined.
+/// The reply to a round without its components, the names of their meters, and the names of meters
+/// with isolated usage.
 pub(super) struct RoundScriptReply<'a> {
     pub(super) gathered: RoundReply,
     pub(super) names: &'a [Vec<u8>],
@@ -246,7 +249,7 @@ pub(super) fn read_round(answer: &[Vec<u8>]) -> Option<RoundScriptReply<'_>> {
     numbers.is_over().then_some(RoundScriptReply { gathered, names, isolated_meters })
 }
 
-/// Reads components, without those that are gone.
+/// Parses components, without those of meters that no longer exist.
 pub(super) fn read_components(names: &[Vec<u8>], found: &[Vec<u8>]) -> Option<Vec<Component>> {
     if names.len() != found.len() {
         return None;
@@ -270,7 +273,8 @@ fn read_component(name: &[u8], answer: &[u8]) -> Option<Component> {
     numbers.is_over().then(|| Component { key: name.into(), terms, incarnation, totals })
 }
 
-/// Reads what became of a merge. What is of one region there was not even sent.
+/// Parses the reply to a merge. Components of single-region limits were not sent, and count as
+/// stale.
 pub(super) fn read_merged(merge: &MergeRequest, answer: &[u8]) -> Option<MergeReply> {
     let mut numbers = Numbers::of(answer)?;
     let (now_us, charged, stale) = (numbers.whole()?, numbers.whole()?, numbers.whole()?);
@@ -283,7 +287,7 @@ pub(super) fn read_merged(merge: &MergeRequest, answer: &[u8]) -> Option<MergeRe
 pub(super) struct Numbers<'a>(std::slice::Iter<'a, [u8; NUMBER_BYTES]>);
 
 impl<'a> Numbers<'a> {
-    /// Nothing, where there is part of a number.
+    /// Returns `None` if the bytes end within a number.
     pub(super) fn of(bytes: &'a [u8]) -> Option<Self> {
         let (numbers, rest) = bytes.as_chunks();
         rest.is_empty().then_some(Self(numbers.iter()))
@@ -293,7 +297,7 @@ impl<'a> Numbers<'a> {
         self.0.next().map(|bytes| f64::from_le_bytes(*bytes))
     }
 
-    /// The next, if it is a whole number.
+    /// Returns the next number if it is an integer.
     pub(super) fn whole(&mut self) -> Option<u64> {
         self.next().and_then(whole)
     }
@@ -309,7 +313,7 @@ impl<'a> Numbers<'a> {
     reason = "whole and in range: looked at before"
 )]
 fn whole(number: f64) -> Option<u64> {
-    /// Up to here every whole number is a double.
+    /// Every integer up to this one is exact as a double.
     const MOST: f64 = 9_007_199_254_740_992.0;
     ((0.0..=MOST).contains(&number) && number.fract() == 0.0).then_some(number as u64)
 }
@@ -321,7 +325,7 @@ fn read_meter_reply(update: &MeterUpdate, numbers: &mut Numbers<'_>) -> Option<M
     let (holders, flags) = (u32::try_from(next()?).ok()?, next()?);
     let (exhausted, lapsed, recall) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
     let is_global = flags & 8 != 0;
-    // Nobody is given more than it has or wants, whatever became of what is stored.
+    // No reply grants more than the node keeps or wants, even if the stored state is corrupt.
     let sane = grant <= update.keep.max(update.want) && flags < 16;
     sane.then_some(MeterReply {
         grant,

@@ -1,4 +1,4 @@
-//! What every origin does, whatever it is made of: the tests of each run the same suite.
+//! The conformance suite that the tests of every origin run.
 
 #![allow(unreachable_pub, reason = "a module of test programs")]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -21,10 +21,10 @@ use tidegate_origin::{LeaseReply, LeaseRequest, Origin, OriginError, PARTITIONS}
 /// How long a store may be away, on a machine that has much else to do.
 pub const TIME_MAX: Duration = Duration::from_mins(1);
 
-/// Between two looks at a condition, which it decides nothing about.
+/// Interval between two looks at a condition; it does not affect the result.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What a test's limits allow. It drains in a day, which no test takes.
+/// Burst of the limits in tests. One unit drains in a day, longer than any test takes.
 pub const BURST: u64 = 100;
 
 static NODES: AtomicU64 = AtomicU64::new(1);
@@ -34,14 +34,14 @@ pub fn a_day(lapse: Lapse, version: u32) -> Terms {
     Terms::new(&limit.expect("in range"), 0, lapse, version)
 }
 
-/// One lane of a node.
+/// One session of a node.
 pub struct TestSession {
     pub origin: Arc<dyn Origin>,
     pub partition: u16,
     node: NodeId,
     sequence: u64,
     acknowledged: u64,
-    /// Whether the origin ever said that it lost writes.
+    /// Whether the origin ever reported lost writes.
     pub lost: bool,
 }
 
@@ -51,14 +51,14 @@ impl TestSession {
         Self { origin: Arc::clone(origin), partition, node, sequence: 0, acknowledged: 0, lost: false }
     }
 
-    /// The next call of the lane.
+    /// Returns the next call of the session.
     pub fn next(&mut self, updates: Vec<MeterUpdate>, checks: Vec<CheckGroup>) -> Call {
         self.sequence += 1;
         let (node, sequence, acknowledged) = (self.node, self.sequence, self.acknowledged);
         Call { node, sequence, acknowledged, known_us: 0, store: StoreId::default(), updates, checks }
     }
 
-    /// Makes a call until there is an answer, as nodes do.
+    /// Repeats a call until it gets a reply, as nodes do.
     pub async fn make(&mut self, call: &Call) -> CallReply {
         let deadline = Instant::now() + TIME_MAX;
         loop {
@@ -80,17 +80,19 @@ impl TestSession {
         self.make(&call).await.checks[0].passed
     }
 
-    /// Waits until a loss is taken into account: a meter that must hold then has no room.
+    /// Waits until the origin accounts for lost writes: a meter with `Lapse::Counted` then has no
+    /// room.
     pub async fn until_full(&mut self, key: &[u8], terms: Terms) {
         self.until("a full meter", key, terms, |_, meter_reply| meter_reply.room == 0).await;
     }
 
-    /// Waits until this lane is told of a loss.
+    /// Waits until a reply to this session reports lost writes.
     pub async fn until_lost(&mut self, key: &[u8], terms: Terms) {
         self.until("a word of the loss", key, terms, |lost, _| lost).await;
     }
 
-    /// Asks for nothing until what is told of a meter, and whether writes were lost, is as it should be.
+    /// Makes calls without checks until the reply for a meter, and whether writes were lost, meet
+    /// the condition.
     async fn until(
         &mut self,
         what: &str,
@@ -110,14 +112,15 @@ impl TestSession {
         }
     }
 
-    /// Reports what was used, keeps nothing, and gets what it wants, if it can.
+    /// Reports usage, keeps nothing of the grant, and returns the new grant of up to `want`.
     pub async fn hold(&mut self, key: &[u8], terms: Terms, used: u64, want: u64) -> u64 {
         let call = self.next(vec![MeterUpdate { used, want, ..update(key, terms) }], Vec::new());
         self.make(&call).await.meters[0].grant
     }
 }
 
-/// Requests that wait: the places of their meters with what each costs there, and how many there are.
+/// Returns a group of waiting checks: positions of their meters with the cost of each, and their
+/// number.
 pub fn checks(charges: &[(u16, u64)], count: u32) -> CheckGroup {
     let charges = charges.iter().map(|&(meter, cost)| Charge { meter, cost });
     CheckGroup { charges: charges.collect(), count }
@@ -150,14 +153,16 @@ pub fn config(servers: Servers) -> RedisConfig {
     config
 }
 
-/// What the documentation has a user of the store allowed, as `ACL` takes it. Its name is `tide`, with the password `password`.
+/// Returns the documented permissions of the store's user, as arguments of `ACL`. Its name is
+/// `tide`, with the password `password`.
 pub fn documented_user() -> Vec<&'static str> {
     let docs = include_str!("../../../../docs/regions.md");
     let line = docs.lines().find_map(|line| line.strip_prefix("ACL ")).expect("what a user needs");
     line.split_whitespace().collect()
 }
 
-/// Does something until the store answers, as nodes and replicators do: one whose slots move may ask for patience.
+/// Repeats a request until the store replies, as nodes and replicators do: a store may ask for a
+/// retry while its slots move.
 async fn answered<T>(make: impl AsyncFn() -> Result<T, OriginError>) -> Result<T, OriginError> {
     let deadline = Instant::now() + TIME_MAX;
     loop {
@@ -171,7 +176,7 @@ async fn answered<T>(make: impl AsyncFn() -> Result<T, OriginError>) -> Result<T
     }
 }
 
-/// What every origin does, in the partitions that [`is_of_suite`] names.
+/// Runs the suite, in the partitions that [`is_of_suite`] selects.
 pub async fn conforms(origin: Arc<dyn Origin>) {
     what_is_held_counts_as_used(&origin).await;
     a_repeat_gets_the_first_answer(&origin).await;
@@ -252,7 +257,7 @@ async fn each_limit_of_a_request_has_its_own_cost(origin: &Arc<dyn Origin>) {
     let call = session.next(said([0, 0]), vec![checks(&[(0, 96), (1, 0)], 1)]);
     let decided = session.make(&call).await.checks[0];
     assert_eq!((decided.passed, decided.denied_by), (0, 0), "95 requests are left, and no token is needed");
-    // Who stopped waiting gets back what it paid: each limit its own.
+    // A request that stopped waiting gets its costs back, each limit its own.
     let call = session.next(said([1, 20]), Vec::new());
     let left: Vec<u64> =
         session.make(&call).await.meters.iter().map(|meter_reply| meter_reply.room).collect();
@@ -303,14 +308,14 @@ async fn a_full_call_is_taken(origin: &Arc<dyn Origin>) {
     assert!(reply.checks.iter().all(|decided| decided.passed == 2));
 }
 
-/// A hundred, of which this region has a part of 40, and of which others hear from the tenth on.
+/// Returns a limit of 100, with a regional share of 40 and a publish threshold of 10.
 pub fn cross_region(version: u32) -> Terms {
     let cross_region =
         CrossRegionTerms { publish_threshold: 10, share_amount: 1, share_capacity: 40, debt_max: 1_000 };
     a_day(Lapse::Counted, version).with_cross_region(cross_region)
 }
 
-/// Makes a round until there is an answer.
+/// Repeats a round until it gets a reply.
 pub async fn gather(origin: &Arc<dyn Origin>, partition: u16, round: RoundRequest) -> RoundReply {
     answered(async || origin.round(partition, &round).await).await.expect("nothing to refuse")
 }
@@ -324,15 +329,16 @@ async fn merge(
     answered(async || origin.merge(partition, &merge).await).await
 }
 
-/// Nothing new is said of other regions.
+/// A round that leaves the connectivity unchanged.
 const EVERYTHING: RoundRequest =
     RoundRequest { connected_for_us: 0, settled: false, clock_us: 0, trim: 0, after: 0, most: 256 };
 
-/// All regions are heard of. From when on is for the origin to say: a clock that is behind what it was counts from where it is.
+/// A round in which all peers are heard and settled. The origin sets the start: with `clock_us`
+/// ahead of its clock, as after a step back, it counts from its own time.
 const HEARD: RoundRequest =
     RoundRequest { connected_for_us: CONNECTED_US_MAX, settled: true, clock_us: u64::MAX, ..EVERYTHING };
 
-/// Hears of all regions, and waits until meters count on the whole.
+/// Reports that all peers are heard, and waits until meters count all regions together.
 async fn settle(origin: &Arc<dyn Origin>, partition: u16) -> RoundReply {
     let gathered = gather(origin, partition, HEARD).await;
     let mut session = TestSession::new(origin, partition);
@@ -364,7 +370,7 @@ async fn regions_charge_what_others_did_once(origin: &Arc<dyn Origin>) {
     let call = far.next(vec![update(b"global", cross_region(1))], vec![checks(&[(0, 1)], 1)]);
     let meter_reply = far.make(&call).await.meters[0];
     assert_eq!((meter_reply.room, meter_reply.is_global), (69, true));
-    // It counts there too, so here every single one is told.
+    // The usage of a peer counts there too, so each unit charged there is published.
     assert_eq!(gather(origin, there, EVERYTHING).await.components.len(), 1);
 }
 
@@ -483,8 +489,8 @@ async fn a_lease_is_of_one(origin: &Arc<dyn Origin>) {
     }
 }
 
-/// Lets many nodes ask for more than there is of one meter, and hold parts of it in between. How much they got together,
-/// and whether anyone was told that writes were lost.
+/// Lets many nodes request more than one meter has, with grants in between. Returns the units that
+/// they got together, and whether any reply reported lost writes.
 pub async fn spend_all(
     origin: &Arc<dyn Origin>,
     partition: u16,
@@ -505,7 +511,7 @@ pub async fn spend_all(
                     got += u64::from(session.ask(key, terms, 1, 1).await);
                 }
             }
-            // What others held in the meantime has come back.
+            // Other nodes have returned the grants that they held meanwhile.
             while session.ask(key, terms, 1, 1).await == 1 {
                 got += 1;
             }

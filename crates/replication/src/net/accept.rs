@@ -25,22 +25,25 @@ use crate::wire::{FRAME_BYTES_MAX, Frame, GREETING_BYTES_MAX, Hello, Refusal, We
 /// Connections that wait to be accepted.
 pub(super) const BACKLOG: u32 = 64;
 
-/// Connections at once that have not said who they are and what they are for. Whoever comes then takes the place of another. Higher:
-/// strangers have to be more to keep a peer from greeting in time; more memory.
+/// Maximum connections that have not identified themselves and their purpose. At the maximum, a new
+/// connection replaces another. Higher: an attacker needs more connections to keep a peer from
+/// greeting in time; more memory.
 const GREETINGS_MAX: usize = 128;
 
-/// Connections of a peer at once that bring batches. A region has one replicator: more are what is left of those before it, or of
-/// connections that broke unheard, so the oldest makes room. Of nobody else's: a replicator that comes again never waits for a place.
+/// Maximum connections of one peer that carry batches. A region has one replicator: further
+/// connections are left over from its predecessors, or broke unnoticed. A new connection therefore
+/// replaces an old one of the same peer, and a reconnecting replicator never waits for a slot.
 const REPLICATORS_EACH_MAX: usize = 4;
 
-/// Connections of a peer at once that bring questions; whoever comes then is told so, and tries another process. Higher: more processes
-/// of another region to each of this one; more memory while all of them speak.
+/// Maximum connections of one peer that carry forwarded checks. Further connections are refused,
+/// and the peer tries another node. Higher: more nodes of a peer for each node here; more memory
+/// while all of them send.
 const FORWARDERS_EACH_MAX: usize = 128;
 
-/// How long somebody may take to say who it is. Longer: slower networks; strangers take up room for longer.
+/// Timeout of the greeting. Longer: slower networks work; strangers occupy slots for longer.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How long a connection may be silent. A replicator that is well speaks five times a second.
+/// Idle timeout of a connection. A healthy replicator sends five times a second.
 pub(super) const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// How long to wait when connections cannot be accepted, for want of file descriptors mostly.
@@ -69,7 +72,7 @@ pub(super) async fn accept(
     }
 }
 
-/// Where connections are kept, by what they are for: those of one kind never take the room of another.
+/// Slots for connections, by purpose. One kind of connection never takes the slots of another.
 struct ConnectionSlots {
     greetings: Arc<SlotPool>,
     /// For each peer.
@@ -87,7 +90,7 @@ impl ConnectionSlots {
     }
 }
 
-/// Finds out who connected and what for, and does that.
+/// Identifies a connection by its greeting and first message, then serves it.
 async fn receive(
     shared: Arc<Shared>,
     connection_slots: Arc<ConnectionSlots>,
@@ -114,7 +117,8 @@ async fn receive(
     }
 }
 
-/// Hears who connected, and its first word, as long as it has its place among those that have not said what they are for.
+/// Reads the greeting and the first message of a connection. Gives up if the connection loses its
+/// greeting slot.
 async fn meet(
     shared: &Shared,
     stream: TcpStream,
@@ -142,13 +146,13 @@ async fn meet(
     Some((peer_connection, first?))
 }
 
-/// Whether somebody went away without a word, as those do who only look whether the port is open.
+/// Whether the other side closed the connection without a message, as port probes do.
 fn is_gone(broken: &ConnectionError) -> bool {
     let ConnectionError::Io(error) = broken else { return false };
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// A peer that said who it is.
+/// A connection of an identified peer.
 struct PeerConnection {
     stream: Box<dyn Stream>,
     place: usize,
@@ -157,7 +161,7 @@ struct PeerConnection {
     incarnation: u64,
 }
 
-/// Finds out who connected.
+/// Identifies the connecting node, over TLS if configured.
 async fn admit(shared: &Shared, stream: TcpStream) -> Result<PeerConnection, ConnectionError> {
     stream.set_nodelay(true)?;
     match &shared.tls {
@@ -216,22 +220,23 @@ fn known(shared: &Shared, hello: &Hello) -> Result<(usize, RegionId), Refusal> {
     Ok((place, shared.id(place).ok_or(Refusal::UnknownRegion)?))
 }
 
-/// Says why somebody is turned away, as far as it listens.
+/// Sends the reason of a refusal. The other side may no longer read it.
 async fn refuse<T>(stream: &mut impl Stream, refusal: Refusal) -> Result<T, ConnectionError> {
     let _ = write(stream, &Frame::Refused(refusal)).await;
     Err(ConnectionError::Turned(refusal))
 }
 
-/// What a peer says.
+/// A message of a peer.
 enum PeerMessage {
-    /// What changed there.
+    /// Changed components.
     Batch(Batch),
-    /// What it would have decided here, and until when.
+    /// Forwarded checks, with their deadline on this node's clock, µs.
     Check(ForwardRequest, u64),
 }
 
 impl PeerConnection {
-    /// What the peer says next; nothing if it went away, fell silent, or said nonsense, which it is told.
+    /// Reads the next message of the peer. Returns `None` if the connection is closed, idle for too
+    /// long or invalid. An invalid frame is refused.
     async fn next(&mut self, shared: &Shared) -> Option<PeerMessage> {
         let reading = read(&mut self.stream, FRAME_BYTES_MAX);
         let (peer_message, bytes) = match within("a word", IDLE_TIME_MAX, reading).await {
@@ -241,14 +246,15 @@ impl PeerConnection {
                 self.turn_away(shared, Refusal::Nonsense).await;
                 return None;
             }
-            // It comes again when it can.
+            // The peer reconnects when it can.
             Err(_) => return None,
         };
         shared.count(self.place, |counts| counts.bytes_received += bytes);
         Some(peer_message)
     }
 
-    /// Takes in batches until there are no more. A connection that brings them is for nothing else.
+    /// Merges batches until the connection ends. A connection that carries batches accepts no other
+    /// message.
     async fn listen(&mut self, shared: &Shared, first: Batch) {
         let mut batch = first;
         loop {
@@ -270,7 +276,7 @@ impl PeerConnection {
         }
     }
 
-    /// Decides what the peer asks, until it has nothing more to ask.
+    /// Decides the forwarded checks of the peer until the connection ends.
     async fn answer(&mut self, shared: &Shared, first: (ForwardRequest, u64)) {
         let answering = super::forward::answer(shared, self.place, self.incarnation, &mut self.stream, first);
         if let Err(ConnectionError::Wire(_) | ConnectionError::TooLong(_) | ConnectionError::Unexpected) =
@@ -280,14 +286,15 @@ impl PeerConnection {
         }
     }
 
-    /// Merges a batch into the own origin, whole, before it is acknowledged.
+    /// Merges a complete batch into the own origin, then returns its acknowledgement.
     async fn take_in(&self, shared: &Shared, batch: Batch) -> Result<Ack, Refusal> {
         let incarnation = shared.incarnation().ok_or(Refusal::NotReplicator)?;
         let merges: Vec<_> = batch.groups.iter().map(|group| self.merge(shared, group)).collect();
         let merges = stream::iter(merges).buffer_unordered(MERGES_AT_ONCE);
         let answers: Vec<Result<(), Refusal>> = merges.collect().await;
         answers.into_iter().collect::<Result<(), Refusal>>()?;
-        // Whoever stopped being the replicator meanwhile has merged it all the same; the next one merges it again.
+        // If this node lost the lease meanwhile, the batch is merged all the same. The next
+        // replicator merges it again.
         let ack = shared.note_merged_batch(incarnation, self.region, &batch).ok_or(Refusal::NotReplicator)?;
         shared.count(self.place, |counts| {
             counts.batches_received += 1;

@@ -1,4 +1,4 @@
-//! Where the others are, and whom to trust.
+//! Configuration of a replicator: addresses of peers, and trusted certificates.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,8 +13,9 @@ use crate::region_id;
 use crate::rounds::{PEER_TIMEOUT_DEFAULT_US, PEERS_MAX};
 use crate::wire::{NAME_BYTES_MAX, is_region_name};
 
-/// The shortest silence that a region may be told to take for a cut. With nothing wrong, what is known of a peer's peers is up to
-/// four intervals and two round trips old: in a shorter one, rounds that are a little late look like a cut.
+/// Shortest peer timeout. Without any failure, the knowledge of a peer's peers is up to four
+/// intervals and two round trips old. With a shorter timeout, slightly late rounds would look like
+/// a network partition.
 pub(super) const PEER_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
 /// The longest: an origin takes no word for longer than this.
@@ -23,10 +24,10 @@ pub(super) const PEER_TIMEOUT_MAX: Duration = Duration::from_micros(CONNECTED_US
 /// The most addresses of a peer.
 const ADDRESSES_MAX: usize = 16;
 
-/// A clock that only goes forward, µs, and counts the time in which the machine was suspended.
+/// A monotonic clock, µs. It also counts the time while the machine is suspended.
 pub(super) type ClockUs = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// What a replicator needs to know.
+/// Configuration of a replicator.
 #[derive(Clone)]
 pub struct ReplicatorConfig {
     /// The region.
@@ -35,23 +36,27 @@ pub struct ReplicatorConfig {
     pub listen: SocketAddr,
     /// The other regions: every one of them, in every region.
     pub peers: Vec<PeerConfig>,
-    /// Who the region is, and whom it believes. Without, only processes of this machine are spoken to.
+    /// Certificates of the region, and the authority that it trusts. Without them, connections are
+    /// limited to this machine.
     pub certificates: Option<PeerCertificates>,
-    /// For how long others may be silent before the region falls back to its standing parts. The same in every region.
-    /// Longer: short cuts are not noticed; each region may exceed a limit by what passes in this time.
+    /// Last-heard age of a peer at which the region becomes isolated. Must be equal in every
+    /// region. Longer: short network partitions go unnoticed; each region may exceed a limit by the
+    /// usage of this time.
     pub peer_timeout: Duration,
-    /// What else has to be the same in every region, as a hash: others are told, and one that differs is warned of.
+    /// Hash of further settings that must be equal in every region. Peers exchange it, and a node
+    /// warns if it differs.
     pub agreement: u64,
-    /// What decides questions that other regions forward, if anything does.
+    /// Handler of checks that other regions forward, if this node decides any.
     pub forward_handler: Option<Arc<dyn ForwardHandler>>,
-    /// A clock that only goes forward, µs, and that counts the time in which the machine was suspended.
+    /// A monotonic clock, µs. It must also count the time while the machine is suspended.
     pub now_us: ClockUs,
-    /// Drawn at random by each process: who holds the lease, and what waits are varied by.
+    /// Random number of this node. It identifies the lease holder, and varies the waits between
+    /// retries.
     pub seed: u64,
 }
 
 impl ReplicatorConfig {
-    /// A replicator that listens on this machine, with everything else as it is best for most.
+    /// Returns a configuration with defaults for everything else: no peers, no certificates.
     pub fn new(
         region: &str,
         listen: SocketAddr,
@@ -95,13 +100,13 @@ pub struct PeerConfig {
     pub addresses: Vec<String>,
 }
 
-/// Who a region is, and whom it believes. All in PEM.
+/// Certificates of a region, and the authority that it trusts. All in PEM.
 #[derive(Clone)]
 pub struct PeerCertificates {
-    /// Who signs the certificates of all regions, and nothing else.
+    /// Certificate of the authority that signs the certificates of all regions, and no others.
     pub authority: Vec<u8>,
-    /// The certificate of this region, with the name `REGION.tidegate`, for servers and clients, and what leads from it to the
-    /// authority.
+    /// Certificate of this region with the name `REGION.tidegate`, for server and client use, and
+    /// the intermediate certificates up to the authority.
     pub chain: Vec<u8>,
     /// Its key.
     pub key: Vec<u8>,
@@ -134,7 +139,7 @@ impl fmt::Display for ReplicatorError {
 
 impl std::error::Error for ReplicatorError {}
 
-/// A configuration in which nothing has to be looked at again.
+/// A validated configuration.
 pub(super) struct ValidConfig {
     pub(super) region: String,
     pub(super) listen: SocketAddr,
@@ -206,7 +211,8 @@ fn check_names(config: &ReplicatorConfig, problems: &mut Vec<String>) {
             let allowed = "a-z, 0-9 and -, with none of the latter at its ends";
             problems.push(format!("{setting}: {name:?} is not 1 to {NAME_BYTES_MAX} of {allowed}"));
         }
-        // By what regions are told apart, so that two names that are hashed alike are found as well.
+        // Regions are identified by this id, so two names with the same hash are a duplicate as
+        // well.
         let id = region_id(name);
         if seen.contains(&id) {
             problems.push(format!("{setting}: {name:?} is there twice"));

@@ -1,8 +1,9 @@
-//! What was spent already, or is given back, under limits that another region decides: told until it was heard, in time.
+//! Delivery of charges and refunds under limits that another region owns, with a bounded number of
+//! retries.
 //!
-//! A charge is told again until it is answered, so it counts at least once: more than once only if one process of the other
-//! region took it in, its answer was lost, and another process heard it then. A refund that was sent is not told again: it counts
-//! once at most.
+//! A charge is retried until it is acknowledged, so it counts at least once. It counts twice if one
+//! node of the owner region applies it, the reply is lost, and the retry reaches another node. A
+//! refund is retried only while it is certain that it was not applied, so it counts at most once.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,28 +17,29 @@ use super::forward::{ForwardError, Forwarder};
 use super::send::wait;
 use crate::forward::{ForwardAction, ForwardDecision, ForwardHandler, ForwardReply, ForwardRequest};
 
-/// What is told at once, to all regions together; more is given up. Higher: more is kept while a region cannot be reached; more
-/// memory, up to a key and its limit for each.
+/// Maximum deliveries in progress to all regions together; further ones are given up. Higher: fewer
+/// are lost while a region is unreachable; more memory, up to a key and its limit for each.
 pub(super) const DELIVERIES_MAX: usize = 4_096;
 
-/// How often something is told at most. Higher: longer cuts are outlasted; it counts against a later time.
+/// Maximum attempts of one delivery. Higher: it outlasts longer network partitions, but counts at a
+/// later time.
 const TRIES_MAX: u32 = 24;
 
-/// How long an answer may take before it is told again. Longer: slower networks; what was lost is told later.
+/// Reply timeout of one attempt. Longer: slower networks work; a lost delivery is retried later.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How long to wait before it is told again, at first and at most: with the tries, some two minutes. Longer: less work while a region is
-/// gone; what was spent is known there later when it is back.
+/// First and longest wait before a retry: with all attempts, about two minutes. Longer: less work
+/// while a region is unreachable; it learns of the usage later after it returns.
 const WAIT_MIN: Duration = Duration::from_millis(100);
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How much of what others told is remembered. Higher: what is told again is known for longer to have been heard; more memory,
-/// 48 bytes for each.
+/// Number of received deliveries to remember. Higher: a repeated delivery is recognized for longer;
+/// more memory, 48 bytes for each.
 const DELIVERIES_SEEN_MAX: usize = 16_384;
 
 impl Forwarder {
-    /// Tells a region of what was spent, or of what is given back, until it has heard it. False if that was given up, which is
-    /// counted.
+    /// Sends a charge or a refund to a region until it is acknowledged. Returns false if the
+    /// delivery is given up, which is counted.
     pub async fn deliver(&self, region: RegionId, mut forward: ForwardRequest) -> bool {
         let act = forward.act;
         let Some(place) = self.number(region, &mut forward) else { return false };
@@ -59,9 +61,10 @@ impl Forwarder {
         for turn in 1..=TRIES_MAX {
             match self.ask_once(place, forward.clone(), ANSWER_TIME_MAX).await {
                 Ok(ForwardReply { decision: Some(_), .. }) => return true,
-                // Twice would let more pass than the limit says.
+                // A second refund would admit more than the limit.
                 Err(ForwardError::Unknown) if forward.act.gives_back() => return false,
-                // Nobody could take it in, it never left, or it may have been lost.
+                // The owner could not apply it, it was not sent, or it is a charge that may be
+                // lost.
                 Ok(ForwardReply { decision: None, .. }) | Err(_) => {}
             }
             if turn < TRIES_MAX {
@@ -71,15 +74,15 @@ impl Forwarder {
         false
     }
 
-    /// Waits until everything that is being told was heard or given up, or for this long.
+    /// Waits until every delivery is acknowledged or given up, for at most `time_max`.
     pub async fn settle(&self, time_max: Duration) {
         let all = u32::try_from(DELIVERIES_MAX).unwrap_or(u32::MAX);
         let _ = timeout(time_max, self.deliveries.acquire_many(all)).await;
     }
 }
 
-/// Who tells something. The process is what it calls itself, and only its region was shown to be what it says: so what one region tells
-/// is never taken for what another told.
+/// Sender of a delivery. The node's `incarnation` is its own claim; only its region is
+/// authenticated. With both in the id, one region's delivery is never mistaken for another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SenderId {
     /// The region: its place among the peers.
@@ -88,13 +91,13 @@ pub(super) struct SenderId {
     pub(super) incarnation: u64,
 }
 
-/// What others told, so that it is taken in once.
+/// Deliveries received from other regions, so that each is applied once.
 #[derive(Default)]
 pub(super) struct DeliveryLog(Mutex<SeenDeliveries>);
 
 #[derive(Default)]
 struct SeenDeliveries {
-    /// By who told it and its number.
+    /// By sender and number.
     all: HashSet<(SenderId, u64)>,
     /// In the order in which they are forgotten.
     order: VecDeque<(SenderId, u64)>,
@@ -105,7 +108,8 @@ impl DeliveryLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes something in, unless it was: then it is answered alike.
+    /// Applies a delivery, unless it was received before. The reply to a repetition is positive
+    /// too.
     pub(super) async fn once(
         &self,
         sender: SenderId,
@@ -119,7 +123,7 @@ impl DeliveryLog {
         }
         let answer = forward_handler.answer(forward).await;
         if answer.decision.is_none() {
-            // It was not taken in: it may be told again.
+            // It was not applied, so a retry must be accepted.
             self.remembered().forget((sender, id));
         }
         answer
@@ -127,7 +131,7 @@ impl DeliveryLog {
 }
 
 impl SeenDeliveries {
-    /// Whether it is told for the first time, as far as that is remembered.
+    /// Records a delivery. Returns whether it is new, as far as the log remembers.
     fn begin(&mut self, what: (SenderId, u64)) -> bool {
         if !self.all.insert(what) {
             return false;
@@ -141,7 +145,8 @@ impl SeenDeliveries {
         true
     }
 
-    /// Forgets something whole: what is told again later would otherwise be forgotten with what was told before.
+    /// Removes a delivery from the set and from the order. A leftover entry in the order would
+    /// evict its retry too early.
     fn forget(&mut self, what: (SenderId, u64)) {
         self.all.remove(&what);
         // It came of late.

@@ -20,22 +20,23 @@ use crate::forward::{ForwardAction, ForwardReply, ForwardRequest};
 use crate::wire::forward::fits;
 use crate::wire::{FRAME_BYTES_MAX, Frame};
 
-/// Questions to one region that are under way at once; more are not taken. Higher: more that pass where a region is slow; more
-/// memory, and more that waits at a region that is gone.
+/// Maximum requests in flight to one region; further ones fail at once. Higher: more requests pass
+/// while a region is slow; more memory, and more requests wait for an unreachable region.
 const FORWARDS_IN_FLIGHT_MAX: usize = 1_024;
 
 /// Questions of one connection that are decided at once; more wait in its socket.
 const ANSWERS_AT_ONCE: usize = 256;
 
-/// A connection on which nothing was heard for this long leads nowhere, µs. Shorter: the next one is there sooner; slower networks
-/// lose theirs.
+/// Idle time after which a connection counts as broken, µs. Shorter: a new connection is made
+/// sooner; slower networks lose working connections.
 const IDLE_US_MAX: u64 = 1_000_000;
 
-/// How often a connection is looked at, and something is said on it that has to be answered.
+/// Interval of heartbeats, and of the idle check, on a connection. The peer replies to each
+/// heartbeat.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How long a question waits for another connection, if nobody else gives up on it sooner. Longer: more of them pass while a
-/// network loses connections; more requests wait for a region that is gone.
+/// Time that a request waits for a new connection, unless its caller gives up sooner. Longer: more
+/// requests pass while a network loses connections; more requests wait for an unreachable region.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Takes questions to other regions. Cheap to clone.
@@ -45,7 +46,7 @@ pub struct Forwarder {
     peers: Arc<[mpsc::Sender<PendingForward>]>,
     wanted: Arc<watch::Sender<bool>>,
     ids: Arc<AtomicU64>,
-    /// For what other regions are told until they have heard it.
+    /// Permits for deliveries, which are retried until acknowledged.
     pub(super) deliveries: Arc<Semaphore>,
 }
 
@@ -53,11 +54,11 @@ pub(super) struct PendingForward {
     forward: ForwardRequest,
     answer: oneshot::Sender<ForwardReply>,
     fate: Arc<SendState>,
-    /// Until when somebody waits for it.
+    /// Deadline of the caller, on our clock.
     until_us: u64,
 }
 
-/// Whether something was sent, or will never be: whoever gives up on it has to know which.
+/// Whether a request was sent or withdrawn. A caller that gives up must know which.
 #[derive(Default)]
 struct SendState(AtomicU8);
 
@@ -77,19 +78,19 @@ impl SendState {
     }
 }
 
-/// Why there is no answer.
+/// Reason for a missing reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardError {
     /// It was not sent, and never will be.
     NotSent,
-    /// It may have been heard.
+    /// The peer may have received it.
     Unknown,
 }
 
 pub(super) type Inbox = (mpsc::Receiver<PendingForward>, watch::Receiver<bool>);
 
 impl Forwarder {
-    /// To all peers, with what each of their tasks takes from.
+    /// Creates a forwarder to all peers, and the inbox of each peer's task.
     pub(super) fn new(shared: Arc<Shared>) -> (Self, Vec<Inbox>) {
         let wanted = watch::Sender::new(false);
         let inbox = |_| {
@@ -102,12 +103,13 @@ impl Forwarder {
         (Self { shared, peers: senders.into(), wanted, ids, deliveries }, inboxes)
     }
 
-    /// Connects to the other regions, and stays connected, so that no question waits for that.
+    /// Connects to the other regions and stays connected, so that no check waits for a connection.
     pub fn keep_ready(&self) {
         self.wanted.send_replace(true);
     }
 
-    /// Asks a region. Nothing, if it does not answer in time, or too much is asked or under way.
+    /// Sends a request to a region. Returns `None` after the timeout, or if the request is too
+    /// large or too many are in flight.
     pub async fn ask(
         &self,
         region: RegionId,
@@ -118,7 +120,8 @@ impl Forwarder {
         self.ask_once(place, forward, time_max).await.ok()
     }
 
-    /// Gives a question a number that no other one has; whom it is for, if it can be sent at all.
+    /// Gives a request a unique number. Returns the index of its peer, or `None` if the request
+    /// cannot be sent.
     pub(super) fn number(&self, region: RegionId, forward: &mut ForwardRequest) -> Option<usize> {
         self.keep_ready();
         forward.id = self.ids.fetch_add(1, Ordering::Relaxed);
@@ -143,7 +146,8 @@ impl Forwarder {
     }
 }
 
-/// Takes questions to a peer, through one connection after the other, from when somebody first has one.
+/// Sends requests to a peer over one connection after another. It first connects when a caller
+/// needs it.
 pub(super) async fn carry(shared: Arc<Shared>, place: usize, (mut inbox, mut wanted): Inbox) {
     if wanted.wait_for(|wanted| *wanted).await.is_err() {
         return;
@@ -165,7 +169,8 @@ pub(super) async fn carry(shared: Arc<Shared>, place: usize, (mut inbox, mut wan
     }
 }
 
-/// Whoever asks is not kept waiting for a region that has not been there for a while. It ends when nobody can ask any more.
+/// Drops requests after `PATIENCE`, so that no caller waits for an unreachable region. Returns when
+/// all forwarders are dropped.
 async fn refuse_in_the_end(inbox: &mut mpsc::Receiver<PendingForward>) {
     wait(PATIENCE).await;
     while inbox.recv().await.is_some() {}
@@ -176,7 +181,7 @@ struct ForwardConnection<'a> {
     shared: &'a Shared,
     place: usize,
     pending: Mutex<HashMap<u64, oneshot::Sender<ForwardReply>>>,
-    /// What the peer's clock read when it was last heard of, and ours then.
+    /// The peer's clock in its last reply, and our clock when the reply arrived.
     heard: Mutex<(u64, u64)>,
     answered: AtomicU64,
 }
@@ -225,8 +230,8 @@ impl<'a> ForwardConnection<'a> {
         }
     }
 
-    /// Takes down who waits for the answer, and until when that is by the peer's clock; nothing, if nobody does any more, or too
-    /// many do.
+    /// Registers the caller of a request. Returns the request and its deadline on the peer's clock.
+    /// Returns `None` if the caller has given up or too many requests are in flight.
     fn enter(&self, parcel: PendingForward) -> Option<(ForwardRequest, u64)> {
         let PendingForward { mut forward, answer, fate, until_us } = parcel;
         if answer.is_closed() {
@@ -243,20 +248,22 @@ impl<'a> ForwardConnection<'a> {
         if let ForwardAction::RollBack { since_us } = &mut forward.act {
             *since_us = self.at_peer_or_before_us(*since_us);
         }
-        // What was spent or is given back counts, however late it is heard.
+        // Charges and refunds count however late they arrive.
         let is_late_in_vain = forward.act == ForwardAction::Decide;
         Some((forward, if is_late_in_vain { self.at_peer_us(until_us) } else { u64::MAX }))
     }
 
-    /// One of our instants by the peer's clock, at the earliest: it was read some time before it was heard of. So what is decided
-    /// by then may come too late to be of use, but nothing that is later is of any.
+    /// Converts one of our instants to the peer's clock, as a lower bound: the peer read its clock
+    /// before the reply arrived. A decision made by then may still arrive too late, but a later
+    /// decision is never of use.
     fn at_peer_us(&self, us: u64) -> u64 {
         let (clock_us, then_us) = *self.heard();
         clock_us.saturating_add(us.saturating_sub(then_us))
     }
 
-    /// One of our instants by the peer's clock, or earlier, whose rates may differ by a sixteenth: what was charged then has drained for
-    /// as long as this says, or for less.
+    /// Converts one of our instants to the peer's clock, or to an earlier instant. The clock rates
+    /// may differ by a sixteenth. A charge at our instant has drained for the time since the
+    /// result, or for less.
     fn at_peer_or_before_us(&self, us: u64) -> u64 {
         let (clock_us, then_us) = *self.heard();
         let (after_us, before_us) = (us.saturating_sub(then_us), then_us.saturating_sub(us));
@@ -278,7 +285,7 @@ impl<'a> ForwardConnection<'a> {
                     *self.heard() = (clock_us, self.shared.now_us());
                     self.answered.fetch_add(1, Ordering::Relaxed);
                     let waiting = self.pending().remove(&forwarded.id);
-                    // Whoever waited may have gone away.
+                    // The caller may have given up.
                     let _ = waiting.map(|answer| answer.send(forwarded));
                 }
                 Frame::Refused(refusal) => return Err(ConnectionError::Refused(refusal)),
@@ -288,7 +295,7 @@ impl<'a> ForwardConnection<'a> {
     }
 }
 
-/// Decides what a peer forwards, many at once, until it has nothing more to say.
+/// Decides the requests of a peer concurrently until the connection ends.
 pub(super) async fn answer(
     shared: &Shared,
     place: usize,
@@ -317,7 +324,7 @@ pub(super) async fn answer(
     let deciding = checks.for_each_concurrent(ANSWERS_AT_ONCE, |(forward, until_us)| {
         let says = says.clone();
         async move {
-            // Nobody is left to hear it where this fails.
+            // This fails only after the writer has ended.
             let _ = says.send(decide(shared, asker, forward, until_us).await).await;
         }
     });
@@ -337,7 +344,8 @@ pub(super) async fn answer(
     }
 }
 
-/// Decides what somebody still waits for, what comes too late would be charged for nothing; and takes in what it tells, once.
+/// Decides checks while their caller still waits: after the deadline, a charge would be wasted.
+/// Applies charges and refunds once.
 async fn decide(shared: &Shared, asker: SenderId, forward: ForwardRequest, until_us: u64) -> ForwardReply {
     let nobody = ForwardReply { id: forward.id, decision: None };
     let is_late = shared.now_us() > until_us;

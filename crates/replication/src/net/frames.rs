@@ -9,22 +9,22 @@ use tokio::time::timeout;
 
 use crate::wire::{Frame, PREFIX_BYTES, Refusal, WireError};
 
-/// What both directions of a connection are.
+/// Both directions of a connection.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
 
 /// Why a connection ends.
 #[derive(Debug)]
 pub(super) enum ConnectionError {
-    /// The network, or what encrypts it.
+    /// The network or TLS failed.
     Io(io::Error),
     /// The other side took too long.
     Late(&'static str),
-    /// It said something that is none of what can be said.
+    /// It sent bytes that are no valid frame.
     Wire(WireError),
-    /// It said something too long.
+    /// It sent a frame that is too long.
     TooLong(usize),
-    /// It said something that nobody asked for.
+    /// It sent a frame that does not belong here.
     Unexpected,
     /// It is another region than the one that was looked for.
     WrongRegion(String),
@@ -36,7 +36,7 @@ pub(super) enum ConnectionError {
     Plain,
     /// There is no such address.
     NoAddress,
-    /// It said nothing yet, and others came that take up all the room.
+    /// It lost its slot to newer connections before it completed its greeting.
     Crowded,
 }
 
@@ -70,7 +70,7 @@ impl From<WireError> for ConnectionError {
     }
 }
 
-/// Does something within a time.
+/// Runs a future with a timeout.
 pub(super) async fn within<T>(
     what: &'static str,
     time_max: Duration,
@@ -102,7 +102,7 @@ pub(super) async fn read(
     if given > bytes_max {
         return Err(ConnectionError::TooLong(given));
     }
-    // Memory is taken as bytes come, not as they are announced.
+    // Memory grows with the bytes received, not with the announced length.
     let mut bytes = Vec::new();
     (&mut *stream).take(u64::from(len)).read_to_end(&mut bytes).await?;
     if bytes.len() < given {

@@ -1,4 +1,4 @@
-//! The lease, and the rounds of whoever holds it.
+//! The replicator lease, and the rounds of its holder.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::rounds::{GATHER_MAX, INTERVAL_US, PartitionRound};
 /// Calls to the own origin that are under way at once. Higher: shorter rounds; nodes wait longer for the same store.
 const CALLS_AT_ONCE: usize = 16;
 
-/// How often a partition is asked in a round at most while it has more to tell: as often as it takes to tell all marks that it keeps. While
-/// anything is left to tell in one partition, nobody hears of any: what changes in one must not wait for more rounds than the store
-/// makes it.
+/// Maximum calls to one partition in a round: enough for all dirty meters that a partition stores.
+/// While one partition has a backlog, peers see no progress of the whole region. The backlog must
+/// not take more rounds than a slow origin makes necessary.
 const GATHERS_MAX: usize = DIRTY_METERS_MAX.div_ceil(GATHER_MAX as usize);
 
-/// How often at least, also when the next round is due. Higher: a partition in which much changes is told sooner while the store is slow;
-/// others wait longer for their turn.
+/// The same maximum once the next round is due. Higher: a busy partition catches up sooner while
+/// the origin is slow; other partitions wait longer.
 const GATHERS_MIN: usize = 8;
 
-/// Says again and again that this process would be the replicator.
+/// Acquires or renews the replicator lease three times in each lease time.
 pub(super) async fn keep_lease(shared: Arc<Shared>) {
     let mut ticks = interval(Duration::from_micros(LEASE_US / 3));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -41,7 +41,8 @@ pub(super) async fn keep_lease(shared: Arc<Shared>) {
     }
 }
 
-/// Goes a round each time that one is due, or that somebody waits for one, while this process is the replicator.
+/// Runs a replication round at each interval, or earlier on request, while this node is the
+/// replicator.
 pub(super) async fn run_rounds(shared: Arc<Shared>) {
     let mut ticks = interval(Duration::from_micros(INTERVAL_US));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -72,7 +73,8 @@ async fn look(shared: &Shared, incarnation: u64, partition: u16, next_us: u64) {
     }
 }
 
-/// Asks a partition until it has told everything, or has had its turn in a round after which the next is due then.
+/// Gathers from a partition until it has no more components, or has used its calls of this round.
+/// The next round is due at `next_us`.
 async fn gather(shared: &Shared, incarnation: u64, first: PartitionRound, next_us: u64) {
     let mut next = Some(first);
     for times in 0.. {
@@ -81,7 +83,7 @@ async fn gather(shared: &Shared, incarnation: u64, first: PartitionRound, next_u
             return;
         };
         let answer = shared.origin.round(partition_round.partition, &partition_round.round);
-        // What was not told is asked for in the next round.
+        // The next round requests the missing components again.
         let Ok(gathered) = shared.ask_origin(answer).await else { return };
         let on = shared.during(incarnation, |rounds, now_us| {
             (
@@ -95,7 +97,8 @@ async fn gather(shared: &Shared, incarnation: u64, first: PartitionRound, next_u
     }
 }
 
-/// Whether a partition is asked again that has more to tell, was asked so often in this round, and may be keeping the next one waiting.
+/// Whether to call a partition again after `times` calls in this round. If the next round is due,
+/// the partition gets fewer calls.
 const fn gathers_again(times: usize, is_next_due: bool) -> bool {
     times < if is_next_due { GATHERS_MIN } else { GATHERS_MAX }
 }

@@ -27,9 +27,10 @@ pub use status::{PeerCounts, PeerStatus, ReplicationStatus};
 
 use shared::Shared;
 
-/// A process that is the replicator of its region, or would be if the one that is went away.
+/// A node that is the replicator of its region, or a standby for it.
 ///
-/// Dropped, it stops at once and without a word, as a crash would; its lease runs out and somebody else takes over.
+/// If dropped, it stops at once without notice, as in a crash. Its lease expires, and another node
+/// takes over.
 pub struct Replicator {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -45,8 +46,8 @@ impl std::fmt::Debug for Replicator {
 }
 
 impl Replicator {
-    /// Listens for the replicators of other regions, and becomes the one of its own as soon as nobody else is. Has to be called
-    /// within a runtime, which carries everything out.
+    /// Listens for other regions, and becomes replicator as soon as the lease is free. Must be
+    /// called within a runtime, which runs its tasks.
     pub fn start(config: ReplicatorConfig, origin: Arc<dyn Origin>) -> Result<Self, ReplicatorError> {
         let checked = config::check(config)?;
         let listener = listen(checked.listen)
@@ -76,17 +77,18 @@ impl Replicator {
         self.address
     }
 
-    /// What takes questions to the regions that decide them.
+    /// Returns the forwarder of checks to their owner regions.
     pub fn forwarder(&self) -> Forwarder {
         self.forwarder.clone()
     }
 
-    /// How it stands.
+    /// Returns the current status.
     pub fn status(&self) -> ReplicationStatus {
         self.shared.status()
     }
 
-    /// Stops, and lets somebody else be the replicator at once. What was not carried stays marked at the origin.
+    /// Stops and releases the lease, so that another node takes over at once. Components not yet
+    /// acknowledged stay dirty in the origin.
     pub async fn stop(self) {
         let Self { shared, tasks, stop, .. } = self;
         drop(stop);
@@ -99,7 +101,7 @@ impl Replicator {
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket =
         if address.is_ipv4() { tokio::net::TcpSocket::new_v4() } else { tokio::net::TcpSocket::new_v6() }?;
-    // A port whose last connections are still being forgotten can be taken again; one in use cannot.
+    // Allows a port with connections in TIME_WAIT, but not one in use.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(accept::BACKLOG)

@@ -1,4 +1,4 @@
-//! The connection to a peer: what changed goes out on it, several batches at once.
+//! The connection to a peer that carries batches, several in flight at once.
 
 use std::collections::HashMap;
 use std::hash::Hasher as _;
@@ -22,16 +22,17 @@ use crate::message::{Ack, BatchId};
 use crate::rounds::INTERVAL_US;
 use crate::wire::{FRAME_BYTES_MAX, Frame, GREETING_BYTES_MAX, Hello, Refusal, Welcome};
 
-/// How long a peer may take to be reached and to say welcome: several round trips, the longest that there are on earth. Longer:
-/// slower networks; more tries at once while a peer is gone.
+/// Timeout to connect and receive the welcome: several of the longest round trips on earth. Longer:
+/// slower networks work; more concurrent attempts while a peer is unreachable.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How long a peer may take to merge the next batch that is under way and say so. Longer: slower peers keep their connection; one
-/// that hangs is noticed later.
+/// Timeout for the next acknowledgement while batches are in flight. Longer: slower peers keep
+/// their connection; a hung peer is detected later.
 const ACK_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// How long to wait before a peer is tried again, at first and at most: no longer than a round. Longer: less work while it is
-/// gone; a region counts as silent for longer after it came back, or after another of its processes became the replicator.
+/// First and longest wait before a retry, at most one round. Longer: less work while a peer is
+/// unreachable; a region stays lost for longer after it returns, or after a new replicator takes
+/// over.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_micros(INTERVAL_US);
 
@@ -60,7 +61,7 @@ pub(super) struct PeerDialer<'a> {
     place: usize,
     turn: usize,
     backoff: Backoff,
-    /// Whether something was acknowledged on the last connection, if there was one.
+    /// Whether the last connection got an acknowledgement. True before the first connection.
     was_good: bool,
     said: String,
 }
@@ -72,8 +73,9 @@ impl<'a> PeerDialer<'a> {
         Self { shared, place, turn, backoff, was_good: true, said: String::new() }
     }
 
-    /// Connects to the peer, or to its replicator only; and what its clock reads. While nobody answers there is another try each round,
-    /// beside those that are under way: what was said before a network is there again may never arrive.
+    /// Connects to any node of the peer, or to its replicator only. Returns the stream and the
+    /// peer's clock. Without a reply, another attempt starts each round beside the pending ones:
+    /// packets sent before a network recovers may never arrive.
     pub(super) async fn find(&mut self, incarnation: u64, whom: PeerTarget) -> (Box<dyn Stream>, u64) {
         let mut tries = FuturesUnordered::new();
         loop {
@@ -100,7 +102,7 @@ impl<'a> PeerDialer<'a> {
         }
     }
 
-    /// How long to wait after a connection broke, on which something was acknowledged or nothing was.
+    /// Returns the wait after a connection ended. `was_good`: it got an acknowledgement.
     pub(super) fn wait_after(&mut self, was_good: bool, ended: Result<(), ConnectionError>) -> Duration {
         self.was_good = was_good;
         if was_good {
@@ -123,7 +125,7 @@ impl<'a> PeerDialer<'a> {
 /// a name leads to.
 fn first_turn(seed: u64, place: usize) -> usize {
     let [high, low, ..] = SipHasher13::new_with_keys(seed, place as u64).finish().to_be_bytes();
-    // Turns are counted on from here: what is drawn leaves room for as many as there will be.
+    // Turns count up from this value. 16 bits leave enough room for them.
     u16::from_be_bytes([high, low]).into()
 }
 
@@ -131,7 +133,7 @@ pub(super) async fn wait(time: Duration) {
     let _ = timeout(time, std::future::pending::<()>()).await;
 }
 
-/// Whom to find of a peer.
+/// Node of a peer to connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerTarget {
     /// The one that takes batches.
@@ -140,7 +142,8 @@ pub(super) enum PeerTarget {
     AnyNode,
 }
 
-/// Tries one address of a peer; which one it was, and whether who is looked for answers there.
+/// Tries one address of a peer. Returns its turn, and the connection if the wanted node replies
+/// there.
 async fn attempt(
     shared: &Shared,
     place: usize,
@@ -159,7 +162,7 @@ async fn attempt(
     (turn, within("connecting", CONNECT_TIME_MAX, connecting).await)
 }
 
-/// Connects to one of a peer's addresses, each in its turn, and shows who we are.
+/// Connects to one of a peer's addresses in rotation, over TLS if configured.
 async fn connect(shared: &Shared, place: usize, turn: usize) -> Result<Box<dyn Stream>, ConnectionError> {
     let Some(peer) = shared.peers.get(place) else { return Err(ConnectionError::NoAddress) };
     let stream = reach(&peer.addresses, turn, shared).await?;
@@ -169,20 +172,20 @@ async fn connect(shared: &Shared, place: usize, turn: usize) -> Result<Box<dyn S
     }
 }
 
-/// Counts what a connection broke of, and says so when that is new.
+/// Counts the refusal of a connection, and logs each new cause of failure.
 fn note(shared: &Shared, place: usize, broken: &ConnectionError, said: &mut String) {
     let is_refusal = match broken {
         ConnectionError::Refused(Refusal::NotReplicator | Refusal::NotMerged | Refusal::Full)
         | ConnectionError::Late(_)
         | ConnectionError::NoAddress => false,
-        // What encrypts a connection tells what it thinks of certificates in this way.
+        // The TLS library reports a rejected certificate this way.
         ConnectionError::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
         _ => true,
     };
     if is_refusal {
         shared.count(place, |counts| counts.refused += 1);
     }
-    // A network that is gone says so in many ways, which come to the same.
+    // All network failures count as one cause, although their messages differ.
     let what = if is_refusal { broken.to_string() } else { "gone".to_owned() };
     if *said != what {
         let peer = shared.peers.get(place).map_or("", |peer| &peer.name);
@@ -197,11 +200,11 @@ struct BatchConnection<'a> {
     place: usize,
     incarnation: u64,
     said: Mutex<SentBatches>,
-    /// Told when there is something to be acknowledged.
+    /// Notified when a batch awaits its acknowledgement.
     sent: Notify,
 }
 
-/// What was said on a connection.
+/// Batches sent on a connection.
 #[derive(Default)]
 struct SentBatches {
     /// Batches that are not acknowledged, with the components in them: as many as may be under way.
@@ -219,17 +222,18 @@ impl<'a> BatchConnection<'a> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything was acknowledged.
+    /// Whether the peer acknowledged a batch on this connection.
     fn was_good(&self) -> bool {
         self.said().acknowledged > 0
     }
 
-    /// Connects to the peer, and sends what there is until something breaks.
+    /// Connects to the peer and sends batches until the connection breaks.
     async fn hold(&self, search: &mut PeerDialer<'_>) -> Result<(), ConnectionError> {
         let (stream, echo_us) = search.find(self.incarnation, PeerTarget::Replicator).await;
         let Some(peer) = self.shared.id(self.place) else { return Ok(()) };
         self.shared.during(self.incarnation, |rounds, _| rounds.connected(peer, echo_us));
-        // There may be much that it has not heard of; unless it takes nothing, time and again.
+        // The peer may have missed much, so a round starts now. A peer that never acknowledges gets
+        // no extra rounds.
         if search.was_good {
             self.shared.hurry.notify_one();
         }
@@ -240,7 +244,7 @@ impl<'a> BatchConnection<'a> {
         }
     }
 
-    /// Sends what there is as it comes, as long as not too much of it is under way.
+    /// Sends batches as they become ready, up to the maximum in flight.
     async fn send_batches<S: Stream>(
         &self,
         peer: RegionId,
@@ -261,7 +265,8 @@ impl<'a> BatchConnection<'a> {
         }
     }
 
-    /// Takes in what is acknowledged. Something has to be while anything is under way.
+    /// Reads acknowledgements. While a batch is in flight, the next one must arrive within
+    /// `ACK_TIME_MAX`.
     async fn read_replies<S: Stream>(
         &self,
         peer: RegionId,
@@ -313,7 +318,7 @@ impl<'a> BatchConnection<'a> {
     }
 }
 
-/// Says who we are; who answers.
+/// Sends the greeting and returns the welcome of the peer.
 async fn greet(
     shared: &Shared,
     place: usize,
@@ -350,7 +355,7 @@ async fn reach(addresses: &[String], turn: usize, shared: &Shared) -> Result<Tcp
         return Err(ConnectionError::Plain);
     }
     let stream = TcpStream::connect(found).await?;
-    // A batch is written in one piece: there is nothing to wait for.
+    // A batch is written in one piece, so a delay would coalesce no writes.
     stream.set_nodelay(true)?;
     Ok(stream)
 }

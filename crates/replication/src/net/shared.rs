@@ -1,4 +1,4 @@
-//! What the tasks of a replicator share.
+//! State that the tasks of a replicator share.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,17 +16,17 @@ use crate::forward::ForwardHandler;
 use crate::message::{Ack, Batch};
 use crate::rounds::{LAG_ALARM_US, Rounds, RoundsConfig};
 
-/// How long a process is the replicator without saying so again, µs. It says so three times as often. Longer: a store may be
-/// silent for longer; a replicator that crashed is missed for longer.
+/// Duration of the replicator lease, µs. The holder renews it every third of this time. Longer:
+/// tolerates longer outages of the origin; a crashed replicator is replaced later.
 pub(super) const LEASE_US: u64 = 1_500_000;
 
 /// How long a call to the own origin may take.
 const ORIGIN_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How often strangers are written about. Shorter: closer to what happens; a longer log.
+/// Minimum time between two log messages about strangers, µs. Shorter: more detail; a longer log.
 const LOG_EVERY_US: u64 = 1_000_000;
 
-/// What the tasks of a replicator share.
+/// State that the tasks of a replicator share.
 pub(super) struct Shared {
     pub(super) region: String,
     pub(super) peers: Vec<ValidPeer>,
@@ -34,11 +34,11 @@ pub(super) struct Shared {
     pub(super) origin: Arc<dyn Origin>,
     pub(super) seed: u64,
     pub(super) forward_handler: Option<Arc<dyn ForwardHandler>>,
-    /// What processes of other regions told.
+    /// Deliveries received from nodes of other regions.
     pub(super) deliveries_seen: DeliveryLog,
-    /// For each peer: told when there may be something to send.
+    /// For each peer: notified when a batch may be ready.
     pub(super) stirred: Vec<Notify>,
-    /// Told when a round had better not wait for its time.
+    /// Notified when a round should start before its time.
     pub(super) hurry: Notify,
     /// All that has to be the same in every region, as a hash.
     pub(super) agreement: u64,
@@ -57,16 +57,17 @@ struct State {
     origin_failures: u64,
     oversized: u64,
     logged_us: Option<u64>,
-    /// Whether the region counts with all others, as its origin was last told.
+    /// Whether the region is connected, as last reported to its origin.
     is_connected: bool,
-    /// All rounds that were gone, and after how many of them it last began to.
+    /// Number of completed rounds, and its value when the region last became connected.
     rounds_done: u64,
     connected_since_round: Option<u64>,
-    /// How late other regions hear of this one, as whoever is the replicator said.
+    /// Lag to other regions as reported by the current replicator, µs.
     reported_lag_us: Option<u64>,
-    /// Peers whose lag was found to be too long.
+    /// Whether the lag of each peer is above the alarm threshold.
     late: Vec<bool>,
-    /// Whether each peer was told the same of what has to be the same everywhere; nothing before it was heard of.
+    /// Whether each peer has equal settings where all regions must agree. `None` before its first
+    /// greeting.
     agrees: Vec<Option<bool>>,
 }
 
@@ -118,11 +119,12 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked while holding it left the rounds between two of their steps, none of which is half done.
+        // A thread that panicked with this lock left the rounds between two steps. No step is half
+        // done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the rounds of a tenure, unless it is over.
+    /// Runs `act` on the rounds of a tenure. Returns `None` if the tenure is over.
     pub(super) fn during<T>(&self, incarnation: u64, act: impl FnOnce(&mut Rounds, u64) -> T) -> Option<T> {
         let now_us = self.now_us();
         let mut state = self.state();
@@ -145,7 +147,8 @@ impl Shared {
             tenure.until_us = until_us;
             return;
         }
-        // One that ran out begins anew: somebody else may have been the replicator in between.
+        // After an expired lease the rounds start anew: another node may have been the replicator
+        // in between.
         state.tenures += 1;
         let incarnation = self.seed.wrapping_add(state.tenures);
         let rounds = Rounds::new(&self.rounds_config(incarnation));
@@ -164,19 +167,19 @@ impl Shared {
         }
     }
 
-    /// What this process says to be the replicator, or to stay it.
+    /// Returns the request to acquire or renew the lease.
     pub(super) fn lease_request(&self) -> LeaseRequest {
         let lag_us = self.status().lag_us.unwrap_or(0);
         LeaseRequest { holder: self.seed, for_us: LEASE_US, lag_us }
     }
 
-    /// Takes in that the lease is somebody else's, who says that other regions hear of this one so late.
+    /// Records that another node holds the lease, and the lag which that node reports.
     pub(super) fn note_other_holder(&self, lag_us: u64) {
         self.end();
         self.state().reported_lag_us = Some(lag_us).filter(|lag_us| *lag_us > 0);
     }
 
-    /// Takes in that the lease is somebody else's, or ran out.
+    /// Ends the tenure: another node holds the lease, or it expired.
     pub(super) fn end(&self) {
         if self.state().rounds.take().is_some() {
             tracing::info!(region = self.region, "this process is the region's replicator no longer");
@@ -189,7 +192,7 @@ impl Shared {
         self.state().rounds.as_ref().is_some_and(|tenure| now_us >= tenure.until_us)
     }
 
-    /// Lets somebody else be the replicator, if this process is.
+    /// Releases the lease if this node holds it.
     pub(super) async fn give_up_lease(&self) {
         if self.tenure.borrow().is_some() {
             self.end();
@@ -199,7 +202,7 @@ impl Shared {
         }
     }
 
-    /// Waits for the own origin, and counts when it does not answer.
+    /// Awaits a call to the own origin with a timeout, and counts failures.
     pub(super) async fn ask_origin<T>(&self, answer: OriginFuture<'_, T>) -> Result<T, OriginError> {
         let late = || OriginError::Unknown(format!("no answer within {ORIGIN_TIME_MAX:?}"));
         let answer = timeout(ORIGIN_TIME_MAX, answer).await.unwrap_or_else(|_| Err(late()));
@@ -223,7 +226,7 @@ impl Shared {
         }
     }
 
-    /// Counts a stranger, and says so unless that was just done.
+    /// Counts a stranger, and logs it unless one was logged within the last second.
     pub(super) fn note_stranger(&self, from: std::net::SocketAddr, why: &dyn std::fmt::Display) {
         let now_us = self.now_us();
         let mut state = self.state();
@@ -245,8 +248,9 @@ impl Shared {
         }
     }
 
-    /// Takes in what a batch says that was merged; what to answer, unless the tenure is over. Where it ends a silence, nobody has
-    /// to wait for the next round to know: not the peers, nor the own origin.
+    /// Records a merged batch. Returns its acknowledgement, or `None` if the tenure is over. If the
+    /// region now hears all peers again, or is settled, peers and the own origin need not wait for
+    /// the next round to know.
     pub(super) fn note_merged_batch(&self, incarnation: u64, from: RegionId, batch: &Batch) -> Option<Ack> {
         let (ack, is_news) = self.during(incarnation, |rounds, now_us| {
             let stance = |rounds: &Rounds| (rounds.connected_for_us(now_us) > 0, rounds.is_settled(now_us));
@@ -266,8 +270,8 @@ impl Shared {
         self.during(incarnation, |rounds, now_us| rounds.is_settled(now_us)).unwrap_or(false)
     }
 
-    /// Takes in that a round ended, in which the region was told to count with all others or not: tells everyone who sends, and whoever reads the log,
-    /// what is new.
+    /// Ends a round that reported to the origin whether the region is connected. Wakes all senders,
+    /// and logs changes of connectivity and lag.
     pub(super) fn round_ended(&self, incarnation: u64, is_connected: bool) {
         let lags = self.during(incarnation, |rounds, now_us| {
             rounds.round_ended();
@@ -299,7 +303,7 @@ impl Shared {
         }
     }
 
-    /// Takes in what a peer was told of what has to be the same everywhere, and says so where that is another.
+    /// Records the settings hash of a peer, and warns if it differs from ours.
     pub(super) fn note_agreement(&self, place: usize, theirs: u64) {
         let agrees = theirs == self.agreement;
         let mut state = self.state();

@@ -1,4 +1,4 @@
-//! Places for connections, so that nobody keeps others out for good.
+//! Slots for connections, so that no client can lock out others for good.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// So many places. Whoever comes when all are taken gets one: the oldest has to leave of those that came from where most did, so that
-/// one address that takes all it can takes it from itself.
+/// A fixed number of slots. A new connection always gets one. If all are taken, it replaces the
+/// oldest connection of the address with the most slots. So an address that takes all it can
+/// replaces only its own connections.
 pub(super) struct SlotPool {
     places_max: usize,
     slots: Mutex<SlotTable>,
@@ -42,7 +43,7 @@ impl SlotPool {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for somebody, which somebody else may lose by that.
+    /// Takes a slot, if necessary from another connection.
     pub(super) fn enter(self: &Arc<Self>, from: IpAddr) -> SlotLease {
         let mut slots = self.slots();
         while slots.slots_in_order.len() >= self.places_max.max(1) {
@@ -59,7 +60,7 @@ impl SlotTable {
     fn make_room(&mut self) {
         let neighbours =
             |seat: &Slot| self.slots_in_order.iter().filter(|other| other.from == seat.from).count();
-        // The last of equals is taken: from the back, that is the oldest.
+        // `max_by_key` returns the last of equals: in reverse order, the oldest.
         let crowded = self.slots_in_order.iter().enumerate().rev().max_by_key(|(_, seat)| neighbours(seat));
         let crowded = crowded.map(|(at, _)| at);
         if let Some(seat) = crowded.and_then(|at| self.slots_in_order.remove(at)) {
@@ -69,7 +70,7 @@ impl SlotTable {
 }
 
 impl SlotLease {
-    /// Waits until somebody else has it.
+    /// Waits until a newer connection has taken the slot.
     pub(super) async fn lost(&self) {
         self.is_lost.cancelled().await;
     }

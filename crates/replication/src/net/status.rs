@@ -1,57 +1,61 @@
-//! How a replicator stands, for metrics and for whoever asks.
+//! Status of a replicator, for metrics and callers.
 
-/// How a replicator stands.
+/// Status of a replicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicationStatus {
-    /// Whether this process is the replicator of its region. One that is not knows nothing of what follows but counts.
+    /// Whether this node is the replicator of its region. If not, only `lag_us`, `agrees` and the
+    /// counts are known.
     pub is_replicator: bool,
-    /// Whether the region acts as a part of the whole; otherwise it spends from its standing parts.
+    /// Whether the region is connected. Otherwise it spends only its regional shares.
     pub is_connected: bool,
-    /// For how long the most silent region has been silent, by our own ears or by those of a peer, µs. Nothing while one was
-    /// never heard of.
+    /// Highest last-heard age of any region, measured here or by a peer, µs. `None` while a region
+    /// has never been heard.
     pub last_heard_age_us: Option<u64>,
-    /// How late the slowest of the other regions hears of this one, µs, as the region's replicator measures it: this process, or the
-    /// one that is.
+    /// Lag to the slowest peer, µs, as measured by the region's replicator: this node or another.
     pub lag_us: Option<u64>,
-    /// Connections that were turned away without being known as a peer's: no certificate or a wrong one, another version, a
-    /// region that is none of the peers, nonsense, too many.
+    /// Connections refused before they were identified as a peer's: missing or wrong certificate,
+    /// other version, unknown region, invalid frame, too many connections.
     pub strangers: u64,
     /// Calls to the own origin that failed.
     pub origin_failures: u64,
     /// Components that were too large to be carried: other regions do not count them.
     pub oversized: u64,
-    /// Rounds since the process started, with those that did not wait for their time because a region was heard of again.
+    /// Rounds since the start of this node. Includes early rounds, which start when a region is
+    /// heard again.
     pub rounds: u64,
-    /// After how many of them the region last became a part of the whole; nothing while it is not.
+    /// Value of `rounds` when the region last became connected. `None` if it was not connected in
+    /// the last round.
     pub connected_since_round: Option<u64>,
     /// The other regions, in the order of the configuration.
     pub peers: Vec<PeerStatus>,
 }
 
-/// How it stands with another region.
+/// Status of a peer region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerStatus {
     /// Its name.
     pub region: String,
     /// Whether there is a connection to it.
     pub has_link: bool,
-    /// What a change here takes to be known there, µs, measured: half a round trip and an interval, or more while nothing is
-    /// acknowledged. Nothing before it has acknowledged everything once.
+    /// Measured time until the peer knows of a change here, µs: half a round trip and an interval,
+    /// or more while acknowledgements are missing. `None` until the peer has acknowledged
+    /// everything once.
     pub lag_us: Option<u64>,
-    /// For how long nothing was heard of it, µs. Nothing if it never was.
+    /// Age of the newest state known of the peer, µs. `None` if it was never heard.
     pub last_heard_age_us: Option<u64>,
-    /// Whether it was told the same of what has to be the same in every region. Nothing before it was heard of.
+    /// Whether the peer has equal settings where all regions must agree. `None` before its first
+    /// greeting.
     pub agrees: Option<bool>,
-    /// What was done since the process started.
+    /// Counters since the start of this node.
     pub counts: PeerCounts,
 }
 
-/// What was done with another region since the process started. Bytes are those of frames, before they are encrypted.
+/// Counters for one peer since the start of this node. Bytes are those of frames before encryption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerCounts {
-    /// Bytes said to it, in both directions of connecting.
+    /// Bytes sent to it, on connections that either side opened.
     pub bytes_sent: u64,
-    /// Bytes heard from it.
+    /// Bytes received from it.
     pub bytes_received: u64,
     /// Batches that it acknowledged.
     pub batches_sent: u64,
@@ -64,8 +68,9 @@ pub struct PeerCounts {
     /// Connections from or to it that one side turned away: a certificate, a region or a version that was not expected, or
     /// nonsense.
     pub refused: u64,
-    /// What was spent here under limits that it decides, and that it was not told of in the end: for how often, not how much.
+    /// Charges under limits owned by this peer that were never acknowledged and are given up:
+    /// deliveries, not units.
     pub charges_given_up: u64,
-    /// The same of what was to be given back.
+    /// Refunds given up in the same way.
     pub refunds_given_up: u64,
 }

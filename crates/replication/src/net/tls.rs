@@ -15,7 +15,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use super::config::PeerCertificates;
 
-/// What the names of all regions end with in their certificates.
+/// Domain of the region names in certificates.
 const DOMAIN: &str = "tidegate";
 
 /// Both sides of encrypted connections.
@@ -25,7 +25,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Both sides for a region; or what is wrong with what it would show.
+    /// Creates both sides for a region. Returns the problem if its certificates are unusable.
     pub(super) fn new(region: &str, certificates: &PeerCertificates) -> Result<Self, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let roots = Arc::new(roots(&certificates.authority)?);
@@ -45,12 +45,13 @@ impl Tls {
         })
     }
 
-    /// Waits for the other side to show who it is. Which region it may speak for is for [`may_speak_for`] to say.
+    /// Accepts a TLS connection with a client certificate. [`may_speak_for`] checks the region in
+    /// it.
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
         self.acceptor.accept(stream).await
     }
 
-    /// Shows the other side who we are, if it is `region`.
+    /// Opens a TLS connection with our certificate, if the server's certificate is for `region`.
     pub(super) async fn connect(
         &self,
         region: &str,
@@ -62,7 +63,7 @@ impl Tls {
     }
 }
 
-/// Whether whoever connected has shown the certificate of `region`.
+/// Whether the client's certificate is for `region`.
 pub(super) fn may_speak_for(stream: &server::TlsStream<TcpStream>, region: &str) -> bool {
     let (_, connection) = stream.get_ref();
     let shown = connection.peer_certificates().and_then(<[_]>::first);

@@ -1,27 +1,29 @@
-//! What is heard of a peer, and for how long nothing was.
+//! Freshness of the state known of a peer.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::BATCHES_IN_FLIGHT_MAX;
 use crate::message::{Batch, BatchFreshness, BatchId};
 
-/// What was heard of a peer. Instants are of our own clock, and what they say stays true, so they only ever grow.
+/// Freshness of the state known of a peer. All instants are on our own clock. They stay true once
+/// learned, so they only grow.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerLiveness {
     /// The replicators that last spoke, the latest last: for a while there may be two.
     replicators: VecDeque<ReceivedBatches>,
-    /// Everything that the peer had marked by then is merged here.
+    /// Every component that the peer had marked dirty by this instant is merged here.
     heard_us: Option<u64>,
-    /// Everything that the peer had charged by then is merged here, also what it charged to standing parts.
+    /// All usage that the peer had charged by this instant is merged here, including usage charged
+    /// while isolated.
     settled_us: Option<u64>,
-    /// By then the peer had heard of each of its own peers.
+    /// At this instant the peer was up to date with each of its own peers.
     peers_heard_us: Option<u64>,
 }
 
-/// How many replicators of a peer are told apart: one that ends, and the one that begins.
+/// Number of replicators to track for a peer: the outgoing one and its successor.
 const REPLICATORS_MAX: usize = 2;
 
-/// What a replicator said.
+/// Batches received from one replicator.
 #[derive(Clone, Debug)]
 struct ReceivedBatches {
     incarnation: u64,
@@ -32,8 +34,8 @@ struct ReceivedBatches {
 }
 
 impl PeerLiveness {
-    /// Takes in that a batch was merged, and what it says of all that the peer told: unless one before it is missing, which is
-    /// on its way then.
+    /// Records a merged batch. Applies its freshness only if no earlier batch is missing; a missing
+    /// batch is still in flight.
     pub(super) fn take_in(&mut self, now_us: u64, batch: &Batch) {
         let BatchId { incarnation, sequence } = batch.id;
         let place = self.replicators.iter().position(|spoken| spoken.incarnation == incarnation);
@@ -51,8 +53,9 @@ impl PeerLiveness {
     }
 
     fn update_freshness(&mut self, now_us: u64, freshness: &BatchFreshness) {
-        // The batch was written after our clock was read there: what it says was true then, or later. No instant is ours that
-        // has not come, whatever a peer says.
+        // The peer wrote the batch after we sent it this clock reading. Its statements are true of
+        // that instant or a later one. The minimum excludes future instants, which only a faulty
+        // peer sends.
         let written_us = freshness.echo_us.min(now_us);
         let before = |age_us: Option<u64>| age_us.and_then(|age_us| written_us.checked_sub(age_us));
         self.heard_us = self.heard_us.max(before(freshness.age_us));
@@ -60,18 +63,19 @@ impl PeerLiveness {
         self.peers_heard_us = self.peers_heard_us.max(before(freshness.last_heard_age_us));
     }
 
-    /// For how long nothing was heard of the peer itself.
+    /// Returns the last-heard age of the peer itself.
     pub(super) fn last_heard_age_us(&self, now_us: u64) -> Option<u64> {
         self.heard_us.map(|heard_us| now_us.saturating_sub(heard_us))
     }
 
-    /// For how long nothing was heard of what the peer charged to standing parts: while it charges nothing to them, as long as nothing
-    /// was heard of it at all.
+    /// Returns the age of the newest state that includes the peer's usage while isolated. It equals
+    /// the last-heard age while the peer charges no such usage.
     pub(super) fn isolated_age_us(&self, now_us: u64) -> Option<u64> {
         self.settled_us.map(|settled_us| now_us.saturating_sub(settled_us))
     }
 
-    /// The same as the first, or for how long the peer has heard nothing of one of its own, if that is longer.
+    /// Returns the last-heard age of the peer, or that of the peer's own peers as it reported it,
+    /// if higher.
     pub(super) fn effective_age_us(&self, now_us: u64) -> Option<u64> {
         let peers_heard_us = now_us.saturating_sub(self.peers_heard_us?);
         self.last_heard_age_us(now_us).map(|own_us| own_us.max(peers_heard_us))
@@ -79,8 +83,9 @@ impl PeerLiveness {
 }
 
 impl ReceivedBatches {
-    /// Takes in that a batch is merged, and that its replicator knows of all up to `after`. It has no more under way than are remembered,
-    /// so what is forgotten is a stranger's mistake, and waits for the peer to say how far it is.
+    /// Records a merged batch, and that its replicator knows of all batches up to `after`. A
+    /// correct peer has at most as many in flight as `ahead` can store. Further batches of a faulty
+    /// peer are ignored until `after` covers them.
     fn merge(&mut self, sequence: u64, after: u64) {
         self.upto = self.upto.max(after);
         if sequence > self.upto && self.ahead.len() < BATCHES_IN_FLIGHT_MAX {

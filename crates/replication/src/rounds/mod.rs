@@ -1,17 +1,20 @@
-//! The replication rounds: what to ask the own origin for, what to send to whom, and how well others are heard. Nothing here
-//! waits, reads a clock or opens a socket; whoever carries it out says what time it is.
+//! The replication rounds: requests to the own origin, batches to each peer, and the last-heard age
+//! of each peer. This module does no I/O and reads no clock; its caller passes the time.
 //!
 //! ```text
 //! own origin  --partition_rounds, gathered-->  Rounds  --next_batch, acknowledge-->  each peer
 //! peers       --merged---------->  Rounds  --connected_for_us, settled---->  own origin, with each ask
 //! ```
 //!
-//! What changed is marked at the origin, in order. A peer's place in that order moves on when the origin has answered, and
-//! what a peer has acknowledged when it has merged a batch, and all before it, into an origin of its own; only what every peer
-//! has acknowledged is dropped from the marks. Several batches are under way to a peer at once, and may be merged and
-//! acknowledged in any order. All of this is in memory: a new replicator begins at the oldest mark and says again what its
-//! predecessor may have said. Components are merged by their maximum, so that saying something twice, late or in another
-//! order changes nothing.
+//! The origin stamps dirty meters in order. For each peer and partition, `Rounds` keeps two
+//! positions in that order. The gathered position advances with each reply of the origin. The
+//! acknowledged position advances when the peer has merged a batch and all before it. A meter is
+//! dirty until all peers have acknowledged it.
+//!
+//! Several batches are in flight to a peer, and the peer may merge and acknowledge them in any
+//! order. All of this state is in memory: a new replicator starts at the oldest dirty meter and
+//! repeats batches of its predecessor. Components are merged by their maximum, so repeated, late or
+//! reordered batches change nothing.
 
 mod liveness;
 mod outbox;
@@ -27,39 +30,39 @@ pub use tidegate_core::bound::LAG_ALARM_US;
 
 pub use outbox::{BATCH_BYTES_MAX, BATCH_COMPONENTS_MAX, BATCHES_IN_FLIGHT_MAX, OUTBOX_BYTES_MAX};
 
-/// The most components that an origin is asked for at once. Higher: fewer calls while much changes; a store is busy with each
-/// for longer.
+/// Maximum components in one reply of the origin. Higher: fewer calls while much changes; each call
+/// occupies the origin for longer.
 pub const GATHER_MAX: u16 = 256;
 
 /// The most regions beside the own one. Each costs its part of every batch sent, and a cursor for each partition.
 pub const PEERS_MAX: usize = 15;
 
-/// How often a replicator goes its round, µs: as bounds count with it.
+/// Interval of replication rounds, µs, as used in bounds.
 pub const INTERVAL_US: u64 = REPLICATION_INTERVAL_US;
 
-/// For how long others may be silent before a region falls back to its own part, unless told otherwise, µs: as bounds count with it.
+/// Default peer timeout, µs, as used in bounds.
 pub const PEER_TIMEOUT_DEFAULT_US: u64 = PEER_TIMEOUT_US;
 
-/// What a replicator has to know.
+/// Configuration of the replication rounds.
 #[derive(Clone, Debug)]
 pub struct RoundsConfig {
     /// The other regions, each once.
     pub peers: Vec<RegionId>,
     /// How many partitions an origin has.
     pub partitions: u16,
-    /// The replicator: a number that nobody before it had.
+    /// Number of the replicator, different from that of every predecessor.
     pub incarnation: u64,
-    /// For how long others may be silent, µs: [`PEER_TIMEOUT_DEFAULT_US`] unless there is a reason.
+    /// Peer timeout, µs. The default is [`PEER_TIMEOUT_DEFAULT_US`].
     pub peer_timeout_us: u64,
 }
 
-/// The replication rounds, from when it became one until it is none any more.
+/// The replication rounds of one tenure: from the start of a replicator until it loses its lease.
 #[derive(Debug)]
 pub struct Rounds {
     incarnation: u64,
     peer_timeout_us: u64,
     peers: Vec<Peer>,
-    /// For each partition what its clock read when it last answered, and ours then.
+    /// For each partition: its clock in the last reply, and our clock when the reply arrived.
     clocks_us: Vec<Option<(u64, u64)>>,
 }
 
@@ -70,32 +73,33 @@ struct Peer {
     liveness: PeerLiveness,
 }
 
-/// Something to ask of one partition of the own origin. Of several, one after the other, in any order.
+/// A request to one partition of the own origin. Several requests are sent one after the other, in
+/// any order.
 #[derive(Clone, Debug)]
 pub struct PartitionRound {
     /// The partition.
     pub partition: u16,
-    /// What is asked.
+    /// The request itself.
     pub round: RoundRequest,
     since_us: u64,
-    /// For whom: places among the peers.
+    /// Indices of the peers that receive the gathered components.
     peers: Vec<usize>,
 }
 
-/// How it stands with a peer.
+/// Replication state of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerState {
     /// Whether there is a link to it.
     pub has_link: bool,
-    /// What a change here takes to be known there, µs, measured; it grows while nothing is acknowledged. Nothing before the
-    /// peer has acknowledged everything once.
+    /// Measured time until the peer knows of a change here, µs. It grows while acknowledgements are
+    /// missing. `None` until the peer has acknowledged everything once.
     pub lag_us: Option<u64>,
-    /// For how long nothing was heard of it, µs. Nothing if it never was.
+    /// Age of the newest state known of the peer, µs. `None` if it was never heard.
     pub last_heard_age_us: Option<u64>,
 }
 
 impl Rounds {
-    /// The rounds of a new replicator, which knows nothing of its predecessor.
+    /// Creates the rounds of a new replicator, without any state of its predecessor.
     pub fn new(config: &RoundsConfig) -> Self {
         let peer = |region: &RegionId| Peer {
             region: *region,
@@ -110,8 +114,9 @@ impl Rounds {
         }
     }
 
-    /// What to ask of a partition in this round: for peers that are equally far, once. With no peer to gather for, there is
-    /// still to be said for how long the region is whole.
+    /// Returns the requests to a partition in this round. Peers at the same position share one
+    /// request. Without a peer to gather for, one request still reports for how long the region is
+    /// connected.
     pub fn partition_rounds(&self, now_us: u64, partition: u16) -> Vec<PartitionRound> {
         let mut partition_rounds: Vec<PartitionRound> = Vec::with_capacity(1);
         let ready = self.peers.iter().enumerate().filter(|(_, peer)| peer.outbox.has_room());
@@ -128,8 +133,8 @@ impl Rounds {
         partition_rounds
     }
 
-    /// What to ask next, if there was more than an answer could hold and somebody waits for it. Of a store that has lost its marks
-    /// everything is asked for in the next round, from the beginning.
+    /// Returns the next request, if the reply has more to follow and a peer has room for it. If the
+    /// origin has lost its dirty meters, the next round starts again from the beginning.
     pub fn next_partition_round(
         &self,
         now_us: u64,
@@ -156,14 +161,14 @@ impl Rounds {
         }
     }
 
-    /// What the clock of a partition reads by now, at least; 0 if it has never answered.
+    /// Returns a lower bound of a partition's clock now, or 0 if it has never replied.
     fn clock_us(&self, now_us: u64, partition: u16) -> u64 {
         let known = self.clocks_us.get(usize::from(partition)).copied().flatten();
         known.map_or(0, |(clock_us, then_us)| clock_us.saturating_add(now_us.saturating_sub(then_us)))
     }
 
-    /// Takes in an answer of the own origin. One that never came is asked for again in the next round. How many components are
-    /// too large to be carried: others do not count them.
+    /// Applies a reply of the own origin. If a reply is lost, the next round repeats the request.
+    /// Returns the number of components that are too large to send, which peers do not count.
     pub fn on_round_reply(
         &mut self,
         now_us: u64,
@@ -181,18 +186,19 @@ impl Rounds {
         let (pieces, oversized) = outbox::pieces(partition_round.partition, &gathered.components);
         for place in &partition_round.peers {
             let Some(peer) = self.peers.get_mut(*place) else { continue };
-            // Answers that overlap are no harm: what is in both is said twice.
+            // Overlapping replies do no harm: their common components are sent twice.
             peer.outbox.take(partition_round.since_us, partition_round.partition, gathered, &pieces);
         }
         oversized
     }
 
-    /// Takes in that every partition was asked: each peer gets a sign of life, also where nothing changed.
+    /// Records that all partitions were called. A batch to each peer is now due, as a heartbeat if
+    /// there are no changes.
     pub fn round_ended(&mut self) {
         self.peers.iter_mut().for_each(|peer| peer.outbox.round_ended());
     }
 
-    /// Takes in that there is a link to a peer, which said what its clock reads.
+    /// Records a new link to a peer, and the peer's clock in its welcome.
     pub fn connected(&mut self, peer: RegionId, echo_us: u64) {
         if let Some(peer) = self.peer_mut(peer) {
             peer.outbox.connect(echo_us);
@@ -206,19 +212,22 @@ impl Rounds {
         }
     }
 
-    /// What to send to a peer now, if anything: it has to be sent, or the link taken as broken.
+    /// Returns the next batch to a peer, if one is ready. If the caller cannot send it, it must
+    /// treat the link as broken.
     pub fn next_batch(&mut self, now_us: u64, peer: RegionId) -> Option<Batch> {
         let (incarnation, last_heard_age_us) = (self.incarnation, self.last_heard_age_us(now_us));
         self.peer_mut(peer)?.outbox.next(now_us, incarnation, last_heard_age_us)
     }
 
-    /// Takes in that a peer merged a batch; false if that is none of those under way: an old one, or a predecessor's.
+    /// Records an acknowledgement. Returns false if its batch is not in flight: an old one, or a
+    /// predecessor's.
     pub fn acknowledged(&mut self, now_us: u64, peer: RegionId, ack: &Ack) -> bool {
         self.peer_mut(peer).is_some_and(|peer| peer.outbox.acknowledge(now_us, ack))
     }
 
-    /// Takes in that a batch of a peer was merged into the own origin, whole; what to answer.
-    /// Where it ends a silence, the others wait to hear of that.
+    /// Records that a peer's batch is completely merged into the own origin, and returns its
+    /// acknowledgement. If it ends the loss of a peer, batches to all peers are due at once: they
+    /// wait for this state.
     pub fn merged(&mut self, now_us: u64, peer: RegionId, batch: &Batch) -> Ack {
         let was_silent = self.has_lost_peer(now_us);
         if let Some(peer) = self.peer_mut(peer) {
@@ -230,25 +239,26 @@ impl Rounds {
         Ack { id: batch.id, clock_us: now_us }
     }
 
-    /// Whether a peer has been silent for too long, or was never heard of.
+    /// Whether a peer has reached the peer timeout, or was never heard.
     fn has_lost_peer(&self, now_us: u64) -> bool {
         self.last_heard_age_us(now_us)
             .is_none_or(|last_heard_age_us| last_heard_age_us >= self.peer_timeout_us)
     }
 
-    /// For how long the most silent peer has been silent, µs; nothing while one was never heard of.
+    /// Returns the highest last-heard age of all peers, µs. `None` while one was never heard.
     pub fn last_heard_age_us(&self, now_us: u64) -> Option<u64> {
         most(self.peers.iter().map(|peer| peer.liveness.last_heard_age_us(now_us)))
     }
 
-    /// The same, counting whom peers have not heard of: where two regions are cut from each other and both see a third, all
-    /// three know.
+    /// The same, including the ages that peers report of their own peers. If two regions lose each
+    /// other and both reach a third, all three know.
     pub fn effective_age_us(&self, now_us: u64) -> Option<u64> {
         most(self.peers.iter().map(|peer| peer.liveness.effective_age_us(now_us)))
     }
 
-    /// For how long from now on all regions count as heard of, µs. Once said it stays true, whoever says less later. Where the region
-    /// counts on the whole, as long as it may.
+    /// Returns for how long from now all regions count as heard, µs. A value stays valid even if a
+    /// later one is smaller. While the region is settled, the value is at most the time for which
+    /// it stays settled.
     pub fn connected_for_us(&self, now_us: u64) -> u64 {
         let heard_for_us = self.rest_us(self.effective_age_us(now_us));
         match self.settled_for_us(now_us) {
@@ -257,8 +267,8 @@ impl Rounds {
         }
     }
 
-    /// Whether the region may count on the whole: all that the others charged is here, also to their standing parts, but for what they
-    /// charged of late.
+    /// Whether the region may count all regions together. All usage of peers is merged, including
+    /// usage charged while isolated, except that of the last peer timeout.
     pub fn is_settled(&self, now_us: u64) -> bool {
         self.settled_for_us(now_us) > 0 && self.connected_for_us(now_us) > 0
     }
@@ -267,13 +277,13 @@ impl Rounds {
         self.rest_us(most(self.peers.iter().map(|peer| peer.liveness.isolated_age_us(now_us))))
     }
 
-    /// What is left of the longest silence allowed.
+    /// Returns the time left until the peer timeout, µs.
     fn rest_us(&self, last_heard_age_us: Option<u64>) -> u64 {
         last_heard_age_us
             .map_or(0, |last_heard_age_us| self.peer_timeout_us.saturating_sub(last_heard_age_us))
     }
 
-    /// How it stands with a peer.
+    /// Returns the replication state of a peer.
     pub fn peer_state(&self, now_us: u64, peer: RegionId) -> Option<PeerState> {
         let peer = self.peers.iter().find(|known| known.region == peer)?;
         Some(PeerState {
@@ -288,7 +298,7 @@ impl Rounds {
     }
 }
 
-/// The longest of several silences; nothing if one of them is not known.
+/// Returns the highest of several ages, or `None` if one is unknown.
 fn most(ages: impl Iterator<Item = Option<u64>>) -> Option<u64> {
     ages.collect::<Option<Vec<u64>>>()?.into_iter().max()
 }

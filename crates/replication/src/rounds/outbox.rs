@@ -1,4 +1,4 @@
-//! What is on its way to one peer.
+//! Components and batches on their way to one peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,35 +9,39 @@ use super::GATHER_MAX;
 use crate::message::{Ack, Batch, BatchFreshness, BatchId, ComponentGroup};
 use crate::wire;
 
-/// The most components in a batch. Higher: fewer round trips while there is much to say; a peer works longer before it
-/// acknowledges.
+/// Maximum components in a batch. Higher: fewer round trips while much changes; a peer works longer
+/// before it acknowledges.
 pub const BATCH_COMPONENTS_MAX: usize = 2_048;
 
 /// A batch gets no further components when it has this many bytes. Higher: as above; more is sent again when a link breaks.
 pub const BATCH_BYTES_MAX: usize = 256 << 10;
 
-/// Batches to one peer that are under way at once. What is carried in a round trip is this many batches at most: 65,536
-/// components, which is 400,000 a second where a round trip takes 160 ms. Higher: more is carried over a long way; more memory,
-/// up to [`BATCH_BYTES_MAX`] for each, and more is sent again when a link breaks.
+/// Maximum batches in flight to one peer. A round trip carries at most this many: 65,536
+/// components, or 400,000 a second at a round trip of 160 ms. Higher: more throughput over long
+/// distances; more memory, up to [`BATCH_BYTES_MAX`] for each, and more to resend when a link
+/// breaks.
 pub const BATCHES_IN_FLIGHT_MAX: usize = 32;
 
-/// Nothing more is gathered for a peer while this much waits for it. Higher: a peer that is slow for a moment catches up in
-/// fewer rounds; more memory while it is slow.
+/// Queued bytes of a peer at which gathering for it pauses. Higher: a briefly slow peer catches up
+/// in fewer rounds; more memory while it is slow.
 pub const OUTBOX_BYTES_MAX: usize = 4 << 20;
 
-/// Components of a partition are put into pieces of this size, so that batches are filled well.
+/// Maximum bytes of a piece. Components of a partition are split into pieces, so that batches fill
+/// well.
 const PIECE_BYTES_MAX: usize = 64 << 10;
 
 const _: () =
     assert!(wire::COMPONENT_BYTES_MAX + BATCH_BYTES_MAX + wire::HEAD_BYTES_MAX <= wire::FRAME_BYTES_MAX);
 
-/// What is on its way to one peer. Each has one of its own, so that a slow one slows nobody but itself.
+/// Components and batches on their way to one peer. Each peer has its own outbox, so a slow peer
+/// delays no other.
 #[derive(Debug)]
 pub(super) struct Outbox {
     partitions: Vec<Progress>,
     queue: VecDeque<Piece>,
     queued_bytes: usize,
-    /// In the order of their numbers. What is acknowledged stays until everything before it is.
+    /// In order of sequence numbers. An acknowledged batch stays until all before it are
+    /// acknowledged.
     in_flight: VecDeque<InFlightBatch>,
     sequence: u64,
     link: Option<Link>,
@@ -45,7 +49,7 @@ pub(super) struct Outbox {
     due: bool,
     /// How long the last batch took to be acknowledged.
     round_trip_us: Option<u64>,
-    /// Everything that was marked by then, the peer has acknowledged.
+    /// The peer has acknowledged everything that was marked dirty by this instant.
     known_us: Option<u64>,
 }
 
@@ -54,15 +58,16 @@ pub(super) struct Outbox {
 struct Progress {
     /// The last stamp that was gathered for it.
     gathered_upto: u64,
-    /// The last stamp up to which it has acknowledged everything.
+    /// The stamp up to which the peer has acknowledged everything.
     acknowledged: u64,
     /// How many pieces wait in the queue.
     queued: u32,
-    /// Everything that was marked by then is in the batches that were made.
+    /// Everything that was marked dirty by this instant is in a batch.
     batched_us: Option<u64>,
-    /// The same of all that was charged, also to standing parts.
+    /// The same for all usage, including usage charged while isolated.
     settled_us: Option<u64>,
-    /// How often the store has lost its marks: stamps of an earlier life say nothing about this one.
+    /// Number of times that the origin lost its dirty meters. Stamps of an earlier life are
+    /// meaningless in this one.
     life: u32,
 }
 
@@ -70,7 +75,7 @@ struct Progress {
 struct Piece {
     group: Arc<ComponentGroup>,
     bytes: usize,
-    /// The last piece of what was gathered at once says how far that goes.
+    /// How far the gathered reply reaches; set on its last piece.
     end: Option<End>,
 }
 
@@ -79,9 +84,9 @@ struct End {
     partition: u16,
     life: u32,
     upto: u64,
-    /// When it was asked for, if it was all there was.
+    /// Time of the request, if the reply was complete.
     asked_us: Option<u64>,
-    /// The same, if what was charged to standing parts was among it.
+    /// The same, if the reply also includes usage charged while isolated.
     settled_us: Option<u64>,
 }
 
@@ -89,11 +94,11 @@ struct End {
 struct InFlightBatch {
     id: BatchId,
     groups: Vec<Arc<ComponentGroup>>,
-    /// What is acknowledged with it.
+    /// Positions that the acknowledgement of this batch confirms.
     ends: Vec<End>,
-    /// Everything that was marked by then is in it, or was in one before it.
+    /// Everything that was marked dirty by this instant is in this batch or an earlier one.
     complete_us: Option<u64>,
-    /// The same of all that was charged, also to standing parts.
+    /// The same for all usage, including usage charged while isolated.
     settled_us: Option<u64>,
     /// When it was handed to the link that there is now.
     sent_us: Option<u64>,
@@ -102,12 +107,12 @@ struct InFlightBatch {
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
-    /// The peer's clock as it was last told.
+    /// The peer's clock as last received.
     echo_us: u64,
 }
 
 impl Progress {
-    /// Takes in that what was gathered is in the batches that were made, to its end.
+    /// Records that all components of a gathered reply, up to its end, are in batches.
     fn note_batched(&mut self, end: &End) {
         self.batched_us = self.batched_us.max(end.asked_us);
         self.settled_us = self.settled_us.max(end.settled_us);
@@ -131,7 +136,8 @@ impl Outbox {
 
     pub(super) fn connect(&mut self, echo_us: u64) {
         self.link = Some(Link { echo_us });
-        // Nobody knows whether they arrived on the link before: they are said again, which changes nothing if they did.
+        // It is unknown whether they arrived on the previous link. They are sent again, which is
+        // harmless if they did.
         self.in_flight.iter_mut().for_each(|in_flight| in_flight.sent_us = None);
         self.due = true;
     }
@@ -157,7 +163,7 @@ impl Outbox {
         self.partitions.get(usize::from(partition)).map_or(0, |progress| progress.acknowledged)
     }
 
-    /// Takes in what was gathered behind the last stamp that was taken.
+    /// Queues the components gathered after the last stamp.
     pub(super) fn take(
         &mut self,
         asked_us: u64,
@@ -171,7 +177,7 @@ impl Outbox {
         let settled_us = asked_us.filter(|_| gathered.includes_isolated);
         let end = End { partition, life: progress.life, upto: gathered.upto, asked_us, settled_us };
         if pieces.is_empty() {
-            // With nothing of the partition in the queue, everything that was marked until now has been said.
+            // With an empty queue for the partition, everything marked dirty so far is in a batch.
             if progress.queued == 0 {
                 progress.note_batched(&end);
             }
@@ -186,7 +192,7 @@ impl Outbox {
         }
     }
 
-    /// Takes in that the store has lost its marks: everything is said again.
+    /// Restarts a partition after its store has lost its dirty meters: everything is sent again.
     pub(super) fn begin_anew(&mut self, partition: u16) {
         if let Some(progress) = self.partitions.get_mut(usize::from(partition)) {
             progress.life += 1;
@@ -198,7 +204,8 @@ impl Outbox {
         self.due = true;
     }
 
-    /// What is to be sent now, if anything: what has to be said again first, then what is new while there is room for it.
+    /// Returns the next batch to send, if any: first those to resend, then a new one while fewer
+    /// than the maximum are in flight.
     pub(super) fn next(
         &mut self,
         now_us: u64,
@@ -253,7 +260,8 @@ impl Outbox {
             groups.push(piece.group);
         }
         let id = BatchId { incarnation, sequence: self.sequence };
-        // `None` is below everything: one partition that was not looked at leaves the whole unknown.
+        // `None` sorts below everything: one partition that was never gathered leaves the whole age
+        // unknown.
         let complete_us = self.partitions.iter().map(|progress| progress.batched_us).min().flatten();
         let settled_us = self.partitions.iter().map(|progress| progress.settled_us).min().flatten();
         let in_flight =
@@ -271,7 +279,7 @@ impl Outbox {
         if let Some(link) = &mut self.link {
             link.echo_us = link.echo_us.max(ack.clock_us);
         }
-        // What a batch says of its partitions is true of those that have everything before it as well.
+        // The positions in a batch are confirmed only once all batches before it are acknowledged.
         while let Some(known) = self.in_flight.pop_front_if(|first| first.is_merged) {
             self.note_known(&known);
         }
@@ -289,8 +297,8 @@ impl Outbox {
         self.known_us = self.known_us.max(known.complete_us);
     }
 
-    /// How far the peer is behind, if it has ever acknowledged everything: what a change takes to be known there, or more
-    /// while nothing is acknowledged.
+    /// Returns the lag of the peer, if it has ever acknowledged everything: the time until it knows
+    /// of a change, or more while acknowledgements are missing.
     pub(super) fn lag_us(&self, now_us: u64, interval_us: u64) -> Option<u64> {
         let way_us = self.round_trip_us? / 2;
         let waiting_us = now_us.saturating_sub(self.known_us?).saturating_sub(way_us);
@@ -298,7 +306,8 @@ impl Outbox {
     }
 }
 
-/// What was gathered, in pieces that fit into batches, and how many components fit into none.
+/// Splits gathered components into pieces that fit into batches. Also returns the number of
+/// components that fit into none.
 pub(super) fn pieces(partition: u16, components: &[Component]) -> (Vec<Arc<ComponentGroup>>, u64) {
     let (mut pieces, mut oversized) = (Vec::new(), 0);
     let (mut piece, mut bytes) = (Vec::new(), 0);

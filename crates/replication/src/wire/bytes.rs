@@ -2,7 +2,8 @@
 
 use super::WireError;
 
-/// Seven bits of a number in each byte, the lowest first; the eighth says that there are more.
+/// Continuation bit. Each byte has seven bits of a number, the lowest first; the eighth bit means
+/// that more follow.
 const MORE: u8 = 0x80;
 
 /// A number has at most this many bytes.
@@ -27,7 +28,8 @@ pub(super) const fn number_len(number: u64) -> usize {
     bits.div_ceil(7)
 }
 
-/// One more than the number, so that nothing is 0. The last number there is cannot be told from the one before it.
+/// Writes the number plus one, so that `None` is 0. The highest number is written like the one
+/// before it.
 pub(super) fn put_optional(bytes: &mut Vec<u8>, number: Option<u64>) {
     put_number(bytes, number.map_or(0, |number| number.saturating_add(1)));
 }
@@ -63,7 +65,7 @@ impl<'a> Reader<'a> {
             let byte = self.byte()?;
             let bits = u64::from(byte & !MORE);
             let shifted = bits << (7 * place);
-            // There is one way to write a number: none with bits that do not fit, or with zeros at its end.
+            // A number has one encoding: no bits that do not fit, and no zero byte at its end.
             if shifted >> (7 * place) != bits || (byte == 0 && place > 0) {
                 return Err(WireError::Number);
             }
@@ -93,7 +95,7 @@ impl<'a> Reader<'a> {
         Ok(text)
     }
 
-    /// A sequence of things, each of which takes a byte at least.
+    /// Reads a sequence of items, each of at least one byte.
     pub(super) fn many<T>(
         &mut self,
         what: &'static str,

@@ -5,7 +5,8 @@ use tidegate_core::origin::{Component, ComponentTotals, Terms};
 use super::WireError;
 use super::bytes::{NUMBER_BYTES_MAX, Reader, number_len, put_number, put_text, text_len};
 
-/// The longest name of a meter: what every surface takes as a request, and so as a key, is shorter.
+/// Maximum bytes of a meter's name. Every surface accepts only shorter requests, and so only
+/// shorter keys.
 const KEY_BYTES_MAX: usize = 512 << 10;
 
 /// How many numbers terms are.

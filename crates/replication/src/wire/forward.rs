@@ -10,8 +10,8 @@ use crate::forward::{
     FORWARD_CHECKS_MAX, ForwardAction, ForwardDecision, ForwardReply, ForwardRequest, ForwardedCheck,
 };
 
-/// The longest text of a question: what every surface takes as a request, and so as a key, is shorter. Several of them have to
-/// fit into a frame.
+/// Maximum bytes of a text in a forwarded check. Every surface accepts only shorter requests, and
+/// so only shorter keys. Several texts must fit into a frame.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
 const ACT_DECIDE: u8 = 0;

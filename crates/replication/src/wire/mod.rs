@@ -1,8 +1,9 @@
-//! How replicators write what they say to each other: frames of a length, a kind and a body.
+//! Wire format of messages between replicators: frames of a length, a kind and a body.
 //!
-//! Whoever connects says [`Hello`] and waits for [`Welcome`]; then it sends batches, each of which is acknowledged, or
-//! questions, each of which is answered: several at once. Where something is wrong, the other side says [`Refusal`] and hangs up.
-//! Numbers are written in seven bits each, and are small mostly.
+//! The connecting node sends [`Hello`] and waits for [`Welcome`]. Then it sends batches, each of
+//! which is acknowledged, or forwarded checks, each of which gets a reply. Several may be in
+//! flight. On an error, the other side sends [`Refusal`] and closes the connection. A byte carries
+//! seven bits of a number, because most numbers are small.
 
 mod bytes;
 mod component;
@@ -19,22 +20,22 @@ use crate::rounds::{BATCH_COMPONENTS_MAX, GATHER_MAX};
 
 pub use component::{COMPONENT_BYTES_MAX, component_len};
 
-/// What is spoken here. Whoever speaks something else is told so and turned away.
+/// Version of the protocol. A peer with another version is refused.
 pub const VERSION: u16 = 6;
 
-/// The bytes that say how long a frame is.
+/// Bytes of the length in front of a frame.
 pub const PREFIX_BYTES: usize = 4;
 
 /// The largest frame, without its prefix. Higher: longer keys can be carried; more memory for each connection.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
-/// The largest frame before somebody has said who it is.
+/// Maximum bytes of a frame before the sender is identified.
 pub const GREETING_BYTES_MAX: usize = 1 << 10;
 
 /// The longest name of a region: it has to be a label in the name of a certificate.
 pub const NAME_BYTES_MAX: usize = 63;
 
-/// What stands in a frame beside its components, at most: numbers of the batch, and those of each group.
+/// Maximum bytes of a frame besides its components: numbers of the batch and of each group.
 pub(crate) const HEAD_BYTES_MAX: usize = (9 + 2 * BATCH_COMPONENTS_MAX) * NUMBER_BYTES_MAX;
 
 const KIND_HELLO: u8 = 1;
@@ -45,26 +46,26 @@ const KIND_REFUSED: u8 = 5;
 const KIND_FORWARD: u8 = 6;
 const KIND_FORWARD_REPLY: u8 = 7;
 
-/// One thing that is said.
+/// A message on a connection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Frame {
-    /// Who connects.
+    /// Identity of the connecting node.
     Hello(Hello),
     /// That it may go on.
     Welcome(Welcome),
-    /// What changed.
+    /// Changed components.
     Batch(Batch),
     /// That it was merged.
     Ack(Ack),
-    /// Questions that the other region decides, and until when by its clock somebody waits for that.
+    /// Forwarded checks, and the deadline of their caller on the receiver's clock, µs.
     Forward(ForwardRequest, u64),
-    /// What became of them, and its clock then.
+    /// Their reply, and the clock of the replying node, µs.
     Forwarded(ForwardReply, u64),
     /// That it was not, and why; the connection ends.
     Refused(Refusal),
 }
 
-/// Who connects, and whom it looks for.
+/// Identity of the connecting node, and the region it wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The region that connects.
@@ -77,10 +78,10 @@ pub struct Hello {
     pub agreement: u64,
 }
 
-/// Who answers.
+/// Identity of the accepting node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// The region that answers.
+    /// Region of the accepting node.
     pub region: String,
     /// Its clock: to be given back with the first batch.
     pub clock_us: u64,
@@ -90,28 +91,28 @@ pub struct Welcome {
     pub agreement: u64,
 }
 
-/// Why something is not done.
+/// Reason to refuse a connection or a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It speaks another version.
     Version,
     /// It looks for another region.
     WrongRegion,
-    /// Its region is none of the peers here.
+    /// Its region is not a peer of this one.
     UnknownRegion,
-    /// Its certificate is not that of the region which it says it is.
+    /// Its certificate is not for the region that it claims.
     Certificate,
     /// Another process of the region is the replicator now.
     NotReplicator,
     /// The origin here did not take the batch.
     NotMerged,
-    /// What it said makes no sense.
+    /// It sent an invalid message.
     Nonsense,
     /// As many of its region are here as there may be.
     Full,
 }
 
-/// Each with the byte that stands for it.
+/// Each refusal with its byte on the wire.
 const REFUSALS: [(Refusal, u8); 8] = [
     (Refusal::Version, 1),
     (Refusal::WrongRegion, 2),
@@ -145,9 +146,9 @@ pub enum WireError {
     Short,
     /// There are more.
     Long,
-    /// A number that no one writes this way.
+    /// A number in an invalid encoding.
     Number,
-    /// No such kind of frame, or of something in it.
+    /// An unknown kind of frame, or of an element in it.
     Kind(u8),
     /// A version that is not spoken here.
     Version(u64),
@@ -155,9 +156,9 @@ pub enum WireError {
     Name,
     /// A number that is too high.
     Range {
-        /// What it is.
+        /// Name of the number.
         what: &'static str,
-        /// What was given.
+        /// The received value.
         given: u64,
         /// The most that may be given.
         most: u64,
@@ -232,7 +233,7 @@ impl Frame {
                 bytes.extend(REFUSALS.iter().find(|(known, _)| known == refusal).map(|(_, byte)| *byte));
             }
         }
-        // What is sent stays far below FRAME_BYTES_MAX.
+        // Frames that are sent stay far below FRAME_BYTES_MAX.
         let len = u32::try_from(bytes.len() - PREFIX_BYTES).unwrap_or(u32::MAX);
         bytes[..PREFIX_BYTES].copy_from_slice(&len.to_be_bytes());
         bytes
@@ -269,7 +270,7 @@ impl Frame {
 
 fn put_hello(bytes: &mut Vec<u8>, hello: &Hello) {
     bytes.push(KIND_HELLO);
-    // First of all, in every version: what follows may differ.
+    // First in every version, because the rest may differ.
     put_number(bytes, u64::from(VERSION));
     put_text(bytes, hello.from.as_bytes());
     put_text(bytes, hello.to.as_bytes());

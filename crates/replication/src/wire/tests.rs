@@ -1,4 +1,4 @@
-//! What is written comes back, and no bytes do any harm.
+//! Encoded frames decode to the same frames, and arbitrary bytes do no harm.
 
 use std::time::Duration;
 
@@ -143,7 +143,7 @@ fn names_of_regions_are_labels_of_hosts() {
 
 #[test]
 fn every_refusal_can_be_said() {
-    // A refusal that is missing from the table would be written as nothing.
+    // A refusal missing from the table would be encoded without its byte.
     for refusal in [
         Refusal::Version,
         Refusal::WrongRegion,

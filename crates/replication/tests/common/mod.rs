@@ -1,4 +1,5 @@
-//! What the tests of replicators share: regions on free ports, and origins that can be stopped in the middle of something.
+//! Shared parts of the replicator tests: regions on free ports, and origins that can stop a call
+//! midway.
 
 #![allow(unreachable_pub, reason = "a module of test programs")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -22,13 +23,13 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// How long anything may take that a test waits for, on a machine that has much else to do.
+/// Timeout of every wait in a test, for a busy machine.
 pub const TIME_MAX: Duration = Duration::from_secs(30);
 
-/// The shortest silence that is taken for a cut, so that tests need not wait for long.
+/// The shortest peer timeout allowed, to keep tests short.
 pub const PEER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a limit of these tests allows at once, of which next to nothing drains while a test runs.
+/// Burst of the limit in these tests. Almost none of it drains during a test.
 pub const BURST: u64 = 1_000;
 
 /// This region's part of it.
@@ -59,7 +60,7 @@ pub fn component(key: &str, charged: u64) -> Component {
     Component { key: key.as_bytes().into(), terms: terms(), incarnation: 1, totals }
 }
 
-/// A meter of which nothing is held.
+/// An update of a meter without a grant.
 pub fn update(key: &str) -> MeterUpdate {
     MeterUpdate {
         key: key.as_bytes().into(),
@@ -95,7 +96,7 @@ pub const STOPS: [Stop; 6] = [
     Stop::AfterMerge,
 ];
 
-/// An origin at which calls can be stopped for ever, before or after they did what they do.
+/// A region with an origin that can stop calls forever, before or after they take effect.
 pub struct Region {
     pub name: &'static str,
     pub origin: Arc<StoppableOrigin>,
@@ -203,7 +204,7 @@ impl Region {
     pub async fn charge(&self, key: &str, used: u64) -> MeterReply {
         let sequence = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let call = Call {
-            // A lane of its own each time: which call is the first of a partition is no matter here.
+            // A new session for each call: the order of calls to a partition does not matter here.
             node: NodeId(sequence),
             sequence: 1,
             acknowledged: 0,
@@ -217,13 +218,13 @@ impl Region {
         reply.meters[0]
     }
 
-    /// What is left of a key's limit for anyone.
+    /// Returns the units left under a key's limit.
     pub fn room(&self, key: &str) -> u64 {
         self.look(key).room
     }
 
     pub fn look(&self, key: &str) -> MeterReply {
-        // The origin is in memory: there is nothing to wait for.
+        // The origin is in memory, so the call completes at once.
         futures_util::FutureExt::now_or_never(self.charge(key, 0)).unwrap()
     }
 
@@ -242,16 +243,16 @@ impl Region {
     }
 }
 
-/// Waits until something is so of a replicator.
+/// Waits until the status of a replicator meets a condition.
 pub fn wait_for(replicator: &Replicator, what: &str, is_so: impl Fn(&ReplicationStatus) -> bool) {
     let waiting = std::panic::AssertUnwindSafe(|| wait_until(what, TIME_MAX, || is_so(&replicator.status())));
     assert!(std::panic::catch_unwind(waiting).is_ok(), "waited for {what}: {:#?}", replicator.status());
 }
 
-/// What whoever speaks by hand says that it is.
+/// Incarnation that a `Hand` claims.
 pub const HAND: u64 = 9;
 
-/// Somebody who speaks as a replicator does, by hand.
+/// A client that sends and receives replication frames by hand.
 pub struct Hand {
     stream: TcpStream,
 }

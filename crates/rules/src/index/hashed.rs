@@ -1,4 +1,4 @@
-//! A table that is built once and read at places nobody can foresee: as a rule, a look takes one line of the cache.
+//! A hash table that is built once and read at random. A lookup usually touches one cache line.
 
 use super::pages::{LINE_BYTES, Pages};
 
@@ -8,12 +8,13 @@ const ITEMS_PER_LINE: usize = LINE_BYTES / ITEM_BYTES;
 const ITEMS_PER_LINE_MEAN: usize = 6;
 const _: () = assert!(ITEMS_PER_LINE_MEAN < ITEMS_PER_LINE, "every search has to come to an end");
 
-/// An item: the part of the hash that the line does not tell, and the number.
+/// Bytes of an item: the low half of the hash, which the choice of the line does not imply, and the
+/// number.
 const ITEM_BYTES: usize = 8;
 /// In the place of an item, with those behind it: no number is that large.
 const EMPTY: u64 = u64::MAX;
 
-/// Numbers by hash. What is found may be the number of another hash: whoever looks has to compare.
+/// Numbers by hash. A lookup may find the number of another hash, so the caller has to compare.
 #[derive(Debug, Default)]
 pub(crate) struct HashIndex {
     lines: Pages,
@@ -34,7 +35,7 @@ impl HashIndex {
         Self { lines: Pages::filled(lines * LINE_BYTES, fill), items: items.len() }
     }
 
-    /// What `look` says of the first number that may be the one with this hash, and of which it says something.
+    /// Calls `look` for each number that may have this hash, and returns its first `Some`.
     #[inline]
     pub(crate) fn find<T>(&self, hash: u64, mut look: impl FnMut(u32) -> Option<T>) -> Option<T> {
         let (places, _) = self.lines.as_chunks::<ITEM_BYTES>();
@@ -67,7 +68,7 @@ fn put(places: &mut [[u8; ITEM_BYTES]], hash: u64, number: u32) {
     }
 }
 
-/// By the first bits; the last tell those of a line apart.
+/// Selects a line by the high bits of the hash. The low bits distinguish the items of a line.
 fn line(hash: u64, lines: usize) -> usize {
     let scaled = u128::from(hash) * lines as u128;
     usize::try_from(scaled >> u64::BITS).unwrap_or_default()

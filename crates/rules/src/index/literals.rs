@@ -8,7 +8,7 @@ use crate::dimensions::VALUE_BYTES_MAX;
 /// Texts, each with the numbers of those that are found by it.
 #[derive(Debug, Default)]
 pub(crate) struct Literals {
-    /// One behind the other, in the order of their bytes: whatever begins with a text follows it.
+    /// The texts, concatenated in byte order: every text comes after its prefixes.
     bytes: Box<[u8]>,
     texts: Box<[Text]>,
     numbers: Box<[u32]>,
@@ -77,7 +77,8 @@ impl Literals {
     pub(crate) fn most(&self) -> (usize, &[u8]) {
         let mut found: Vec<usize> = Vec::with_capacity(self.texts.len());
         for text in &self.texts {
-            // What a text begins with comes before it, and is found with it.
+            // The prefixes of a text come before it, and a value that finds the text finds them
+            // too.
             let shorter = text.parent.and_then(|parent| found.get(parent as usize)).copied();
             let own = text.numbers.1.saturating_sub(text.numbers.0) as usize;
             found.push(shorter.unwrap_or(0) + own);
@@ -86,12 +87,12 @@ impl Literals {
         most.map_or((0, &[]), |(found, text)| (found, &self.bytes[text.range()]))
     }
 
-    /// Tells the numbers of all beginnings that `value` has.
+    /// Calls `tell` with the numbers of all texts that `value` begins with.
     pub(crate) fn each_beginning(&self, value: &str, tell: impl FnMut(u32)) {
         self.each(value.as_bytes(), tell);
     }
 
-    /// Tells the numbers of all ends that `value` has.
+    /// Calls `tell` with the numbers of all texts that `value` ends with.
     pub(crate) fn each_end(&self, value: &str, tell: impl FnMut(u32)) {
         if !self.texts.is_empty() {
             let reversed: ArrayVec<u8, VALUE_BYTES_MAX> = value.bytes().rev().take(VALUE_BYTES_MAX).collect();
@@ -99,8 +100,9 @@ impl Literals {
         }
     }
 
-    /// The last text that does not come after `value` begins with every text that `value` begins with: what lies between a
-    /// text and something that begins with it begins with it too.
+    /// Searches once and then follows parents. The last text not after `value` begins with every
+    /// text that is a prefix of `value`: in byte order, all texts between a prefix and `value` have
+    /// that prefix too.
     fn each(&self, value: &[u8], mut tell: impl FnMut(u32)) {
         let mut next = self.up_to(value).checked_sub(1);
         while let Some(at) = next {
@@ -126,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every text that a value begins or ends with is found, and nothing else.
+        /// A search finds every text that a value begins or ends with, and no other.
         #[test]
         fn a_search_finds_what_a_scan_finds(
             texts in prop::collection::vec("[ab]{0,4}", 0..12),

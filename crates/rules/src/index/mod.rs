@@ -1,4 +1,4 @@
-//! Which rules may apply to a request, found by what it is known by instead of by looking at all of them.
+//! Finds the rules that may apply to a request by its dimensions, instead of a scan of all rules.
 
 mod hashed;
 mod literals;
@@ -19,7 +19,8 @@ use crate::dimensions::Dimensions;
 use crate::pattern::Pattern;
 use crate::rule::{Condition, Rule};
 
-/// In the table of whole values, beside a number: there are several rules with this value, listed from there.
+/// Flag in the table of exact values: several rules share the value, and the rest of the number is
+/// the start of their list.
 const LISTED: u32 = 1 << 31;
 /// The largest number that a rule may have.
 pub(crate) const NUMBER_MAX: u32 = LISTED - 1;
@@ -27,12 +28,12 @@ pub(crate) const NUMBER_MAX: u32 = LISTED - 1;
 /// Rules that may apply to a request, by the numbers that the index was given for them.
 pub(crate) type Candidates = SmallVec<[u32; 32]>;
 
-/// The rules of a set by whose requests they are for, and by what those have to be known by.
+/// The rules of a set, by tenant and by the values that their conditions require.
 #[derive(Debug, Default)]
 pub(crate) struct RuleIndex {
     everyone: Box<[u32]>,
     own: HashMap<Arc<str>, Box<[u32]>, RandomState>,
-    /// Rules that are found by a whole value, of all tenants.
+    /// Rules of all tenants that are found by an exact value.
     exact: HashIndex,
     /// How many rules share a value, and which.
     listed: Box<[u32]>,
@@ -40,7 +41,7 @@ pub(crate) struct RuleIndex {
     /// The dimensions of those values, for everyone and for tenants, in order.
     everyone_by: Box<[Arc<str>]>,
     own_by: Box<[Arc<str>]>,
-    /// Rules that are not found by a whole value; most tenants have none of their own.
+    /// Rules that are not found by an exact value. Most tenants have none of their own.
     others: UnindexedRules,
     own_others: HashMap<Arc<str>, UnindexedRules, RandomState>,
     worst: WorstScan,
@@ -49,11 +50,11 @@ pub(crate) struct RuleIndex {
 /// The rules for everyone, or of one tenant, that a request looks at if it has the worst value of every dimension.
 #[derive(Debug, Default)]
 pub(crate) struct WorstScan {
-    /// Whose they are; nobody's, if they are for everyone.
+    /// Tenant of the rules; `None` if they are for every tenant.
     pub(crate) tenant: Option<Arc<str>>,
     /// How many.
     pub(crate) looked_at: usize,
-    /// What most of them are found by.
+    /// The text that finds the most of them.
     pub(crate) largest: Option<Crowd>,
 }
 
@@ -66,7 +67,7 @@ pub(crate) struct Crowd {
     pub(crate) rules: usize,
 }
 
-/// Rules for the same requests, as far as tenants go, that are not found by a whole value.
+/// Rules of one tenant, or for every tenant, that are not found by an exact value.
 #[derive(Debug, Default)]
 struct UnindexedRules {
     /// In the order of their dimensions.
@@ -75,7 +76,7 @@ struct UnindexedRules {
     scanned: Box<[u32]>,
 }
 
-/// Rules that are found by what the value of one dimension begins or ends with.
+/// Rules that are found by a prefix or suffix of one dimension's value.
 #[derive(Debug)]
 struct Facet {
     dimension: Arc<str>,
@@ -83,7 +84,7 @@ struct Facet {
     ends: Literals,
 }
 
-/// What a value must be, begin with or end with for a pattern to match.
+/// The exact value, prefix or suffix that a pattern requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Anchor<'p> {
     Exact(&'p str),
@@ -91,8 +92,8 @@ enum Anchor<'p> {
     End(&'p str),
 }
 
-/// By the hash of a dimension and an anchor, how many rules of a tenant could be found by it. It says which of two is better: where
-/// two have the same hash, that is worse and not wrong.
+/// Number of rules of a tenant that a dimension and an anchor could find, by the hash of both. It
+/// only guides the choice between anchors: a hash collision makes the choice worse, not wrong.
 #[derive(Debug, Default)]
 struct Crowds {
     rules: HashMap<u64, u32, RandomState>,
@@ -113,13 +114,13 @@ impl Crowds {
     }
 }
 
-/// What a condition is found by; most have few patterns.
+/// The anchors of one condition. Most conditions have few patterns.
 type Anchors<'r> = SmallVec<[Anchor<'r>; 4]>;
 
-/// By dimension and whole value, how many rules are found by it, where there are several.
+/// Number of rules that each exact value of a dimension finds, for values with several rules.
 type Values<'r> = HashMap<(&'r Arc<str>, &'r str), usize, RandomState>;
 
-/// What is found by a whole value, as it is gathered.
+/// Rules found by an exact value, as the index collects them.
 #[derive(Default)]
 struct ExactValues {
     items: Vec<(u64, u32)>,
@@ -128,8 +129,8 @@ struct ExactValues {
 }
 
 impl RuleIndex {
-    /// An index of rules that are in the order in which they apply, and of what each is to be told as: numbers in the same
-    /// order.
+    /// Builds an index of rules in the order in which they apply. `numbers`, in the same order, are
+    /// the results of a lookup.
     pub(crate) fn new(rules: &[Rule], numbers: &[u32]) -> Self {
         let rules = NumberedRules { rules, numbers };
         let mut everyone = Vec::new();
@@ -211,13 +212,13 @@ impl RuleIndex {
         self.everyone.iter().chain(own).map(|at| *at as usize)
     }
 
-    /// The most rules of which a request looks at each, and whose they are.
+    /// Returns the most rules that every request of a tenant scans, and that tenant.
     pub(crate) fn most_scanned(&self) -> (Option<&str>, usize) {
         let own = self.own_others.iter().map(|(tenant, others)| (Some(&**tenant), others.scanned.len()));
         own.chain([(None, self.others.scanned.len())]).max_by_key(|(_, scanned)| *scanned).unwrap_or_default()
     }
 
-    /// What a request looks at, at worst.
+    /// Returns the worst case of rules that one request examines.
     pub(crate) fn worst(&self) -> &WorstScan {
         &self.worst
     }
@@ -227,13 +228,13 @@ fn is_among(dimensions: &[Arc<str>], dimension: &str) -> bool {
     dimensions.binary_search_by(|known| (**known).cmp(dimension)).is_ok()
 }
 
-/// By a hash that is fast, and drawn anew for each set: only those who write rules choose what is in the table, and whoever
-/// asks can at worst make a request look at some rules that are not about it.
+/// Hashes with a fast function and a new random seed for each set. Only authors of rules choose the
+/// entries of the table. A client can at worst make its request examine some unrelated rules.
 fn hash(hasher: &RandomState, tenant: Option<&str>, dimension: &str, value: &str) -> u64 {
     hasher.hash_one((tenant, dimension, value))
 }
 
-/// Rules, and what each is told as.
+/// Rules, and the number that a lookup returns for each.
 struct NumberedRules<'r> {
     rules: &'r [Rule],
     numbers: &'r [u32],
@@ -246,8 +247,8 @@ impl<'r> NumberedRules<'r> {
 }
 
 impl UnindexedRules {
-    /// What is left of rules when those that are found by a whole value are taken out, and what a request looks at of all of
-    /// them, at worst.
+    /// Moves the rules that are found by an exact value to `exact`. Returns the others, and the
+    /// worst case of rules, from both groups, that one request examines.
     fn new(
         rules: &NumberedRules<'_>,
         positions: &[u32],
@@ -274,7 +275,7 @@ impl UnindexedRules {
                 match anchor {
                     Anchor::Exact(value) => {
                         exact.add(rule, condition, hasher, value, at);
-                        // Most rules have a value to themselves: nothing is kept of those.
+                        // Most rules have a value to themselves, and are not counted here.
                         if crowds.of(condition, anchor) > 1 {
                             *values.entry((&condition.dimension, value)).or_default() += 1;
                         }
@@ -328,7 +329,7 @@ impl Facet {
     fn crowds(&self) -> impl Iterator<Item = Crowd> {
         let (beginnings, ends) = (self.beginnings.most(), self.ends.most());
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        // Ends are kept from the right to the left.
+        // Suffixes are stored reversed.
         let end: Vec<u8> = ends.1.iter().rev().copied().collect();
         let crowds =
             [(beginnings.0, format!("{}*", text(beginnings.1))), (ends.0, format!("*{}", text(&end)))];
@@ -361,7 +362,8 @@ impl ExactValues {
         self.items.push((hash(hasher, rule.tenant.as_deref(), &condition.dimension, value), at));
     }
 
-    /// What is found by each hash: a number, or where a list of them begins.
+    /// Returns an item for each hash: a number, or the start of a list of numbers. Also returns the
+    /// lists.
     fn listed(&mut self) -> (Vec<(u64, u32)>, Box<[u32]>) {
         self.items.sort_unstable();
         let mut listed = Vec::new();
@@ -388,7 +390,8 @@ fn anchored(rule: &Rule) -> impl Iterator<Item = (&Condition, Anchors<'_>)> {
     })
 }
 
-/// The condition that shares what it is found by with the fewest other rules, and of those the one that spells out most.
+/// Returns the condition that shares its anchors with the fewest other rules. On a tie, the one
+/// with the longest shortest anchor.
 fn most_selective<'r>(rule: &'r Rule, crowds: &Crowds) -> Option<(&'r Condition, Anchors<'r>)> {
     anchored(rule).min_by_key(|(condition, anchors)| {
         let sharing: usize = anchors.iter().map(|anchor| crowds.of(condition, *anchor)).sum();

@@ -1,14 +1,14 @@
-//! Bytes that are read at places nobody can foresee: in huge pages, so that one miss does not bring another one in the
-//! tables of the system that say where a page is.
+//! Bytes for random reads, in huge pages, so that a cache miss does not cause another one in the
+//! page tables.
 
 use std::ops::Deref;
 
 use memmap2::MmapMut;
 
-/// What one entry of the page table covers when huge pages are given. Less is not worth one.
+/// Bytes that one page-table entry covers with huge pages. Smaller tables do not use them.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// What the cache fetches at once.
+/// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
 /// Less than a small page is not worth a mapping of its own.
@@ -43,7 +43,7 @@ impl Pages {
         pages
     }
 
-    /// Nothing where the system has no memory to map.
+    /// Returns `None` if the system has no memory to map.
     fn mapped(bytes: usize) -> Option<Self> {
         let is_huge = bytes >= HUGE_PAGE_BYTES;
         // A huge page has to start at its own multiple, which a mapping need not do.

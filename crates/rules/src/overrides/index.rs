@@ -16,20 +16,21 @@ const PARTS: usize = 256;
 
 /// By namespace, then by identifier.
 type Exact = HashMap<Arc<str>, HashMap<Arc<str>, Arc<Override>>>;
-/// By namespace, in the order in which they are asked.
+/// By namespace, in the order in which a lookup tries them.
 type Wild = HashMap<Arc<str>, Vec<Arc<Override>>>;
 /// By namespace, then by pattern, wild or not.
 type OrderedOverrides = BTreeMap<Arc<str>, BTreeMap<Arc<str>, Arc<Override>>>;
 
-/// Overrides whose place has the same number.
+/// Overrides with a hash that selects the same part.
 #[derive(Clone, Debug, Default)]
 struct Part {
     exact: Exact,
     wild: Wild,
 }
 
-/// The overrides of one tenant. Looking up takes no lock and copies nothing but the answer's reference. Changes copy
-/// one part of many; they have to come one at a time, which a store that is written to by one thread sees to.
+/// The overrides of one tenant. A lookup takes no lock, and copies only the reference to the
+/// result. A change copies one part of many. Changes must come one at a time; the store ensures
+/// that with a single writer thread.
 #[derive(Debug, Default)]
 pub struct OverrideIndex {
     count: AtomicUsize,
@@ -68,7 +69,7 @@ impl OverrideIndex {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Whether there are none.
+    /// Whether the tenant has no overrides.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -161,7 +162,7 @@ impl OverrideIndex {
         self.parts.get()?.get(place)
     }
 
-    /// What a change left half done shows in a list, and nowhere else.
+    /// Ignores a poisoned lock: an incomplete change shows only in a list.
     fn ordered(&self) -> MutexGuard<'_, OrderedOverrides> {
         self.ordered.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -258,7 +259,8 @@ fn wild_place(namespace: &str) -> usize {
     place(namespace)
 }
 
-/// Only tells parts apart, which every tenant has its own of: nobody gains by finding two keys of one place.
+/// Returns the part of a key. The hash has no secret seed: every tenant has its own parts, so
+/// colliding keys gain nothing.
 fn place(key: impl Hash) -> usize {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
@@ -292,7 +294,7 @@ mod tests {
             index.applying("n", identifier).map(|found| found.identifier.as_str().to_owned())
         };
         assert_eq!(applying("abc").as_deref(), Some("abc"));
-        // Of the same length, the order of the text decides: `*` comes before letters.
+        // With equal literal length, text order decides: `*` comes before letters.
         assert_eq!(applying("abbc").as_deref(), Some("*bc"));
         assert_eq!(applying("abd").as_deref(), Some("ab*"));
         assert_eq!(applying("axc").as_deref(), Some("a*c*"));
@@ -336,7 +338,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is set and removed, what applies is what the definition says.
+        /// After any sets and removals, the index applies the override that the definition selects.
         #[test]
         fn the_index_agrees_with_a_plain_list(
             changes in prop::collection::vec(("[ab]", "[ab*]{1,3}", any::<bool>()), 0..40),

@@ -1,6 +1,8 @@
-//! Overrides: limits that replace the one a request brings, for identifiers that match a pattern.
+//! Overrides: limits that replace the limit stated by a request, for identifiers that match a
+//! pattern.
 //!
-//! They are kept in a [`OverrideStore`] and looked up in an [`OverrideIndex`], which holds all of them in memory.
+//! An [`OverrideStore`] persists them. An [`OverrideIndex`] holds all of them in memory for
+//! lookups.
 
 mod index;
 mod store;
@@ -13,7 +15,8 @@ use crate::pattern::Pattern;
 /// The most overrides of one tenant. Higher: more memory, some 500 bytes each, and a slower start.
 pub const OVERRIDES_MAX: usize = 100_000;
 
-/// The most wildcards of one namespace. A check whose identifier has no override of its own looks at each of them.
+/// Maximum wildcards of one namespace. A check without an exact override compares its identifier
+/// with each of them.
 pub const WILDCARDS_MAX: usize = 1_000;
 
 /// One override.
@@ -23,7 +26,7 @@ pub struct Override {
     pub id: String,
     /// Where it applies.
     pub namespace: String,
-    /// To whom it applies.
+    /// Pattern of the identifiers that it applies to.
     pub identifier: Pattern,
     /// How much may pass; 0 blocks.
     pub limit: u32,
@@ -32,8 +35,8 @@ pub struct Override {
 }
 
 impl Override {
-    /// What places it among the wildcards of its namespace: the more text a pattern spells out, the sooner it is
-    /// asked; among equals, the order of the text decides.
+    /// Returns the sort key among the wildcards of a namespace: the most literal text first, then
+    /// text order.
     fn rank(&self) -> (std::cmp::Reverse<usize>, &str) {
         (std::cmp::Reverse(self.identifier.literal_bytes()), self.identifier.as_str())
     }

@@ -1,4 +1,5 @@
-//! Where overrides are kept: `SQLite`, in a file or in memory. What a call changed is on disk when it returns.
+//! Store of overrides: `SQLite`, in a file or in memory. A change to a file is on disk when its
+//! call returns.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,14 +18,14 @@ use crate::pattern::Pattern;
 /// The name of the file in the data folder.
 const FILE_NAME: &str = "tidegate.db";
 
-/// How long to wait for another process to let go of the file, such as a server that is being replaced. Longer: a
-/// start that is patient with a slow predecessor; a mistaken one is told later.
+/// Maximum wait while another process, such as a server being replaced, holds the file. Longer: the
+/// start tolerates a slower predecessor, but reports a real conflict later.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// `SQLite`'s primary result code for a file that somebody else holds.
+/// `SQLite`'s primary result code for a file that another process holds.
 const SQLITE_BUSY: i32 = 5;
 
-/// What changes in the schema, in order. Released ones never change.
+/// Schema migrations, in order. Released migrations never change.
 const MIGRATIONS: &[(i64, &str, &str)] =
     &[(1, "overrides", include_str!("../../migrations/0001_overrides.sql"))];
 
@@ -34,14 +35,14 @@ pub struct OverrideStore {
     connection: SqliteConnection,
 }
 
-/// Why the store did not do what it was asked.
+/// Reason why an operation of the store failed.
 #[derive(Debug)]
 pub enum OverrideStoreError {
     /// The folder cannot be made.
     Folder(PathBuf, std::io::Error),
     /// Another server uses the same folder.
     InUse(PathBuf),
-    /// The file cannot be opened, or is none of ours.
+    /// The file cannot be opened, or is not a file of Tidegate.
     Unusable(PathBuf, sqlx::Error),
     /// It was made by a later version, or its schema was changed by hand.
     Schema(sqlx::migrate::MigrateError),
@@ -75,7 +76,8 @@ impl From<sqlx::Error> for OverrideStoreError {
 }
 
 impl OverrideStore {
-    /// Opens the store in `folder`, which is made if need be; without one, everything is gone when it is closed.
+    /// Opens the store in `folder`, and creates the folder if necessary. Without a folder, the
+    /// store is in memory and lost when closed.
     pub async fn open(folder: Option<&Path>) -> Result<Self, OverrideStoreError> {
         let Some(folder) = folder else {
             return Self::connect(SqliteConnectOptions::new().in_memory(true)).await;
@@ -88,7 +90,7 @@ impl OverrideStore {
             .create_if_missing(true)
             .locking_mode(SqliteLockingMode::Exclusive)
             .journal_mode(SqliteJournalMode::Wal)
-            // Whoever was told that something is kept finds it there after a power cut, too.
+            // An acknowledged write survives a power failure.
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(BUSY_TIMEOUT);
         Self::connect(options).await.map_err(|error| error.naming(file))
@@ -106,7 +108,8 @@ impl OverrideStore {
         rows.iter().map(|row| Ok((row.try_get("tenant")?, read(row)?))).collect()
     }
 
-    /// Keeps an override in place of the one with its pattern, whose id it takes over. Gives the id.
+    /// Stores an override. It replaces the one with its pattern and takes over that id. Returns the
+    /// id.
     pub async fn set(
         &mut self,
         tenant: &str,
@@ -133,7 +136,7 @@ impl OverrideStore {
         Ok(row.try_get("id")?)
     }
 
-    /// Forgets the override with this pattern. Says whether there was one.
+    /// Deletes the override with this pattern. Returns whether there was one.
     pub async fn delete(
         &mut self,
         tenant: &str,
@@ -146,14 +149,15 @@ impl OverrideStore {
         Ok(done.rows_affected() > 0)
     }
 
-    /// Leaves the file as small as it can be. A store that is not closed loses nothing.
+    /// Closes the store, and leaves the file as small as possible. A store that is not closed loses
+    /// nothing.
     pub async fn close(self) -> Result<(), OverrideStoreError> {
         Ok(self.connection.close().await?)
     }
 }
 
 impl OverrideStoreError {
-    /// Names the file that somebody else holds, or that cannot be opened.
+    /// Adds the name of the file that another process holds, or that cannot be opened.
     fn naming(self, file: PathBuf) -> Self {
         let database = match &self {
             Self::Database(error) | Self::Schema(sqlx::migrate::MigrateError::Execute(error)) => {
@@ -193,7 +197,7 @@ fn read(row: &SqliteRow) -> Result<Override, OverrideStoreError> {
     })
 }
 
-/// `SQLite`'s integers have a sign. What is kept is far below the largest.
+/// Converts to `SQLite`'s signed integers. Stored values are far below the maximum.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -220,7 +224,7 @@ mod tests {
         assert_eq!(store.set("t", &of("b*", 1), 5).await.expect("sets"), "ovr_b*_1");
         assert_eq!(store.set("t", &of("b*", 2), 6).await.expect("replaces"), "ovr_b*_1");
         store.set("u", &of("a", u32::MAX), 7).await.expect("sets");
-        // As after a crash: nothing is closed in order.
+        // As after a crash: the store is not closed.
         drop(store);
         let mut store = OverrideStore::open(Some(&inner)).await.expect("opens again");
         let mut all = store.load().await.expect("loads");

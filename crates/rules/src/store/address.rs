@@ -48,7 +48,7 @@ impl FromStr for Address {
         if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
             return Err(InvalidAddress(String::new()));
         }
-        // What is wrong with it would repeat parts of it.
+        // The error of the parser would repeat parts of the address.
         let options =
             text.parse().map_err(|_| InvalidAddress(": this is no PostgreSQL address".to_owned()))?;
         Ok(Self(StoreLocation::Postgres(Box::new(options))))

@@ -1,4 +1,4 @@
-//! Changes: kept when proposed, applied whole, undone by restoring what was there.
+//! Changes: stored when proposed, applied as a whole, undone by restoring the earlier rows.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -19,9 +19,9 @@ use crate::rows::RowKind;
 /// How many changes one look at the history gives at most. Higher: more memory.
 pub const HISTORY_MAX: u64 = 100;
 
-/// How many changes wait for an approver at the same time. Higher: more that approvers have to look through, each of which may be
-/// as large as a change may be; lower: whoever proposes carelessly sooner keeps others from proposing, until one is approved or
-/// rejected. Its author may reject one too.
+/// Maximum changes that wait for an approver at the same time. Higher: approvers have more to
+/// review, each change up to the maximum size. Lower: a careless proposer sooner blocks other
+/// proposals, until a change is approved or rejected. Authors may also reject their changes.
 pub const WAITING_MAX: u64 = 100;
 
 /// How many rows one statement is about. More: fewer statements, each longer; each row has up to five values, of
@@ -34,7 +34,7 @@ const CHANGE: &str = "SELECT id, state, needs, base_revision, author, reason, cr
 const HISTORY: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, effect, \
      undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id < $1 ORDER BY id DESC LIMIT $2";
 
-/// As its index says it: they are found without going through all changes there ever were.
+/// Same condition as its index, so that the query does not scan all changes ever made.
 const WAITING: &str = "SELECT COUNT(*) FROM tidegate_changes WHERE state = 'waiting'";
 
 /// A row as it is, before a change.
@@ -55,7 +55,7 @@ impl Store {
         self.commit_change(writing, id).await
     }
 
-    /// Applies a change that was proposed, all of it or nothing.
+    /// Applies a proposed change, as a whole or not at all.
     pub async fn apply(
         &self,
         id: u64,
@@ -67,7 +67,7 @@ impl Store {
         self.commit_change(writing, id).await
     }
 
-    /// Proposes and applies a change in one step, all of it or nothing.
+    /// Proposes and applies a change in one step, as a whole or not at all.
     pub async fn apply_new(
         &self,
         proposal: &Proposal,
@@ -81,7 +81,7 @@ impl Store {
         self.commit_change(writing, id).await
     }
 
-    /// Approves a change that waits for somebody other than its author. It is not applied by this.
+    /// Approves a change that waits for a person other than its author. Does not apply it.
     pub async fn approve(&self, id: u64, act: Attribution<'_>) -> Result<Change, StoreError> {
         let mut writing = self.begin(act).await?;
         let change = writing.change(id).await?;
@@ -101,8 +101,8 @@ impl Store {
         self.commit_change(writing, id).await
     }
 
-    /// Lets a change wait for an approval that could be applied, since it would do something else by now: whoever approved it
-    /// has not seen that.
+    /// Returns a change that could be applied to the waiting state, because its effect has changed:
+    /// no approver has seen the new effect.
     pub async fn wait_again(
         &self,
         id: u64,
@@ -143,7 +143,7 @@ impl Store {
         change(&mut self.database.read().await?, id).await
     }
 
-    /// What a change does.
+    /// Returns the operations of a change.
     pub async fn operations(&self, id: u64) -> Result<Vec<Operation>, StoreError> {
         operations(&mut self.database.read().await?, id).await
     }
@@ -247,8 +247,8 @@ impl WriteTransaction<'_> {
         self.note("change.apply", &detail).await
     }
 
-    /// Two changes that each make sense may not make any together: only what was checked with all that is there now is
-    /// applied.
+    /// Refuses a change that was checked against earlier revisions: two changes may each be valid,
+    /// but not together.
     fn check_moved(&self, checked: Option<CheckedRevision>) -> Result<(), StoreError> {
         let StoreRevisions { revision, emergency_revision, .. } = self.revisions;
         let now = CheckedRevision { revision, emergency_revision };
@@ -258,7 +258,8 @@ impl WriteTransaction<'_> {
         }
     }
 
-    /// Notes what would restore the rows. Deletions of rows that never were are left out when it comes to that.
+    /// Stores the operations that restore the rows. A rollback omits deletions of rows that do not
+    /// exist.
     async fn mark_applied(&mut self, id: u64, restores: &[Operation]) -> Result<(), StoreError> {
         let restores = serde_json::to_string(restores)?;
         let mark = "UPDATE tidegate_changes SET state = $2, revision = $3, restores = $4 WHERE id = $1";
@@ -282,7 +283,7 @@ impl WriteTransaction<'_> {
         Ok(())
     }
 
-    /// Ties the audit to what a change does, whose text is kept apart.
+    /// Returns the digest that ties the audit to a change's operations, which are stored elsewhere.
     async fn operations_digest(&mut self, id: u64) -> Result<String, StoreError> {
         let text = operations_text(&mut self.transaction, id).await?;
         Ok(hexadecimal(&Sha256::digest(text)))
@@ -325,7 +326,7 @@ fn check_conflicts(operations: &[Operation], rows: &Rows, base_revision: u64) ->
     if missing.is_empty() { Ok(()) } else { Err(StoreError::Missing(missing)) }
 }
 
-/// What restores the rows that a change is about to change.
+/// Returns the operations that restore the rows before a change.
 fn restore_operations(operations: &[Operation], mut rows: Rows) -> Vec<Operation> {
     let restore = |operation: &Operation| {
         let (kind, name) = operation.row();

@@ -1,4 +1,4 @@
-//! Credentials: who may ask. Only the hash of a token is ever here.
+//! Credentials, which authorize clients. Only the hash of a token is ever stored.
 
 use serde_json::json;
 
@@ -12,22 +12,23 @@ use crate::change::{Change, InvalidInput, check_name};
 /// whenever one of them changes.
 pub const CREDENTIALS_MAX: usize = 10_000;
 
-/// The most credentials that are told at once.
+/// Maximum credentials of one page.
 pub const CREDENTIALS_PAGE_MAX: u64 = 1_000;
 
-/// The most that have expired and are removed at once. Higher: they are gone earlier; whoever else changes the store waits longer.
+/// Maximum expired credentials removed at once. Higher: they are removed earlier, but other writers
+/// wait longer.
 const EXPIRED_REMOVED_MAX: u64 = 100;
 
-/// What is known of a token without knowing it.
+/// The hash and properties of a token, without the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
     /// The SHA-256 of the token, in lower-case hexadecimal.
     pub hash: String,
-    /// What people call it.
+    /// Name for people.
     pub name: String,
-    /// Whose requests it stands for.
+    /// Tenant of the requests that it authorizes.
     pub tenant: String,
-    /// What it may do.
+    /// Role, which selects its permissions.
     pub role: String,
     /// When it was made, in milliseconds since the Unix epoch.
     pub created_ms: u64,
@@ -88,14 +89,15 @@ impl Store {
     pub async fn credentials_after(&self, after: &str, limit: u64) -> Result<Vec<Credential>, StoreError> {
         let page = "SELECT hash, name, tenant, role, created_ms, expires_ms FROM tidegate_credentials \
              WHERE hash > $1 ORDER BY hash LIMIT $2";
-        // One more than a page says whether there is another.
+        // One more than a page shows whether another page follows.
         let values = [Value::Text(after), Value::Number(limit.min(CREDENTIALS_PAGE_MAX + 1))];
         self.database.read().await?.all(page, &values, credential).await
     }
 }
 
 impl WriteTransaction<'_> {
-    /// They open nothing, and would take the room of others for ever. Those that ended first go first.
+    /// Removes expired credentials, the earliest first. They authorize nothing, and would take up
+    /// room for ever.
     async fn remove_expired_credentials(&mut self) -> Result<(), StoreError> {
         let remove = "DELETE FROM tidegate_credentials WHERE hash IN (SELECT hash FROM tidegate_credentials \
              WHERE expires_ms <= $1 ORDER BY expires_ms, hash LIMIT $2) RETURNING hash, name";
@@ -111,8 +113,8 @@ impl WriteTransaction<'_> {
         Ok(())
     }
 
-    /// Remembers who made a credential of a name, and how many changes had been proposed by then. That outlives the credential:
-    /// who revokes one that they used is still who made it.
+    /// Records the maker of a credential by name, and the number of changes proposed so far. The
+    /// record outlives the credential: revoking a credential does not conceal its maker.
     async fn note_maker(&mut self, name: &str) -> Result<(), StoreError> {
         let note = "INSERT INTO tidegate_makers (name, made_by, change_count) VALUES ($1, $2, $3) \
              ON CONFLICT (name, made_by) DO UPDATE SET change_count = excluded.change_count";
@@ -121,8 +123,9 @@ impl WriteTransaction<'_> {
         Ok(())
     }
 
-    /// Refuses an approval by somebody who may well be the author of the change: whoever makes a credential knows its token.
-    /// Changes are counted, rather than times compared: servers' clocks differ.
+    /// Refuses an approver that may be the author of the change: the maker of a credential knows
+    /// its token. Compares counts of changes instead of times, because the clocks of servers
+    /// differ.
     pub(super) async fn check_approver(&mut self, change: &Change) -> Result<(), StoreError> {
         let (author, approver) = (Value::Text(&change.author), Value::Text(self.act.by));
         let related = "SELECT count(*) FROM tidegate_makers \
@@ -155,14 +158,14 @@ impl WriteTransaction<'_> {
 
 impl Credential {
     fn check(&self) -> Result<(), InvalidInput> {
-        // A token that is mistaken for its hash must not be kept.
+        // A token given by mistake in place of its hash must not be stored.
         if !is_hash(&self.hash) {
             return Err(InvalidInput(
                 "hash: must be a SHA-256 of 64 lower-case hexadecimal digits".to_owned(),
             ));
         }
         check_name("name", &self.name)?;
-        // Whoever runs the servers belongs to no tenant.
+        // Operators of the servers belong to no tenant.
         if !self.tenant.is_empty() {
             check_name("tenant", &self.tenant)?;
         }

@@ -15,38 +15,38 @@ use sqlx::{ConnectOptions as _, Connection as _, Error, Postgres, Row as _, SqlS
 use super::StoreError;
 use super::address::{Address, StoreLocation};
 
-/// How long a call waits for a connection, and for others to end their changes. Longer: patience with a store that is
-/// busy or restarts; a store that is gone is told later.
+/// Maximum wait for a connection, and for other changes to end. Longer: tolerates a busy or
+/// restarting store, but reports an unreachable store later.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long one statement takes at most, with all that it finds. Longer: larger books from slower stores; one that hangs
-/// is told later.
+/// Timeout of one statement, with all its results. Longer: loads larger rule sets from slower
+/// stores, but reports a hanging store later.
 const STATEMENT_TIME_MAX: Duration = Duration::from_mins(1);
 
-/// Connections of one process, besides the one that listens and those for what is urgent. More: more calls at once, of which
-/// the store does the changes one by one all the same.
+/// Connections of one process, besides the listening and the urgent ones. More: more concurrent
+/// calls, but the store still applies changes one by one.
 pub(super) const CONNECTIONS_MAX: u32 = 4;
 
-/// Connections for what is urgent: somebody changes emergencies, and somebody looks how far the store is.
+/// Connections for urgent calls: one to change emergencies, one to read the revisions.
 const URGENT_CONNECTIONS_MAX: u32 = 2;
 
-/// How long a transaction of a process that hangs may keep others from changing anything.
+/// Maximum time for which the transaction of a hanging process can block all changes.
 const IDLE_TRANSACTION_MAX: &str = "30s";
 
 /// How many rows `SQLite`'s thread reads ahead. More: fewer handovers between threads, more memory.
 const ROWS_AHEAD: usize = 1_024;
 
-/// Where the database notes which migrations it has had. Its own, so that several products may share a database.
+/// Table of applied migrations. It has its own name, so that several products may share a database.
 const MIGRATIONS_TABLE: &str = "tidegate_migrations";
 
-/// What changes in the schema, in order. Released ones never change.
+/// Schema migrations, in order. Released migrations never change.
 const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "rules", include_str!("../../migrations/control/0001_rules.sql")),
     (2, "makers", include_str!("../../migrations/control/0002_makers.sql")),
     (3, "waiting", include_str!("../../migrations/control/0003_waiting.sql")),
 ];
 
-/// A value that goes into a statement.
+/// A parameter of a statement.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     Number(u64),
@@ -67,7 +67,7 @@ pub(super) enum Database {
     Postgres(PgPool),
 }
 
-/// Several statements that happen whole or not at all. Not at all, unless it is committed.
+/// Several statements that take effect together. Without a commit, none does.
 pub(super) enum Transaction {
     Sqlite(sqlx::Transaction<'static, Sqlite>),
     Postgres(sqlx::Transaction<'static, Postgres>),
@@ -140,7 +140,8 @@ impl Database {
     pub(super) async fn write(&self) -> Result<Transaction, StoreError> {
         let begun = Box::pin(async {
             match self {
-                // A lock that is only taken at the first write would be refused if somebody wrote in between.
+                // A lock taken only at the first write would be refused if another connection wrote
+                // in between.
                 Self::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Transaction::Sqlite),
                 Self::Postgres(pool) => {
                     pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await.map(Transaction::Postgres)
@@ -160,7 +161,7 @@ impl Database {
         in_time(explained).await
     }
 
-    /// A pool only says that it got no connection: this asks once more for the reason.
+    /// A pool reports only that it got no connection. This connects once more to find the reason.
     pub(super) async fn explain(&self, error: Error) -> StoreError {
         let (Error::PoolTimedOut, Self::Postgres(pool)) = (&error, self) else { return error.into() };
         let options = pool.connect_options();
@@ -198,13 +199,13 @@ async fn file_pool(file: &Path, connections_max: u32) -> Result<SqlitePool, Erro
         .filename(file)
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
-        // Whoever was told that something is kept finds it there after a power cut, too.
+        // An acknowledged write survives a power failure.
         .synchronous(SqliteSynchronous::Full);
     let pool = SqlitePoolOptions::new().max_connections(connections_max).acquire_timeout(WAIT_MAX);
     pool.connect_with(sqlite_options(options)).await
 }
 
-/// Each connection to memory has a memory of its own: there is one, for ever.
+/// Opens one permanent connection, because each connection to memory has its own database.
 async fn memory() -> Result<SqlitePool, Error> {
     let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(WAIT_MAX);
     let pool = pool.idle_timeout(None).max_lifetime(None);
@@ -225,7 +226,7 @@ fn migrator() -> Migrator {
 }
 
 impl Transaction {
-    /// Runs a statement, and says how many rows it changed.
+    /// Runs a statement, and returns the number of changed rows.
     pub(super) async fn execute(
         &mut self,
         sql: impl SqlSafeStr,
@@ -244,7 +245,7 @@ impl Transaction {
         in_time(done).await
     }
 
-    /// Reads what a statement finds, row by row as they arrive.
+    /// Reads the results of a statement, row by row as they arrive.
     pub(super) async fn each(
         &mut self,
         sql: impl SqlSafeStr,
@@ -287,7 +288,7 @@ impl Transaction {
         Ok(found)
     }
 
-    /// What a statement finds that finds one row at most.
+    /// Returns the result of a statement that finds at most one row.
     pub(super) async fn one<T>(
         &mut self,
         sql: impl SqlSafeStr,
@@ -297,7 +298,7 @@ impl Transaction {
         Ok(self.all(sql, values, read).await?.pop())
     }
 
-    /// Tells those who listen, if it is committed.
+    /// Notifies the listeners when the transaction commits.
     pub(super) async fn notify(&mut self, channel: &str, message: &str) -> Result<(), StoreError> {
         if matches!(self, Self::Postgres(_)) {
             self.execute("SELECT pg_notify($1, $2)", &[Value::Text(channel), Value::Text(message)]).await?;
@@ -316,7 +317,8 @@ impl Transaction {
     }
 }
 
-/// On the heap: what asks a database is large, and would be part of all that waits for it.
+/// Applies the timeout. The future is on the heap: it is large, and would be part of every future
+/// that awaits it.
 fn in_time<T>(
     doing: impl Future<Output = Result<T, StoreError>>,
 ) -> impl Future<Output = Result<T, StoreError>> {
@@ -376,7 +378,7 @@ impl fmt::Debug for Database {
     }
 }
 
-/// Both databases' integers have a sign. What is kept is far below the largest.
+/// Converts to the databases' signed integers. Stored values are far below the maximum.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,5 @@
-//! Emergencies: what goes before all rules for a while, on a way of its own.
+//! Emergencies, which take precedence over all rules for a limited time, on connections of their
+//! own.
 
 use serde::Deserialize;
 use serde_json::json;
@@ -12,7 +13,8 @@ use crate::emergency::EMERGENCIES_MAX;
 use crate::problems::Problems;
 use crate::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 
-/// How far ahead an emergency may end, ms. Longer: fewer renewals; what was forgotten stays for longer.
+/// Maximum time to the expiry of an emergency, in milliseconds. Longer: fewer renewals, but a
+/// forgotten emergency lasts longer.
 pub const EMERGENCY_MS_MAX: u64 = 60 * 60 * 1_000;
 
 impl Store {
@@ -86,9 +88,9 @@ impl Store {
 }
 
 impl WriteTransaction<'_> {
-    /// Whether an emergency makes sense with the rule that it names, as that is at this moment. One that does not would be
-    /// refused by every server, and everything else with it. Other rules do not matter, and there may be many; but for the
-    /// number of header fields that all look at together.
+    /// Checks that an emergency is valid with the current version of the rule that it names. Every
+    /// server would refuse an invalid one, and the rest of the rule set with it. Other rules,
+    /// possibly many, matter only for the number of header fields that all use together.
     async fn check_sense(&mut self, emergency: &EmergencyRow) -> Result<(), StoreError> {
         let mut rows = Vec::new();
         if let RowReferences { rule: Some(name), .. } = refers(&emergency.body) {
@@ -105,14 +107,16 @@ impl WriteTransaction<'_> {
         if set.emergencies_look_at_headers() { self.check_headers(emergency).await } else { Ok(()) }
     }
 
-    /// All rules and emergencies together may look at so many header fields. Only for one that looks at any are they read
-    /// and compiled, while all who write wait: what was tried before may have been joined by another since.
+    /// Limits the header fields that all rules and emergencies use together. This compiles all
+    /// rules while other writers wait, so it runs only for an emergency that uses header fields. An
+    /// earlier check may have missed an emergency added since.
     async fn check_headers(&mut self, emergency: &EmergencyRow) -> Result<(), StoreError> {
         let mut emergencies = self.transaction.all(rows::EMERGENCIES, &[], rows::emergency).await?;
         emergencies.retain(|other| other.id != emergency.id);
         let rows = self.transaction.all(rows::RULES, &[], rows::row).await?;
         let mut rule_rows = RuleRows { rows: rows.into(), emergencies, ..RuleRows::default() };
-        // A book that no server takes is not made worse by an emergency, which goes before the one that they have.
+        // No server loads rules that do not compile. The emergency then applies to the rule set
+        // that servers have.
         let Ok(set) = RuleSet::compile(&rule_rows, None, self.act.now_ms) else { return Ok(()) };
         rule_rows.emergencies.push(emergency.clone());
         set.with_emergencies(0, &rule_rows.emergencies, self.act.now_ms)
@@ -176,14 +180,14 @@ pub fn in_emergency(
     about.filter(|(rule, _)| is_deleted(rule)).collect()
 }
 
-/// What a row says of other rows.
+/// References of a row to other rows.
 #[derive(Default, Deserialize)]
 struct RowReferences {
     rule: Option<String>,
     template: Option<String>,
 }
 
-/// Nothing, if it cannot be read.
+/// A body that cannot be parsed has no references.
 fn refers(body: &str) -> RowReferences {
     serde_json::from_str(body).unwrap_or_default()
 }

@@ -1,7 +1,8 @@
-//! The store of rules: what they are, how they came to be, and who did it. `SQLite` or `PostgreSQL`, one schema.
+//! The rule store: the rules, the history of their changes, and the actors. `SQLite` or
+//! `PostgreSQL`, one schema.
 //!
-//! Every change locks the heads first, so changes happen one after the other, each whole, with its entries in the
-//! audit and its raised revision in the same transaction. Reads never wait for them.
+//! Every change locks the heads first, so changes happen one after the other. Each commits in one
+//! transaction with its audit entries and its raised revision. Reads never wait for changes.
 
 mod address;
 mod changes;
@@ -36,23 +37,23 @@ use database::Database;
 pub struct Store {
     address: Address,
     database: Database,
-    /// The same store, by connections that nobody has for long: an emergency, and whoever looks how far the store is, do not wait
-    /// for those who read all of it.
+    /// The same store, on connections that each call uses briefly. Emergencies and reads of the
+    /// revisions do not wait for calls that load all rows.
     urgent: Database,
-    /// Tells the watchers of this process that something was committed.
+    /// Notifies the watchers in this process of a commit.
     committed: Arc<tokio::sync::watch::Sender<()>>,
 }
 
-/// Who does something, and when.
+/// Actor and time of an action.
 #[derive(Clone, Copy, Debug)]
 pub struct Attribution<'a> {
-    /// Who, as the audit will say.
+    /// Actor, as named in the audit.
     pub by: &'a str,
     /// When, in milliseconds since the Unix epoch.
     pub now_ms: u64,
 }
 
-/// How far a store is. Each number is raised by every change of what it stands for.
+/// Revisions of a store. Every change of the named rows raises its revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreRevisions {
     /// Of templates, rules and overrides.
@@ -63,12 +64,13 @@ pub struct StoreRevisions {
     pub credential_revision: u64,
 }
 
-/// What has to hold for a change to be applied.
+/// Conditions under which a change is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApplyConditions {
-    /// Whoever applies it has confirmed that it is meant.
+    /// Whether the caller has confirmed the effect of the change.
     pub confirmed: bool,
-    /// The book with which all of it was compiled, if it was: another one may not make sense with it.
+    /// Revisions of the rules that it was compiled with, if it was. With other rules, the change
+    /// may be invalid.
     pub checked: Option<CheckedRevision>,
 }
 
@@ -78,7 +80,7 @@ impl From<bool> for ApplyConditions {
     }
 }
 
-/// The book that a change was checked against.
+/// Revisions of the rules that a change was checked against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckedRevision {
     /// Of its rows.
@@ -96,7 +98,7 @@ impl From<&RuleRows> for CheckedRevision {
 /// A row that changed after the revision that a change was made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowConflict {
-    /// What the row is.
+    /// Kind of the row.
     pub kind: RowKind,
     /// Its name.
     pub name: String,
@@ -104,7 +106,8 @@ pub struct RowConflict {
     pub revision: u64,
 }
 
-/// Why the store did not do what it was asked. Nothing of it was done, except that after a lost connection nobody knows.
+/// Reason why a call to the store failed. The call had no effect; after a lost connection, its
+/// outcome is unknown.
 #[derive(Debug)]
 pub enum StoreError {
     /// There is no way to it.
@@ -113,15 +116,15 @@ pub enum StoreError {
     Busy,
     /// It was made by a later version, or its schema was changed by hand.
     Schema(sqlx::migrate::MigrateError),
-    /// It holds something that this version does not write.
+    /// It holds data that this version does not write.
     Foreign(String),
     /// The audit does not hold.
     Audit(ChainBreak),
     /// The database failed.
     Database(sqlx::Error),
-    /// It was asked for something that cannot be.
+    /// The input is invalid.
     Invalid(InvalidInput),
-    /// There is no such thing.
+    /// The named item does not exist.
     NotThere(String),
     /// Rows changed in the meantime.
     Conflict(Vec<RowConflict>),
@@ -135,7 +138,7 @@ pub enum StoreError {
     TooManyCredentials,
     /// As many changes wait for an approver as may.
     TooManyWaiting,
-    /// The book that the change was checked against is no longer the latest.
+    /// The rules have changed since the change was checked.
     Moved {
         /// Against which it was checked.
         checked: CheckedRevision,
@@ -149,17 +152,17 @@ pub enum StoreError {
         /// The latest.
         revision: u64,
     },
-    /// The change lacks what it needs.
+    /// The change lacks a required confirmation or approval.
     Needs(u64, ChangeNeeds),
     /// Its author cannot be its approver.
     OwnApproval(u64),
-    /// One of the two credentials, of its author and of whoever approves it, was made with the other.
+    /// One of the two credentials, of the author and of the approver, was made with the other.
     RelatedApproval(u64),
-    /// The credential of whoever approves it was made when it had been proposed already.
+    /// The approver's credential was made after the change was proposed.
     LaterApproval(u64),
     /// The change is in a state in which this cannot be done.
     State(u64, ChangeState),
-    /// What was to be restored is already so.
+    /// All rows are already in the state to restore.
     NothingToRestore,
 }
 
@@ -262,7 +265,7 @@ impl From<sqlx::Error> for StoreError {
 /// `PostgreSQL`'s states have five characters; `SQLite`'s codes are smaller numbers.
 const STATE_CHARACTERS: usize = 5;
 
-/// Whether somebody else is changing what was to be changed.
+/// Whether another writer holds the lock.
 fn is_busy(code: &str) -> bool {
     /// Of `SQLite`, the low byte: the file is locked.
     const SQLITE_BUSY: u32 = 5;
@@ -314,7 +317,7 @@ impl Store {
         &self.address
     }
 
-    /// Lets go of all connections. A store that is not closed loses nothing.
+    /// Closes all connections. A store that is not closed loses nothing.
     pub async fn close(&self) {
         self.database.close().await;
         self.urgent.close().await;

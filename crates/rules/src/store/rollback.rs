@@ -1,4 +1,4 @@
-//! Rollbacks: changes that restore what rows held before others.
+//! Rollbacks: changes that restore earlier rows.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,18 @@ use crate::rows::RowKind;
 /// How many changes one rollback undoes at most. Higher: more memory; further back in one step.
 const UNDONE_MAX: u64 = 1_000;
 
-/// What is undone.
+/// Extent of a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rollback {
-    /// One change. Rows that hold something else by now than it wrote are conflicts.
+    /// One change. Rows that no longer hold the body it wrote are conflicts.
     Change(u64),
     /// All changes after a revision.
     ToRevision(u64),
 }
 
 impl Store {
-    /// The change that would undo something, to be looked at, applied, or proposed with what it needs.
+    /// Returns the change that performs a rollback, to be inspected, applied, or proposed with the
+    /// required consent.
     pub async fn restoring(&self, what: Rollback, reason: &str) -> Result<Proposal, StoreError> {
         let mut reading = self.database.read().await?;
         let select = "SELECT revision FROM tidegate_heads";
@@ -30,7 +31,7 @@ impl Store {
     }
 }
 
-/// The change that undoes something, as of the current revision.
+/// Builds the change that performs a rollback, as of the current revision.
 async fn restoring(
     transaction: &mut Transaction,
     revision: u64,
@@ -69,7 +70,8 @@ async fn restoring(
 
 type Bodies = BTreeMap<(RowKind, String), Option<String>>;
 
-/// What rows held before a range of revisions, and the changes of that range that apply.
+/// Returns the bodies of rows before a range of revisions, and the changes of that range still
+/// applied.
 async fn bodies_before(
     transaction: &mut Transaction,
     first: u64,
@@ -88,7 +90,7 @@ async fn bodies_before(
         }
         for operation in serde_json::from_str::<Vec<Operation>>(cells.text(2)?)? {
             let (kind, name) = operation.row();
-            // The earliest change knows what was there before all of them.
+            // The earliest change has the body from before all of them.
             bodies.entry((kind, name.to_owned())).or_insert_with(|| operation.body().map(str::to_owned));
         }
         Ok(())
@@ -97,9 +99,9 @@ async fn bodies_before(
     Ok((bodies, undoes))
 }
 
-/// The revision as of which a change is undone that was applied at one. If every row holds what it wrote, it does not matter that
-/// others were there since and were undone: whoever undid them did not mean to keep this one from being undone. Otherwise, what was
-/// changed since is a conflict.
+/// Returns the base revision for undoing a change that was applied at revision `applied`. If every
+/// row holds the body that the change wrote, later changes were undone, and must not prevent this
+/// rollback. Otherwise, rows changed since are conflicts.
 async fn unless_changed(transaction: &mut Transaction, id: u64, applied: u64) -> Result<u64, StoreError> {
     let written = operations(transaction, id).await?;
     let rows = current_rows(transaction, &written).await?;

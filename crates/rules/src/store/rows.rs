@@ -1,4 +1,4 @@
-//! Reads the book, whole and of one moment.
+//! Reads all rule rows, as of one moment.
 
 use std::pin::pin;
 
@@ -25,14 +25,14 @@ impl Store {
         read_heads(&mut self.urgent.read().await?).await
     }
 
-    /// All rules, in the order of kind and name, and all emergencies, also those that have expired.
-    /// They are read on a thread of their own: there may be a million, and whoever asks has other things to do on theirs. It
-    /// ends when nobody waits for it any more.
+    /// Loads all rule rows, in the order of kind and name, and all emergencies, including expired
+    /// ones. The read uses its own thread: there may be a million rows, and the caller's thread has
+    /// other work. It stops when the caller no longer waits.
     pub async fn load(&self) -> Result<RuleRows, StoreError> {
         self.aside(async |store: &Self| store.read_rule_rows().await).await
     }
 
-    /// Reads what is long on a thread of its own, for as long as somebody waits for it.
+    /// Runs a long read on its own thread, as long as the caller waits.
     pub(super) async fn aside<T: Send + 'static>(
         &self,
         read: impl AsyncFnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
@@ -63,13 +63,13 @@ impl Store {
         reading.each(ROWS, &[], take).await?;
         let emergencies = reading.all(EMERGENCIES, &[], emergency).await?;
         reading.commit().await?;
-        // Here and not in the database, whose order depends on its locale.
+        // Sorted here, because the order of a database depends on its locale.
         rows.sort_unstable_by(|a: &RuleRow, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
         let StoreRevisions { revision, emergency_revision, .. } = revisions;
         Ok(RuleRows { revision, emergency_revision, rows: rows.into(), emergencies })
     }
 
-    /// The emergencies alone, with their revision: they must not wait until a large book is read.
+    /// Loads only the emergencies, with their revision: they must not wait for a large rule set.
     pub async fn emergencies(&self) -> Result<(u64, Vec<EmergencyRow>), StoreError> {
         let mut reading = self.urgent.read().await?;
         let revisions = read_heads(&mut reading).await?;

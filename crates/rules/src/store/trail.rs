@@ -11,7 +11,7 @@ pub const AUDIT_PAGE_MAX: u64 = 1_000;
 /// An entry as it lies there: or, if it cannot be read any more, its number, as far as that can.
 type TrailEntry = Result<AuditEntry, Option<u64>>;
 
-/// In the order of their numbers. Entries that are out of place are found by whoever follows the chain.
+/// Entries by sequence number. The verifier detects misplaced entries.
 const PAGE: &str = "SELECT sequence, at_ms, actor, action, detail, previous, hash FROM tidegate_audit \
      WHERE sequence > $1 ORDER BY sequence LIMIT $2";
 
@@ -22,7 +22,8 @@ impl Store {
         Ok(self.audit_and_end(after, limit).await?.0)
     }
 
-    /// The same, with the known end of the audit at that moment. What somebody cut off is missed by that alone.
+    /// Returns the same entries, with the recorded end of the audit at that moment. Only this end
+    /// reveals that the last entries were cut off.
     pub async fn audit_and_end(
         &self,
         after: u64,
@@ -44,15 +45,16 @@ impl Store {
         audit_end(&mut self.database.read().await?).await
     }
 
-    /// Follows the whole audit, through a checkpoint if one was kept, to its known end. It is read and hashed on a thread of
-    /// its own: it may be long, and whoever asks has other things to do on theirs.
+    /// Verifies the whole audit, through an optional checkpoint, to its recorded end. This uses its
+    /// own thread: the audit may be long, and the caller's thread has other work.
     pub async fn verify_audit(&self, checkpoint: Option<&Checkpoint>) -> Result<Checkpoint, StoreError> {
         let verifier = Verifier::new(checkpoint.cloned());
         self.aside(async |store: &Self| store.follow_audit(verifier).await).await
     }
 
-    /// Has a connection for each page, and not for all of them: others need it too. What is appended meanwhile is followed as well,
-    /// and the end is that of the moment in which there was no more.
+    /// Takes a connection for each page, not for all pages, because other calls need it too.
+    /// Entries appended meanwhile are verified as well. The recorded end is that of the moment
+    /// without further entries.
     async fn follow_audit(&self, mut verifier: Verifier) -> Result<Checkpoint, StoreError> {
         let mut after = 0;
         loop {
@@ -97,8 +99,8 @@ async fn audit_end(reading: &mut Transaction) -> Result<Checkpoint, StoreError> 
     reading.one(select, &[], read).await?.ok_or_else(no_heads)
 }
 
-/// A server writes nothing that it cannot read. So what cannot be read was damaged, like what has another hash, and is no failure
-/// of the store.
+/// Reports an unreadable entry as damaged, like one with a wrong hash, not as a failure of the
+/// store: a server writes nothing that it cannot read.
 fn found(cells: &Cells<'_>) -> TrailEntry {
     entry(cells).map_err(|_| cells.number(0).ok())
 }

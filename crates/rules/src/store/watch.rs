@@ -1,4 +1,5 @@
-//! Tells when a store may have changed: at once where it can say so itself, and by looking now and then everywhere.
+//! Signals that a store may have changed: at once if the store sends notifications, and by polling
+//! in any case.
 
 use std::time::Duration;
 
@@ -11,33 +12,37 @@ use super::address::StoreLocation;
 use super::database::postgres_pool;
 use super::{Store, StoreError, StoreRevisions};
 
-/// The channel on which `PostgreSQL` tells of changes: which head moved, and to what number, such as `revision 7`.
+/// Notification channel of `PostgreSQL`. A message names the raised head and its new number, such
+/// as `revision 7`.
 pub const CHANNEL: &str = "tidegate_rules";
 
-/// How often a file is looked at. Another process says nothing when it changes it. More often: its changes are seen
-/// earlier, for one small read each time.
+/// Polling interval of a file, because another process sends no notification. Shorter: its changes
+/// are seen earlier, for one small read each time.
 const LOOK_AT_FILE_EVERY: Duration = Duration::from_millis(250);
 
-/// How often a server is looked at that tells of changes itself: a connection may be dead without either end knowing.
-/// More often: changes are seen earlier then, for one small question of every process each time.
+/// Polling interval of a server that sends notifications, because a connection may be dead
+/// unnoticed. Shorter: changes are then seen earlier, for one small query of every process each
+/// time.
 const LOOK_AT_SERVER_EVERY: Duration = Duration::from_secs(5);
 
-/// The first wait after a connection is lost, or before a store that is gone is looked for again. Shorter: changes are seen
-/// earlier after a restart of the store; longer: a store that comes up is asked by fewer at once.
+/// First wait after a lost connection, or before a retry of an unreachable store. Shorter: changes
+/// are seen earlier after a restart of the store. Longer: fewer processes query a starting store at
+/// once.
 pub const RETRY_MIN: Duration = Duration::from_millis(100);
 /// The longest such wait.
 pub const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// What a watcher is told.
+/// A signal to a watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Something may have changed: compare the heads, and load what moved.
+    /// The store may have changed: compare the heads, and load the changed parts.
     MayHaveChanged,
-    /// The store is out of sight, and why. It is looked for; when it is found, something may have changed.
+    /// The store is unreachable, with the reason. The watch retries, and signals a possible change
+    /// once it succeeds.
     Lost(String),
 }
 
-/// Watches a store until it is dropped. What happens before somebody looks is told once.
+/// Watches a store until it is dropped. Changes between two reads give one signal.
 #[derive(Debug)]
 pub struct Watch {
     signals: watch::Receiver<Signal>,
@@ -48,7 +53,7 @@ impl Watch {
     /// Waits for the next signal.
     pub async fn next(&mut self) -> Signal {
         if self.signals.changed().await.is_err() {
-            // Only the end of the runtime ends whoever looks.
+            // Only the end of the runtime ends the poller.
             std::future::pending::<()>().await;
         }
         self.signals.borrow_and_update().clone()
@@ -62,13 +67,13 @@ impl Drop for Watch {
 }
 
 impl Store {
-    /// Begins to watch. Watch first and load then, and nothing is missed. The seed spreads the times at which many
-    /// processes look for a store that is gone.
+    /// Starts a watch. A caller that loads the rules after this call misses no change. The seed
+    /// spreads the retries of many processes.
     pub fn watch(&self, seed: u64) -> Watch {
         self.watch_looking(seed, None)
     }
 
-    /// The same, by whoever says how often to look, beside what the store says itself.
+    /// Starts a watch with a given polling interval, beside the notifications of the store.
     pub fn watch_looking(&self, seed: u64, look_every: Option<Duration>) -> Watch {
         let look_every = look_every.unwrap_or(match &self.address.0 {
             StoreLocation::Memory | StoreLocation::File(_) => LOOK_AT_FILE_EVERY,
@@ -124,7 +129,8 @@ impl StorePoller {
         }
     }
 
-    /// Listens until the connection is lost. What was said in between is not known then.
+    /// Listens until the connection is lost. Notifications are then missed until the next
+    /// connection.
     async fn listen(&mut self, pool: &PgPool, backoff: &mut Backoff) -> StoreError {
         let mut listener = match connect(pool).await {
             Ok(listener) => listener,
@@ -141,7 +147,7 @@ impl StorePoller {
         }
     }
 
-    /// Passes on what a server says, until it is time to look.
+    /// Forwards notifications until the next poll is due.
     async fn hear(&mut self, listener: &mut PgListener) -> Result<(), StoreError> {
         let look_every = self.look_every;
         let listening = async {
@@ -179,7 +185,8 @@ impl StorePoller {
 
 async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
     let mut listener = PgListener::connect_with(pool).await?;
-    // A new listener is made, after a wait and a look, rather than one that silently missed something.
+    // Without automatic reconnection: a new listener follows a wait and a poll, so that no
+    // notification is missed silently.
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;
     Ok(listener)
@@ -216,7 +223,7 @@ impl RevisionKind {
         *self.of_mut(&mut revisions.clone())
     }
 
-    /// What is told of it.
+    /// Returns the notification of a raised head.
     pub(super) fn message(self, number: u64) -> String {
         format!("{} {number}", self.word())
     }

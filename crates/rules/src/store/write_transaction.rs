@@ -1,4 +1,5 @@
-//! A change of the store under way: the heads are locked until it is committed, and nothing of it is seen before.
+//! A write transaction of the store. It locks the heads until the commit, and nothing of it is
+//! visible before.
 
 use super::database::{Cells, Database, Transaction, Value};
 use super::watch::{CHANNEL, RevisionKind};
@@ -6,7 +7,7 @@ use super::{Attribution, Store, StoreError, StoreRevisions};
 use crate::audit::{AuditEntry, Checkpoint};
 use crate::change::{InvalidInput, check_name};
 
-/// Locks the row on either database, and says what it holds.
+/// Locks the row on either database, and returns its columns.
 const LOCK: &str = "UPDATE tidegate_heads SET id = id RETURNING \
      revision, emergency_revision, credential_revision, change_count, audit_count, audit_hash";
 
@@ -16,7 +17,7 @@ const UNLOCK: &str = "UPDATE tidegate_heads SET revision = $1, emergency_revisio
 pub(super) struct WriteTransaction<'a> {
     pub(super) transaction: Transaction,
     pub(super) revisions: StoreRevisions,
-    /// As of the beginning, to tell what was raised.
+    /// Revisions at the start, to find those that were raised.
     before: StoreRevisions,
     pub(super) change_count: u64,
     audit_end: Checkpoint,
@@ -29,7 +30,7 @@ impl Store {
         self.begin_on(&self.database, act).await
     }
 
-    /// The same of a change that waits for nobody who reads.
+    /// Begins a change that does not wait for readers.
     pub(super) async fn begin_urgently<'a>(
         &self,
         act: Attribution<'a>,
@@ -57,7 +58,7 @@ impl Store {
         Ok(WriteTransaction { transaction, revisions, before: revisions, change_count, audit_end, act })
     }
 
-    /// Makes a change last, and tells those who watch.
+    /// Commits a change, and notifies the watchers.
     pub(super) async fn commit(&self, writing: WriteTransaction<'_>) -> Result<(), StoreError> {
         writing.finish().await?.commit().await?;
         self.committed.send_replace(());

@@ -73,7 +73,7 @@ on_both! {
 }
 
 async fn test_database(postgres: &Postgres, database: &str) -> TestDatabase {
-    // Names of databases are cut at 63 bytes, which none here has.
+    // Names of databases are truncated to 63 bytes. All names here are shorter.
     sql(postgres, &format!("CREATE DATABASE {database}")).await;
     TestDatabase { url: postgres.url(database) }
 }
@@ -154,7 +154,7 @@ async fn postgres_tells_those_who_do_not_look() {
     let test_database = test_database(&postgres, "rules").await;
     let (store, writer) = (test_database.store().await, test_database.store().await);
     let mut watch = store.watch_looking(1, Some(Duration::from_hours(1)));
-    // The first look; whoever has looked listens.
+    // The first poll. After it the watch listens.
     wait_for_heads(&mut watch, &store, revision(0)).await;
     for number in 1..=2 {
         apply(&writer, vec![put("a", number)]).await;
@@ -232,7 +232,7 @@ async fn postgres_says_which_head_moved() {
     listener.listen(CHANNEL).await.expect("listens");
     let store = test_database.store().await;
     apply(&store, vec![put("a", 1)]).await;
-    // Not applied, so not told.
+    // Not applied, so no notification.
     let stale = store.apply_new(&proposal(0, vec![put("a", 3)]), false, by("ada")).await;
     assert!(matches!(stale, Err(StoreError::Conflict(_))), "{stale:?}");
     apply(&store, vec![put("a", 2)]).await;

@@ -1,4 +1,4 @@
-//! What every store of rules must do, whatever it is made of.
+//! Requirements for every rule store, on any database.
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection};
 use tidegate_rules::audit::{ChainBreak, verify_lines};
@@ -265,7 +265,7 @@ pub(crate) async fn there_is_a_most_of_changes_that_wait(test_database: &TestDat
         (audit_count(&store).await, store.revisions().await.expect("heads")),
         (entries, StoreRevisions::default())
     );
-    // What waits for nobody has room.
+    // A change that needs no approver has room.
     store.apply_new(&proposal(0, vec![put("b", 1)]), false, by("eve")).await.expect("applies");
     store.reject(2, "not now", by("ada")).await.expect("rejected");
     store.propose(&wanted, by("eve")).await.expect("there is room for one");
@@ -286,7 +286,7 @@ pub(crate) async fn the_tables_refuse_an_approval_of_ones_own(test_database: &Te
     assert_eq!(store.change(waiting.id).await.expect("kept"), waiting);
 }
 
-/// A credential of a name, which is not told apart from others of that name.
+/// A credential with this name. All credentials with one name are equal.
 fn credential(name: &str) -> Credential {
     Credential {
         hash: hash(name),
@@ -326,7 +326,8 @@ pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_app
     let later =
         format!("change {id} cannot be approved with a credential that was made after it was proposed");
     assert_eq!(refused(store.approve(id, by("late")).await), later);
-    // Whoever was let in by a server that has not heard of it yet is still who they were.
+    // A server that has not seen the revocation may still accept the credential. The approval is
+    // refused all the same.
     for name in ["second-ada", "late"] {
         store.revoke_credential(&hash(name), by("ada")).await.expect("revoked");
     }
@@ -423,7 +424,7 @@ pub(crate) async fn a_change_can_be_undone_when_what_came_after_it_was(test_data
     undo(&first).await.expect("what it wrote is there again");
     assert_eq!(rows(&store).await, [rule("a", 1, 5), rule("b", 1, 1)]);
 
-    // One row that holds something else is enough.
+    // One row with another body is enough for a conflict.
     let both = apply(&store, vec![put("a", 5), put("b", 5)]).await;
     let other = apply(&store, vec![put("a", 6)]).await;
     apply(&store, vec![put("b", 6)]).await;
@@ -494,7 +495,7 @@ pub(crate) async fn a_change_that_was_checked_against_another_book_is_planned_ag
 ) {
     let (store, other) = (test_database.store().await, test_database.store().await);
     apply(&store, vec![put("a", 1)]).await;
-    // Both look at the same book, and neither touches a row of the other.
+    // Both changes are checked against the same revision, and touch different rows.
     let checked = |rule_rows: &RuleRows| ApplyConditions {
         confirmed: false,
         checked: Some(CheckedRevision::from(rule_rows)),
@@ -510,7 +511,7 @@ pub(crate) async fn a_change_that_was_checked_against_another_book_is_planned_ag
     );
     assert_eq!((rows(&store).await, audit_count(&store).await), (before, audit), "nothing of it is left");
 
-    // An emergency is part of what a change has to make sense with; planned again, both apply.
+    // A change must also be valid with the emergencies. Planned again, both apply.
     let seen = other.load().await.expect("loads");
     let kept = other.propose(&proposal(1, vec![put("c", 1)]), by("bob")).await.expect("kept");
     let emergency = EmergencyRow {
@@ -543,7 +544,7 @@ pub(crate) async fn a_rule_in_an_emergency_is_not_deleted(test_database: &TestDa
     let undone = roll_back(&store, Rollback::Change(made.id), "a test", by("ada")).await;
     assert_eq!(refused(undone), message, "nor by a rollback");
     apply(&store, vec![delete("b"), put("a", 2)]).await;
-    // One that has ended is about nothing, also while it is still there.
+    // An expired emergency protects no rule, even while its row exists.
     let later = Attribution { by: "ada", now_ms: NOW_MS + 10 };
     store.apply_new(&proposal(2, vec![delete("a")]), false, later).await.expect("applies");
     let gone = EmergencyRow { expires_ms: NOW_MS + 20, ..emergency("a") };
@@ -608,7 +609,7 @@ pub(crate) async fn an_emergency_fits_its_rule_as_it_is_at_that_moment(test_data
     };
     let (user, both) = (emergency("user", r#"["u"]"#), emergency("both", r#"["u", "/"]"#));
     apply(&store, vec![template, keyed(r#"["user"]"#)]).await;
-    // Whoever declares the one has looked at the rule as it was, and has not heard of this.
+    // The author of emergency `user` has seen the rule before this change.
     apply(&store, vec![keyed(r#"["user", "path"]"#)]).await;
     let late = store.put_emergency(&user, by("ada")).await;
     assert!(matches!(late, Err(StoreError::Invalid(_))), "{late:?}");
@@ -635,7 +636,7 @@ pub(crate) async fn emergencies_that_came_at_once_look_at_no_more_header_fields_
     for field in 1..15 {
         store.put_emergency(&emergency(&format!("f{field}")), by("ada")).await.expect("put");
     }
-    // Each of them fits what is there, and they do not fit together.
+    // Each emergency is valid alone, but not both together.
     let (one, other) = (emergency("one"), emergency("other"));
     let both = tokio::join!(store.put_emergency(&one, by("ada")), store.put_emergency(&other, by("bo")));
     let ((Ok(_), late) | (late, Ok(_))) = both else { panic!("neither: {both:?}") };
@@ -779,7 +780,7 @@ async fn next(watch: &mut Watch) -> Signal {
     tokio::time::timeout(START_TIME_MAX, watch.next()).await.expect("a signal in time")
 }
 
-/// Waits until a watcher was told of something after which the heads are these.
+/// Waits for a signal after which the heads have these revisions.
 pub(crate) async fn wait_for_heads(watch: &mut Watch, store: &Store, wanted: StoreRevisions) {
     loop {
         let signal = next(watch).await;
@@ -813,7 +814,7 @@ pub(crate) async fn those_who_watch_are_told(test_database: &TestDatabase) {
     wait_for_heads(&mut other, &there, wanted).await;
 }
 
-/// Something of everything, so that every kind of entry is in the audit.
+/// Performs actions of several kinds, so that the audit has entries of each.
 async fn eventful(test_database: &TestDatabase) -> Store {
     let store = test_database.store().await;
     let change = apply(&store, vec![put("a", 1)]).await;
@@ -861,7 +862,7 @@ pub(crate) async fn tampering_with_the_tables_is_found(test_database: &TestDatab
             changed(10),
         ),
     ];
-    // What cannot even be read any more is named as well. PostgreSQL takes nothing of the kind but a time before all times.
+    // Unreadable entries are reported as well. PostgreSQL accepts only the negative time.
     let unreadable = [
         ("UPDATE tidegate_audit SET at_ms = -1 WHERE sequence = 4", changed(4)),
         ("UPDATE tidegate_audit SET at_ms = 'soon' WHERE sequence = 5", changed(5)),
@@ -885,7 +886,7 @@ pub(crate) async fn tampering_with_the_tables_is_found(test_database: &TestDatab
             .await;
         assert_eq!(store.verify_audit(Some(&kept)).await.expect("restored"), kept);
     }
-    // Whoever also moves the known end is found by what was kept elsewhere.
+    // If the recorded end was changed too, the checkpoint kept elsewhere reveals the removal.
     test_database
         .tamper(
             "DELETE FROM tidegate_audit WHERE sequence = 9; UPDATE tidegate_heads SET audit_count = 8, \
@@ -914,7 +915,7 @@ pub(crate) async fn an_export_of_the_audit_holds_elsewhere(test_database: &TestD
     assert_eq!(verify_lines(text.as_bytes(), Some(&kept)).expect("holds"), kept);
     let cut = text.lines().take(8).collect::<Vec<_>>().join("\n");
     assert!(verify_lines(cut.as_bytes(), Some(&kept)).is_err());
-    // Where it ends is told by the heads, whatever entries are left.
+    // The heads state the end, regardless of the remaining entries.
     test_database.tamper("DELETE FROM tidegate_audit WHERE sequence > 6").await;
     let (left, end) = store.audit_and_end(4, 100).await.expect("a page");
     assert_eq!((left.len(), end), (2, kept));

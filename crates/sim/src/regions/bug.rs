@@ -1,51 +1,53 @@
-//! Mistakes in what regions tell each other, made on purpose.
+//! Mistakes in replication, made on purpose.
 
 use std::fmt;
 
 /// A known mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionBug {
-    /// What other regions used is told as if it was the own.
+    /// A region publishes the usage of peers as its own.
     RepublishesForeign,
-    /// What nodes hold and have not used is told.
+    /// A region publishes unspent grants as usage.
     PublishesGrants,
-    /// What is told is added to what is known, instead of taking its place where it is more.
+    /// A component is added to the known one instead of merged by maximum.
     MergeAdds,
-    /// A batch that comes twice is charged twice.
+    /// A batch that arrives twice is charged twice.
     ChargesRepeats,
     /// Of a component that is not known, all that was ever used is charged.
     ColdBySum,
-    /// Where two regions are cut from each other, a third goes on as before.
+    /// A third region stays connected when two regions lose each other.
     PairNotParted,
-    /// No region that hears nobody falls back to its part.
+    /// No region becomes isolated when it hears no peer.
     NeverParts,
     /// One of the regions never falls back to its part.
     OneNeverParts,
-    /// A region counts on the whole as soon as it hears of all others, whatever they charged to their parts.
+    /// A region becomes connected as soon as it hears all peers, before their usage while isolated
+    /// has arrived.
     SettlesAtOnce,
-    /// One of the regions stays on its part for ever.
+    /// One of the regions stays on its regional share forever.
     NeverSettles,
     /// All of them do.
     NobodySettles,
-    /// A region that hears nobody has all of the limit for its part.
+    /// The regional share of an isolated region is the full limit.
     PartIsWhole,
-    /// Everything is told at once, however little it is.
+    /// Regions publish all usage at once, below the publish threshold too.
     NoThreshold,
-    /// What is told depends on what has not drained, not on what has not been told.
+    /// The publish threshold is compared with the level, not with the unpublished usage.
     ThresholdOnLevel,
-    /// After a cut, what was admitted of the standing part is charged to everyone.
+    /// After a cut, the units that were admitted from a regional share are charged to all regions.
     HealingChargesPart,
-    /// Marks are dropped when they were read, not when all regions have answered to them.
+    /// Dirty meters are dropped when a round has read them, not when all peers have acknowledged
+    /// them.
     TrimsEarly,
     /// A batch is acknowledged before it is merged.
     AcknowledgesEarly,
     /// Sums that were lost go on under their old name.
     KeepsIncarnation,
-    /// What is owed beyond the limit is forgotten at once.
+    /// Debt beyond the limit is dropped at once.
     ForgivesAll,
-    /// What is owed beyond the limit has no end, also where the limit forgives.
+    /// Debt beyond the limit has no maximum, even if the limit forgives.
     ForgivesNothing,
-    /// Origins forget meters before what was charged to them has drained.
+    /// Origins expire meters before their charges have drained.
     ForgetsEarly,
 }
 

@@ -1,4 +1,4 @@
-//! Checkers: what is admitted, told and charged, watched by somebody who sees everything.
+//! Checkers that see all regions: they verify admissions, published components and charges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,32 +15,34 @@ use super::world::{EPOCH_US, Region, region_id};
 use crate::memory::{IS_SETTLING, ON_PART, still_counts};
 use crate::node::{meter_of, name};
 
-/// For how long somebody ordinary may be denied, µs: when a cut ends, what passed everywhere before it was noticed is charged
-/// at once. And so many requests in a row.
+/// Longest denial of the ordinary user: this time in µs, and this many requests in a row. At the
+/// end of a cut, the usage that all regions admitted before they noticed it is charged at once.
 const ORDINARY_US: u64 = 10 * SECOND_US;
 const ORDINARY_REQUESTS: u64 = 4;
 
-/// What a region has to tell of a key at some moment.
+/// The usage of a key that a region has to publish at some moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyKnowledge {
-    /// Whose it is.
+    /// The region of the component.
     of: usize,
     key: usize,
     incarnation: u64,
     charged: u64,
-    /// Of a window: the cell, and what was counted in it.
+    /// For a sliding window: the cell, and the units counted in it.
     cell: u64,
     current: u64,
 }
 
-/// For how long one region may count on the whole while another counts on its part, µs: the one that is told later is told soon.
+/// Longest time for which one region may be connected while another is isolated, µs. The loss of a
+/// peer soon reaches the region that learns of it last.
 const PARTED_US: u64 = 5 * SECOND_US;
 
-/// Where so much is lost between regions, links are dead for three seconds time and again, and silences come close to what they may
-/// last all the time: then it is chance who is beyond that.
+/// Message loss between regions from which on isolation is a matter of chance, millionths. Links
+/// are then dead for three seconds again and again, and last-heard ages stay close to the peer
+/// timeout.
 const UNFAIR_PPM: u32 = 10_000;
 
-/// Whether a region counts on the whole, as its replicator last found it.
+/// Whether a region is connected, as observed in the last round of its replicator.
 #[derive(Clone, Copy, Default)]
 struct RegionConnectivity {
     is_connected: bool,
@@ -48,7 +50,7 @@ struct RegionConnectivity {
     told_us: u64,
 }
 
-/// What was last told of a component.
+/// The last published totals of a component.
 #[derive(Clone, Copy)]
 struct PublishedTotals {
     /// The sum, or the cell and its sum.
@@ -59,7 +61,7 @@ struct PublishedTotals {
     is_given_up: bool,
 }
 
-/// Everything that checkers remember.
+/// The state of all checkers.
 pub(super) struct RegionChecker {
     is_ordinary_safe: bool,
     is_wan_fair: bool,
@@ -67,17 +69,19 @@ pub(super) struct RegionChecker {
     debt_us: u64,
     share_capacity: Vec<u64>,
     burst: u64,
-    /// What has to be untold before anything is told of a key that nobody else counts.
+    /// Unpublished units from which on a region publishes a key that no peer counts.
     publish_threshold: u64,
     /// The most that may count of a limit that forgives.
     owed_max: Option<u64>,
-    /// What passed of each key: when, and what it cost.
+    /// Admissions of each key: time in µs, and cost.
     admissions: Vec<Vec<(u64, u64)>>,
     passed_us: Vec<[u64; KEYS]>,
     published_totals: BTreeMap<(usize, usize, u64), PublishedTotals>,
-    /// What regions had charged for components of others that they have forgotten: by who, of whom, key and incarnation.
+    /// Totals that regions had charged for components that have since expired there: by charging
+    /// region, publishing region, key and incarnation.
     forgotten: BTreeMap<(usize, RegionId, usize, u64), ComponentTotals>,
-    /// The components that regions have forgotten of their own: there is nothing to tell any more.
+    /// Components of regions that have expired in the regions themselves, so there is no more usage
+    /// to publish.
     over: BTreeSet<(usize, usize, u64)>,
     is_connected: BTreeMap<(usize, u16), bool>,
     stances: Vec<RegionConnectivity>,
@@ -95,13 +99,13 @@ impl RegionChecker {
             terms[region].cross_region().map_or((0, 0), |of| (of.share_amount, of.share_capacity))
         };
         let every_us = |region| scenario.limit.period_us() * 2 / part(region).0.max(1);
-        // What was too much of a window counts until the window is over.
+        // An excess in a sliding window counts until the window is over.
         let patience_us = match scenario.limit.algorithm() {
             Algorithm::Gcra => ORDINARY_US,
             Algorithm::SlidingWindow => ORDINARY_US + scenario.limit.period_us(),
         };
-        // What others used while there was no replicator comes at once, and is paid by the region's own part of the rate if they go
-        // on using theirs.
+        // Usage of peers during the absence of a replicator arrives at once. If the peers continue
+        // to use their shares, the region pays it off at the rate of its own share.
         let late_us = |region| {
             let (own, all) = (part(region).0.max(1), terms[region].amount());
             let dies = scenario.faults.replicator_crashes > 0;
@@ -139,7 +143,8 @@ impl RegionChecker {
         }
     }
 
-    /// One of each kind is enough: the first says most.
+    /// Records a violation. The first one of each kind is enough, because it is the most
+    /// informative.
     pub(super) fn report(&mut self, violation: Violation) {
         if !self.violations.iter().any(|known| known.is_like(&violation)) {
             self.violations.push(violation);
@@ -150,7 +155,7 @@ impl RegionChecker {
         std::mem::take(&mut self.violations)
     }
 
-    /// Something goes wrong until this time.
+    /// Records a fault that lasts until this time.
     pub(super) fn troubled(&mut self, until_us: u64) {
         self.troubled_us = self.troubled_us.max(until_us);
     }
@@ -165,7 +170,8 @@ impl RegionChecker {
         *passed_us = (*passed_us).max(at_us);
     }
 
-    /// Nobody who uses less than the parts of all regions is denied for long, and nobody for longer than it may owe.
+    /// Checks that a user within the shares of all regions is not denied for long. No key is denied
+    /// for longer than its largest debt takes to drain.
     pub(super) fn denied(&mut self, region: usize, key: usize, cost: u64, at_us: u64) {
         let passed_us = self.passed_us[region][key];
         if key == ORDINARY && self.is_ordinary_safe && at_us > passed_us + self.ordinary_us[region] {
@@ -178,7 +184,8 @@ impl RegionChecker {
         }
     }
 
-    /// Takes in what an origin told a node. That data was lost may be noticed long after it was.
+    /// Records the reply of an origin to a node. The origin may notice lost writes long after the
+    /// loss.
     pub(super) fn note_reply(
         &mut self,
         region: usize,
@@ -188,7 +195,7 @@ impl RegionChecker {
         at_us: u64,
     ) {
         if reply.now_us - EPOCH_US != at_us {
-            // The answer of the first time.
+            // The stored reply to a repeated call.
             return;
         }
         if reply.lost {
@@ -223,7 +230,7 @@ impl RegionChecker {
         }
     }
 
-    /// How often a region fell back to its standing part: most often of any.
+    /// The number of isolations of the partition that became isolated most often.
     pub(super) fn isolations(&self) -> u64 {
         self.isolations.values().copied().max().unwrap_or(0)
     }
@@ -232,13 +239,13 @@ impl RegionChecker {
         self.lapses[key]
     }
 
-    /// What passed of a key, in the order in which it did.
+    /// Returns the admissions of a key in order of time.
     pub(super) fn admissions(&mut self, key: usize) -> &[(u64, u64)] {
         self.admissions[key].sort_unstable();
         &self.admissions[key]
     }
 
-    /// What is told was charged, and is never taken back.
+    /// Checks that published usage was charged, and that it never decreases.
     pub(super) fn published(&mut self, place: usize, region: &Region, gathered: &RoundReply, at_us: u64) {
         for component in &gathered.components {
             let key = meter_of(&component.key);
@@ -275,7 +282,8 @@ impl RegionChecker {
             .insert(of, PublishedTotals { totals, losses, is_given_up: before.is_given_up || is_lost });
     }
 
-    /// A mark is dropped when all regions know what it stands for, or after very long.
+    /// Checks that a dirty meter is dropped only after all peers know its usage, or after
+    /// `DIRTY_RETENTION_US`.
     pub(super) fn trimmed(
         &mut self,
         regions: &[Region],
@@ -323,8 +331,9 @@ impl RegionChecker {
         }
     }
 
-    /// What a region has charged for a component of another, also where that is over and forgotten: it is not charged anew for
-    /// being told of again, and whoever dropped its mark was right.
+    /// Returns the totals that a region has charged for a component of a peer, also if they have
+    /// expired. An expired component that arrives again is not charged again, and the peer may drop
+    /// its dirty meter.
     fn charged_for(
         &self,
         who: usize,
@@ -336,7 +345,7 @@ impl RegionChecker {
         known.into_iter().chain(forgotten).max_by_key(ComponentTotals::numbers)
     }
 
-    /// The first pair of regions of which one does not know what it should of the other.
+    /// Returns the first region that lacks usage of another one, the other region, and the key.
     pub(super) fn unknown(
         &self,
         regions: &[Region],
@@ -369,7 +378,8 @@ impl RegionChecker {
         None
     }
 
-    /// Nothing is forgotten that still counts. What is, others need not hear of, and is not what they have told.
+    /// Checks that an expired meter no longer counts. Peers need not receive its usage, and
+    /// `forgotten` retains the totals that it had charged for peers.
     pub(super) fn forgot(&mut self, region: usize, key: usize, was: &OriginMeter, at_us: u64) {
         if still_counts(was, EPOCH_US + at_us) {
             self.report(Violation::Forgot { region, key, at_us });
@@ -383,14 +393,14 @@ impl RegionChecker {
         }
     }
 
-    /// What is owed to others has an end, where a limit forgives.
+    /// Checks that the debt to peers has a maximum, if the limit forgives.
     pub(super) fn owes(&mut self, region: usize, key: usize, before: u64, owed: u64, at_us: u64) {
         if let Some(most) = self.owed_max.filter(|most| owed > before.max(*most)) {
             self.report(Violation::Owed { region, key, owed, most, at_us });
         }
     }
 
-    /// An import charges what is new, and nothing else.
+    /// Checks that a merge charges the new usage, and nothing else.
     pub(super) fn merged(&mut self, region: usize, charged: u64, news: Option<u64>, at_us: u64) {
         if let Some(news) = news.filter(|news| *news != charged) {
             self.report(Violation::Import { region, charged, news, at_us });
@@ -398,14 +408,14 @@ impl RegionChecker {
     }
 }
 
-/// What a partition has charged for a component.
+/// Returns the totals that a partition has charged for a component.
 fn seen(partition: &Partition, from: RegionId, name: &[u8], incarnation: u64) -> Option<ComponentTotals> {
     let meter = partition.meter(name)?;
     let mut all = meter.seen();
     all.find(|(of, named, _)| (*of, *named) == (from, incarnation)).map(|(_, _, totals)| totals)
 }
 
-/// What is charged to a key and not over, in units.
+/// Units charged to a key that still count.
 pub(super) fn owed(partition: &Partition, key: usize) -> u64 {
     let Some(meter) = partition.meter(&name(key)) else { return 0 };
     let [level, _, _, current, previous, ..] = meter.numbers();
@@ -415,13 +425,14 @@ pub(super) fn owed(partition: &Partition, key: usize) -> u64 {
     }
 }
 
-/// Whether less was counted than is worth telling, of a key that no other region has told of.
+/// Whether a region counted less than the publish threshold of a key that no peer has published.
 fn is_too_little(meter: &OriginMeter, publish_threshold: u64) -> bool {
     let counted = meter.region_state_numbers().map_or(0, |[_, charged, refunded, ..]| charged + refunded);
     counted < publish_threshold && meter.seen().next().is_none()
 }
 
-/// What is new in what another region says, in units; nothing is said of windows, where that depends on the time.
+/// Units in a merge that are new to a partition. `None` for sliding windows, where the number
+/// depends on the time.
 pub(super) fn news(partition: &Partition, said: &MergeRequest) -> Option<u64> {
     let mut news = 0;
     for component in &said.components {
@@ -434,7 +445,7 @@ pub(super) fn news(partition: &Partition, said: &MergeRequest) -> Option<u64> {
     Some(news)
 }
 
-/// All that regions have to tell each other just now.
+/// Returns all usage that regions have to publish to each other now.
 pub(super) fn known(regions: &[Region]) -> Vec<KeyKnowledge> {
     let mut known = Vec::new();
     for (place, region) in regions.iter().enumerate() {
@@ -455,8 +466,9 @@ pub(super) fn known(regions: &[Region]) -> Vec<KeyKnowledge> {
     known
 }
 
-/// The first region that does not count on the whole, and a key of which it does not; or that does, and a key of which something was
-/// charged to its part that nobody was told. After writes were lost, that is told with the next call, under another name.
+/// Returns the first region and key that is not connected, or that is connected and has unpublished
+/// usage of its regional share. After lost writes that usage is not required: the next call
+/// publishes it under another incarnation.
 pub(super) fn unsettled(regions: &[Region], origin_us: u64) -> Option<(usize, usize, bool)> {
     let places = (0..regions.len()).flat_map(|region| (0..KEYS).map(move |key| (region, key)));
     let stand = |(region, key): (usize, usize)| {
@@ -468,13 +480,13 @@ pub(super) fn unsettled(regions: &[Region], origin_us: u64) -> Option<(usize, us
     places.into_iter().find_map(stand)
 }
 
-/// Whether a partition counts on the whole of its limits.
+/// Whether a partition is connected, and counts all regions together.
 pub(super) fn is_connected(partition: &Partition, origin_us: u64) -> bool {
     let (connected_until_us, _, _, settled) = partition.connectivity_and_stamp();
     settled && connected_until_us > origin_us
 }
 
-/// Whether something was charged to the standing part of a key that others have yet to be told.
+/// Whether usage charged to the regional share of a key is not published yet.
 fn has_untold(partition: &Partition, key: usize) -> bool {
     let numbers = partition.meter(&name(key)).and_then(OriginMeter::region_state_numbers);
     let is_isolated = numbers.is_some_and(|[_, _, _, _, _, _, _, level, current, previous, flags, _]| {

@@ -1,4 +1,4 @@
-//! Requests, calls and answers: what happens inside a region.
+//! Requests, calls and replies inside a region.
 
 use std::sync::Arc;
 
@@ -79,7 +79,8 @@ impl World<'_> {
         self.act(region, node, effects, None);
     }
 
-    /// Does what an engine wants done. What the origin decided was decided when it did, not when its answer came.
+    /// Executes the effects of an engine. A decision of the origin has the time at which the origin
+    /// made it, not the arrival time of the reply.
     fn act(&mut self, region: usize, node: usize, effects: Vec<Effect>, decided_us: Option<u64>) {
         let at_us = decided_us.unwrap_or(self.now_us);
         for effect in effects {
@@ -149,7 +150,7 @@ impl World<'_> {
         }
     }
 
-    /// An origin drops what is over from a partition, unless it did of late.
+    /// Expires the meters of a partition, unless the origin did so within `FORGETS_EVERY_US`.
     pub(super) fn forget(&mut self, region: usize, place: usize) {
         let origin_us = self.origin_us();
         let here = &mut self.regions[region];
@@ -177,7 +178,7 @@ impl World<'_> {
         let mut decided_us = None;
         match answer {
             Ok(reply) => {
-                // An answer may be that of the first time.
+                // The reply to a repeated call is the first one.
                 decided_us = Some(reply.now_us - EPOCH_US);
                 here.engine.on_reply(now, &here.table, partition, sequence, &reply, &mut effects);
             }

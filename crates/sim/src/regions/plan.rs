@@ -1,4 +1,4 @@
-//! What comes from outside: requests and trouble, drawn before the world begins.
+//! External events, requests and faults, drawn before the world begins.
 
 use tidegate_core::Algorithm;
 use tidegate_replication::{INTERVAL_US, PEER_TIMEOUT_DEFAULT_US};
@@ -6,36 +6,37 @@ use tidegate_replication::{INTERVAL_US, PEER_TIMEOUT_DEFAULT_US};
 use super::scenario::{ATTACKED, Attack, ORDINARY, RARE, SECOND_US};
 use super::world::{Event, PAUSE_US_MAX, World};
 
-/// In how many pieces a burst comes: each is a request.
+/// Requests that make up a burst.
 const PIECES: u64 = 40;
 
 /// The same where there are many bursts.
 const LARGE_PIECES: u64 = 8;
 
-/// How often the limit is asked for where it is flooded, in times of what it allows.
+/// Demand under a flood, as a multiple of the limit.
 const FLOOD: u64 = 4;
 
-/// How many times what drains is asked for where a limit is rushed, in each region.
+/// Demand under a rush in each region, as a multiple of the drain rate.
 const RUSH: u64 = 4;
 
 /// How long after a cut a rush begins at most, µs.
 const RUSH_LATE_US: u64 = SECOND_US / 100;
 
-/// How much of the regions' parts the ordinary user takes, in hundredths. A window that is used to the last unit, however evenly,
-/// denies somebody: also where one process counts it.
+/// Demand of the ordinary user, in hundredths of the regional shares. A sliding window that is used
+/// to the last unit denies some requests, however even the demand, also if one process counts it.
 const ORDINARY_PERCENT: u64 = 100;
 const ORDINARY_WINDOW_PERCENT: u64 = 80;
 
-/// How often the third key is asked for.
+/// Requests for the third key.
 const RARE_REQUESTS: u64 = 30;
 
-/// How long an attacker goes on after a burst, how often it tries, and how many times at most.
+/// Attempts of an attacker after a burst: their duration and interval in µs, and their maximum
+/// number.
 const AFTER_US: u64 = 5 * SECOND_US;
 const AFTER_EVERY_US: u64 = SECOND_US / 10;
 const AFTER_MAX: u64 = 1_000;
 
 impl World<'_> {
-    /// Draws everything that comes from outside.
+    /// Draws all requests and faults.
     pub(super) fn plan(&mut self) {
         match self.scenario.attack {
             Attack::Flood => self.plan_flood(),
@@ -67,7 +68,7 @@ impl World<'_> {
         u64::from(self.scenario.limit.burst())
     }
 
-    /// What drains in this time, in units.
+    /// Units that drain in this time.
     pub(super) fn drained(&self, us: u64) -> u64 {
         let limit = &self.scenario.limit;
         (u128::from(us) * u128::from(limit.amount()) / u128::from(limit.period_us())) as u64
@@ -94,7 +95,7 @@ impl World<'_> {
         }
     }
 
-    /// A burst in every region at once, and what drains after it.
+    /// Plans a burst in every region at once, and requests for the units that drain after it.
     fn plan_burst(&mut self, at_us: u64, after_us: u64) {
         for region in 0..self.regions.len() {
             self.plan_burst_in(region, at_us);
@@ -108,8 +109,9 @@ impl World<'_> {
         }
     }
 
-    /// What stays below the threshold drains where it was used, and nobody else hears of it; then everyone bursts: when regions
-    /// are cut from each other, if they ever are.
+    /// Plans usage below the publish threshold, which drains without reaching peers, and then a
+    /// burst in every region. The burst follows the first cut, if there is one that comes late
+    /// enough.
     fn plan_lag(&mut self) {
         let publish_threshold = self.regions[0]
             .rule
@@ -141,7 +143,8 @@ impl World<'_> {
         times
     }
 
-    /// Everyone bursts just after a cut begins, and takes what drains until it ends.
+    /// Plans a burst in every region just after a cut begins, and requests for the units that drain
+    /// until it ends.
     fn plan_cuts(&mut self) {
         for (at_us, for_us) in self.cut_times() {
             let begins_us = at_us + self.rng.u64(0..SECOND_US);
@@ -149,9 +152,10 @@ impl World<'_> {
         }
     }
 
-    /// Everyone takes all that there is from when a cut begins, of a key that nobody has heard of: what drains until it is first told
-    /// is never known elsewhere. That lasts for as long as all that is known is used up, and adds to what is taken so in the next cut,
-    /// if there is time to let what is known drain before.
+    /// Plans all requests that can pass in every region from the beginning of a cut, for a key
+    /// unknown to peers. Units that drain before the key is first published never become known to
+    /// peers. This surplus lasts while all known usage is at the limit. It adds to the surplus of
+    /// the next cut, if the known usage has time to drain before.
     fn plan_rushes(&mut self) {
         let mut times = self.cut_times();
         if let &[(at_us, for_us)] = &times[..] {
@@ -184,8 +188,9 @@ impl World<'_> {
         }
     }
 
-    /// Everyone bursts just before a cut begins, so that some may hear of it and others not, takes what drains, and bursts when the
-    /// cut ends: nobody knows when exactly a region hears of that, so all the time until it must have.
+    /// Plans a burst in every region just before a cut begins, so that some peers may receive it
+    /// and others not. Requests for the units that drain follow. From the end of the cut, bursts
+    /// follow until every region must have noticed it: the exact time is unknown.
     fn plan_heals(&mut self) {
         let told_us = INTERVAL_US + self.scenario.wan_us;
         for (at_us, for_us) in self.cut_times() {
@@ -195,8 +200,8 @@ impl World<'_> {
         }
     }
 
-    /// Everyone bursts while nobody has noticed a cut, and again when it is over: who asks for nothing in between lets regions
-    /// forget what they owe each other.
+    /// Plans a burst in every region before a cut is noticed, and again when it is over. Without
+    /// requests in between, regions may drop their debts to each other.
     fn plan_pauses(&mut self) {
         for (at_us, for_us) in self.cut_times() {
             for region in 0..self.regions.len() {
@@ -239,7 +244,7 @@ impl World<'_> {
         }
     }
 
-    /// Somebody who uses a little less than every region's standing part, evenly.
+    /// Plans even demand of the ordinary user in every region, of up to the regional share.
     fn plan_ordinary(&mut self) {
         for region in 0..self.regions.len() {
             let every_us = self.ordinary_every_us(region);
@@ -251,7 +256,7 @@ impl World<'_> {
         }
     }
 
-    /// How often the ordinary user asks in a region.
+    /// Interval between requests of the ordinary user in a region, µs.
     pub(super) fn ordinary_every_us(&self, region: usize) -> u64 {
         let part = self.regions[region]
             .rule

@@ -26,13 +26,13 @@ const ACK_US_MAX: u64 = 3 * SECOND_US;
 /// How often a replicator tries to reach a peer, µs.
 pub(super) const RECONNECT_US: u64 = SECOND_US / 2;
 
-/// How much later something comes that had to be sent again.
+/// Largest extra delay of a message that the network sends again, µs.
 const RESENT_US: u64 = SECOND_US;
 
-/// How much later something comes that is slow, or comes twice.
+/// Largest extra delay of a slow message or of a second copy, µs.
 const SLOW_US: u64 = 2 * SECOND_US;
 
-/// How many in four of what is lost is sent again by the network itself.
+/// Lost messages out of four that the network itself sends again.
 const RESENT_OF_FOUR: u8 = 3;
 
 /// A step of a replicator, in the middle of which it may die.
@@ -58,7 +58,7 @@ pub(super) struct Replicator {
     clock: SkewedClock,
     /// Whether the lease is another's, and it has only not noticed yet.
     pub(super) is_ending: bool,
-    /// Which round it is in, and how many answers of the origin are awaited.
+    /// The current round, and the number of replies of the origin that it awaits.
     turn: u64,
     awaited: u32,
     /// The links that it sends on, by region.
@@ -74,14 +74,15 @@ impl Replicator {
 }
 
 impl World<'_> {
-    /// Somebody becomes the replicator of a region, where the lease of the last one is over: unless somebody else has it.
+    /// Starts a replicator after the lease of the last one has expired, unless another replicator
+    /// holds the lease.
     pub(super) fn take_over_lease(&mut self, region: usize) {
         if self.regions[region].replicators.iter().all(|replicator| replicator.is_ending) {
             self.take_over(region);
         }
     }
 
-    /// Somebody becomes the replicator of a region.
+    /// Starts a replicator in a region.
     pub(super) fn take_over(&mut self, region: usize) {
         let (incarnation, clock) = (self.new_process(), self.new_clock());
         let count = self.regions.len();
@@ -122,7 +123,8 @@ impl World<'_> {
         self.regions[region].replicators.retain(|replicator| replicator.incarnation != incarnation);
     }
 
-    /// Whether the replicator dies in the middle of this step. Somebody else takes over when its lease is over.
+    /// Whether the replicator dies in the middle of this step. Another one takes over when its
+    /// lease expires.
     fn dies(&mut self, region: usize, incarnation: u64, step: Step) -> bool {
         if self.regions[region].doom != Some(step) {
             return false;
@@ -201,7 +203,8 @@ impl World<'_> {
         self.schedule(now_us + self.scenario.delay_us, event);
     }
 
-    /// Looks whether a region counts on the whole: all of its partitions hear the same.
+    /// Records whether a region is connected. One partition is enough, because all of them receive
+    /// the same state.
     fn look(&mut self, region: usize, place: usize) {
         if place == ORDINARY {
             let is_connected = check::is_connected(&self.regions[region].partitions[place], self.origin_us());
@@ -247,14 +250,14 @@ impl World<'_> {
         }
     }
 
-    /// Every partition was asked, or has had its time.
+    /// Ends a round: every partition has replied, or the timeout has passed.
     pub(super) fn end_round(&mut self, region: usize, incarnation: u64, turn: u64) {
         let Some(replicator) =
             self.replicator(region, incarnation).filter(|replicator| replicator.turn == turn)
         else {
             return;
         };
-        // So that what comes late, and the end of the time, find another turn.
+        // Late replies and the timeout of this round find another turn, and are ignored.
         replicator.turn += 1;
         replicator.awaited = 0;
         replicator.rounds.round_ended();
@@ -268,7 +271,8 @@ impl World<'_> {
         while self.send_batch(region, incarnation, to) {}
     }
 
-    /// Sends a batch; false when there is none, or the replicator died of it.
+    /// Sends a batch. Returns false if there is none to send, or if the replicator dies in this
+    /// step.
     fn send_batch(&mut self, region: usize, incarnation: u64, to: usize) -> bool {
         let now_us = self.now_us;
         let Some(replicator) = self.replicator(region, incarnation) else { return false };
@@ -285,7 +289,8 @@ impl World<'_> {
         !self.dies(region, incarnation, Step::Send)
     }
 
-    /// The same of a message on a link: what is said there at one moment is one stream of bytes, and arrives together.
+    /// Returns the arrival times of a message on a link. All messages that one end sends at one
+    /// moment are one byte stream, and arrive together.
     fn wan_times_of(&mut self, link: Link, from: usize, to: usize) -> Vec<u64> {
         let now_us = self.now_us;
         if let Some((said_us, times)) = self.streams.get(&(link.number, from))
@@ -298,7 +303,7 @@ impl World<'_> {
         times
     }
 
-    /// When the copies of a message from one region to another arrive: none, one or two.
+    /// Returns the arrival times of the copies of a message between regions: none, one or two.
     fn wan_times(&mut self, from: usize, to: usize) -> Vec<u64> {
         if self.cut[from][to] > 0 {
             return Vec::new();

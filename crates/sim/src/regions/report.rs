@@ -1,4 +1,4 @@
-//! What came of a world of several regions.
+//! The results of a world of several regions.
 
 use std::fmt;
 
@@ -24,32 +24,32 @@ pub enum RegionViolation {
         key: usize,
         /// Units admitted.
         admitted: u64,
-        /// What the limit allows in this time.
+        /// Units that the limit allows in this time.
         limit: u64,
     },
     /// A component fell, or grew under a name that was given up.
     Fell {
-        /// Whose it is.
+        /// The region of the component.
         region: usize,
         /// Which key.
         key: usize,
         /// When.
         at_us: u64,
     },
-    /// More was told than was charged.
+    /// A region published more than it charged.
     Uncommitted {
-        /// Who told.
+        /// The publishing region.
         region: usize,
         /// Which key.
         key: usize,
-        /// Units told.
+        /// Units published.
         published: u64,
         /// Units charged there.
         committed: u64,
     },
-    /// An import charged something else than what was new in it.
+    /// A merge charged another amount than the new usage.
     Import {
-        /// Who charged.
+        /// The charging region.
         region: usize,
         /// Units charged.
         charged: u64,
@@ -58,38 +58,39 @@ pub enum RegionViolation {
         /// When.
         at_us: u64,
     },
-    /// A mark was dropped that another region has not answered to.
+    /// A dirty meter was dropped before a peer had acknowledged it.
     Trimmed {
-        /// Whose mark.
+        /// The region of the dirty meter.
         region: usize,
         /// Which key.
         key: usize,
         /// When.
         at_us: u64,
     },
-    /// A region did not know of another what it should by then.
+    /// A region did not know the usage of another one in time.
     Apart {
-        /// Who does not know.
+        /// The region that lacks the usage.
         region: usize,
-        /// Of whom.
+        /// The region that published the usage.
         of: usize,
         /// Which key.
         key: usize,
         /// When.
         at_us: u64,
     },
-    /// A region did not count on the whole by then, or had not told what it charged to its part.
+    /// A region was not connected in time, or had not published the usage that it charged to its
+    /// regional share.
     Unsettled {
         /// Which one.
         region: usize,
         /// Which key.
         key: usize,
-        /// Whether it counted on the whole.
+        /// Whether it was connected.
         is_connected: bool,
         /// When.
         at_us: u64,
     },
-    /// An origin forgot a key of which something still counted.
+    /// An origin expired a key that still counted.
     Forgot {
         /// Where.
         region: usize,
@@ -98,16 +99,16 @@ pub enum RegionViolation {
         /// When.
         at_us: u64,
     },
-    /// A region counted on the whole while another one counted on its part.
+    /// A region was connected while another one was isolated.
     Alone {
-        /// Which one counted on the whole.
+        /// The connected region.
         region: usize,
         /// Which one did not.
         other: usize,
         /// When.
         at_us: u64,
     },
-    /// Somebody who uses less than the parts of all regions was locked out.
+    /// A user within the shares of all regions was locked out.
     LockedOut {
         /// Where.
         region: usize,
@@ -118,20 +119,20 @@ pub enum RegionViolation {
         /// When it last passed.
         passed_us: u64,
     },
-    /// Something was told of a key that only one region counts, and too little of it.
+    /// A region published a key below the publish threshold, although no other region counts it.
     Chatty {
-        /// Who told.
+        /// The publishing region.
         region: usize,
         /// Which key.
         key: usize,
-        /// Units told.
+        /// Units published.
         published: u64,
         /// When.
         at_us: u64,
     },
     /// More was owed to other regions than a limit that forgives may owe.
     Owed {
-        /// Who owes.
+        /// The region with the debt.
         region: usize,
         /// Which key.
         key: usize,
@@ -142,7 +143,7 @@ pub enum RegionViolation {
         /// When.
         at_us: u64,
     },
-    /// A key was denied for longer than what it may owe takes to drain.
+    /// A key was denied for longer than its largest debt takes to drain.
     Debt {
         /// Where.
         region: usize,
@@ -248,13 +249,13 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// How much of what is printed was reached, in thousandths.
+    /// Over-admission relative to the printed bound, in thousandths.
     pub fn milli(&self) -> u64 {
         self.excess * 1_000 / self.allowed.max(1)
     }
 }
 
-/// What came of a world of several regions.
+/// The results of a world of several regions.
 #[derive(Clone, Debug)]
 pub struct RegionReport {
     /// The seed.
@@ -265,18 +266,18 @@ pub struct RegionReport {
     pub requests: u64,
     /// Requests that passed.
     pub passed: u64,
-    /// Things that went wrong on purpose.
+    /// Injected faults.
     pub faults: u64,
-    /// How often a region fell back to its standing part.
+    /// Isolations of the region that became isolated most often.
     pub isolations: u64,
     /// Batches that were merged.
     pub batches: u64,
-    /// How far the limit was passed, of the key that reached most of what is printed.
+    /// Over-admission of the key that came closest to its printed bound.
     pub reach: Reach,
-    /// Whether it says something about the long run.
+    /// Whether the world shows the long-run rate.
     pub is_rated: bool,
     /// Promises that were broken.
     pub violations: Vec<RegionViolation>,
-    /// What happened.
+    /// The trace of events.
     pub trace: Trace,
 }

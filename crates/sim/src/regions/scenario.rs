@@ -1,4 +1,4 @@
-//! What a world of several regions is like.
+//! The parameters of a world of several regions.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,10 +20,11 @@ const LONG_CUT_US: u64 = 3_600 * SECOND_US;
 /// How long other cuts last.
 const CUT_SECONDS: [u64; 6] = [1, 2, 4, 10, 60, 180];
 
-/// How long cuts last in worlds that are for what passes before anybody notices.
+/// Durations of cuts in worlds that test the usage before a cut is noticed, s.
 const RUSHED_SECONDS: [u64; 5] = [2, 4, 10, 10, 60];
 
-/// How long a region hears of nobody in worlds that are for that: what all others passed drains in that time.
+/// Time for which a region hears no peer in worlds that test this, µs. The usage that all peers
+/// admitted drains in that time.
 const DEAF_US: u64 = 300 * SECOND_US;
 
 /// How much longer worlds last that are for the long run, µs.
@@ -35,13 +36,13 @@ const LONG_RUN_TIMES: u64 = 8;
 /// How much of a bound is reached at least, in thousandths.
 pub(super) const REACHED_MILLI: u64 = 800;
 
-/// How many bursts of a fast limit drain within the lag and the silence at least.
+/// Least number of bursts of a fast limit that drain within the lag and the peer timeout.
 const FAST_BURSTS: u32 = 4;
 
 /// Regions of worlds that have many.
 const REGIONS_MAX: usize = 8;
 
-/// How many times origins lose everything in worlds that are for that.
+/// Total losses of data in worlds that test them.
 const WIPES: u32 = 8;
 
 /// How many times as many requests there are in a world with such a cut, at most.
@@ -58,17 +59,19 @@ pub enum Attack {
     Lag,
     /// A burst everywhere just after regions were cut from each other, and all that passes after it.
     Cut,
-    /// The same, and a burst everywhere when regions hear of each other again, as often as it takes.
+    /// The same, and bursts everywhere when regions hear each other again, as often as it takes.
     Heal,
-    /// A burst everywhere while nobody has noticed that regions are cut from each other, then nothing, so that what is owed may be
-    /// forgotten, and a burst everywhere when they hear of each other again, as often as it takes.
+    /// A burst everywhere before regions notice that they are cut from each other, then no
+    /// requests, so that debts may be dropped. Bursts everywhere follow when regions hear each
+    /// other again, as often as it takes.
     Pause,
     /// At the end of each period, everywhere.
     Edges,
-    /// A burst in a region each time that its origin has lost everything.
+    /// A burst in a region each time that its origin has lost all data.
     Wipes,
-    /// All that passes everywhere of a key that nobody has heard of, from when regions are cut from each other until they have heard
-    /// of each other again; nothing, until what they know of has drained; and all that passes again when they are cut once more.
+    /// All requests that can pass everywhere, for a key unknown to peers, from a cut until regions
+    /// have heard each other again. Then none until the known usage has drained, and the same again
+    /// at the next cut.
     Rush,
 }
 
@@ -83,16 +86,16 @@ pub enum CutKind {
     Pair,
     /// One pair, one way only.
     OneWay,
-    /// The region with the largest part hears of nobody, and everybody of it.
+    /// The region with the largest share hears no peer, and all peers hear it.
     Deaf,
 }
 
 /// Which links of a world are cut at some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cuts {
-    /// None.
+    /// No links.
     None,
-    /// Of three regions or more only pairs: everyone is heard of by somebody.
+    /// Among three regions or more, single pairs only: each region is still heard by a peer.
     Pairs,
     /// More than that.
     More,
@@ -109,15 +112,15 @@ impl Cuts {
     }
 }
 
-/// Worlds whose shares of their bounds are compared with each other.
+/// A group of worlds that are compared by the parts of their bounds that they reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind {
     /// Whether the limit is a sliding window.
     pub is_window: bool,
-    /// What depends on it.
+    /// The class of the limit.
     pub class: Class,
-    /// Whether what drains within the lag and the silence is several bursts: then that is what there is to the bound, and not how
-    /// much passes at once.
+    /// Whether several bursts drain within the lag and the peer timeout. The bound then depends on
+    /// the drain, and not on the burst.
     pub is_fast: bool,
     /// Which links are cut.
     pub cuts: Cuts,
@@ -134,12 +137,13 @@ pub struct Cut {
     pub for_us: u64,
 }
 
-/// What goes wrong between regions and in them. Shares are in millionths.
+/// Faults between regions and inside them. Fractions are in millionths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegionFaults {
     /// Links that are cut.
     pub cuts: Vec<Cut>,
-    /// Whether replicators notice at once that a link is cut, as they do where something on the way says so.
+    /// Whether replicators notice a cut link at once, as when a device on the path resets the
+    /// connection.
     pub resets: bool,
     /// Messages between regions that get lost.
     pub wan_loss_ppm: u32,
@@ -151,11 +155,11 @@ pub struct RegionFaults {
     pub replicator_crashes: u32,
     /// How many times a region has two replicators for a while.
     pub two_replicators: u32,
-    /// How many times an origin stands still.
+    /// Pauses of an origin.
     pub pauses: u32,
-    /// How many times an origin comes back without its last writes.
+    /// Times that an origin returns without its last writes.
     pub losses: u32,
-    /// How many times an origin comes back with nothing.
+    /// Times that an origin returns without any data.
     pub wipes: u32,
     /// How many times a node dies.
     pub crashes: u32,
@@ -164,7 +168,7 @@ pub struct RegionFaults {
 }
 
 impl RegionFaults {
-    /// Whether messages between regions may come late without anybody being cut off.
+    /// Whether messages between regions may be late without a cut.
     pub(super) fn is_wan_bad(&self) -> bool {
         self.wan_loss_ppm + self.wan_slow_ppm > 0 || self.replicator_crashes + self.pauses > 0
     }
@@ -176,7 +180,7 @@ impl RegionFaults {
         are_replicators_well && self.are_regions_well() && self.cuts.iter().all(is_over)
     }
 
-    /// Whether everything inside the regions goes well.
+    /// Whether no faults occur inside the regions.
     pub(super) fn are_regions_well(&self) -> bool {
         self.pauses + self.losses + self.wipes + self.crashes + self.loss_ppm == 0
     }
@@ -185,18 +189,18 @@ impl RegionFaults {
 /// A world of several regions before it begins.
 #[derive(Clone, Debug)]
 pub struct RegionScenario {
-    /// Everything is drawn from this.
+    /// The seed that determines the world.
     pub seed: u64,
-    /// The weight of each region's standing part.
+    /// The weight of each region, which sets its regional share.
     pub weights: Vec<u32>,
     /// The limit of every key, which all regions share.
     pub limit: Limit,
-    /// What depends on it.
+    /// The class of the limit.
     pub class: Class,
     /// Nodes in each region.
     pub nodes: usize,
-    /// How the first key is asked for. The second is asked for evenly, a little less than its regions' parts allow; the third
-    /// now and then.
+    /// The attack on the first key. The second key has even demand within its regional shares, the
+    /// third has occasional requests.
     pub attack: Attack,
     /// How many requests are made for the first key at most.
     pub requests: u64,
@@ -206,7 +210,7 @@ pub struct RegionScenario {
     pub wan_us: u64,
     /// One way inside a region, µs.
     pub delay_us: u64,
-    /// What goes wrong.
+    /// The faults of the world.
     pub faults: RegionFaults,
 }
 
@@ -216,10 +220,10 @@ pub(super) const KEYS: usize = 3;
 /// The key that is attacked.
 pub(super) const ATTACKED: usize = 0;
 
-/// The key of somebody who uses a little less than every region's standing part.
+/// The key of the ordinary user, with even demand within every regional share.
 pub(super) const ORDINARY: usize = 1;
 
-/// The key that is asked for now and then.
+/// The key with occasional requests.
 pub(super) const RARE: usize = 2;
 
 impl RegionScenario {
@@ -228,7 +232,7 @@ impl RegionScenario {
         self.weights.len()
     }
 
-    /// What kind of world it is.
+    /// Returns the group of the world.
     pub fn kind(&self) -> Kind {
         let is_pair = |cut: &Cut| self.regions() > 2 && matches!(cut.kind, CutKind::Pair | CutKind::OneWay);
         let cuts = match &self.faults.cuts[..] {
@@ -240,7 +244,7 @@ impl RegionScenario {
         Kind { is_window, class: self.class, is_fast: !is_window && self.is_fast(), cuts }
     }
 
-    /// Whether several bursts drain while a region does not go by what another one passed.
+    /// Whether several bursts drain while a region does not count the usage of a peer.
     fn is_fast(&self) -> bool {
         let unheard_us = self.bound(&bound::Faults::NONE).lag_us + PEER_TIMEOUT_DEFAULT_US;
         let drained = u128::from(unheard_us) * u128::from(self.limit.amount());
@@ -312,22 +316,23 @@ impl RegionScenario {
     }
 }
 
-/// What a world is for.
+/// The purpose of a world.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// Anything may go wrong.
+    /// Any fault may occur.
     Any,
-    /// Somebody is cut off for an hour, and as much more is asked for.
+    /// A region is cut off for an hour, with more requests in proportion.
     LongCut,
     /// There are many regions, of which one pair is cut.
     OnePair,
-    /// An origin loses everything again and again.
+    /// Origins lose all data again and again.
     Wipes,
-    /// The region with nearly all of the limit hears of nobody for as long as the others take to pay off what it knows nothing of.
+    /// The region with nearly all of the limit hears no peer. This lasts until the peers have paid
+    /// off the usage that it does not know.
     Deaf,
     /// A limit is flooded for so long that all there is to it is its rate.
     LongRun,
-    /// Much more drains within the lag and the silence than passes at once.
+    /// Many more units drain within the lag and the peer timeout than pass at once.
     Rush,
 }
 
@@ -452,10 +457,10 @@ pub fn region_scenario_of(seed: u64, length_us: u64, requests: u64) -> RegionSce
     let attack = purpose.attack(rng);
     let limit = purpose.limit(rng, attack, length_us);
     let mut faults = purpose.faults(rng, length_us);
-    // Only a limit that forgives has an end to what is owed, which many losses of data reach.
+    // Only a limit that forgives has a maximum debt. Many losses of data reach it.
     let class = if rng.bool() || purpose == Purpose::Wipes { Class::Comfort } else { Class::Security };
     if class == Class::Security {
-        // A store that has nothing does not know that it had something.
+        // An empty store does not know that it had data.
         faults.wipes = 0;
     }
     RegionScenario {
@@ -473,8 +478,8 @@ pub fn region_scenario_of(seed: u64, length_us: u64, requests: u64) -> RegionSce
     }
 }
 
-/// Of a limit that is attacked within the lag, a burst takes long to drain: then the lag alone is a small part of it. And what
-/// was lost has not drained when more is.
+/// Draws a limit. Under an attack within the lag a burst drains slowly, so the lag alone is a small
+/// part of it. Under `Wipes`, lost usage has not drained by the next loss.
 fn limit(rng: &mut Rng, attack: Attack, length_s: u64) -> Limit {
     let (amount, seconds, burst) = if matches!(attack, Attack::Lag | Attack::Wipes) {
         let burst = pick(rng, &[160, 480, 960]);
@@ -497,7 +502,7 @@ fn limit(rng: &mut Rng, attack: Attack, length_s: u64) -> Limit {
     made.unwrap_or_else(|_| unreachable!("amounts and periods are in range"))
 }
 
-/// A limit of which an hour is not too much to ask for all the time.
+/// Draws a limit that is slow enough to be exhausted by requests for an hour.
 fn slow_limit(rng: &mut Rng) -> Limit {
     let (amount, seconds) = pick(rng, &[(16, 10), (40, 60), (100, 60)]);
     let limit = Limit::gcra(amount, Duration::from_secs(seconds))
@@ -505,7 +510,8 @@ fn slow_limit(rng: &mut Rng) -> Limit {
     limit.unwrap_or_else(|_| unreachable!("amounts and periods are in range"))
 }
 
-/// A limit of which several bursts drain while somebody is deaf, and so slowly that the lag is a small part of it.
+/// Draws a limit of which several bursts drain while a region is deaf, and little drains within the
+/// lag.
 fn even_limit(rng: &mut Rng) -> Limit {
     let limit = Limit::gcra(pick(rng, &[320, 960]), Duration::from_mins(1));
     limit.unwrap_or_else(|_| unreachable!("amounts and periods are in range"))
@@ -529,7 +535,7 @@ fn faults(rng: &mut Rng, length_us: u64) -> RegionFaults {
         for_us: SECOND_US * pick(rng, &CUT_SECONDS),
     });
     let cuts = cuts.collect();
-    // Inside regions little goes wrong here: that is what worlds of one region are for.
+    // Few faults occur inside regions here, because worlds of one region test those.
     let is_rough = rng.u8(0..3) == 0;
     let mut rough = |of: &[u32]| if is_rough { pick(rng, of) } else { 0 };
     let (pauses, losses, wipes) = (rough(&[0, 1, 2]), rough(&[0, 0, 1, 2]), rough(&[0, 0, 0, 1]));
@@ -550,7 +556,7 @@ fn faults(rng: &mut Rng, length_us: u64) -> RegionFaults {
     }
 }
 
-/// Two cuts, the second soon after regions have heard of each other again.
+/// Draws two cuts, the second soon after regions have heard each other again.
 fn two_cuts(rng: &mut Rng, length_us: u64) -> RegionFaults {
     let kind = pick(rng, &[CutKind::All, CutKind::All, CutKind::All, CutKind::One, CutKind::Pair]);
     let cut = |at_us, seconds| Cut { kind, at_us, for_us: SECOND_US * seconds };

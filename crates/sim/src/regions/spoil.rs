@@ -1,4 +1,4 @@
-//! Where known mistakes are made: on the way between origins and replicators, never inside what is shipped.
+//! Injects known mistakes between origins and replicators, never into the shipped code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use tidegate_replication::{Batch, PEER_TIMEOUT_DEFAULT_US};
 use super::bug::RegionBug;
 use crate::memory::TOO_EARLY_US;
 
-/// Makes one known mistake, or none.
+/// The injector of one known mistake, or of none.
 pub(super) struct Spoiler {
     bug: Option<RegionBug>,
-    /// Batches that came before, by who got them.
+    /// Batches that arrived before, by receiving region.
     came: BTreeSet<(usize, u64, u64)>,
     /// The first name of each component, by region and key.
     names: BTreeMap<(usize, Box<[u8]>), u64>,
@@ -24,7 +24,8 @@ impl Spoiler {
         Self { bug, came: BTreeSet::new(), names: BTreeMap::new() }
     }
 
-    /// What a replicator asks of its origin, which has heard of all of its peers within `last_heard_age_us`.
+    /// Returns the request that reaches the origin. Its replicator has heard all peers within
+    /// `last_heard_age_us`.
     pub(super) fn round(
         &self,
         region: usize,
@@ -51,12 +52,12 @@ impl Spoiler {
         }
     }
 
-    /// By which time an origin drops what is over.
+    /// Returns the time by which an origin expires meters, µs.
     pub(super) fn over_us(&self, origin_us: u64) -> u64 {
         if self.bug == Some(RegionBug::ForgetsEarly) { origin_us + TOO_EARLY_US } else { origin_us }
     }
 
-    /// What an origin tells its replicator.
+    /// Changes the reply of an origin to its replicator.
     pub(super) fn on_gathered(&mut self, gathered: &mut RoundReply, region: usize, partition: &Partition) {
         if self.bug == Some(RegionBug::ThresholdOnLevel) {
             gathered.components.retain(is_level_high);
@@ -97,7 +98,7 @@ impl Spoiler {
         self.bug == Some(RegionBug::AcknowledgesEarly)
     }
 
-    /// What an origin makes of what another region says.
+    /// Returns the components of a peer as the origin merges them.
     pub(super) fn merge(&self, said: &MergeRequest, partition: &Partition, is_repeat: bool) -> MergeRequest {
         let mut heard = said.clone();
         for component in &mut heard.components {

@@ -14,10 +14,10 @@ use crate::sweep::{Size, over_seeds, with_world};
 /// How many worlds are tried for a smaller one. Higher: a smaller one may be found; longer.
 const TRIES: usize = 120;
 
-/// How many worlds it takes until it says something that a bound was not reached.
+/// Number of worlds from which on a bound that was not reached is significant.
 const TELLING_SEEDS: u64 = 2_000;
 
-/// What came of many worlds of several regions.
+/// The results of many worlds of several regions.
 #[derive(Clone, Debug, Default)]
 pub struct RegionSummary {
     /// How many worlds.
@@ -28,30 +28,31 @@ pub struct RegionSummary {
     pub requests: u64,
     /// Requests that passed.
     pub passed: u64,
-    /// Things that went wrong on purpose.
+    /// Injected faults.
     pub faults: u64,
-    /// How often a region fell back to its standing part.
+    /// Sum of `RegionReport::isolations` over the worlds.
     pub isolations: u64,
     /// Batches that were merged.
     pub batches: u64,
-    /// Worlds that say something about the long run.
+    /// Worlds that show the long-run rate.
     pub rated: u64,
     /// How far limits were passed at worst, for each kind of world.
     pub reached: BTreeMap<Kind, BoundReach>,
-    /// One number for everything that happened, whatever the number of threads.
+    /// A hash of all events, which does not depend on the number of threads.
     pub trace_hash: u64,
     /// The seeds of worlds that broke a promise, in order.
     pub broken: Vec<(u64, Vec<RegionViolation>)>,
 }
 
-/// Worlds of one kind, and the one among them that reached most of its bound: of two the first, whichever ended first.
+/// The worlds of one group, and the one that came closest to its bound. Of equal ones it is that
+/// with the lower seed, whichever ended first.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundReach {
     /// How many worlds.
     pub worlds: u64,
     /// The seed of that world.
     pub seed: u64,
-    /// What it reached.
+    /// Over-admission and bound of that world.
     pub reach: Reach,
 }
 
@@ -72,8 +73,9 @@ impl RegionSummary {
         of_these.map(|(_, reached)| reached.reach.milli()).max().unwrap_or(0)
     }
 
-    /// The kinds of limits of whose bound less was reached than an attacker reaches of one that is tight, with that in thousandths,
-    /// whichever links were cut; nothing, where there are too few worlds to tell.
+    /// Returns the groups that reached less of their bound than `REACHED_MILLI`, with the part
+    /// reached in thousandths. Attackers reach that much of a tight bound. Groups that differ only
+    /// in `cuts` count as one. Empty if there are too few worlds.
     pub fn loose(&self) -> Vec<(Kind, u64)> {
         let mut loose: Vec<(Kind, u64)> = Vec::new();
         for kind in self.reached.keys().filter(|_| self.seeds >= TELLING_SEEDS) {
@@ -121,7 +123,7 @@ pub fn sweep_regions(
     summary
 }
 
-/// The first seed whose world notices a known mistake, and what it noticed.
+/// Returns the first seed with a world that notices a known mistake, and the violation.
 pub fn catch_in_regions(bug: RegionBug, seeds: Range<u64>, size: Size) -> Option<(u64, RegionViolation)> {
     seeds.into_iter().find_map(|seed| {
         let scenario = region_scenario_of(seed, size.length_us, size.requests);
@@ -132,7 +134,7 @@ pub fn catch_in_regions(bug: RegionBug, seeds: Range<u64>, size: Size) -> Option
 
 type Change = fn(&mut RegionScenario);
 
-/// What makes a world smaller, the most effective first.
+/// Changes that make a world smaller, the most effective first.
 const CHANGES: &[Change] = &[
     |world| world.faults = RegionFaults::default(),
     |world| world.requests /= 2,
@@ -163,7 +165,7 @@ const CHANGES: &[Change] = &[
     |world| world.length_us -= world.length_us / 5,
 ];
 
-/// The smallest world found that still breaks this promise, and what came of it.
+/// Returns the smallest world found that still breaks this promise, and its report.
 pub fn shrink_regions(
     scenario: &RegionScenario,
     bug: Option<RegionBug>,

@@ -1,4 +1,4 @@
-//! What goes wrong, when its time has come.
+//! Injects faults at their scheduled times.
 
 use tidegate_replication::INTERVAL_US;
 
@@ -15,8 +15,9 @@ const TWO_US: u64 = 5 * SECOND_US;
 /// After how long at most a replicator notices that a link broke.
 const NOTICED_US: u64 = 3 * SECOND_US;
 
-/// How many rounds after all was heard that was to be told regions count on the whole: in the first they tell what they charged to
-/// their parts, and in the second they take in that the others have. And two ways.
+/// Rounds from the arrival of all published usage until regions are connected. In the first, they
+/// publish the usage of their shares; in the second, they learn that their peers have done so. Two
+/// one-way trips are added.
 const SETTLES_ROUNDS: u64 = 2;
 
 impl World<'_> {
@@ -65,7 +66,7 @@ impl World<'_> {
         let is_connected = self.cut.iter().flatten().all(|cuts| *cuts == 0);
         if is_connected && !self.scenario.faults.is_wan_bad() && !self.closed {
             let ways_us = 4 * (self.scenario.wan_us + self.scenario.wan_us / 4 + self.scenario.delay_us);
-            // Of what lasts for longer, replicators try to connect all the time.
+            // During a longer cut, replicators try to connect all the time.
             let unnoticed_us = (self.cut_us + NOTICED_US).saturating_sub(self.now_us);
             let at_us = self.now_us + unnoticed_us + RECONNECT_US + 2 * INTERVAL_US + ways_us;
             let event = Event::Healed { known: check::known(&self.regions), begun_us: self.now_us };
@@ -75,7 +76,8 @@ impl World<'_> {
         }
     }
 
-    /// Two rounds after regions are heard of again, everyone knows what everyone had to tell.
+    /// Checks that every region knows the usage of all others two rounds after regions hear each
+    /// other again.
     pub(super) fn healed(&mut self, known: &[KeyKnowledge], begun_us: u64) {
         if self.check.is_troubled_since(begun_us) {
             return;
@@ -85,7 +87,8 @@ impl World<'_> {
         }
     }
 
-    /// When everyone has heard what was charged to standing parts, everyone counts on the whole again.
+    /// Checks that every region is connected again after the usage of all regional shares has
+    /// arrived.
     pub(super) fn settled(&mut self, begun_us: u64) {
         if self.check.is_troubled_since(begun_us) {
             return;
@@ -148,7 +151,7 @@ impl World<'_> {
         }
     }
 
-    /// A node dies, and another comes in its place.
+    /// Kills a node, and starts another one in its place.
     pub(super) fn crash(&mut self) {
         let region = self.any_region();
         self.trouble(&format!("region {region}: a node dies"));

@@ -1,4 +1,4 @@
-//! The end of a world: what was promised, against what came of it.
+//! The end of a world: its promises are compared with its results.
 
 use tidegate_core::Algorithm;
 use tidegate_core::bound::Faults;
@@ -10,8 +10,9 @@ use super::scenario::{ATTACKED, Attack, KEYS, RegionScenario as Scenario};
 use super::world::{EPOCH_US, World};
 use crate::bucket::Judge;
 
-/// How many bursts have to drain in the second half of a world before the rate of that half says something: what comes and goes
-/// between nodes, origins and regions is small beside a burst, and a hundredth of this is one.
+/// Bursts that have to drain in the second half of a world before its rate is significant. Units in
+/// transit between nodes, origins and regions are few compared with a burst, and a burst is a
+/// hundredth of this.
 const BURSTS: u64 = 100;
 
 /// How much more than its rate may be admitted under a limit in the long run, in hundredths of it.
@@ -21,7 +22,7 @@ const MORE_PERCENT: f64 = 1.0;
 const LOOKS: u64 = 200;
 
 impl World<'_> {
-    /// Judges everything, and says what came of it.
+    /// Checks all promises, and returns the report.
     pub(super) fn judge(mut self) -> RegionReport {
         let mut violations = self.check.take_violations();
         let mut reach = Reach::default();
@@ -56,7 +57,8 @@ impl World<'_> {
         }
     }
 
-    /// What was admitted of a key in all regions, against the limit without what it tolerates: that is in the bound.
+    /// Judges the admissions of a key in all regions by the limit without its tolerance. The bound
+    /// contains the tolerance.
     fn judged(&mut self, key: usize) -> Judge {
         let terms = Terms::new(&self.scenario.limit, 0, self.scenario.lapse(), 1);
         let mut judge = Judge::new(terms);
@@ -74,8 +76,9 @@ impl World<'_> {
         self.scenario.bound(&Faults { lapses, failovers, partitions, ..Faults::NONE }).total()
     }
 
-    /// Whether the second half of the world says something about the long run: a limit is asked for more than there is all the
-    /// time, it drains many bursts, and nothing goes wrong any more. What passes above a sliding window it may pass in each.
+    /// Whether the second half of the world shows the long-run rate: demand always exceeds the
+    /// limit, many bursts drain, and no more faults occur. A sliding window does not qualify,
+    /// because it may exceed its limit in each window.
     fn is_rated(&self) -> bool {
         let Scenario { limit, attack, length_us, faults, .. } = self.scenario;
         let is_flooded = *attack == Attack::Flood && limit.algorithm() == Algorithm::Gcra;
@@ -83,8 +86,8 @@ impl World<'_> {
         is_flooded && is_long && faults.is_well_from(length_us / 2 - length_us / 10)
     }
 
-    /// In the long run no more is admitted than the limit, and a hundredth: by a line through what had passed at each moment of
-    /// the second half.
+    /// Checks that the long-run rate is at most 1 % above the limit. The rate is the slope of a
+    /// line through the units admitted by each moment of the second half.
     fn judge_rate(&mut self) -> Option<Violation> {
         let (from_us, to_us) = (self.scenario.length_us / 2, self.scenario.length_us);
         let per_us = rate(self.check.admissions(ATTACKED), from_us, to_us);
@@ -94,22 +97,22 @@ impl World<'_> {
         is_above.then_some(Violation::Rate { key: ATTACKED, admitted: admitted.ceil() as u64, limit })
     }
 
-    /// In the end everyone knows everything.
+    /// Checks that in the end every region knows the usage of all others.
     fn judge_convergence(&self) -> Option<Violation> {
         let known = check::known(&self.regions);
         let (region, of, key) = self.check.unknown(&self.regions, &known)?;
         Some(Violation::Apart { region, of, key, at_us: self.now_us })
     }
 
-    /// And counts on the whole.
+    /// Checks that in the end every region is connected, and has published the usage of its share.
     fn judge_settling(&self) -> Option<Violation> {
         let (region, key, is_connected) = check::unsettled(&self.regions, self.origin_us())?;
         Some(Violation::Unsettled { region, key, is_connected, at_us: self.now_us })
     }
 }
 
-/// Units that pass in a microsecond, by a line through how many had passed at each moment: what comes and goes in waves counts as
-/// what it is on the whole.
+/// Returns the units admitted per microsecond: the slope of a line through the units admitted by
+/// each moment. Waves average out.
 fn rate(admissions: &[(u64, u64)], from_us: u64, to_us: u64) -> f64 {
     let (mut later, mut passed) = (admissions.iter().peekable(), 0);
     let mut look = |step: u64| {

@@ -1,4 +1,4 @@
-//! The world: one queue of events, from which everything follows.
+//! The world: one event queue that drives the simulation.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -22,22 +22,25 @@ use crate::schedule::ScheduledEvent;
 use crate::swarm::PLENTY_PER_S;
 use crate::trace::Trace;
 
-/// What the origins' clocks show when the world begins: some day in our time.
+/// Reading of the origins' clocks when the world begins, µs: a realistic date.
 pub(super) const EPOCH_US: u64 = 1_800_000_000_000_000;
 
-/// How often an origin that will lose data is copied: what it loses is at most this old.
+/// Interval between the snapshots of an origin that will lose data, µs. Lost writes are at most
+/// this old.
 const SNAPSHOT_US: u64 = SECOND_US / 2;
 
-/// How long the world goes on after the last request, so that everything is reported and every lapse is over.
+/// Time for which the world continues after its nodes are closed, µs, so that all usage is reported
+/// and all lapses are over.
 const SETTLE_US: u64 = 30 * SECOND_US;
 
 /// The longest pause of an origin.
 pub(super) const PAUSE_US_MAX: u64 = 20 * SECOND_US;
 
-/// How far the clocks of machines run apart, millionths: they are kept in step by others.
+/// Largest deviation of the clock rates of machines, millionths. Time synchronization keeps it
+/// small.
 const SKEW_PPM: i64 = 50;
 
-/// An answer on its way to a node.
+/// A reply in flight to a node.
 #[derive(Debug)]
 pub(super) struct ReplyInTransit {
     pub(super) region: usize,
@@ -48,7 +51,7 @@ pub(super) struct ReplyInTransit {
     pub(super) answer: Result<CallReply, CallError>,
 }
 
-/// A link between two replicators: who sends, and who listens.
+/// A link from a sending to a listening replicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     pub(super) from: usize,
@@ -56,7 +59,7 @@ pub(super) struct Link {
     pub(super) to: usize,
     /// The replicator that listens.
     pub(super) peer: u64,
-    /// Which of their connections it is: what is said on one that broke breaks no other.
+    /// Number of the connection. A message on a broken connection does not break another one.
     pub(super) number: u64,
 }
 
@@ -175,13 +178,13 @@ pub(super) struct Region {
     pub(super) nodes: Vec<Node>,
     pub(super) partitions: Vec<Partition>,
     pub(super) snapshot: Vec<Partition>,
-    /// When what is over was last dropped from each partition.
+    /// Time of the last expiry in each partition, µs.
     pub(super) forgot_us: Vec<u64>,
     pub(super) boot: u64,
     /// When this life of its origin began.
     pub(super) booted_us: u64,
     pub(super) paused_until_us: u64,
-    /// Whoever is the replicator, the latest last: there may be two for a while, or none.
+    /// The replicators, the latest last. There may be two for a while, or none.
     pub(super) replicators: Vec<Replicator>,
     /// In the middle of which step the replicator dies next.
     pub(super) doom: Option<super::replicator::Step>,
@@ -196,7 +199,7 @@ impl Region {
     }
 }
 
-/// What is counted for the report.
+/// Counters for the report.
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) tickets: u64,
@@ -215,7 +218,7 @@ pub(super) struct World<'s> {
     queue: BinaryHeap<Reverse<ScheduledEvent<Event>>>,
     pub(super) regions: Vec<Region>,
     next_process: u64,
-    /// What was last said on a link by one end of it: when, and when that arrives.
+    /// Time of the last message from one end of a link, and its arrival times, µs.
     pub(super) streams: BTreeMap<(u64, usize), (u64, Vec<u64>)>,
     /// How many cuts there are just now of the way from one region to another.
     pub(super) cut: Vec<Vec<u32>>,
@@ -315,7 +318,8 @@ impl<'s> World<'s> {
         self.queue.push(Reverse(ScheduledEvent { at_us, order: self.order, event }));
     }
 
-    /// What an origin's clock shows: all of them the same, so that cells of windows are.
+    /// Reading of the origins' clocks, µs. It is the same for all, so that the cells of windows are
+    /// the same.
     pub(super) fn origin_us(&self) -> u64 {
         EPOCH_US + self.now_us
     }
@@ -369,7 +373,7 @@ impl<'s> World<'s> {
         }
     }
 
-    /// The end: everything is well again, and everyone reports.
+    /// Ends the world: faults stop, and all nodes report.
     fn close(&mut self) {
         if self.closed {
             self.queue.clear();

@@ -1,4 +1,4 @@
-//! Calls and answers, on their way and at the origin.
+//! Calls and replies, in flight and at the origin.
 
 use std::sync::Arc;
 
@@ -10,8 +10,9 @@ use crate::network::arrivals;
 use crate::scenario::Faults;
 use crate::watch::{SessionId, Watch};
 
-/// A node that has known the origin for longer than a store that has nothing is up knew another one: by more than this, and
-/// than one of so many parts for clocks that run apart. So it is promised, whatever the code makes of it.
+/// Margins by which a node must have known the origin for longer than an empty store is up: this
+/// time in µs, and one part in so many for clock rates that differ. Beyond them the node knew an
+/// earlier store. This is the promise, regardless of the code under test.
 const KNOWN_MARGIN_US: u64 = 2 * SECOND_US;
 const KNOWN_PARTS: u64 = 16;
 
@@ -47,7 +48,8 @@ impl World<'_> {
         arrivals(&mut self.rng, &faults, self.scenario.delay_us).collect()
     }
 
-    /// After the end the network is well, so that everything can be reported.
+    /// Returns the faults in force. After the end the network has none, so that all usage can be
+    /// reported.
     fn faults_now(&self) -> Faults {
         if self.closed { Faults::default() } else { self.scenario.faults }
     }
@@ -111,7 +113,8 @@ impl World<'_> {
         }
     }
 
-    /// The origin drops what is over from a partition, unless it did of late. A clock that was set back does not put it off.
+    /// Expires the meters of a partition, unless the origin did so within `FORGETS_EVERY_US`. A
+    /// clock that was set back does not delay it.
     fn forget(&mut self, partition: u16, origin_us: u64) {
         let place = usize::from(partition);
         if origin_us.abs_diff(self.store.forgot_us[place]) < FORGETS_EVERY_US {
@@ -133,8 +136,9 @@ impl World<'_> {
         }
     }
 
-    /// A partition that has nothing cannot tell whether it ever had anything, and who calls it first only if it has known the
-    /// store for longer than this life of it, or was answered by that partition.
+    /// Counts the losses that the first caller of an empty partition cannot notice. The partition
+    /// itself cannot tell whether it ever had data. A caller can if it has known the store for
+    /// longer than this life of it, or if that partition has answered it.
     fn find_out(&mut self, said: &Call, partition: u16) {
         let partition = usize::from(partition);
         let was_called = std::mem::replace(&mut self.store.kept.called[partition], true);

@@ -1,4 +1,4 @@
-//! The world: one queue of events, from which everything follows.
+//! The world: one event queue that drives the simulation.
 
 mod exchange;
 mod plan;
@@ -24,24 +24,26 @@ use crate::spoil::Spoiler;
 use crate::trace::Trace;
 use crate::watch::Watch;
 
-/// What the origin's clock shows when the world begins: some day in our time.
+/// Reading of the origin's clock when the world begins, µs: a realistic date.
 pub(crate) const EPOCH_US: u64 = 1_800_000_000_000_000;
 
 const SECOND_US: u64 = 1_000_000;
 
-/// How often an origin that will lose data is copied: what it loses is at most this old.
+/// Interval between the snapshots of an origin that will lose data, µs. Lost writes are at most
+/// this old.
 const SNAPSHOT_US: u64 = SECOND_US / 2;
 
-/// How long the world goes on after the last request, so that everything is reported and every lapse is over.
+/// Time for which the world continues after its nodes are closed, µs, so that all usage is reported
+/// and all lapses are over.
 const SETTLE_US: u64 = 120 * SECOND_US;
 
 /// The longest pause of an origin.
 const PAUSE_US_MAX: u64 = 20 * SECOND_US;
 
-/// The longest time until a node hears of a changed limit.
+/// Longest time until a node learns of a changed limit, µs.
 const RULE_LAG_US: u64 = SECOND_US;
 
-/// An answer on its way to a node.
+/// A reply in flight to a node.
 #[derive(Debug)]
 struct ReplyInTransit {
     node: usize,
@@ -85,13 +87,14 @@ struct WaitingRequest {
 /// The life of the store in which the world begins.
 pub(crate) const FIRST_BOOT: u64 = 1;
 
-/// What a store keeps, which a snapshot is of.
+/// The contents of a store, as a snapshot copies them.
 #[derive(Clone)]
 struct StoreContents {
     partitions: Vec<Partition>,
     /// Which of them were called since they were empty.
     called: Vec<bool>,
-    /// What had been charged to meters that were forgotten, with what was written off of them, and what had been given back.
+    /// Totals of expired meters: units charged, with written-off grants that count as used, and
+    /// units given back.
     forgotten: BTreeMap<usize, [u64; 2]>,
 }
 
@@ -105,7 +108,8 @@ impl StoreContents {
         }
     }
 
-    /// What was charged to a meter in all, what was given back, and what nodes hold of it.
+    /// Returns the total charges of a meter, the units given back, and the units that nodes hold in
+    /// grants.
     fn counts(&self, meter: usize, shared: bool) -> [u64; 3] {
         let partition = &self.partitions[usize::from(partition_of(meter, shared))];
         let [charged, back] = self.forgotten.get(&meter).copied().unwrap_or_default();
@@ -117,13 +121,13 @@ impl StoreContents {
 /// The store of the region.
 struct Store {
     kept: StoreContents,
-    /// When what is over was last dropped from each partition, by its clock.
+    /// Time of the last expiry in each partition, µs by the origin's clock.
     forgot_us: Vec<u64>,
     paused_until_us: u64,
     boot: u64,
     /// When this life of it began.
     booted_us: u64,
-    /// What its clock shows beyond the time since the world began.
+    /// Offset of the store's clock from the time since the world began, µs.
     epoch_us: u64,
 }
 
@@ -138,7 +142,7 @@ impl Store {
     }
 }
 
-/// What is counted for the report.
+/// Counters for the report.
 #[derive(Default)]
 struct Tally {
     tickets: u64,
@@ -164,7 +168,7 @@ struct World<'s> {
     next_node: u64,
     store: Store,
     snapshot: StoreContents,
-    /// How often a partition came back with nothing, and whoever called it first could not know.
+    /// Times that each partition returned without data and its first caller could not notice.
     unnoticed: Vec<u64>,
     rule_editions: RuleEditions,
     waiting: BTreeMap<u64, WaitingRequest>,
@@ -176,7 +180,7 @@ struct World<'s> {
     arrival_us: f64,
     /// Requests that came to a node.
     drawn: u64,
-    /// Whether nothing ever goes wrong, so that all nodes take requests until the end.
+    /// Whether the world has no faults, so that all nodes take requests until the end.
     is_faultless: bool,
     /// Cumulative weights of nodes, where these follow a Zipf distribution.
     zipf: Vec<f64>,
@@ -314,7 +318,7 @@ impl<'s> World<'s> {
         open.get(chosen).copied()
     }
 
-    /// The end: everything is well again, and everyone reports.
+    /// Ends the world: faults stop, and all nodes report.
     fn close(&mut self) {
         if self.closed {
             self.queue.clear();

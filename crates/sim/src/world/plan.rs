@@ -1,11 +1,12 @@
-//! What comes from outside: requests and trouble, drawn before the world begins.
+//! External events: requests and faults. Faults, and requests of most shapes, are drawn before the
+//! world begins.
 
 use super::{Event, PAUSE_US_MAX, SECOND_US, World};
 use crate::network::hits;
 use crate::scenario::{Demand, Shape};
 
 impl World<'_> {
-    /// Draws everything that comes from outside.
+    /// Draws all faults and requests. For `Poisson` and `Sequence` it draws the first request only.
     pub(super) fn plan(&mut self) {
         if matches!(self.scenario.shape, Shape::Poisson | Shape::Sequence) {
             self.schedule_next_request();

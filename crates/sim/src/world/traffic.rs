@@ -1,4 +1,4 @@
-//! Requests, and what nodes do about them.
+//! Requests, and how nodes handle them.
 
 use tidegate_core::DecisionSource;
 use tidegate_core::engine::{Effect, Resolution};
@@ -43,7 +43,7 @@ impl World<'_> {
             self.watch.offered(self.scenario.charges_of(demand), true_us);
         }
         if self.is_frozen(node) {
-            // Whoever asked has gone by the time it would be answered.
+            // The client has given up by the time the node could answer.
             self.tally.unanswered += 1;
             return;
         }
@@ -93,7 +93,7 @@ impl World<'_> {
         });
     }
 
-    /// A request was answered: the next one follows it, where requests come one after the other.
+    /// Schedules the next request after an answer, if requests come in sequence.
     fn follow(&mut self) {
         if self.scenario.shape == Shape::Sequence {
             self.schedule_next_request();
@@ -137,7 +137,7 @@ impl World<'_> {
         let now = here.clock.read(self.now_us);
         let next = here.engine.poll(now, &here.table, &mut effects);
         if let Some(next_us) = next {
-            // A clock's reading may come up a moment later than asked for, never earlier.
+            // A node may wake up slightly later than its clock reaches the reading, never earlier.
             let at_us = here.clock.true_time(next_us).max(self.now_us + 1);
             if at_us < here.wake_us {
                 here.wake_us = at_us;
@@ -148,7 +148,8 @@ impl World<'_> {
         self.act(node, effects, None);
     }
 
-    /// Does what an engine wants done. What the origin decided was decided when it did, not when its answer came.
+    /// Executes the effects of an engine. A decision of the origin has the time at which the origin
+    /// made it, not the arrival time of the reply.
     pub(super) fn act(&mut self, node: usize, effects: Vec<Effect>, decided_us: Option<u64>) {
         for effect in effects {
             match effect {
@@ -172,7 +173,7 @@ impl World<'_> {
         }
         match resolution {
             Resolution::Allowed { .. } => {
-                // Who waits may pass by what its node was granted meanwhile.
+                // A waiting request may also pass by a grant that its node received meanwhile.
                 if decided_us.is_some() {
                     let id = self.nodes[waits.node].id;
                     self.watch.heard(id, self.scenario.charges_of(waits.demand));

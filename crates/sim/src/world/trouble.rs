@@ -1,4 +1,4 @@
-//! What goes wrong, when its time has come.
+//! Injects faults at their scheduled times.
 
 use super::{Event, PAUSE_US_MAX, RULE_LAG_US, SECOND_US, StoreContents, World};
 use crate::bug::Bug;
@@ -10,7 +10,7 @@ const DEPLOY_STEP_US: u64 = 2 * SECOND_US;
 const STEP_US: u64 = 3_600 * SECOND_US;
 
 impl World<'_> {
-    /// A node dies, and another comes in its place.
+    /// Kills a node, and starts another one in its place.
     pub(super) fn crash(&mut self) {
         self.trouble("a node dies");
         let Some(node) = self.any_node() else { return };
@@ -27,7 +27,8 @@ impl World<'_> {
         }
     }
 
-    /// A node reports and goes, and another comes. It has as long as it takes: the other runs beside it.
+    /// Stops a node in order, and starts another one. The node has as long as it needs to report,
+    /// because the other one runs beside it.
     pub(super) fn restart(&mut self, node: Option<usize>) {
         self.trouble("a node is replaced");
         let Some(node) = node.or_else(|| self.any_node()) else { return };
@@ -50,7 +51,7 @@ impl World<'_> {
         }
     }
 
-    /// A node stands still: nothing reaches it, and its clocks go on.
+    /// Freezes a node: no message reaches it, and its clocks continue.
     pub(super) fn freeze(&mut self) {
         self.trouble("a node stands still");
         let for_us = self.rng.u64(0..=self.scenario.faults.freeze_us);
@@ -80,7 +81,7 @@ impl World<'_> {
         self.come_back_with(self.snapshot.clone());
     }
 
-    /// Nothing is left, neither now nor for a loss that follows.
+    /// Deletes all data of the store, and the snapshot that a later loss would restore.
     pub(super) fn wipe(&mut self) {
         self.trouble("the origin comes back with nothing");
         self.snapshot = StoreContents::nothing();
@@ -112,7 +113,7 @@ impl World<'_> {
         self.store.epoch_us = stepped(self.store.epoch_us, back);
     }
 
-    /// The limit changes, or back. Nodes hear of it one after another.
+    /// Changes the limit, or changes it back. Nodes learn of it one after another.
     pub(super) fn change_rule(&mut self) {
         self.trouble("the limit changes");
         self.rule_editions.turn(self.scenario);

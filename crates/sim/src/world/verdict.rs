@@ -1,4 +1,4 @@
-//! The end of a world: what was promised, against what came of it.
+//! The end of a world: its promises are compared with its results.
 
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{Lapse, Terms};
@@ -10,7 +10,7 @@ use crate::report::{Curve, Report, Steady, Violation};
 use crate::scenario::{Faults, Scenario, Shape};
 use crate::swarm::PLENTY_PER_S;
 
-/// What share of what one bucket would admit a world that is well admits at least, in hundredths.
+/// Least admissions of a world that `is_well`, in hundredths of the admissions of one bucket.
 const WELL_PERCENT: u64 = 97;
 
 /// The largest share of a load below the limit that such a world denies, in thousandths.
@@ -27,7 +27,7 @@ const BUSY_PER_S: u64 = 100;
 const BURST_MIN: u32 = 10;
 
 impl World<'_> {
-    /// Judges everything, and says what came of it.
+    /// Checks all promises, and returns the report.
     pub(super) fn judge(mut self) -> Report {
         let meters = self.scenario.meters();
         let judged: Vec<JudgedUsage> = (0..meters).map(|meter| self.watch.judged(meter)).collect();
@@ -91,17 +91,19 @@ impl World<'_> {
         (excess > allowed).then_some(Violation::Bound { key: meter, excess, allowed, at_us })
     }
 
-    /// Everything that passed is charged once. What is written off is charged where it counts as used, and is not where it is
-    /// forgiven, unless it was reported later: then it counts as what passed. And of what passed at the origin a node that died
-    /// has told nobody. Where a store lost what it was told, as much may be missing, or be told again.
-    /// And where its clock is set forward, it forgets whom it has answered, takes that for a loss, and may be told twice.
+    /// Checks that every admission is charged once. A written-off grant is charged if it counts as
+    /// used. If it is forgiven, it is charged only when a later report makes it an admission. A
+    /// node that dies may leave usage unreported, and admissions of the origin not received. After
+    /// lost writes, as many units may be missing or be reported again. If its clock is set forward,
+    /// the origin expires sessions, takes this for lost writes, and may receive reports twice.
     fn judge_conservation(&self, key: usize, judged: &JudgedUsage) -> Option<Violation> {
         let faults = &self.scenario.faults;
         let untold = self.watch.left_unsaid(key) + self.watch.refunded_again(key);
         let is_well = self.tally.faults == 0 && faults.loss_ppm + faults.slow_ppm == 0;
         let has_lost = faults.losses + faults.wipes > 0 || self.watch.has_forgotten_sessions();
         let (wasted, open) = if has_lost {
-            // What is reported late may be of a grant that was forgotten, and what was given back may have been forgotten as well.
+            // A late report may be of a grant that the store forgot, and the store may have
+            // forgotten refunds as well.
             (self.watch.written_off(key), self.watch.unheard(key))
         } else {
             let alive = self.nodes.iter().map(|node| node.id).collect();
@@ -116,18 +118,18 @@ impl World<'_> {
         let [charged, back, held] = self.store.kept.counts(key, self.scenario.shared);
         let charged = charged.saturating_sub(back);
         let admitted = judged.filled() + self.watch.owes(key);
-        // What a node that died held still counts as used.
+        // The grant of a node that died still counts as used.
         let is_lost = admitted > charged + held + fewer || charged > admitted + more;
         is_lost.then_some(Violation::Conservation { key, admitted, charged, fewer, more })
     }
 
-    /// In a world that is well, a region admits nearly what one bucket would.
+    /// Checks that a world that `is_well` admits nearly as much as one bucket would.
     fn judge_share(&self, admitted: u64, ideal: u64) -> Option<Violation> {
         let is_starved = self.is_well() && admitted * 100 < ideal * WELL_PERCENT;
         is_starved.then_some(Violation::Starved { admitted, ideal })
     }
 
-    /// In a world that is well, a load that one bucket would admit whole is admitted.
+    /// Checks that a world that `is_well` admits a load that one bucket would admit in full.
     fn judge_denials(&self) -> Option<Violation> {
         let Steady { offered, ideal, admitted, .. } = self.watch.steady();
         let denied = offered.saturating_sub(admitted);
@@ -149,8 +151,8 @@ impl World<'_> {
         is_slow.then_some(Violation::Waits { requests: *requests, waited })
     }
 
-    /// Whether nothing goes wrong, requests come steadily and cost one unit, and the limit is a
-    /// bucket of ten units or more.
+    /// Whether no fault occurs, requests come steadily and cost one unit, and the limit is a bucket
+    /// of ten units or more.
     fn is_well(&self) -> bool {
         let scenario = self.scenario;
         let limit = &scenario.limit;

@@ -9,7 +9,8 @@ use crate::wait::{START_TIME_MAX, wait_until};
 /// Masters and replicas together.
 const SERVERS: usize = 6;
 
-/// How many keys move at once. One at a time would leave those that a script needs apart for longer.
+/// Number of keys to move at once. With one at a time, the keys of one script would be on two
+/// servers for longer.
 const MOVED_AT_ONCE: &str = "2";
 
 /// Three masters, each with a replica.
@@ -34,12 +35,12 @@ impl Cluster {
         cluster
     }
 
-    /// The addresses of all servers, as clients are told.
+    /// Returns the URLs of all servers, for clients.
     pub fn urls(&self) -> Vec<String> {
         self.servers.iter().map(Redis::url).collect()
     }
 
-    /// The same as one, as servers of a region are told.
+    /// Returns the cluster as one URL, for servers of a region.
     pub fn url(&self) -> String {
         let hosts: Vec<String> = self.servers.iter().map(|server| server.address().to_string()).collect();
         format!("redis-cluster://{}", hosts.join(","))
@@ -52,7 +53,7 @@ impl Cluster {
         assert!(command.status().expect("redis-cli runs").success(), "{arguments:?}");
     }
 
-    /// Waits until everyone agrees on who owns what.
+    /// Waits until all servers agree on the owners of slots.
     pub fn wait_until_agreed(&self) {
         let address = self.servers[0].address().to_string();
         wait_until("the cluster to agree", START_TIME_MAX, || {
@@ -62,7 +63,8 @@ impl Cluster {
         });
     }
 
-    /// Waits until every slot has an owner, in everyone's eyes, and every replica hears its master.
+    /// Waits until all servers see an owner for every slot, and every replica is connected to its
+    /// master.
     pub fn wait_until_whole(&self) {
         wait_until("the cluster to be whole", START_TIME_MAX, || {
             self.servers.iter().all(|server| {
@@ -77,7 +79,7 @@ impl Cluster {
         });
     }
 
-    /// What a server is called in the cluster.
+    /// Returns the cluster's id of a server.
     pub fn id(&self, server: usize) -> String {
         ask(&self.servers[server], &["CLUSTER", "MYID"])
     }
@@ -104,7 +106,8 @@ impl Cluster {
     /// Moves a slot with all its keys to another master, as `redis-cli --cluster` does, while clients use them.
     pub fn move_slot(&self, slot: u64, to: usize) {
         let masters = self.masters();
-        // A server that has not heard of the last move may yield what it has to one that no longer has it.
+        // A server with a stale view of the last move may cede its slots to one that no longer owns
+        // them.
         wait_until("all masters to say the same", START_TIME_MAX, || {
             let mut views = masters.iter().map(|master| view(&self.servers[*master]));
             let first = views.next();
@@ -133,7 +136,7 @@ impl Cluster {
             migrate.arg(&["127.0.0.1", &port, "", "0", "10000", "KEYS"]).arg(keys);
             migrate.exec(&mut self.servers[from].connection()).expect("moves");
         }
-        // Who takes it over first, so that nobody is without an owner in between.
+        // The new owner comes first, so that the slot always has an owner.
         set(to, "NODE", &to_id);
         for master in masters.into_iter().filter(|master| *master != to) {
             set(master, "NODE", &to_id);
@@ -159,11 +162,12 @@ impl Cluster {
     }
 }
 
-/// Who has which slots since when, as a server sees it: of each master its name, the number of its configuration, and its slots.
+/// Returns the slot assignment as a server sees it: id, configuration epoch and slots of each
+/// master.
 fn view(server: &Redis) -> BTreeSet<Vec<String>> {
     let nodes: String = ask(server, &["CLUSTER", "NODES"]);
     let masters = nodes.lines().filter(|line| line.contains("master"));
-    // Slots that are on their way are told in brackets, and only by those who have a part in that.
+    // Moving slots are in brackets, and only in the views of the servers involved.
     let known = |line: &str| {
         let fields = line
             .split(' ')

@@ -14,16 +14,16 @@ use crate::wait::{START_TIME_MAX, free_port, wait_until};
 pub use cluster::Cluster;
 pub use tls::TlsRedis;
 
-/// Arguments of a server that keeps every write before it answers.
+/// Arguments of a server that persists every write before it replies.
 pub const APPEND_ONLY: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
 
-/// Arguments of a server that keeps what it had when it was told to save, or once in an hour.
+/// Arguments of a server that persists its data on a save command, or once an hour.
 pub const SNAPSHOTS: &[&str] = &["--save", "3600", "1"];
 
 /// How many keys one look at a store's keys is about.
 const SCAN_COUNT: &str = "1000";
 
-/// What is told of a key that ended between two looks.
+/// Reply of `PTTL` for a key that expired after the scan.
 const GONE: i64 = -2;
 
 /// A redis-server of its own, on a free port and on a socket file, stopped when the test is done with it.
@@ -36,7 +36,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts a server with these arguments besides its address. It keeps nothing unless told to.
+    /// Starts a server with these arguments besides its address. By default it persists nothing.
     pub fn start(arguments: &[&str]) -> Self {
         let fixed = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
         let arguments = fixed.iter().chain(arguments).map(ToString::to_string).collect();
@@ -75,26 +75,26 @@ impl Redis {
         SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
-    /// Its address, as clients are told.
+    /// Returns its URL, for clients.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// A connection of the test's own, through the socket file: whatever becomes of the network.
+    /// Opens a connection for the test through the socket file, independent of the network.
     pub fn connection(&self) -> redis::Connection {
         self.try_connection().expect("a connection")
     }
 
-    /// The same, of a server that may be gone.
+    /// The same for a server that may be stopped.
     pub fn try_connection(&self) -> redis::RedisResult<redis::Connection> {
         let url = format!("redis+unix://{}", self.dir.path().join("socket").display());
         let connection = redis::Client::open(url)?.get_connection_with_timeout(START_TIME_MAX)?;
-        // One that stands still is a test that has failed, not one that never ends.
+        // A halted server fails the test instead of blocking it forever.
         connection.set_read_timeout(Some(START_TIME_MAX))?;
         Ok(connection)
     }
 
-    /// All that it holds, and how long each key has to live, ms; below 0 if for ever.
+    /// Returns all keys, with the time to live of each, ms. Below 0: the key never expires.
     pub fn keys(&self) -> Vec<(Vec<u8>, i64)> {
         let mut connection = self.connection();
         let (mut cursor, mut all) = (0, Vec::new());
@@ -118,7 +118,7 @@ impl Redis {
         self.process.kill();
     }
 
-    /// Starts it again where it was, with what it kept.
+    /// Starts it again on the same port, with its persisted data.
     pub fn restart(&mut self) {
         self.process = spawn(self.port, &self.dir, &self.arguments);
         self.wait_until_ready();
@@ -154,7 +154,7 @@ fn lives(connection: &mut redis::Connection, keys: &[Vec<u8>]) -> Vec<i64> {
     lives.query(connection).expect("times")
 }
 
-/// The answer of a server to a command.
+/// Sends a command to a server and returns the reply.
 pub fn ask<T: redis::FromRedisValue>(server: &Redis, command: &[&str]) -> T {
     let (name, arguments) = command.split_first().expect("a command");
     redis::cmd(name).arg(arguments).query(&mut server.connection()).expect("an answer")

@@ -14,7 +14,7 @@ pub struct TlsRedis {
     pub redis: Redis,
     /// The port for TLS.
     pub port: u16,
-    /// What a client has to trust, in PEM.
+    /// Certificate that a client must trust, in PEM.
     pub roots: Vec<u8>,
     /// Where the server has its certificate from.
     _dir: TempDir,

@@ -1,4 +1,4 @@
-//! Limits that an origin keeps, and the questions asked of them.
+//! Limits with meters at an origin, and the checks on them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::limiter::UnknownName;
 /// How a region treats a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionPolicy {
-    /// What depends on the limit.
+    /// Class of the limit: selects its behaviour without the origin.
     pub class: Class,
     /// Whether those it limits pay: then a limit of class [`Class::Cost`] fails open and not closed.
     pub paid: bool,
@@ -31,24 +31,24 @@ pub struct RegionPolicy {
 }
 
 impl RegionPolicy {
-    /// What a class asks for, of the first version of a limit.
+    /// Returns the default policy of a class, for version 1 of a limit.
     pub const fn of(class: Class) -> Self {
         Self { class, paid: false, tolerance_ppm: 0, regime: class.regime(), version: 1 }
     }
 }
 
-/// What an origin needs to know of a gate that it keeps, and what takes its place while the origin is gone.
+/// The settings of a gate at its origin, and its substitutes while the origin is down.
 pub(crate) struct OriginLimit {
     pub(super) policy: RegionPolicy,
-    /// The regions that have a part in it; nothing for a limit of this one alone.
+    /// Regions that share the limit; `None` for a limit of this region alone.
     pub(super) layout: Option<Arc<RegionLayout>>,
     tenant: Box<str>,
     name: Box<str>,
-    /// What the names of its meters begin with.
+    /// Prefix of the names of its meters.
     prefix: Box<[u8]>,
     /// Meters of this process's part of the limit.
     pub(super) alone: KeySpace,
-    /// What is left of all limits of the tenant when they fail open.
+    /// Coarse meter that replaces all limits of the tenant that fail open.
     pub(super) open: Gate,
 }
 
@@ -72,7 +72,7 @@ impl OriginLimit {
         &self.tenant
     }
 
-    /// As whoever made it calls it; in answers it may be called otherwise.
+    /// Returns the name that the limit was created with; replies may show another.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -86,7 +86,7 @@ impl OriginLimit {
         self.layout.as_deref().filter(|_| self.policy.regime == Regime::BestEffort)
     }
 
-    /// What of a limit is for this region to let pass.
+    /// Returns the part of a limit that this region may spend.
     pub(crate) fn limit_here(&self, limit: Limit) -> Limit {
         let shared = self.layout.as_deref().filter(|_| self.policy.regime == Regime::Share);
         shared.map_or(limit, |layout| layout.part(&limit))
@@ -94,14 +94,14 @@ impl OriginLimit {
 }
 
 impl Region {
-    /// The limit called `name` of a tenant, kept by the origin.
+    /// Returns the gate of the limit `name` of a tenant, with meters at the origin.
     pub fn gate(&self, tenant: &str, name: &str, class: Class) -> Result<Gate, UnknownName> {
         let limit = *self.limiter.gate_of(tenant, name)?.limit();
         self.gate_with(tenant, name, limit, RegionPolicy::of(class))
     }
 
-    /// A limit that the limiter was not built with. Questions to it are asked by [`Region::check`]; the limiter alone knows
-    /// only what is held of it.
+    /// Returns the gate of a limit that the limiter was not built with. Its checks go through
+    /// [`Region::check`]; the limiter alone knows only the grants of this node.
     pub fn gate_with(
         &self,
         tenant: &str,
@@ -132,7 +132,7 @@ impl Region {
 }
 
 impl Gate {
-    /// Asks for one unit on `key` in a region. Unless it is said otherwise, the key also says where the meter is kept.
+    /// Makes a check of one unit on `key` in a region. By default, the key is also the placement.
     pub fn region_check<'g, 'k>(&'g self, key: &'k (impl AsRef<[u8]> + ?Sized)) -> RegionCheck<'g, 'k> {
         let key = key.as_ref();
         RegionCheck { ask: self.key(key), key: Cow::Borrowed(key), placement: None }
@@ -150,7 +150,7 @@ impl Gate {
     }
 }
 
-/// A question that an origin can be asked as well: its key is spelled out.
+/// A check that the origin can decide too: it includes the full key.
 #[derive(Clone, Debug)]
 pub struct RegionCheck<'g, 'k> {
     pub(super) ask: Check<'g>,
@@ -159,40 +159,40 @@ pub struct RegionCheck<'g, 'k> {
 }
 
 impl<'g> From<Check<'g>> for RegionCheck<'g, '_> {
-    /// A question that only this process is asked: of a gate that no origin keeps.
+    /// Makes a check that only this node decides, on a gate without an origin.
     fn from(ask: Check<'g>) -> Self {
         Self { ask, key: Cow::Borrowed(&[]), placement: None }
     }
 }
 
 impl<'g, 'k> RegionCheck<'g, 'k> {
-    /// The same question for another cost. 0 looks without changing anything.
+    /// Returns the same check with another cost. A cost of 0 reads the meter and changes nothing.
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Self { ask: self.ask.cost(cost), ..self }
     }
 
-    /// Has the meter kept where `placement` says. The limits of one request that have the same placement are decided by one
-    /// call; each of them must have this placement in every request that it is a part of.
+    /// Sets the placement of the meter. One call decides all limits of a request that have the same
+    /// placement. Each meter must have the same placement in every request.
     #[must_use]
     pub fn placed_by(self, placement: &'k (impl AsRef<[u8]> + ?Sized)) -> Self {
         Self { placement: Some(placement.as_ref()), ..self }
     }
 
-    /// The question as what is held here answers it.
+    /// Returns the check as the memory of this node decides it.
     pub fn ask(&self) -> Check<'g> {
         self.ask
     }
 
-    /// Where its meter is kept.
+    /// Returns the partition of its meter.
     pub(super) fn partition(&self) -> u16 {
         partition_of(self.placement.unwrap_or(&self.key))
     }
 
-    /// How its limit is treated.
+    /// Returns the settings of its limit at the origin.
     ///
     /// # Panics
-    /// If no origin keeps the gate: whoever asks by a region meant another one.
+    /// If the gate has no origin: the caller used the wrong gate.
     #[expect(
         clippy::panic,
         reason = "to go on would be to count for this process alone what was meant for all"
@@ -205,7 +205,7 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
         origin_limit
     }
 
-    /// The meter and what is asked of it, spelled out for the origin.
+    /// Returns the meter and the cost in full, for the origin.
     pub(super) fn charge(&self) -> Charge {
         let (gate, origin_limit) = (self.ask.gate(), self.origin_limit());
         let mut key = origin_limit.prefix.to_vec();

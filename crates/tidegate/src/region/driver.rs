@@ -1,4 +1,4 @@
-//! The task that does what the engine wants done.
+//! The task that executes the effects of the engine.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,42 +17,46 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::limiter::Limiter;
 
-/// How often the engine is looked at when it asks for nothing. Only what spends a grant does so without telling it.
+/// Interval between polls of the engine if it requests none. Only spending from a grant does not
+/// wake it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// By how much later than it wanted the task may be woken before it lets answers in that have come meanwhile; and for how long at most,
-/// as long as it was late: what kept this process from running may have kept the origin's as well, which has to run first. Longer: fewer
-/// decisions without the origin on a machine that stops now and then; longer answers there.
+/// Delay of a wake-up above which the task first lets in replies that have arrived, and the longest
+/// time that it waits for them. It waits as long as it was late: a stall of this process may have
+/// stalled the origin too, and the origin must run first. Longer: fewer decisions without the
+/// origin on a machine that stalls at times; longer response times there.
 const LATE_BY: Duration = Duration::from_millis(5);
 const GRACE_MAX: Duration = Duration::from_millis(10);
 
-/// The engine and those who wait for it.
+/// The engine and the requests that wait for it.
 struct State {
     engine: Engine,
     /// As many as the engine lets wait: [`EngineSettings::waiting_max`].
     waiters: HashMap<Ticket, oneshot::Sender<Resolution>>,
     tickets: Ticket,
-    /// How far the origin's clock is ahead of this one, µs, by the quickest of the answers of late.
+    /// Lead of the origin's clock over this one, µs, by the fastest recent reply.
     skew: ClockSkew,
-    /// Of each partition that has answered: every origin on a cluster has a clock of its own.
+    /// Clock reading of each partition that has replied: each server of a cluster has its own
+    /// clock.
     clocks: HashMap<u16, ClockReading>,
 }
 
-/// Does what the engine wants done.
+/// The executor of the engine's effects.
 pub(super) struct Driver {
     limiter: Arc<Limiter>,
     origin: Arc<dyn Origin>,
     state: Mutex<State>,
-    /// Where calls are made: not where whoever asks happens to be.
+    /// The runtime that makes calls, independent of the caller's.
     runtime: Handle,
     origin_up: watch::Sender<bool>,
     /// Why the origin would not take the last call that it would not.
     refusal: watch::Sender<Option<CallError>>,
-    /// Of each partition: whether it counted what all regions use when it last spoke of a limit that they share.
+    /// For each partition: whether its last reply about a cross-region limit counted the usage of
+    /// all regions.
     connected: Box<[AtomicBool]>,
-    /// Told when the engine may have something to do.
+    /// Notified when the engine may have work.
     wake: Notify,
-    /// Told when the engine has nothing left to do.
+    /// Notified when the engine has no work left.
     idle: Notify,
 }
 
@@ -82,11 +86,12 @@ impl Driver {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked while holding it left the engine between two of its steps, none of which is half done.
+        // A panic under this lock leaves the engine between two steps, and no step is half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the origin, by and by. The engine answers within its deadline, whatever becomes of the call, if its task runs.
+    /// Submits checks for a call to the origin. The engine resolves them within its deadline, even
+    /// without a reply, as long as its task runs.
     pub(super) async fn ask(self: &Arc<Self>, partition: u16, charges: Vec<Charge>) -> Resolution {
         let (sender, answer) = oneshot::channel();
         let effects = {
@@ -107,7 +112,7 @@ impl Driver {
         answer.await.unwrap_or(Resolution::Unanswered)
     }
 
-    /// Notes what was let through without the origin.
+    /// Records usage that was admitted without the origin.
     pub(super) fn owe(&self, partition: u16, charge: &Charge) {
         if charge.cost > 0 {
             self.state().engine.owe(self.limiter.now(), partition, &charge.meter, charge.cost);
@@ -115,7 +120,7 @@ impl Driver {
         }
     }
 
-    /// Gives back what was charged: here, as far as it was not reported, and otherwise there.
+    /// Gives a charge back: on this node if it is not reported yet, or else at the origin.
     pub(super) fn refund(&self, partition: u16, charge: &Charge) {
         let Charge { meter, cost } = charge;
         let now = self.limiter.now();
@@ -132,7 +137,7 @@ impl Driver {
         }
     }
 
-    /// Gives back what was charged for a request that does not pass in the end.
+    /// Gives back the charge of a request that is denied in the end.
     pub(super) fn roll_back(&self, partition: u16, charge: &Charge, paid: ChargeLocation) {
         if charge.cost > 0 {
             let (now, table) = (self.limiter.now(), self.limiter.table());
@@ -141,18 +146,20 @@ impl Driver {
         }
     }
 
-    /// Gives back what this region charged for a request of another one that does not pass in the end. Whichever process of this
-    /// region it was that charged it, what is held here is left alone: it may be what others have spent since.
+    /// Gives back this region's charge for a request of a peer region that is denied in the end.
+    /// Any node of this region may have made the charge. So this node's grant stays unchanged: its
+    /// usage may belong to other requests.
     pub(super) fn roll_back_for_another(&self, partition: u16, charge: &Charge, since_us: u64) {
         let clock = self.state().clocks.get(&partition).copied();
-        // Where nobody here knows the origin's time, nobody knows what has drained: then all of it has.
+        // Without a reading of the origin's clock, the drained part is unknown, so all of it counts
+        // as drained.
         let at_us =
             clock.map_or(0, |clock| clock.at_or_before_us(since_us.min(self.limiter.now().mono_us())));
-        // To the origin 0 says that nothing has drained.
+        // For the origin, 0 means that no part has drained.
         self.roll_back(partition, charge, ChargeLocation::AtOrigin { at_us: at_us.max(1) });
     }
 
-    /// What there is to go by for a meter while the origin is gone.
+    /// Returns the known state of a meter, for a decision without the origin.
     pub(super) fn fallback_state(&self, partition: u16, digest: Digest) -> FallbackState {
         self.state().engine.fallback_state(self.limiter.now(), partition, digest)
     }
@@ -167,7 +174,7 @@ impl Driver {
         self.state().engine.limit_cross_region_life(life_us);
     }
 
-    /// Does something beside whoever asks, where calls are made.
+    /// Spawns a task on the runtime that makes calls, beside the caller.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }
@@ -176,12 +183,12 @@ impl Driver {
         Arc::clone(&self.origin)
     }
 
-    /// Whether a partition counts what all regions use, as it last said.
+    /// Whether a partition counts the usage of all regions, by its last reply.
     pub(super) fn is_connected(&self, partition: u16) -> bool {
         self.connected.get(usize::from(partition)).is_some_and(|connected| connected.load(Ordering::Relaxed))
     }
 
-    /// Takes in what a partition said of limits that regions share.
+    /// Records whether a partition counts all regions, by its reply about cross-region limits.
     fn note_connected(&self, partition: u16, call: &Call, reply: &CallReply) {
         let mut meter_reply = call
             .updates
@@ -195,7 +202,7 @@ impl Driver {
         }
     }
 
-    /// Takes in what a partition's clock read in an answer to a call that was sent at that time.
+    /// Records the reading of a partition's clock in the reply to a call sent at `sent`.
     fn note_clock(&self, partition: u16, sent: Now, clock_us: u64) {
         let now = self.limiter.now();
         let mut state = self.state();
@@ -234,7 +241,7 @@ impl Driver {
         }
     }
 
-    /// Looks after the engine: what it wants done now, and when to come again.
+    /// Polls the engine, executes its effects, and returns the time until the next poll.
     fn turn(self: &Arc<Self>) -> Duration {
         let now = self.limiter.now();
         let mut effects = Vec::new();
@@ -261,14 +268,14 @@ impl Driver {
                         self.note_origin_up(false);
                     }
                     let waiter = self.state().waiters.remove(&ticket);
-                    // Whoever waited may have gone away.
+                    // The waiting request may have been dropped.
                     let _ = waiter.map(|waiter| waiter.send(resolution));
                 }
             }
         }
     }
 
-    /// Whether the origin answers nobody: one call that is late does not mean that.
+    /// Whether the origin replies to no call. One late call is not enough.
     fn is_stalled(&self) -> bool {
         self.state().engine.is_stalled(self.limiter.now())
     }
@@ -309,11 +316,11 @@ impl Driver {
             Ok(reply) => {
                 state.engine.on_reply(now, self.limiter.table(), partition, sequence, &reply, &mut effects);
             }
-            // However often it was said again, it would not be taken.
+            // A repeat of this call would be refused too.
             Err(OriginError::Refused(why)) => {
                 let before = state.engine.stats().refused;
                 state.engine.on_failure(now, partition, sequence, why.into(), &mut effects);
-                // A second attempt that comes after the answer to the first is of no interest.
+                // A refused second attempt does not matter after a reply to the first.
                 if state.engine.stats().refused > before {
                     self.refusal.send_replace(Some(why));
                 }
@@ -326,7 +333,7 @@ impl Driver {
     }
 }
 
-/// What another clock read, and when that was heard by the one here.
+/// A reading of another clock, and the local time at which it arrived.
 #[derive(Clone, Copy, Debug)]
 struct ClockReading {
     clock_us: u64,
@@ -334,8 +341,8 @@ struct ClockReading {
 }
 
 impl ClockReading {
-    /// What the other clock read at a moment of the one here, or earlier, whose rates may differ by a sixteenth: it was read before it
-    /// was heard.
+    /// Returns the reading of the other clock at a local time, or an earlier one. The rates may
+    /// differ by a sixteenth, and the clock was read before the reading arrived.
     fn at_or_before_us(self, mono_us: u64) -> u64 {
         let Self { clock_us, heard_us } = self;
         let (after_us, before_us) = (mono_us.saturating_sub(heard_us), heard_us.saturating_sub(mono_us));
@@ -349,16 +356,17 @@ impl ClockReading {
 #[derive(Debug, Default)]
 struct ClockSkew {
     ahead: i64,
-    /// How long the answer took by which it was measured, and when that was.
+    /// Round-trip time of the measurement, and its local time.
     took: u64,
     measured: u64,
 }
 
-/// For how long a measurement by a quick answer is better than one by a slower. Longer: less noise; drift is seen later.
+/// Time for which a measurement by a fast reply takes precedence over a slower one, µs. Longer:
+/// less noise; drift is noticed later.
 const SKEW_EVERY_US: u64 = 10_000_000;
 
 impl ClockSkew {
-    /// Takes in the other clock's reading in an answer: it was read somewhere between `sent` and `heard`.
+    /// Measures by a reply: the other clock was read between `sent` and `heard`.
     fn measure(&mut self, sent: Now, heard: Now, other_us: u64) {
         let took_us = heard.mono_us().saturating_sub(sent.mono_us());
         let is_stale = heard.mono_us() >= self.measured + SKEW_EVERY_US;
@@ -380,7 +388,7 @@ async fn give_time(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
-/// Runs until nobody holds the driver any more.
+/// Runs until the driver is dropped.
 async fn drive(driver: Weak<Driver>) {
     loop {
         let Some(strong) = driver.upgrade() else { return };
@@ -388,8 +396,8 @@ async fn drive(driver: Weak<Driver>) {
         let asleep = strong.limiter.now();
         // Held only for the wait, which ends at the latest when the engine wants to be looked after again.
         let _ = tokio::time::timeout(wait, strong.wake.notified()).await;
-        // A process that did not run for a while finds its timers over and the answers unread that came meanwhile: the time that
-        // it was late itself is not held against the origin.
+        // After a stall of this process, timers have expired and replies are unread. The driver
+        // does not count its own delay against the origin.
         let slept_us = strong.limiter.now().mono_us().saturating_sub(asleep.mono_us());
         let late = Duration::from_micros(slept_us).saturating_sub(wait);
         if late > LATE_BY {

@@ -1,4 +1,4 @@
-//! What decides when the origin does not.
+//! The fallback: decisions without the origin.
 
 use std::time::Duration;
 
@@ -12,15 +12,16 @@ use crate::decision::{Decision, Outcome, Outcomes};
 use crate::gate::{Check, Gate};
 use crate::limiter::{Limiter, UnknownName};
 
-/// When to ask again after a request was refused because nobody could decide it, µs: about when the origin may be back.
+/// Retry time of a request that is refused without a decision, µs: about when the origin may be
+/// back.
 const CLOSED_RETRY_US: u64 = 1_000_000;
 
-/// What passes of a tenant in each second and process when its limits fail open. Higher: less of what customers pay for is
-/// ever turned away; more of what runs wild passes.
+/// Units that pass per second for each tenant and node when limits fail open. Higher: fewer paid
+/// requests are denied; more runaway traffic passes.
 const OPEN_PER_SECOND: u64 = 10_000;
 
 impl RegionPolicy {
-    /// The decision source of a limit when its origin is gone.
+    /// Returns the decision source of a limit without its origin.
     const fn without_origin(&self) -> DecisionSource {
         self.class.without_origin(self.paid)
     }
@@ -34,7 +35,8 @@ pub(super) fn open_gate(limiter: &Limiter, tenant: &str) -> Result<Gate, Unknown
 }
 
 impl Region {
-    /// Decides without the origin: the strictest class among the limits says whether at all.
+    /// Decides without the origin. The strictest class among the limits prevails: if one fails
+    /// closed, the request is denied.
     pub(super) fn without_origin<'g>(
         &self,
         questions: &[&RegionCheck<'g, '_>],
@@ -49,13 +51,13 @@ impl Region {
             questions.iter().zip(&gates).map(|(question, gate)| substitute_check(question, gate)).collect();
         let alone = self.limiter.check_all(&asks)?;
         if alone.is_allowed() {
-            // It counts all the same: the origin is told when it is back.
+            // The usage still counts: the node reports it when the origin is back.
             self.charge(questions.iter().copied());
         }
         Ok(RegionDecision { decision: as_asked(questions, &alone), source: last })
     }
 
-    /// What takes the place of a limit: this process's part of it, or the coarse meter of its tenant.
+    /// Returns the substitute of a limit: the node share, or the coarse meter of its tenant.
     fn substitute(&self, question: &RegionCheck<'_, '_>) -> Gate {
         let (gate, origin_limit) = (question.ask.gate(), question.origin_limit());
         if origin_limit.policy.without_origin() == DecisionSource::Open {
@@ -63,7 +65,7 @@ impl Region {
         }
         let FallbackState { processes, remaining: left } =
             self.driver.fallback_state(question.partition(), question.ask.digest);
-        // Where regions cannot tell each other what passed, each has its own part and no more.
+        // While regions cannot exchange their usage, each spends only its regional share.
         let (limit, left) = match origin_limit.global() {
             Some(layout) => (layout.part(gate.limit()), left.map(|left| layout.share_of(left))),
             None => (*gate.limit(), left),
@@ -82,7 +84,7 @@ fn substitute_check<'s>(question: &RegionCheck<'_, '_>, gate: &'s Gate) -> Check
     gate.key(if is_open { b"" } else { question.key() }).cost(question.ask.cost)
 }
 
-/// The word of stand-ins as that of the limits they stand for.
+/// Returns the outcomes of substitutes as those of the original limits.
 fn as_asked<'g>(questions: &[&RegionCheck<'g, '_>], alone: &Decision<'_>) -> Decision<'g> {
     let outcomes = questions.iter().zip(alone.outcomes()).map(|(question, outcome)| {
         let answer = tidegate_core::CheckOutcome { verdict: outcome.verdict(), source: outcome.source() };
@@ -91,7 +93,7 @@ fn as_asked<'g>(questions: &[&RegionCheck<'g, '_>], alone: &Decision<'_>) -> Dec
     Decision { outcomes: Outcomes::Many(outcomes.collect()), decided: alone.decided }
 }
 
-/// Refuses, since nobody can decide.
+/// Denies a request without a decision.
 pub(super) fn closed<'g>(questions: &[&RegionCheck<'g, '_>]) -> Decision<'g> {
     let verdict =
         Verdict::Deny { remaining: 0, reset_after_us: CLOSED_RETRY_US, retry: Retry::After(CLOSED_RETRY_US) };

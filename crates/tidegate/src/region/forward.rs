@@ -1,4 +1,4 @@
-//! Limits that one region decides for each key: others ask it.
+//! Strict limits: the owner region decides each key, and other regions forward their checks to it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,17 +24,18 @@ pub(super) fn owner(check: &RegionCheck<'_, '_>) -> Option<usize> {
     layout.owner(&[origin_limit.prefix(), check.key()])
 }
 
-/// What tells another region to give back what it charged. The moment is of the clock here, by which the replicator counts as well.
+/// Returns the action that makes the owner region give a charge back. Its time is that of the local
+/// clock, which the replicator uses too.
 pub(super) fn roll_back_action(paid: ChargeLocation) -> ForwardAction {
     match paid {
         ChargeLocation::OnNode { since_us } => ForwardAction::RollBack { since_us },
-        // Nobody here knows another region's clock: all of it has drained then.
+        // The clock of another region's origin is unknown here, so all of it counts as drained.
         ChargeLocation::AtOrigin { .. } => ForwardAction::RollBack { since_us: 0 },
     }
 }
 
 impl Region {
-    /// Has another region decide. Where it does not answer in time, nothing passes.
+    /// Forwards checks to the owner region. Without a reply in time, the request is denied.
     pub(super) async fn forward_checks<'g>(
         &self,
         owner: usize,
@@ -60,15 +61,17 @@ impl Region {
         ask(peer_regions, owner, forward_request(act, group)).await
     }
 
-    /// Gives back what was charged here, then or later, for a request of another region that does not pass in the end.
+    /// Gives back charges made here at `since_us` or later, for a request of a peer region that is
+    /// denied in the end.
     fn roll_back_for_another(&self, checks: &[RegionCheck<'_, '_>], since_us: u64) {
         for check in checks {
             self.driver.roll_back_for_another(check.partition(), &check.charge(), since_us);
         }
     }
 
-    /// Tells another region of what was spent or is given back, by and by and again until it was heard: a charge counts at least
-    /// once, a refund at most once. What is given up in the end is counted by the replicator.
+    /// Sends a charge or a refund to the owner region in the background, with retries until it is
+    /// acknowledged. A charge counts at least once, a refund at most once. The replicator counts
+    /// abandoned deliveries.
     pub(super) fn deliver_to_owner(&self, owner: usize, act: ForwardAction, check: &RegionCheck<'_, '_>) {
         let Some(peer_regions) = self.peer_regions.as_deref() else { return };
         let (Some(forwarder), Some(region)) = (peer_regions.forwarder(), peer_regions.layout.id(owner))
@@ -107,7 +110,8 @@ fn forward_request(act: ForwardAction, group: &[&RegionCheck<'_, '_>]) -> Forwar
     ForwardRequest { id: 0, act, checks: group.iter().map(check).collect() }
 }
 
-/// What another region said of so many limits, as an origin would have; nothing if it makes no sense.
+/// Converts the decision of an owner region on this number of limits, as if from an origin; `None`
+/// if it is invalid.
 fn resolution(decision: ForwardDecision, limits: usize) -> Option<Resolution> {
     let ForwardDecision { remaining, denied } = decision;
     if remaining.len() != limits {
@@ -120,11 +124,11 @@ fn resolution(decision: ForwardDecision, limits: usize) -> Option<Resolution> {
     })
 }
 
-/// Decides what other regions forward, as one that decides for those keys.
+/// The handler of checks that peer regions forward to this owner region.
 pub(super) struct Owner {
-    /// Without neighbours: what was forwarded is not forwarded again.
+    /// Without peers: a forwarded check is not forwarded again.
     pub(super) region: Region,
-    /// Who decides for which keys, as this process was told.
+    /// Owner regions of keys, by the configuration of this node.
     layout: Arc<RegionLayout>,
 }
 
@@ -141,7 +145,8 @@ impl Owner {
     async fn decide(&self, forward: &ForwardRequest) -> Option<ForwardDecision> {
         let gates: Option<Vec<Gate>> = forward.checks.iter().map(|check| self.gate(check)).collect();
         let gates = gates?;
-        // Where regions were told of different ones, two of them might decide for a key: then neither does for the other.
+        // If regions have different region lists, two of them might own a key. Then neither decides
+        // for the other.
         if !gates.iter().zip(&forward.checks).all(|(gate, asked)| self.decides_for(gate, &asked.key)) {
             return None;
         }
@@ -164,7 +169,7 @@ impl Owner {
         }
     }
 
-    /// Whether this region decides for a key, as far as this process was told.
+    /// Whether this region owns a key, by the configuration of this node.
     fn decides_for(&self, gate: &Gate, key: &[u8]) -> bool {
         gate.origin_limit()
             .is_some_and(|origin_limit| self.layout.owner(&[origin_limit.prefix(), key]).is_none())
@@ -173,7 +178,7 @@ impl Owner {
     fn gate(&self, check: &ForwardedCheck) -> Option<Gate> {
         let ForwardedCheck { tenant, name, limit, tolerance_ppm, version, .. } = check;
         let (tolerance_ppm, version) = (*tolerance_ppm, *version);
-        // Decided here, and asked of nobody else.
+        // Decided here, and never forwarded.
         let regime = Regime::Regional;
         let policy = RegionPolicy { tolerance_ppm, regime, version, ..RegionPolicy::of(Class::Security) };
         self.region.gate_with(tenant, name, *limit, policy).ok()
@@ -188,7 +193,7 @@ fn local_check<'g, 'k>(gate: &'g Gate, asked: &'k ForwardedCheck) -> RegionCheck
     }
 }
 
-/// What a ruling comes to; nothing, if it is not the origin's word.
+/// Converts a decision for the forwarding region; `None` if it does not rest on the origin.
 fn decision(region_decision: &RegionDecision<'_>) -> Option<ForwardDecision> {
     if region_decision.source > DecisionSource::Regional {
         return None;
@@ -207,7 +212,7 @@ fn decision(region_decision: &RegionDecision<'_>) -> Option<ForwardDecision> {
     Some(ForwardDecision { remaining: outcomes.iter().map(Outcome::remaining).collect(), denied })
 }
 
-/// An answer to what asks nothing.
+/// Returns the reply to a request without a check.
 fn nothing_left(checks: &[RegionCheck<'_, '_>]) -> ForwardDecision {
     ForwardDecision { remaining: vec![0; checks.len()], denied: None }
 }
@@ -237,11 +242,11 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_mins(1);
 
-    /// Where nobody listens.
+    /// An address without a listener.
     const NOBODY: &str = "127.0.0.1:1";
 
-    /// A region of one process that waits for whoever decides, however long it takes, and a limit that one region decides for each
-    /// key.
+    /// Returns a region of one node that waits up to a minute for a decision, and a gate with a
+    /// strict limit.
     fn among(own: &str, peers: &[(&str, &str)]) -> (Region, Gate) {
         let clock = SystemClock::new();
         let origin = Arc::new(MemoryOrigin::new(move || clock.now().wall_us()));
@@ -281,7 +286,7 @@ mod tests {
         keys.find(is_of_it).expect("each region decides for some")
     }
 
-    /// Asks until whoever decides is there: the first question may come before there is a connection.
+    /// Repeats a request until the owner region replies: the first may precede the connection.
     async fn ask_all(region: &Region, checks: &[RegionCheck<'_, '_>]) -> bool {
         let decided = async {
             loop {
@@ -305,8 +310,8 @@ mod tests {
         }
     }
 
-    /// What a region charged for a request of another one may be rolled back late. By then it has drained, and others have used what
-    /// drained.
+    /// A charge for a request of a peer region may be rolled back late. By then it has drained, and
+    /// other requests have used the drained units.
     #[tokio::test]
     async fn what_another_region_rolls_back_late_passes_once() {
         let clock = Hand(Arc::new(AtomicU64::new(1 << 50)));
@@ -331,7 +336,7 @@ mod tests {
         assert!(applied(&region, ForwardAction::RollBack { since_us }).await);
         region.leave().await;
         assert!(!applied(&eu().0, ForwardAction::Decide).await, "what had drained passes once");
-        // Of what was charged just now nothing has.
+        // No unit of the latest charge has drained.
         let (last, since_us) = (eu().0, clock.now().mono_us());
         assert!(!applied(&last, ForwardAction::Decide).await);
         assert!(applied(&last, ForwardAction::RollBack { since_us }).await);
@@ -339,7 +344,7 @@ mod tests {
         assert!(applied(&eu().0, ForwardAction::Decide).await, "it was given back");
     }
 
-    /// An origin that takes down when it charged something, and of what moment something was given back.
+    /// An origin that records when it made a charge, and the charge time that a refund states.
     struct Witness {
         inner: MemoryOrigin,
         charged_us: AtomicU64,
@@ -409,7 +414,8 @@ mod tests {
         assert!((1..=charged_us).contains(&of_us), "charged at {charged_us}, and given back as of {of_us}");
     }
 
-    /// Where one region was told of another that is not known everywhere yet, keys that move there have one bucket and not two.
+    /// If one region knows of a new region before the others do, the keys that move there have one
+    /// bucket and not two.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_region_decides_for_another_only_where_both_say_that_it_decides() {
         let (eu, _) = among("eu", &[("us", NOBODY), ("sa", NOBODY)]);

@@ -1,8 +1,9 @@
-//! Regions: many processes that act as one, around a shared store.
+//! Regions: many nodes that act as one, around a shared origin.
 //!
-//! Each process holds grants: amounts that the region's [`Origin`] lets it spend without asking. A request inside a grant, or
-//! one that the origin's last word denies, is decided from memory like any other. Only what neither decides waits for the
-//! origin, and no longer than a few milliseconds; then the limit's [`Class`] decides.
+//! Each node holds grants: amounts that the region's [`Origin`] lets it spend without a call. A
+//! request within a grant, or one that the origin's last reply denies, is decided from memory.
+//! Other requests wait for the origin, by default for 20 ms at most; then the limit's [`Class`]
+//! decides.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -67,11 +68,11 @@ use regions::PeerRegions;
 /// A process's place in a region.
 #[derive(Clone)]
 pub struct Region {
-    /// What all its meters are called after.
+    /// First part of the names of all its meters.
     name: Arc<str>,
     limiter: Arc<Limiter>,
     driver: Arc<Driver>,
-    /// Nothing for a region that is alone.
+    /// `None` for a region without peers.
     peer_regions: Option<Arc<PeerRegions>>,
 }
 
@@ -81,13 +82,13 @@ impl fmt::Debug for Region {
     }
 }
 
-/// What was decided in a region, and what that rests on.
+/// A decision in a region, with its source.
 #[derive(Clone, Debug)]
 #[must_use = "a denial that nobody looks at stops nobody"]
 pub struct RegionDecision<'g> {
-    /// What was decided.
+    /// The decision.
     pub decision: Decision<'g>,
-    /// What that rests on.
+    /// The decision source.
     pub source: DecisionSource,
 }
 
@@ -99,13 +100,13 @@ impl RegionDecision<'_> {
 }
 
 impl Region {
-    /// Joins the region of an origin, under the settings that suit most. Needs a runtime: what has to be said to the origin is
-    /// said by a task.
+    /// Joins the region of an origin, with default settings. Needs a runtime, because a task makes
+    /// the calls to the origin.
     pub fn join(limiter: Arc<Limiter>, origin: Arc<dyn Origin>) -> Result<Self, BuildError> {
         Self::join_as("", limiter, origin, EngineSettings::default())
     }
 
-    /// The same, under other settings and by a name: what processes share is what they call alike.
+    /// Joins with other settings and a name. Nodes share meters only under the same name.
     pub fn join_as(
         name: &str,
         limiter: Arc<Limiter>,
@@ -117,8 +118,9 @@ impl Region {
         Ok(Self { name: name.into(), limiter, driver, peer_regions: None })
     }
 
-    /// Joins a region that is one of several. It says nothing to the others before [`Region::start_replication`]; until it has heard of
-    /// them, it goes on with its standing part of limits that they share. The origin is this region's alone.
+    /// Joins one of several regions. The node exchanges nothing with peers before
+    /// [`Region::start_replication`]. Until all peers are heard, it spends only its regional share
+    /// of limits that they share. The origin belongs to this region alone.
     pub fn join_among(
         regions: MultiRegionConfig,
         limiter: Arc<Limiter>,
@@ -135,10 +137,10 @@ impl Region {
         Ok(Self { peer_regions: Some(Arc::new(PeerRegions::new(regions))), ..alone })
     }
 
-    /// Decides a request under several limits as one: either all are charged, or none is.
+    /// Decides a request under several limits as one: all are charged, or none is.
     ///
     /// # Panics
-    /// If no origin keeps one of the gates.
+    /// If one of the gates has no origin.
     pub async fn check<'g>(
         &self,
         questions: &[RegionCheck<'g, '_>],
@@ -147,22 +149,22 @@ impl Region {
         if !needs_origin(&decision) {
             return Ok(RegionDecision { decision, source: self.source_of(questions) });
         }
-        // Boxed: what memory decides does not carry the room for what it does not.
+        // Boxed, so that a decision from memory does not reserve space for this future.
         Box::pin(self.ask_origin(questions)).await
     }
 
-    /// Decides by what is held here.
+    /// Decides from the grants of this node.
     fn by_memory<'g>(&self, questions: &[RegionCheck<'g, '_>]) -> Result<Decision<'g>, TooManyLimits> {
         let asks = questions.iter().map(|question| question.ask);
-        // What memory decides allocates nothing.
+        // A decision from memory allocates nothing.
         if questions.len() <= LIMITS_INLINE_MAX {
             return self.limiter.check_all(&asks.collect::<ArrayVec<Check<'g>, LIMITS_INLINE_MAX>>());
         }
         self.limiter.check_all(&asks.collect::<Vec<Check<'g>>>())
     }
 
-    /// Decides what memory did not: by one call for each placement, one after the other. What an earlier one was charged is
-    /// given back when a later one denies.
+    /// Decides a request that memory cannot, by one call for each placement, in sequence. If a
+    /// later one denies, earlier charges are given back.
     async fn ask_origin<'g>(
         &self,
         questions: &[RegionCheck<'g, '_>],
@@ -176,7 +178,8 @@ impl Region {
         }
         let mut whole = undecided(questions);
         let mut charged = Vec::new();
-        // Where memory decides, what was charged is given back at no cost: those come first, and what is far comes last.
+        // Groups that memory decides come first, because their charges are given back at no cost.
+        // Peer regions come last.
         groups.sort_by_key(|group| (group.is_cross_region(), self.is_undecided(group)));
         for group in &groups {
             let since_us = self.limiter.now().mono_us();
@@ -202,7 +205,7 @@ impl Region {
         Ok(whole)
     }
 
-    /// Gives back what was charged at one placement for a request that another denies.
+    /// Gives back the charges of one placement for a request that another denies.
     fn roll_back(&self, group: &PlacementGroup<'_, '_, '_>, paid: ChargeLocation) {
         for question in &group.questions {
             match group.place {
@@ -216,7 +219,8 @@ impl Region {
         }
     }
 
-    /// Whether what is held here does not decide these, as far as a look can tell.
+    /// Whether the grants of this node do not decide these checks, as far as a check of cost 0 can
+    /// show.
     fn is_undecided(&self, group: &PlacementGroup<'_, '_, '_>) -> bool {
         let look =
             |question: &&RegionCheck<'_, '_>| self.limiter.check(question.ask.cost(0)).verdict().retry();
@@ -238,7 +242,7 @@ impl Region {
         self.ask_one(group).await
     }
 
-    /// Asks one placement.
+    /// Decides one placement by a call to the origin.
     async fn ask_one<'g>(
         &self,
         group: &[&RegionCheck<'g, '_>],
@@ -263,7 +267,7 @@ impl Region {
         })
     }
 
-    /// What the origin's word on these rests on: the least that any of them does.
+    /// Returns the decision source of the origin's reply for these checks: the weakest of them.
     fn source_of<'q, 'g: 'q, 'k: 'q>(
         &self,
         questions: impl IntoIterator<Item = &'q RegionCheck<'g, 'k>>,
@@ -282,7 +286,8 @@ impl Region {
         questions.into_iter().map(source).max().unwrap_or(DecisionSource::Regional)
     }
 
-    /// Adds costs that were spent already, without asking. The origin learns of them with the next report.
+    /// Charges costs that were spent already, without a check. The origin learns of them with the
+    /// next report.
     pub fn charge<'q>(&self, questions: impl IntoIterator<Item = &'q RegionCheck<'q, 'q>>) {
         for question in questions {
             match owner(question) {
@@ -292,8 +297,9 @@ impl Region {
         }
     }
 
-    /// Gives back costs that were charged at some time, all of it, whatever has drained since; the origin learns of it with the next
-    /// report. What drains while the origin does not answer for longer than half a second is not given back.
+    /// Gives back charged costs in full, even if they have drained since. The origin learns of it
+    /// with the next report. If it does not reply for more than half a second, units that drain
+    /// meanwhile are not given back.
     pub fn refund<'q>(&self, questions: impl IntoIterator<Item = &'q RegionCheck<'q, 'q>>) {
         for question in questions {
             match owner(question) {
@@ -303,8 +309,8 @@ impl Region {
         }
     }
 
-    /// Reports everything that was spent and gives back everything that is held; done when the origin knows. Another process
-    /// of the region tells the other regions then.
+    /// Reports all usage and returns all grants; completes when the origin has acknowledged them.
+    /// Another node of the region then becomes the replicator.
     pub async fn leave(&self) {
         self.driver.leave().await;
         if let Some(peer_regions) = &self.peer_regions {
@@ -312,32 +318,33 @@ impl Region {
         }
     }
 
-    /// What the engine has seen.
+    /// Returns the counts of the engine.
     pub fn stats(&self) -> EngineStats {
         self.driver.stats()
     }
 
-    /// How far the origin's clock is ahead of this process's, µs, as far as answers tell; nothing is decided by it.
+    /// Returns the lead of the origin's clock over this node's, µs, measured by replies. No
+    /// decision depends on it.
     pub fn skew_us(&self) -> i64 {
         self.driver.skew_us()
     }
 
-    /// Whether the origin answers, as it changes.
+    /// Returns a watch on whether the origin replies.
     pub fn origin_up(&self) -> tokio::sync::watch::Receiver<bool> {
         self.driver.origin_up()
     }
 
-    /// Why the origin would not take the last of the calls that it would not: none, unless there is a mistake in this library.
-    /// They are counted in [`EngineStats::refused`].
+    /// Returns a watch on the reason of the last refused call. The origin refuses none unless this
+    /// library has a bug. [`EngineStats::refused`] counts them.
     pub fn refusal(&self) -> tokio::sync::watch::Receiver<Option<CallError>> {
         self.driver.refusal()
     }
 }
 
-/// What one placement said.
+/// The decision of one placement.
 struct PlacementDecision<'g> {
     region_decision: RegionDecision<'g>,
-    /// When the origin charged it, by its clock; nothing for what was taken from what is held here.
+    /// Time of the charge by the origin's clock, µs; `None` for a charge to a grant of this node.
     charged_us: Option<u64>,
 }
 
@@ -347,7 +354,7 @@ impl<'g> PlacementDecision<'g> {
     }
 }
 
-/// Who decides a question.
+/// The place that decides a check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CheckOwner {
     /// This partition of the own origin.
@@ -369,7 +376,7 @@ impl PlacementGroup<'_, '_, '_> {
     }
 }
 
-/// Questions by who decides them.
+/// Groups checks by the place that decides them.
 fn by_place<'q, 'g, 'k>(questions: &'q [RegionCheck<'g, 'k>]) -> Vec<PlacementGroup<'q, 'g, 'k>> {
     let mut groups: Vec<PlacementGroup<'q, 'g, 'k>> = Vec::with_capacity(1);
     for (at, question) in questions.iter().enumerate() {
@@ -386,15 +393,15 @@ fn by_place<'q, 'g, 'k>(questions: &'q [RegionCheck<'g, 'k>]) -> Vec<PlacementGr
     groups
 }
 
-/// Before anyone said anything. Who is not asked, because another denied, is said to have nothing left: never more than the
-/// truth.
+/// Returns the decision before any reply. A limit that is not checked, because another denied,
+/// shows 0 units: never more than the truth.
 fn undecided<'g>(questions: &[RegionCheck<'g, '_>]) -> RegionDecision<'g> {
     let outcomes = questions.iter().map(|question| outcome_of(&question.ask, 0, None)).collect();
     RegionDecision { decision: allowed(outcomes), source: DecisionSource::Global }
 }
 
 impl<'g> RegionDecision<'g> {
-    /// Takes in what one placement said.
+    /// Adds the decision of one placement.
     fn add(&mut self, group: &PlacementGroup<'_, 'g, '_>, said: &Self) {
         let Decision { outcomes: Outcomes::Many(outcomes), decided } = &mut self.decision else { return };
         for (place, outcome) in group.places.iter().zip(said.decision.outcomes()) {
@@ -411,7 +418,7 @@ fn allowed(outcomes: Vec<Outcome<'_>>) -> Decision<'_> {
     Decision { outcomes: Outcomes::Many(outcomes), decided: RequestVerdict::Allowed }
 }
 
-/// Whether nothing here decides the request.
+/// Whether memory cannot decide the request.
 fn needs_origin(decision: &Decision<'_>) -> bool {
     decision.denied_by().is_some_and(|outcome| outcome.verdict().retry() == Some(Retry::AskOrigin))
 }
@@ -432,7 +439,8 @@ fn resolved<'g>(group: &[&RegionCheck<'g, '_>], resolution: &Resolution) -> Deci
     Decision { outcomes, decided }
 }
 
-/// The origin's word on one limit: what is left under it, and when one that it denies would pass.
+/// Returns the outcome of one limit by the origin's reply: the remaining units, and the retry time
+/// of a denial.
 fn outcome_of<'g>(ask: &Check<'g>, remaining: u32, denied_us: Option<u64>) -> Outcome<'g> {
     let limit = ask.gate().limit();
     let remaining = remaining.min(limit.burst());

@@ -1,4 +1,4 @@
-//! Several regions that count together, and what is this one's part of a limit.
+//! Regions that count together, and this region's share of a limit.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,46 +24,48 @@ pub const REGIONS_MAX: usize = PEERS_MAX + 1;
 /// The heaviest region.
 pub const WEIGHT_MAX: u32 = 1_000_000;
 
-/// How long another region may take to decide, unless it is said.
+/// Default timeout of a forwarded check.
 const FORWARD_TIME_MAX: Duration = Duration::from_millis(250);
 
-/// How long a process that stops waits until other regions have heard what was spent under limits that they decide. Longer: more is
-/// heard over slow networks; a stop takes longer while one of them is gone.
+/// Longest wait of a stopping node until owner regions acknowledge charges and refunds. Longer:
+/// more of them arrive over slow networks; a stop takes longer while a peer is down.
 const SETTLE_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How often it is looked how late other regions hear of this one. Shorter: grants follow sooner; more work.
+/// Interval between readings of the lag. Shorter: grant lives follow sooner; more work.
 const LAG_EVERY: Duration = Duration::from_millis(500);
 
-/// However late regions hear of each other, grants last this long: two reports. Shorter: a little less passes meanwhile; more calls to
-/// an origin that may be what is slow.
+/// Shortest life of a grant at any lag, µs: two reports. Shorter: slightly less passes meanwhile;
+/// more calls to an origin that may itself be slow.
 const GRANT_LIFE_US_MIN: u64 = 200_000;
 
 const PPM: u64 = 1_000_000;
 
-/// A region among others: what it tells them, and where they are.
+/// The configuration of a region and its peers.
 #[derive(Clone, Debug)]
 pub struct MultiRegionConfig {
-    /// What this one is called.
+    /// Name of this region.
     pub region: String,
     /// Where it listens for the others; port 0 takes a free one.
     pub listen: SocketAddr,
     /// All the others.
     pub peers: Vec<PeerConfig>,
-    /// The weights of standing parts, by region, this one included. Whoever is not named has a weight of 1. The same in every
-    /// region, or their parts are together more than the whole.
+    /// Weights of the regional shares, by region, this one included; 1 for a region that is not
+    /// listed. They must be equal in every region, or the shares add up to more than the limit.
     pub weights: Vec<(String, u32)>,
-    /// For how long another region may be silent before each goes on with its standing part of global limits: the same in
-    /// every region. Longer: short cuts are not noticed; more passes before a real one is.
+    /// Last-heard age at which a peer counts as lost, so that each region spends only its regional
+    /// share. Equal in every region. Longer: short network partitions go unnoticed; more passes
+    /// before a real one is noticed.
     pub peer_timeout: Duration,
-    /// How long another region may take to decide what is forwarded to it. Longer: more passes over a slow network; requests
-    /// wait longer for a region that is gone.
+    /// Timeout of a forwarded check. Longer: more requests pass over a slow network; requests wait
+    /// longer for a region that is down.
     pub forward_time_max: Duration,
-    /// Who the region is, and whom it believes. Without, only processes of this machine are spoken to.
+    /// Certificates of this region and of the authority that it trusts. Without them, it connects
+    /// only to nodes of this machine.
     pub certificates: Option<PeerCertificates>,
 }
 
 impl MultiRegionConfig {
-    /// A region that nobody else is known to yet.
+    /// Returns the configuration of a region without peers.
     pub fn new(region: &str, listen: SocketAddr) -> Self {
         Self {
             region: region.to_owned(),
@@ -76,7 +78,7 @@ impl MultiRegionConfig {
         }
     }
 
-    /// Everything that is wrong with it, each with the setting that it is about.
+    /// Returns all problems of the configuration, each with its setting.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.replicator(|| 0, 0).problems();
         let mut seen = Vec::new();
@@ -131,7 +133,7 @@ impl MultiRegionConfig {
     }
 }
 
-/// What regions there are, and which of them this one is.
+/// All regions, and the position of this one among them.
 #[derive(Debug)]
 pub(crate) struct RegionLayout {
     own: usize,
@@ -140,12 +142,12 @@ pub(crate) struct RegionLayout {
 }
 
 impl RegionLayout {
-    /// What of so much is due to this region.
+    /// Returns this region's share of an amount.
     pub(super) fn share_of(&self, whole: u64) -> u64 {
         share_of(whole, &self.fleet.weights, self.own)
     }
 
-    /// This region's standing part of a limit. Where nothing is left for it, nothing passes.
+    /// Returns this region's share of a limit. If the share is 0, no request passes.
     pub(super) fn part(&self, limit: &Limit) -> Limit {
         let burst = self.share_of(limit.burst().into());
         let amount = share_of(limit.amount().into(), &self.weights_of(limit.burst().into()), self.own);
@@ -157,11 +159,12 @@ impl RegionLayout {
                 Limit::gcra(amount, period).and_then(|part| part.with_burst_upto(burst.max(1)))
             }
         };
-        // A part of what is in range is in range.
+        // A share of a valid limit is valid.
         part.unwrap_or(*limit)
     }
 
-    /// The weights of those regions that have a part of so large a burst. The others let nothing pass: a rate that was theirs would be lost.
+    /// Returns the weights of the regions that have a share of this burst. The others let no
+    /// request pass, so a share of the rate would be lost there.
     fn weights_of(&self, burst: u64) -> Vec<u32> {
         let weights = &self.fleet.weights;
         let weight =
@@ -196,7 +199,7 @@ impl RegionLayout {
     }
 }
 
-/// The others, and what carries words between them and this region.
+/// The peer regions, and the replicator that exchanges messages with them.
 pub(super) struct PeerRegions {
     config: MultiRegionConfig,
     pub(super) layout: Arc<RegionLayout>,
@@ -215,7 +218,7 @@ impl PeerRegions {
         self.replicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What takes questions to other regions, once they were met.
+    /// Returns the forwarder of checks to peer regions, once replication has started.
     pub(super) fn forwarder(&self) -> Option<Forwarder> {
         self.replicator().as_ref().map(Replicator::forwarder)
     }
@@ -232,7 +235,8 @@ impl PeerRegions {
         }
     }
 
-    /// Stops telling the others anything; what was not told stays marked at the origin.
+    /// Stops the exchange with peers. Meters that peers have not acknowledged stay dirty at the
+    /// origin.
     pub(super) async fn leave(&self) {
         let replicator = self.replicator().take();
         if let Some(replicator) = replicator {
@@ -243,8 +247,9 @@ impl PeerRegions {
 }
 
 impl Region {
-    /// Listens for the other regions from now on, and tells them what is used here whenever no other process of this region
-    /// does. Where it listens; nothing for a region that is alone. Has to be called within a runtime, once.
+    /// Listens for peer regions from now on, and replicates this region's usage whenever no other
+    /// node of it does. Returns the listening address; `None` for a region without peers. Must be
+    /// called within a runtime, once.
     pub fn start_replication(&self) -> Result<Option<SocketAddr>, ReplicatorError> {
         let Some(peer_regions) = &self.peer_regions else { return Ok(None) };
         let seed =
@@ -263,20 +268,21 @@ impl Region {
         Ok(Some(address))
     }
 
-    /// How many processes share this region's origin, as far as is known: the most that were ever heard to hold a part of one
-    /// meter, this one among them.
+    /// Returns the known number of nodes that share this region's origin: the most that ever held
+    /// grants of one meter, this one included.
     pub fn processes(&self) -> u32 {
         self.driver.processes()
     }
 
-    /// How it stands with the other regions; nothing where there is none, and before [`Region::start_replication`].
+    /// Returns the state of replication; `None` without peers, and before
+    /// [`Region::start_replication`].
     pub fn replication_status(&self) -> Option<ReplicationStatus> {
         self.peer_regions.as_ref()?.replicator().as_ref().map(Replicator::status)
     }
 }
 
-/// Shortens grants of limits that regions share while these hear of each other late, for as long as the region is met. The
-/// replicator measures that, and tells the others through the origin.
+/// Shortens grants of cross-region limits while the lag is long, until replication stops. The
+/// replicator measures the lag, and the origin passes it to the other nodes.
 async fn follow_lags(peer_regions: Weak<PeerRegions>, driver: Weak<Driver>) {
     let mut ticks = tokio::time::interval(LAG_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -288,8 +294,8 @@ async fn follow_lags(peer_regions: Weak<PeerRegions>, driver: Weak<Driver>) {
     }
 }
 
-/// How long grants may last where the slowest of the other regions hears of this one so late: as much shorter as that is above what is
-/// alarmed about.
+/// Returns the life of grants at this lag of the slowest peer, µs: shorter in proportion as the lag
+/// exceeds `LAG_ALARM_US`.
 fn grant_life_us(lag_us: u64) -> u64 {
     let life_us = CROSS_REGION_LIFE_US_MAX * LAG_ALARM_US / lag_us.max(LAG_ALARM_US);
     life_us.max(GRANT_LIFE_US_MIN)

@@ -1,4 +1,4 @@
-//! What the tests share: limiters on a clock that stands still until told otherwise.
+//! Helpers of the tests: limiters on a clock that moves only when it is set.
 
 #![allow(dead_code, reason = "every test file uses some of it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -21,7 +21,7 @@ pub(crate) fn window(amount: u64, period: Duration) -> Limit {
     Limit::sliding_window(amount, period).unwrap()
 }
 
-/// The same limit by either algorithm: what must hold for one must hold for the other.
+/// Returns the same limit by either algorithm: both must pass the same tests.
 pub(crate) fn both(amount: u64, period: Duration) -> [Limit; 2] {
     [gcra(amount, period), window(amount, period)]
 }
@@ -34,7 +34,7 @@ pub(crate) fn limiter(limits: &[(&str, Limit)]) -> (Limiter, Arc<ManualClock>) {
     (described.build().unwrap(), clock)
 }
 
-/// What remains, seen without changing anything.
+/// Returns the remaining units, by a check that changes nothing.
 pub(crate) fn remaining(limiter: &Limiter, ask: Check<'_>) -> u32 {
     limiter.check(ask.cost(0)).remaining()
 }

@@ -1,12 +1,13 @@
-//! What nodes hold of a meter: grants, what is kept for a large request, and what becomes of what nobody reports.
+//! Grants of a meter: their extension, units kept for a large request, and the lapse of unreported
+//! grants.
 
 use super::super::call::{MeterReply, MeterUpdate, NodeId};
 use super::super::terms::{Lapse, SHARES};
 use super::{Moment, OriginMeter};
 use crate::limit::Algorithm;
 
-/// How many grants of nodes that were not heard of a call writes off, beside the caller's own. Higher: a meter with many
-/// holders is sooner rid of dead ones; longer calls.
+/// Maximum number of other nodes' expired grants that one call writes off. Higher: a meter with
+/// many holders drops grants of dead nodes sooner; longer calls.
 pub const LAPSES_PER_CALL_MAX: usize = 8;
 
 /// How much longer than its holder an origin believes in a grant, µs, beside a sixteenth of its life for clocks that run
@@ -16,21 +17,23 @@ pub const LAPSE_MARGIN_US: u64 = 300_000;
 /// The longest life of a grant, µs.
 pub const LIFE_US_MAX: u64 = 10_000_000;
 
-/// The same of a limit that is counted together with other regions, µs: what a node has spent is told to them when its grant
-/// ends at the latest, and what it holds it may spend whatever they have told meanwhile. Higher: less is said of keys that are
-/// far below their limits; regions go by what others passed later, and may owe each other what drains in twice this time more.
+/// Longest life of a grant of a cross-region limit, µs. A node's usage is published when its grant
+/// ends at the latest. The node may spend the grant regardless of usage that peers publish
+/// meanwhile. Higher: fewer reports for keys far below their limits; regions count the usage of
+/// peers later, and may owe each other the drain of twice this time more.
 pub const CROSS_REGION_LIFE_US_MAX: u64 = 1_000_000;
 
 /// The longest that an origin believes in a grant, µs.
 pub(super) const GRANT_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
 
-/// How long what comes back is kept for a request that was too large, µs: long enough for the holders' next flushes.
+/// How long returned units are kept for a request that was too large, µs: long enough for the
+/// holders' next reports.
 pub const RECALL_US: u64 = 300_000;
 
 /// When a request that was too large had better come again, µs.
 const RECALL_RETRY_US: u64 = 200_000;
 
-/// What one node holds of a meter.
+/// The grant of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeGrant {
     /// Units.
@@ -39,12 +42,12 @@ pub struct NodeGrant {
     pub until_us: u64,
     /// The cell it is of.
     pub cell: u64,
-    /// Units that the node wants to hold. A node that wants units has a holding, also if it was
+    /// Units that the node wants as its grant. A node that wants units has a record, even if it was
     /// granted none.
     pub want: u64,
 }
 
-/// What is kept for a request that was too large for what was left.
+/// Units kept for a request that was too large for the room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recall {
     pub(super) node: NodeId,
@@ -62,8 +65,8 @@ const REPORT_US_MAX: u64 = 100_000;
 /// A node reports a meter so many times while its burst drains, within the times above.
 pub(crate) const REPORTS_PER_BURST: u64 = 8;
 
-/// One call extends a grant by one part in so many of the room, weighed by demand: a quarter. Higher: more calls; more
-/// is left for nodes whose demand grows.
+/// One call extends a grant by this fraction of the room, weighed by demand: a quarter. Higher:
+/// more calls; more room is left for nodes with growing demand.
 const ROOM_PARTS: u64 = 4;
 
 /// A node is granted one unit at least where the room has this many units for each holder.
@@ -98,10 +101,10 @@ impl Division {
         }
     }
 
-    /// The most units by which one call extends a grant. `units` are left in the room; the node has `used` some of its
-    /// grant since its last report and `kept` the rest.
+    /// Returns the largest extension of a grant by one call. `units` are free in the room. Of its
+    /// grant, the node has spent `used` units since its last report and keeps `kept`.
     fn extra(&self, units: u64, used: u64, kept: u64) -> u64 {
-        // A node that comes first does not know how many others will come: its grant at most doubles.
+        // A grant at most doubles: the first node must leave room for an unknown number of others.
         let doubled = 2 * (used.min(units) + kept).max(1) - kept;
         let of_room = (units * self.share / (ROOM_PARTS * SHARES)).min(doubled);
         let of_drain = units.min(self.drained_per_report) * self.share / SHARES;
@@ -127,7 +130,7 @@ impl OriginMeter {
         (ticks * amount / self.terms.period()).min(self.capacity())
     }
 
-    /// Extends the node's grant towards what it wants, by its part of what is left.
+    /// Extends the node's grant towards the wanted units, by its part of the room.
     pub(in crate::origin) fn grant(
         &mut self,
         moment: Moment,
@@ -136,13 +139,13 @@ impl OriginMeter {
     ) -> MeterReply {
         let refused = std::mem::take(&mut self.refused);
         let held = self.holders.get(&moment.node).copied();
-        // A record without units has nothing to report: it is replaced.
+        // A record without units has no usage to report, so it is replaced.
         if let Some(node_grant) = held.filter(|held| held.amount > 0 && held.cell != self.grant_cell()) {
             return self.expired_reply(moment, node_grant);
         }
         let kept = self.release(moment.node).map_or(0, |node_grant| node_grant.amount);
         let room = self.room(moment.node).saturating_sub(self.terms.drops(kept));
-        // Of a part of which nothing drains, nothing is handed out.
+        // A limit or regional share with a rate of 0 grants no units.
         let units = if self.amount() == 0 { 0 } else { room / self.terms.period() };
         let want = update.want.min(self.capacity());
         let division = Division::new(self, want);
@@ -168,8 +171,9 @@ impl OriginMeter {
         }
     }
 
-    /// A grant ends with its cell. What the node kept of it may have been spent while the call was under way, so it is held
-    /// until the node has said; only then is there a new one.
+    /// Replies on a grant of a cell that has ended. The node may have spent kept units while the
+    /// call was in flight, so they stay granted until its next report. Only then does it get a new
+    /// grant.
     fn expired_reply(&self, moment: Moment, node_grant: NodeGrant) -> MeterReply {
         MeterReply {
             grant: node_grant.amount,
@@ -186,8 +190,8 @@ impl OriginMeter {
         }
     }
 
-    /// A grant does not outlive its cell, also on a clock that runs slow by a sixteenth: what is spent after it would count in
-    /// a cell that is over.
+    /// Returns the life of a grant, µs. It ends within its cell, even on a clock that is slow by a
+    /// sixteenth: later usage would count in a cell that is over.
     fn life_us(&self, wanted_us: u64) -> u64 {
         let life_us = wanted_us.min(self.terms.life_us_max());
         match self.terms.algorithm() {
@@ -199,9 +203,9 @@ impl OriginMeter {
         }
     }
 
-    /// Calls back what others hold, if a large request needs it, and keeps what comes back for it. When it had better come
-    /// again, if that helps. Small ones wait for what drains or is given back anyway: calling everything back for each of
-    /// them would leave nobody with a grant.
+    /// Recalls grants of other nodes for a large request, and keeps the returned units for it.
+    /// Returns the time until its retry, µs, if a recall helps. Small requests wait for units that
+    /// drain or return anyway: a recall for each of them would leave no node with a grant.
     pub(super) fn keep_for(&mut self, moment: Moment, units: u64) -> Option<u64> {
         let others = self.recall.is_some_and(|wanted| wanted.node != moment.node);
         let known = self.holders.len() - usize::from(self.holders.contains_key(&moment.node));
@@ -285,8 +289,8 @@ impl OriginMeter {
         }
     }
 
-    /// The cell that what is spent of a grant counts in. Where cells have become others since it was made, that is the last one
-    /// in which it may be spent: of a limit that changes, nothing goes uncounted.
+    /// Returns the cell in which usage of a grant counts. If the cells have changed with the limit
+    /// since, it is the last cell in which the grant may be spent, so no usage stays uncounted.
     fn cell_of(&self, node_grant: NodeGrant) -> u64 {
         if self.cells_ago(node_grant.cell) < 2 {
             return node_grant.cell;
@@ -346,7 +350,7 @@ mod tests {
     /// A moment at which cells of all lengths below begin.
     const START: u64 = 1_000 * SECOND;
 
-    /// One of several nodes that say what they are told to.
+    /// A test node that sends the given updates.
     struct Caller {
         node: NodeId,
         sequence: u64,
@@ -357,7 +361,8 @@ mod tests {
             Self { node: NodeId(node), sequence: 0 }
         }
 
-        /// Says something, and asks for many units. What it is told, and how many pass.
+        /// Sends an update with `count` waiting requests. Returns the reply and the number of
+        /// requests that pass.
         fn say(
             &mut self,
             partition: &mut Partition,
@@ -424,11 +429,13 @@ mod tests {
                 for granted in [0, 5] {
                     let (mut partition, mut caller) = (Partition::default(), Caller::new(1));
                     let meter_reply = hold(&mut caller, &mut partition, terms, granted);
-                    // The origin was gone for many cells. All that was let through meanwhile is told at once.
+                    // The origin was unreachable for many cells. The node now reports all usage
+                    // admitted meanwhile.
                     let later_us = START + 1_000 * SECOND;
                     let owes = |update: &mut MeterUpdate| (update.owed, update.cell) = (4, meter_reply.cell);
                     let (_, passed) = caller.say(&mut partition, later_us, terms, owes, 99);
-                    // What was granted and never reported is written off, and counts or does not.
+                    // The unreported grant lapses. It counts only if lapses count and its cell is
+                    // not over.
                     let lapsed = if lapse == Lapse::Counted && terms.algorithm() == Algorithm::Gcra {
                         granted
                     } else {

@@ -1,8 +1,8 @@
 //! The transition of one meter: lapse, charge, decide, grant.
 //!
-//! A meter holds what was charged, which drains, and what nodes hold of it, which does not. Whenever a grant is made, both
-//! together are at most what the limit allows. Every number is whole and below 2^53, and every step is one that a script can
-//! take as well: see [`Terms`].
+//! A meter has a level, which drains, and grants, which do not. Whenever a grant is made, both
+//! together are within the limit. Every number is an integer below 2^53, and a script can perform
+//! every step: see [`Terms`].
 
 mod grants;
 mod regions;
@@ -23,7 +23,8 @@ use super::tank::{CellStep, Tank};
 use super::terms::{DEBT_MAX, Lapse, Terms};
 use crate::limit::Algorithm;
 
-/// How long an idle meter is kept after it has drained, µs, so that its rule's version is not forgotten at once.
+/// Retention of an idle meter after it has drained, µs, so that the version of its rule is not lost
+/// at once.
 const RETENTION_US: u64 = 60_000_000;
 
 /// The longest that a debt is remembered, µs: seventeen years. A full burst drains in ten, a debt may be larger.
@@ -39,11 +40,12 @@ const _: () = assert!(TOTAL_MAX + DEBT_MAX < 1 << 53, "a script's numbers are ex
 pub struct OriginMeter {
     /// The highest version of its limit that anyone brought.
     terms: Terms,
-    /// What was charged and has not drained, at tick `at`; of a sliding window, in the cell `cell` and the one before.
+    /// Undrained usage at tick `at`. For a sliding window: usage in the cell `cell` and the one
+    /// before.
     tank: Tank,
     at: u64,
     cell: u64,
-    /// What nodes hold, in units: of the present cell, and of former ones.
+    /// Units granted to nodes: in the present cell, and in earlier ones.
     held: u64,
     held_before: u64,
     /// Units that nodes want to hold.
@@ -53,7 +55,7 @@ pub struct OriginMeter {
     refunded: u64,
     /// When the last call came.
     seen_us: u64,
-    /// The last loss of writes that was taken into account: when it was noticed, 0 for none.
+    /// The last loss of writes taken into account, by the time when it was noticed; 0 for none.
     loss_us: u64,
     holders: BTreeMap<NodeId, NodeGrant>,
     by_end: BTreeSet<(u64, NodeId)>,
@@ -64,7 +66,7 @@ pub struct OriginMeter {
     region_state: Option<Box<RegionState>>,
 }
 
-/// What a meter needs to know of the call it is part of.
+/// The context of a call, as a meter needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) node: NodeId,
@@ -73,15 +75,16 @@ pub(super) struct Moment {
     /// has been set back since.
     pub(super) loss_us: u64,
     pub(super) loss_at_us: u64,
-    /// Whether that was since this node was last answered.
+    /// Whether writes were lost since the last reply to this node.
     pub(super) lost: bool,
-    /// What limits of several regions count on, and since when all of them have been heard of; 0 while they are not.
+    /// Connectivity of cross-region limits, and since when all peers have been heard without a
+    /// break; 0 before the first round.
     pub(super) connectivity: Connectivity,
     pub(super) connected_since_us: u64,
 }
 
 impl OriginMeter {
-    /// A meter that nothing was ever charged to.
+    /// Creates a meter without usage.
     pub(super) fn new(terms: Terms, now_us: u64) -> Self {
         let at = terms.tick(now_us);
         Self {
@@ -114,17 +117,17 @@ impl OriginMeter {
         self.refunded
     }
 
-    /// What nodes hold, in units.
+    /// Returns the units granted to nodes.
     pub fn held(&self) -> u64 {
         self.held + self.held_before
     }
 
-    /// The nodes that hold or want something.
+    /// Returns the nodes that have or want a grant.
     pub fn holders(&self) -> impl Iterator<Item = (NodeId, NodeGrant)> + '_ {
         self.holders.iter().map(|(node, node_grant)| (*node, *node_grant))
     }
 
-    /// What was charged and has not drained, in drops.
+    /// Returns the usage that has not drained, in drops.
     pub fn level(&self) -> u64 {
         self.charged_drops()
     }
@@ -134,9 +137,9 @@ impl OriginMeter {
         &self.terms
     }
 
-    /// Everything it counts, as a script keeps it: level and tick; cell, current and previous; held
-    /// of the present cell and of former ones, and wanted; charged and given back in all; and the
-    /// last loss that it took into account.
+    /// Returns all numbers of the meter, in the order of the script: level and tick; cell, current
+    /// and previous; granted in the present cell and in earlier ones, and wanted; total charged and
+    /// refunded; the last loss taken into account.
     pub fn numbers(&self) -> [u64; 11] {
         let Tank { level, current, previous } = self.tank;
         let [at, cell, held, held_before] = [self.at, self.cell, self.held, self.held_before];
@@ -144,15 +147,15 @@ impl OriginMeter {
         [level, at, cell, current, previous, held, held_before, wants, charged, refunded, self.loss_us]
     }
 
-    /// Whether nothing about this meter is worth remembering.
+    /// Whether the meter has expired.
     pub(super) fn is_over(&self, now_us: u64) -> bool {
         self.expires_us() <= now_us
     }
 
-    /// When nothing about this meter will be worth remembering.
+    /// Returns when the meter expires, by the origin's clock, µs: then no state of it matters.
     pub fn expires_us(&self) -> u64 {
         let ticks = match self.terms.algorithm() {
-            // What is held may count as used, and drains only then.
+            // Granted units may still count as used, and drain only from then on.
             Algorithm::Gcra => {
                 let held = self.terms.drops(self.held());
                 let of_all = self.terms.ticks_to_drain(self.tank.level + held);
@@ -163,7 +166,8 @@ impl OriginMeter {
         self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + GRANT_US_MAX + RETENTION_US
     }
 
-    /// Brings the meter up to the present and takes in what the node says. Whether what the node held had been written off.
+    /// Brings the meter up to date and applies the node's report. Returns whether the node's grant
+    /// had lapsed.
     pub(super) fn settle(&mut self, moment: Moment, update: &MeterUpdate) -> bool {
         let since_us = self.at_us();
         let changed = self.adopt(&update.terms, moment.now_us);
@@ -173,24 +177,25 @@ impl OriginMeter {
         self.lapse_others(moment);
         self.shorten_others(moment);
         let lapsed = self.settle_own(moment, update);
-        // What is given back may have been charged in writes that were lost: taken from what was assumed instead of them, it
-        // would be handed out twice.
+        // Refunded units may have been charged in lost writes. Subtracted from the usage assumed
+        // instead, they would be admitted twice.
         if !(moment.lost && self.terms.lapse() == Lapse::Counted) {
             self.refund(update);
         }
         self.seen_us = moment.now_us;
-        // Neither what is over is kept, nor what was kept before the clock was set back.
+        // Drops a recall that is over, and one from before the clock was set back.
         let kept = moment.now_us + 1..=moment.now_us + RECALL_US;
         self.recall = self.recall.filter(|wanted| kept.contains(&wanted.until_us));
         lapsed
     }
 
-    /// The highest version of a limit holds. What was charged keeps its meaning in units. Whether the limit changed.
+    /// Adopts `terms` unless their version is lower. Charged units stay the same units. Returns
+    /// whether the limit changed.
     fn adopt(&mut self, terms: &Terms, now_us: u64) -> bool {
         if terms.version() < self.terms.version() || *terms == self.terms {
             return false;
         }
-        // Until now what was charged drained by the limit that there was.
+        // Until now, the usage drained under the old terms.
         self.roll(now_us);
         let before = std::mem::replace(&mut self.terms, *terms);
         if before.period() != terms.period() {
@@ -214,7 +219,8 @@ impl OriginMeter {
         true
     }
 
-    /// Takes over what was charged by another algorithm, or in cells of another length, as if it was charged just now.
+    /// Converts usage counted by another algorithm, or in cells of another length, as if it was
+    /// charged just now.
     fn recount(&mut self, before: &Terms) {
         let units = match before.algorithm() {
             Algorithm::Gcra => before_units(self.tank.level, self.terms.period()),
@@ -243,8 +249,9 @@ impl OriginMeter {
         }
     }
 
-    /// What was charged to the standing part drains by the part's rate, after what all regions used has drained: so long it
-    /// is this region's share of that which drains. What this region charged is paid off by its own part of the rate.
+    /// Drains all levels. Isolated usage drains at the rate of the regional share, after the usage
+    /// of all regions has drained: until then the share's part of that usage drains. This region's
+    /// own usage drains at the rate of the share from the start.
     fn drain(&mut self, elapsed: u64) {
         let amount = self.terms.amount();
         if let (Some(region_state), Some(cross_region)) = (&mut self.region_state, self.terms.cross_region())
@@ -279,9 +286,10 @@ impl OriginMeter {
         self.loss_us
     }
 
-    /// After writes were lost, a limit that must never be passed counts as full at that moment: once for each loss, which
-    /// is known by its time and not by what came after it, since clocks are set back and those of two stores differ; and
-    /// once for each limit that it is changed to later.
+    /// After a loss of writes, counts a limit with `Lapse::Counted` as full at that moment. This
+    /// happens once for each loss, and again for each later change of the limit. A loss is
+    /// identified by its time and not by order, because clocks are set back and those of two stores
+    /// differ.
     fn distrust(&mut self, moment: Moment, changed: bool) {
         let known = std::mem::replace(&mut self.loss_us, moment.loss_us) == moment.loss_us;
         if moment.loss_us == 0 || (known && !changed) {
@@ -297,7 +305,7 @@ impl OriginMeter {
         }
     }
 
-    /// What is left of a limit that was full at `loss_at_us`.
+    /// Returns the undrained part of a limit that was full at `loss_at_us`.
     fn left_of_full(&self, loss_at_us: u64) -> Tank {
         let lost_at = self.terms.tick(loss_at_us);
         let mut left = Tank::default();
@@ -315,11 +323,12 @@ impl OriginMeter {
         left
     }
 
-    /// After writes were lost, others hear of this region under a new name: of what may have been lost, and of what it is known to
-    /// have charged, if that is more. What it charged for others is theirs to tell, so nothing of that is in it.
+    /// Starts a new incarnation of the component after a loss of writes. Under `Lapse::Counted` it
+    /// begins with the assumed usage, or this region's known usage if that is more; otherwise at
+    /// zero. Usage of peers is not in it, because each peer publishes its own.
     fn disown(&mut self, loss_us: u64, assumed: &Tank) {
         let Some(region_state) = &mut self.region_state else { return };
-        // What was charged to the standing part is told when the others are heard of again.
+        // Isolated usage is published when all peers are heard again.
         let untold =
             if region_state.connectivity == Connectivity::Isolated { region_state.isolated.level } else { 0 };
         let mut own = Tank::default();
@@ -349,7 +358,8 @@ impl OriginMeter {
             self.tank.charge(&self.terms, units, cells_ago);
             return;
         };
-        // What is charged to a standing part drains there as well; cells are told when the others are heard of again.
+        // Isolated usage under GCRA is own usage at once, because it drains meanwhile. Isolated
+        // usage of window cells joins `own` when all peers are heard again.
         if region_state.connectivity != Connectivity::Isolated || self.terms.algorithm() == Algorithm::Gcra {
             region_state.own.charge(&self.terms, units, cells_ago);
         }
@@ -364,7 +374,7 @@ impl OriginMeter {
         }
     }
 
-    /// Gives back what was charged, in the cell in which it was, and as far as it has not drained.
+    /// Refunds usage in the cell in which it was charged, as far as it has not drained.
     fn refund(&mut self, update: &MeterUpdate) {
         let MeterUpdate { refund_of_us, cell, .. } = *update;
         let units = update.refund.min(DEBT_MAX);
@@ -388,7 +398,8 @@ impl OriginMeter {
         } else {
             &mut region_state.isolated
         };
-        // Others get back what was really given back, and of a window nothing: what it charged in a cell only grows.
+        // Peers receive the refund that took effect. They receive none for a sliding window,
+        // because the total of a cell only grows.
         let taken = counts.level.min(drops);
         counts.give_back(drops, units, cells_ago);
         region_state.own.give_back(taken, 0, cells_ago);
@@ -406,7 +417,7 @@ impl OriginMeter {
     }
 }
 
-/// Drops as units, rounded up: what was charged is not forgiven by rounding.
+/// Converts drops to units, rounded up: rounding forgives no usage.
 const fn before_units(drops: u64, period: u64) -> u64 {
     drops.div_ceil(period)
 }

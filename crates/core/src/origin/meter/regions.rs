@@ -1,5 +1,5 @@
-//! What a meter has to do with those of other regions: the standing part it falls back to, what it tells them, and what it
-//! takes from them.
+//! The cross-region side of a meter: its regional share, its own component, and the merge of
+//! components from peers.
 
 use super::super::region_state::{Connectivity, RegionState};
 use super::super::replication::{Component, ComponentTotals, RegionId};
@@ -9,10 +9,10 @@ use super::{Moment, OriginMeter, TOTAL_MAX};
 use crate::limit::Algorithm;
 
 impl OriginMeter {
-    /// Everything it counts because other regions do too, as a script keeps it: the incarnation; what was charged and given
-    /// back in it, and the sum of both when it was last marked; what this region charged, as level, current and previous; what
-    /// was charged to its standing part, likewise; whether it is open (1), on its part (2), and settling there (4); and what was
-    /// forgiven.
+    /// Returns the cross-region numbers in the order of the script: `incarnation`, `charged`,
+    /// `refunded` and `published`; level, current and previous of `own`, then of `isolated`; flags;
+    /// `forgiven`. The flags are 1 for `publishes_all`, 2 while the regional share applies, and 4
+    /// in addition while settling.
     pub fn region_state_numbers(&self) -> Option<[u64; 12]> {
         self.region_state.as_ref().map(|region_state| {
             let RegionState { incarnation, charged, refunded, published, own, isolated, forgiven, .. } =
@@ -32,23 +32,23 @@ impl OriginMeter {
         })
     }
 
-    /// What was charged for components of other regions: by region and incarnation.
+    /// Returns the merged totals of peer components, by region and incarnation.
     pub fn seen(&self) -> impl Iterator<Item = (RegionId, u64, ComponentTotals)> + '_ {
         let seen = self.region_state.iter().flat_map(|region_state| &region_state.seen);
         seen.map(|((region, incarnation), totals)| (*region, *incarnation, *totals))
     }
 
-    /// What was owed to other regions and forgotten, in units.
+    /// Returns the usage of peers that was dropped above the debt limit, in units.
     pub fn forgiven(&self) -> u64 {
         self.region_state.as_ref().map_or(0, |region_state| region_state.forgiven)
     }
 
-    /// Whether something that was charged to the standing part is left, which nobody else is to hear of yet.
+    /// Whether the meter has isolated usage that must not be published yet.
     pub(in crate::origin) fn has_isolated_usage(&self) -> bool {
         self.region_state.as_ref().is_some_and(|region_state| region_state.has_isolated_usage())
     }
 
-    /// Brings the meter up to a moment at which nobody calls for it.
+    /// Brings the meter up to date without a call of a node.
     pub(in crate::origin) fn look(&mut self, moment: Moment) {
         if self.region_state.is_some() {
             self.come_to(moment);
@@ -56,18 +56,18 @@ impl OriginMeter {
         }
     }
 
-    /// Brings the meter up to a moment: to its time, and to what it counts on by then.
+    /// Brings the meter to the time and the connectivity of `moment`.
     ///
-    /// A region that has not been heard of by others pays for what it charged by its own part of the rate, whatever it counts on
-    /// here: what is left of that counts as soon as all are heard of again. While they are, nothing of it is left that has
-    /// drained here.
+    /// While isolated, this region's own usage drains only at the rate of its share, because peers
+    /// do not know of it. The undrained part counts as soon as all peers are heard again. While
+    /// connected, `own` is never above the level of the meter.
     fn come_to(&mut self, moment: Moment) {
         let since_us = self.at_us();
         self.roll(moment.now_us);
         self.follow_connectivity(moment, since_us);
     }
 
-    /// Counts on what it counts on by now. It was last brought up to the present at `since_us`.
+    /// Adopts the connectivity of `moment`. The meter was last brought up to date at `since_us`.
     pub(super) fn follow_connectivity(&mut self, moment: Moment, since_us: u64) {
         self.set_connectivity(moment.connectivity);
         let was_isolated = self.terms.tick(moment.connected_since_us) > self.terms.tick(since_us);
@@ -85,7 +85,8 @@ impl OriginMeter {
         }
     }
 
-    /// Whether others are to hear of what this region charged since they last did. Then it counts as told.
+    /// Returns whether this region's usage since the last publication is due. If so, it counts as
+    /// published.
     pub(in crate::origin) fn is_due(&mut self) -> bool {
         let publish_threshold = self.terms.cross_region().map(|cross_region| cross_region.publish_threshold);
         self.region_state
@@ -94,7 +95,7 @@ impl OriginMeter {
             .is_some_and(|(region_state, publish_threshold)| region_state.is_due(publish_threshold))
     }
 
-    /// What this region charged, for the others to know; nothing of a limit that is its own.
+    /// Returns this region's component, or none for a limit of this region only.
     pub(in crate::origin) fn component(&self, key: &[u8], moment: Moment) -> Option<Component> {
         let region_state = self.region_state.as_ref()?;
         let totals = match self.terms.algorithm() {
@@ -114,7 +115,8 @@ impl OriginMeter {
         Some(Component { key: key.into(), terms: self.terms, incarnation: region_state.incarnation, totals })
     }
 
-    /// What is left of what this region charged, at a moment that the meter is not brought up to.
+    /// Returns this region's undrained own usage at `moment`, without bringing the meter up to
+    /// date.
     fn owned(&self, region_state: &RegionState, moment: Moment) -> Tank {
         let elapsed = self.terms.tick(moment.now_us).saturating_sub(self.at);
         let mut own = region_state.own;
@@ -129,8 +131,8 @@ impl OriginMeter {
         own
     }
 
-    /// Charges what is new in a component of another region, without a test: it has been admitted. What that was, in units, and
-    /// whether anything was new.
+    /// Charges the new usage in a peer's component without a check, because the peer has admitted
+    /// it. Returns the charged units, and whether the component contained anything new.
     pub(in crate::origin) fn import(
         &mut self,
         moment: Moment,
@@ -165,7 +167,7 @@ impl OriginMeter {
     fn charge_delta(&mut self, delta: &ComponentDelta) -> (u64, bool) {
         let mut charged = 0;
         for (cell, units) in delta.cells {
-            // What is of a cell that has not begun here counts in the one that has.
+            // Usage of a cell that has not begun here counts in the present cell.
             let cells_ago = self.cells_ago(cell.min(self.cell));
             if cells_ago < 2 || self.terms.algorithm() == Algorithm::Gcra {
                 self.charge_foreign(units, cells_ago);
@@ -201,8 +203,9 @@ impl OriginMeter {
         self.tank = capped;
     }
 
-    /// Counts on another ground from now on. Others hear of what is left of what was charged to the standing part, and nothing of
-    /// what had its time to drain: nobody exceeded a part.
+    /// Changes the connectivity of the meter. When isolation ends, the region publishes the
+    /// undrained part of its isolated usage. The drained part is not published, because no region
+    /// exceeded its share.
     pub(super) fn set_connectivity(&mut self, connectivity: Connectivity) {
         let Some(region_state) = &mut self.region_state else { return };
         if region_state.connectivity == Connectivity::Isolated && connectivity != Connectivity::Isolated {
@@ -211,7 +214,7 @@ impl OriginMeter {
                 region_state.own.with(&self.terms, &Tank { level: 0, ..region_state.isolated });
             region_state.add(&self.terms, self.at * self.terms.tick_us(), units);
         }
-        // What others have heard of counts as what all used, also where they fall silent again.
+        // Published usage counts as usage of all regions, also if a peer is lost again.
         let joins = match region_state.connectivity {
             Connectivity::Connected => false,
             Connectivity::Settling => connectivity != Connectivity::Settling,
@@ -225,9 +228,10 @@ impl OriginMeter {
         region_state.connectivity = connectivity;
     }
 
-    /// A limit that becomes one of all regions is one of which all that was charged is told: then all have the sum of what each
-    /// had. In another algorithm, or in cells of another length, sums mean something else and begin anew, with nothing that
-    /// others have not charged already.
+    /// Adapts the cross-region state to changed terms. A limit that becomes cross-region publishes
+    /// all usage charged so far: then every region counts the sum of all. Under another algorithm
+    /// or cell length, totals have another meaning. They start a new incarnation at zero, because
+    /// peers have charged the published usage already.
     pub(super) fn adopt_cross_region(&mut self, now_us: u64, recounts: bool) {
         if self.terms.cross_region().is_none() {
             self.set_connectivity(Connectivity::Connected);
@@ -244,8 +248,8 @@ impl OriginMeter {
         }
     }
 
-    /// How long what was charged to the standing part takes to drain, with what is held, which may yet be charged there: by the part's
-    /// own rate, if it has one.
+    /// Returns the ticks until isolated usage drains, at the rate of the share if it has one. It
+    /// includes `held` drops of grants, which may still be charged there.
     pub(super) fn isolated_ticks(&self, held: u64) -> u64 {
         let Some(region_state) = &self.region_state else { return 0 };
         let (amount, drops) = (
@@ -255,15 +259,16 @@ impl OriginMeter {
         if amount == 0 { self.terms.ticks_to_drain(drops) } else { drops.div_ceil(amount) }
     }
 
-    /// How long what this region charged takes to be paid off, with what is held, as long as nobody else hears of it: until then it is
-    /// worth telling. A part that has no rate pays as slowly as the slowest one that has.
+    /// Returns the ticks until this region's own usage drains at the rate of its share, `held`
+    /// drops of grants included. Until then it is worth publishing to a peer without a record of
+    /// it. A share without a rate drains one drop per tick, the slowest rate.
     pub(super) fn ticks_owned(&self, held: u64) -> u64 {
         let amount = self.terms.cross_region().map_or(0, |cross_region| cross_region.share_amount).max(1);
         self.region_state.as_ref().map_or(0, |region_state| (region_state.own.level + held).div_ceil(amount))
     }
 
-    /// What is charged of the limit that holds now: of the whole, or of the standing part, where this region's share of what
-    /// all used counts too.
+    /// Returns the usage that counts against the limit in force. While connected, that is the usage
+    /// of all regions. Otherwise it is this region's part of that usage, plus the isolated usage.
     pub(super) fn used(&self) -> Tank {
         match &self.region_state {
             Some(region_state) if region_state.connectivity != Connectivity::Connected => {
@@ -280,14 +285,15 @@ impl OriginMeter {
     }
 }
 
-/// What is new in a component: units and the cell they are of, and units that were given back.
+/// The new part of a component: pairs of cell and units, and refunded units.
 struct ComponentDelta {
     cells: [(u64, u64); 2],
     refunded: u64,
 }
 
-/// Of a component that is not known, what has not drained is charged: what is known of it is its sum since it began, most of
-/// which may be long over.
+/// Computes the new part of a GCRA component. Only the undrained `level` of an unknown component is
+/// charged: most of its total, which counts from the start of the incarnation, may have drained
+/// long ago.
 fn drained_delta(
     seen: Option<ComponentTotals>,
     charged: u64,
@@ -323,7 +329,7 @@ fn cells_delta(
         _ if of > known => 0,
         _ if of == known => now,
         _ if of + 1 == known => before,
-        // Older than anything that is remembered: over.
+        // Older than the remembered cells: it no longer counts.
         _ => u64::MAX,
     });
     let delta = [

@@ -1,4 +1,4 @@
-//! What is left of a limit, and when there will be more.
+//! The room of a meter, and the wait for more.
 
 use super::super::call::NodeId;
 use super::{Moment, OriginMeter};
@@ -7,8 +7,8 @@ use crate::limit::Algorithm;
 /// The wait of a request that no wait helps: it costs more than the burst, or the limit is 0.
 pub const NEVER_US: u64 = 1 << 52;
 
-/// When who is denied by a standing part of which nothing drains had better come again, µs: the other regions may have been
-/// heard of by then.
+/// Retry time after a denial by a regional share with a rate of 0, µs: the region may be connected
+/// again by then.
 const ISOLATED_RETRY_US: u64 = 1_000_000;
 
 impl OriginMeter {
@@ -24,8 +24,8 @@ impl OriginMeter {
         u32::try_from(most).unwrap_or(u32::MAX).min(count)
     }
 
-    /// When a request of `units` that did not pass had better come again, µs from now; 0 if this meter did not deny it.
-    /// What others hold of what it needs is called back.
+    /// Returns when a request of `units` that did not pass should retry, µs from now; 0 if this
+    /// meter did not deny it. Recalls grants of other nodes that it needs.
     pub(in crate::origin) fn denial_us(&mut self, moment: Moment, units: u64) -> u64 {
         if self.passes(moment.node, units, 1) == 1 {
             return 0;
@@ -41,7 +41,7 @@ impl OriginMeter {
         self.refused |= (1..NEVER_US).contains(&wait_us);
     }
 
-    /// When `units` will fit for `node`, if nothing else comes, µs from now.
+    /// Returns when `units` will fit for `node` without further usage, µs from now.
     pub(super) fn wait_us(&self, node: NodeId, units: u64) -> u64 {
         if self.terms.amount() == 0 {
             return NEVER_US;
@@ -71,7 +71,7 @@ impl OriginMeter {
         period.saturating_sub(overlap).saturating_sub(elapsed)
     }
 
-    /// What is left for `node`, in drops.
+    /// Returns the room for `node`, in drops.
     pub(super) fn room(&self, node: NodeId) -> u64 {
         self.full().saturating_sub(self.taken(node))
     }
@@ -95,7 +95,7 @@ impl OriginMeter {
         self.full().saturating_sub(self.charged_drops()) / self.terms.period()
     }
 
-    /// What is taken of the limit as `node` sees it, in drops.
+    /// Returns the drops that are not free for `node`: charged, granted, or kept for another node.
     pub(super) fn taken(&self, node: NodeId) -> u64 {
         let draining = match self.terms.algorithm() {
             Algorithm::Gcra => self.used().level,
@@ -104,7 +104,8 @@ impl OriginMeter {
         self.standing(node) + draining
     }
 
-    /// What stays as it is until someone reports or the cell ends, in drops.
+    /// Returns the part of the taken drops that changes only with a report or at the end of the
+    /// cell.
     fn standing(&self, node: NodeId) -> u64 {
         let wanted = self.recall.filter(|wanted| wanted.node != node).map_or(0, |wanted| wanted.units);
         let charged = match self.terms.algorithm() {
@@ -114,7 +115,8 @@ impl OriginMeter {
         self.terms.drops(self.held) + self.terms.drops(charged) + self.terms.drops(wanted)
     }
 
-    /// What the cell before still weighs, in units, by what was charged and by what is held of it.
+    /// Returns the units charged in the previous cell or granted in earlier ones. Their weight
+    /// fades during the present cell.
     fn fading(&self) -> u64 {
         (self.used().previous + self.held_before).min(self.terms.units_max())
     }
@@ -130,7 +132,8 @@ impl OriginMeter {
         }
     }
 
-    /// What may be taken at once of the whole, or of the standing part, in units.
+    /// Returns the units that may be used at once: of the limit, or of the regional share unless
+    /// connected.
     pub(super) fn capacity(&self) -> u64 {
         match self.terms.cross_region() {
             Some(cross_region) if self.is_isolated() => cross_region.share_capacity,
@@ -142,7 +145,8 @@ impl OriginMeter {
         self.capacity() * self.terms.period()
     }
 
-    /// What drains of the whole, or of the standing part, in a tick.
+    /// Returns the drops that drain per tick: of the limit, or of the regional share unless
+    /// connected.
     pub(super) fn amount(&self) -> u64 {
         match self.terms.cross_region() {
             Some(cross_region) if self.is_isolated() => cross_region.share_amount,

@@ -1,6 +1,6 @@
 //! Scripts that are wrong in one place.
 
-/// What a script says, and what a wrong one says instead.
+/// A piece of a script, and the wrong text that replaces it.
 pub(super) type Mutant = (&'static str, &'static str);
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -89,7 +89,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("if meter.own and meter.own.amount > 0 and meter.own.cell", "if meter.own and meter.own.cell"),
     ("min(meter.others, meter.held + meter.held_before)", "meter.others"),
     ("drained * (SHARES - share)", "drained * SHARES"),
-    // The room of a waiting request, and the units that a reply tells to remain.
+    // The room of a waiting request, and the units in `remaining`.
     ("return min(less(meter.room_max + drops(meter, meter.tolerance), charged), ", "return max(0, "),
     ("drops(meter, less(meter.held, own))", "drops(meter, meter.held)"),
     (
@@ -110,7 +110,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "store.loss, store.loss_at = less(now, up_us), less(now, up_us)",
         "store.loss, store.loss_at = now, now",
     ),
-    // The first cost for all meters: in what passes, in what is charged, and in how long it is denied.
+    // The first cost used for all meters: in the decision, in the charge, and in the retry time.
     (
         "passes(meters[place + 1], cost, count)",
         "passes(meters[place + 1], select(2, read(CHARGE, numbers, first_byte)), count)",
@@ -120,7 +120,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "charge(meter, passed * select(2, read(CHARGE, numbers, first_byte)), meter.cell)",
     ),
     ("denial_us(meter, cost)", "denial_us(meter, select(2, read(CHARGE, numbers, first_byte)))"),
-    // Other regions: when they count as heard of, and what that changes.
+    // Peer regions: when the region counts as connected, and the effects.
     ("CONNECTED_US_MAX = 60000000", "CONNECTED_US_MAX = 60000001"),
     ("until_us > now + CONNECTED_US_MAX", "false"),
     ("until_us <= now or", "until_us < now or"),
@@ -135,7 +135,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("connected_until_us > now and 1 or 0, #joined", "1, #joined"),
     ("if before_us <= now or connected_since_us > now then", "if before_us <= now then"),
     ("if before_us <= now or connected_since_us > now then", "if connected_since_us > now then"),
-    // What counts as soon as all are heard of again, and what does not while they are.
+    // Usage that counts as soon as the region is connected again, and usage that does not while it
+    // is connected.
     ("if div(connected_since_us, meter.tick) > before then", "if true then"),
     ("if div(connected_since_us, meter.tick) > before then", "if false then"),
     ("meter.level = max(meter.level, out.own.level)\n      out.isolated", "out.isolated"),
@@ -159,7 +160,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("SHARES = 1048576", "SHARES = 1048575"),
     ("div_up(whole % SHARES * share, SHARES)", "div(whole % SHARES * share, SHARES)"),
     ("connected_until_us = max(before_us, ", "connected_until_us = max(0, "),
-    // What was spent of a standing part, when all are heard of again.
+    // Usage of a regional share, when the region is connected again.
     ("out.connectivity ~= ISOLATED or isolated.level", "isolated.level"),
     ("or isolated.level + isolated.current + isolated.previous == 0 then return end", "then return end"),
     ("if connected_until_us > now then joined", "if true then joined"),
@@ -192,7 +193,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("if meter.rate == 0 then return ISOLATED_RETRY_US end", ""),
     ("meter.rate == 0 and 0 or div(less(", "div(less("),
     ("and 8 or 0", "and 0 or 0"),
-    // What a region charges itself.
+    // Usage that the region itself charges.
     ("if out.connectivity ~= CONNECTED then tank = out.isolated end\n  end", "end"),
     ("if out.connectivity ~= ISOLATED or meter.kind == GCRA then pour(meter, out.own, units, cell) end", ""),
     (
@@ -219,7 +220,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "if IS_CROSS_REGION and meter.out and (recounts or not meter.cross_region) then stand_on(meter, CONNECTED) end",
         "",
     ),
-    // What is told.
+    // Components that are published.
     ("DIRTY_RETENTION_US = 604800000000", "DIRTY_RETENTION_US = 604700000000"),
     ("(out.is_open and 1 or meter.cross_region.publish_threshold)", "meter.cross_region.publish_threshold"),
     ("out.published, out.is_open = total, true", "out.published = total"),
@@ -228,7 +229,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("if after > stamp then after = 0 end", ""),
     ("format(NUMBER, most + 1)", "format(NUMBER, most)"),
     ("if more then upto = found[2 * most] + 0 end", ""),
-    // What is charged for others.
+    // Usage charged for peer regions.
     ("meter.out.is_open = true", ""),
     ("others >= INCARNATIONS_MAX", "others > INCARNATIONS_MAX"),
     ("load_meter(place, unversioned(terms), 'x')", "load_meter(place, terms, 'x')"),

@@ -182,7 +182,7 @@ fn what_was_not_acknowledged_is_sent_again_over_the_next_link_in_its_order() {
     assert_eq!(ids, [first.id, third.id, sign_of_life], "what is merged need not be said again");
 }
 
-/// A region that uses many keys, and one whose answers take a round trip.
+/// One region uses many keys. The acknowledgements of the other take a round trip.
 #[test]
 fn as_many_components_are_carried_in_a_round_trip_as_may_be_under_way() {
     const ROUND_TRIP_US: u64 = 160_000;
@@ -366,7 +366,7 @@ fn lag_is_half_a_round_trip_and_an_interval_and_grows_while_nothing_is_acknowled
     assert_eq!(lag_us(5_000_000), Some(5_000_000 - 50_000));
 }
 
-/// A batch without changes whose sender hears everybody.
+/// A batch without changes, from a sender that has heard all its peers.
 fn silent_batch(echo_us: u64, last_heard_age_us: u64) -> Batch {
     let freshness = BatchFreshness {
         after: 0,
@@ -467,7 +467,7 @@ fn where_two_are_cut_from_each_other_all_three_fall_back_at_about_the_same_time(
                 if is_cut {
                     continue;
                 }
-                // As it is between replicators: what is given back is the clock of one interval ago.
+                // As between real replicators, the echoed clock is one interval old.
                 let echo_us = now_us.saturating_sub(INTERVAL_US);
                 let last_heard_age_us = all[place(from)].last_heard_age_us(now_us);
                 let freshness = BatchFreshness {
@@ -515,7 +515,7 @@ fn with_nothing_wrong_silences_stay_short_whatever_the_distance() {
         for own in 0..3 {
             peers_of(own).for_each(|peer| all[place(own)].connected(RegionId(peer), 0));
         }
-        // What arrives when, from whom and to whom.
+        // Messages in transit: arrival time, sender, receiver, message.
         let mut batches: Vec<(u64, u64, u64, Batch)> = Vec::new();
         let mut acks: Vec<(u64, u64, u64, Ack)> = Vec::new();
         let mut longest_us = 0;

@@ -1,5 +1,6 @@
-//! Regions whose replicators die and are taken over in the middle of every step, on a network that loses, repeats and reorders.
-//! Nothing is lost, nothing is dropped too early, and nobody believes to know more than it does.
+//! Regions with replicators that crash and are replaced in the middle of every step, on a network
+//! that loses, repeats and reorders messages. No component is lost or dropped too early, and no
+//! region claims to know more than it does.
 
 use std::collections::BTreeMap;
 
@@ -15,22 +16,22 @@ const REGIONS: usize = 3;
 const PARTITIONS: u16 = 2;
 const KEYS: u8 = 3;
 
-/// What an answer of the made-up origin holds at most, so that there is often more.
+/// Maximum components in a reply of the simulated origin: small, so that there is often more.
 const ANSWER_MAX: usize = 2;
 
-/// Where something is counted: partition and key.
+/// Location of a meter: partition and key.
 type MeterPlace = (u16, u8);
 
 /// An origin, as far as a replicator sees it.
 #[derive(Default)]
 struct Store {
     charged: BTreeMap<MeterPlace, u64>,
-    /// What was charged to the standing part, and is not told while the region is on it.
+    /// Usage charged while isolated. It is not published until the region hears all peers again.
     parted: BTreeMap<MeterPlace, u64>,
     /// Stamps by place, and the last one given.
     dirty_meters: BTreeMap<MeterPlace, u64>,
     stamp: u64,
-    /// What others have charged, as far as it was merged.
+    /// Merged usage of other regions.
     merged: BTreeMap<(usize, MeterPlace), u64>,
 }
 
@@ -54,7 +55,8 @@ impl Store {
         RoundReply { more, includes_isolated: joined, ..reply }
     }
 
-    /// Marks what was charged to the standing part, behind all that was gathered; whether there was anything.
+    /// Marks usage charged while isolated as dirty, after all that was gathered. Returns whether
+    /// there was any.
     fn join(&mut self, partition: u16) -> bool {
         let parted: Vec<(MeterPlace, u64)> =
             self.parted.extract_if(.., |(of, _), _| *of == partition).collect();
@@ -71,13 +73,13 @@ impl Store {
     }
 }
 
-/// Something that was charged, and when.
+/// A charge and its time.
 struct RecordedCharge {
     at_us: u64,
     region: usize,
     place: MeterPlace,
     sum: u64,
-    /// The same with what was charged to the standing part.
+    /// The same including usage charged while isolated.
     all: u64,
 }
 
@@ -89,7 +91,7 @@ enum MessageInTransit {
 struct World {
     now_us: u64,
     stores: Vec<Store>,
-    /// Every replicator there ever was, by region: an old one may not know yet that it is none any more.
+    /// All replicators so far, by region. An old one may not know yet that it lost its lease.
     replicators: Vec<Vec<Rounds>>,
     answers: Vec<(usize, usize, PartitionRound, RoundReply)>,
     network: Vec<MessageInTransit>,
@@ -112,7 +114,7 @@ enum Step {
         partition: u16,
         key: u8,
     },
-    /// The replicator asks; the answer is on its way.
+    /// The replicator calls the origin; the reply is in transit.
     Gather {
         region: usize,
         replicator: Index,
@@ -131,7 +133,7 @@ enum Step {
         replicator: Index,
         to: usize,
     },
-    /// Something arrives: the oldest or another, and perhaps once more later.
+    /// A message arrives, the oldest or another, and possibly again later.
     Arrive {
         which: Index,
         again: bool,
@@ -192,7 +194,7 @@ impl World {
         world
     }
 
-    /// Clocks of regions have nothing to do with each other.
+    /// Returns the clock of a region. Clocks of regions are unrelated.
     fn clock_us(&self, region: usize) -> u64 {
         self.now_us + [1_000_000_000, 5_000_000, 70_000_000_000][region]
     }
@@ -240,7 +242,7 @@ impl World {
         }
     }
 
-    /// Nothing may be dropped from the marks that another region has not merged.
+    /// Drops dirty meters up to a stamp. Fails if another region has not merged one of them.
     fn trim(&mut self, region: usize, partition: u16, trim: u64) {
         let dropped: Vec<MeterPlace> = self.stores[region]
             .dirty_meters
@@ -359,7 +361,7 @@ impl World {
         self.check_liveness();
     }
 
-    /// Whoever says that others were silent for so long knows all that they had charged before.
+    /// Checks each last-heard age: a region must know all usage that is older.
     fn check_liveness(&self) {
         for region in 0..REGIONS {
             let now_us = self.clock_us(region);
@@ -395,7 +397,7 @@ impl World {
         else {
             return;
         };
-        // Something that was charged at the very instant may have come a moment later.
+        // A charge at exactly this instant may have come just after it.
         for charged in self.history.iter().filter(|charged| charged.region == of && charged.at_us < until_us)
         {
             let (merged, sum) = (self.merged(at, of, charged.place), sum(charged));
@@ -403,7 +405,7 @@ impl World {
         }
     }
 
-    /// With nothing in the way, the replicators that there are now bring everything everywhere.
+    /// Runs the current replicators without faults until every component has reached every region.
     fn heal(&mut self) {
         self.answers.clear();
         self.network.clear();
