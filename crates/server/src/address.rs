@@ -1,9 +1,10 @@
-//! The client's address, when proxies stand between it and us.
+//! The client's address behind proxies.
 //!
-//! Each proxy adds the address it was asked from on the right of `X-Forwarded-For`. So the list is read from the
-//! right: the peer of the connection first, then what it wrote, then what the one before it wrote, for as long as the
-//! writer is trusted. The first address that is not a trusted proxy's is the client's. What is left of it was written
-//! by that client, or by whoever it asked, and can be anything: it is not even looked at.
+//! Each proxy appends the address of its own client on the right of `X-Forwarded-For`. So the list
+//! is read from the right: first the peer of the connection, then the entry that it wrote, then the
+//! entry of the proxy before it. The walk goes on as long as the writer of an entry is trusted. The
+//! first address that is not a trusted proxy's is the client's. The entries left of it come from
+//! that client and can be forged, so they are not read.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,10 +15,11 @@ use tidegate_rules::canonical;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The client's address: the first from the right that is not one of the `trusted` proxies', or the last there is.
+/// Returns the client's address: the first from the right that is not in `trusted`, or the leftmost
+/// if all are.
 ///
-/// An entry that is not an address ends the walk at the hop before it. Whoever wrote it is trusted and yet wrote
-/// something we cannot read, so there is no telling who wrote what stands left of it.
+/// An entry that is not an address ends the walk at the hop before it. A trusted proxy wrote that
+/// entry, but the writer of the entries left of it is unknown.
 pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
     let mut client = canonical(peer);
     let mut hops = hops(headers);
@@ -28,19 +30,20 @@ pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> Ip
     client
 }
 
-/// Whether `address` is that of a proxy whose word counts.
+/// Whether `address` belongs to a trusted proxy.
 pub(crate) fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
     let address = canonical(address);
     trusted.iter().any(|network| network.contains(&address))
 }
 
-/// Whether the request says through whom it came.
+/// Whether the request has a header field that lists proxies.
 pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.contains_key(X_FORWARDED_FOR) || headers.contains_key(FORWARDED)
 }
 
-/// The addresses from the right, nothing for an entry that is none. `Forwarded` is read only where there is no
-/// `X-Forwarded-For`: proxies that know the newer field may pass on an older one, but not the other way round.
+/// Returns the addresses from the right, `None` for an unreadable entry. `Forwarded` is read only
+/// without `X-Forwarded-For`: proxies that know the newer field may pass on an older one, but not
+/// the other way round.
 fn hops<'h>(headers: &'h HeaderMap) -> Box<dyn Iterator<Item = Option<IpAddr>> + 'h> {
     let lines = |name| headers.get_all(name).iter().rev().map(|line| line.to_str().unwrap_or(UNREADABLE));
     if headers.contains_key(X_FORWARDED_FOR) {
@@ -50,13 +53,13 @@ fn hops<'h>(headers: &'h HeaderMap) -> Box<dyn Iterator<Item = Option<IpAddr>> +
     }
 }
 
-/// What may surround an entry.
+/// Characters that may surround an entry.
 const BLANKS: [char; 2] = [' ', '\t'];
 
-/// Stands for a line that is not text: no address either.
+/// Replaces a header line that is not text. It does not parse as an address.
 const UNREADABLE: &str = "?";
 
-/// An address as it stands in a list: bare, in brackets, with a port, with a zone, in any mix that makes sense.
+/// Parses an address of a list: bare, in brackets, with a port or with a zone.
 fn node(entry: &str) -> Option<IpAddr> {
     let entry = entry.trim_matches(BLANKS);
     if let Some(bracketed) = entry.strip_prefix('[') {
@@ -74,7 +77,7 @@ fn node(entry: &str) -> Option<IpAddr> {
     }
 }
 
-/// A zone names an interface of the machine that wrote it, and means nothing here.
+/// Parses an IPv6 address. A zone is dropped: it names an interface of the machine that wrote it.
 fn v6(text: &str) -> Option<IpAddr> {
     let (address, zone) = text.split_once('%').unwrap_or((text, "0"));
     let address: Ipv6Addr = address.parse().ok()?;
@@ -94,8 +97,8 @@ fn is_port(text: &str) -> bool {
     )
 }
 
-/// The elements of a `Forwarded` line from the right. Quotes are paired from the right too: a quote that a client
-/// left open cannot swallow what a proxy wrote after it.
+/// Returns the elements of a `Forwarded` line from the right. Quotes are paired from the right too:
+/// a quote that a client left open cannot hide a proxy's entry after it.
 fn from_right(line: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(line);
     std::iter::from_fn(move || {
@@ -148,17 +151,17 @@ mod tests {
     #[test]
     fn the_client_is_the_first_from_the_right_that_is_no_proxy() {
         let cases: [(&str, &str, &str); 27] = [
-            // Nobody is trusted to speak for a peer that is not trusted.
+            // An untrusted peer cannot name another client.
             ("192.0.2.1", "198.51.100.7", "192.0.2.1"),
             ("127.0.0.1", "198.51.100.7", "198.51.100.7"),
-            // The left is what the client made up.
+            // The client forged the left entries.
             ("127.0.0.1", "1.2.3.4, 198.51.100.7", "198.51.100.7"),
             ("127.0.0.1", "1.2.3.4, 10.9.9.9, 198.51.100.7", "198.51.100.7"),
             ("127.0.0.1", "127.0.0.1, 198.51.100.7, 10.0.0.2", "198.51.100.7"),
             ("127.0.0.1", "unknown, 198.51.100.7, 10.0.0.2", "198.51.100.7"),
             // Only proxies: the one farthest away.
             ("127.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),
-            // What cannot be read ends the walk at the hop before it.
+            // An unreadable entry ends the walk at the hop before it.
             ("127.0.0.1", "198.51.100.7, unknown", "127.0.0.1"),
             ("127.0.0.1", "198.51.100.7, _hidden, 10.0.0.2", "10.0.0.2"),
             ("127.0.0.1", "198.51.100.7, , 10.0.0.2", "10.0.0.2"),
@@ -210,7 +213,7 @@ mod tests {
             ("for=198.51.100.7;for=198.51.100.8", "127.0.0.1"),
             ("for=\"198.51.100.7", "127.0.0.1"),
             ("for=\"198.51.100.7:_x\"", "198.51.100.7"),
-            // A quote left open by the client does not hide what the proxy wrote.
+            // A quote that the client left open does not hide the proxy's entry.
             ("for=\"1.2.3.4, for=198.51.100.7", "198.51.100.7"),
             ("for=\"1.2.3.4, for=\"198.51.100.7:80\"", "198.51.100.7"),
             ("for=\"a,b\", for=\"10.0.0.2\"", "10.0.0.2"),

@@ -25,20 +25,20 @@ use crate::control::{Control, PlanError};
 use crate::http::{HttpRequest, HttpResponse, Problem, not_found, route_check, serve_with, text};
 use crate::worker::Context;
 
-/// The tenant that tokens without one belong to: whoever runs the server.
+/// The tenant of tokens without a tenant: the operators of the server.
 const OPERATING_TENANT: TenantIndex = 0;
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the handlers of the store answer.
+/// The result of a handler of the admin API.
 type AdminResult = Result<HttpResponse, Problem>;
 
-/// Answers the requests of one connection.
+/// Serves the requests of one connection.
 pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    // Whoever watches the server sees the others drain.
+    // The admin listener stops last, so operators can watch the other listeners drain.
     let stop = context.stop_admin.clone();
     serve_with(stream, peer, Context { stop, ..context }, route).await
 }
@@ -86,12 +86,12 @@ async fn route(req: &HttpRequest<'_>) -> HttpResponse {
     answered.unwrap_or_else(HttpResponse::from)
 }
 
-/// Whether whoever asks may.
+/// Returns an error unless the caller has the access that a route requires.
 fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
     match who {
         Access::Public => Ok(()),
         Access::Tenant(role) => req.principal(role).map(|_| ()),
-        // What concerns every tenant is not for one of them.
+        // A token of one tenant has no access to data of all tenants.
         Access::Operators(role) => match req.principal(role)?.tenant {
             OPERATING_TENANT => Ok(()),
             _ => Err(Problem::for_operators()),
@@ -99,7 +99,8 @@ fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
     }
 }
 
-/// Probes have no credentials, and learn nothing here but whether to send traffic.
+/// Serves readiness probes. They have no credentials, so the reply only states whether to send
+/// traffic.
 fn ready(req: &HttpRequest<'_>) -> HttpResponse {
     if req.shared.is_ready() {
         text(StatusCode::OK, "text/plain", "ready\n")
@@ -130,12 +131,13 @@ fn control<'a>(req: &'a HttpRequest<'_>) -> Result<&'a Arc<Control>, Problem> {
     req.shared.control().ok_or_else(missing)
 }
 
-/// Who does something, and when.
+/// Returns the actor and the time of an action, for the audit.
 fn act<'a>(actor: &'a str, control: &Control) -> Attribution<'a> {
     Attribution { by: actor, now_ms: control.now_ms() }
 }
 
-/// Puts a change of the store in force on this server at once, or says why it is not. The others are told by the store.
+/// Puts a change of the store in force on this server at once, or returns the reason why it failed.
+/// Other servers follow the store.
 async fn take_over(refreshing: impl Future<Output = Result<(), String>>) -> Option<String> {
     let problem = refreshing.await.err();
     if let Some(problem) = &problem {
@@ -144,7 +146,7 @@ async fn take_over(refreshing: impl Future<Output = Result<(), String>>) -> Opti
     problem
 }
 
-/// Asks whether something is meant.
+/// Returns the problem that asks the caller for a confirmation.
 fn unconfirmed(because: &str) -> Problem {
     let problem = format!("confirmed: {because}; say `\"confirmed\": true` if that is meant");
     Problem::new(StatusCode::CONFLICT, problem)

@@ -1,4 +1,4 @@
-//! Who asks: a token says which tenant and in which role. Tokens are kept as hashes only.
+//! Authentication: a token determines the tenant and the role. Tokens are stored as hashes only.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,20 +8,20 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// What somebody may do. Each role may do what the ones before it may.
+/// The permissions of a caller. Each role includes the ones before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Ask for decisions.
+    /// Request decisions.
     #[default]
     Client,
     /// Look at rules, overrides and metrics.
     Viewer,
     /// Change overrides, and propose changes of rules.
     Operator,
-    /// Approve what others propose.
+    /// Approve changes that others propose.
     Approver,
-    /// Everything.
+    /// All permissions.
     Admin,
 }
 
@@ -49,30 +49,30 @@ impl Role {
 /// Which tenant, by its place in the server's list: 0 is the one that needs no name.
 pub type TenantIndex = usize;
 
-/// Who asks.
+/// The identity of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Principal {
-    /// Whose keys are meant.
+    /// The tenant of the caller's keys.
     pub tenant: TenantIndex,
-    /// What may be done.
+    /// The caller's permissions.
     pub role: Role,
 }
 
 impl Principal {
-    /// Whoever reaches a server that has no tokens: it listens on loopback only.
+    /// Every caller of a server without tokens. Such a server listens on loopback only.
     pub const LOCAL: Self = Self { tenant: 0, role: Role::Admin };
 }
 
-/// Who asks, and with which token: what they are called is only looked up for those who change something.
+/// A caller and its token. The caller's name is looked up only for requests that change something.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {
     pub(crate) principal: Principal,
-    /// Nothing on an open server.
+    /// `None` on an open server.
     token: Option<TokenHash>,
 }
 
 impl Caller {
-    /// Whether it is whoever asks, since there are no tokens.
+    /// Whether the caller is anonymous, because the server has no tokens.
     pub(crate) fn is_anybody(&self) -> bool {
         self.token.is_none()
     }
@@ -88,7 +88,8 @@ impl TokenHash {
         Self(Sha256::digest(token).into())
     }
 
-    /// Which of the maps of [`Credentials`] it is looked up in. Says nothing of the token.
+    /// Returns the key of the token in the map of [`Credentials`]: the first 8 bytes of its hash.
+    /// It reveals nothing of the token.
     fn bucket(&self) -> u64 {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&self.0[..8]);
@@ -121,21 +122,22 @@ impl FromStr for TokenHash {
     }
 }
 
-/// Nothing but a digit: signs, which numbers may have elsewhere, have no place in a hash.
+/// Parses one hexadecimal digit. Unlike a number, a hash cannot contain a sign.
 fn hex_digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// How many digits of its hash name a token of the configuration, whose own name is not unique.
+/// Number of hash digits in the name of a configured token, because configured names are not
+/// unique.
 const NAME_DIGITS: usize = 12;
 
-/// What such a name begins with.
+/// Prefix of the name of a configured token.
 const CONFIGURED: &str = "token:";
 
-/// What the names begin with under which a server acts by itself.
+/// Prefix of the names under which a server acts by itself.
 const OURSELVES: &str = "tidegate:";
 
-/// The name of whoever reaches a server that has no tokens.
+/// The name of every caller of a server without tokens.
 const LOCAL_NAME: &str = "local";
 
 /// All tokens that open the server. Without any in its configuration it is open, and listens on loopback only.
@@ -149,14 +151,14 @@ pub struct Credentials {
 struct TokenEntry {
     hash: TokenHash,
     principal: Principal,
-    /// What the store calls it.
+    /// The name in the store; `None` for a configured token.
     name: Option<String>,
     /// When it ends, in milliseconds since the Unix epoch, if it does.
     expires_ms: Option<u64>,
 }
 
 impl TokenEntry {
-    /// What it is called where people read who did something.
+    /// Returns the name of the token for the audit and other output for people.
     fn display_name(&self) -> String {
         self.name.clone().unwrap_or_else(|| {
             let digits = self.hash.to_string().replace("sha256:", "");
@@ -192,14 +194,14 @@ impl Credentials {
         Ok(())
     }
 
-    /// Whether anybody may ask, because there are no tokens.
+    /// Whether the server is open to every caller, because it has no tokens.
     pub fn is_open(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// Who holds `token`; on an open server, whoever asks. How long it takes tells nothing of the tokens there are:
-    /// what is looked up is a hash, and its last bytes are compared in constant time.
-    /// `now_ms` is only asked for by tokens that end.
+    /// Returns the principal of `token`; on an open server, that of any caller. The duration
+    /// reveals nothing about the known tokens: the lookup uses a hash, and hashes are compared in
+    /// constant time. `now_ms` is called only for a token that expires.
     pub fn principal(&self, token: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Principal> {
         self.caller(token, now_ms).map(|caller| caller.principal)
     }
@@ -213,7 +215,8 @@ impl Credentials {
         lasts(expires_ms, now_ms).then_some(Caller { principal, token: Some(hash) })
     }
 
-    /// Who holds the token with a hash, and when that ends, if it does; on an open server, whoever asks.
+    /// Returns the principal of the token with a hash, and its expiry, if any; on an open server,
+    /// that of any caller.
     pub(crate) fn holder(&self, hash: Option<&TokenHash>) -> Option<(Principal, Option<u64>)> {
         if self.is_open() {
             return Some((Principal::LOCAL, None));
@@ -227,16 +230,16 @@ impl Credentials {
         bucket.iter().find(|known| bool::from(known.hash.0.ct_eq(&hash.0)))
     }
 
-    /// What somebody is called where people read who did something, as long as they still are who they were when they were
-    /// let in. Their token may have been revoked since, while a body was awaited or a change was measured: nobody acts
-    /// with it then, and least of all under the name of somebody else.
+    /// Returns the name of a caller for the audit, if its token still has the same tenant and role
+    /// as at authentication. The token may have been revoked while a body arrived or a change was
+    /// measured. Then the caller must not act, and above all not under the name of another one.
     pub(crate) fn actor(&self, caller: &Caller, now_ms: impl FnOnce() -> u64) -> Option<String> {
         let Some(token) = &caller.token else { return self.is_open().then(|| LOCAL_NAME.to_owned()) };
         let known = self.find(token).filter(|known| known.principal == caller.principal)?;
         lasts(known.expires_ms, now_ms).then(|| known.display_name())
     }
 
-    /// Whether anybody of a tenant may approve what somebody of this name does.
+    /// Whether the tenant has a credential other than the author's that may approve changes.
     pub(crate) fn has_approver_beside(&self, author: &str, tenant: TenantIndex, now_ms: u64) -> bool {
         let may = |known: &TokenEntry| {
             let Principal { tenant: of, role } = known.principal;
@@ -250,19 +253,19 @@ impl Credentials {
         self.principal(value.and_then(bearer), now_ms)
     }
 
-    /// The same, with the token, for whoever needs to know later who that was.
+    /// Returns the same with the token, for requests that need the caller's name later.
     pub(crate) fn caller_of(&self, value: Option<&[u8]>, now_ms: impl FnOnce() -> u64) -> Option<Caller> {
         self.caller(value.and_then(bearer), now_ms)
     }
 }
 
-/// Whether a token has not ended. The time is only asked for if it ends at all.
+/// Whether a token has not expired. The clock is read only for a token that expires.
 fn lasts(expires_ms: Option<u64>, now_ms: impl FnOnce() -> u64) -> bool {
     expires_ms.is_none_or(|expires_ms| now_ms() < expires_ms)
 }
 
-/// Whether a credential may be called so: nobody may pass for a token of the configuration, for whoever is local, or for
-/// the server itself.
+/// Whether a credential may have this name. It must not look like a configured token, the local
+/// caller or the server itself.
 pub(crate) fn is_free_name(name: &str) -> bool {
     name != LOCAL_NAME && ![CONFIGURED, OURSELVES].iter().any(|taken| name.starts_with(taken))
 }

@@ -1,32 +1,32 @@
-//! How far each rule may be passed, as answers and commands tell it.
+//! The bounds of rules, as the admin API and the command line print them.
 
 use serde::Serialize;
 use tidegate_core::Algorithm;
 use tidegate_core::bound::{Faults, Fleet, REPLICATION_INTERVAL_US, bound};
 use tidegate_rules::Rule;
 
-/// The most regions that are asked about: as many as count together.
+/// Largest number of regions in a query: the number that can count together.
 pub const REGIONS_MAX: u64 = tidegate::region::REGIONS_MAX as u64;
 
 /// The largest weight of a region.
 const WEIGHT_MAX: u32 = 1_000_000;
 
-/// What goes wrong in a fleet.
+/// A fleet and the faults that it suffers.
 #[derive(Clone, Debug)]
 pub struct Situation {
     /// The processes that count together.
     pub fleet: Fleet,
-    /// What goes wrong.
+    /// The faults that occur.
     pub faults: Faults,
 }
 
 impl Situation {
-    /// Everything goes wrong once.
+    /// Returns a situation in which every fault occurs once.
     pub fn new(fleet: Fleet) -> Self {
         Self { fleet, faults: Faults::ONE_OF_EACH }
     }
 
-    /// The regions, by the weights of their standing parts, separated by commas.
+    /// Sets the regions by the weights of their regional shares, separated by commas.
     pub fn set_weights(&mut self, text: &str) -> Result<(), String> {
         let weight = |text: &str| text.trim().parse().ok().filter(|weight| (1..=WEIGHT_MAX).contains(weight));
         let weights: Option<Box<[u32]>> = text.split(',').map(weight).collect();
@@ -71,7 +71,7 @@ impl Situation {
     }
 }
 
-/// How far a rule may be passed, in units above what its limit lets pass.
+/// The bound of a rule: its over-admission in units above the limit.
 #[derive(Debug, Serialize)]
 pub struct BoundReport<'r> {
     rule: &'r str,
@@ -83,17 +83,18 @@ pub struct BoundReport<'r> {
     burst: u32,
     /// How many buckets of the limit there are.
     buckets: u64,
-    /// While nothing goes wrong.
+    /// The over-admission without faults, in units.
     steady: u64,
     /// If all went wrong that was counted.
     total: u64,
     /// Whether that may be so in each window; once otherwise.
     each_window: bool,
     terms: Vec<TermReport>,
-    /// After how long at most a region goes by what another one counted.
+    /// The longest time until a region takes the usage of another one into account, in
+    /// milliseconds.
     lag_ms: u64,
     largest_grant: u64,
-    /// Whether it stops nobody while its origin is gone.
+    /// Whether the rule fails open while its origin is down.
     open_without_origin: bool,
     warnings: Vec<String>,
 }
@@ -106,27 +107,27 @@ struct TermReport {
     when: &'static str,
 }
 
-/// Something that a bound depends on, as it is asked for.
+/// A parameter of a bound, for queries and flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameter {
-    /// What it is called in a query; as a flag without its unit.
+    /// The name in a query. The flag omits the unit.
     pub name: &'static str,
-    /// What it is.
+    /// The description.
     pub about: &'static str,
     /// From.
     pub least: u64,
     /// To.
     pub most: u64,
-    /// What it is.
+    /// Returns the value.
     pub get: fn(&Situation) -> u64,
-    /// Sets it to what is in range.
+    /// Sets the value, which must be in range.
     pub set: fn(&mut Situation, u64),
 }
 
 const US_PER_MS: u64 = 1_000;
-/// The most that goes wrong, and the most processes of a region.
+/// Largest number of faults of a kind, and of nodes in a region.
 const COUNT_MAX: u64 = 1_000_000;
-/// The longest lag and silence: a day.
+/// Longest lag, peer timeout and outage: one day, in milliseconds.
 const TIME_MS_MAX: u64 = 86_400_000;
 
 /// All of them but for the weights of regions.
@@ -224,12 +225,12 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
 ];
 
-/// What is in range fits.
+/// Converts a value in range, which always fits.
 fn small(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// What the bounds of an answer are of.
+/// Converts the situation of the bounds in a response.
 pub fn situation_json(of: &Situation) -> serde_json::Value {
     let numbers = PARAMETERS.iter().map(|parameter| (parameter.name.to_owned(), (parameter.get)(of).into()));
     let mut report: serde_json::Map<String, serde_json::Value> = numbers.collect();

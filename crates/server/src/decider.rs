@@ -9,15 +9,15 @@ use tidegate::{
 
 use crate::metrics::DecisionSource;
 
-/// What decides.
+/// Decides checks, alone or as a node of a region.
 #[derive(Debug)]
 pub(crate) struct Decider {
     pub(crate) limiter: Arc<Limiter>,
-    /// Nothing where every process counts for itself.
+    /// `None` if the server counts for itself.
     pub(crate) region: Option<Region>,
 }
 
-/// What was decided, and what that rests on.
+/// A decision and its source.
 #[derive(Debug)]
 pub(crate) struct SourcedDecision<'g> {
     pub(crate) decision: Decision<'g>,
@@ -25,7 +25,7 @@ pub(crate) struct SourcedDecision<'g> {
 }
 
 impl Decider {
-    /// The gate of a limit: kept by the origin, if there is one.
+    /// Returns the gate of a limit. Its meters are in the origin, if there is one.
     pub(crate) fn gate(
         &self,
         tenant: &str,
@@ -39,12 +39,12 @@ impl Decider {
         }
     }
 
-    /// Where the meters of a request are kept together: nothing where nobody asks.
+    /// Returns the placement of a request's meters; empty without an origin.
     pub(crate) fn placement(&self, parts: &[&[u8]]) -> Vec<u8> {
         if self.region.is_some() { region::join_parts(parts) } else { Vec::new() }
     }
 
-    /// Decides a request under several limits as one. Waits only where an origin has to be asked.
+    /// Decides a request under several limits as one. Waits only for calls to an origin.
     pub(crate) async fn check_all<'g>(
         &self,
         questions: &[RegionCheck<'g, '_>],
@@ -83,7 +83,7 @@ impl Decider {
         Ok(SourcedDecision { decision, source })
     }
 
-    /// What an outcome rests on that memory gave.
+    /// Returns the source of an outcome that memory gave.
     #[inline]
     pub(crate) fn source_of(&self, outcome: &Outcome<'_>) -> DecisionSource {
         if self.region.is_some() { DecisionSource::Regional } else { DecisionSource::from(outcome.source()) }
@@ -112,7 +112,8 @@ impl<'g> From<region::RegionDecision<'g>> for SourcedDecision<'g> {
     }
 }
 
-/// Asks about a key of several parts, kept where the key itself says. It is spelled out only for an origin.
+/// Returns the check of a key of several parts, placed by the key itself. The key is joined from
+/// its parts only for an origin.
 pub(crate) fn question<'g, 'k>(gate: &'g Gate, parts: &[&[u8]]) -> RegionCheck<'g, 'k> {
     if gate.has_origin() { gate.region_check_of(parts) } else { RegionCheck::from(gate.parts(parts)) }
 }

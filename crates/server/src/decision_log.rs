@@ -1,4 +1,4 @@
-//! The decision log at work: what is taken down of a decision, and who may look it up.
+//! The decision log of a server: writes decision records and serves queries.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::shared::Shared;
 /// decisions.
 const QUESTIONS_MAX: usize = 2;
 
-/// Replays at the same time. Each holds what it has seen, some tens of megabytes: whoever is next waits for its turn, and not
-/// for whoever looks something up.
+/// Concurrent replays. Each holds some tens of megabytes of state. A replay waits for the previous
+/// one, but not for queries.
 const REPLAYS_MAX: usize = 1;
 
-/// Whoever has it may replay.
+/// The permit to replay.
 #[derive(Debug)]
 pub(crate) struct ReplayPermit(OwnedSemaphorePermit);
 
@@ -37,7 +37,7 @@ pub(crate) struct DecisionLog {
     replays: Arc<Semaphore>,
 }
 
-/// Why a question was not answered.
+/// The reason why a query failed.
 #[derive(Debug)]
 pub(crate) enum LogQueryError {
     /// As many as may are being looked up.
@@ -46,7 +46,7 @@ pub(crate) enum LogQueryError {
     Log(LogError),
 }
 
-/// What is taken down, but for the request's dimensions.
+/// A decision record without the dimensions of the request.
 #[derive(Debug)]
 pub(crate) struct RecordDraft<'n> {
     pub(crate) tenant: TenantIndex,
@@ -54,7 +54,7 @@ pub(crate) struct RecordDraft<'n> {
     pub(crate) key: RecordKey,
     pub(crate) cost: u64,
     pub(crate) outcome: Outcome,
-    /// What the limit said that decided; nothing where none was asked.
+    /// The outcome of the limit that decided; `None` if no limit was checked.
     pub(crate) limit_outcome: Option<LimitOutcome<'n>>,
     pub(crate) source: DecisionSource,
     pub(crate) rule_version: u64,
@@ -91,12 +91,12 @@ impl DecisionLog {
         &self.recorder
     }
 
-    /// What becomes of records that are sent to a collector.
+    /// Returns the delivery counts of records that are sent to a collector.
     pub(crate) fn deliveries(&self) -> Option<Deliveries> {
         self.log.deliveries()
     }
 
-    /// Who of a tenant was near a limit: no more than `most`.
+    /// Returns the heavy keys of a tenant, at most `most`.
     pub(crate) async fn heavy(
         &self,
         tenant: String,
@@ -106,7 +106,8 @@ impl DecisionLog {
     ) -> Result<HeavyKeys, LogQueryError> {
         let permit = Arc::clone(&self.questions).try_acquire_owned().map_err(|_| LogQueryError::Busy)?;
         let summary = self.log.summary();
-        // The log's thread may hold what is asked for while it takes in what was decided: workers do not wait for it.
+        // The thread of the log may hold the lock of the summary while it takes in records. A
+        // worker must not wait for it.
         let found = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             summary.heavy(&tenant, minutes, now_ms, most)
@@ -114,15 +115,15 @@ impl DecisionLog {
         found.await.map_err(|error| LogQueryError::Log(ended(error)))
     }
 
-    /// What was decided about a key.
+    /// Returns the decisions on a key.
     pub(crate) async fn why(&self, question: WhyRequest) -> Result<Vec<DecisionRecord>, LogQueryError> {
         let permit = Arc::clone(&self.questions).try_acquire_owned().map_err(|_| LogQueryError::Busy)?;
         let found = self.look_up(permit, async move |folder: &Path| question.look_up(folder).await);
         found.await.map_err(LogQueryError::Log)
     }
 
-    /// Shows `to` what was decided from one moment to another, in order, until it has enough, and gives what it makes of that;
-    /// of more than some `records`, the latest.
+    /// Passes the records of a time span to `take` in order until it has enough, and returns the
+    /// result of `finish`. If there are more than `records`, only the latest are replayed.
     pub(crate) async fn replay<T: Send + 'static, R: Send + 'static>(
         &self,
         (from_ms, to_ms): (u64, u64),
@@ -135,12 +136,12 @@ impl DecisionLog {
         self.look_up(permit, replaying((from_ms, to_ms), records, to, take, finish)).await
     }
 
-    /// Waits until nobody else replays.
+    /// Waits until no other replay runs.
     pub(crate) async fn turn(&self) -> Result<ReplayPermit, LogError> {
         Arc::clone(&self.replays).acquire_owned().await.map(ReplayPermit).map_err(ended)
     }
 
-    /// The same as `replay`, for whoever is on a thread that nobody waits for, and has waited for the turn.
+    /// Runs `replay` on the current thread. The caller holds the permit, and its thread may block.
     pub(crate) fn replay_here<T, R>(
         &self,
         _turn: ReplayPermit,
@@ -153,7 +154,7 @@ impl DecisionLog {
         query(self.log.folder(), replaying(window_ms, records, to, take, finish))
     }
 
-    /// Looks something up on a thread of its own: those of the workers decide meanwhile.
+    /// Runs a query on a thread of its own, so that the workers go on deciding.
     async fn look_up<T: Send + 'static>(
         &self,
         permit: OwnedSemaphorePermit,
@@ -168,7 +169,7 @@ impl DecisionLog {
     }
 }
 
-/// Waits on this thread for what the log in a folder says.
+/// Runs a query of the log in a folder, and blocks this thread until it ends.
 fn query<T>(folder: &Path, question: impl AsyncFnOnce(&Path) -> Result<T, LogError>) -> Result<T, LogError> {
     let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
     runtime.block_on(question(folder))
@@ -195,14 +196,14 @@ fn ended(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> LogError
     LogError::Thread(std::io::Error::other(error))
 }
 
-/// Who keeps the log.
+/// The server that writes the log.
 #[derive(Debug)]
 pub(crate) struct LogOwner {
     pub(crate) threads: usize,
     pub(crate) region: String,
 }
 
-/// What is asked of the log.
+/// A query for the decisions on a key.
 #[derive(Debug)]
 pub(crate) struct WhyRequest {
     pub(crate) tenant: String,
@@ -224,14 +225,15 @@ impl WhyRequest {
 }
 
 impl Shared {
-    /// Where a decision is to be taken down, if it is. To be asked once for each decision.
+    /// Returns the recorder if this decision is to be logged. Must be called once for each
+    /// decision, because it samples.
     #[inline]
     pub(crate) fn recorder_for(&self, outcome: Outcome) -> Option<&Recorder> {
         let recorder = &*self.decision_log.as_ref()?.recorder;
         recorder.wants(metrics::this_worker(), verdict(outcome)).then_some(recorder)
     }
 
-    /// Takes a decision down, with what the request was known by.
+    /// Writes a decision record with the dimensions of the request.
     pub(crate) fn record_decision<'d>(
         &self,
         recorder: &Recorder,
@@ -275,8 +277,8 @@ fn retry_us(limit_outcome: &LimitOutcome<'_>) -> Option<u64> {
     limit_outcome.verdict().retry().and_then(Retry::after_us)
 }
 
-/// Which of several limits decided: of those that deny, the one that does longest; if none does, the one with the least
-/// left.
+/// Returns the index of the limit that decided: the denial with the longest retry time, or without
+/// denials the limit with the least remaining.
 pub(crate) fn decisive<'o, 'g: 'o>(
     limit_outcome: impl IntoIterator<Item = &'o LimitOutcome<'g>>,
 ) -> Option<usize> {
@@ -301,7 +303,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// A log of its own, that nothing is written to.
+    /// Opens a log without records.
     fn decision_log(folder: &Path) -> DecisionLog {
         let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
         let given: HashMap<String, String> =

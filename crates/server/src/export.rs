@@ -1,4 +1,5 @@
-//! The decision log of a server as a file for other tools: read where it is kept, beside a server that may be writing it.
+//! Exports the decision log of a server to a file for other tools. It reads the log in place, even
+//! while a server writes it.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -10,30 +11,31 @@ use tokio::runtime::Builder;
 
 use crate::config::state_dir;
 
-/// What is exported.
+/// The selection of records to export.
 #[derive(Clone, Copy, Debug)]
 pub struct LogExport<'e> {
-    /// The folder that the server keeps its data in; nothing for that of a server without the setting.
+    /// The data folder of the server; `None` for the default folder.
     pub data_dir: Option<&'e Path>,
-    /// Whose decisions; nothing for those of all tenants.
+    /// The tenant of the decisions; `None` for all tenants.
     pub tenant: Option<&'e str>,
-    /// The first moment, as [`moment`] reads it; nothing for the beginning.
+    /// The first moment, as [`moment`] reads it; `None` for the beginning.
     pub from: Option<&'e str>,
-    /// The last one; nothing for now.
+    /// The last moment; `None` for now.
     pub to: Option<&'e str>,
 }
 
-/// Why nothing was exported.
+/// The reason why an export failed.
 #[derive(Debug)]
 pub enum LogExportError {
-    /// What was asked makes no sense.
+    /// The request is invalid.
     Usage(String),
     /// The log cannot be read, or the file not written.
     Failed(String),
 }
 
 impl LogExport<'_> {
-    /// Writes a Parquet file, whole or not at all, in the place of one that is there; how many records it has.
+    /// Writes a Parquet file, whole or not at all, and replaces an existing one. Returns the number
+    /// of records.
     pub fn write(&self, out: &Path) -> Result<usize, LogExportError> {
         let (from_ms, to_ms) = self.span()?;
         let folder = self.data_dir.map(Path::to_owned).or_else(state_dir).ok_or_else(|| {
@@ -68,7 +70,7 @@ impl LogExport<'_> {
     }
 }
 
-/// The name that a file has until it is whole.
+/// Returns the temporary name of a file until it is complete.
 fn beside(out: &Path) -> PathBuf {
     let mut name = out.file_name().unwrap_or_default().to_owned();
     name.push(".part");

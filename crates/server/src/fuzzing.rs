@@ -1,5 +1,5 @@
-//! What the fuzzer calls: one function for each kind of bytes that strangers send, which fails if something that must
-//! hold does not. No part of the interface.
+//! Entry points of the fuzzer, one for each kind of untrusted input. Each panics if an invariant is
+//! broken. Not part of the public interface.
 
 #![expect(clippy::expect_used, reason = "the fuzzer looks for what stops the process")]
 #![allow(missing_docs, reason = "each is named after what it reads")]
@@ -46,7 +46,7 @@ const RULES: &str = "
     when = { ip = ['10.0.0.0/8', '2001:db8::/32', '1*'] }
 ";
 
-/// Something for Envoy to ask about.
+/// A limit for requests from Envoy.
 const DESCRIPTORS: &str = "
 domain: a
 descriptors:
@@ -72,7 +72,7 @@ pub fn forwarded_address(bytes: &[u8]) {
     assert_eq!(address::client(stranger, &headers(&values), &trusted), stranger);
     let client = address::client(Ipv4Addr::LOCALHOST.into(), &headers(&values), &trusted);
     if !address::is_trusted(client, &trusted) {
-        // What more a client writes on the left of it changes nothing.
+        // More entries of the client on the left change nothing.
         let mut more = vec![HeaderValue::from_static("\", for=1.2.3.4, 1.2.3.4")];
         more.extend(values);
         assert_eq!(address::client(Ipv4Addr::LOCALHOST.into(), &headers(&more), &trusted), client);
@@ -85,7 +85,7 @@ fn path_has_one_spelling(target: &[u8]) {
     assert!(normal.starts_with('/') && !normal.contains("//") && normal.is_ascii());
 }
 
-/// The text of a rules file: refused in words, or a set whose dimensions can be looked at.
+/// The text of a rules file: refused with problems, or a rule set that lists its dimensions.
 pub fn rules_file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match RuleSet::parse(text) {
@@ -97,8 +97,8 @@ pub fn rules_file(bytes: &[u8]) {
     }
 }
 
-/// Lines of a book: what a row is (`t`, `r`, `o` or `e`), its name to the first blank, and its body. Refused in words, or a set
-/// in which rules apply in order, each once.
+/// Lines of rule rows: the kind (`t`, `r`, `o` or `e`), the name up to the first blank, and the
+/// body. Refused with problems, or a rule set in which rules apply in order, each once.
 pub fn rule_rows(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut rule_rows = RuleRows { revision: 1, emergency_revision: 1, ..RuleRows::default() };
@@ -147,10 +147,10 @@ const PATHS: [&str; 8] = [
     "/v2/ratelimit.listOverrides",
 ];
 
-/// A body, sent everywhere. Gives the status of each answer that did not have to wait for the store.
+/// Posts a body to every path. Returns the status of each response that did not wait for the store.
 pub fn http_body(bytes: &[u8]) -> Vec<u16> {
     let statuses: Vec<u16> = PATHS.iter().filter_map(|path| post(path, bytes)).collect();
-    // Whatever was asked, it is the asker who is wrong.
+    // No body may cause a server error.
     assert!(statuses.iter().all(|status| *status < 500), "{statuses:?}");
     statuses
 }
@@ -168,7 +168,7 @@ pub fn resp(bytes: &[u8]) {
     crate::resp::read_requests(bytes);
 }
 
-/// What the HTTP listener answers to a body; nothing if that has to wait.
+/// Returns the status of the HTTP listener's response to a body; `None` if it has to wait.
 fn post(path: &str, body: &[u8]) -> Option<u16> {
     let (parts, ()) = Request::post(path).body(()).expect("a request").into_parts();
     let peer = SocketAddr::from(([127, 0, 0, 1], 1));
@@ -201,7 +201,8 @@ mod tests {
     fn every_path_answers_a_body() {
         let limit = br#"{"namespace":"n","identifier":"a","limit":1,"duration":1000}"#;
         let statuses = http_body(limit);
-        // It is a question, and an override, whose store may answer at once or only later.
+        // The body is a valid check and a valid override. The store of overrides replies at once,
+        // or only later.
         let good = statuses.iter().filter(|status| **status == 200).count();
         assert!((1..=2).contains(&good), "{statuses:?}");
     }

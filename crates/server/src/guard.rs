@@ -1,12 +1,14 @@
-//! A connection that does not wait for ever: silent and slow clients are cut. And one that lets others read first.
+//! A connection with timeouts for idle and slow clients. It also lets other connections read before
+//! it writes.
 //!
-//! A connection is idle after an answer was written, and busy from the first byte that follows. Idle, it may stay
-//! silent for the idle timeout. Busy, the whole request has to arrive, and its answer to be taken, within the request
-//! timeout. One mechanism for every surface; it reads no clock while data flows.
+//! A connection is idle after a response was written, and busy from the next byte on. While idle,
+//! it may stay silent for the idle timeout. While busy, the whole request must arrive, and the
+//! client must read the response, within the request timeout. All surfaces use this mechanism. It
+//! reads no clock while data flows.
 //!
-//! An answer is written one turn after its request was read, when every other connection that had something to read has
-//! had its turn. Written at once, it would wake the client up for a single answer, and the client's next request would
-//! wake this worker up for a single question; so both get a handful at a time.
+//! A response is written one turn after its request was read, when every other readable connection
+//! has had its turn. Written at once, it would wake the client for a single response, and its next
+//! request would wake this worker for a single one. With the delay, both get several at a time.
 
 use std::io;
 use std::pin::Pin;
@@ -25,7 +27,7 @@ use crate::metrics::Metrics;
 pub(crate) struct ClientTimeouts {
     /// Between requests.
     pub(crate) idle: Duration,
-    /// For one request, or for taking an answer.
+    /// For one request to arrive, or for the client to read a response.
     pub(crate) request: Duration,
 }
 
@@ -36,7 +38,7 @@ pub(crate) struct GuardedStream<S> {
     patience: ClientTimeouts,
     metrics: Arc<Metrics>,
     busy: bool,
-    /// Whether an answer waits until the others have had their turn.
+    /// Whether a response waits until other connections have had their turn.
     waits: bool,
     /// Whether the others have had their turn since the last read.
     gave_way: bool,
@@ -64,7 +66,7 @@ impl<S> GuardedStream<S> {
         }
     }
 
-    /// For a surface that answers a turn after it reads, or later, by itself: another turn would be wasted.
+    /// Turns the delay off, for a surface that already responds one turn after it reads, or later.
     pub(crate) fn answers_later(self) -> Self {
         Self { waits: false, ..self }
     }
@@ -81,7 +83,8 @@ impl<S> GuardedStream<S> {
         }
     }
 
-    /// Called when the stream has nothing to offer: makes sure that somebody looks again in time.
+    /// Whether the timeout has passed. Called when the stream is not ready; sets the alarm so that
+    /// the stream is polled again in time.
     fn out_of_patience(&mut self, cx: &mut Context<'_>) -> bool {
         let allowed = pulses(self.allowed());
         let spent = pulse().wrapping_sub(self.since);
@@ -89,8 +92,9 @@ impl<S> GuardedStream<S> {
             self.metrics.timed_out();
             return true;
         }
-        // The alarm was set in some earlier state: it may ring too early, which is no harm, but not too late. Pulses
-        // tell, and cost nothing to read; they come around, so it is their distance that counts.
+        // The alarm comes from an earlier state. It may ring too early, which is harmless, but not
+        // too late. Pulses cost nothing to compare. They wrap around, so only their distance
+        // counts.
         let latest = self.since.wrapping_add(allowed);
         let is_later = (1..=u32::MAX / 2).contains(&self.alarm_at.wrapping_sub(latest));
         if is_later || self.alarm.is_elapsed() {
@@ -152,8 +156,9 @@ impl<S: AsyncWrite + Unpin> GuardedStream<S> {
         }
     }
 
-    /// A client that does not take its answer is as slow as one that does not send its request. Encryption takes answers
-    /// at once, and waits for the client when they are flushed.
+    /// Applies the timeout to a write. A client that does not read its response is as slow as one
+    /// that does not send its request. TLS accepts responses at once, and waits for the client when
+    /// they are flushed.
     fn in_time<T>(&mut self, cx: &mut Context<'_>, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if done.is_ready() {
             return done;

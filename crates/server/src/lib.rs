@@ -1,8 +1,8 @@
-//! The Tidegate server: every client people already have can ask one limiter.
+//! The Tidegate server: one limiter behind the protocols that existing clients speak.
 //!
-//! Listeners accept and hand connections to workers; a worker reads a request, finds the limits that apply, asks the
-//! limiter, and writes the answer, on one thread and without waiting for anything, but for the origin of its region where
-//! memory does not decide. Nothing here does arithmetic on counts.
+//! Listeners accept connections and pass them to workers. A worker reads a request, finds the
+//! limits that apply, asks the limiter and writes the response, all on one thread. It waits only
+//! for the origin of its region, if memory cannot decide. This crate does no arithmetic on counts.
 
 mod address;
 mod admin;
@@ -55,11 +55,11 @@ pub use crate::metrics::Listener;
 pub use crate::origin::{OriginConfig, OriginTls, RegionConfig};
 pub use crate::prepare::PreparedServer;
 pub use crate::shared::StartError;
-/// The processes that count together, for whoever computes a bound without a server.
+/// The nodes that count together, to compute a bound without a server.
 pub use tidegate_core::bound::Fleet;
 /// A moment as people and programs read it.
 pub use tidegate_record::timestamp;
-/// Rules files and periods, for whoever reads one without a server.
+/// Rules files and periods, to read them without a server.
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period};
 
 use crate::config::RulesConfig;
@@ -70,15 +70,15 @@ use crate::reload::WatchedFile;
 use crate::shared::Shared;
 use crate::worker::Context;
 
-/// How long requests to the admin listener may take to finish after everything else has. Longer: slower clients get
-/// their last answer; a stop takes longer while one dawdles.
+/// Timeout for requests to the admin listener after all other listeners have drained. Longer:
+/// slower clients get their last response; one slow client delays a stop for longer.
 const ADMIN_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the origin may take at least to be told of what was spent. Longer: less is lost with an origin that is slow; a
-/// stop takes longer while it is gone.
+/// Shortest timeout for the last reports to the origin. Longer: less usage is lost with a slow
+/// origin; a stop takes longer without an origin.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A server whose ports are open.
+/// A server with open ports.
 pub struct Server {
     shared: Arc<Shared>,
     config: Config,
@@ -90,7 +90,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens what is kept and the store of the rules, then the ports, on the runtime that watches them.
+    /// Opens the data folder and the rule store, then the ports. Must be called in the runtime that
+    /// serves them.
     pub async fn start(prepared: PreparedServer) -> Result<Self, StartError> {
         let PreparedServer { mut config, mut shared, tls, watched, data_dir } = prepared;
         reload::warn(&watched, &shared);
@@ -135,8 +136,8 @@ impl Server {
         self.context.tls.is_some()
     }
 
-    /// Answers until `stopped`, then finishes what was begun. The admin listener goes on until the others have, so that
-    /// whoever looks sees a server that is alive and not ready.
+    /// Serves until `stopped`, then finishes the open requests. The admin listener runs until the
+    /// others have drained, so that probes see a server that is alive but not ready.
     pub async fn run(self, stopped: impl Future<Output = ()>) -> Result<(), StartError> {
         let Self { shared, config, sockets, watched, following, context, .. } = self;
         let (senders, threads) = start_workers(config.workers, &context)?;
@@ -161,7 +162,8 @@ impl Server {
         if let Some(watching) = watching {
             watching.abort();
         }
-        // The workers saw their channels close; what they still have has had its time.
+        // The channels of the workers are closed, and the time for their remaining connections is
+        // over.
         context.cut.cancel();
         let ended =
             tokio::task::spawn_blocking(move || threads.into_iter().all(|thread| thread.join().is_ok()))
@@ -173,9 +175,11 @@ impl Server {
     }
 }
 
-/// Reports what was spent and gives back what is held, so that nobody waits for it to lapse.
+/// Reports the remaining usage and returns all grants, so that other nodes need not wait until they
+/// lapse.
 async fn leave(region: &Region, time_max: Duration) {
-    // A server that is told not to wait for its clients still has something to tell the others.
+    // A short drain timeout applies to clients; the last reports to the origin still get their
+    // time.
     let time_max = time_max.max(LEAVE_TIMEOUT);
     if tokio::time::timeout(time_max, region.leave()).await.is_err() {
         tracing::warn!("the origin was not told of all that was spent since it last answered");
@@ -184,7 +188,8 @@ async fn leave(region: &Region, time_max: Duration) {
 
 type Tasks = JoinSet<()>;
 
-/// Accepts connections everywhere; gives the tasks that do, those of the admin listener apart.
+/// Accepts connections on all listeners. Returns the tasks, with those of the admin listener
+/// separate.
 fn serve(
     sockets: Vec<(Listener, TcpListener)>,
     workers: &Workers,
@@ -239,7 +244,7 @@ fn start_workers(count: usize, context: &Context) -> Result<(Senders, Threads), 
     Ok(started)
 }
 
-/// Takes every port, or tells of all that cannot be taken.
+/// Opens every port, or lists all that cannot be opened.
 fn open(config: &Config) -> Result<Vec<(Listener, TcpListener)>, StartError> {
     let mut sockets = Vec::new();
     let mut problems = Vec::new();

@@ -24,7 +24,8 @@ pub(crate) const HANDED_OVER_MAX: usize = 1_024;
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(5);
 const RETRY_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// How often it is said that connections cannot be accepted. Shorter: closer to what happens; a longer log.
+/// Interval between log lines about connections that cannot be accepted. Shorter: more detail; a
+/// longer log.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
 /// A connection on its way to a worker.
@@ -50,7 +51,7 @@ impl Workers {
 
     async fn hand_over(&self, accepted: AcceptedConnection) {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.senders.len();
-        // A worker that is gone is one that stops; so does the connection.
+        // A worker that is gone has stopped, so the connection ends too.
         let _ = self.senders[turn].send(accepted).await;
     }
 }
@@ -58,13 +59,13 @@ impl Workers {
 /// Takes an address.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A port whose last connections are still being forgotten can be taken again; one in use cannot.
+    // Allows a port with connections in TIME_WAIT, but not a port in use.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Why an address cannot be taken, in words for whoever chose it.
+/// Describes to the operator why an address cannot be bound.
 pub(crate) fn not_taken(key: &str, address: SocketAddr, error: &io::Error) -> String {
     let advice = match error.kind() {
         ErrorKind::AddrInUse => {
@@ -90,12 +91,12 @@ pub(crate) struct ListenerTask {
 }
 
 impl ListenerTask {
-    /// Accepts until told to stop, then waits for the connections to end.
+    /// Accepts connections until the server stops, then waits until they end.
     pub(crate) async fn serve(self) {
         let room = Arc::new(Semaphore::new(self.connections_max));
         self.accept(&room).await;
         let Self { socket, workers, connections_max, .. } = self;
-        // Whoever comes now is to ask somewhere else.
+        // New clients must connect to another server.
         drop((socket, workers));
         let all = u32::try_from(connections_max).unwrap_or(u32::MAX);
         let _ = room.acquire_many(all).await;
@@ -156,7 +157,7 @@ struct AcceptErrors {
 }
 
 impl AcceptErrors {
-    /// Takes note of a failure. How many there were since it was last said, if it is time to say so.
+    /// Notes a failure. If a log line is due, returns the number of failures since the last one.
     fn note(&mut self, now: Instant) -> Option<u64> {
         self.wait = (self.wait * 2).clamp(RETRY_WAIT_MIN, RETRY_WAIT_MAX);
         self.unsaid += 1;
@@ -167,7 +168,7 @@ impl AcceptErrors {
         Some(std::mem::take(&mut self.unsaid))
     }
 
-    /// The next failure is a new one; but nothing is said sooner for it.
+    /// Resets the wait for the next failure, but not the interval between log lines.
     fn is_over(&mut self) {
         self.wait = Duration::ZERO;
     }

@@ -1,9 +1,9 @@
-//! How busy a worker is, and what it gives up when it has too much to do.
+//! Measures the load of a worker, and sheds checks when it is overloaded.
 //!
-//! There is no queue between a socket and a decision: what waits, waits in the sockets. How long it waits shows in how
-//! late the worker comes to things that were due at a known time. So each worker sets itself a short alarm and looks
-//! how late it rings: that is how long any request that arrives now will wait before it is read. Only what lasts counts: a
-//! worker that the system did not let run for a moment is late once, and one that has too much to do is late every time.
+//! There is no queue between a socket and a decision: requests wait in the sockets. So each worker
+//! sets a short timer, and measures how late it fires. That is the time that a request which
+//! arrives now waits before it is read. Only lasting delays count: a worker that the system paused
+//! is late once, an overloaded worker every time.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -14,8 +14,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 /// How often a worker looks how late it is. Shorter: sooner to notice, more wake-ups of an idle server.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// A worker that is this late at [`LATE_LOOKS`] looks in a row sheds checks of the class. Comfort goes first, security
-/// last. Lower: answers stay quick for longer, and more checks go undecided.
+/// Delays from which a worker sheds checks of a class, if [`LATE_LOOKS`] measurements in a row
+/// reach them. Comfort goes first, security last. Lower: responses stay quick for longer, and more
+/// checks are not decided.
 const SHED_LATE: [(Class, Duration); 3] = [
     (Class::Comfort, Duration::from_millis(100)),
     (Class::Cost, Duration::from_millis(200)),
@@ -35,11 +36,11 @@ thread_local! {
 #[inline]
 pub(crate) fn sheds(class: Class) -> bool {
     let late = LATE.get().into_iter().min().unwrap_or_default();
-    // Hardly ever late at all: one comparison.
+    // A worker is rarely late, so this is usually one comparison.
     late >= SHED_LATE[0].1 && SHED_LATE.iter().any(|(shed, from)| *shed == class && late >= *from)
 }
 
-/// A count that goes up about twenty times a second: a clock that costs nothing to read.
+/// Returns a counter that rises about twenty times a second: a clock that costs nothing to read.
 #[inline]
 pub(crate) fn pulse() -> u32 {
     PULSE.get()

@@ -1,6 +1,6 @@
-//! What the server counts. Every label has a fixed set of values; none is ever chosen by a client.
+//! The metrics of the server. Every label has a fixed set of values; a client never chooses one.
 //!
-//! Each worker counts for itself, so that counting costs no shared cache line; a scrape adds the workers up.
+//! Each worker has its own counters, so that they share no cache line. A scrape adds them up.
 
 use std::cell::Cell;
 use std::fmt;
@@ -23,12 +23,12 @@ use tidegate_rules::Class;
 const TENANT_SERIES_MAX: usize = 100;
 const OTHER_TENANTS: &str = "_other";
 
-/// Upper ends of the latency buckets. A decision takes far less than a microsecond; the rest is what the surface and
-/// a busy machine add.
+/// Upper ends of the latency buckets, in microseconds. A decision takes far less than one; the
+/// surface and a busy machine add the rest.
 const BUCKETS_US: [u64; 17] =
     [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000];
 
-/// An enum of labels: all its values, and how metrics and answers have them.
+/// An enum of label values, with their text for metrics and responses.
 macro_rules! label {
     ($(#[$doc:meta])* $vis:vis $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
         $(#[$doc])*
@@ -39,7 +39,7 @@ macro_rules! label {
             /// All values.
             $vis const ALL: &'static [Self] = &[$(Self::$value,)+];
 
-            /// The value as metrics and answers have it.
+            /// Returns the text for metrics and responses.
             $vis const fn as_str(self) -> &'static str {
                 match self { $(Self::$value => $text,)+ }
             }
@@ -64,7 +64,7 @@ label! {
 }
 
 label! {
-    /// What became of a question.
+    /// The outcome of a request.
     pub(crate) Outcome {
         /// It may pass.
         Allowed = "allowed",
@@ -76,29 +76,31 @@ label! {
 }
 
 label! {
-    /// What a decision rests on.
+    /// The state that a decision rests on.
     pub(crate) DecisionSource {
-        /// The region's origin, which counts what all regions use.
+        /// The region's origin, which counts the usage of all regions.
         Global = "global",
-        /// The region's origin: what it granted, its last word, or its answer.
+        /// The region's origin: a grant, its last reply, or its decision.
         Regional = "regional",
         /// This process's memory.
         Local = "local",
         /// A meter that many keys share, because there is no room for more.
         Overflow = "overflow",
-        /// A coarse meter that all requests of a tenant share, because the origin is gone and the limit fails open.
+        /// A coarse meter that all requests of a tenant share, because the origin is down and the
+        /// limit fails open.
         Open = "open",
-        /// Nothing: there was no room even for the shared meter, or more rules apply than can be asked.
+        /// Nothing: there was no room even for the overflow meter, or too many rules apply to one
+        /// request.
         Refused = "refused",
-        /// Nothing: the origin is gone and the limit fails closed.
+        /// Nothing: the origin is down and the limit fails closed.
         Closed = "closed",
-        /// Nothing: the server has more to do than it can.
+        /// Nothing: the server is overloaded.
         Shed = "shed",
     }
 }
 
 label! {
-    /// What listens.
+    /// A listener, by its clients.
     pub Listener {
         /// HTTP clients.
         Http = "http",
@@ -112,11 +114,11 @@ label! {
 }
 
 label! {
-    /// What became of a try to take over what a store of rules holds.
+    /// The outcome of an attempt to load a rule set from the store.
     pub(crate) StoreLoad {
         /// It is in force.
         Taken = "loaded",
-        /// It is wrong, and what was in force stays.
+        /// It is invalid, and the rules in force stay.
         Refused = "refused",
         /// The store did not give it.
         Failed = "failed",
@@ -124,7 +126,7 @@ label! {
 }
 
 label! {
-    /// What is read again when it changes.
+    /// Files that are reloaded when they change.
     pub(crate) ReloadedFile {
         /// The rules file.
         Rules = "rules",
@@ -156,13 +158,13 @@ impl From<region::DecisionSource> for DecisionSource {
 }
 
 impl DecisionSource {
-    /// What a decision rests on that several limits had a word in: the least that any of theirs does.
+    /// Returns the source of a decision under several limits: the weakest of theirs.
     pub(crate) fn of_all<'o, 'g: 'o>(outcomes: impl IntoIterator<Item = &'o tidegate::Outcome<'g>>) -> Self {
         let sources = outcomes.into_iter().map(|outcome| Self::from(outcome.source()));
         sources.fold(Self::Local, Self::worse)
     }
 
-    /// The one of two that says less.
+    /// Returns the weaker of two sources.
     pub(crate) fn worse(self, other: Self) -> Self {
         if other as usize > self as usize { other } else { self }
     }
@@ -175,7 +177,7 @@ const DECISION_SOURCES: usize = DecisionSource::ALL.len();
 const LISTENERS: usize = Listener::ALL.len();
 const RELOADS: usize = ReloadedFile::ALL.len();
 
-/// What one worker counted. Aligned, so that no two workers write to the same cache line.
+/// The counters of one worker. Aligned, so that no two workers write to the same cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Tally {
@@ -189,7 +191,7 @@ struct Latency {
     sum_ns: AtomicU64,
 }
 
-/// Everything that is counted.
+/// All metrics of a server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     workers: Box<[Tally]>,
@@ -199,7 +201,7 @@ pub(crate) struct Metrics {
     reloads: [[AtomicU64; 2]; RELOADS],
     /// Of the store of rules, if there is one.
     pub(crate) control: ControlMetrics,
-    /// What counts the records of the decision log, once there is one.
+    /// Counts the records of the decision log, once it is open.
     recorder: OnceLock<Arc<Recorder>>,
     deliveries: OnceLock<Deliveries>,
 }
@@ -209,7 +211,7 @@ thread_local! {
     static WORKER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Tells this thread which worker it is.
+/// Sets the worker index of this thread.
 pub(crate) fn this_is_worker(index: usize) {
     WORKER.set(index);
 }
@@ -249,7 +251,8 @@ impl Metrics {
         add(&counts[outcome as usize][source as usize], n);
     }
 
-    /// Notes that each of `n` questions took `taken`, from when it was read to when its answer was written down.
+    /// Records that each of `n` requests took `taken`, from the time it was read until its response
+    /// was encoded.
     #[inline]
     pub(crate) fn took(&self, surface: Surface, taken: Duration, n: u64) {
         let latency = &self.here().latency[surface as usize];
@@ -279,7 +282,7 @@ impl Metrics {
         add(&self.reloads[what as usize][usize::from(taken)], 1);
     }
 
-    /// Tells of the records of a decision log from now on.
+    /// Adds the counts of a decision log to the metrics.
     pub(crate) fn counts_records_of(&self, recorder: Arc<Recorder>, deliveries: Option<Deliveries>) {
         // There is one log for as long as a server runs.
         let _ = self.recorder.set(recorder);
@@ -316,7 +319,7 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
-    /// What has passed.
+    /// Returns the time since the start.
     #[inline]
     #[expect(clippy::disallowed_methods, reason = "measures for people; nothing is decided by it")]
     pub(crate) fn taken(self) -> Duration {
@@ -324,7 +327,7 @@ impl Stopwatch {
     }
 }
 
-/// What a scrape reads.
+/// The state that a scrape reads.
 pub(crate) struct Scrape {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) limiter: Arc<Limiter>,
@@ -513,13 +516,13 @@ pub(crate) struct ControlMetrics {
 }
 
 impl ControlMetrics {
-    /// Whether the store answers. From the first word on there is one.
+    /// Sets whether the store replies. Before the first call, the server has no store.
     pub(crate) fn store_is_up(&self, is_up: bool) {
         self.is_there.store(true, Ordering::Relaxed);
         self.is_up.store(is_up, Ordering::Relaxed);
     }
 
-    /// What is in force.
+    /// Sets the revisions in force.
     pub(crate) fn in_force(&self, revision: u64, emergency_revision: u64) {
         self.revision.store(revision, Ordering::Relaxed);
         self.emergency_revision.store(emergency_revision, Ordering::Relaxed);
@@ -533,7 +536,8 @@ impl ControlMetrics {
         add(&self.rolled_back, 1);
     }
 
-    /// One that was to be, and that the rules make no sense without, or that somebody changed further.
+    /// Counts a rollback that failed: the rules do not compile without the change, or it was
+    /// changed further.
     pub(crate) fn not_rolled_back(&self) {
         add(&self.not_rolled_back, 1);
     }
@@ -591,7 +595,7 @@ impl ControlMetrics {
     }
 }
 
-/// What became of the records of the decision log.
+/// Encodes the counts of the decision log.
 fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let counts = recorder.counts();
     let about = "Decisions written to the log";
@@ -607,7 +611,7 @@ fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::
     Ok(())
 }
 
-/// What became of those that are sent to a collector.
+/// Encodes the counts of records for a collector.
 fn encode_deliveries(deliveries: &Deliveries, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let Delivery { sent, dropped } = deliveries.until_now();
     let about = "Logged decisions that a collector has, or that are lost on the way to it";
@@ -618,7 +622,7 @@ fn encode_deliveries(deliveries: &Deliveries, encoder: &mut DescriptorEncoder<'_
     Ok(())
 }
 
-/// What a process says to its origin, and how that answers.
+/// Encodes the calls of a node to its origin, and the state of the origin.
 fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let about = "Whether the origin answers";
     let answers = encoder.encode_descriptor("origin_up", about, None, MetricType::Gauge)?;
@@ -635,7 +639,8 @@ fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
     Ok(())
 }
 
-/// How it stands with other regions. What only a replicator knows is told by the one that is.
+/// Encodes the state of replication. Only the replicator exports the metrics that no other node
+/// knows.
 fn encode_replication(status: &ReplicationStatus, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let about = "Whether this server is the replicator of its region";
     let replicator = encoder.encode_descriptor("region_is_replicator", about, None, MetricType::Gauge)?;
@@ -671,7 +676,7 @@ fn encode_ages(status: &ReplicationStatus, encoder: &mut DescriptorEncoder<'_>) 
     for (name, about, of) in PEER_AGES {
         let mut family = encoder.encode_descriptor(name, about, Some(&Unit::Seconds), MetricType::Gauge)?;
         for peer in &status.peers {
-            // Nothing is told of what nobody knows yet.
+            // An unknown age has no sample.
             let Some(us) = of(peer) else { continue };
             ConstGauge::new(seconds(us)).encode(family.encode_family(&[("peer", peer.region.as_str())])?)?;
         }

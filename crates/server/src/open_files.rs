@@ -2,15 +2,15 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What is open besides connections and what workers need: standard streams, sockets that listen, the store, the files
-/// that are read again, and connections that are accepted only to be refused.
+/// Open files besides connections and those of workers: standard streams, listening sockets, the
+/// store, watched files, and connections that are accepted only to be refused.
 const OTHER_FILES: u64 = 64;
 
-/// The connections of the admin listener: those who look after a server are few. Higher: more of them at once; fewer left
-/// for everyone else where the system allows few.
+/// Largest number of connections of the admin listener, which has few clients. Higher: more of them
+/// at once; fewer for other clients if the system allows few files.
 pub(crate) const ADMIN_CONNECTIONS_MAX: usize = 256;
 
-/// What the runtime of a worker keeps open.
+/// Open files of a worker's runtime.
 const FILES_PER_WORKER: u64 = 4;
 
 /// The open files that a server may come to have.
@@ -59,7 +59,7 @@ impl OpenFiles {
         self.listeners.saturating_mul(self.connections_max).saturating_add(admin).saturating_add(self.others)
     }
 
-    /// What the limit has to be raised to, if it has to be: what is needed, or the most that is allowed.
+    /// Returns the new limit, if it must be raised: the files needed, or the most that is allowed.
     fn raised(self, limit: Rlimit) -> Option<u64> {
         let needed = self.needed();
         let is_enough = limit.current.is_none_or(|now| now >= needed);

@@ -16,7 +16,7 @@ use crate::shared::Shared;
 /// The largest file of certificates.
 pub(crate) const PEM_BYTES_MAX: usize = 1 << 20;
 
-/// Where a region's meters are kept.
+/// The store of a region's meters.
 #[derive(Clone, Debug, Default)]
 pub enum OriginConfig {
     /// Nowhere: every process counts for itself.
@@ -40,35 +40,35 @@ impl std::str::FromStr for OriginConfig {
     }
 }
 
-/// Files with what TLS to the origin needs.
+/// Files for TLS to the origin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OriginTls {
-    /// Who is trusted instead of those that the system trusts.
+    /// Certificate authorities to trust instead of those of the system.
     pub ca: Option<PathBuf>,
-    /// What is shown to the servers, and its key.
+    /// The client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// The region that a server is a part of.
 #[derive(Clone, Debug)]
 pub struct RegionConfig {
-    /// What it is called.
+    /// The name of the region.
     pub name: String,
-    /// Where its meters are kept.
+    /// The store of its meters.
     pub origin: OriginConfig,
-    /// Files with what TLS to it needs.
+    /// Files for TLS to the origin.
     pub tls: OriginTls,
     /// How long a request waits for it.
     pub wait_max: Duration,
-    /// How many processes there are in each region, as far as anybody said.
+    /// The configured number of nodes in each region.
     pub nodes: u32,
     /// The regions that it counts with, if it is one of several.
     pub among: Option<MultiRegionConfig>,
 }
 
 impl RegionConfig {
-    /// What this process was told of those that it counts with: that they share an origin, if they do, how many they are, and what
-    /// regions there are.
+    /// Returns the configured fleet: whether it has an origin, the number of nodes, and the
+    /// regions.
     pub(crate) fn fleet(&self) -> Fleet {
         let regions = self.among.as_ref().map_or_else(|| Fleet::of(1), MultiRegionConfig::fleet);
         let has_origin = !matches!(self.origin, OriginConfig::None);
@@ -121,14 +121,14 @@ impl OriginTls {
     }
 }
 
-/// How often a server looks how many processes it has heard of, and how late other regions hear of it.
+/// Interval at which a server reads the number of nodes seen and the lag between regions.
 const FLEET_EVERY: Duration = Duration::from_secs(1);
 
-/// Lags are told in steps of this, rounded up. Longer: bounds are computed anew less often; they are further above what was
-/// measured.
+/// Step to which a measured lag is rounded up, in microseconds. Longer: bounds are computed less
+/// often; they are further above the measured lag.
 const LAG_STEP_US: u64 = LAG_ALARM_US;
 
-/// Takes in what the region has shown of the processes that count together, for as long as the server runs.
+/// Updates the fleet by the region's measurements, as long as the server runs.
 pub(crate) async fn watch_fleet(shared: Arc<Shared>) {
     let Some(region) = shared.decider.region.clone() else { return };
     let mut ticks = tokio::time::interval(FLEET_EVERY);
@@ -141,8 +141,9 @@ pub(crate) async fn watch_fleet(shared: Arc<Shared>) {
     }
 }
 
-/// What was told of a fleet, with the most processes that were ever heard to share a meter and the longest lag between regions that was
-/// measured, if those are more. Regions that hear of each other later than the silence are on their parts: that is another term of a bound.
+/// Returns the configured fleet, raised to the most nodes ever seen to share a meter and to the
+/// longest lag measured between regions. The lag counts up to the peer timeout. Beyond it, regions
+/// are isolated, which is another term of a bound.
 fn observed(configured: &Fleet, processes: u32, lag_us: Option<u64>) -> Fleet {
     let configured_us = configured.replication_interval_us + configured.transit_us;
     let lag_us = lag_us.unwrap_or(0).div_ceil(LAG_STEP_US).saturating_mul(LAG_STEP_US);
@@ -154,10 +155,10 @@ fn observed(configured: &Fleet, processes: u32, lag_us: Option<u64>) -> Fleet {
     }
 }
 
-/// How often it is told that the origin would not take calls, however many there were.
+/// Shortest time between log lines about calls that the origin refused, regardless of their number.
 const REFUSALS_EVERY: Duration = Duration::from_secs(10);
 
-/// Tells of it whenever the origin stops or begins to answer, or would not take a call, for as long as the server runs.
+/// Logs when the origin stops or begins to reply, or refuses a call, as long as the server runs.
 pub(crate) async fn watch(region: Region) {
     tokio::join!(watch_answers(&region), watch_refusals(&region));
 }

@@ -1,7 +1,7 @@
-//! Overrides at work: looked up and listed in memory by every worker, written by one thread that keeps them.
+//! Overrides of a server. All workers look them up and list them in memory; one thread writes them.
 //!
-//! A write goes to the store first and to memory second, and its answer comes after both: what somebody was told is in
-//! force, here and after a restart.
+//! A write goes first to the store, then to memory, and then it is acknowledged. So an acknowledged
+//! override is in force, also after a restart.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,8 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use crate::auth::TenantIndex;
 use crate::shared::StartError;
 
-/// Writes of one tenant that may wait. Higher: larger bursts of one tenant are taken, and the writes of the others wait
-/// longer behind them.
+/// Largest number of waiting writes per tenant. Higher: larger bursts of one tenant are accepted,
+/// and writes of other tenants wait longer behind them.
 const WAITING_PER_TENANT_MAX: usize = 128;
 
 /// The overrides of all tenants.
@@ -24,7 +24,8 @@ const WAITING_PER_TENANT_MAX: usize = 128;
 pub(crate) struct Overrides {
     /// By [`TenantIndex`].
     tenants: Arc<[TenantOverrides]>,
-    /// What waits is bounded by the places of all tenants. Nothing only while it is being dropped.
+    /// The queue and the thread of the writer. The places of all tenants bound the queue. `None`
+    /// only during the drop.
     keeper: Option<(mpsc::UnboundedSender<Task>, JoinHandle<()>)>,
 }
 
@@ -120,7 +121,7 @@ impl Overrides {
         self.ask(tenant, move |reply| Write::Set { new, now_ms, reply })
     }
 
-    /// Forgets the override with this pattern; says whether there was one.
+    /// Deletes the override with this pattern. Returns whether it existed.
     pub(crate) fn delete(
         &self,
         tenant: TenantIndex,
@@ -130,7 +131,7 @@ impl Overrides {
         self.ask(tenant, move |reply| Write::Delete { namespace, pattern, reply })
     }
 
-    /// Hands a write to the keeper, now or not at all, and gives what comes of it.
+    /// Sends a write to the writer at once, or fails. The future returns the result of the write.
     fn ask<T, F>(
         &self,
         tenant: TenantIndex,
@@ -156,7 +157,7 @@ impl Overrides {
 }
 
 impl Drop for Overrides {
-    /// Waits for what was handed over to be written.
+    /// Waits until all queued writes are done.
     fn drop(&mut self) {
         if let Some((tasks, thread)) = self.keeper.take() {
             drop(tasks);
@@ -165,15 +166,15 @@ impl Drop for Overrides {
     }
 }
 
-/// What the thread that keeps overrides does: opens the store, hands out what is in it, and writes until nobody can
-/// ask any more.
+/// Runs the thread of the writer: opens the store, returns its overrides, and writes until the
+/// queue is closed.
 fn run(
     folder: Option<&Path>,
     names: &[String],
     waiting: mpsc::UnboundedReceiver<Task>,
     opened: &std::sync::mpsc::Sender<Result<Arc<[TenantOverrides]>, OverrideStoreError>>,
 ) {
-    // Without a runtime nobody hears that the store is open, and the start fails.
+    // Without a runtime, the caller gets no message that the store is open, and the start fails.
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
     runtime.block_on(async {
         match open(folder, names).await {
@@ -186,8 +187,8 @@ fn run(
     });
 }
 
-/// Opens the store and takes everything in it to memory. What belongs to tenants that are not configured stays where
-/// it is.
+/// Opens the store and loads it into memory. Overrides of tenants that are not configured stay in
+/// the store.
 async fn open(folder: Option<&Path>, names: &[String]) -> Result<OverrideWriter, OverrideStoreError> {
     let mut store = OverrideStore::open(folder).await?;
     let mut by_tenant: HashMap<String, Vec<Override>> = HashMap::new();
@@ -218,7 +219,7 @@ impl OverrideWriter {
         }
     }
 
-    /// Whoever asked may be gone; what they asked for is done all the same. Whoever is answered has their place again.
+    /// Does a write, even if its client is gone. Frees the place of the write before it replies.
     async fn write(&mut self, Task { tenant, write, place }: Task) {
         match write {
             Write::Set { new, now_ms, reply } => {
@@ -260,7 +261,7 @@ impl OverrideWriter {
     }
 }
 
-/// A new id: `ovr_` and 128 random bits, so that it tells nothing of other overrides.
+/// Returns a new id: `ovr_` and 128 random bits, so that it reveals nothing of other overrides.
 #[expect(clippy::disallowed_methods, reason = "an id must not be guessable by other tenants")]
 pub(crate) fn new_id() -> Result<String, String> {
     let mut bytes = [0; 16];
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    /// Overrides of two tenants whose keeper has not begun, and what it will begin with.
+    /// Returns overrides of two tenants, with a writer that has not started and its queue.
     async fn not_begun() -> (Overrides, OverrideWriter, mpsc::UnboundedReceiver<Task>) {
         let keeper = open(None, &["noisy".to_owned(), "calm".to_owned()]).await.expect("in memory");
         let (tasks, waiting) = mpsc::unbounded_channel();
@@ -338,7 +339,7 @@ mod tests {
         overrides.set(0, of("of a"), 1).await.expect("written");
         overrides.set(1, of("of b"), 1).await.expect("written");
         drop(overrides);
-        // A tenant that is not configured any more keeps what it has, for when it is again.
+        // A tenant that is no longer configured keeps its overrides, in case it returns.
         let overrides = Overrides::open(Some(folder.path()), &names(&["b"])).expect("opens again");
         let listed = overrides.of(0).list("n", None, 10);
         assert_eq!(listed.iter().map(|of| of.identifier.as_str()).collect::<Vec<_>>(), ["of b"]);

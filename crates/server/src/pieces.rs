@@ -1,9 +1,9 @@
-//! A body that comes in pieces.
+//! A body that arrives in pieces.
 
 use bytes::{Bytes, BytesMut};
 
-/// What has come of a body. Nearly always, all comes at once, and is not copied; what comes in several pieces is, since each
-/// of them may hold on to much more.
+/// The received part of a body. Nearly always it arrives in one piece, which is not copied. Several
+/// pieces are copied, because each may keep a much larger buffer alive.
 #[derive(Default)]
 pub(crate) struct Pieces {
     whole: Bytes,
@@ -11,7 +11,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Takes one more, unless that makes more than `most` bytes. Whether it was taken.
+    /// Adds a piece, unless the body would exceed `most` bytes. Returns whether it was added.
     pub(crate) fn take(&mut self, data: Bytes, most: usize) -> bool {
         if self.whole.len() + self.joined.len() + data.len() > most {
             return false;

@@ -1,4 +1,4 @@
-//! Everything a configuration names, read whole before a port opens.
+//! Reads all files that a configuration names, before a port opens.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::reload::{self, WatchedFile};
 use crate::shared::{Shared, StartError};
 use crate::tls::Tls;
 
-/// A good configuration, with what its files say.
+/// A valid configuration, with the contents of its files.
 pub struct PreparedServer {
     pub(crate) config: Config,
     pub(crate) shared: Shared,
@@ -19,8 +19,8 @@ pub struct PreparedServer {
 }
 
 impl PreparedServer {
-    /// Reads what the configuration names; `problems` are those that it has itself. Takes no port, and does not open the
-    /// store: it may belong to a server that runs.
+    /// Reads the files of the configuration; `problems` are those of the configuration itself.
+    /// Opens neither a port nor the store, because they may belong to a running server.
     pub fn read(mut config: Config, mut problems: Vec<String>) -> Result<Self, ConfigProblems> {
         let data_dir = config.data_dir.take();
         problems.extend(data_dir.as_deref().and_then(|folder| look_at(folder).err()));
@@ -53,7 +53,7 @@ fn shared(config: &mut Config, problems: &mut Vec<String>) -> Option<Shared> {
     Shared::new(config).ok()
 }
 
-/// What can be seen of the data folder from outside: whether it is one, or can be made, and can be written to.
+/// Checks the data folder without opening it: it exists or can be created, and is writable.
 fn look_at(folder: &Path) -> Result<(), String> {
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
     let problem = |why: &dyn std::fmt::Display| format!("data_dir: {}: {why}", folder.display());

@@ -1,4 +1,5 @@
-//! Files that are read again when they change. A bad one is refused whole, and the last good one stays.
+//! Files that are reloaded when they change. An invalid file is refused as a whole, and the last
+//! valid one stays.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,11 @@ use crate::metrics::ReloadedFile;
 use crate::rules::{ActiveRules, warn_of};
 use crate::shared::Shared;
 
-/// How often the files are looked at. Looking is cheap and also works where file events do not, such as for mounted
-/// volumes whose links are swapped.
+/// Interval at which the files are checked. A check is cheap, and works also without file events,
+/// such as for mounted volumes with swapped links.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Something that is read from a path.
+/// A file or folder that is loaded.
 struct FileSource {
     what: ReloadedFile,
     /// The setting that names it.
@@ -56,7 +57,8 @@ fn load_descriptors(path: &Path, shared: &Shared) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads everything once, for [`watch`] to go on with; at the start a bad file is an error.
+/// Loads all files for the first time, and returns them for [`watch`]. At the start, an invalid
+/// file is an error.
 pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<Vec<WatchedFile>, Vec<String>> {
     let mut watched = Vec::new();
     let mut problems = Vec::new();
@@ -70,7 +72,7 @@ pub(crate) fn load_all(config: &Config, shared: &Shared) -> Result<Vec<WatchedFi
     if problems.is_empty() { Ok(watched) } else { Err(problems) }
 }
 
-/// Says what the authors of rules may not have meant that were read before anybody wrote a log.
+/// Logs the warnings about rules that were loaded before logging began.
 pub(crate) fn warn(watched: &[WatchedFile], shared: &Shared) {
     for one in watched {
         warn_of_rules(&one.source, shared);
@@ -83,7 +85,7 @@ fn warn_of_rules(source: &FileSource, shared: &Shared) {
     }
 }
 
-/// Reads again what changes, until told to stop.
+/// Reloads files that change, until the server stops.
 pub(crate) async fn watch(mut watched: Vec<WatchedFile>, shared: Arc<Shared>, stop: CancellationToken) {
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -107,10 +109,10 @@ pub(crate) async fn watch(mut watched: Vec<WatchedFile>, shared: Arc<Shared>, st
     }
 }
 
-/// A source, and what it looked like.
+/// A file source and its last stamps.
 pub(crate) struct WatchedFile {
     source: FileSource,
-    /// Before it was read: what changes meanwhile is read again.
+    /// Stamps from before the file was read, so that a change during the read causes another one.
     loaded: Vec<FileStamp>,
     last: Vec<FileStamp>,
 }
@@ -122,7 +124,8 @@ impl WatchedFile {
         Ok(Self { source, loaded: now.clone(), last: now })
     }
 
-    /// Reads what changed, once it looks the same at two looks: a file in the middle of being written does not.
+    /// Reloads a changed file once its stamp is the same at two checks. A file that is being
+    /// written differs.
     fn look(&mut self, shared: &Shared) {
         let now = prints(&self.source.path);
         if now != self.loaded && now == self.last {
@@ -147,8 +150,8 @@ fn reload(source: &FileSource, shared: &Shared) {
     }
 }
 
-/// What changes when a file does, or when another takes its place: when it was written and last touched, its length,
-/// and which file it is.
+/// The stamp of a file, which differs if the file changes or is replaced: modification time, status
+/// change time, length and inode.
 type FileStamp = (PathBuf, Option<(SystemTime, i64, i64, u64, u64)>);
 
 /// The print of a file, or of all files of a folder.
@@ -182,7 +185,7 @@ mod tests {
         Shared::new(&mut Config::read(&given, None).expect("good")).expect("fits")
     }
 
-    /// Somebody writes while the file is being read: each time it is read, a line is added.
+    /// Simulates a write during a read: each read appends a line.
     fn read_while_it_grows(path: &Path, _: &Shared) -> Result<(), String> {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
         std::fs::write(path, format!("{text}read\n")).map_err(|error| error.to_string())

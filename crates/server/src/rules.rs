@@ -1,4 +1,4 @@
-//! Rules at work: which apply to a request, and what they decide together.
+//! Finds the rules that apply to a request, and decides under all of them.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -39,14 +39,14 @@ pub(crate) struct ActiveRules {
     used: Vec<Vec<String>>,
 }
 
-/// What rules need to decide, whatever the emergencies.
+/// The state of rules that does not depend on emergencies.
 #[derive(Debug, Default)]
 struct RuleGates {
     /// By tenant: the gates of the rules that are for it, by the rule's position, in order.
     of_tenants: Vec<Box<[(usize, Gate)]>>,
     /// By tenant: the dimensions that its rules look at, but for those that only emergencies do.
     used: Vec<Vec<String>>,
-    /// By position of the rule: how often it was asked and denied.
+    /// By position of the rule: its counts of requests and denials.
     counts: Box<[RuleCount]>,
     bounds: ArcSwap<RuleBounds>,
 }
@@ -55,7 +55,7 @@ struct RuleGates {
 #[derive(Debug, Default)]
 struct RuleBounds {
     units: Box<[u64]>,
-    /// By whom.
+    /// The fleet that the bounds are for.
     fleet: Option<Arc<Fleet>>,
 }
 
@@ -73,22 +73,23 @@ impl RuleBounds {
     }
 }
 
-/// What a rule did, on every worker: whoever looks takes it away. Denials are the smaller part of what a rule says, and
-/// requests are only counted while somebody wants to know, so that a rule that lets pass writes nothing.
+/// The counts of a rule, for all workers. A read resets them. Denials are the rarer outcome, and
+/// requests are counted only while the rule is watched. So an allowed request usually writes
+/// nothing.
 #[derive(Debug, Default)]
 pub(crate) struct RuleCount {
     denied: AtomicU32,
-    /// What it would have denied, while in shadow mode.
+    /// Requests that it would have denied in shadow mode.
     shadow_denied: AtomicU32,
     asked: AtomicU32,
     is_watched: AtomicBool,
 }
 
-/// What a rule did in a while.
+/// The counts of a rule over a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RuleTally {
     pub(crate) denied: u64,
-    /// In shadow mode: nobody was turned away.
+    /// Denials in shadow mode, where the requests passed.
     pub(crate) shadow_denied: u64,
     /// Requests that it was enforced for, if they were counted.
     pub(crate) asked: u64,
@@ -120,9 +121,9 @@ impl RuleCount {
         }
     }
 
-    /// What it did since this was last asked.
+    /// Returns the counts since the last call, and resets them.
     pub(crate) fn take(&self) -> RuleTally {
-        // Most did nothing: their cache lines are left alone.
+        // Most counts are 0: their cache lines are not written.
         let take = |count: &AtomicU32| match count.load(Ordering::Relaxed) {
             0 => 0,
             _ => u64::from(count.swap(0, Ordering::Relaxed)),
@@ -139,7 +140,7 @@ pub(crate) struct MatchedRequest<'r, 'd> {
     tenant: TenantIndex,
     request: &'d Dimensions<'d>,
     applying: Vec<ApplicableRule<'r, 'd>>,
-    /// Where the meters of the request are kept together.
+    /// The placement of the request's meters.
     together: Vec<u8>,
 }
 
@@ -150,7 +151,7 @@ struct ApplicableRule<'r, 'd> {
     gate: Cow<'r, Gate>,
 }
 
-/// A rule, and what it comes to for a request.
+/// A rule with its effective terms for a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AppliedRule<'r> {
     pub(crate) rule: &'r Rule,
@@ -165,14 +166,14 @@ pub(crate) struct AppliedRule<'r> {
 pub(crate) struct RuleOutcome<'r> {
     /// The rule.
     pub(crate) applied: AppliedRule<'r>,
-    /// What its limit says.
+    /// The outcome of its limit.
     pub(crate) outcome: LimitOutcome<'r>,
 }
 
-/// What the rules say of a request, all together.
+/// The decision of all rules on a request.
 #[derive(Debug)]
 pub(crate) struct RulesDecision<'r> {
-    /// Under the rules that are enforced: all charged, or none.
+    /// The decision under the enforced rules: all are charged, or none.
     pub(crate) decision: Decision<'r>,
     /// Those rules, in the order of the decision's outcomes.
     pub(crate) enforced: Vec<AppliedRule<'r>>,
@@ -180,7 +181,7 @@ pub(crate) struct RulesDecision<'r> {
     pub(crate) shadows: Vec<RuleOutcome<'r>>,
     /// The set's version.
     pub(crate) version: &'r str,
-    /// What the decision rests on: the least that any of its limits does.
+    /// The weakest source among the limits.
     pub(crate) source: DecisionSource,
 }
 
@@ -236,7 +237,7 @@ impl ActiveRules {
     fn of_gates(gates: Arc<RuleGates>, set: RuleSet, shared: &Shared) -> Self {
         let used = gates.used.iter().zip(&shared.tenants).map(|(used, tenant)| {
             let mut used = used.clone();
-            // Where nothing is counted, nothing has to be found.
+            // If the tenant's rules use no dimension, emergencies add none.
             if !used.is_empty() {
                 used.extend(set.emergency_dimensions(&tenant.name).map(str::to_owned));
                 used.sort_unstable();
@@ -247,7 +248,7 @@ impl ActiveRules {
         Self { used: used.collect(), gates, set }
     }
 
-    /// Has answers tell how far rules may be passed by these processes.
+    /// Computes the bounds in responses for this fleet.
     pub(crate) fn note_fleet(&self, fleet: Arc<Fleet>) {
         let known = self.gates.bounds.load();
         if !known.fleet.as_ref().is_some_and(|known| Arc::ptr_eq(known, &fleet)) {
@@ -255,7 +256,7 @@ impl ActiveRules {
         }
     }
 
-    /// All rules, with what each of them did.
+    /// Returns all rules with their counts.
     pub(crate) fn counts(&self) -> impl Iterator<Item = (&Rule, &RuleCount)> {
         self.set.rules().iter().zip(&self.gates.counts)
     }
@@ -301,7 +302,8 @@ impl ActiveRules {
         MatchedRequest { rules: self, tenant, request, applying: applying.collect(), together }
     }
 
-    /// The gate of what a rule comes to: the rule's own, or one of the same meters under another limit.
+    /// Returns the gate for the effective limit: the rule's own, or one of the same meters under
+    /// another limit.
     fn gate<'r>(
         &'r self,
         shared: &Shared,
@@ -323,7 +325,8 @@ impl ActiveRules {
         Some(other.map_or(Cow::Borrowed(own), Cow::Owned))
     }
 
-    /// Where the meters of a request are kept together: by what the rules are placed by, or all those of a tenant.
+    /// Returns the placement of a request's meters: by the dimension that places rules, or one for
+    /// all of a tenant.
     fn together(&self, decider: &Decider, tenant: &str, request: &Dimensions<'_>) -> Vec<u8> {
         let placed_by = self.set.placement().and_then(|dimension| request.get(dimension));
         decider.placement(&[tenant.as_bytes(), placed_by.unwrap_or_default().as_bytes()])
@@ -348,18 +351,19 @@ pub(crate) fn check_tenants(set: &RuleSet, tenants: &[Tenant]) -> Result<(), Str
     }
 }
 
-/// The gate of a rule, or of another limit for some of its keys: a name stands for the same meters, whatever the limit.
+/// Returns the gate of a rule, or of another limit for some of its keys. The meters belong to the
+/// rule's name, not to the limit.
 fn gate(decider: &Decider, tenant: &Tenant, rule: &Rule, limit: Limit) -> Result<Gate, UnknownName> {
     let gate = decider.gate(&tenant.name, &format!("rule:{}", rule.name), limit, policy(rule))?;
     Ok(gate.with_name(&*rule.name))
 }
 
-/// How many units above a limit of a rule may pass, if everything goes wrong once.
+/// Returns the bound of a limit of a rule, in units, if every fault occurs once.
 fn most_above(rule: &Rule, limit: &Limit, fleet: &Fleet) -> u64 {
     bound(&rule.promise(limit), fleet, &Faults::ONE_OF_EACH).total()
 }
 
-/// Tells whoever looks after the server what the authors of rules may not have meant.
+/// Logs warnings about rules that their authors may not have intended.
 pub(crate) fn warn_of(set: &RuleSet, fleet: &Fleet) {
     for warning in set.warnings(fleet) {
         tracing::warn!(rules = set.version(), "{warning}");
@@ -395,13 +399,13 @@ impl MatchedRequest<'_, '_> {
             enforced.into_iter().map(|(applied, question)| (applied, question.cost(cost))).unzip();
         let too_many = |_| RulesError::TooManyRules { rules: questions.len() };
         let SourcedDecision { decision, source } = decider.check_all(&questions).await.map_err(too_many)?;
-        // What is denied is not charged, in shadow neither.
+        // A denied request is not charged, nor in shadow mode.
         let charged = if decision.is_allowed() { cost } else { 0 };
         let shadows = in_shadow(decider, shadows, charged).await;
         let version = self.rules.set.version();
         let rules_decision = RulesDecision { decision, enforced, shadows, version, source };
         for (applied, outcome) in rules_decision.enforced.iter().zip(rules_decision.decision.outcomes()) {
-            // What an emergency denies says nothing of the rule.
+            // A denial by an emergency is not a denial of the rule.
             if applied.terms.emergency.is_none() {
                 applied.count.count(outcome.is_allowed());
             }
@@ -422,8 +426,8 @@ impl MatchedRequest<'_, '_> {
         Ok(rules_decision)
     }
 
-    /// Turns a request away that is under more rules than can be asked. Whoever asked is denied by each of them: counted and
-    /// taken down as that, or nobody would undo the change that did it.
+    /// Refuses a request to which too many rules apply. Each of the rules counts a denial, and it
+    /// is logged as one. Otherwise the change that caused it would not be rolled back.
     fn refuse(
         &self,
         shared: &Shared,
@@ -435,13 +439,13 @@ impl MatchedRequest<'_, '_> {
             applied.count.count(false);
         }
         shared.metrics.decided(asked.0, class, Outcome::Denied, DecisionSource::Refused, 1);
-        // None decided it: it is found by the key of the first.
+        // No rule decided, so the record has the key of the first.
         let first = enforced.first().map(|(applied, _)| *applied);
         self.record_decision(shared, asked, Outcome::Denied, DecisionSource::Refused, (first, None));
         RulesError::TooManyRules { rules: enforced.len() }
     }
 
-    /// Takes a decision down, if that is due: under the rule that decided it, if any did, with what that said.
+    /// Logs a decision if it is due, with the rule that decided, if any, and its outcome.
     fn record_decision(
         &self,
         shared: &Shared,
@@ -473,14 +477,14 @@ impl MatchedRequest<'_, '_> {
         shared.record_decision(recorder, &draft, known_by);
     }
 
-    /// The rules that apply, those that are enforced and those in shadow, with the questions to ask.
+    /// Returns the checks of the rules that apply: the enforced ones, and those in shadow mode.
     fn questions(&self) -> (RuleChecks<'_, '_>, RuleChecks<'_, '_>) {
         let questions = self.applying.iter().map(|applying| {
             let ApplicableRule { applied, key, gate } = applying;
             let parts: ArrayVec<&[u8], KEY_PARTS_MAX> = key.iter().map(|part| part.as_bytes()).collect();
             // A rule without a key counts all its requests together.
             let parts = if parts.is_empty() { &[&b""[..]][..] } else { &parts };
-            // A limit that crosses placements is kept in one of its own.
+            // A limit across placements has a placement of its own.
             let question = question(gate, parts);
             let crosses = self.rules.set.crosses(applied.rule);
             (*applied, if crosses { question } else { question.placed_by(&self.together) })
@@ -491,8 +495,8 @@ impl MatchedRequest<'_, '_> {
 
 type RuleChecks<'r, 'k> = Vec<(AppliedRule<'r>, RegionCheck<'r, 'k>)>;
 
-/// What rules in shadow mode say: the first that may be asked, so that no request takes longer than an enforced one may. Each is
-/// asked for itself, and none of them waits for another.
+/// Decides the rules in shadow mode. It checks at most as many as one request may have enforced, so
+/// that no request takes longer than an enforced one. The checks are separate and run concurrently.
 async fn in_shadow<'r>(
     decider: &Decider,
     mut shadows: RuleChecks<'r, '_>,
@@ -517,8 +521,8 @@ fn policy(rule: &Rule) -> RegionPolicy {
 }
 
 impl<'r> RulesDecision<'r> {
-    /// The rule that decided, and what its limit said: the one that denied, or would have; of those that let the request
-    /// pass, the one with the least left.
+    /// Returns the rule that decided, and its outcome: the one that denied or would have, otherwise
+    /// the one with the least remaining.
     fn decided_by(&self) -> Option<(AppliedRule<'r>, LimitOutcome<'r>)> {
         if self.outcome() == Outcome::ShadowDenied {
             let at = decisive(self.shadows.iter().map(|shadow| &shadow.outcome))?;
@@ -528,7 +532,7 @@ impl<'r> RulesDecision<'r> {
         self.enforced.get(at).copied().zip(self.decision.outcomes().get(at).copied())
     }
 
-    /// What is counted.
+    /// Returns the outcome for metrics and records.
     pub(crate) fn outcome(&self) -> Outcome {
         let would_deny = self.shadows.iter().any(|shadow| !shadow.outcome.is_allowed());
         match self.decision.is_allowed() {
@@ -539,7 +543,7 @@ impl<'r> RulesDecision<'r> {
     }
 }
 
-/// What becomes of a check that nobody has the time to decide.
+/// Returns the outcome of a shed check.
 pub(crate) fn shed_outcome(class: Class) -> Outcome {
     if class == Class::Comfort { Outcome::Allowed } else { Outcome::Denied }
 }
@@ -548,7 +552,7 @@ pub(crate) fn shed_outcome(class: Class) -> Outcome {
 pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
     let problem = |error: std::io::Error| format!("{}: {error}", path.display());
     let mut text = String::new();
-    // One byte too many is enough to know that there are too many, however many there are: a pipe does not say.
+    // One byte above the maximum proves that the file is too long. The length of a pipe is unknown.
     let file = std::fs::File::open(path).map_err(problem)?;
     file.take(most as u64 + 1).read_to_string(&mut text).map_err(problem)?;
     if text.len() > most {
@@ -594,7 +598,7 @@ mod tests {
             let rules_decision = case.decide(shared, Surface::Check, 1).now_or_never().expect("no origin");
             rules_decision.expect("decided").decision.is_allowed()
         };
-        // Nothing here lets more pass.
+        // No limit in these tests lets more pass.
         (0..100).take_while(|_| passes()).count()
     }
 
@@ -628,7 +632,7 @@ mod tests {
     #[test]
     fn under_more_rules_than_can_be_asked_a_request_is_denied_by_each_of_them() {
         let (_clock, shared) = server();
-        // Nothing is wrong with either half.
+        // Each half of the rules alone is valid.
         let rule = |at: usize| {
             let when = if at.is_multiple_of(2) { "path='/*'" } else { "user='*'" };
             format!("[[rules]]\nname='{at}'\nkey=['user']\nlimit=9\nperiod='1m'\nwhen={{{when}}}\n")

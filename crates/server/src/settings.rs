@@ -5,13 +5,13 @@
 pub struct Setting {
     /// The key in the configuration file.
     pub key: &'static str,
-    /// What stands for the value in help texts.
+    /// The placeholder for the value in help texts.
     pub value: &'static str,
-    /// What holds when nothing is set; empty if that is nothing.
+    /// The default; empty if there is none.
     pub default: &'static str,
-    /// What it does, and what it trades.
+    /// The effect of the setting, and its trade-off.
     pub about: &'static str,
-    /// Whether it is any number of things: then none of them is a value too.
+    /// Whether it is a list, which may be empty.
     pub is_list: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What all surfaces share: one limiter, and what tells them which limits to ask it.
+//! The state that all surfaces share: one limiter, and the sources of its limits.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,24 +26,24 @@ use crate::metrics::{self, Metrics, Scrape};
 use crate::overrides::Overrides;
 use crate::rules::ActiveRules;
 
-/// What all surfaces share.
+/// The state that all surfaces share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// Decides.
     pub(crate) decider: Decider,
-    /// The processes that count together, as far as this one was told.
+    /// The configured fleet.
     pub(crate) fleet: Fleet,
-    /// The same with what was seen of them since: what bounds are told of.
+    /// The fleet with the measurements since the start. Bounds are computed for it.
     fleet_now: ArcSwap<Fleet>,
     /// By [`TenantIndex`].
     pub(crate) tenants: Vec<Tenant>,
-    /// Who may ask.
+    /// The tokens that the server accepts.
     credentials: ArcSwap<Credentials>,
     /// Raised after each change of those.
     credentials_generation: AtomicU64,
-    /// Where the rules are kept, if not in a file.
+    /// The address of the rule store; `None` for rules in a file.
     pub(crate) rules_address: Option<Address>,
-    /// Nothing for rules of a file, and while their store was never there.
+    /// `None` for rules in a file, and until the rule store is first reached.
     control: OnceLock<Arc<Control>>,
     /// For `/v1/check` and forward-auth.
     pub(crate) rules: ArcSwap<ActiveRules>,
@@ -53,17 +53,17 @@ pub(crate) struct Shared {
     pub(crate) overrides: Overrides,
     /// Namespaces of the direct form that count by GCRA.
     pub(crate) gcra_namespaces: Vec<Pattern>,
-    /// Where decisions are taken down, if they are.
+    /// The decision log, if it is on.
     pub(crate) decision_log: Option<DecisionLog>,
-    /// What is counted.
+    /// The metrics of the server.
     pub(crate) metrics: Arc<Metrics>,
-    /// Whose word on the client's address counts.
+    /// Proxies that may state the client's address.
     pub(crate) trusted_proxies: Vec<IpNet>,
-    /// What `X-RateLimit-Reset` counts.
+    /// The unit of `X-RateLimit-Reset`.
     pub(crate) reset: ResetStyle,
     pub(crate) patience: ClientTimeouts,
     pub(crate) registry: Registry,
-    /// Held while the audit is followed: that reads all of it, so there is one who does at a time.
+    /// Locked while the audit is verified. That reads the whole audit, so only one runs at a time.
     pub(crate) following_audit: tokio::sync::Mutex<()>,
     stopping: AtomicBool,
 }
@@ -92,9 +92,9 @@ pub enum StartError {
     File(String),
     /// Neither the store of rules nor a snapshot of it gives any, each problem in a line of its own.
     Rules(String),
-    /// Ports that could not be taken, each in a line of its own.
+    /// Ports that could not be opened, one per line.
     Ports(Vec<String>),
-    /// The system said no.
+    /// A system call failed.
     System(String, std::io::Error),
 }
 
@@ -112,7 +112,7 @@ impl std::fmt::Display for StartError {
 impl std::error::Error for StartError {}
 
 impl Shared {
-    /// Everything a server needs, but for what it reads from files.
+    /// Creates the state of a server, without the contents of its files.
     pub(crate) fn new(config: &mut Config) -> Result<Self, StartError> {
         Self::on_clock(config, SystemClock::new())
     }
@@ -169,12 +169,12 @@ impl Shared {
         })
     }
 
-    /// The processes that count together, as far as this one knows: what bounds are told of.
+    /// Returns the fleet as known now. Bounds are computed for it.
     pub(crate) fn fleet_now(&self) -> Arc<Fleet> {
         self.fleet_now.load_full()
     }
 
-    /// Takes in what was seen of them.
+    /// Stores a measured fleet.
     pub(crate) fn note_fleet(&self, seen: Fleet) {
         if **self.fleet_now.load() != seen {
             self.fleet_now.store(Arc::new(seen));
@@ -191,7 +191,7 @@ impl Shared {
     /// Keeps the decision log in `folder` from now on, unless it is off.
     pub(crate) fn keep_log_in(&mut self, folder: &Path, config: &Config) -> Result<(), StartError> {
         let Some(log) = &config.log else { return Ok(()) };
-        // A server that counts for itself is in no region, whatever the setting's default is called.
+        // A server without an origin is in no region, even though the setting has a default name.
         let region = self.decider.region.as_ref().map_or_else(String::new, |_| config.region.name.clone());
         let who = LogOwner { threads: config.workers, region };
         let decision_log =
@@ -201,8 +201,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The rules' store as this server knows it; nothing for rules of a file, and until a store that was gone when the
-    /// server started is there.
+    /// Returns the control plane of the rule store. `None` for rules in a file, and until a store
+    /// that was down at the start is reached.
     pub(crate) fn control(&self) -> Option<&Arc<Control>> {
         self.control.get()
     }
@@ -218,25 +218,26 @@ impl Shared {
         self.decider.limiter.wall_us() / 1_000
     }
 
-    /// Who may ask.
+    /// Returns the tokens that the server accepts.
     pub(crate) fn credentials(&self) -> Guard<Arc<Credentials>> {
         self.credentials.load()
     }
 
-    /// Others may ask from now on.
+    /// Replaces the credentials.
     pub(crate) fn admit(&self, credentials: Credentials) {
         self.credentials.store(Arc::new(credentials));
-        // Whoever sees the number sees them.
+        // A thread that reads the new generation also sees the new credentials.
         self.credentials_generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Another number than before says that others may ask: whoever remembers an answer asks again.
+    /// Returns a number that changes with the credentials. A connection that cached a principal
+    /// then checks its token again.
     #[inline]
     pub(crate) fn credentials_generation(&self) -> u64 {
         self.credentials_generation.load(Ordering::Acquire)
     }
 
-    /// Who holds a token.
+    /// Returns the principal of a token.
     pub(crate) fn principal(&self, token: Option<&[u8]>) -> Option<Principal> {
         self.credentials.load().principal(token, || self.now_ms())
     }
@@ -246,12 +247,12 @@ impl Shared {
         self.credentials.load().of_authorization(value, || self.now_ms())
     }
 
-    /// The same, for whoever needs to know later who that was.
+    /// Returns the same with the token, for requests that need the caller's name later.
     pub(crate) fn caller_of(&self, value: Option<&[u8]>) -> Option<Caller> {
         self.credentials.load().caller_of(value, || self.now_ms())
     }
 
-    /// What somebody is called who was let in, if they still would be.
+    /// Returns the name of an authenticated caller, if its token is still valid.
     pub(crate) fn actor(&self, caller: &Caller) -> Option<String> {
         self.credentials.load().actor(caller, || self.now_ms())
     }
@@ -274,10 +275,10 @@ impl Shared {
 
 impl Tenant {
     fn new(decider: &Decider, name: &str) -> Result<Self, UnknownName> {
-        // Nobody said what depends on limits that come with requests, nor that other regions should hear of them.
+        // Limits in requests state neither a class nor that other regions count them.
         let policy = RegionPolicy { regime: Regime::Regional, ..RegionPolicy::of(Class::Comfort) };
         let gate = |surface: &str, limit: &Limit| decider.gate(name, surface, *limit, policy);
-        // Each request brings its own limit: these only say by which algorithm it counts.
+        // Each request has its own limit: these only select the algorithm.
         let (gcra, window) = placeholders().map_err(|error| UnknownName::Limit(error.to_string()))?;
         Ok(Self {
             name: name.to_owned(),

@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::config::TlsFiles;
 use crate::metrics::Listener;
 
-/// What accepts encrypted connections: the same certificate everywhere, and on each listener the protocol it speaks.
+/// Accepts TLS connections: one certificate for all listeners, and the protocol of each.
 #[derive(Clone)]
 pub(crate) struct Tls {
     http1: TlsAcceptor,

@@ -1,4 +1,5 @@
-//! Workers: threads that each answer their own connections from beginning to end, and share nothing but the limiter.
+//! Workers: threads that each serve their own connections from beginning to end, and share nothing
+//! but the limiter.
 
 use std::future::poll_fn;
 use std::io;
@@ -22,25 +23,26 @@ use crate::shared::Shared;
 use crate::tls::Tls;
 use crate::{admin, grpc, http, load, resp};
 
-/// What every connection of a worker needs.
+/// The state that every connection of a worker needs.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) shared: Arc<Shared>,
     pub(crate) tls: Option<Tls>,
-    /// Told when the server stops: finish what was begun, start nothing.
+    /// Cancelled when the server stops: connections finish open requests and begin no new ones.
     pub(crate) stop: CancellationToken,
-    /// The same for the admin listener, which goes on until the others have drained.
+    /// The same for the admin listener, which serves until the others have drained.
     pub(crate) stop_admin: CancellationToken,
-    /// Told when nothing is waited for any more.
+    /// Cancelled when the remaining connections are cut.
     pub(crate) cut: CancellationToken,
 }
 
-/// A worker's own runtime, on one thread: its connections never move, so nothing they touch has to be shared.
+/// Creates the runtime of a worker, on one thread. Its connections never move, so their state need
+/// not be shared.
 pub(crate) fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// Answers connections until no more come and the last has ended, or has had its time.
+/// Serves connections until no more come and the last has ended or is cut.
 pub(crate) fn run(
     index: usize,
     runtime: &Runtime,
@@ -66,8 +68,8 @@ pub(crate) fn run(
     });
 }
 
-/// Polls a connection until it is done, and makes sure that it is woken when the server stops. That it does, `Shared`
-/// tells.
+/// Polls a connection until it is done, and wakes it when the server stops. The connection reads
+/// from `Shared` that it must stop.
 pub(crate) async fn woken_by_stop<T>(
     stop: &CancellationToken,
     mut poll: impl FnMut(&mut Task<'_>) -> Poll<T>,
@@ -75,7 +77,8 @@ pub(crate) async fn woken_by_stop<T>(
     let mut stopped = pin!(stop.cancelled());
     let mut registered: Option<Waker> = None;
     poll_fn(|task| {
-        // Asking whether to stop takes a lock that all connections share. It is enough to be woken.
+        // A poll of the token takes a lock that all connections share. One registration is enough
+        // to be woken.
         if !registered.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
             let _ = stopped.as_mut().poll(task);
             registered = Some(task.waker().clone());
@@ -90,7 +93,7 @@ async fn connection(accepted: AcceptedConnection, context: Context) {
     let metrics = Arc::clone(&context.shared.metrics);
     metrics.opened(listener);
     if let Err(error) = serve(listener, stream, peer, context).await {
-        // Clients go away all the time: nothing an operator must know, but for who looks for a reason.
+        // Clients disconnect all the time. Operators need this only to search for a cause.
         tracing::debug!(listener = listener.as_str(), %peer, %error, "a connection ended early");
     }
     metrics.closed(listener);
@@ -114,7 +117,8 @@ async fn serve(
     surface(listener, GuardedStream::new(stream, patience, metrics), peer, context).await
 }
 
-/// HTTP/2 has frames that ask for nothing, so a connection that is merely idle looks busy: only silence counts there.
+/// Returns the timeouts of a listener. HTTP/2 has frames without requests, so an idle connection
+/// looks busy. There, only a connection without any data times out.
 fn patience(listener: Listener, patience: ClientTimeouts) -> ClientTimeouts {
     match listener {
         Listener::Grpc => ClientTimeouts { request: patience.idle, ..patience },

@@ -9,11 +9,12 @@ use super::params::QueryParams;
 use super::{AdminResult, control, refused};
 use crate::http::{HttpRequest, Problem, json};
 
-/// How many entries one page has where nothing else is said.
+/// Default number of entries per page.
 const ENTRIES: u64 = 100;
 
-/// `GET /v1/audit?after=0&limit=100`: in order, with the entry after which the next page begins, and where the audit ends by
-/// what the store knows besides its entries.
+/// `GET /v1/audit?after=0&limit=100`: returns entries in order, and in `next` the entry after which
+/// the next page begins. `checkpoint` is the end of the audit as the store recorded it, separately
+/// from the entries.
 pub(super) async fn page(req: &HttpRequest<'_>) -> AdminResult {
     let given = QueryParams::read(req, &["after", "limit"])?;
     let after = given.number("after", 0, 0, u64::MAX)?;

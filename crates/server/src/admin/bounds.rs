@@ -10,9 +10,9 @@ use super::params::QueryParams;
 use crate::bounds::{PARAMETERS, Situation, situation_json};
 use crate::http::{HttpRequest, Problem, json};
 
-/// How many bounds one page has where nothing else is said.
+/// Default number of bounds per page.
 const BOUNDS: u64 = 100;
-/// How many at most. More: fewer questions; longer answers.
+/// Largest number of bounds per page. Higher: fewer requests, longer responses.
 const BOUNDS_MAX: u64 = 1_000;
 
 /// `GET /v1/bounds?regions=3&lag_ms=500&from=0&limit=100`: of the rules in force, in the order in which they apply.

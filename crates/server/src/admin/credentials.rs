@@ -1,4 +1,5 @@
-//! Credentials of the store: who may ask. A token is told once, to whoever makes it; the store has its hash.
+//! Credentials of the store. A token is returned once, by the request that creates it; the store
+//! keeps only its hash.
 
 use ::http::StatusCode;
 use serde::Deserialize;
@@ -10,7 +11,7 @@ use super::{AdminResult, act, control, refused, take_over};
 use crate::auth::{Role, TokenHash, is_free_name, new_token};
 use crate::http::{HttpRequest, Problem, json};
 
-/// How many are told where nothing else is said.
+/// Default number of credentials per page.
 const PAGE: u64 = 100;
 
 /// `GET /v1/credentials?limit=100&after=HASH`
@@ -39,7 +40,7 @@ fn to_json(credential: &Credential) -> Value {
     })
 }
 
-/// What is asked for.
+/// Body of a request for a new credential.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NewCredential {
@@ -50,7 +51,7 @@ struct NewCredential {
     expires_ms: Option<u64>,
 }
 
-/// `POST /v1/credentials`: makes a token, which is told here and never again.
+/// `POST /v1/credentials`: creates a token. Only this response contains it.
 pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
     let NewCredential { name, role, tenant, expires_ms } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);

@@ -32,7 +32,7 @@ fn to_json(row: &EmergencyRow) -> Value {
     json!({ "id": row.id, "expires": timestamp(row.expires_ms), "expires_ms": row.expires_ms, "body": body })
 }
 
-/// What is declared: the fields of an emergency, and for how long.
+/// Body of a request for an emergency: its fields and its duration.
 #[derive(Deserialize)]
 struct Declaration {
     id: Option<String>,
@@ -43,13 +43,14 @@ struct Declaration {
     fields: Map<String, Value>,
 }
 
-/// What an emergency would stop that denies, or may, without saying of whom: by a slip, or because it is meant. Nothing if it says
-/// so. One that makes no sense is told so later.
+/// Describes the scope of an emergency that may deny but selects no keys, so that the caller
+/// confirms it is no slip. Returns `None` for one that selects keys. Invalid emergencies are
+/// refused later.
 fn stops_everybody(fields: &Map<String, Value>) -> Option<String> {
     let text = |name: &str| fields.get(name).and_then(Value::as_str);
     let denies = matches!(text("action"), Some("block" | "limit"));
     let key = fields.get("key").and_then(Value::as_array).into_iter().flatten();
-    // All conditions have to hold: one that is about somebody is enough.
+    // All conditions must hold, so one narrow condition is enough.
     let mut when = fields.get("when").and_then(Value::as_object).into_iter().flatten();
     let is_narrow = key.filter_map(Value::as_str).any(spells_out) || when.any(|(_, any_of)| narrows(any_of));
     (denies && !is_narrow).then(|| {
@@ -59,7 +60,8 @@ fn stops_everybody(fields: &Map<String, Value>) -> Option<String> {
     })
 }
 
-/// Whether a condition is not about everything: each of its patterns has to spell something out, since any of them will do.
+/// Whether a condition does not match everything. Any one of its patterns may match, so each must
+/// contain more than wildcards.
 fn narrows(any_of: &Value) -> bool {
     match any_of {
         Value::String(pattern) => spells_out(pattern),
@@ -106,7 +108,8 @@ fn new_id() -> Result<String, Problem> {
     Ok(random.chars().take(ID_CHARACTERS).collect::<String>().replace("tg_", "e-"))
 }
 
-/// How long an emergency lasts: an hour where nothing else is said, which is also the most.
+/// Returns the duration of an emergency in milliseconds. The default is one hour, which is also the
+/// maximum.
 fn lasts_ms(text: Option<&str>) -> Result<u64, Problem> {
     let most = Duration::from_millis(EMERGENCY_MS_MAX);
     let wrong = |problem: String| Problem::bad_request(format!("for: {problem}"));

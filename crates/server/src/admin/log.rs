@@ -1,4 +1,4 @@
-//! What was decided, and who is near a limit: the decision log, asked.
+//! Queries of the decision log: past decisions and heavy keys.
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ use crate::auth::{Principal, Role};
 use crate::decision_log::{DecisionLog, LogQueryError, WhyRequest};
 use crate::http::{HttpRequest, Problem, json};
 
-/// How far around a moment is looked where nothing else is said.
+/// Default time around a moment that a query searches.
 const WINDOW: Duration = Duration::from_mins(1);
-/// How far at most. Longer: more blocks to look through, for a key that is in none of them.
+/// Longest time around a moment. Longer: more blocks to search for a key that is in none of them.
 const WINDOW_MAX: Duration = Duration::from_hours(1);
-/// How many records are told where nothing else is said.
+/// Default number of records per response.
 const RECORDS: usize = 10;
-/// How many minutes are looked at where nothing else is said.
+/// Default number of minutes that a query for heavy keys covers.
 const MINUTES: u64 = 10;
-/// How many keys that are near a limit are told where nothing else is said.
+/// Default number of heavy keys per response.
 const HEAVY: u64 = 100;
 
 #[derive(Serialize)]
@@ -102,7 +102,8 @@ pub(super) async fn heavy(req: &HttpRequest<'_>) -> AdminResult {
     Ok(json(StatusCode::OK, &HeavyBody { tenant: &tenant, minutes, of, keys }))
 }
 
-/// Whose decisions are asked about: one's own, or any tenant's for whoever runs the server.
+/// Returns the tenant of the query: the caller's own, or any tenant if the caller is an operator of
+/// the server.
 fn tenant(req: &HttpRequest<'_>, principal: Principal, given: &QueryParams<'_>) -> Result<String, Problem> {
     let own = &req.shared.tenant(principal.tenant).name;
     match given.text("tenant") {

@@ -1,4 +1,4 @@
-//! What comes with a question: parameters, parts of the path, a body.
+//! Inputs of an admin request: query parameters and the body.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::http::{HttpRequest, Problem};
 
-/// What follows the question mark: each name once, and none that nobody asked for.
+/// Query parameters, each given once. Unknown names are refused.
 pub(super) struct QueryParams<'q>(HashMap<Cow<'q, str>, Cow<'q, str>>);
 
 impl<'q> QueryParams<'q> {
@@ -39,7 +39,7 @@ impl<'q> QueryParams<'q> {
     }
 }
 
-/// What a body says. An empty one says nothing, which is enough where every field may be left out.
+/// Parses a JSON body. An empty body counts as `{}`, which is enough if every field is optional.
 pub(super) fn body<T: DeserializeOwned>(req: &HttpRequest<'_>) -> Result<T, Problem> {
     let text: &[u8] = if req.body.is_empty() { b"{}" } else { &req.body };
     let mut reader = serde_json::Deserializer::from_slice(text);

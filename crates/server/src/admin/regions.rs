@@ -1,4 +1,4 @@
-//! How it stands with the other regions.
+//! State of the peer regions.
 
 use ::http::StatusCode;
 use serde_json::{Value, json};
@@ -7,8 +7,8 @@ use tidegate::region::{PeerStatus, Region};
 use super::AdminResult;
 use crate::http::{HttpRequest, json};
 
-/// `GET /v1/regions`: what this server knows of the others. Only the replicator of the region knows how well they are heard;
-/// how late they hear of this one it tells the others.
+/// `GET /v1/regions`: returns this server's knowledge of the peer regions. Only the replicator
+/// knows the last-heard ages. It shares the lag with the other nodes of the region.
 #[expect(clippy::unnecessary_wraps, reason = "answers of all routes are of one type")]
 pub(super) fn list(req: &HttpRequest<'_>) -> AdminResult {
     let status = req.shared.decider.region.as_ref().and_then(Region::replication_status);

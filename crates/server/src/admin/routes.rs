@@ -1,11 +1,11 @@
-//! The places of the admin listener, and who may ask there.
+//! Routes of the admin listener, and the access that each requires.
 
 use ::http::Method;
 use percent_encoding::percent_decode_str;
 
 use crate::auth::Role;
 
-/// What is answered at a place.
+/// The handler of a route.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AdminEndpoint {
     Alive,
@@ -38,21 +38,21 @@ pub(super) enum AdminEndpoint {
     Verify,
 }
 
-/// Who may ask.
+/// The access that a route requires.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Access {
-    /// Also whoever has no credential.
+    /// No credential.
     Public,
-    /// Whoever has the role, each about their own tenant.
+    /// The role; the caller sees its own tenant.
     Tenant(Role),
-    /// Whoever has the role, with a token without a tenant.
+    /// The role, with a token without a tenant.
     Operators(Role),
 }
 
 #[derive(Debug)]
 pub(super) struct Route {
     method: Method,
-    /// `{}` stands for a part of the path.
+    /// `{}` matches one segment of the path.
     path: &'static str,
     pub(super) who: Access,
     pub(super) to: AdminEndpoint,
@@ -107,16 +107,16 @@ static ROUTES: [Route; 28] = [
     get("/v1/audit/verify", VIEWER, AdminEndpoint::Verify),
 ];
 
-/// What is at a path.
+/// The route of a path, if there is one.
 pub(super) enum RouteMatch {
     Nothing,
-    /// Only this is answered there.
+    /// The path exists, but only with this method.
     OtherMethod(&'static Method),
     /// The route, and the parts of the path that it leaves open.
     Route(&'static Route, Vec<String>),
 }
 
-/// Finds what a request is for. Who may GET may ask for the head alone.
+/// Finds the route of a request. HEAD uses the routes of GET.
 pub(super) fn find(method: &Method, path: &str) -> RouteMatch {
     let method = if *method == Method::HEAD { &Method::GET } else { method };
     let mut found = RouteMatch::Nothing;
@@ -130,7 +130,7 @@ pub(super) fn find(method: &Method, path: &str) -> RouteMatch {
     found
 }
 
-/// What stands in the open places of a pattern, if a path fits.
+/// Returns the segments in place of `{}`, or `None` if the path does not match the pattern.
 fn parts(pattern: &str, path: &str) -> Option<Vec<String>> {
     let mut parts = Vec::new();
     let (mut wanted, mut given) = (pattern.split('/'), path.split('/'));
@@ -162,7 +162,8 @@ mod tests {
         assert!(matches!(find(&Method::GET, "/v1"), RouteMatch::Nothing));
     }
 
-    /// The table is what the test of roles asks a server about: a route that is not in it would not be asked about.
+    /// The test of roles takes its routes from the documented table. It would not test a route that
+    /// the table lacks.
     #[test]
     fn the_documentation_has_all_routes() {
         let text = include_str!("../../../../docs/control-plane.md");

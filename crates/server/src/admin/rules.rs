@@ -20,14 +20,14 @@ use crate::control::{Control, PlanResult};
 use crate::guardrail::{ApprovedEffect, ChangeEffect};
 use crate::http::{HttpRequest, Problem, json};
 
-/// How many rows one page has where nothing else is said.
+/// Default number of rows per page.
 const ROWS: u64 = 100;
-/// How many at most. More: fewer questions; longer answers.
+/// Largest number of rows per page. Higher: fewer requests, longer responses.
 const ROWS_MAX: u64 = 1_000;
-/// How many changes of the history are told where nothing else is said.
+/// Default number of changes in a history response.
 const CHANGES: u64 = 20;
 
-/// The words for what rows are.
+/// Names of the row kinds.
 const KINDS: [(RowKind, &str); 3] =
     [(RowKind::Template, "template"), (RowKind::Rule, "rule"), (RowKind::Override, "override")];
 
@@ -40,7 +40,7 @@ fn kind(word: &str) -> Result<RowKind, Problem> {
     found.ok_or_else(|| Problem::bad_request(format!("kind: {word:?} is none of template, rule, override")))
 }
 
-/// A row as it is told: its body is no text here, but an object.
+/// A row in a response. Its body is a JSON object, not text.
 #[derive(Serialize)]
 struct RowBody<'r> {
     kind: &'static str,
@@ -52,7 +52,7 @@ struct RowBody<'r> {
     bound: Option<BoundReport<'r>>,
 }
 
-/// Rows as they are told, with what is known of those that are rules in force.
+/// Converts rows for a response, and adds the bounds of rules in force.
 fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<RowBody<'r>> {
     let names: HashSet<&str> =
         rows.iter().filter(|row| row.kind == RowKind::Rule).map(|row| row.name.as_str()).collect();
@@ -72,7 +72,7 @@ fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<R
     rows.iter().map(to_json).collect()
 }
 
-/// A body of the store as an object. Only objects are kept there.
+/// Parses a body of the store, which contains only objects.
 fn object(body: &str) -> Value {
     serde_json::from_str(body).unwrap_or_default()
 }
@@ -97,7 +97,7 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
     Ok(json(StatusCode::OK, &to_json.await?))
 }
 
-/// Does what goes through all rules, of which there may be a million, where that holds up no decisions.
+/// Runs work over all rules, up to a million, on another thread, so that it delays no decisions.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
     let ended =
         |error: tokio::task::JoinError| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
@@ -134,7 +134,7 @@ async fn current(control: &Arc<Control>) -> Result<Arc<RuleRows>, Problem> {
     control.current().await.map_err(|error| refused(&error))
 }
 
-/// An operation as it is asked for: bodies are objects.
+/// An operation in a request. Its body is a JSON object.
 #[derive(Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 enum OperationBody {
@@ -160,14 +160,15 @@ impl OperationBody {
     }
 }
 
-/// What is asked of a plan.
+/// Body of a plan request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlanBody {
     operations: Vec<OperationBody>,
 }
 
-/// `POST /v1/rules/plan`: what a change would do, and what it takes. Changes nothing.
+/// `POST /v1/rules/plan`: returns the effect of a change and the consent that it requires. Changes
+/// nothing.
 pub(super) async fn plan(req: &HttpRequest<'_>) -> AdminResult {
     let PlanBody { operations } = body(req)?;
     let operations = OperationBody::read(operations)?;
@@ -182,7 +183,7 @@ pub(super) async fn plan(req: &HttpRequest<'_>) -> AdminResult {
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// What a change would do to each of its rows, field by field.
+/// Lists the differences that a change makes to each of its rows, field by field.
 fn differences(rule_rows: &RuleRows, operations: &[Operation]) -> Vec<Value> {
     operations.iter().map(|operation| difference(rule_rows, operation)).collect()
 }
@@ -213,7 +214,8 @@ fn difference(rule_rows: &RuleRows, operation: &Operation) -> Value {
     json!({ "kind": word(kind), "name": name, "does": does, "fields": fields })
 }
 
-/// Looks at a change as a whole, beside what was approved of it if it is kept. The author of one that is not is whoever asks.
+/// Plans a change as a whole. For a stored change, `kept` supplies the approved effect and the
+/// author; otherwise the caller is the author.
 async fn evaluate(
     req: &HttpRequest<'_>,
     rule_rows: &Arc<RuleRows>,
@@ -225,7 +227,7 @@ async fn evaluate(
     let approved = effect.and_then(ApprovedEffect::read).unwrap_or_default();
     let PlanResult { effect, warnings } =
         control.evaluate(rule_rows, operations, approved).await.map_err(unfit)?;
-    // A new store in the place of one that was lost is not new to whoever goes by the rules in force.
+    // An empty store that replaces a lost one is not new: this server still has the rules in force.
     let is_first = rule_rows.revision == 0 && control.rule_rows().revision == 0;
     let effect = if req.is_open() {
         effect.for_one()
@@ -239,14 +241,14 @@ async fn evaluate(
     Ok(PlanResult { effect, warnings })
 }
 
-/// Whether nobody but the author of a change has a credential that may approve it.
+/// Whether no credential except the author's may approve a change.
 fn is_alone(req: &HttpRequest<'_>, kept: Option<&Change>) -> Result<bool, Problem> {
     let author = kept.map_or_else(|| req.actor(), |kept| Ok(kept.author.clone()))?;
     let (known, now_ms) = (req.shared.credentials(), req.shared.now_ms());
     Ok(!known.has_approver_beside(&author, OPERATING_TENANT, now_ms))
 }
 
-/// What is asked of an application.
+/// Body of an apply request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ApplyBody {
@@ -281,8 +283,9 @@ pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
     }
 }
 
-/// Applies a change that is kept. Traffic goes on while somebody thinks it over: one that would deny clearly more by now than
-/// when it was approved waits once more.
+/// Applies a stored change. Traffic goes on while a change waits for approval, so its effect is
+/// measured again. A change that now denies clearly more than was approved must wait for another
+/// approval.
 async fn apply_kept(
     req: &HttpRequest<'_>,
     rule_rows: &Arc<RuleRows>,
@@ -292,7 +295,8 @@ async fn apply_kept(
     let control = control(req)?;
     let store = control.store();
     let kept = store.change(id).await.map_err(|error| refused(&error))?;
-    // One that is approved while it is looked at would be applied by what was approved of it, and not by what it does now.
+    // A waiting change may be approved during the evaluation. It would then be applied by its
+    // approved effect, not by its present one.
     match kept.state {
         ChangeState::Proposed => {}
         ChangeState::Waiting => return Err(refused(&StoreError::Needs(id, ChangeNeeds::Approver))),
@@ -300,7 +304,8 @@ async fn apply_kept(
     }
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
     let PlanResult { effect, .. } = evaluate(req, rule_rows, &operations, Some(&kept)).await?;
-    // That took a while: only now does somebody act.
+    // The evaluation takes a while, and the token may have been revoked meanwhile. So the actor is
+    // looked up only now.
     let actor = req.actor()?;
     if effect.is_beyond {
         let change = store.wait_again(id, &written(&effect)?, act(&actor, control)).await;
@@ -311,13 +316,13 @@ async fn apply_kept(
     in_force(control, &applied.map_err(|error| refused(&error))?).await
 }
 
-/// Puts a change that was just applied in force, and tells of it.
+/// Puts an applied change in force, and returns it.
 async fn in_force(control: &Arc<Control>, change: &Change) -> AdminResult {
     let problem = take_over(control.refresh()).await;
     Ok(json(StatusCode::OK, &json!({ "change": to_json(change), "not_in_force": problem })))
 }
 
-/// An effect as it is kept.
+/// Serializes an effect for the store.
 fn written(effect: &ChangeEffect) -> Result<String, Problem> {
     serde_json::to_string(effect)
         .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
@@ -346,12 +351,12 @@ async fn make(
     in_force(control, &applied.map_err(|error| refused(&error))?).await
 }
 
-/// What was compiled is applied to the book that it was compiled with, and to no other.
+/// Returns the condition that the rule rows are still those which the change was compiled with.
 fn checked(rule_rows: &RuleRows, confirmed: bool) -> ApplyConditions {
     ApplyConditions { confirmed, checked: Some(rule_rows.into()) }
 }
 
-/// A change as it is told.
+/// Converts a change for a response.
 fn to_json(change: &Change) -> Value {
     let (approver, approved_ms) = change.approval.clone().unzip();
     json!({
@@ -413,7 +418,7 @@ pub(super) async fn approve(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 
-/// Why something is done.
+/// Body of a request that only takes a reason.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReasonBody {
@@ -436,7 +441,7 @@ pub(super) async fn reject(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 
-/// What is undone.
+/// Body of a rollback request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RollbackBody {
@@ -448,8 +453,8 @@ struct RollbackBody {
     confirmed: bool,
 }
 
-/// `POST /v1/rules/rollback`: restores what was there before one change, or at a revision. That takes what any change takes: the
-/// past may have denied more.
+/// `POST /v1/rules/rollback`: restores the rows before one change, or at a revision. A rollback
+/// requires the same consent as any change, because the earlier rules may deny more.
 pub(super) async fn rollback(req: &HttpRequest<'_>) -> AdminResult {
     let RollbackBody { change, to_revision, reason, confirmed } = body(req)?;
     let what = match (change, to_revision) {
@@ -463,7 +468,7 @@ pub(super) async fn rollback(req: &HttpRequest<'_>) -> AdminResult {
     make(req, &rule_rows, proposal, confirmed).await
 }
 
-/// What goes with a change of the mode.
+/// Body of a request that changes the mode of a rule.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ModeBody {

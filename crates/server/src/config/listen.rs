@@ -40,7 +40,7 @@ impl Reader<'_> {
         Some(address)
     }
 
-    /// Whether there is anything to ask, and everything has an address of its own.
+    /// Checks that at least one listener is on, and that each has its own address.
     pub(super) fn listeners(&mut self, listeners: &[(Listener, &'static str, Option<SocketAddr>)]) {
         let mut taken: Vec<(&str, SocketAddr)> = Vec::new();
         for (_, key, address) in listeners {

@@ -1,4 +1,4 @@
-//! What is logged of decisions.
+//! Settings of the decision log.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use tidegate_record::Otlp;
 
 use super::reader::Reader;
 
-/// What is logged of decisions, and for how long.
+/// The settings of the decision log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogConfig {
-    /// The share of what passes that is logged; denials always are.
+    /// The share of allowed decisions that is logged. Denials are always logged.
     pub sample_rate: f64,
-    /// How long it is kept.
+    /// The time after which records are deleted.
     pub retention: Duration,
-    /// How many bytes of it are kept.
+    /// The largest size of the log, in bytes.
     pub bytes_max: u64,
     /// Where it is sent besides.
     pub otlp: Option<Otlp>,

@@ -1,4 +1,4 @@
-//! The configuration: read whole before a port opens, with every problem listed.
+//! The configuration. It is read completely before a port opens, and every problem is listed.
 
 mod listen;
 mod log;
@@ -27,22 +27,22 @@ use crate::auth::Credentials;
 use crate::metrics::Listener;
 use crate::origin::RegionConfig;
 
-/// What is tried while the size that was meant is not known, to find what else is wrong.
+/// The size that replaces an invalid one, in bytes, so that the check can find further problems.
 pub(crate) const MEMORY_BYTES_STAND_IN: usize = 64 << 20;
 
-/// The tenant of requests without a credential, on a server that has none.
+/// The tenant of requests to a server without credentials.
 pub const DEFAULT_TENANT: &str = "";
 
-/// Everything a server is told before it starts.
+/// The configuration of a server.
 #[derive(Debug)]
 pub struct Config {
-    /// Where HTTP clients ask.
+    /// The listener for HTTP clients.
     pub http: Option<SocketAddr>,
-    /// Where Envoy asks.
+    /// The listener for Envoy.
     pub grpc: Option<SocketAddr>,
-    /// Where Redis clients ask.
+    /// The listener for Redis clients.
     pub resp: Option<SocketAddr>,
-    /// Where operators ask.
+    /// The listener for operators.
     pub admin: Option<SocketAddr>,
     /// Where the rules are.
     pub rules: Option<RulesConfig>,
@@ -50,37 +50,37 @@ pub struct Config {
     pub envoy_descriptors: Option<PathBuf>,
     /// Namespaces of the direct form that count by GCRA.
     pub gcra_namespaces: Vec<Pattern>,
-    /// The folder of the embedded store; nothing keeps it in memory.
+    /// The folder of the embedded store; `None` keeps the store in memory.
     pub data_dir: Option<PathBuf>,
-    /// What is logged of decisions; nothing where they are not.
+    /// The decision log; `None` if it is off.
     pub log: Option<LogConfig>,
     /// The region it is a part of.
     pub region: RegionConfig,
     /// Memory of the table.
     pub memory_bytes: usize,
-    /// Threads that answer.
+    /// Number of worker threads.
     pub workers: usize,
     /// Connections of each listener.
     pub connections_max: usize,
-    /// How long a connection may be silent.
+    /// The longest time that a connection may be idle.
     pub idle_timeout: Duration,
-    /// How long one request may take to arrive, or its answer to be taken.
+    /// The longest time for a request to arrive, or for the client to read the response.
     pub request_timeout: Duration,
     /// How long a stop may take.
     pub drain_timeout: Duration,
-    /// Whose word on the client's address counts.
+    /// Proxies that may state the client's address.
     pub trusted_proxies: Vec<IpNet>,
-    /// What `X-RateLimit-Reset` counts.
+    /// The unit of `X-RateLimit-Reset`.
     pub reset: ResetStyle,
     /// Encryption of every listener.
     pub tls: Option<TlsFiles>,
-    /// Who shares the table.
+    /// The tenants that share the table.
     pub tenants: Vec<TenantConfig>,
-    /// Who may ask.
+    /// The tokens that the server accepts.
     pub credentials: Credentials,
 }
 
-/// Everything that is wrong with a configuration.
+/// All problems of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblems(pub Vec<String>);
 
@@ -93,8 +93,8 @@ impl fmt::Display for ConfigProblems {
 impl std::error::Error for ConfigProblems {}
 
 impl Config {
-    /// The configuration from what was `given` by flags and environment, by key, and the text of the file, which
-    /// they override.
+    /// Reads the configuration. `given` holds the values of flags and environment by key; they
+    /// override the text of the file.
     pub fn read(given: &HashMap<String, String>, file: Option<&str>) -> Result<Self, ConfigProblems> {
         let mut reader = Reader::new(given);
         reader.take_file(file.unwrap_or_default());
@@ -102,8 +102,8 @@ impl Config {
         if reader.problems.is_empty() { Ok(config) } else { Err(ConfigProblems(reader.problems)) }
     }
 
-    /// As much as can be read, with everything that is wrong: where something is, a value that is allowed stands in for
-    /// it, so that problems of what the rest names can be found too.
+    /// Reads as much as possible, and returns all problems. A valid value replaces each invalid
+    /// one, so that the files and stores which the rest names can be checked too.
     pub fn read_on(given: &HashMap<String, String>, file: Option<&Path>) -> (Self, Vec<String>) {
         let mut reader = Reader::new(given);
         if let Some(path) = file {
@@ -148,7 +148,7 @@ impl Config {
         config
     }
 
-    /// What listens, with its key and where; nothing for what does not.
+    /// Returns each listener with its key and its address; `None` if it is off.
     pub(crate) fn listeners(&self) -> [(Listener, &'static str, Option<SocketAddr>); 4] {
         [
             (Listener::Http, "http_listen", self.http),
@@ -215,7 +215,8 @@ mod tests {
         assert_eq!(config.resp, Some(([127, 0, 0, 1], 6380).into()));
         assert_eq!(config.memory_bytes, 64 << 20);
         assert!(config.credentials.is_open());
-        // Only this machine can ask from there, so whoever does is a proxy on it, or its owner.
+        // Only this machine can connect from loopback, so the peer is a local proxy or the owner of
+        // the machine.
         let trusted: Vec<_> = config.trusted_proxies.iter().map(ToString::to_string).collect();
         assert_eq!(trusted, ["127.0.0.0/8", "::1/128"]);
         assert!(read(&[("trusted_proxies", "")], "").is_ok_and(|config| config.trusted_proxies.is_empty()));

@@ -1,4 +1,4 @@
-//! Reads settings by their keys, whatever they are about, and collects what is wrong with them.
+//! Reads settings by their keys, and collects their problems.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +20,7 @@ const SIZE_BYTES_MIN: usize = 1 << 20;
 const SIZE_BYTES_MAX: usize = 1 << 44;
 /// The largest file: room for the most tokens, with names of ordinary length.
 const FILE_BYTES_MAX: usize = 32 << 20;
-/// The most patterns of one setting: each request looks at all of them.
+/// Largest number of patterns in one setting: each request is compared with all of them.
 const PATTERNS_MAX: usize = 100;
 /// The longest name of a tenant or a token.
 pub(super) const NAME_BYTES_MAX: usize = 128;
@@ -28,7 +28,8 @@ pub(super) const NAME_BYTES_MAX: usize = 128;
 pub(super) struct Reader<'g> {
     pub(super) given: &'g HashMap<String, String>,
     pub(super) file: Table,
-    /// Whether all tokens that were meant could be read: while they cannot, nobody is told that there are none.
+    /// Whether all configured tokens could be read. If not, the missing tokens are not reported as
+    /// a problem of their own.
     pub(super) tokens_known: bool,
     pub(super) problems: Vec<String>,
 }
@@ -72,7 +73,7 @@ impl<'g> Reader<'g> {
         self.problems.iter().any(|problem| problem.starts_with(&format!("{key}: ")))
     }
 
-    /// The value of a setting, as text: what was given, or what the file says, or the default.
+    /// Returns the value of a setting as text: from `given`, else from the file, else the default.
     pub(super) fn text(&mut self, key: &str) -> Option<String> {
         let setting = SETTINGS.iter().find(|setting| setting.key == key)?;
         let default = Some(setting.default.to_owned()).filter(|default| !default.is_empty());
@@ -88,7 +89,7 @@ impl<'g> Reader<'g> {
             }
         };
         if text.is_empty() && !setting.is_list {
-            // More often a variable that somebody forgot to fill than a wish.
+            // An empty value is more often an unset variable than intended.
             let otherwise = default.as_ref().map(|default| format!(" for {default}")).unwrap_or_default();
             self.problem(key, format!("empty: leave it out{otherwise}, or give it a value"));
             return default;
@@ -100,7 +101,7 @@ impl<'g> Reader<'g> {
         self.text(key).map(PathBuf::from)
     }
 
-    /// Names with what is said of each.
+    /// Returns the `NAME=VALUE` pairs of a setting.
     pub(super) fn pairs(&mut self, key: &str) -> Vec<(String, String)> {
         let text = self.text(key).unwrap_or_default();
         let mut pairs = Vec::new();

@@ -12,7 +12,7 @@ use crate::rules::read_text;
 /// The most processes of a region.
 const NODES_MAX: usize = 1_000_000;
 
-/// Stands in for an address that is missing, to find what else is wrong.
+/// Replaces a missing address, so that the check can find further problems.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Reader<'_> {
@@ -74,7 +74,7 @@ impl Reader<'_> {
         let certificates_known = certificates.is_ok();
         regions.certificates = certificates.unwrap_or_default();
         for problem in regions.problems() {
-            // Who could not read them is not told that there are none.
+            // Unreadable certificates are reported already; do not report them as missing too.
             if certificates_known || !problem.contains("takes certificates") {
                 self.problems.push(as_setting(&problem));
             }
@@ -108,7 +108,8 @@ impl Reader<'_> {
         weights
     }
 
-    /// What regions show to each other; an error if it was meant and could not be read.
+    /// Reads the certificates for connections between regions. Returns an error if they are
+    /// configured but unusable.
     fn peer_certificates(&mut self) -> Result<Option<PeerCertificates>, ()> {
         let mut read = |key: &str| {
             let text = self.path(key).map(|path| read_text(&path, PEM_BYTES_MAX)).transpose();

@@ -23,18 +23,19 @@ pub enum RulesConfig {
 pub struct StoreConfig {
     /// Where it is. Shown without its password.
     pub address: Address,
-    /// What a rules file says by this name.
+    /// The dimension that places rules, as the field of this name in a rules file.
     pub placement: Option<String>,
-    /// Where its snapshots are kept; nothing where none are written.
+    /// The place of the snapshots; `None` if none are written.
     pub snapshots: Option<Snapshots>,
-    /// How often everything is compared, whatever the store says.
+    /// The interval at which all rows are compared, regardless of notifications.
     pub reconcile: Duration,
-    /// How often its heads are compared, beside what it says itself, if not as often as suits it.
+    /// The interval at which revisions are compared, besides notifications; `None` for the default
+    /// of the store.
     pub look: Option<Duration>,
 }
 
 impl Reader<'_> {
-    /// A file, or a store with what only a store has.
+    /// Reads the place of the rules: a file, or a store with its own settings.
     pub(super) fn rules(&mut self, data_dir: Option<&Path>) -> Option<RulesConfig> {
         let placement = self.text("rules_placement");
         let snapshots = self.text("rules_snapshots");
@@ -83,7 +84,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a dimension is one that rules can be placed by, as a set of no rules tells.
+/// Checks that rules can be placed by a dimension, by compiling a rule set without rules.
 fn check_placement(dimension: &str) -> Result<(), String> {
     let empty = tidegate_rules::rows::RuleRows::default();
     RuleSet::compile(&empty, Some(dimension), 0).map(drop).map_err(|problems| problems.to_string())

@@ -1,4 +1,4 @@
-//! Who shares the table, and who may ask.
+//! Tenants and tokens of the configuration.
 
 use serde::Deserialize;
 use toml::Value;
@@ -59,7 +59,7 @@ impl Reader<'_> {
                 }
                 Ok(tenant) if !(1..=WEIGHT_MAX).contains(&tenant.weight) => {
                     self.problem(&key, format!("weight: {} is outside 1 to {WEIGHT_MAX}", tenant.weight));
-                    // Whoever names the tenant is right to.
+                    // Only the weight is wrong: tokens that name the tenant are valid.
                     tenants.push(TenantConfig { weight: equal_weight(), ..tenant });
                 }
                 Ok(tenant) => tenants.push(tenant),

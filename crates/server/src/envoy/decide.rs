@@ -1,7 +1,8 @@
-//! What becomes of a request: one answer for each of its descriptors, and one for all of them.
+//! Decides an Envoy request: one status for each descriptor, and one code for the request.
 //!
-//! Limits that are enforced decide as one: all are charged, or none is. Those in shadow mode come after, and are
-//! charged if the request passes. Those that always charge come first, whatever the others say.
+//! Enforced limits decide as one: all are charged, or none is. Limits in shadow mode come after
+//! them, and are charged if the request passes. Limits that always charge come first, regardless of
+//! the others.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -33,7 +34,7 @@ use crate::shared::Shared;
 /// The most descriptors of a request. Higher: more work in one go, which others wait for.
 pub(crate) const DESCRIPTORS_MAX: usize = 1_024;
 
-/// Envoy's checks say nothing of what they protect.
+/// The class of all Envoy checks, because a request does not state one.
 const CLASS: Class = Class::Comfort;
 
 /// Why a request is not decided.
@@ -41,7 +42,7 @@ const CLASS: Class = Class::Comfort;
 pub(crate) enum Refusal {
     /// It makes no sense.
     Wrong(String),
-    /// It asks for limits from files, and the server was given none.
+    /// The request needs limits from descriptor files, and the server has none.
     NothingLoaded,
 }
 
@@ -175,8 +176,8 @@ struct RequestLimit {
     unit: Unit,
 }
 
-/// The limits that came with the request, by descriptor; empty if none did. As with envoyproxy/ratelimit, they count
-/// in domains that are known only; a server that was told of none takes any.
+/// Returns the limits in the request, by descriptor; empty if there are none. As in
+/// envoyproxy/ratelimit, they apply in known domains only. A server without domains accepts any.
 fn overrides(
     shared: &Shared,
     descriptors: &Descriptors,
@@ -207,7 +208,7 @@ fn overrides(
     request.descriptors.iter().enumerate().map(read).collect()
 }
 
-/// What a limit that came with the request is called: its keys, without the values.
+/// Returns the name of a limit in the request: the domain and the keys, without the values.
 fn name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
     let mut name = domain.to_owned();
     for entry in &descriptor.entries {
@@ -217,11 +218,11 @@ fn name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
     name
 }
 
-/// What is to be done for one descriptor.
+/// The plan for one descriptor.
 enum DescriptorPlan<'p> {
     /// No limit applies.
     Free,
-    /// One applies that lets everything pass.
+    /// The limit that applies is unlimited.
     Unlimited,
     Check(PlannedCheck<'p>),
 }
@@ -235,15 +236,16 @@ struct PlannedCheck<'p> {
     unit: Unit,
 }
 
-/// What part a limit has in the decision.
+/// The role of a limit in the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LimitRole {
     Enforced,
     Quota,
     Shadow,
-    /// Nothing is asked: hits have happened. They are charged, and what they were too many for is over its limit.
+    /// The hits have happened, so they are charged without a check. A limit that they exceed is
+    /// over.
     Always,
-    /// Nothing is asked: hits are given back.
+    /// The hits are refunded without a check.
     Refund,
 }
 
@@ -253,7 +255,7 @@ impl<'p> PlannedCheck<'p> {
         self.question.clone().cost(cost)
     }
 
-    /// Whether this is enforced, and charges something: those decide together.
+    /// Whether the limit is enforced and charges hits. Such limits decide together.
     fn is_charged(&self) -> bool {
         self.part == LimitRole::Enforced && self.hits > 0
     }
@@ -335,7 +337,8 @@ impl RequestLimit {
     }
 }
 
-/// What a descriptor costs: as it says itself, where 0 only looks, or as the request says, where 0 is not set.
+/// Returns the cost of a descriptor. Its own value prevails, and 0 only reads. In the request's
+/// value, 0 means unset, so the cost is 1.
 fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
     match &descriptor.hits_addend {
         Some(own) => own.value,
@@ -353,14 +356,14 @@ fn part(mode: Mode, descriptor: &RateLimitDescriptor) -> LimitRole {
     }
 }
 
-/// What the limits say, all together.
+/// The decision of all limits together.
 struct EnvoyDecision<'p> {
     allowed: bool,
-    /// By descriptor; nothing where nothing was asked.
+    /// Outcomes by descriptor; `None` without a check.
     outcomes: Vec<Option<LimitOutcome<'p>>>,
-    /// The header fields that tell of it.
+    /// The header fields that describe the decision.
     response_headers: Vec<HeaderValue>,
-    /// What it rests on: the least that any of the limits does.
+    /// The weakest source among the limits.
     source: DecisionSource,
 }
 
@@ -379,7 +382,7 @@ impl EnvoyDecision<'_> {
 }
 
 async fn rule<'p>(shared: &Shared, plans: &[DescriptorPlan<'p>]) -> Result<EnvoyDecision<'p>, Refusal> {
-    // Known before anything is charged: what is refused must not cost anything either.
+    // Counted before any charge, because a refused request must not cost anything.
     let is_charged =
         |plan: &&DescriptorPlan<'_>| matches!(plan, DescriptorPlan::Check(planned) if planned.is_charged());
     let as_one = plans.iter().filter(is_charged).count();
@@ -404,7 +407,7 @@ async fn rule<'p>(shared: &Shared, plans: &[DescriptorPlan<'p>]) -> Result<Envoy
             charge(shared, plans, &mut envoy_decision).await?;
         }
         if !envoy_decision.allowed {
-            // What is denied is not charged.
+            // A denied request is not charged.
             for limited in quotas {
                 shared.decider.refund(&limited.question);
             }
@@ -414,7 +417,7 @@ async fn rule<'p>(shared: &Shared, plans: &[DescriptorPlan<'p>]) -> Result<Envoy
     Ok(envoy_decision)
 }
 
-/// Limits that hits are charged to whatever becomes of the request, and that are looked at then.
+/// Charges the limits that always charge, whether or not the request passes, and then reads them.
 async fn charge_always<'p>(
     shared: &Shared,
     plans: &[DescriptorPlan<'p>],
@@ -431,7 +434,8 @@ async fn charge_always<'p>(
     Ok(())
 }
 
-/// Limits that are only looked at: they come before what is charged, since a denial of theirs must not cost anything.
+/// Reads the limits with a cost of 0. They come before the charges, because a request that they
+/// deny must not cost anything.
 async fn look<'p>(
     shared: &Shared,
     plans: &[DescriptorPlan<'p>],
@@ -447,7 +451,8 @@ async fn look<'p>(
     Ok(())
 }
 
-/// Limits in quota mode: the request is denied if all of them are over. Gives what was charged.
+/// Decides limits in quota mode: the request is denied if all of them are over. Returns the limits
+/// that were charged.
 async fn rule_quotas<'a, 'p>(
     shared: &Shared,
     plans: &'a [DescriptorPlan<'p>],
@@ -476,7 +481,8 @@ async fn rule_quotas<'a, 'p>(
     Ok(charged)
 }
 
-/// One limit on its own. A look asks whether one more would pass, and charges nothing.
+/// Decides one limit on its own. With a cost of 0, it decides whether one more hit would pass, and
+/// charges nothing.
 async fn judge<'p>(decider: &Decider, planned: &PlannedCheck<'p>) -> Result<SourcedDecision<'p>, Refusal> {
     let seen = check_as_one(decider, std::slice::from_ref(&planned.question)).await?;
     let left = || seen.decision.outcomes().first().is_some_and(|outcome| outcome.remaining() > 0);
@@ -486,7 +492,7 @@ async fn judge<'p>(decider: &Decider, planned: &PlannedCheck<'p>) -> Result<Sour
     let one = planned.costing(1);
     let limit_outcome = check_as_one(decider, std::slice::from_ref(&one)).await?;
     if limit_outcome.decision.is_allowed() {
-        // Something drained in between.
+        // A unit drained between the two checks.
         decider.refund(&one);
     }
     Ok(limit_outcome)
@@ -505,7 +511,7 @@ fn too_many(limits: usize) -> Refusal {
     ))
 }
 
-/// Enforced limits that charge: all of them, or none.
+/// Charges the enforced limits: all of them, or none.
 async fn charge<'p>(
     shared: &Shared,
     plans: &[DescriptorPlan<'p>],
@@ -529,7 +535,8 @@ async fn charge<'p>(
     Ok(())
 }
 
-/// What decides nothing: limits in shadow mode, hits that are given back, and what was not reached after a denial.
+/// Handles limits that decide nothing: shadow mode, refunds, and those that a denial left without a
+/// check.
 async fn rest<'p>(
     decider: &Decider,
     plans: &[DescriptorPlan<'p>],
@@ -554,8 +561,8 @@ async fn rest<'p>(
 }
 
 impl<'p> EnvoyDecision<'p> {
-    /// Takes a decision into account. A denial is told before anything that passed, and the limits that were charged
-    /// before those that were not.
+    /// Adds a decision. The response headers describe a denial rather than passed limits, and
+    /// charged limits rather than limits that were only read.
     fn add_decision(&mut self, shared: &Shared, decided: &SourcedDecision<'_>) {
         let denies = !decided.decision.is_allowed();
         if denies || self.allowed {
@@ -611,9 +618,9 @@ fn status(plan: &DescriptorPlan<'_>, outcome: Option<&LimitOutcome<'_>>) -> Desc
     }
 }
 
-/// Whole seconds, rounded up, since that is what Envoy tells its clients: until the same request would pass, if it was
-/// denied, else until the meter is as good as new. What will never pass is told a whole unit: it is to wait, and 0 would
-/// say that it need not.
+/// Returns the time until reset in whole seconds, rounded up, as Envoy sends it to clients. For a
+/// denial it is the time until the same request would pass, otherwise until the meter is empty. A
+/// request that can never pass gets a whole unit, because 0 would invite a retry at once.
 fn until_reset(unit: Unit, outcome: &LimitOutcome<'_>) -> Duration {
     let verdict = outcome.verdict();
     let wait = match verdict.retry().map(Retry::after_us) {
@@ -629,7 +636,7 @@ fn code(allowed: bool) -> i32 {
     if allowed { Code::Ok.into() } else { Code::OverLimit.into() }
 }
 
-/// The answer to a request that nobody has the time to look at: it passes.
+/// Returns the response to a shed request: it passes.
 fn unlooked(request: &RateLimitRequest) -> RateLimitResponse {
     let passed = DescriptorStatus { code: code(true), ..DescriptorStatus::default() };
     RateLimitResponse {

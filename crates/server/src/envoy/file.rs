@@ -17,10 +17,11 @@ const YAML_DEPTH_MAX: usize = 2 * DEPTH_MAX + 8;
 /// The most keys and values of a file, repeated ones counted as often as they are. Higher: more memory while reading.
 const YAML_NODES_MAX: usize = 2_000_000;
 
-/// What may be repeated by YAML aliases, in all. Higher: more shorthand; a small file may become a large one.
+/// Largest number of YAML aliases in a file. Higher: more shorthand; a small file may expand into a
+/// large one.
 const YAML_ALIASES_MAX: usize = 10_000;
 
-/// A whole file.
+/// A descriptor file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct File {
@@ -47,7 +48,8 @@ pub(super) struct DescriptorRow {
     _value_to_metric: Option<bool>,
 }
 
-/// What envoyproxy/ratelimit does not look at, and anybody may write: ours is under our name.
+/// Free-form metadata, which envoyproxy/ratelimit ignores. The settings of Tidegate are under
+/// `tidegate`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Metadata {
@@ -66,7 +68,7 @@ struct TidegateMetadata {
 enum Charge {
     /// Also those that are over the limit.
     Always,
-    /// Those of requests that may pass: what holds where nothing is written.
+    /// Only those of requests that may pass. This is the default.
     Allowed,
 }
 
@@ -118,12 +120,12 @@ fn read<'t, T: Deserialize<'t>>(text: &'t str) -> Result<T, String> {
         max_total_scalar_bytes: FILE_BYTES_MAX,
     };
     let options = serde_saphyr::options! { budget: budget, with_snippet: false };
-    // One line for each problem, wherever it is told.
+    // Logs and errors show each problem on one line.
     serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| error.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// The keys of one kind of map, and what their values have keys of.
+/// The known keys of one kind of map, and those of the maps below them.
 struct KnownKeys {
     names: &'static [&'static str],
     below: &'static [(&'static str, &'static KnownKeys)],
@@ -155,7 +157,7 @@ static LIMIT_KEYS: KnownKeys = KnownKeys {
 
 static REPLACES_KEYS: KnownKeys = KnownKeys { names: &["name"], below: &[] };
 
-/// The keys of a file, without the values: all that are unknown can be told at once.
+/// The keys of a file without the values, to report all unknown keys at once.
 enum Keys {
     Map(Vec<(String, Keys)>),
     List(Vec<Keys>),
@@ -194,7 +196,7 @@ impl<'de> Deserialize<'de> for Keys {
 
 struct KeysVisitor;
 
-/// Scalars have no keys, of whatever kind they are.
+/// Visits scalars of all types: they have no keys.
 macro_rules! leaf {
     ($($visit:ident: $value:ty,)+) => {
         $(fn $visit<E>(self, _: $value) -> Result<Keys, E> { Ok(Keys::Leaf) })+

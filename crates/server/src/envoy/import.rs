@@ -1,7 +1,8 @@
-//! Descriptor files as rules of a store, as far as rules can say the same.
+//! Imports descriptor files as rules of a store, as far as rules can express them.
 //!
-//! A limit without a value becomes a rule that counts by the keys on its path. A limit for one value of the same key becomes
-//! an override of that rule, since it takes its place; where there is no such rule, it becomes one for that value alone.
+//! A limit without a value becomes a rule that counts by the keys on its path. A limit for one
+//! value of the same key becomes an override of that rule, because it replaces it for this value.
+//! Without such a rule, it becomes a rule for that value alone.
 
 use serde_json::{Map, Value, json};
 
@@ -9,12 +10,12 @@ use super::file::{DescriptorRow, LimitRow, parse};
 use super::tree::period;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 
-/// What a file comes to.
+/// The result of an import.
 #[derive(Debug, Default, PartialEq)]
 pub struct DescriptorImport {
     /// Operations that put the rules and overrides, as the admin listener takes them.
     pub operations: Vec<Value>,
-    /// What could not be carried over, and why.
+    /// Settings that rules cannot express, each with the reason.
     pub left_out: Vec<String>,
 }
 
@@ -28,13 +29,13 @@ struct Step {
 }
 
 impl Step {
-    /// Whether requests are told apart by what this key holds.
+    /// Whether each value of this key has its own count.
     fn counts_apart(&self) -> bool {
         self.value.as_ref().is_none_or(|value| value.contains('*')) && !self.is_shared
     }
 }
 
-/// Reads a descriptor file, and says what it comes to as rules.
+/// Reads a descriptor file, and converts it to rules.
 pub fn import_descriptors(text: &str) -> Result<DescriptorImport, Vec<String>> {
     let file = parse(text)?;
     let domain = file.domain.unwrap_or_default();
@@ -103,7 +104,8 @@ impl DescriptorImporter {
         self.imported.operations.push(json!({ "do": "put", "kind": kind, "name": place, "body": body }));
     }
 
-    /// What a value that is not limited comes to: it is counted as all others are, and stops nobody.
+    /// Returns the override for an unlimited value: it counts as the rule does, but in shadow mode,
+    /// so it denies nothing.
     fn unlimited(&self, path: &[Step]) -> Map<String, Value> {
         let rule = self.name(&usual_path(path));
         let named = |operation: &&Value| operation["kind"] == "rule" && operation["name"] == *rule;
@@ -112,7 +114,7 @@ impl DescriptorImporter {
         [("limit".to_owned(), limit), ("mode".to_owned(), "shadow".into())].into_iter().collect()
     }
 
-    /// Notes what a rule cannot say.
+    /// Notes settings that a rule cannot express.
     fn note(&mut self, row: &DescriptorRow, limit: &LimitRow, place: &str) {
         let notes = [
             (row.quota_mode == Some(true), "quota_mode: the rule is enforced"),
@@ -131,7 +133,7 @@ impl DescriptorImporter {
         self.imported.left_out.push(format!("{place}: {words}"));
     }
 
-    /// What a rule is called: the domain, and the descriptors on its path.
+    /// Returns the name of a rule: the domain and the descriptors on its path.
     fn name(&self, path: &[Step]) -> String {
         let step = |step: &Step| match &step.value {
             None => step.key.clone(),
@@ -150,12 +152,12 @@ fn usual_path(path: &[Step]) -> Vec<Step> {
     path
 }
 
-/// What the rule counts by.
+/// Returns the dimensions that the rule counts by.
 fn keys(path: &[Step]) -> Vec<&str> {
     path.iter().filter(|step| step.counts_apart()).map(|step| step.key.as_str()).collect()
 }
 
-/// The key of an override: anything for the keys above, and the value.
+/// Returns the key of an override: `*` for the keys above, and the value.
 fn patterns(path: &[Step]) -> Vec<&str> {
     let above = path.split_last().map(|(_, above)| above).unwrap_or_default();
     let above = above.iter().filter(|step| step.counts_apart()).map(|_| "*");
@@ -167,13 +169,13 @@ fn conditions(path: &[Step]) -> Map<String, Value> {
     path.iter().filter_map(|step| Some((step.key.clone(), step.value.clone()?.into()))).collect()
 }
 
-/// Why a limit says nothing that a rule can say.
+/// The reason why a rule cannot express a limit.
 enum UnsupportedLimit {
     Unlimited,
     Unit(String),
 }
 
-/// The fields of a rule that a limit says.
+/// Converts a limit to fields of a rule.
 fn fields(limit: &LimitRow) -> Result<Map<String, Value>, UnsupportedLimit> {
     if limit.unlimited == Some(true) {
         return Err(UnsupportedLimit::Unlimited);

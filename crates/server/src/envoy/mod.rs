@@ -1,5 +1,5 @@
-//! Envoy's rate limit service, whatever it is asked through: the descriptor files of envoyproxy/ratelimit, and what
-//! they decide.
+//! Envoy's rate limit service, for gRPC and HTTP: the descriptor files of envoyproxy/ratelimit, and
+//! decisions by them.
 
 mod decide;
 mod file;

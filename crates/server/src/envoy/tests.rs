@@ -1,4 +1,4 @@
-//! Descriptor files and what they decide, with the examples of envoyproxy/ratelimit.
+//! Tests of descriptor files and their decisions, with the examples of envoyproxy/ratelimit.
 
 use std::collections::HashMap;
 use std::slice::from_ref;
@@ -17,7 +17,7 @@ use super::*;
 use crate::auth::TenantIndex;
 use crate::config::Config;
 
-/// Without an origin, nothing is waited for.
+/// Decides at once: without an origin, a decision never waits.
 fn decided(
     shared: &Shared,
     tenant: TenantIndex,
@@ -515,7 +515,8 @@ fn hits_are_taken_from_the_descriptor_then_the_request() {
     assert_eq!(left(0, Some(0), false), (Code::OverLimit, 0));
 }
 
-/// A request that is looked at when it comes, and whose cost is known and told when it is over.
+/// A request is checked at its start with a cost of 0, and charged at its end, when its cost is
+/// known.
 #[test]
 fn hits_that_have_happened_are_charged_where_the_file_says_so() {
     let shared = server(
@@ -591,7 +592,8 @@ fn a_long_name_is_told_as_far_as_there_is_room() {
     let response =
         ask(&shared, "d", &[RateLimitDescriptor { limit, ..descriptor(&[(&key, "v"), ("k", "v")]) }]);
     let policy = response.response_headers_to_add.iter().find(|header| header.key == "ratelimit-policy");
-    // Two bytes a letter after two for the domain and the dot, and each byte told by three.
+    // The name is cut to 128 bytes: 2 for the domain and the dot, then 63 letters of 2 bytes. Each
+    // byte of a letter is encoded as 3.
     let told = format!("\"d.{}\";q=1;w=60", "%C3%A4".repeat(63));
     assert_eq!(policy.map(|header| header.value.as_str()), Some(told.as_str()));
 }

@@ -20,14 +20,16 @@ pub(crate) const ENTRIES_MAX: usize = 64;
 pub(crate) const DOMAIN_BYTES_MAX: usize = 256;
 pub(crate) const KEY_BYTES_MAX: usize = 256;
 
-/// The longest value of an entry. Values are what clients send: Envoy takes 60 KiB of header fields in all unless told
-/// otherwise, and a value that is refused here passes where Envoy fails open. Higher: more to hash for each request.
+/// The longest value of an entry, in bytes. Values come from clients. By default Envoy accepts 60
+/// KiB of header fields in all, and a value that is refused here passes if Envoy fails open.
+/// Higher: more to hash for each request.
 pub(crate) const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// The longest name that a file gives a limit: every status of an answer repeats it.
+/// The longest name of a limit in a file, in bytes. Every status of a response repeats it.
 const NAME_BYTES_MAX: usize = 256;
 
-/// As much of a name as header fields tell. Higher: longer names told whole; larger answers for whoever has many limits.
+/// Length at which header fields cut a name, in bytes. Higher: fewer names are cut; larger
+/// responses for requests with many limits.
 const HEADER_NAME_BYTES_MAX: usize = 128;
 
 /// The most descriptors of all files, counted once for each tenant: a bound on their memory, some 300 bytes each.
@@ -60,14 +62,14 @@ struct Step {
     shared: Option<String>,
 }
 
-/// What applies to a descriptor.
+/// The rule for a descriptor.
 #[derive(Debug)]
 pub(super) struct Rule {
     /// As configured; may be empty.
     pub(super) name: String,
     pub(super) replaces: Vec<String>,
     pub(super) mode: Mode,
-    /// Nothing where it is unlimited.
+    /// `None` if the descriptor is unlimited.
     pub(super) quota: Option<Quota>,
 }
 
@@ -80,12 +82,12 @@ pub(super) struct Quota {
     pub(super) gates: Box<[Gate]>,
 }
 
-/// What becomes of a request that is over a limit.
+/// The treatment of a request that is over a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// It is denied.
     Enforce,
-    /// Nothing; it is only counted.
+    /// It passes, and is only counted.
     Shadow,
     /// It is denied if all of its limits with this mode are over.
     Quota,
@@ -109,12 +111,13 @@ pub(super) fn period(unit: Unit) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// `requests_per_unit` in each unit, all of which may come at once: what a fixed window lets pass.
+/// Returns a limit of `requests_per_unit` per unit. All of them may come at once, as in a fixed
+/// window.
 pub(super) fn limit_of(requests_per_unit: u32, unit: Unit) -> Option<Limit> {
     Limit::gcra(requests_per_unit.into(), period(unit)?).ok()
 }
 
-/// What header fields call a limit.
+/// Returns the name of a limit for header fields.
 pub(super) fn header_name(name: &str) -> &str {
     &name[..name.floor_char_boundary(HEADER_NAME_BYTES_MAX)]
 }
@@ -148,12 +151,12 @@ impl Domains {
         Ok(())
     }
 
-    /// Whether there are none.
+    /// Whether no domain is known.
     pub(super) fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
 
-    /// Whether the domain is known. Nothing is limited in one that is not.
+    /// Whether the domain is known. An unknown domain has no limits.
     pub(super) fn contains(&self, domain: &str) -> bool {
         self.by_name.contains_key(domain)
     }
@@ -309,7 +312,7 @@ impl Builder<'_> {
     fn quota(&mut self, requests_per_unit: u32, unit: Unit, name: &str) -> Option<Quota> {
         let limit = limit_of(requests_per_unit, unit)?;
         if self.is_full() {
-            // Said once, at the end.
+            // `check_size` reports this once, at the end.
             return None;
         }
         let name: std::sync::Arc<str> = header_name(name).into();

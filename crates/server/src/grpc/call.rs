@@ -26,12 +26,12 @@ use crate::shared::Shared;
 /// The largest request. Higher: more and longer descriptors; more memory for each call that is being read.
 const MESSAGE_BYTES_MAX: usize = 256 << 10;
 
-/// What stands before a message: whether it is compressed, and its length.
+/// Length of the prefix of a message: the compression flag and the length.
 const PREFIX_BYTES: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Looks at the head of a call: whose it is, and what is still to be read.
+/// Reads the head of a call. Returns its tenant and the body that is still to be read.
 pub(super) fn begun(
     shared: &Shared,
     request: Request<Incoming>,
@@ -46,14 +46,14 @@ pub(super) fn begun(
     Ok((principal.tenant, request.into_body()))
 }
 
-/// Who calls.
+/// Returns the principal of a call.
 pub(super) fn principal(shared: &Shared, headers: &HeaderMap) -> Result<Principal, Status> {
     let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
     let unknown = || Status::unauthenticated("authorization: no `Bearer` token that this server knows");
     shared.of_authorization(authorization).ok_or_else(unknown)
 }
 
-/// Answers one call of a tenant.
+/// Serves one call of a tenant.
 pub(super) async fn should_rate_limit(
     shared: &Shared,
     tenant: TenantIndex,
@@ -134,7 +134,8 @@ fn respond(response: &RateLimitResponse) -> Response<Reply> {
     let length = response.encoded_len();
     let mut framed = BytesMut::with_capacity(PREFIX_BYTES + length);
     framed.put_u8(0);
-    // An answer is as long as its request, but for a few words for each descriptor: it never has 4 GB.
+    // A response is as long as its request, plus a few words for each descriptor, so it is far
+    // below 4 GB.
     framed.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     response.encode_raw(&mut framed);
     let mut answer = Response::new(Reply::message(framed.freeze()));

@@ -1,4 +1,4 @@
-//! The calls of one connection: which are open, and since when none is.
+//! The open calls of one connection, and the time since it has none.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -32,9 +32,9 @@ struct CallStart {
 /// Why a connection should end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CloseReason {
-    /// Nothing was asked for too long.
+    /// The connection had no call for too long.
     Quiet,
-    /// The answer to a call was not taken.
+    /// The client did not read the response to a call.
     Stuck,
 }
 
@@ -44,9 +44,10 @@ impl Connection {
         Self { context, begun: RefCell::default(), lasting: Cell::new(0), quiet_since }
     }
 
-    /// Comes back when the connection should end. It looks now and then: it may come late by as much again.
+    /// Returns when the connection should close. It checks at intervals, so it may return up to one
+    /// timeout late.
     pub(super) async fn over(&self, patience: ClientTimeouts) -> CloseReason {
-        // A message may take as long as a request, and its answer as long again.
+        // A message may take the request timeout to arrive, and its response as long again.
         let (idle, call) = (pulses(patience.idle), 2 * pulses(patience.request));
         loop {
             let missing = match (self.oldest(), self.lasting.get()) {
@@ -92,21 +93,21 @@ impl Connection {
     }
 }
 
-/// A call of a connection, open until its answer is taken or nobody waits for it any more.
+/// A call of a connection. It is open until the client has read the response or cancelled the call.
 pub(super) struct Call {
     connection: Rc<Connection>,
-    /// The pulse at which it began; nothing if it may last.
+    /// The pulse at which it began; `None` if it has no timeout.
     began: Option<u32>,
 }
 
 impl Call {
-    /// A call that asks something.
+    /// Begins a call with a timeout.
     pub(super) fn begin(connection: Rc<Connection>) -> Self {
         let began = Some(connection.begin());
         Self { connection, began }
     }
 
-    /// The same call, which waits for news from now on.
+    /// Removes the timeout of a call that streams updates.
     pub(super) fn lasting(mut self) -> Self {
         if let Some(began) = self.began.take() {
             self.connection.end(began);

@@ -1,4 +1,4 @@
-//! gRPC's health service: serving until the server is told to stop.
+//! gRPC's health service: reports serving until the server begins to stop.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,10 +20,10 @@ pub(super) const SERVICE: &str = "grpc.health.v1.Health";
 /// The one call that is open for as long as the client likes.
 pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
-/// What may be asked about: the whole server, or its services.
+/// Names that a client may query: the whole server, or one of its services.
 const KNOWN: [&str; 3] = ["", "envoy.service.ratelimit.v3.RateLimitService", SERVICE];
 
-/// Answers a call, on a server that `stop` will stop.
+/// Serves a health call. `stop` stops the server.
 pub(super) async fn answer(
     stop: CancellationToken,
     request: ::http::Request<TimedBody>,
@@ -66,7 +66,7 @@ fn says(status: ServingStatus) -> HealthCheckResponse {
     HealthCheckResponse { status: status.into() }
 }
 
-/// Says how it is now, and once more when the server stops.
+/// Sends the present status, and another one when the server stops.
 struct Watch {
     next: Option<ServingStatus>,
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,

@@ -1,7 +1,7 @@
 //! gRPC: Envoy's rate limit service, with health and reflection beside it.
 //!
-//! The one method that counts is answered without any layer between HTTP/2 and the decision; what is asked once a
-//! connection goes through tonic.
+//! The method for decisions has no layer between HTTP/2 and the decision. Methods that a client
+//! calls once per connection use tonic.
 
 mod call;
 mod calls;
@@ -40,20 +40,20 @@ const BESIDE_BYTES_MAX: usize = 16 << 10;
 /// The largest head of a call. Higher: more metadata; more memory for each call that is being read.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
 
-/// What a client may send of one call before it is read, and of all calls of a connection.
+/// Unread bytes that a client may send, per call and per connection.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
-/// What is written to a connection and not taken yet, for each call. An answer is far smaller.
+/// Unsent bytes that the server buffers for each call. A response is far smaller.
 const SEND_BYTES_MAX: usize = 64 << 10;
 
-/// After how long without a word a client is asked whether it is there, and how long it may take to answer.
+/// Idle time after which the server pings a client, and the timeout of its reply.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Runs what a connection spawns on the worker's own thread.
+/// Runs the tasks of a connection on the worker's own thread.
 #[derive(Clone, Copy)]
 struct LocalExecutor;
 
@@ -67,15 +67,15 @@ where
     }
 }
 
-/// Answers the calls of one connection, until it ends, the server stops, nothing was asked for too long, or an answer is
-/// not taken.
+/// Serves the calls of one connection. It closes when the server stops, when it is idle for too
+/// long, or when the client does not read a response.
 pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let (stop, patience) = (context.stop.clone(), context.shared.patience);
     let metrics = Arc::clone(&context.shared.metrics);
-    // Shared by the calls of this connection, which are all answered on this thread.
+    // All calls of this connection share it, on this thread.
     let calls = Rc::new(Connection::new(context));
     let service = service_fn(|request| answer(Call::begin(Rc::clone(&calls)), request));
     let mut builder = http2::Builder::new(LocalExecutor);
@@ -108,7 +108,7 @@ where
     ended.map_err(io::Error::other)
 }
 
-/// A call is a task of its own, so what it holds is kept small: what is asked once a connection stays out of line.
+/// Serves one call. Each call is a task, so its future is kept small: rare methods are boxed.
 async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
     let is_watch = request.uri().path() == health::WATCH;
     let response = if request.uri().path() == SHOULD_RATE_LIMIT {
@@ -127,7 +127,7 @@ async fn answer_beside(context: &Context, request: Request<Incoming>) -> Respons
     let path = request.uri().path().to_owned();
     let request = request.map(|body| TimedBody::new(body, context.shared.patience.request));
     let answered = match path.split('/').nth(1).unwrap_or_default() {
-        // Whoever balances load over servers has no token.
+        // Load balancers have no token.
         health::SERVICE => Ok(health::answer(context.stop.clone(), request).await),
         reflection::SERVICE_V1 | reflection::SERVICE_V1ALPHA => reflect(context, request).await,
         _ => Err(Status::unimplemented(format!("there is no method {path}"))),
@@ -135,7 +135,7 @@ async fn answer_beside(context: &Context, request: Request<Incoming>) -> Respons
     answered.map_or_else(Status::into_http, |response| response.map(Reply::from))
 }
 
-/// Tells callers who may ask what can be asked.
+/// Describes the services to callers with a valid token.
 async fn reflect(
     context: &Context,
     request: Request<TimedBody>,

@@ -1,4 +1,4 @@
-//! gRPC's reflection service, so that `grpcurl` and its like need no `.proto` files.
+//! gRPC's reflection service, so that tools such as `grpcurl` need no `.proto` files.
 
 use std::pin::Pin;
 use std::sync::LazyLock;
@@ -15,15 +15,15 @@ use super::timed_body::TimedBody;
 pub(super) const SERVICE_V1: &str = "grpc.reflection.v1.ServerReflection";
 pub(super) const SERVICE_V1ALPHA: &str = "grpc.reflection.v1alpha.ServerReflection";
 
-/// What `proto/envoy/service/ratelimit/v3/rls.proto` compiles to; a test compares the two.
+/// The compiled `proto/envoy/service/ratelimit/v3/rls.proto`; a test compares the two.
 const RATE_LIMIT_SERVICE: &[u8] = include_bytes!("../../proto/rls.binpb");
 
 type ReflectionFuture = Pin<Box<dyn Future<Output = Response<Body>>>>;
 
-/// A service whose name cannot be written down.
+/// A service as a function, because its type has no name.
 type Reflector = Box<dyn Fn(Request<TimedBody>) -> ReflectionFuture + Send + Sync>;
 
-/// The service as it is asked for today.
+/// The present version of the service.
 static V1: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
     let server =
         builder().build_v1().map_err(|error| broken(&error))?.max_decoding_message_size(BESIDE_BYTES_MAX);
@@ -36,7 +36,7 @@ static V1: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
     }))
 });
 
-/// The service as older clients ask for it.
+/// The version for older clients.
 static V1ALPHA: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
     let server = builder()
         .build_v1alpha()
@@ -51,7 +51,7 @@ static V1ALPHA: LazyLock<Result<Reflector, Status>> = LazyLock::new(|| {
     }))
 });
 
-/// Answers a call to either.
+/// Serves a call to either version.
 pub(super) async fn answer(request: Request<TimedBody>) -> Result<Response<Body>, Status> {
     let is_older = request.uri().path().contains(SERVICE_V1ALPHA);
     let reflector = if is_older { &V1ALPHA } else { &V1 };

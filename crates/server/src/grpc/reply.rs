@@ -1,4 +1,4 @@
-//! The body of an answer: one message and the status after it, without any copy.
+//! The body of a response: one message and the status after it, without a copy.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,24 +13,24 @@ use super::calls::Call;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
-/// The body of an answer.
+/// The body of a response.
 #[derive(Default)]
 pub(super) struct Reply {
     content: Content,
-    /// Over when the answer is.
+    /// Ends with the response.
     _call: Option<Call>,
 }
 
 #[derive(Default)]
 enum Content {
-    /// A message; what was said in the head is not said again.
+    /// A message; the head is sent already.
     Message(Bytes),
     /// That all went well.
     Trailers,
-    /// Nothing more.
+    /// The end.
     #[default]
     Done,
-    /// What tonic made.
+    /// A body made by tonic.
     Tonic(tonic::body::Body),
 }
 
@@ -40,7 +40,7 @@ impl Reply {
         Self { content: Content::Message(framed), _call: None }
     }
 
-    /// The same, as the answer to a call.
+    /// Makes it the response to a call.
     pub(super) fn of(self, call: Call) -> Self {
         Self { _call: Some(call), ..self }
     }
@@ -81,7 +81,7 @@ impl Body for Reply {
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
-            // Of calls, nobody wants to know a length.
+            // gRPC clients do not need a content length.
             Content::Message(_) | Content::Trailers => SizeHint::default(),
             Content::Done => SizeHint::with_exact(0),
             Content::Tonic(body) => body.size_hint(),

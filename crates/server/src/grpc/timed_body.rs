@@ -30,7 +30,7 @@ impl Body for TimedBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
-        // The deadline comes first, or a body that trickles would never meet it.
+        // The deadline comes first, or a body that trickles in would never reach it.
         if this.deadline.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err(too_slow(this.patience))));
         }
@@ -46,7 +46,7 @@ impl Body for TimedBody {
     }
 }
 
-/// What a caller is told whose message did not arrive in time.
+/// Returns the status for a message that did not arrive in time.
 pub(super) fn too_slow(patience: Duration) -> Status {
     Status::deadline_exceeded(format!("the call was not all there after {patience:?}"))
 }

@@ -1,4 +1,4 @@
-//! Answers, and what they look like when something is wrong.
+//! Responses, and problems as responses.
 
 use std::cell::Cell;
 
@@ -12,22 +12,24 @@ use utoipa::ToSchema;
 
 use crate::auth::Role;
 
-/// An answer, whole.
+/// A complete response.
 pub(crate) type HttpResponse = Response<Full<Bytes>>;
 
-/// Room for the fields of a decision and what stands beside them: a map that starts smaller grows while they go in.
+/// Capacity for the header fields of a decision and its other fields. A smaller map would grow
+/// while they are added.
 const FIELDS: usize = 9;
 
-/// Room for the body of a decision under one or two rules, so that it does not have to grow.
+/// Capacity for the body of a decision under one or two rules, so that it does not grow.
 const BODY_BYTES: usize = 512;
 
 thread_local! {
-    /// The map of a request that was answered. It is empty, and has the room that the next answer needs.
+    /// The header map of an earlier request. It is empty, and has the capacity that the next
+    /// response needs.
     static SPARE: Cell<HeaderMap> = Cell::new(HeaderMap::new());
 }
 
-/// Keeps the room of a map that is not needed any more, unless it is far more than an answer needs: every connection
-/// holds on to the room of its last answer.
+/// Keeps an unused map for its capacity, unless that is far more than a response needs. Every
+/// connection keeps the capacity of its last response.
 pub(super) fn spare(mut map: HeaderMap) {
     if map.capacity() <= 4 * FIELDS {
         map.clear();
@@ -54,11 +56,11 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> HttpResponse {
     }
 }
 
-/// A value from JSON. What is known to be text as a whole does not have to be looked at again, word by word.
+/// Parses JSON. A body that is valid UTF-8 as a whole is not validated again string by string.
 pub(crate) fn read_json<'b, T: Deserialize<'b>>(body: &'b [u8]) -> serde_json::Result<T> {
     match std::str::from_utf8(body) {
         Ok(text) => serde_json::from_str(text),
-        // To say where it is none.
+        // Reports the position of the invalid byte.
         Err(_) => serde_json::from_slice(body),
     }
 }
@@ -71,7 +73,7 @@ pub(crate) struct Problem {
     field: Option<(HeaderName, HeaderValue)>,
 }
 
-/// What was wrong, as RFC 9457 has it.
+/// A problem, in the format of RFC 9457.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Problem)]
 pub(crate) struct ProblemBody<'p> {
@@ -103,7 +105,7 @@ impl Problem {
         )
     }
 
-    /// What concerns every tenant is not for one of them.
+    /// A token of one tenant has no access to data of all tenants.
     pub(crate) fn for_operators() -> Self {
         Self::new(StatusCode::FORBIDDEN, "authorization: this needs a token without a tenant")
     }
@@ -124,7 +126,7 @@ impl Problem {
         }
     }
 
-    /// The answer, with a body of the surface's own.
+    /// Returns the response, with a body in the format of the surface.
     pub(crate) fn answer_with(self, media: &'static str, body: impl Into<Bytes>) -> HttpResponse {
         let mut answer = text(self.status, media, body);
         if let Some((name, value)) = self.field {
@@ -133,7 +135,7 @@ impl Problem {
         answer
     }
 
-    /// The same, with a field of its own in the answer.
+    /// Adds a header field to the response.
     pub(crate) fn with_field(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.field = Some((name, value));
         self

@@ -1,4 +1,5 @@
-//! `POST /v1/check`: the dimensions of a request in, the word of all rules that apply to it out.
+//! `POST /v1/check`: takes the dimensions of a request, and returns the decision of all rules that
+//! apply.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,15 +23,15 @@ use crate::rules::{AppliedRule, RuleOutcome, RulesDecision, RulesError};
 /// Names and values, as they come.
 type Pairs<'b> = Vec<(Cow<'b, str>, Cow<'b, str>)>;
 
-/// What is asked.
+/// A check.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct CheckRequest<'b> {
-    /// What the request is known by.
+    /// The dimensions of the request.
     #[serde(borrow, deserialize_with = "pairs")]
     #[schema(value_type = std::collections::HashMap<String, String>)]
     dimensions: Pairs<'b>,
-    /// What it costs; 0 looks without charging.
+    /// The cost of the request in units. A cost of 0 reads without a charge.
     #[serde(default = "one")]
     cost: u64,
     /// The status of a denial: 200, with the decision in the body, or 429.
@@ -46,7 +47,7 @@ const fn ok() -> u16 {
     200
 }
 
-/// What is answered.
+/// The decision on a check.
 #[derive(Debug, Serialize, ToSchema)]
 struct CheckAnswer<'r> {
     decision: &'static str,
@@ -54,12 +55,12 @@ struct CheckAnswer<'r> {
     denied_by: Option<&'r str>,
     /// Which set of rules decided.
     rules_version: &'r str,
-    /// What the decision rests on.
+    /// The source of the decision.
     source: &'static str,
     rules: Vec<RuleAnswer<'r>>,
 }
 
-/// What one rule says.
+/// The verdict of one rule.
 #[derive(Debug, Serialize, ToSchema)]
 struct RuleAnswer<'r> {
     rule: &'r str,
@@ -71,7 +72,7 @@ struct RuleAnswer<'r> {
     /// The override that the limit is from; not there if it is the rule's.
     #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
     override_name: Option<&'r str>,
-    /// The emergency that goes before the rule; not there if none does.
+    /// The emergency that takes precedence over the rule; absent if none does.
     #[serde(skip_serializing_if = "Option::is_none")]
     emergency: Option<&'r str>,
     allowed: bool,
@@ -79,15 +80,15 @@ struct RuleAnswer<'r> {
     remaining: u32,
     /// Milliseconds until the meter is as good as new.
     reset_after_ms: u64,
-    /// Milliseconds until the same request would pass; nothing if it passes, or never will.
+    /// Milliseconds until the same request would pass; null if it passes, or never will.
     retry_after_ms: Option<u64>,
     /// Whether waiting cannot help: the cost is above the burst, or the limit is 0.
     never: bool,
-    /// How many units above the limit may pass at most, if everything goes wrong once.
+    /// The largest over-admission in units, if every fault occurs once.
     bound: u64,
 }
 
-/// Answers a check.
+/// Decides a check.
 #[utoipa::path(
     post,
     path = "/v1/check",
@@ -128,7 +129,7 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     }
 }
 
-/// What the request is known by. An address counts as it does everywhere, however it is spelled.
+/// Returns the dimensions of the request. All spellings of an IP address count as one.
 fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
     let mut dimensions = Dimensions::default();
     for (name, value) in pairs {
@@ -148,12 +149,13 @@ fn read(body: &[u8]) -> Result<CheckRequest<'_>, Problem> {
     }
 }
 
-/// What is wrong with a body. Reads it a second time to learn where: nobody is in a hurry who asks like this.
+/// Describes the problem of a body. Parses it a second time to find the place: speed does not
+/// matter for an invalid request.
 fn in_words(body: &[u8], error: &serde_json::Error) -> String {
     let mut again = serde_json::Deserializer::from_slice(body);
     let located = serde_path_to_error::deserialize::<_, Object<CheckRequest<'_>>>(&mut again).err();
     let path = located.map(|error| error.path().to_string()).filter(|path| path != "." && path != "?");
-    // What is inside an object that is read by hand has no name there.
+    // The members of an object with its own deserializer have no name in the path.
     let path = path.map_or_else(|| "body".to_owned(), |path| path.trim_end_matches(".?").to_owned());
     let allowed = match path.as_str() {
         "cost" => "; allowed is a whole number from 0 to 18446744073709551615",
@@ -164,7 +166,7 @@ fn in_words(body: &[u8], error: &serde_json::Error) -> String {
     format!("{path}: {error}{allowed}")
 }
 
-/// Every pair of an object, also those of a name that comes twice, which is a problem to be told.
+/// Returns every pair of an object, including repeated names, which are reported as a problem.
 fn pairs<'de: 'b, 'b, D>(deserializer: D) -> Result<Pairs<'b>, D::Error>
 where
     D: Deserializer<'de>,
@@ -197,7 +199,8 @@ where
     deserializer.deserialize_map(Visit(PhantomData))
 }
 
-/// More rules apply than one decision takes: a mistake of whoever wrote the rules.
+/// Reports that more rules apply than one decision allows. The author of the rules has to correct
+/// them.
 pub(super) fn too_many(rules: usize) -> Problem {
     let most = tidegate::LIMITS_PER_CHECK_MAX;
     Problem::new(
@@ -218,7 +221,8 @@ fn respond(req: &HttpRequest<'_>, rules_decision: &RulesDecision<'_>, deny_statu
     answer
 }
 
-/// A problem (RFC 9457) may carry more members: whoever asked for a 429 still gets the whole answer.
+/// Returns a problem that also has the members of the answer, as RFC 9457 allows. So a client that
+/// asked for a 429 gets the complete answer.
 fn problem_with(rules_decision: &RulesDecision<'_>) -> String {
     let problem = problem_body(&rules_decision.decision);
     let answer = serde_json::to_string(&body(rules_decision)).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! `POST /json`: Envoy's rate limit service for those who have HTTP only. The same messages, as proto3 has them in JSON.
+//! `POST /json`: Envoy's rate limit service for clients that have only HTTP. The messages are the
+//! same, in the JSON of proto3.
 
 use ::http::StatusCode;
 use ::http::{HeaderName, HeaderValue};
@@ -21,7 +22,8 @@ use crate::envoy::{
     DESCRIPTORS_MAX, DOMAIN_BYTES_MAX, ENTRIES_MAX, KEY_BYTES_MAX, Refusal, VALUE_BYTES_MAX, decide,
 };
 
-/// What is asked. Proto3's JSON takes a field by either of its names, and a number also as text.
+/// A rate limit request. The JSON of proto3 accepts either name of a field, and a number also as
+/// text.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(
     deny_unknown_fields,
@@ -157,7 +159,7 @@ fn small(number: Option<Number>, field: &str) -> Result<u32, Problem> {
     Ok(read.and_then(|number| u32::try_from(number).ok()).unwrap_or_default())
 }
 
-/// What is answered. As proto3 has it, fields that are 0 or empty are left out.
+/// A rate limit response. As in proto3, fields that are 0 or empty are left out.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = RateLimitResponse)]
@@ -249,7 +251,7 @@ pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
     decided(req).await.unwrap_or_else(HttpResponse::from)
 }
 
-/// A list of objects: a list of lists would be taken for one otherwise.
+/// Reads a list of objects. Serde would otherwise also accept a list of lists.
 fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     let objects = Vec::<Object<T>>::deserialize(deserializer)?;
     Ok(objects.into_iter().map(|Object(read)| read).collect())
@@ -266,7 +268,7 @@ where
 
 /// The request in a body.
 fn read(body: &[u8]) -> Result<RateLimitRequest, Problem> {
-    // A list of the fields' values would be taken for the fields.
+    // Serde would accept a list of the fields' values as the fields.
     if body.trim_ascii_start().first() == Some(&b'[') {
         return Err(Problem::bad_request(
             "body: a list is not an object with domain, descriptors and hitsAddend",
@@ -276,7 +278,8 @@ fn read(body: &[u8]) -> Result<RateLimitRequest, Problem> {
     read.map_err(|error| Problem::bad_request(in_words(body, &error)))?.read()
 }
 
-/// What is wrong with a body. Reads it a second time to learn where: nobody is in a hurry who asks like this.
+/// Describes the problem of a body. Parses it a second time to find the place: speed does not
+/// matter for an invalid request.
 fn in_words(body: &[u8], error: &serde_json::Error) -> String {
     if !error.is_data() {
         return format!("body: {error}");
@@ -293,7 +296,7 @@ fn in_words(body: &[u8], error: &serde_json::Error) -> String {
 
 const UNITS: &str = "are SECOND, MINUTE, HOUR, DAY, WEEK, MONTH and YEAR";
 
-/// What may be at a place.
+/// Describes the values that a field allows.
 fn allowed(path: &str) -> Option<String> {
     let field = path.rsplit('.').next().unwrap_or(path);
     let is_below = field != path;
@@ -326,7 +329,8 @@ async fn decided(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     Ok(respond(&response))
 }
 
-/// The header fields are told twice: to those who read the body, and to those who do not.
+/// Writes the header fields twice: into the body, and as fields of the response for clients that do
+/// not read the body.
 fn respond(response: &RateLimitResponse) -> HttpResponse {
     let denied = response.overall_code() == Code::OverLimit;
     let status = if denied { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };

@@ -1,7 +1,7 @@
 //! `/forward-auth`: a proxy asks whether a request may pass, and describes it by header fields.
 //!
-//! A field that a rule needs and that is missing, or that says two things, is an error and not a dimension less: a
-//! request must not get around a limit because its description is odd.
+//! If a rule needs a field that is missing or contradictory, the request is refused, not decided
+//! without the dimension. Otherwise an odd description would be a way around a limit.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -22,8 +22,8 @@ use crate::auth::Role;
 use crate::metrics::Surface;
 use crate::rules::{RulesDecision, RulesError};
 
-/// What says something of the original request, and under which names. The first is what Traefik and Caddy send; the
-/// others are what configurations of nginx commonly have.
+/// A property of the original request, and the header fields that may carry it. Traefik and Caddy
+/// send the first; configurations of nginx commonly use the others.
 struct ForwardedField {
     dimension: &'static str,
     fields: &'static [&'static str],
@@ -43,7 +43,7 @@ const PATH: ForwardedField = ForwardedField {
 const HOST: ForwardedField =
     ForwardedField { dimension: "host", fields: &["x-forwarded-host"], field_name: "X-Forwarded-Host" };
 
-/// Decides the request that a proxy describes by header fields. Every method is answered alike.
+/// Decides the request that a proxy describes by header fields. All methods have the same effect.
 #[utoipa::path(
     get,
     path = "/forward-auth",
@@ -100,8 +100,8 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     }
 }
 
-/// nginx understands 403, and takes 429 for an error of ours. Other parameters are not ours: Caddy adds the query of the
-/// original request unless it is told another one.
+/// Reads the status of a denial. nginx accepts 403, and treats 429 as an error of this server.
+/// Other parameters are ignored, because by default Caddy adds the query of the original request.
 fn deny_status(query: Option<&str>) -> Result<StatusCode, Problem> {
     let mut parameters = query.unwrap_or_default().split('&');
     match parameters.find_map(|parameter| parameter.strip_prefix("deny_status=")) {
@@ -111,7 +111,8 @@ fn deny_status(query: Option<&str>) -> Result<StatusCode, Problem> {
     }
 }
 
-/// The dimensions that rules look at; what they do not look at costs nothing and cannot be wrong.
+/// Returns the dimensions that rules use. Unused dimensions are not read, so they cost nothing and
+/// cannot be wrong.
 fn describe<'h>(req: &'h HttpRequest<'_>, used: &'h [String]) -> Result<Dimensions<'h>, Problem> {
     let headers = &req.parts.headers;
     let mut request = Dimensions::default();
@@ -146,7 +147,8 @@ fn refuse(error: &DimensionsError) -> Problem {
     Problem::new(status, error.to_string())
 }
 
-/// What the fields say, if they say one thing. A proxy sets one of them; the others can be the client's.
+/// Returns the common value of the fields. A proxy sets one of them; the others may come from the
+/// client, so they must agree.
 fn read_field(
     headers: &HeaderMap,
     what: &ForwardedField,
@@ -183,7 +185,8 @@ fn header<'h>(headers: &'h HeaderMap, field: &str) -> Option<Cow<'h, str>> {
     Some(lines.fold(first, |joined, line| Cow::Owned(format!("{joined}, {line}"))))
 }
 
-/// Bytes as text. Different bytes stay different: each that is not UTF-8 in its place stands for a letter of Latin-1.
+/// Converts bytes to text. If they are not valid UTF-8, each byte becomes a letter of Latin-1, so
+/// that different invalid bytes stay different.
 fn latin(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Cow::Borrowed(text),
@@ -289,7 +292,7 @@ mod tests {
         let (parts, ()) = request.body(()).expect("a request").into_parts();
         let peer = SocketAddr::new(peer.parse().expect("an address"), 4711);
         let req = HttpRequest::new(shared, peer, parts, Bytes::new());
-        // Without an origin, nothing is waited for.
+        // Without an origin, a decision never waits.
         let (parts, body) = answer(&req).now_or_never().expect("answered at once").into_parts();
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let body = runtime.block_on(body.collect()).expect("whole").to_bytes();
@@ -390,7 +393,8 @@ mod tests {
             let problem: serde_json::Value = serde_json::from_str(&body).expect("JSON");
             assert_eq!(problem["detail"], *detail);
         }
-        // Two fields that say the same are fine, and what no rule looks at may be as long as it likes.
+        // Two fields with the same value are accepted, and a field that no rule uses may have any
+        // length.
         let fine = [method, path, host, ("x-original-url", "http://a//./?q"), ("x-other", &long)];
         assert_eq!(status(&shared, &fine), 200);
     }
@@ -421,7 +425,7 @@ mod tests {
         let shared = server(&rule("key = ['header.X-Api-Key']"));
         let keyed = |key: &str| status(&shared, &[("x-api-key", key)]);
         assert_eq!(["k", "k", "k", "l"].map(keyed), [200, 200, 429, 200]);
-        // Whoever has none is not counted by it.
+        // The rule does not count requests without the field.
         assert_eq!([(); 4].map(|()| status(&shared, &[])), [200; 4]);
         let twice = [("x-api-key", "k"), ("x-api-key", "l")];
         assert_eq!([(); 3].map(|()| status(&shared, &twice)), [200, 200, 429]);

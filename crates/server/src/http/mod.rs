@@ -1,5 +1,5 @@
-//! HTTP: one connection after another, one request after another, each answered without waiting for anything but its
-//! own bytes, and for the origin or the store where only those know.
+//! HTTP: serves the requests of a connection one after another. A request waits only for its own
+//! bytes, and for a needed reply of the origin or the store.
 
 mod answer;
 mod check;
@@ -45,7 +45,7 @@ pub(crate) const BODY_BYTES_MAX: usize = 512 << 10;
 /// The largest head of a request. Higher: longer cookies; more memory for each connection.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 
-/// The header field that says what a decision rests on.
+/// The header field with the decision source.
 pub(crate) const SOURCE: HeaderName = HeaderName::from_static("x-tidegate-source");
 
 /// A request, read as far as every surface needs it.
@@ -53,20 +53,20 @@ pub(crate) struct HttpRequest<'s> {
     pub(crate) shared: &'s Shared,
     /// The other end of the connection.
     pub(crate) peer: SocketAddr,
-    /// Who asks, if anyone known.
+    /// The caller, if its token is known.
     caller: Option<Caller>,
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
 }
 
 impl<'s> HttpRequest<'s> {
-    /// A request that was read whole. Who asks comes from the credential only.
+    /// Creates a request that was read completely. Only the credential determines the caller.
     pub(crate) fn new(shared: &'s Shared, peer: SocketAddr, parts: Parts, body: Bytes) -> Self {
         let caller = caller(shared, &parts.headers);
         Self { shared, peer, caller, parts, body }
     }
 
-    /// Tells of a decision in header fields.
+    /// Adds the header fields of a decision.
     pub(crate) fn set_decision_headers(
         &self,
         answer: &mut HttpResponse,
@@ -78,26 +78,26 @@ impl<'s> HttpRequest<'s> {
         self.set_source_header(answer, source);
     }
 
-    /// Tells what a decision rests on, where that can change.
+    /// Adds the decision source, if the server is in a region.
     pub(crate) fn set_source_header(&self, answer: &mut HttpResponse, source: DecisionSource) {
         if self.shared.decider.region.is_some() {
             answer.headers_mut().insert(SOURCE, HeaderValue::from_static(source.as_str()));
         }
     }
 
-    /// What whoever asks is called where people read who did something. To be asked where something is about to be changed:
-    /// a token that was revoked since the request began changes nothing.
+    /// Returns the caller's name for the audit. Must be called right before a change: a token
+    /// revoked since the request began must not change anything.
     pub(crate) fn actor(&self) -> Result<String, Problem> {
         let caller = self.caller.as_ref();
         caller.and_then(|caller| self.shared.actor(caller)).ok_or_else(Problem::unauthorized)
     }
 
-    /// Whether the server has no tokens, so that there is nobody to tell from whoever asks.
+    /// Whether the server has no tokens, so that all callers are the same.
     pub(crate) fn is_open(&self) -> bool {
         self.caller.is_some_and(|caller| caller.is_anybody())
     }
 
-    /// Who asks, if they may do what needs `role`.
+    /// Returns the caller's principal, if it has at least `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
         match self.caller.map(|caller| caller.principal) {
             None => Err(Problem::unauthorized()),
@@ -107,7 +107,7 @@ impl<'s> HttpRequest<'s> {
     }
 }
 
-/// Answers the requests of one connection.
+/// Serves the requests of one connection.
 pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
@@ -115,7 +115,7 @@ where
     serve_with(stream, peer, context, route).await
 }
 
-/// Answers the requests of one connection by `route`.
+/// Serves the requests of one connection with `route`.
 pub(crate) async fn serve_with<S, R>(
     stream: S,
     peer: SocketAddr,
@@ -126,16 +126,16 @@ where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
     R: AsyncFn(&HttpRequest<'_>) -> HttpResponse + Copy + 'static,
 {
-    // The count of all who share is one for all workers; each connection has its own.
+    // All workers share the count of the `Arc`; the count of the `Rc` belongs to this connection.
     let shared = Rc::new(Arc::clone(&context.shared));
     let service = service_fn(move |request| answer(Rc::clone(&shared), peer, request, route));
     let mut builder = http1::Builder::new();
-    // Answers are short: one buffer costs the kernel less than two.
+    // Responses are short: one buffer costs the kernel less than two.
     builder.max_buf_size(HEAD_BYTES_MAX).half_close(true).writev(false);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut finishing = false;
     let ended = woken_by_stop(&context.stop, |task| {
-        // The admin listener goes on while the others finish: its own stop comes later.
+        // The admin listener serves on while the others drain: its own stop comes later.
         if !finishing && !context.shared.is_ready() && context.stop.is_cancelled() {
             finishing = true;
             connection.as_mut().graceful_shutdown();
@@ -169,7 +169,7 @@ async fn answer(
     })
 }
 
-/// The whole body. That of a stranger is not read: nothing is kept for whoever may not ask.
+/// Reads the whole body. The body of an unauthenticated caller is not read, so it takes no memory.
 async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
@@ -192,7 +192,7 @@ async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
     Ok(pieces.into_bytes())
 }
 
-/// Who asks.
+/// Returns the caller of a request.
 fn caller(shared: &Shared, headers: &HeaderMap) -> Option<Caller> {
     let authorization = headers.get(::http::header::AUTHORIZATION);
     shared.caller_of(authorization.map(::http::HeaderValue::as_bytes))
@@ -215,7 +215,7 @@ pub(crate) async fn route_check(req: &HttpRequest<'_>) -> HttpResponse {
     timed(req, Surface::Check, only(req, &Method::POST, check::answer)).await
 }
 
-/// An answer, with a note of how long it took.
+/// Awaits a response, and records how long it took.
 async fn timed(
     req: &HttpRequest<'_>,
     surface: Surface,
@@ -227,7 +227,7 @@ async fn timed(
     answer
 }
 
-/// Refuses other methods. Who may GET may ask for the head alone: the connection leaves the body out.
+/// Refuses other methods. HEAD is accepted wherever GET is: the connection leaves the body out.
 pub(crate) async fn only(
     req: &HttpRequest<'_>,
     method: &Method,

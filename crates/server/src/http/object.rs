@@ -1,4 +1,4 @@
-//! Objects of JSON, and nothing that only looks like one.
+//! JSON objects, as distinct from lists that serde would also accept.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,8 +7,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// A `T` that was written as an object. What serde derives for a struct would also take a list of its fields' values,
-/// in the order in which the source has them, which no client means and no description has.
+/// A `T` that was written as an object. Serde's derived code also accepts a list of the fields'
+/// values in the order of the source. No client intends that, and no description mentions it.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 

@@ -1,4 +1,5 @@
-//! `GET /openapi.json`: what the HTTP listener answers, described from the types that it reads and writes.
+//! `GET /openapi.json`: the description of the HTTP listener, generated from its request and
+//! response types.
 
 use std::sync::LazyLock;
 
@@ -49,7 +50,7 @@ fn document() -> Vec<u8> {
     serde_json::to_vec(&Description::openapi()).unwrap_or_default()
 }
 
-/// Who asks is said everywhere in the same way.
+/// Adds the same authentication to all operations.
 struct Tokens;
 
 impl Modify for Tokens {
@@ -65,7 +66,7 @@ impl Modify for Tokens {
     }
 }
 
-/// What goes wrong here looks like what was wrong with the request.
+/// Adds a 5XX response to each operation, in the format of its 4XX response.
 struct Failures;
 
 impl Modify for Failures {
@@ -142,7 +143,7 @@ mod tests {
         shared
     }
 
-    /// What is asked: a method, a target, by whom, and a body.
+    /// A request: the method, the target, the role of the caller, and the body.
     type Question<'q> = (&'q str, &'q str, &'q str, Value);
 
     /// A status, the type of the body, and the body.
@@ -166,7 +167,7 @@ mod tests {
         })
     }
 
-    /// What the document says of an answer: the status itself, or all of its kind.
+    /// Returns the description of a response: by its exact status, or by its class of statuses.
     fn described<'d>(document: &'d Value, question: &Question<'_>, status: u16) -> &'d Value {
         let path = question.1.split('?').next().unwrap_or_default();
         let answers = &document["paths"][path][question.0.to_lowercase()]["responses"];
@@ -175,7 +176,8 @@ mod tests {
         found.unwrap_or_else(|| panic!("{question:?}: {status} is not in {answers}"))
     }
 
-    /// Holds a value against its schema: it has what is required, and nothing that is not described.
+    /// Asserts that a value matches its schema: it has all required members, and no undescribed
+    /// ones.
     fn holds(document: &Value, schema: &Value, value: &Value, is_open: bool) {
         if let Some(reference) = schema["$ref"].as_str() {
             let name = reference.rsplit('/').next().unwrap_or_default();

@@ -1,11 +1,14 @@
-//! One spelling of a path, so that a limit on `/login` also counts `//login`, `/./login` and `/%6Cogin`.
+//! One spelling of a path, so that a limit on `/login` also counts `//login`, `/./login` and
+//! `/%6Cogin`.
 //!
 //! - The query, the fragment, and the scheme and authority of a whole URL are cut off.
-//! - Printable characters that came percent-encoded are decoded; all other bytes are percent-encoded, in capitals.
-//!   `/` (`%2F`), `%`, `?`, `#` and `\` stay encoded: decoded they would mean something else.
-//! - Slashes in a row become one, `.` and `..` are resolved, after decoding.
+//! - Percent-encoded printable characters are decoded. All other bytes are percent-encoded, in
+//!   capitals. `/` (`%2F`), `%`, `?`, `#` and `\` stay encoded, because decoded they would mean
+//!   something else.
+//! - After decoding, repeated slashes become one, and `.` and `..` are resolved.
 //!
-//! What only some services take for the same stays apart: letter case, a slash at the end, `;parameters`, `%2F`.
+//! Paths that only some services treat as equal stay different: letter case, a slash at the end,
+//! `;parameters`, `%2F`.
 
 use std::fmt::Write;
 
@@ -31,7 +34,7 @@ pub(crate) fn normal_path(target: &[u8]) -> String {
     normal
 }
 
-/// The target without its query and fragment, and without the authority of a whole URL.
+/// Returns the target without its query and fragment, and without the authority of a whole URL.
 fn raw_path(target: &[u8]) -> &[u8] {
     let end = target.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(target.len());
     let target = &target[..end];
@@ -106,7 +109,7 @@ mod tests {
             ("/login//", "/login/"),
             ("/login/.", "/login/"),
             ("/a/b/..", "/a/"),
-            // Characters that any service decodes, and bytes that none writes plainly.
+            // Characters that every service decodes, and bytes that are always encoded.
             ("/users%3Alogin", "/users:login"),
             ("/a%20b", "/a%20b"),
             ("/a b", "/a%20b"),
@@ -121,7 +124,7 @@ mod tests {
             ("/a\\b", "/a%5Cb"),
             // Twice encoded is not decoded twice.
             ("/%256Cogin", "/%256Cogin"),
-            // Not an encoding at all.
+            // Not a valid encoding.
             ("/%zz%6", "/%25zz%256"),
             ("/Login;v=1", "/Login;v=1"),
         ];

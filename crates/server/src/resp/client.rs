@@ -1,4 +1,4 @@
-//! `CLIENT`: what a connection is called. Nobody sees or touches another's.
+//! `CLIENT`: the name of a connection. A client sees and changes only its own connection.
 
 use super::client_state::ClientState;
 use super::command::{Flow, help, takes, unknown_subcommand, wrong_arity};
@@ -17,7 +17,7 @@ const ARITIES: [(&str, i64); 8] = [
     ("help", 2),
 ];
 
-/// Answers `CLIENT`.
+/// Executes `CLIENT`.
 pub(super) fn answer(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let name = request.get(1).unwrap_or_default();
     match ARITIES.iter().find(|(known, _)| name.eq_ignore_ascii_case(known.as_bytes())) {
@@ -44,7 +44,8 @@ fn answer_known(name: &str, client_state: &mut ClientState, request: &Request<'_
         "setinfo" => reply.error(&[b"ERR Unrecognized option '", argument, b"'"].concat()),
         "id" => reply.integer(client_state.id),
         "info" => reply.verbatim(&about(client_state)),
-        // A connection is never cut for its memory, and nothing is ever touched.
+        // The server never evicts a connection, and has no access times, so both options have no
+        // effect.
         "no-evict" | "no-touch" if request.is(2, "on") || request.is(2, "off") => reply.ok(),
         "no-evict" | "no-touch" => reply.error(b"ERR syntax error"),
         _ => help(

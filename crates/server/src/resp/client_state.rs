@@ -1,4 +1,4 @@
-//! What a connection remembers between requests.
+//! The state of a connection between requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -13,28 +13,28 @@ use crate::auth::{Principal, TokenHash};
 use crate::metrics::{DecisionSource, Metrics, Outcome, Surface};
 use crate::shared::Shared;
 
-/// The longest name a client may give itself: it is kept for as long as the connection.
+/// Longest name of a client, in bytes. It is stored as long as the connection lasts.
 const NAME_BYTES_MAX: usize = 128;
 
 /// The user that Redis has before any other.
 const DEFAULT_USER: &[u8] = b"default";
 
-/// What a connection remembers between requests.
+/// The state of a connection between requests.
 #[derive(Debug)]
 pub(super) struct ClientState {
     pub(super) shared: Arc<Shared>,
-    /// Tells the connections of a process apart.
+    /// Number of the connection, unique in the process.
     pub(super) id: i64,
     pub(super) name: Vec<u8>,
     pub(super) protocol: Protocol,
-    /// Who asks, once that is known.
+    /// The principal, once the client is authenticated.
     pub(super) principal: Option<Principal>,
-    /// What that rests on.
+    /// The token behind the principal.
     shown: ShownToken,
     pub(super) gates: Gates,
-    /// What was decided and not counted yet.
+    /// Decisions that are not counted in the metrics yet.
     pub(super) tally: Tally,
-    /// What only the origin can decide, in the order of the answers.
+    /// Checks that only the origin can decide, in the order of the replies.
     pub(super) waiting: Vec<PendingCheck>,
 }
 
@@ -60,8 +60,8 @@ impl ClientState {
         if self.principal.is_some() { Trust::Known } else { Trust::Stranger }
     }
 
-    /// Becomes whoever holds `token`; whether anybody does. A user's name says nothing that the token does not, but on
-    /// an open server there is one user only.
+    /// Authenticates by `token`, and returns whether it is known. The user name has no meaning
+    /// beside the token, but an open server has one user only.
     pub(super) fn authenticate(&mut self, user: &[u8], token: &[u8]) -> bool {
         let is_open = self.shared.credentials().is_open();
         if is_open && user != DEFAULT_USER {
@@ -75,8 +75,8 @@ impl ClientState {
         is_known
     }
 
-    /// Is whoever it was only for as long as the token that was shown is one: looks again when the tokens are others, or
-    /// this one has ended.
+    /// Checks the token again if the credentials have changed or the token has expired. The
+    /// principal is valid only as long as its token.
     pub(super) fn look_again(&mut self) {
         let has_ended = self.shown.expires_ms.is_some_and(|at_ms| at_ms <= self.shared.now_ms());
         if has_ended || self.shown.generation != self.shared.credentials_generation() {
@@ -85,7 +85,7 @@ impl ClientState {
     }
 
     fn become_holder(&mut self, shown: ShownToken) {
-        // Before the tokens are looked at: what changes meanwhile is seen the next time.
+        // Read before the credentials, so that a change in between is noticed the next time.
         let generation = self.shared.credentials_generation();
         let (principal, expires_ms) = shown.holder(&self.shared).unzip();
         if self.principal != principal {
@@ -103,7 +103,7 @@ impl ClientState {
         self.gates.clear();
     }
 
-    /// Takes a name, or says why not.
+    /// Sets the name, or returns the reason why it is invalid.
     pub(super) fn set_name(&mut self, name: &[u8]) -> Result<(), String> {
         check_name(name)?;
         name.clone_into(&mut self.name);
@@ -111,10 +111,10 @@ impl ClientState {
     }
 }
 
-/// What was shown of who asks.
+/// The token that a client presented.
 #[derive(Clone, Copy, Debug, Default)]
 struct ShownToken {
-    /// Nothing for whoever showed none.
+    /// `None` if the client presented no token.
     token: Option<TokenHash>,
     /// When the token ends, if it does.
     expires_ms: Option<u64>,
@@ -123,7 +123,7 @@ struct ShownToken {
 }
 
 impl ShownToken {
-    /// Who that is now, and when it ends.
+    /// Returns the present principal of the token, and its expiry.
     fn holder(&self, shared: &Shared) -> Option<(Principal, Option<u64>)> {
         let found = shared.credentials().holder(self.token.as_ref())?;
         let lasts = found.1.is_none_or(|expires_ms| shared.now_ms() < expires_ms);
@@ -156,7 +156,7 @@ impl Tally {
         counts[source as usize] += 1;
     }
 
-    /// Counts a question that nobody had the time to decide, and that passed.
+    /// Counts a check that was shed, and therefore passed.
     pub(super) fn shed(&mut self) {
         self.allowed[DecisionSource::Shed as usize] += 1;
     }

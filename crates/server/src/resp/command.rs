@@ -1,4 +1,4 @@
-//! Which commands there are, and `COMMAND`, which tells clients of them.
+//! The table of commands, and `COMMAND`, which describes them to clients.
 
 use std::sync::Once;
 
@@ -7,7 +7,7 @@ use super::reply::Reply;
 use super::request::Request;
 use super::{client, connection, info, throttle};
 
-/// What comes after a request.
+/// The event that follows a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     /// The next one.
@@ -25,7 +25,7 @@ pub(super) struct Command {
     flags: &'static [&'static str],
     /// Where its keys are: the first, the last, and the step between them.
     keys: [i64; 3],
-    /// Whether somebody may ask who has not said who it is.
+    /// Whether an unauthenticated client may use it.
     strangers: bool,
     group: &'static str,
     summary: &'static str,
@@ -157,7 +157,7 @@ const COMMANDS: &[Command] = &[
     },
 ];
 
-/// Answers a request.
+/// Executes a request.
 pub(super) fn dispatch(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let Some(name) = request.get(0) else { return Flow::Continue };
     if is_http(name) {
@@ -179,8 +179,9 @@ pub(super) fn dispatch(client_state: &mut ClientState, request: &Request<'_>, re
     (command.answer)(client_state, request, reply)
 }
 
-/// Whether a browser speaks, and not a Redis client: `POST` begins a request of HTTP, and `Host:` is a field of each. A
-/// page can make a browser send them here, with commands in the body behind them. As in Redis, nothing is answered.
+/// Whether the client is a browser: `POST` begins an HTTP request, and `Host:` is a field of each.
+/// A web page can make a browser send them here, with commands in the body. As in Redis, they get
+/// no reply.
 fn is_http(name: &[u8]) -> bool {
     [&b"post"[..], b"host:"].iter().any(|word| name.eq_ignore_ascii_case(word))
 }
@@ -209,7 +210,7 @@ pub(super) fn wrong_arity(name: &str) -> Vec<u8> {
     format!("ERR wrong number of arguments for '{name}' command").into_bytes()
 }
 
-/// What a client said, cut to what an error has room for.
+/// Cuts a client's text to the length that an error may repeat.
 fn cut(text: &[u8], most: usize) -> &[u8] {
     &text[..text.len().min(most)]
 }

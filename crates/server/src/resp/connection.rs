@@ -1,4 +1,4 @@
-//! What clients say on connect, and to see whether somebody is there.
+//! Commands that clients send on connect, and to test a connection.
 
 use super::client_state::{ClientState, check_name};
 use super::command::{Flow, wrong_arity};
@@ -76,7 +76,7 @@ pub(super) fn auth(client_state: &mut ClientState, request: &Request<'_>, reply:
     Flow::Continue
 }
 
-/// What a client asks for in `HELLO`.
+/// The options of `HELLO`.
 #[derive(Default)]
 struct Hello<'r> {
     protocol: Option<Protocol>,

@@ -1,7 +1,8 @@
-//! Requests in, replies out: everything about a connection but its socket.
+//! Turns requests into replies: a connection without its socket.
 //!
-//! Requests that were read together are answered together. Those that only need a decision are decided as one batch:
-//! while one is decided, the meters of the next are on their way from memory. Replies keep the order of their requests.
+//! Requests that were read together are answered together. Plain checks are decided as one batch:
+//! while one is decided, the meters of the next are prefetched. Replies keep the order of their
+//! requests.
 
 use std::sync::Arc;
 
@@ -19,14 +20,14 @@ use crate::load;
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
 
-/// When so much is to be written, it is written before the next request is looked at. Higher: fewer writes to clients
-/// that send long pipelines; more memory for those that do not take their answers.
+/// Bytes of replies that are written before the next request is read. Higher: fewer writes to
+/// clients with long pipelines; more memory for clients that do not read their replies.
 pub(super) const REPLY_BYTES_MAX: usize = 64 << 10;
 
-/// The most decisions in one batch: their answers stay below [`REPLY_BYTES_MAX`].
+/// Largest number of decisions in one batch: their replies stay below [`REPLY_BYTES_MAX`].
 const DECISIONS_PER_BATCH_MAX: usize = 512;
 
-/// The longest answer to a question: a head and five numbers of 64 bits.
+/// Longest reply to a check, in bytes: a head and five 64-bit numbers.
 const ANSWER_BYTES_MAX: usize = 4 + 5 * (1 + 20 + 2);
 
 const _: () = assert!(DECISIONS_PER_BATCH_MAX * ANSWER_BYTES_MAX <= REPLY_BYTES_MAX, "a batch is one write");
@@ -36,13 +37,13 @@ const _: () = assert!(DECISIONS_PER_BATCH_MAX * ANSWER_BYTES_MAX <= REPLY_BYTES_
 pub(super) enum Next {
     /// With more bytes from the client.
     More,
-    /// With the rest of what was read, once the client took what is written.
+    /// With the rest of the input, once the client has read the replies.
     Rest,
-    /// Not at all, once the client took what is written.
+    /// Not at all, once the client has read the replies.
     Close,
 }
 
-/// One client and what was agreed with it.
+/// The parser and the state of one client.
 #[derive(Debug)]
 pub(super) struct Dialogue {
     parser: Parser,
@@ -50,7 +51,7 @@ pub(super) struct Dialogue {
     again: RequestFinder,
 }
 
-/// Finds requests of a batch again, for the few of which more has to be known than what was decided.
+/// Parses requests of a batch again, for the few that need more than their decision.
 #[derive(Debug, Default)]
 struct RequestFinder {
     /// Where the requests of the batch begin.
@@ -60,7 +61,7 @@ struct RequestFinder {
 }
 
 impl RequestFinder {
-    /// What was asked about, and for how much.
+    /// Returns the key and the cost of a request.
     fn find<'i>(&'i mut self, input: &'i [u8], at: usize, gates: &Gates) -> Option<(&'i [u8], u64)> {
         let start = *self.starts.get(at)?;
         let request = self.parser.parse(input.get(start..)?, Trust::Known).ok()??;
@@ -78,8 +79,9 @@ impl Dialogue {
         }
     }
 
-    /// Answers the requests at the beginning of `input` into `out`; how many bytes they were, and what is next. What
-    /// was not used has to come again, with more behind it or not.
+    /// Writes replies to the requests at the beginning of `input` into `out`. Returns the bytes
+    /// used, and the next step. The caller must pass unused bytes again, with or without more
+    /// behind them.
     pub(super) fn answer(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
         let started = Stopwatch::start();
         self.client_state.look_again();
@@ -92,7 +94,8 @@ impl Dialogue {
         answered
     }
 
-    /// The answers in `out`, when those that wait for the origin are known; nothing if none does.
+    /// Returns a future of the replies in `out` with those that wait for the origin; `None` if no
+    /// check waits.
     pub(super) fn later(&mut self, out: &[u8]) -> Option<PendingReplies> {
         if self.client_state.waiting.is_empty() {
             return None;
@@ -126,8 +129,8 @@ impl Dialogue {
         }
     }
 
-    /// Decides the questions at the beginning of `input`, up to the first request that is something else; how many
-    /// bytes they were.
+    /// Decides the checks at the beginning of `input`, up to the first other request. Returns the
+    /// bytes used.
     fn decide_batch(&mut self, input: &[u8], out: &mut Vec<u8>) -> usize {
         let ClientState { shared, principal: Some(principal), gates, tally, protocol, waiting, .. } =
             &mut self.client_state
@@ -173,20 +176,20 @@ impl Dialogue {
     }
 }
 
-/// Reads questions as they are needed: their keys are hashed where they lie, and nothing is copied.
+/// Reads checks as they are needed. Keys are hashed in place, without a copy.
 struct Batch<'b, 'g> {
     parser: &'b mut Parser,
     input: &'b [u8],
     used: usize,
     room: usize,
     gates: &'g Gates,
-    /// What was asked about, where an origin may have to be told.
+    /// The keys of the checks, if the origin may need them.
     keys: Option<Keys>,
     /// Where the requests begin, where some of them are to be found again.
     starts: Option<&'b mut Vec<usize>>,
 }
 
-/// What was asked about, one key after the other, and for how much.
+/// The keys of checks, one after another, and their costs.
 #[derive(Debug, Default)]
 struct Keys {
     bytes: Vec<u8>,

@@ -1,4 +1,4 @@
-//! `INFO` and `CONFIG GET`: what clients and load generators ask to know whom they talk to.
+//! `INFO` and `CONFIG GET`, by which clients and load generators identify the server.
 
 use std::fmt::Write;
 
@@ -7,10 +7,10 @@ use super::command::{Flow, help, unknown_subcommand, wrong_arity};
 use super::reply::Reply;
 use super::request::Request;
 
-/// The Redis whose words these answers are. Clients choose by it what to ask for.
+/// The Redis version that these replies follow. Clients choose their commands by it.
 pub(super) const REDIS_VERSION: &str = "7.0.0";
 
-/// The settings that are asked for, as they would be in Redis: nothing is written to disk, and there is one database.
+/// The settings that clients query, as in a Redis that writes nothing to disk and has one database.
 const SETTINGS: [(&str, &str); 4] =
     [("save", ""), ("appendonly", "no"), ("databases", "1"), ("maxmemory-policy", "noeviction")];
 
@@ -54,7 +54,7 @@ fn memory(client_state: &ClientState, text: &mut String) {
     let _ = write!(text, "# Memory\r\nmaxmemory:{bytes}\r\n");
 }
 
-/// The meters of the tenant that asks.
+/// Writes the number of meters of the client's tenant.
 fn keyspace(client_state: &ClientState, text: &mut String) {
     text.push_str("# Keyspace\r\n");
     let Some(principal) = client_state.principal else { return };

@@ -1,8 +1,9 @@
-//! RESP: what Redis clients speak. `CL.THROTTLE` and what they say on connect.
+//! RESP, the protocol of Redis clients: `CL.THROTTLE`, and the commands that clients send on
+//! connect.
 //!
-//! A connection reads what is there, answers all of it, and writes the answers in one go. It reads nothing more until
-//! the client took them, so what it holds is bounded; and it holds next to nothing while it is idle, because reading and
-//! writing go through buffers of the worker.
+//! A connection reads the available bytes, answers all requests in them, and writes the replies at
+//! once. It reads no more until the client has read them, so its memory is bounded. An idle
+//! connection holds next to nothing, because reads and writes use buffers of the worker.
 
 mod client;
 mod client_state;
@@ -39,11 +40,11 @@ const READ_BYTES: usize = 16 << 10;
 /// A connection that had a part of a request keeps this much room for the next.
 const KEPT_BYTES_MAX: usize = 1 << 10;
 
-/// A connection keeps this much room for its next answer: enough for one at a time. Higher: fewer allocations for clients
-/// that send several; more memory for each that is idle.
+/// Capacity that a connection keeps for its next reply, in bytes: enough for one at a time. Higher:
+/// fewer allocations for clients that send several; more memory for each idle connection.
 const KEPT_ANSWER_BYTES_MAX: usize = 128;
 
-/// What a worker reads into and writes from, for whichever connection is ready.
+/// The read and write buffers of a worker, for the connection that is ready.
 struct Buffers {
     read: Box<[u8]>,
     write: Vec<u8>,
@@ -59,7 +60,7 @@ thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers::new());
 }
 
-/// Answers the commands of one connection.
+/// Serves the commands of one connection.
 pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
@@ -72,15 +73,16 @@ struct Connection<S> {
     stream: S,
     shared: Arc<Shared>,
     dialogue: Dialogue,
-    /// What was read and not answered: a part of a request, or what has to wait until the client takes its answers.
+    /// Unanswered input: a part of a request, or requests that wait until the client has read its
+    /// replies.
     pending: Vec<u8>,
-    /// Whether there are whole requests among it.
+    /// Whether `pending` contains complete requests.
     stalled: bool,
-    /// Answers that are not known before the origin has been asked.
+    /// Replies that wait for the origin.
     later: Option<PendingReplies>,
-    /// What is answered and not taken.
+    /// Replies that the client has not read yet.
     unsent: Vec<u8>,
-    /// Whether something was written since the last flush.
+    /// Whether the last write is not flushed yet.
     unflushed: bool,
     closing: bool,
 }
@@ -105,7 +107,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         loop {
             ready!(self.poll_later(task));
             ready!(self.poll_unsent(task))?;
-            // What was read is answered before a stop.
+            // Requests that were read are answered before a stop.
             if self.closing || !self.stalled && !self.shared.is_ready() {
                 return Pin::new(&mut self.stream).poll_shutdown(task);
             }
@@ -113,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// Waits for answers that the origin has to be asked for: what comes after them waits too.
+    /// Waits for replies that need the origin. Later requests wait too.
     fn poll_later(&mut self, task: &mut Task<'_>) -> Poll<()> {
         if let Some(later) = &mut self.later {
             self.unsent = ready!(later.as_mut().poll(task));
@@ -122,7 +124,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Poll::Ready(())
     }
 
-    /// Writes what the client did not take at once.
+    /// Writes replies that the client did not accept at once.
     fn poll_unsent(&mut self, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         if !self.unsent.is_empty() {
             let mut unsent = std::mem::take(&mut self.unsent);
@@ -143,7 +145,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads once, answers all of it, writes once.
+    /// Reads once, answers all requests, writes once.
     fn poll_turn(&mut self, task: &mut Task<'_>, buffers: &mut Buffers) -> Poll<io::Result<()>> {
         let Buffers { read, write } = buffers;
         let mut fresh = 0;
@@ -174,7 +176,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Answers what is pending and what was read just now.
+    /// Answers the requests in `pending` and in the fresh input.
     fn answer(&mut self, fresh: &[u8], out: &mut Vec<u8>) -> Next {
         if self.pending.is_empty() {
             let (used, next) = self.dialogue.answer(fresh, out);
@@ -206,10 +208,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-/// Reads `bytes` as requests, for tests that look for inputs that cannot be taken.
+/// Parses `bytes` as requests, for fuzz tests.
 ///
 /// # Panics
-/// If it matters in which pieces they arrive.
+/// If the result depends on the pieces in which they arrive.
 pub(crate) fn read_requests(bytes: &[u8]) {
     use self::request::Trust;
     for trust in [Trust::Stranger, Trust::Known] {

@@ -1,4 +1,5 @@
-//! Questions that memory does not decide: they are asked of the origin, all at once, and their answers put in their places.
+//! Checks that memory cannot decide. They are sent to the origin all at once, and their replies are
+//! inserted in place.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use crate::auth::TenantIndex;
 use crate::metrics::{DecisionSource, Stopwatch, Surface};
 use crate::shared::Shared;
 
-/// Answers, when they are known.
+/// A future of replies.
 pub(super) type PendingReplies = Pin<Box<dyn Future<Output = Vec<u8>>>>;
 
 /// A question that waits.
 #[derive(Debug)]
 pub(super) struct PendingCheck {
-    /// Where its answer belongs among those that are known.
+    /// Position of its reply among the known ones, in bytes.
     place: usize,
     tenant: TenantIndex,
     gate: Gate,
@@ -38,7 +39,7 @@ impl PendingCheck {
         Self { without_room, ..self }
     }
 
-    /// Its answer, whether it passes, and what that rests on.
+    /// Returns the reply, whether the check passes, and the decision source.
     async fn answer(&self, shared: &Shared, protocol: Protocol) -> (Vec<u8>, bool, DecisionSource) {
         let question = self.gate.region_check(&self.key).cost(self.cost);
         let mut answer = Vec::new();
@@ -66,7 +67,7 @@ impl PendingCheck {
     }
 }
 
-/// The answers in `known`, with those of `waiting` in their places.
+/// Returns the replies in `known`, with those of `waiting` inserted in place.
 pub(super) async fn answered(
     shared: Arc<Shared>,
     protocol: Protocol,

@@ -8,7 +8,7 @@ use crate::decision_log::RecordDraft;
 use crate::metrics::{DecisionSource, Outcome, Surface};
 use crate::shared::Shared;
 
-/// What was decided about a key.
+/// A decision on a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThrottleDecision<'d> {
     pub(super) tenant: TenantIndex,
@@ -46,7 +46,7 @@ impl ThrottleDecision<'_> {
     }
 }
 
-/// What is counted.
+/// Returns the outcome for metrics and records.
 pub(super) fn outcome(is_allowed: bool) -> Outcome {
     if is_allowed { Outcome::Allowed } else { Outcome::Denied }
 }

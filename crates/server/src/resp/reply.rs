@@ -1,4 +1,4 @@
-//! Writes replies, in the protocol the client asked for.
+//! Writes replies in the protocol that the client chose.
 
 /// Which replies a client understands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl<'o> Reply<'o> {
         self.out.len()
     }
 
-    /// What follows is in another protocol.
+    /// Changes the protocol of the next values.
     pub(super) fn speak(&mut self, protocol: Protocol) {
         self.protocol = protocol;
     }
@@ -49,7 +49,7 @@ impl<'o> Reply<'o> {
         self.status("OK");
     }
 
-    /// An error. Whatever a client said in it, it stays one line.
+    /// Writes an error. It stays on one line, even if it repeats a client's text.
     pub(super) fn error(&mut self, text: &[u8]) {
         let is_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
         let from = text.iter().position(|byte| !is_end(byte)).unwrap_or(text.len());

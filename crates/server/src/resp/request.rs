@@ -1,7 +1,7 @@
-//! Reads requests: RESP arrays of bulk strings, and lines as people type them.
+//! Parses requests: RESP arrays of bulk strings, and lines as people type them.
 //!
-//! A frame that is not all there yet is remembered as far as it was read, so what arrives in many pieces is read once.
-//! There is no nesting, so there is nothing to recurse into.
+//! The parser keeps its position in an incomplete frame, so input that arrives in many pieces is
+//! parsed once. Frames do not nest, so there is no recursion.
 
 use std::fmt;
 
@@ -19,14 +19,14 @@ pub(super) const FRAME_BYTES_MAX: usize = 256 << 10;
 /// The longest line of a request that is no array, as Redis has it.
 pub(super) const LINE_BYTES_MAX: usize = 64 << 10;
 
-/// The longest number before an array or a bulk string: every 64-bit number and its sign, and room for bad ones to be
-/// named what they are.
+/// Longest number before an array or a bulk string, in bytes: any 64-bit number with its sign, and
+/// some room to report bad ones as such.
 const NUMBER_BYTES_MAX: usize = 32;
 
-/// The most arguments of a request by somebody who has not said who it is, as Redis has it.
+/// Largest number of arguments from an unauthenticated client, as in Redis.
 const STRANGER_ARGUMENTS_MAX: usize = 10;
 
-/// The longest argument of somebody who has not said who it is, as Redis has it.
+/// Longest argument from an unauthenticated client, in bytes, as in Redis.
 const STRANGER_ARGUMENT_BYTES_MAX: usize = 16 << 10;
 
 const _: () = assert!(FRAME_BYTES_MAX <= u32::MAX as usize, "places in a frame are kept in 32 bits");
@@ -37,13 +37,13 @@ const CRLF_BYTES: usize = 2;
 /// How much a client is trusted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// It has not said who it is.
+    /// It is not authenticated.
     Stranger,
-    /// It may ask.
+    /// It is authenticated, or the server is open.
     Known,
 }
 
-/// Why a client cannot be understood. There is no telling where its next request begins.
+/// The reason why input is not a request. The start of the next request is then unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProtocolError {
     LineTooLong,
@@ -75,7 +75,7 @@ impl fmt::Display for ProtocolError {
     }
 }
 
-/// One request: a command and its arguments. An empty one asks for nothing.
+/// One request: a command and its arguments. An empty one has no effect.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request<'p> {
     bytes: &'p [u8],
@@ -100,7 +100,7 @@ impl<'p> Request<'p> {
         self.places.iter().skip(first).map(move |place| place.of(bytes))
     }
 
-    /// Whether an argument is this word, in whatever case.
+    /// Whether an argument is this word, in any case.
     pub(super) fn is(&self, at: usize, word: &str) -> bool {
         self.get(at).is_some_and(|argument| argument.eq_ignore_ascii_case(word.as_bytes()))
     }
@@ -133,7 +133,7 @@ pub(super) struct Parser {
     places: Vec<Place>,
     /// How many are still to come.
     missing: usize,
-    /// How much of the present frame was read; nothing between frames.
+    /// Bytes of the present frame that were parsed; 0 between frames.
     at: usize,
     /// The arguments of a line, without their quotes.
     text: Vec<u8>,
@@ -181,7 +181,7 @@ impl Parser {
             if end + CRLF_BYTES > FRAME_BYTES_MAX {
                 return Err(ProtocolError::FrameTooLarge);
             }
-            // Like Redis, what ends the argument is counted and not looked at.
+            // As in Redis, the two bytes after the argument are skipped without a check.
             if input.len() < end + CRLF_BYTES {
                 return Ok(false);
             }
@@ -202,7 +202,7 @@ impl Parser {
             Number::TooLong => return Err(ProtocolError::CountTooLong),
         };
         self.places.clear();
-        // An array of less than nothing is nothing.
+        // A negative count means an empty array.
         self.missing = usize::try_from(count).unwrap_or(0);
         if self.missing > ARGUMENTS_MAX {
             return Err(ProtocolError::InvalidCount);
@@ -216,7 +216,7 @@ impl Parser {
 
     /// Reads a line; whether all of it is there.
     fn read_line(&mut self, input: &[u8]) -> Result<bool, ProtocolError> {
-        // What was looked at before has no end in it.
+        // The part searched before contains no line end.
         let looked_at = self.at;
         let Some(end) = memchr(b'\n', &input[looked_at..]).map(|end| looked_at + end) else {
             self.at = input.len();
@@ -266,7 +266,7 @@ enum Number {
     Is { value: i64, used: usize },
     /// Its end is not there yet.
     Partial,
-    /// It is none.
+    /// It is not a number.
     Bad,
     /// It has no end where every number has.
     TooLong,
@@ -298,7 +298,7 @@ fn long_number(bytes: &[u8]) -> Number {
     }
 }
 
-/// A number with nothing around it and no zeros before it.
+/// Parses a number without surrounding characters and without leading zeros.
 pub(super) fn strict(digits: &[u8]) -> Option<i64> {
     let unsigned = digits.strip_prefix(b"-").unwrap_or(digits);
     match unsigned {
@@ -308,7 +308,7 @@ pub(super) fn strict(digits: &[u8]) -> Option<i64> {
     }
 }
 
-/// Reads one word off a line into `text`, and gives what follows it.
+/// Reads one word of a line into `text`, and returns the rest of the line.
 fn word<'l>(line: &'l [u8], text: &mut Vec<u8>) -> Result<&'l [u8], ProtocolError> {
     let mut rest = line;
     loop {
@@ -385,12 +385,13 @@ fn past_spaces(line: &[u8]) -> &[u8] {
     &line[word..]
 }
 
-/// What C takes for white space: one more than Rust does.
+/// Whether C counts the byte as white space: one more byte than in Rust.
 const fn is_space(byte: u8) -> bool {
     byte.is_ascii_whitespace() || byte == 0x0b
 }
 
-/// The arguments of all requests in `bytes`, which arrive `piece` by piece, and what was wrong after them.
+/// Parses all requests in `bytes`, which arrive `piece` by piece. Returns their arguments, and the
+/// error after them.
 pub(super) fn read_all(
     bytes: &[u8],
     piece: usize,

@@ -1,4 +1,4 @@
-//! What is sent and what is answered, byte by byte.
+//! Tests of requests and replies, byte by byte.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::shared::Shared;
 use crate::worker::Context;
 
-/// A connection without a socket, on a clock that stands still.
+/// A connection without a socket, on a clock that the test sets.
 struct Bench {
     clock: Arc<ManualClock>,
     shared: Arc<Shared>,
@@ -55,7 +55,7 @@ impl Bench {
         self.dialogue = Dialogue::new(Arc::clone(&self.shared));
     }
 
-    /// What is answered to `sent`, all of which is whole requests, and whether the connection stays.
+    /// Returns the replies to `sent`, which contains only complete requests, and the next step.
     fn exchange(&mut self, sent: &[u8]) -> (Vec<u8>, Next) {
         let mut out = Vec::new();
         let (used, next) = self.dialogue.answer(sent, &mut out);
@@ -94,7 +94,7 @@ fn array(words: &[&str]) -> Vec<u8> {
         .into()
 }
 
-/// When (in microseconds), what is asked, and what redis-cell answers. A new key starts at 0 again.
+/// The time in microseconds, the check, and the reply of redis-cell. A new key starts at 0 again.
 type Row = (u64, &'static str, [i64; 5]);
 
 /// The README of redis-cell, and the cases that its own tests go through.
@@ -120,7 +120,7 @@ const REDIS_CELL: &[Row] = &[
     (9_500_000, "foo 4 1 1 5", [1, 5, 2, 3, 3]),
 ];
 
-/// More cases, computed from the algorithm that redis-cell documents, by a program that shares nothing with this one.
+/// More cases, computed from the documented algorithm of redis-cell by an independent program.
 const DERIVED: &[Row] = &[
     (0, "even 0 1 1", [0, 1, 0, -1, 1]),
     (0, "even 0 1 1", [1, 1, 0, 1, 1]),
@@ -205,7 +205,7 @@ const DERIVED: &[Row] = &[
     (3_600_000, "large 999999 1000000 3600 1000", [0, 1_000_000, 0, -1, 3_600]),
 ];
 
-/// A burst below zero: nothing passes, as redis-cell's arithmetic has it.
+/// A burst below zero: nothing passes, by the arithmetic of redis-cell.
 const WITHOUT_ROOM: &[Row] = &[
     (0, "none -1 30 60", [1, 0, 0, -1, 0]),
     (0, "none -5 30 60", [1, -4, 0, -1, 0]),
@@ -280,7 +280,7 @@ fn more_limits_than_are_kept_ready_are_decided_as_well() {
     }
 }
 
-/// Each command, with exactly what is answered.
+/// Commands, each with its exact reply.
 const COMMANDS: &[(&str, &str)] = &[
     ("PING", "+PONG\r\n"),
     ("ping", "+PONG\r\n"),
@@ -364,7 +364,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("   \t ", ""),
 ];
 
-/// Questions that make no sense, and what is wrong with them.
+/// Invalid checks, each with its problem.
 const WRONG_QUESTIONS: &[(&str, &str)] = &[
     ("", "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"),
     ("k", "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"),
@@ -458,7 +458,7 @@ fn info_tells_of_the_server_and_of_the_tenants_keys() {
     }
 }
 
-/// What cannot be read, and what is said before the connection is closed.
+/// Invalid input, and the error before the connection closes.
 const MALFORMED: &[(&[u8], &str)] = &[
     (b"*abc\r\n", "invalid multibulk length"),
     (b"*\r\n", "invalid multibulk length"),
@@ -487,7 +487,7 @@ const MALFORMED: &[(&[u8], &str)] = &[
 #[test]
 fn what_cannot_be_read_is_named_and_ends_the_connection() {
     for (sent, problem) in MALFORMED {
-        // What was asked before it is answered, what comes after it is not.
+        // Requests before the invalid input get a reply, later ones do not.
         let sent = [b"PING\r\n", *sent, b"PING\r\n"].concat();
         let (answer, next) = Bench::open().exchange(&sent);
         let answer = String::from_utf8(answer).expect("text");
@@ -755,7 +755,7 @@ fn on_this_thread(test: impl Future<Output = ()>) {
 fn a_client_that_takes_its_answers_slowly_gets_all_of_them() {
     on_this_thread(async {
         let bench = Bench::open();
-        // A pipe of a few bytes: every write stalls, every request comes in pieces.
+        // In a pipe of a few bytes, every write stalls, and every request arrives in pieces.
         let (client, served, _) = connect(&bench, 11);
         let (mut from, mut to) = tokio::io::split(client);
         let sent = [array(&["PING", "hello"]).repeat(3_000), array(&["QUIT"])].concat();
@@ -774,7 +774,7 @@ fn a_client_that_takes_nothing_is_not_read_any_further() {
         let bench = Bench::open();
         let (mut client, served, _) = connect(&bench, 1 << 16);
         let sent = b"COMMAND\n".repeat(100_000);
-        // It takes what it can hold, which is far less than was sent.
+        // The server reads as much as it can hold, which is far less than was sent.
         let mut taken = 0;
         for _ in 0..1_000 {
             let write = client.write(&sent[taken..]);
@@ -788,7 +788,7 @@ fn a_client_that_takes_nothing_is_not_read_any_further() {
     });
 }
 
-/// What a future has to say now, if anything.
+/// Returns the output of a future, if it is ready.
 async fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut future = std::pin::pin!(future);
     std::future::poll_fn(|task| {

@@ -1,4 +1,5 @@
-//! `CL.THROTTLE key max_burst count_per_period period_s [quantity]`, as redis-cell answers it.
+//! `CL.THROTTLE key max_burst count_per_period period_s [quantity]`, with the replies of
+//! redis-cell.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::load;
 /// and a longer search for a connection that uses many.
 const GATES_MAX: usize = 16;
 
-/// What redis-cell puts before its own errors.
+/// The prefix of redis-cell's own errors.
 const ERROR_PREFIX: &str = "Cell error: Store error: ";
 
 const USAGE: &str = "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
@@ -25,7 +26,7 @@ const USAGE: &str = "Usage: cl.throttle <key> <max_burst> <count per period> <pe
 /// The longest period in seconds that a limit may have.
 const PERIOD_S_MAX: u64 = tidegate::PERIOD_US_MAX / 1_000_000;
 
-/// The limit that comes with a request, as it was written.
+/// The limit in a request, as written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rate {
     max_burst: i64,
@@ -50,7 +51,7 @@ impl Rate {
     }
 }
 
-/// The limits that a connection used last, ready to be asked.
+/// The gates of the limits that a connection used last.
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     known: Vec<(Rate, Gate)>,
@@ -90,7 +91,7 @@ impl Gates {
     }
 }
 
-/// What is asked.
+/// The arguments of a check.
 struct Throttle<'r> {
     key: &'r [u8],
     rate: Rate,
@@ -141,19 +142,19 @@ pub(super) fn is_meant(request: &Request<'_>) -> bool {
     request.is(0, "cl.throttle")
 }
 
-/// The question of a request that needs nothing but to be decided, under one of the limits that are ready.
+/// Returns the check of a request that only needs a decision, if its gate is ready.
 #[inline]
 pub(super) fn question<'r, 'g>(request: &Request<'r>, gates: &'g Gates) -> Option<(&'r [u8], Check<'g>)> {
     let throttle = Throttle::read(request).ok()?;
     let cost = u64::try_from(throttle.quantity).ok()?;
-    // The gate of a burst below zero only tells how much is spent.
+    // The gate of a burst below zero is only for reading the usage.
     if throttle.rate.max_burst < 0 {
         return None;
     }
     Some((throttle.key, gates.find(throttle.rate)?.key(throttle.key).cost(cost)))
 }
 
-/// Answers a request, however unusual.
+/// Executes any `CL.THROTTLE` request, also unusual ones.
 pub(super) fn answer(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let answered = Throttle::read(request).and_then(|throttle| decide(client_state, &throttle, reply));
     if let Err(problem) = answered {
@@ -181,7 +182,7 @@ fn decide(
     if quantity < 0 {
         decider.refund(&gate.region_check(key).cost(quantity.unsigned_abs()));
     }
-    // Under a limit of zero or less there is nothing to charge.
+    // A limit of zero or less charges nothing.
     let cost = if limit < 1 { 0 } else { u64::try_from(quantity).unwrap_or(0) };
     let without_room = (limit < 1).then_some(ZeroLimit { limit, quantity });
     let outcome = decider.limiter.check(gate.key(key).cost(cost));
@@ -198,14 +199,14 @@ fn decide(
     Ok(())
 }
 
-/// A limit of zero or less, and what is asked of it.
+/// A limit of zero or less, and the requested quantity.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ZeroLimit {
     limit: i64,
     quantity: i64,
 }
 
-/// Writes what was decided; whether it passes.
+/// Writes the decision. Returns whether the check passes.
 pub(super) fn answer_with(
     reply: &mut Reply<'_>,
     outcome: &Outcome<'_>,
@@ -220,7 +221,8 @@ pub(super) fn answer_with(
     numbers[0] == 0
 }
 
-/// Nothing passes a limit of zero or less, but for a look at an empty meter under a limit of zero.
+/// Returns the reply under a limit of zero or less. Only a quantity of 0 or less passes, if the
+/// limit is 0 and the meter is empty.
 fn without_room(limit: i64, quantity: i64, reset_after_us: u64) -> [i64; 5] {
     let reset = seconds(reset_after_us);
     match (limit, quantity <= 0) {
@@ -230,7 +232,7 @@ fn without_room(limit: i64, quantity: i64, reset_after_us: u64) -> [i64; 5] {
     }
 }
 
-/// Writes what was decided.
+/// Writes the decision.
 #[inline]
 pub(super) fn tell(reply: &mut Reply<'_>, outcome: &Outcome<'_>) {
     let limit = i64::from(outcome.gate().limit().burst());
@@ -246,7 +248,7 @@ pub(super) fn tell(reply: &mut Reply<'_>, outcome: &Outcome<'_>) {
     reply.integers(numbers);
 }
 
-/// Seconds as redis-cell rounds them: up, but for what is less than a millisecond.
+/// Rounds to seconds as redis-cell does: drops the part below a millisecond, then rounds up.
 #[inline]
 fn seconds(us: u64) -> i64 {
     // Any 64-bit number of microseconds is far fewer seconds than fit.

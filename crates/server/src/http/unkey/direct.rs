@@ -1,4 +1,4 @@
-//! The direct form: a limit that comes with the request, unless an override replaces it.
+//! The direct form: the limit is in the request, unless an override replaces it.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,29 +22,29 @@ use crate::metrics::{self, DecisionSource, Surface};
 use crate::rules::shed_outcome;
 use crate::shared::Shared;
 
-/// The largest limit: what a meter counts to.
+/// The largest limit that a meter can count.
 pub(super) const LIMIT_MAX: u64 = u32::MAX as u64;
 /// The shortest window.
 pub(super) const DURATION_MS_MIN: u64 = 1_000;
 /// The longest window: 30 days.
 const DURATION_MS_MAX: u64 = 2_592_000_000;
 
-/// The class of all these checks: nobody said how much depends on them.
+/// The class of all direct checks, because a request does not state one.
 const CLASS: Class = Class::Comfort;
 
 /// One limit to be checked.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::http) struct LimitRequest<'b> {
-    /// What is limited. Identifiers of different namespaces are counted apart.
+    /// The resource that is limited. Identifiers of different namespaces are counted separately.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
     namespace: Option<FieldValue<'b>>,
-    /// Who is limited.
+    /// The user or client that is limited.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
     identifier: Option<FieldValue<'b>>,
-    /// How much may pass in each window, unless an override says otherwise.
+    /// Units that may pass in each window, unless an override applies.
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1, maximum = 4_294_967_295u64, required = true)]
     limit: Option<FieldValue<'b>>,
@@ -52,7 +52,7 @@ pub(in crate::http) struct LimitRequest<'b> {
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 1_000, maximum = 2_592_000_000u64, required = true)]
     duration: Option<FieldValue<'b>>,
-    /// What the request costs; 0 looks without charging.
+    /// The cost of the request in units. A cost of 0 reads without a charge.
     #[serde(borrow)]
     #[schema(value_type = u64, minimum = 0, default = 1, required = false)]
     cost: Option<FieldValue<'b>>,
@@ -81,7 +81,7 @@ impl<'b> LimitRequest<'b> {
     }
 }
 
-/// A limit that was found, and who is asked about it.
+/// The limit that applies to a request.
 #[derive(Debug)]
 pub(super) struct ResolvedLimit<'w, 'b> {
     pub(super) wanted: &'w ValidLimitRequest<'b>,
@@ -103,7 +103,7 @@ impl<'w, 'b> ResolvedLimit<'w, 'b> {
             Some(found) => (u64::from(found.limit), found.duration_ms),
         };
         let gate = gate(shared, tenant, &wanted.namespace, limit, duration_ms)
-            // Whatever was in range is a limit; should the ranges ever part, this says so.
+            // Values in range always make a limit. This reports it if the ranges ever differ.
             .map_err(|error| Problem::bad_request(error.to_string()))?;
         Ok(Self { wanted, applied, gate, duration_ms })
     }
@@ -115,13 +115,13 @@ impl<'w, 'b> ResolvedLimit<'w, 'b> {
         question(&self.gate, &parts).placed_by(placement).cost(self.wanted.cost)
     }
 
-    /// Where in a region the limits of one identifier are kept.
+    /// Returns the placement that all limits of one identifier share.
     pub(super) fn placement(&self, req: &HttpRequest<'_>, tenant: TenantIndex) -> Vec<u8> {
         let tenant = req.shared.tenant(tenant).name.as_bytes();
         req.shared.decider.placement(&[tenant, self.wanted.identifier.as_bytes()])
     }
 
-    /// How the limit stands after it decided.
+    /// Returns the status of the limit after its decision.
     pub(super) fn decided(&self, outcome: &Outcome<'_>, wall_us: u64) -> LimitStatus<'_> {
         LimitStatus {
             passed: outcome.is_allowed(),
@@ -131,7 +131,8 @@ impl<'w, 'b> ResolvedLimit<'w, 'b> {
         }
     }
 
-    /// How it stands if it was not asked: checks pass when there is no time for them, as if nothing had been spent.
+    /// Returns the status of the limit without a decision. A shed check passes, as if nothing had
+    /// been used.
     pub(super) fn untouched(&self, wall_us: u64) -> LimitStatus<'_> {
         let limit = self.limit();
         LimitStatus {
@@ -149,7 +150,7 @@ impl<'w, 'b> ResolvedLimit<'w, 'b> {
     }
 }
 
-/// What a limit says of a request.
+/// The status of a limit for a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LimitStatus<'g> {
     pub(super) passed: bool,
@@ -175,16 +176,17 @@ fn gate(
     })
 }
 
-/// When to come back, in milliseconds since the Unix epoch. Of a denial: the first instant at which the same request
-/// would pass. Otherwise: when the meter is as good as new. If the same request will never pass, when one that costs
-/// less would have the whole limit; under a limit of 0, one window from now, by when it may have been changed.
+/// Returns the reset time in milliseconds since the Unix epoch. For a denial it is the first
+/// instant at which the same request would pass, otherwise the time at which the meter is empty. If
+/// the cost is above the burst, it is the time at which a smaller request has the whole limit. For
+/// a limit of 0 it is one window from now, because the limit may have been changed by then.
 fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
     let verdict = outcome.verdict();
     let wait_us = match verdict.retry() {
         None | Some(Retry::CostAboveBurst) => verdict.reset_after_us(),
         Some(Retry::After(us)) => us,
         Some(Retry::Blocked) => outcome.gate().limit().period_us(),
-        // Nobody knows before the origin has been asked: at once is as good as any time.
+        // Only the origin knows, so the client may retry at once.
         Some(Retry::AskOrigin) => 0,
     };
     wall_us.saturating_add(wait_us).div_ceil(1_000)
@@ -199,7 +201,7 @@ pub(super) fn sheds(req: &HttpRequest<'_>) -> bool {
     sheds
 }
 
-/// Counts a decision of limits that said so, and takes it down if that is due.
+/// Counts a decision in the metrics, and logs it if it is due.
 pub(super) fn count(
     req: &HttpRequest<'_>,
     tenant: TenantIndex,

@@ -1,5 +1,5 @@
-//! The fields of a request. Each is read whatever it is, so that everything wrong with a request is told at once, by
-//! the field's name and with what is allowed.
+//! The fields of a request. Each accepts any type, so that one response lists all problems, with
+//! the field's name and the allowed values.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,12 +11,12 @@ use utoipa::ToSchema;
 /// The longest namespace and identifier.
 pub(super) const TEXT_CHARS_MAX: usize = 512;
 
-/// One thing that is wrong.
+/// One problem of a request.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::http) struct FieldError {
     /// Where: `body.limit`, or `body[3].limit`.
     pub(super) location: String,
-    /// What, and what is allowed.
+    /// The problem, and the allowed values.
     pub(super) message: String,
 }
 
@@ -26,7 +26,7 @@ impl FieldError {
     }
 }
 
-/// What is wrong so far, and whose fields are looked at.
+/// The problems found so far, and the element that is being read.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     errors: Vec<FieldError>,
@@ -43,7 +43,7 @@ impl Problems {
         self.errors.push(FieldError { location, message });
     }
 
-    /// What was read, if nothing was wrong with it.
+    /// Returns the value, or the problems if there are any.
     pub(super) fn or<T>(self, read: T) -> Result<T, Vec<FieldError>> {
         if self.errors.is_empty() { Ok(read) } else { Err(self.errors) }
     }
@@ -67,7 +67,7 @@ impl Problems {
         Cow::Borrowed("")
     }
 
-    /// A whole number in a range; its least if it is not.
+    /// Returns a whole number in a range. Otherwise notes a problem, and returns the least.
     pub(super) fn number(
         &mut self,
         field: &str,
@@ -101,7 +101,7 @@ fn is_in_length(text: &str) -> bool {
     !text.is_empty() && (text.len() <= TEXT_CHARS_MAX || text.chars().count() <= TEXT_CHARS_MAX)
 }
 
-/// What a field was given, whatever it should be.
+/// The value of a field, of any type.
 #[derive(Debug)]
 pub(in crate::http) enum FieldValue<'b> {
     Text(Cow<'b, str>),
@@ -160,7 +160,8 @@ impl<'de: 'b, 'b> Deserialize<'de> for FieldValue<'b> {
                 Ok(FieldValue::Boolean)
             }
 
-            // What a list or an object has is taken, so that what follows it can be read.
+            // The contents of a list or an object are consumed, so that the rest of the body can be
+            // read.
             fn visit_seq<A: SeqAccess<'b>>(self, mut list: A) -> Result<FieldValue<'b>, A::Error> {
                 while list.next_element::<IgnoredAny>()?.is_some() {}
                 Ok(FieldValue::List)

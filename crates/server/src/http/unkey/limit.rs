@@ -10,7 +10,7 @@ use super::{Envelope, ErrorEnvelope, Refusal, answered, object};
 use crate::auth::Principal;
 use crate::http::{HttpRequest, HttpResponse, Problem};
 
-/// What became of the request.
+/// The decision on a request.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::http) struct LimitData<'r> {
@@ -20,8 +20,8 @@ pub(in crate::http) struct LimitData<'r> {
     limit: u32,
     /// How much more could pass now.
     remaining: u32,
-    /// Milliseconds since the Unix epoch. Of a denial: the first instant at which the same request would pass.
-    /// Otherwise: when the whole limit is there again.
+    /// Milliseconds since the Unix epoch. For a denial: the first instant at which the same request
+    /// would pass. Otherwise: the time at which the whole limit is available again.
     reset: u64,
     /// The override that applied, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,6 @@
-//! Unkey's HTTP API: limits that come with the request, and overrides of them. `POST` only, JSON only, every answer in
-//! an envelope that names the request. A denial is an answer: 200, and `success` is false.
+//! Unkey's HTTP API: limits in the request, and overrides of them. It accepts only `POST` and JSON.
+//! Every response has an envelope with the id of the request. A denial has status 200, and
+//! `success` is false.
 
 pub(super) mod direct;
 mod fields;
@@ -20,10 +21,10 @@ use crate::metrics::Surface;
 use self::fields::FieldError;
 use self::request_id::RequestId;
 
-/// What all paths of the API begin with.
+/// The prefix of all paths of the API.
 pub(super) const PREFIX: &str = "/v2/";
 
-/// What every answer has beside its data.
+/// The metadata of every response.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Meta {
@@ -32,21 +33,21 @@ pub(super) struct Meta {
     request_id: RequestId,
 }
 
-/// An answer.
+/// A successful response.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Envelope<T> {
     meta: Meta,
     data: T,
 }
 
-/// A request that was not answered.
+/// The response to a request that failed.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ErrorEnvelope<'e> {
     meta: Meta,
     error: ErrorBody<'e>,
 }
 
-/// What was wrong with it, as RFC 9457 has it.
+/// The problem of the request, in the format of RFC 9457.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ErrorBody<'e> {
     title: &'e str,
@@ -58,7 +59,7 @@ pub(super) struct ErrorBody<'e> {
     errors: Option<&'e [FieldError]>,
 }
 
-/// Why there is no answer.
+/// The reason why a request failed.
 #[derive(Debug)]
 pub(super) struct Refusal {
     /// Boxed: refusals are rare, and every decision would carry the room for one.
@@ -107,7 +108,7 @@ pub(super) fn refuse(problem: Problem) -> HttpResponse {
     Refusal::from(problem).into()
 }
 
-/// What can be asked.
+/// The endpoints of the API.
 #[derive(Clone, Copy)]
 enum Endpoint {
     Limit,
@@ -131,7 +132,8 @@ impl Endpoint {
         })
     }
 
-    /// Who may ask: clients for decisions, viewers for what is kept, operators to change it.
+    /// Returns the required role: clients get decisions, viewers read overrides, operators change
+    /// them.
     fn role(self) -> Role {
         match self {
             Self::Limit | Self::MultiLimit => Role::Client,
@@ -147,14 +149,15 @@ impl Endpoint {
             Self::MultiLimit => multi::answer(req, who).await,
             Self::GetOverride => overrides::get(req, who),
             Self::ListOverrides => overrides::list(req, who),
-            // Boxed: decisions do not carry the room for what operators do.
+            // Boxed, so that the future of a decision needs no room for the operations of
+            // operators.
             Self::SetOverride => Box::pin(overrides::set(req, who)).await,
             Self::DeleteOverride => Box::pin(overrides::delete(req, who)).await,
         }
     }
 }
 
-/// Answers a request below [`PREFIX`].
+/// Serves a request below [`PREFIX`].
 pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
     let path = req.parts.uri.path();
     let Some(endpoint) = Endpoint::at(path) else {
@@ -164,7 +167,7 @@ pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
         return refuse(Problem::wrong_method(&Method::POST));
     }
     let answer = async { endpoint.answer(req).await.unwrap_or_else(HttpResponse::from) };
-    // How long decisions take is of interest; what operators do is not.
+    // The latency metric covers decisions only, not the requests of operators.
     if endpoint.role() == Role::Client { timed(req, Surface::Direct, answer).await } else { answer.await }
 }
 
@@ -178,7 +181,7 @@ fn object<'b, T: serde::Deserialize<'b>>(req: &'b HttpRequest<'_>) -> Result<T, 
     body(req).map(|Object(request)| request)
 }
 
-/// Wraps the data of an answer.
+/// Wraps the data of a response.
 fn answered(data: impl Serialize) -> HttpResponse {
     written(&Envelope { meta: Meta { request_id: RequestId::next() }, data })
 }
@@ -191,5 +194,5 @@ fn written(value: &impl Serialize) -> HttpResponse {
     }
 }
 
-/// Room for the answer to one limit, so that its buffer does not have to grow.
+/// Capacity for the response to one limit, so that its buffer does not grow.
 const ANSWER_BYTES: usize = 192;

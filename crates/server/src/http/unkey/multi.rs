@@ -12,19 +12,19 @@ use crate::decider::SourcedDecision;
 use crate::http::object::Object;
 use crate::http::{HttpRequest, HttpResponse, Problem};
 
-/// The most limits of one request: what Unkey allows, as far as one decision takes it.
+/// Largest number of limits in one request: Unkey's maximum, if one decision allows as many.
 const LIMITS_MAX: usize = if LIMITS_PER_CHECK_MAX < 100 { LIMITS_PER_CHECK_MAX } else { 100 };
 
-/// What became of the request.
+/// The decision on a request.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::http) struct MultiData<'r> {
-    /// Whether every limit lets it pass. If not, none was charged.
+    /// Whether every limit lets the request pass. If not, none is charged.
     passed: bool,
-    /// What each limit says, in the order of the request.
+    /// The status of each limit, in the order of the request.
     limits: Vec<CheckData<'r>>,
 }
 
-/// What one limit says.
+/// The status of one limit.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct CheckData<'r> {
@@ -36,8 +36,8 @@ struct CheckData<'r> {
     limit: u32,
     /// How much more could pass now.
     remaining: u32,
-    /// Milliseconds since the Unix epoch. Of a denial: the first instant at which this limit would let the same
-    /// request pass. Otherwise: when the whole limit is there again.
+    /// Milliseconds since the Unix epoch. For a denial: the first instant at which this limit would
+    /// let the same request pass. Otherwise: the time at which the whole limit is available again.
     reset: u64,
     /// The override that applied, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]

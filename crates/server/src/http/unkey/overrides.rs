@@ -21,16 +21,17 @@ use crate::overrides::{OverrideError, new_id};
 const DURATION_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 /// The longest page of a list.
 const PAGE_MAX: u64 = 100;
-/// The page of whoever asks for none in particular.
+/// The default length of a page.
 const PAGE_DEFAULT: u64 = 10;
 /// The most `*` of one pattern: each may have to be tried at every place of an identifier, for every check.
 const STARS_MAX: usize = 4;
-/// When whoever has too many writes waiting is to come back, in seconds: they take milliseconds each.
+/// Retry time for a tenant with too many waiting writes, in seconds. A write takes milliseconds.
 const BUSY_RETRY_S: HeaderValue = HeaderValue::from_static("1");
-/// What a cursor begins with: the pattern that it continues after may look like nothing, and a cursor must not.
+/// Prefix of a cursor, so that it never looks empty, regardless of the pattern that it continues
+/// after.
 const CURSOR_PREFIX: char = '>';
 
-/// An override to be kept.
+/// An override to set.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::http) struct SetOverrideRequest<'b> {
@@ -38,7 +39,7 @@ pub(in crate::http) struct SetOverrideRequest<'b> {
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
     namespace: Option<FieldValue<'b>>,
-    /// To whom it applies; `*` stands for anything.
+    /// The identifiers that it applies to; `*` matches any characters.
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
     identifier: Option<FieldValue<'b>>,
@@ -74,7 +75,7 @@ pub(in crate::http) struct ListOverridesRequest<'b> {
     #[serde(borrow)]
     #[schema(value_type = String, min_length = 1, max_length = 512, required = true)]
     namespace: Option<FieldValue<'b>>,
-    /// Where the page before ended, as its answer said.
+    /// The cursor in the response with the previous page.
     #[serde(borrow)]
     #[schema(value_type = String, required = false)]
     cursor: Option<FieldValue<'b>>,
@@ -84,7 +85,7 @@ pub(in crate::http) struct ListOverridesRequest<'b> {
     limit: Option<FieldValue<'b>>,
 }
 
-/// The override that is kept now.
+/// The override that was set.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::http) struct SetOverrideData {
@@ -97,7 +98,7 @@ pub(in crate::http) struct SetOverrideData {
 #[serde(rename_all = "camelCase")]
 pub(in crate::http) struct OverrideData {
     override_id: String,
-    /// To whom it applies; `*` stands for anything.
+    /// The identifiers that it applies to; `*` matches any characters.
     identifier: String,
     /// How much may pass in each window; 0 blocks.
     limit: u32,
@@ -105,7 +106,7 @@ pub(in crate::http) struct OverrideData {
     duration: u64,
 }
 
-/// Nothing.
+/// An empty object.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::http) struct EmptyData {}
 
@@ -118,11 +119,11 @@ pub(in crate::http) struct OverrideList {
     pagination: Pagination,
 }
 
-/// What follows a page.
+/// The position after a page.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Pagination {
-    /// What to ask with for the next page, if there is one.
+    /// The cursor of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
     /// Whether there is one.
@@ -180,7 +181,7 @@ impl SetOverrideRequest<'_> {
     }
 }
 
-/// Tells of an override.
+/// Returns an override.
 #[utoipa::path(
     post,
     path = "/v2/ratelimit.getOverride",
@@ -240,7 +241,7 @@ pub(in crate::http) fn list(req: &HttpRequest<'_>, principal: Principal) -> Resu
     let most = problems.number("limit", request.limit.or(Some(FieldValue::Whole(PAGE_DEFAULT))), 1, PAGE_MAX);
     let (namespace, after) = problems.or((namespace, after))?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
-    // One more than asked for tells whether there are more.
+    // One more than requested shows whether there are more.
     let overrides = req.shared.overrides.of(principal.tenant);
     let found = overrides.list(&namespace, after.as_deref(), most.saturating_add(1));
     Ok(written(&page(&found, most)))
@@ -254,7 +255,7 @@ fn which(req: &HttpRequest<'_>) -> Result<(String, String), Refusal> {
     Ok(problems.or((namespace, pattern))?)
 }
 
-/// The pattern after which a page begins. An empty cursor is none.
+/// Returns the pattern after which a page begins. An empty cursor counts as missing.
 fn continued(problems: &mut Problems, cursor: Option<FieldValue<'_>>) -> Option<String> {
     match cursor {
         None => return None,
@@ -314,7 +315,7 @@ mod tests {
     use http_body_util::BodyExt;
     use serde_json::{Value, json};
 
-    /// What a write that was not done is answered with: the status, when to come back, and the error.
+    /// Returns the response to a failed write: the status, the retry time and the error.
     async fn refused(reason: OverrideError) -> (u16, Option<HeaderValue>, Value) {
         let answer = done(Err::<(), _>(reason), |()| Ok(answered(EmptyData {})));
         let (parts, body) = answer.into_parts();

@@ -6,14 +6,15 @@ use std::fmt::Write;
 use arrayvec::ArrayString;
 use serde::{Serialize, Serializer};
 
-/// `req_`, the 16 digits of who answered, and up to 16 of which answer of theirs it was.
+/// Length of an id: `req_`, 16 digits of the thread, and up to 16 of the request's number on that
+/// thread.
 const BYTES_MAX: usize = 36;
 
 /// The name of a request.
 #[derive(Debug)]
 pub(super) struct RequestId(ArrayString<BYTES_MAX>);
 
-/// What one thread's names have in common, and how many it gave.
+/// The common prefix of a thread's ids, and their number so far.
 struct Series {
     prefix: ArrayString<20>,
     given: u64,
@@ -51,7 +52,7 @@ impl RequestId {
     }
 }
 
-/// At least eight digits, so that names of a series are in order for a long time.
+/// Appends at least eight digits, so that the ids of a thread sort in order for a long time.
 fn push_hex(name: &mut ArrayString<BYTES_MAX>, number: u64) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let count = (64 - number.leading_zeros()).div_ceil(4).max(8);
