@@ -1,4 +1,4 @@
-//! Waits that differ from one process to the next, so that many do not come at once.
+//! Waits that differ between processes, so that many do not retry at once.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub fn with_jitter(time: Duration, seed: u64) -> Duration {
     between(time / 5 * 4, time / 5 * 6, step(seed))
 }
 
-/// One step of a linear congruential generator: nothing but a spread is asked of it.
+/// One step of a linear congruential generator. It only has to spread the waits.
 fn step(seed: u64) -> u64 {
     seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407)
 }

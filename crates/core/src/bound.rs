@@ -1,17 +1,23 @@
-//! How far a limit may be passed at most: term by term, in whole units, each rounded up.
+//! The worst-case over-admission of a limit: term by term, in whole units, each rounded up.
 //!
-//! One bucket lets pass `B + r * I` in any interval `I`. What many processes in several regions let pass is that and a
-//! surplus, which is paid once, however long the interval is; under a sliding window it may be paid in each window.
+//! One bucket admits at most `B + r * I` units in any interval `I`. Many nodes in several regions
+//! admit that and a surplus. The surplus occurs once, however long the interval is; under a sliding
+//! window it may occur in each window.
 //!
-//! Between regions it follows from what they know of each other. Let `g` be the last moment at which anything was granted or
-//! decided that passed in `I`, `i` the region where that was, and `K` how old at most what it knew of the others was. All that
-//! another region passed in `I` it had either charged by `g - K`: then it counted at `i` as well, and both the level there and what
-//! was granted of it were together within the limit at `g`. Or it is less than that region itself lets pass from `g - K` on, `B + r * K`,
-//! since by its own count what it charged and what it had granted were together within the limit too. What is granted counts as
-//! used from then on, so it does not matter how long grants last, here or there. Beside that, `i` may never have known what
-//! another region kept below the threshold; nor what had drained there by the time that it first told of the key, which drained at
-//! `i` as well, where it was not known: that is `r * K` once more. While regions do not hear of each other, what is known is as old as
-//! the silence that is allowed, and no older: then everyone spends from its standing part.
+//! Between regions, the surplus follows from the age of their knowledge of each other. Let `g` be
+//! the last moment of a grant or decision behind the usage in `I`. Let `i` be the region of that
+//! moment, and `K` the largest age of its knowledge of its peers. The usage that a peer admits in
+//! `I` has two parts. The peer charged the first part by `g - K`, so that part counted at `i` as
+//! well: at `g`, the level and the grants of `i` were together within the limit. The second part is
+//! less than the peer itself admits from `g - K` on, `B + r * K`. By the peer's own count, its
+//! charges and grants were together within the limit too. A grant counts as used from the moment it
+//! is made, so the lives of grants do not matter, in either region.
+//!
+//! Two terms are added. First, `i` may never learn of usage that a peer keeps below the publish
+//! threshold. Second, a part of a key's usage drains at the peer before its first component; at `i`
+//! that part is unknown, and the same amount drains there as well. This is `r * K` once more.
+//! During a network partition, the knowledge is at most as old as the peer timeout: from then on
+//! each region spends only its regional share.
 //!
 //! ```
 //! use std::time::Duration;
@@ -35,35 +41,38 @@ use crate::limit::{Algorithm, Limit};
 use crate::origin::{CROSS_REGION_LIFE_US_MAX, LAPSE_MARGIN_US, Lapse, Terms, share_of};
 use crate::regime::Regime;
 
-/// How often a region tells the others what it counted, µs.
+/// Interval between two replication rounds of a region, µs.
 pub const REPLICATION_INTERVAL_US: u64 = 200_000;
 
 /// The lag between two regions that raises an alarm, µs. A bound is computed with this lag by
 /// default, so it holds while there is no alarm.
 pub const LAG_ALARM_US: u64 = 500_000;
 
-/// How long a region may be silent before the others spend from their standing parts only, µs. Higher: fewer hiccups of a
-/// link are noticed; more passes before a real cut is.
+/// Last-heard age at which a peer counts as lost and regions spend only their regional shares, µs.
+/// Higher: fewer short interruptions of a link isolate a region; more units pass before a real
+/// network partition does.
 pub const PEER_TIMEOUT_US: u64 = 5_000_000;
 
-/// How much a region keeps to itself before it tells of a key, in millionths of its burst. Higher: less is told of keys that
-/// are far below their limits; each region may hide that much.
+/// Publish threshold: the usage of a key below which a region does not publish its component, in
+/// millionths of the burst. Higher: fewer components of keys far below their limits; each region
+/// may hide that much.
 pub const THRESHOLD_PPM: u32 = 62_500;
 
-/// For how long an origin answers some processes and not others, unless another time is said, µs.
+/// Default time for which an origin answers some nodes and not others, µs.
 pub const OUTAGE_US: u64 = 30_000_000;
 
-/// By how much clocks of a region may run apart: a holder believes in its grant for longer by this part of its life.
+/// Clock drift within a region: a node may use its grant longer than the origin expects, by one
+/// part in this many of the grant's life.
 const CLOCK_DRIFT_DIVISOR: u64 = 16;
 
 const PPM: u128 = 1_000_000;
 
-/// A limit, and what is to become of it when something goes wrong.
+/// A limit, with the properties that select its behaviour under faults.
 #[derive(Clone, Copy, Debug)]
 pub struct Promise<'l> {
-    /// What may pass.
+    /// The limit.
     pub limit: &'l Limit,
-    /// What depends on it.
+    /// Class of the limit.
     pub class: Class,
     /// Whether those it limits pay: of class [`Class::Cost`], it is open without an origin.
     pub paid: bool,
@@ -74,7 +83,7 @@ pub struct Promise<'l> {
 }
 
 impl<'l> Promise<'l> {
-    /// A limit with what its class says.
+    /// Creates the promise of an unpaid limit without tolerance.
     pub fn new(limit: &'l Limit, class: Class, regime: Regime) -> Self {
         Self { limit, class, paid: false, tolerance_ppm: 0, regime }
     }
@@ -84,29 +93,30 @@ impl<'l> Promise<'l> {
     }
 }
 
-/// The processes that count together, and how soon they hear of each other.
+/// The nodes that count together, and the delays between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fleet {
-    /// The regions, each by the weight of its standing part.
+    /// Weights of the regional shares, one for each region.
     pub weights: Box<[u32]>,
     /// Processes in each region.
     pub nodes: u32,
     /// Whether those of a region share an origin. If not, each counts for itself.
     pub has_origin: bool,
-    /// How often a region tells the others what it counted, µs.
+    /// Interval between two replication rounds of a region, µs.
     pub replication_interval_us: u64,
     /// How long that is under way, µs.
     pub transit_us: u64,
     /// The longest that a grant of a limit of several regions lasts, µs, up to [`CROSS_REGION_LIFE_US_MAX`].
     pub grant_life_us: u64,
-    /// How long a region may be silent before the others spend from their standing parts only, µs.
+    /// Last-heard age at which a peer counts as lost and regions spend only their regional shares,
+    /// µs.
     pub peer_timeout_us: u64,
-    /// How much a region keeps to itself before it tells of a key, in millionths of its burst.
+    /// Publish threshold, in millionths of the burst.
     pub threshold_ppm: u32,
 }
 
 impl Fleet {
-    /// So many regions of the same weight, of one process each. Of none there is one.
+    /// Creates `regions` regions of the same weight, with one node each. 0 counts as 1.
     pub fn of(regions: u32) -> Self {
         Self {
             weights: vec![1; regions.max(1) as usize].into(),
@@ -134,38 +144,38 @@ impl Fleet {
         self.replication_interval_us.saturating_add(self.transit_us)
     }
 
-    /// The largest standing part of so many units.
+    /// Returns the largest regional share of `units`.
     fn largest_part(&self, units: u128) -> u128 {
         let all: u128 = self.weights.iter().map(|weight| u128::from(*weight)).sum();
         let largest = self.weights.iter().max().map_or(1, |weight| u128::from(*weight));
         if all == 0 { units } else { (units * largest).div_ceil(all) }
     }
 
-    /// Whether some region's standing part of so many units is nothing.
+    /// Whether the regional share of `units` is 0 in some region.
     fn leaves_some_nothing(&self, units: u64) -> bool {
         (0..self.weights.len()).any(|own| share_of(units, &self.weights, own) == 0)
     }
 }
 
-/// What goes wrong, how often.
+/// The number of faults of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// Processes that were not heard of in time while they held a grant of the key: crashes, mostly.
+    /// Nodes that did not report in time while they had a grant of the key, mostly after crashes.
     pub lapses: u32,
     /// Times that an origin came back without its last writes; without an origin, restarts of a process.
     pub failovers: u32,
-    /// Times that an origin did not answer.
+    /// Outages of an origin.
     pub outages: u32,
-    /// For how long it answered others of its region meanwhile, µs.
+    /// Time for which the origin answers other nodes of its region during an outage, µs.
     pub outage_us: u64,
-    /// Times that regions did not hear of each other. However often that is, it is paid for once.
+    /// Network partitions between regions. Any number of them adds its terms once.
     pub partitions: u32,
 }
 
 impl Faults {
-    /// Nothing.
+    /// No faults.
     pub const NONE: Self = Self { lapses: 0, failovers: 0, outages: 0, outage_us: OUTAGE_US, partitions: 0 };
-    /// Everything, once.
+    /// One fault of each kind.
     pub const ONE_OF_EACH: Self =
         Self { lapses: 1, failovers: 1, outages: 1, outage_us: OUTAGE_US, partitions: 1 };
 }
@@ -175,18 +185,18 @@ impl Faults {
 pub enum TermCondition {
     /// While all is well, too.
     Always,
-    /// When a process was not heard of in time.
+    /// When a node does not report in time.
     Lapse,
     /// When writes were lost.
     FailOver,
     /// When an origin does not answer.
     Outage,
-    /// When regions do not hear of each other.
+    /// During a network partition between regions.
     Partition,
 }
 
 impl TermCondition {
-    /// As answers name it.
+    /// Returns the name used in answers.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Always => "always",
@@ -201,12 +211,14 @@ impl TermCondition {
 /// A part of a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// What it is for.
+    /// Cause of the over-admission.
     pub name: &'static str,
-    /// How it is counted: B the burst, r the rate, e the tolerance, R regions, N processes in each, K the lag between their
-    /// origins, S the silence, h the threshold, q the largest grant, O how long an outage lasts for some only.
+    /// Formula of the term: B the burst, L the amount of a sliding window, r the rate, e the
+    /// tolerance, R the regions, N the nodes in each, K the lag between origins, S the peer
+    /// timeout, h the publish threshold, q the largest grant, O the time for which an outage
+    /// affects only some nodes.
     pub formula: &'static str,
-    /// What that comes to.
+    /// Units of the term.
     pub units: u64,
     /// When it is paid.
     pub condition: TermCondition,
@@ -215,19 +227,20 @@ pub struct Term {
 /// How far a limit may be passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// What it is made of.
+    /// Terms of the bound.
     pub terms: Vec<Term>,
-    /// How many buckets of the limit there are: one for each region of a limit that is regional, one otherwise. What they let
-    /// pass is what is promised, and not part of the terms.
+    /// Number of buckets of the limit: one for each node without an origin, one for each region of
+    /// a regional limit, otherwise one. The terms do not include the units that the buckets
+    /// themselves admit.
     pub buckets: u64,
     /// Whether the surplus may be paid in each window, not once.
     pub recurs: bool,
-    /// D: after how long at most nobody in a region passes anything without going by what another one passed, µs. 0 where no region
-    /// goes by others.
+    /// D: the longest time until all nodes of a region count the usage of a peer region, µs. 0 if
+    /// regions do not count each other's usage.
     pub lag_us: u64,
     /// q: the largest grant that a process may hold.
     pub largest_grant: u64,
-    /// Whether the limit stops nobody while its origin is gone, for which there is no bound.
+    /// Whether the limit fails open while its origin is down. No bound exists for that time.
     pub is_open_without_origin: bool,
 }
 
@@ -237,7 +250,7 @@ impl Bound {
         self.sum(|_| true)
     }
 
-    /// The most units that pass above the limit while nothing goes wrong.
+    /// Returns the largest number of units above the limit without faults.
     pub fn steady(&self) -> u64 {
         self.sum(|term| term.condition == TermCondition::Always)
     }
@@ -247,10 +260,10 @@ impl Bound {
     }
 }
 
-/// How far a limit may be passed by a fleet in which so much goes wrong.
+/// Computes the worst-case over-admission of a limit in a fleet with these faults.
 pub fn bound(promise: &Promise<'_>, fleet: &Fleet, faults: &Faults) -> Bound {
     let mut sum = BoundBuilder::new(promise, fleet);
-    // Nothing passes under a limit of 0, whoever decides.
+    // Under a limit of 0 nothing passes on any node.
     if !promise.limit.is_blocked() {
         if fleet.has_origin {
             sum.between_regions(faults);
@@ -262,11 +275,13 @@ pub fn bound(promise: &Promise<'_>, fleet: &Fleet, faults: &Faults) -> Bound {
     sum.finish()
 }
 
-/// The most that a limit of several regions may owe beyond its capacity, in units: a limit that forgives forgets what is above.
+/// Returns the largest debt of a limit of several regions beyond its capacity, in units. A limit
+/// that forgives lapses drops the debt above it.
 ///
-/// It is not its surplus, and does not become less with it. A level counts what others passed when that is heard of, which is later than
-/// it was passed by the lives of grants as well: so it may be above the surplus by what drains in that time, and a cap below that
-/// would forget what was never too much. Then the long-run rate would be more than the limit's.
+/// The debt is not the surplus, and does not shrink with it. A level counts the usage of peers when
+/// their components arrive, and the lives of grants delay that as well. So the level may exceed the
+/// surplus by the units that drain in that time. A lower cap would drop usage within the limit, and
+/// the long-run rate would exceed the limit's.
 pub fn debt_max(promise: &Promise<'_>, fleet: &Fleet) -> u64 {
     if promise.limit.is_blocked() {
         return 0;
@@ -295,7 +310,7 @@ impl<'a> BoundBuilder<'a> {
         self.terms.push(Term { name, formula, units: short(units), condition });
     }
 
-    /// What regions let pass because they have not heard of each other.
+    /// Adds the terms for units that regions admit before they know of each other's usage.
     fn between_regions(&mut self, faults: &Faults) {
         let others = self.fleet.others();
         if self.promise.regime != Regime::BestEffort || others == 0 {
@@ -340,7 +355,7 @@ impl<'a> BoundBuilder<'a> {
         }
     }
 
-    /// What processes of a region let pass because they share an origin, and not a memory.
+    /// Adds the terms for nodes of a region, which share an origin but no memory.
     fn in_regions(&mut self, faults: &Faults) {
         match self.promise.regime {
             _ if self.tolerance == 0 => {}
@@ -370,8 +385,9 @@ impl<'a> BoundBuilder<'a> {
         }
     }
 
-    /// What processes let pass by their own parts of the limit while the origin does not answer them. Where it answers none, all parts
-    /// are together the limit, once more from the beginning; where it answers others, these have the whole rate beside them.
+    /// Adds the terms for node shares while the origin does not answer. If the origin answers no
+    /// node, all node shares together are the limit, once more from an empty level. If it answers
+    /// other nodes, these admit the whole rate besides.
     fn node_shares(&mut self, faults: &Faults) {
         let (outages, nodes) = (u128::from(faults.outages), u128::from(self.fleet.nodes.max(1)));
         let rate = self.drained(faults.outage_us.into());
@@ -398,13 +414,14 @@ impl<'a> BoundBuilder<'a> {
         }
     }
 
-    /// What processes let pass that each count for themselves: they forget when they are restarted.
+    /// Adds the term for nodes without an origin: each counts for itself and loses its meters at a
+    /// restart.
     fn without_origin(&mut self, faults: &Faults) {
         let units = u128::from(faults.failovers) * self.burst;
         self.add(TermCondition::FailOver, "restarts", "fail-overs * B", units);
     }
 
-    /// An origin grants a process all there is, if nobody else wants any.
+    /// Returns q. An origin grants a node all there is if no other node wants any.
     fn largest_grant(&self) -> u128 {
         match self.promise.regime {
             Regime::Share => self.fleet.largest_part(self.burst),
@@ -412,7 +429,7 @@ impl<'a> BoundBuilder<'a> {
         }
     }
 
-    /// What drains in this time, rounded up.
+    /// Returns the units that drain in this time, rounded up.
     fn drained(&self, us: u128) -> u128 {
         (self.amount() * us).div_ceil(self.promise.limit.period_us().into())
     }
@@ -421,27 +438,29 @@ impl<'a> BoundBuilder<'a> {
         self.promise.limit.amount().into()
     }
 
-    /// What drains within the lag between origins, rounded up.
+    /// Returns the units that drain within the lag between origins, rounded up.
     fn within_lag(&self) -> u128 {
         self.drained(self.fleet.lag_us().into())
     }
 
-    /// What drains before a region that does not hear of others spends from its standing part, rounded up. The silence is
-    /// measured by a replicator and runs out at an origin, whose clocks may run apart.
+    /// Returns the units that drain before an isolated region spends only its regional share,
+    /// rounded up. A replicator measures the peer timeout, and it expires at an origin; their
+    /// clocks may drift apart.
     fn within_peer_timeout(&self) -> u128 {
         let peer_timeout_us = u128::from(self.fleet.peer_timeout_us);
         self.drained(peer_timeout_us + peer_timeout_us.div_ceil(CLOCK_DRIFT_DIVISOR.into()))
     }
 
-    /// The lag between processes of two regions: that between origins; before it what the writer's processes have not reported,
-    /// which is reported, or written off, when their grants end; behind it what the reader's hold.
+    /// Returns the lag between nodes of two regions. It is the lag between the origins, plus a
+    /// grant's life on each side. The writing nodes report their usage, or their grants lapse, when
+    /// the grants end. The reading nodes may still spend their grants.
     fn lag_us(&self) -> u64 {
         let life_us = self.fleet.grant_life_us.min(CROSS_REGION_LIFE_US_MAX);
         let held_us = life_us + life_us.div_ceil(CLOCK_DRIFT_DIVISOR);
         self.fleet.lag_us().saturating_add(LAPSE_MARGIN_US + 2 * held_us)
     }
 
-    /// What regions owe each other at most while nothing is lost.
+    /// Returns the largest debt between regions while nothing is lost.
     fn debt(&self) -> u128 {
         let unheard = match self.promise.limit.algorithm() {
             Algorithm::SlidingWindow => self.burst,
@@ -453,7 +472,7 @@ impl<'a> BoundBuilder<'a> {
         self.fleet.others() * unheard + self.fleet.regions() * self.tolerance
     }
 
-    /// What a region keeps to itself below the threshold.
+    /// Returns the usage that a region does not publish, because it is below the publish threshold.
     fn hidden(&self) -> u128 {
         (self.burst * u128::from(self.fleet.threshold_ppm)).div_ceil(PPM)
     }
@@ -482,21 +501,21 @@ fn short(units: u128) -> u64 {
     u64::try_from(units).unwrap_or(u64::MAX)
 }
 
-/// Something about a limit that its author may not have meant.
+/// A property of a limit that its author may not intend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Warning {
     /// A sliding window that all regions share.
     WindowIsGlobal,
-    /// Regions hear of each other too late for it.
+    /// The lag between regions is too long for the period of the limit.
     RegionalInEffect {
         /// Its period, µs.
         period_us: u64,
         /// The lag between regions, µs.
         lag_us: u64,
     },
-    /// It is divided so far that nothing is left for some region.
+    /// The regional share of some region is 0.
     EmptyShare,
-    /// The same of a limit that is divided only while regions do not hear of each other.
+    /// The same for a limit that is divided only while regions are isolated.
     EmptyShareWhileIsolated,
 }
 
@@ -535,8 +554,8 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// What the author of a limit had better know. How many regions there are counts for parts only: whoever says that a limit is
-/// `best_effort` has more than one in mind.
+/// Returns warnings for the author of a limit. The number of regions matters for shares only: the
+/// author of a `best_effort` limit expects more than one region.
 pub fn warnings(promise: &Promise<'_>, fleet: &Fleet) -> Vec<Warning> {
     let (limit, mut found) = (promise.limit, Vec::new());
     if limit.is_blocked() {
@@ -555,16 +574,15 @@ pub fn warnings(promise: &Promise<'_>, fleet: &Fleet) -> Vec<Warning> {
     found
 }
 
-/// Whether a limit is divided so far that some region has nothing of it, for as long as it is divided.
+/// Returns a warning if the regional share of some region is 0 while the limit is divided.
 fn nothing_left(promise: &Promise<'_>, fleet: &Fleet) -> Option<Warning> {
     let (limit, terms) = (promise.limit, promise.terms());
     let (warning, burst) = match promise.regime {
         Regime::Share => (Warning::EmptyShare, limit.burst().into()),
-        // A standing part counts with what is tolerated.
         Regime::BestEffort => (Warning::EmptyShareWhileIsolated, terms.capacity()),
         Regime::Regional | Regime::Strict => return None,
     };
-    // Where nothing drains nothing passes, whatever the burst is.
+    // If nothing drains, nothing passes, for any burst.
     let is_nothing = fleet.leaves_some_nothing(burst) || fleet.leaves_some_nothing(limit.amount().into());
     is_nothing.then_some(warning)
 }
@@ -588,7 +606,7 @@ mod tests {
         bound.terms.iter().map(|term| (term.formula, term.units)).collect()
     }
 
-    /// Regions that hear of each other after two seconds and a half, of limits that drain slowly.
+    /// Regions with a lag of 2.5 s between their nodes, for limits that drain slowly.
     fn fleet(regions: u32) -> Fleet {
         let grant_life_us = 800_000;
         Fleet {
@@ -632,7 +650,8 @@ mod tests {
             let fleet = Fleet { weights: weights.into(), ..fleet(1) };
             bound(&promise, &fleet, &Faults { partitions, ..Faults::NONE }).total()
         };
-        // A burst, a sixteenth of it, and what drains in half a second, twice; or in a silence of five and their sixteenth.
+        // A burst, a sixteenth of it, and twice the drain of 0.5 s; or of a peer timeout of 5 s and
+        // its sixteenth.
         let (well, cut) = (100 + 7 + 2, 100 + 7 + 2 * 6);
         assert_eq!((surplus(&[1, 1, 1, 1], 0), surplus(&[1, 1, 1, 1], 1)), (3 * well, 3 * cut));
         assert_eq!(surplus(&[1, 1, 1, 1], 9), surplus(&[1, 1, 1, 1], 1));
@@ -649,7 +668,7 @@ mod tests {
             let fleet = Fleet { grant_life_us, ..fleet(3) };
             (bound(&promise, &fleet, &faults).total(), debt_max(&promise, &fleet))
         };
-        // Bursts and what is hidden of them, what drains in two and a half seconds and in five.
+        // Bursts with their hidden part, and the drain of 2.5 s and of 5 s.
         assert_eq!(of(800_000), (364, 2 * (160 + 10 + 3 + 5)));
         assert_eq!(of(0), (364, 2 * (160 + 10 + 1 + 5)));
         let window = Limit::sliding_window(100, SECOND).expect("in range");
@@ -788,12 +807,13 @@ mod tests {
         let promise = Promise::new(&promise, Class::Security, Regime::BestEffort);
         let lag_us =
             |grant_life_us| bound(&promise, &Fleet { grant_life_us, ..Fleet::of(2) }, &Faults::NONE).lag_us;
-        // A second of each of two, their clocks apart, the margin, and the way.
+        // Two grants of a second with their clock drift, the lapse margin, and the lag between
+        // origins.
         assert_eq!(lag_us(CROSS_REGION_LIFE_US_MAX), 2 * 1_062_500 + 300_000 + 500_000);
         assert_eq!(lag_us(u64::MAX), lag_us(CROSS_REGION_LIFE_US_MAX), "whoever says more");
     }
 
-    /// One of everything that a bound depends on.
+    /// All inputs of a bound.
     #[derive(Clone, Debug)]
     struct Situation {
         amount: u64,
@@ -820,7 +840,7 @@ mod tests {
             Some(bound(&promise, &self.fleet, &self.faults))
         }
 
-        /// The same with one thing raised.
+        /// Returns a copy with one input raised.
         fn raised(&self, which: usize, by: u32) -> Self {
             let mut raised = self.clone();
             let (fleet, faults) = (&mut raised.fleet, &mut raised.faults);
@@ -883,7 +903,8 @@ mod tests {
             which in 0..RAISED,
             by in 1_u32..1 << 30,
         ) {
-            // A standing part is smaller where there are more regions; whatever it is, all of them are one limit.
+            // With more regions, each regional share is smaller; all shares together remain one
+            // limit.
             prop_assume!(which != 3 || !matches!(situation.regime, Regime::Share | Regime::BestEffort));
             let pair = (situation.bound(), situation.raised(which, by).bound());
             if let (Some(less), Some(more)) = pair {

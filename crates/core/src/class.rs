@@ -1,22 +1,23 @@
-//! Classes: what depends on a limit, and so what becomes of it when something it needs is gone.
+//! Classes: the purpose of a limit, which selects its behaviour when something that it needs is
+//! gone.
 
 use std::fmt;
 
 use crate::origin::Lapse;
 use crate::regime::Regime;
 
-/// What depends on a limit.
+/// The purpose of a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// Keeps a service pleasant. Shed first, and then let through; without the origin each process
-    /// goes on with its part.
+    /// Keeps a service pleasant. Shed first, and then the request passes. Without the origin each
+    /// node continues with its node share.
     #[default]
     Comfort,
-    /// Keeps a bill small. Shed second, and then refused; without the origin it fails closed, or
-    /// open for who pays.
+    /// Keeps a bill small. Shed second, and then the request is refused. Without the origin it
+    /// fails closed, or open for paying callers.
     Cost,
-    /// Keeps attackers out. Shed last, and then refused; what a lost process held counts as used;
-    /// without the origin it fails closed.
+    /// Keeps attackers out. Shed last, and then the request is refused. A lapsed grant counts as
+    /// used. Without the origin it fails closed.
     Security,
 }
 
@@ -24,7 +25,7 @@ impl Class {
     /// All classes, in the order in which their checks are shed.
     pub const ALL: [Self; 3] = [Self::Comfort, Self::Cost, Self::Security];
 
-    /// The class as it is written in rules, answers and metrics.
+    /// Returns the name of the class in rules, answers and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Comfort => "comfort",
@@ -33,7 +34,8 @@ impl Class {
         }
     }
 
-    /// How far a limit reaches unless it says otherwise: what must hold is decided in one place.
+    /// Returns the default regime of a limit. A security limit must hold, so one region decides
+    /// each key.
     pub const fn regime(self) -> Regime {
         match self {
             Self::Comfort | Self::Cost => Regime::BestEffort,
@@ -41,7 +43,7 @@ impl Class {
         }
     }
 
-    /// What becomes of a grant whose holder was not heard of in time.
+    /// Returns the treatment of a grant after its node failed to report in time.
     pub const fn lapse(self) -> Lapse {
         match self {
             Self::Comfort | Self::Cost => Lapse::Forgiven,

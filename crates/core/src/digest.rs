@@ -8,7 +8,8 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use crate::sip::Sip13;
 use crate::table::ShareId;
 
-/// The secret that keeps digests unpredictable: nobody who does not know it can find keys that collide.
+/// The secret that keeps digests unpredictable: without it, an attacker cannot find keys that
+/// collide.
 #[derive(Clone, Copy)]
 pub struct Secret([u8; 16]);
 
@@ -55,7 +56,7 @@ impl KeySpace {
     pub fn new(root: &Secret, share: ShareId, name: &str) -> Self {
         let derive = |purpose: &[u8]| derive(root, &[&share.0.to_le_bytes(), name.as_bytes(), purpose]);
         let (single, joined) = (derive(b"single"), derive(b"joined"));
-        // No key has zero parts, so the overflow meter's digest is none of theirs.
+        // No key has zero parts, so no key has the digest of the overflow meter.
         Self { single: Sip13::new(single.0), joined, share, spill: hash(&joined, &[]) }
     }
 
@@ -92,7 +93,8 @@ fn derive(root: &Secret, parts: &[&[u8]]) -> Secret {
     Secret(bytes)
 }
 
-/// Each part is followed by its length: read from the end, a stream has only one way to be taken apart.
+/// Hashes the parts. Each part is followed by its length, so a stream read from the end has only
+/// one decomposition.
 fn hash(secret: &Secret, parts: &[&[u8]]) -> Digest {
     let mut hasher = SipHasher13::new_with_key(&secret.0);
     for part in parts {

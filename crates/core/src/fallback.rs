@@ -1,25 +1,27 @@
-//! What decides when the origin does not.
+//! Decision sources, and decisions without the origin.
 
 use crate::class::Class;
 use crate::limit::Limit;
 
-/// What a decision rests on, from the best to the last.
+/// The state that a decision rests on, from the best to the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DecisionSource {
-    /// The region's origin, which counts what all regions use: its grant, its last word, or its answer.
+    /// The region's origin, which counts the usage of all regions: its grant, its last reply, or
+    /// its decision.
     Global,
-    /// The same, of a limit of this region alone, or on this region's part while another one is not heard of.
+    /// The same for a limit of this region alone, or for the regional share while a peer counts as
+    /// lost.
     Regional,
-    /// This process's part of the limit, by the number of processes it was told of or has heard of.
+    /// The node share of the limit, by the configured or the observed number of nodes.
     Local,
     /// A coarse meter that all requests of the tenant share: the limit fails open.
     Open,
-    /// Nothing: the class of the limit says that it does not pass then.
+    /// Nothing: the limit fails closed by its class.
     Closed,
 }
 
 impl DecisionSource {
-    /// As answers and metrics name it.
+    /// Returns the name in answers and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Global => "global",
@@ -42,12 +44,12 @@ impl Class {
     }
 }
 
-/// What a process goes by while its origin is gone.
+/// The state for a decision without the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FallbackState {
     /// How many processes share the limit, this one included.
     pub processes: u32,
-    /// What was left of it, if the origin said so of late.
+    /// Units that were left of it, if a recent reply of the origin states them.
     pub remaining: Option<u64>,
 }
 
@@ -56,12 +58,13 @@ pub struct FallbackState {
 pub struct NodeShare {
     /// The part.
     pub limit: Limit,
-    /// What of it counts as used: what all have used already is not there for each of them to use again.
+    /// Units of it that count as used: units that all nodes have used are not there for each of
+    /// them to use again.
     pub spent: u64,
 }
 
 impl NodeShare {
-    /// The part of `limit` that is a process's of this standing.
+    /// Returns the part of `limit` for one node in this state.
     pub fn new(limit: &Limit, state: FallbackState) -> Self {
         let FallbackState { processes, remaining } = state;
         let part = limit.part(processes);

@@ -1,16 +1,17 @@
 //! GCRA on integers: one theoretical arrival time, exact for every rate.
 //!
-//! Seven per second is not 142,857 µs each: one unit takes 1,000,000 / 7 µs, and rounding it drifts. So an
-//! instant is kept as whole microseconds plus a fraction whose denominator is the limit's amount. All sums and
-//! comparisons are exact; only the answers are rounded, each to the side that keeps its promise.
+//! Seven per second is not 142,857 µs each: one unit takes 1,000,000 / 7 µs, and rounding it
+//! drifts. So an instant is stored as whole microseconds plus a fraction with the limit's amount as
+//! its denominator. All sums and comparisons are exact; only the answers are rounded, each to the
+//! side that keeps its promise.
 
 use std::num::NonZeroU32;
 
 use crate::limit::{DRAIN_US_MAX, Limit};
 use crate::verdict::{Retry, Verdict};
 
-/// The most debt a meter carries, as time to drain. What goes beyond is forgotten: it keeps every instant inside
-/// the bits a meter has for it.
+/// Largest debt of a meter, as time to drain, µs. More is dropped, so that every instant fits into
+/// the bits of a meter.
 pub const DEBT_US_MAX: u64 = 2 * DRAIN_US_MAX;
 
 /// A length of time: `whole` µs and `frac / amount` of one more. Only meaningful beside its limit's amount.
@@ -18,7 +19,7 @@ pub const DEBT_US_MAX: u64 = 2 * DRAIN_US_MAX;
 pub struct Span {
     /// Whole microseconds.
     pub whole: u64,
-    /// The numerator of what is left; always below the amount.
+    /// Numerator of the fraction; always below the amount.
     pub frac: u32,
 }
 
@@ -26,16 +27,17 @@ pub struct Span {
 pub type Arrival = Span;
 
 impl Span {
-    /// No time at all.
+    /// A span of no time.
     pub const ZERO: Self = Self { whole: 0, frac: 0 };
 
-    /// What one unit of cost takes to drain.
+    /// Returns the time in which one unit of cost drains.
     pub(crate) const fn of_unit(amount: NonZeroU32, period_us: u64) -> Self {
         let amount = amount.get() as u64;
         Self { whole: period_us / amount, frac: (period_us % amount) as u32 }
     }
 
-    /// `n` times this span, for an `n` whose product was checked to fit: at most a burst.
+    /// Returns `n` times this span. The caller has checked that the product fits: `n` is at most a
+    /// burst.
     #[inline]
     pub(crate) const fn times(self, n: u32, amount: NonZeroU32) -> Self {
         if n == 1 {
@@ -48,7 +50,8 @@ impl Span {
         Self { whole: n as u64 * self.whole + frac / amount, frac: (frac % amount) as u32 }
     }
 
-    /// What `cost` takes to drain, or [`DEBT_US_MAX`] if that is less: for costs that nobody checked.
+    /// Returns the time in which `cost` drains, or [`DEBT_US_MAX`] if that is less: for unchecked
+    /// costs.
     fn of_cost(limit: &Limit, cost: u64) -> Self {
         let amount = u128::from(limit.denominator().get());
         let scaled = u128::from(cost) * u128::from(limit.period_us());
@@ -71,7 +74,7 @@ impl Span {
         Self { whole: self.whole + other.whole + carry as u64, frac: frac as u32 }
     }
 
-    /// This span less a shorter one; nothing if the other is longer.
+    /// Subtracts a shorter span; returns zero if the other is longer.
     #[inline]
     const fn minus(self, other: Self, amount: NonZeroU32) -> Self {
         let borrow = self.frac < other.frac;
@@ -88,10 +91,11 @@ impl Span {
     }
 }
 
-/// What is still to drain at `now`. Whether that is anything cannot be predicted, so no branch asks.
+/// Returns the time still to drain at `now_us`. Whether that is zero cannot be predicted, so the
+/// code has no branch on it.
 ///
-/// A meter may have been left by a limit with another amount, whose fractions are of another size. Of those, one that
-/// is too large for this limit counts as a whole microsecond, and any other is off by less than one.
+/// The meter may come from a limit with another amount and so another denominator. A fraction that
+/// is too large for this limit counts as a whole microsecond; any other is off by less than one.
 #[inline]
 fn backlog(limit: &Limit, arrival: Arrival, now_us: u64) -> Span {
     let pending = arrival.whole >= now_us;
@@ -106,7 +110,7 @@ fn arrival(backlog: Span, now_us: u64) -> Arrival {
     Span { whole: now_us + backlog.whole, frac: backlog.frac }
 }
 
-/// How many whole units of cost drain within `span`.
+/// Returns the whole units of cost that drain within `span`.
 #[inline]
 fn units_in(limit: &Limit, span: Span) -> u32 {
     let amount = u64::from(limit.amount());
@@ -124,8 +128,8 @@ fn units_in_long(limit: &Limit, span: Span) -> u64 {
     u64::try_from(scaled / u128::from(limit.period_us())).unwrap_or(u64::MAX)
 }
 
-/// Decides a request of `cost` on a meter whose reservations hold `reserved` more. Gives the arrival time after
-/// it, which is the one before it unless it was allowed.
+/// Decides a request of `cost` on a meter with `reserved` more units in reservations. Returns the
+/// arrival time after it, which is unchanged unless the request is allowed.
 #[inline(always)]
 pub fn decide(limit: &Limit, before: Arrival, reserved: u32, now_us: u64, cost: u64) -> (Verdict, Arrival) {
     if limit.is_blocked() {
@@ -146,7 +150,7 @@ pub fn decide(limit: &Limit, before: Arrival, reserved: u32, now_us: u64, cost: 
     (Verdict::Allow { remaining, reset_after_us: charged.ceil_us() }, arrival(charged, now_us))
 }
 
-/// What the limit sees: what is still to drain, and what is set aside.
+/// Returns the span that the limit compares: the time still to drain, and the reservations.
 #[inline]
 fn with_reserved(limit: &Limit, span: Span, reserved: u32) -> Span {
     if reserved == 0 {
@@ -174,13 +178,39 @@ pub fn refund(limit: &Limit, before: Arrival, now_us: u64, cost: u64) -> Arrival
     arrival(backlog(limit, before, now_us).minus(cost, limit.denominator()), now_us)
 }
 
-/// Raises the meter to at least `used`: what somebody else knows to be spent.
+/// Raises the meter to at least `used` units, which another party knows to be spent.
 pub fn raise(limit: &Limit, before: Arrival, now_us: u64, used: u64) -> Arrival {
     let floor = Span::of_cost(limit, used);
     arrival(backlog(limit, before, now_us).max(floor), now_us)
 }
 
-/// What is spent and not yet drained, rounded up to whole units.
+/// The arrival time under `limit` of a meter that drained at another amount and period until now.
+/// The units to drain stay the same, rounded up by less than a microsecond.
+pub(crate) fn converted(
+    limit: &Limit,
+    before: Arrival,
+    (amount, period_us): (u32, u64),
+    now_us: u64,
+) -> Arrival {
+    if before.whole < now_us {
+        return before;
+    }
+    // In parts of a microsecond, of which one unit takes a period. Only the words of a torn read saturate.
+    let parts = u128::from(before.whole - now_us) * u128::from(amount.max(1)) + u128::from(before.frac);
+    let parts = if period_us == limit.period_us() {
+        parts
+    } else {
+        parts.saturating_mul(u128::from(limit.period_us())).div_ceil(u128::from(period_us.max(1)))
+    };
+    let amount = u128::from(limit.denominator().get());
+    let backlog = match (u64::try_from(parts / amount), u32::try_from(parts % amount)) {
+        (Ok(whole), Ok(frac)) => Span { whole, frac }.capped(),
+        _ => Span { whole: DEBT_US_MAX, frac: 0 },
+    };
+    arrival(backlog, now_us)
+}
+
+/// Returns the units that are spent and not yet drained, rounded up.
 pub fn used(limit: &Limit, before: Arrival, now_us: u64) -> u64 {
     let backlog = backlog(limit, before, now_us);
     let scaled = u128::from(backlog.whole) * u128::from(limit.amount()) + u128::from(backlog.frac);
@@ -221,7 +251,7 @@ mod tests {
                 assert!((600..=601).contains(&look.reset_after_us()), "{amount} {frac}: {look:?}");
                 let charged = charge(&limit, left, 400, 1);
                 assert!(charged.frac < limit.denominator().get(), "{amount} {frac}: {charged:?}");
-                // What has drained has no fraction left to carry.
+                // A drained meter has no fraction left to carry.
                 assert_eq!(decide(&limit, left, 0, 1_001, 0).0.reset_after_us(), 0, "{amount} {frac}");
             }
         }

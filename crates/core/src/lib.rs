@@ -1,7 +1,7 @@
-//! The pure heart of Tidegate: limits, the arithmetic of a decision, and the table of meters.
+//! The pure core of Tidegate: limits, decision arithmetic, and the meter table.
 //!
-//! Nothing here reads a clock, opens a socket or draws a random number: time is an argument ([`Now`]),
-//! secrets are given ([`Secret`]), and every answer is a value ([`Verdict`]).
+//! The crate reads no clock, opens no socket and draws no random number: time is an argument
+//! ([`Now`]), secrets are given ([`Secret`]), and every answer is a value ([`Verdict`]).
 //!
 //! ```
 //! use std::time::Duration;

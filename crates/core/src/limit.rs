@@ -1,4 +1,4 @@
-//! A limit: what may pass, in integers that were checked once, here.
+//! A limit: the amount that may pass, in integers that are checked once, here.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -25,11 +25,11 @@ const _: () =
 pub enum Algorithm {
     /// One theoretical arrival time: a bucket of `burst` that drains at `amount` per `period`.
     Gcra,
-    /// Two fixed cells, the previous one weighted by what the sliding window still overlaps of it.
+    /// Two fixed cells, the previous one weighted by its overlap with the sliding window.
     SlidingWindow,
 }
 
-/// How many bits of a meter tell which limit the origin's word was about.
+/// Bits of a meter that identify the limit of the origin's last reply.
 pub(crate) const FINGERPRINT_BITS: u32 = 9;
 
 /// One step of a hash: a multiplication spreads upwards, and the fold back down.
@@ -45,21 +45,23 @@ pub struct Limit {
     amount: u32,
     burst: u32,
     period_us: u64,
-    /// Whether an origin keeps the meters, and this process only what it was granted of them.
+    /// Whether an origin has the meters, and this node only its grants.
     at_origin: bool,
-    /// Tells this limit from another one that takes its place, in as many bits as a meter has left: see [`Limit::fingerprint`].
+    /// Distinguishes this limit from its replacement, in the bits that a meter has left: see
+    /// [`Limit::fingerprint`].
     fingerprint: u16,
-    /// What one unit of cost takes to drain.
+    /// Time in which one unit of cost drains.
     pub(crate) unit: Span,
-    /// What a full burst takes to drain.
+    /// Time in which a full burst drains.
     pub(crate) full: Span,
-    /// Above this debt a meter is at its limit, rounded down to what eight bits hold: see `meter::Standing`.
+    /// Debt above which a meter is at its limit, rounded down to eight bits: see
+    /// `meter::EvictionRank`.
     pub(crate) keep_above: u8,
-    /// The period, rounded up to what eight bits hold.
+    /// The period, rounded up to eight bits.
     pub(crate) period_code: u8,
 }
 
-/// Why a limit makes no sense. Each names the field, what was given and what is allowed.
+/// The reason why a limit is invalid. Each names the field, the given value and the allowed range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitError {
     /// `amount` is above 4,294,967,295.
@@ -70,7 +72,7 @@ pub enum LimitError {
     Period(Duration),
     /// A full burst would take longer than 3,660 days to drain.
     Drain {
-        /// The burst that was asked for.
+        /// The requested burst.
         burst: u64,
         /// The largest one that this amount and period allow.
         burst_max: u64,
@@ -136,7 +138,8 @@ impl Limit {
         Self::checked_gcra(self.amount, self.period_us, burst)
     }
 
-    /// The same limit, kept by an origin: this process decides by what it was granted, and says when to ask.
+    /// Returns the same limit, counted by an origin: this node decides by its grants, and its
+    /// verdict states when to ask.
     #[must_use]
     pub const fn at_origin(self) -> Self {
         Self { at_origin: true, fingerprint: self.fingerprint_of(), ..self }
@@ -150,8 +153,9 @@ impl Limit {
         (mixed >> (u64::BITS - FINGERPRINT_BITS)) as u16
     }
 
-    /// Tells a limit that an origin keeps from another one that takes its place: by it a meter knows whether what the origin
-    /// said was about this limit. Of [`FINGERPRINT_BITS`] bits, so that one change in 512 is not noticed until what was said ends.
+    /// Distinguishes a limit at an origin from its replacement: by it a meter knows whether the
+    /// origin's last reply was about this limit. It has [`FINGERPRINT_BITS`] bits, so one change in
+    /// 512 goes unnoticed until that reply expires.
     #[inline]
     pub(crate) const fn fingerprint(&self) -> u16 {
         self.fingerprint
@@ -170,7 +174,7 @@ impl Limit {
             return Err(LimitError::Drain { burst, burst_max });
         }
         let denominator = denominator(amount);
-        // Nothing drains under a limit of 0, and nothing is ever put in: its burst takes no time.
+        // Under a limit of 0 nothing drains and nothing is ever charged: its burst takes no time.
         let unit = if amount == 0 { Span::ZERO } else { Span::of_unit(denominator, period_us) };
         Ok(Self {
             algorithm: Algorithm::Gcra,
@@ -198,7 +202,7 @@ impl Limit {
         self.amount
     }
 
-    /// What the fractions of this limit's spans are fractions of.
+    /// Returns the denominator of the fractions in this limit's spans.
     #[inline]
     pub(crate) const fn denominator(&self) -> NonZeroU32 {
         denominator(self.amount)
@@ -221,8 +225,8 @@ impl Limit {
         Duration::from_micros(self.period_us)
     }
 
-    /// How long until a meter is as good as new of which `remaining` can still be spent, µs: as well as that tells, which for
-    /// a sliding window is not very well.
+    /// Returns the time until a meter with `remaining` units left has drained, µs. For a sliding
+    /// window this is only a rough estimate.
     pub fn reset_after_us(&self, remaining: u32) -> u64 {
         let used = self.burst.saturating_sub(remaining);
         match self.algorithm {
@@ -232,8 +236,8 @@ impl Limit {
         }
     }
 
-    /// Units that drain in a time, rounded down. Of a sliding window, none: only its origin knows
-    /// what fades.
+    /// Returns the units that drain in this time, rounded down. For a sliding window it returns 0:
+    /// only the origin knows how its cells fade.
     pub(crate) fn drained_in(&self, us: u64) -> u64 {
         match self.algorithm {
             // The product of both is below 2^63.
@@ -242,9 +246,10 @@ impl Limit {
         }
     }
 
-    /// This limit's part for one of `nodes` that cannot ask each other: the rate divided, and the burst, of which each has at
-    /// least one. Together they pass at most the rate, and at most one for each node above the burst. Where one unit of a part
-    /// would take longer than the longest period, it takes that: one for each node in 366 days.
+    /// Returns the part of this limit for one of `nodes` that cannot reach each other: the rate and
+    /// the burst divided, with a burst of at least one. Together they pass at most the rate, and at
+    /// most one unit for each node above the burst. If a unit of a part would take longer than the
+    /// longest period, it takes that period: one unit for each node in 366 days.
     #[must_use]
     pub fn part(&self, nodes: u32) -> Self {
         let whole = Self { at_origin: false, ..*self };
@@ -281,7 +286,7 @@ impl Limit {
         }
     }
 
-    /// Whether the limit lets nothing pass, ever.
+    /// Whether the limit never lets anything pass.
     #[inline]
     pub const fn is_blocked(&self) -> bool {
         self.amount == 0
@@ -306,7 +311,7 @@ fn parse_period(period: Duration) -> Result<u64, LimitError> {
     if whole && (1..=PERIOD_US_MAX).contains(&micros) { Ok(micros) } else { Err(LimitError::Period(period)) }
 }
 
-/// The largest burst whose drain stays inside [`DRAIN_US_MAX`].
+/// Returns the largest burst that drains within [`DRAIN_US_MAX`].
 fn burst_max(amount: u32, period_us: u64) -> u64 {
     if amount == 0 {
         return AMOUNT_MAX;

@@ -8,7 +8,7 @@ use crate::time::Now;
 use crate::verdict::Verdict;
 use crate::window::{self, Cells};
 
-/// What has been spent, in the terms of the limit's algorithm.
+/// Usage, in the terms of the limit's algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     Gcra(Arrival),
@@ -18,8 +18,8 @@ enum Level {
 
 /// The state of one meter. Every change makes a new value; the table swaps values atomically.
 ///
-/// What is spent and what is merely reserved are kept apart: a reservation counts against the limit, but it is
-/// never visible as use, and giving it back cannot take away what was merged meanwhile.
+/// Spent and reserved units are separate. A reservation counts against the limit but is never
+/// visible as use, and giving it back cannot undo a merge that came meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meter {
     level: Level,
@@ -27,7 +27,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A meter that nothing was spent on.
+    /// Returns a meter without usage.
     #[inline]
     pub fn empty(limit: &Limit) -> Self {
         let level = match limit.algorithm() {
@@ -79,13 +79,13 @@ impl Meter {
         self.with_level(Level::Grant(after))
     }
 
-    /// Gives `cost` back out of what was not reported. The rest is the origin's to give back.
+    /// Refunds `cost` from unreported usage. Returns the rest, which the origin has to refund.
     pub(crate) fn give_back(self, cost: u64) -> (u64, Self) {
         let (rest, after) = self.allowance().refund(cost);
         (rest, self.with_level(Level::Grant(after)))
     }
 
-    /// What was granted of this meter: nothing, if no origin keeps it.
+    /// Returns the grant of this meter: an empty one if no origin has the meter.
     fn allowance(&self) -> GrantState {
         match self.level {
             Level::Grant(allowance) => allowance,
@@ -95,7 +95,8 @@ impl Meter {
 
     /// Decides like [`Meter::decide`], but an allowed cost is set aside instead of charged.
     ///
-    /// Of a grant it is spent at once: what is set aside must be covered by what the origin counts as used.
+    /// From a grant it is spent at once, because units that the origin counts as used must cover a
+    /// reservation.
     pub fn reserve(self, limit: &Limit, now: Now, cost: u64) -> (Verdict, Self) {
         let (verdict, after) = self.decide(limit, now, cost);
         if let Level::Grant(_) = self.level {
@@ -118,7 +119,7 @@ impl Meter {
         self.rollback(reserved).charge(limit, now, actual)
     }
 
-    /// Gives `reserved` back. What was spent or merged is not touched.
+    /// Gives `reserved` back. Spent and merged usage stays.
     #[must_use]
     pub fn rollback(self, reserved: u64) -> Self {
         if let Level::Grant(_) = self.level {
@@ -147,24 +148,25 @@ impl Meter {
         })
     }
 
-    /// Merges what somebody else knows: at least `used` is spent. Reservations stay what they are.
+    /// Merges usage that another party knows: at least `used` units are spent. Reservations stay as
+    /// they are.
     #[must_use]
     pub fn merge(self, limit: &Limit, now: Now, used: u64) -> Self {
         self.with_level(match self.level {
             Level::Gcra(before) => Level::Gcra(gcra::raise(limit, before, now.mono_us(), used)),
             Level::Window(before) => Level::Window(window::raise(limit, before, now, used)),
-            // What others used is in the origin's word.
+            // The origin's reply includes the usage of others.
             Level::Grant(before) => Level::Grant(before),
         })
     }
 
-    /// Forgets what was spent. Reservations stay: their owners will still commit or give back.
+    /// Clears the usage. Reservations stay: their owners still commit them or give them back.
     #[must_use]
     pub fn reset(self, limit: &Limit) -> Self {
         Self { reserved: self.reserved, ..Self::empty(limit) }
     }
 
-    /// What is spent, in whole units, rounded up. This is all that anyone outside may ever be told of.
+    /// Returns the spent units, rounded up. No other usage is ever visible outside.
     pub fn used(&self, limit: &Limit, now: Now) -> u64 {
         match self.level {
             Level::Gcra(before) => gcra::used(limit, before, now.mono_us()),
@@ -173,12 +175,12 @@ impl Meter {
         }
     }
 
-    /// Whether nothing is spent and nothing set aside.
+    /// Whether the meter has no usage and no reservations.
     pub fn is_idle(&self, limit: &Limit, now: Now) -> bool {
         self.reserved == 0 && self.used(limit, now) == 0
     }
 
-    /// What is set aside and neither committed nor given back.
+    /// Returns the units that are set aside and neither committed nor given back.
     pub fn reserved(&self) -> u32 {
         self.reserved
     }
@@ -192,13 +194,13 @@ fn saturate(cost: u64) -> u32 {
     u32::try_from(cost).unwrap_or(u32::MAX)
 }
 
-/// A meter as it lies in its slot, 28 bytes with its tag.
+/// The layout of a meter in its slot, 28 bytes with its tag.
 ///
 /// | word | bits |
 /// |---|---|
-/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period (window); grant: 48 tag, 16 free |
+/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period; grant: 48 tag, 16 free |
 /// | `time` | 1 window, 1 grant, 1 missed (grant), 9 mark (grant), 52 arrival, cell start or grant start, µs |
-/// | `count` | GCRA: 32 fraction of the arrival, 32 free; window: 32 current, 32 previous; grant: 32 left, 32 unreported |
+/// | `count` | GCRA: 32 amount of the limit, 32 fraction of the arrival; window: 32 current, 32 previous; grant: 32 left, 32 unreported |
 /// | `held` | 32 reserved; grant: 16 life, 16 denial, ms |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Slot {
@@ -214,6 +216,7 @@ const WINDOW_BIT: u64 = 1 << 63;
 const GRANT_BIT: u64 = 1 << 62;
 const MISSED_BIT: u64 = 1 << 61;
 const FINGERPRINT_SHIFT: u32 = 52;
+const AMOUNT_SHIFT: u32 = 32;
 const FINGERPRINT_MASK: u64 = (1 << FINGERPRINT_BITS) - 1;
 
 const _: () = assert!(
@@ -241,7 +244,9 @@ impl Slot {
         }
         let head = tag << TAG_SHIFT | u64::from(limit.keep_above) << 8 | u64::from(limit.period_code);
         let (time, count) = match meter.level {
-            Level::Gcra(arrival) => (arrival.whole, u64::from(arrival.frac)),
+            Level::Gcra(arrival) => {
+                (arrival.whole, u64::from(limit.amount()) << AMOUNT_SHIFT | u64::from(arrival.frac))
+            }
             Level::Window(cells) => {
                 let (start, current, previous) = cells.parts();
                 (start | WINDOW_BIT, u64::from(current) << 32 | u64::from(previous))
@@ -291,6 +296,31 @@ impl Slot {
         Meter { level, reserved: self.held }
     }
 
+    /// Whether a limit of another amount or period wrote this GCRA meter. Its arrival time then
+    /// stands for another number of units: see [`Slot::converted`].
+    #[inline]
+    pub(crate) const fn is_of_other_rate(&self, limit: &Limit) -> bool {
+        self.time & (WINDOW_BIT | GRANT_BIT) == 0
+            && ((self.count >> AMOUNT_SHIFT) as u32 != limit.amount() || self.head as u8 != limit.period_code)
+    }
+
+    /// The meter in the terms of `limit`: the units that have not drained stay the same.
+    ///
+    /// The slot has the former amount exactly, and the former period in eight bits. Of the periods
+    /// that these stand for, the shortest counts, so that the meter never loses use.
+    pub(crate) fn converted(&self, limit: &Limit, now: Now) -> Meter {
+        let meter = self.unpack();
+        let Level::Gcra(before) = meter.level else { return meter };
+        let code = self.head as u8;
+        let period_us = if code == limit.period_code {
+            limit.period_us()
+        } else {
+            minifloat::decode(code.saturating_sub(1)).saturating_add(1)
+        };
+        let rate = ((self.count >> AMOUNT_SHIFT) as u32, period_us);
+        meter.with_level(Level::Gcra(gcra::converted(limit, before, rate, now.mono_us())))
+    }
+
     /// How much would be lost by forgetting this meter at `now`.
     pub(crate) fn eviction_rank(&self, now: Now) -> EvictionRank {
         if Self::tag_in(self.head) == 0 {
@@ -298,7 +328,7 @@ impl Slot {
         }
         if self.time & GRANT_BIT != 0 {
             let allowance = self.unpack_grant();
-            // What is held or owed to the origin, and who was told to wait, is never forgotten.
+            // A live grant, unreported usage or an active denial is never evicted.
             let is_over = allowance.is_over(now.mono_us());
             return if is_over {
                 EvictionRank::Clean { since: allowance.since_us }
@@ -325,7 +355,8 @@ impl Slot {
         if self.time & WINDOW_BIT == 0 { time } else { Cells::began_us(time) }
     }
 
-    /// Never less than what is owed, in the unit of `keep_above`: µs to drain for GCRA, cost for a window.
+    /// Returns an upper bound of the debt, in the unit of `keep_above`: µs to drain for GCRA, cost
+    /// for a window.
     fn debt(&self, now: Now) -> u64 {
         let time = self.time & TIME_MASK;
         if self.time & WINDOW_BIT == 0 {
@@ -340,16 +371,18 @@ impl Slot {
     }
 }
 
-/// What forgetting a meter would lose, in the order in which slots are given to newcomers.
+/// The loss from evicting a meter, in the order in which new keys take slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EvictionRank {
-    /// The slot holds nothing.
+    /// The slot is empty.
     Free,
-    /// Nothing is owed: forgetting changes no decision. The longest idle goes first.
+    /// No debt: eviction changes no decision. The longest idle goes first.
     Clean { since: u64 },
-    /// Something is owed, but the key is not at its limit. The smallest share of what it may owe goes first.
+    /// A debt, but the key is not at its limit. The smallest debt, relative to the debt at the
+    /// limit, goes first.
     Indebted { share: u64, since: u64 },
-    /// At its limit, or holding reservations: never forgotten to make room.
+    /// At its limit, or with a reservation, a live grant, unreported usage or an active denial:
+    /// never evicted.
     Pinned,
 }
 

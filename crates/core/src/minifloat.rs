@@ -1,5 +1,5 @@
-//! Amounts in eight bits: six of exponent, two of mantissa. A meter carries two of them so that eviction can
-//! judge it without knowing its limit.
+//! Amounts in eight bits: six of exponent, two of mantissa. A meter stores two of them, so that
+//! eviction can rank it without its limit.
 
 /// The largest representable value that is not above `value`.
 pub(crate) const fn floor(value: u64) -> u8 {
@@ -17,7 +17,7 @@ pub(crate) const fn ceil(value: u64) -> u8 {
     if decode(below) == value || below == u8::MAX { below } else { below + 1 }
 }
 
-/// The value of a code. Codes past what 64 bits can hold read as the largest value.
+/// Returns the value of a code. Codes beyond 64 bits read as the largest value.
 pub(crate) const fn decode(code: u8) -> u64 {
     let mantissa = (code & 0b11) as u64;
     let exponent = (code >> 2) as u32;

@@ -4,17 +4,17 @@ use std::fmt;
 
 use crate::class::Class;
 
-/// How far a limit reaches where there are several regions. With one region they are all the same, but for what
-/// [`Regime::requires`] says.
+/// How far a limit reaches where there are several regions. With one region all regimes are the
+/// same, except for [`Regime::requires`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Regime {
     /// Each region has the limit for itself.
     Regional,
-    /// All regions together have it, as far as they have heard of each other.
+    /// All regions share the limit, as far as they know of each other's usage.
     BestEffort,
-    /// Each region has a standing part of it.
+    /// Each region has its regional share of the limit.
     Share,
-    /// One region decides for each key, and the others ask it.
+    /// One region decides each key, and the others forward their checks to it.
     Strict,
 }
 
@@ -22,7 +22,7 @@ impl Regime {
     /// All regimes.
     pub const ALL: [Self; 4] = [Self::Regional, Self::BestEffort, Self::Share, Self::Strict];
 
-    /// The regime as it is written in rules and answers.
+    /// Returns the name of the regime in rules and answers.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Regional => "regional",
@@ -32,8 +32,9 @@ impl Regime {
         }
     }
 
-    /// The one class that a limit of this regime can be of, if it cannot be of any: who waits for another region rather than
-    /// pass too much does not let pass what nobody decided.
+    /// Returns the only class that a limit of this regime can have; `None` if it can have any. A
+    /// strict limit waits for another region rather than over-admit, so it must not pass undecided
+    /// requests.
     pub const fn requires(self) -> Option<Class> {
         match self {
             Self::Regional | Self::BestEffort | Self::Share => None,

@@ -1,11 +1,11 @@
-//! SipHash-1-3 with 128 bits of output, over bytes that lie in one piece.
+//! SipHash-1-3 with 128 bits of output, over contiguous bytes.
 //!
-//! The `siphasher` crate takes its input piece by piece, and pays for that with a state that it carries through
-//! memory. A key of one part never comes in pieces, and hashing it is the largest part of a check that finds its
-//! meter in the cache: here the state stays in registers, and the caller may inline the whole. The function is
-//! the same, bit for bit; the tests hold it against that crate.
+//! The `siphasher` crate accepts its input in pieces, and so carries its state through memory. A
+//! key of one part is always contiguous, and hashing it is the largest part of a check that finds
+//! its meter in the cache. Here the state stays in registers, and the caller may inline the whole.
+//! The function is the same, bit for bit; the tests compare it with that crate.
 
-/// Input is taken in words of this size.
+/// Size of an input word, bytes.
 const WORD_BYTES: usize = std::mem::size_of::<u64>();
 
 /// The function under one secret: the state that every input starts from.

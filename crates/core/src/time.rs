@@ -5,8 +5,9 @@ use crate::sync::{AtomicU64, Ordering};
 /// The last instant the monotonic line can hold: 71 years. Later readings stay there.
 const MONO_US_MAX: u64 = (1 << 51) - 1;
 
-/// How far the line must move before the latest reading is written down again. Higher: fewer writes to a
-/// shared cache line; a step back smaller than this plus [`STEP_BACK_US_MIN`] goes unseen.
+/// Distance that the line must move before the latest reading is stored again, µs. Higher: fewer
+/// writes to a shared cache line; a step back smaller than this plus [`STEP_BACK_US_MIN`] goes
+/// unnoticed.
 const NOTE_EVERY_US: u64 = 1_000;
 
 /// A reading this far behind the latest is a step of the clock, not a thread that was slow to use its reading.
@@ -43,11 +44,11 @@ impl Now {
     }
 }
 
-/// Keeps the monotonic line from stepping back, whatever the injected clock does.
+/// Keeps the monotonic line from stepping back when the injected clock does.
 ///
-/// A meter stores instants; if the line fell back by an hour, a key would stay denied for that hour. So a step
-/// back is measured once and added to every later reading: the line goes on from where it was. A step forward
-/// needs no care: it drains levels, which unlocks at most one burst per key.
+/// A meter stores instants; if the line fell back by an hour, a key would stay denied for that
+/// hour. So a step back is measured once and added to every later reading: the line continues where
+/// it was. A step forward needs no care: it drains levels, which unlocks at most one burst per key.
 #[derive(Debug, Default)]
 pub struct Timeline {
     latest_us: AtomicU64,
@@ -60,8 +61,9 @@ impl Timeline {
         Self { latest_us: AtomicU64::new(0), shift_us: AtomicU64::new(0) }
     }
 
-    /// The reading of `read`, placed on the line. `read` is called a second time if the first looks like a step
-    /// back, since a thread that slept between reading and asking looks the same.
+    /// Returns the reading of `read`, placed on the line. Calls `read` again if the first reading
+    /// looks like a step back, because a thread that slept between reading and asking looks the
+    /// same.
     #[inline]
     pub fn now(&self, read: impl Fn() -> Now) -> Now {
         let now = self.read_placed(&read);
@@ -127,7 +129,8 @@ mod tests {
         let line = Timeline::new();
         line.now(|| Now::from_micros(10_000_000, 0));
         assert_eq!(line.now(|| Now::from_micros(9_500_000, 0)).mono_us(), 9_500_000);
-        // Even a reading that is minutes old changes nothing once a second look shows the clock where it was.
+        // Even a reading that is ten seconds old changes nothing if a second one shows the clock
+        // where it was.
         let first = Cell::new(true);
         let read =
             || if first.replace(false) { Now::from_micros(0, 0) } else { Now::from_micros(10_000_001, 0) };

@@ -1,22 +1,22 @@
-//! What a decision says.
+//! Verdicts: the answers of limits.
 
-/// The answer for one limit. A denial is an answer, not an error.
+/// The answer of one limit. A denial is an answer, not an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The request may pass, and its cost was charged (or would be, for a peek).
     Allow {
-        /// What a request at this instant could still spend.
+        /// Units that a request at this instant could still spend.
         remaining: u32,
         /// Microseconds until the meter is as good as new.
         reset_after_us: u64,
     },
     /// The request may not pass, and nothing was charged.
     Deny {
-        /// What a smaller request at this instant could still spend.
+        /// Units that a smaller request at this instant could still spend.
         remaining: u32,
         /// Microseconds until the meter is as good as new.
         reset_after_us: u64,
-        /// When the same request would pass if nothing else came.
+        /// When the same request would pass if no other came.
         retry: Retry,
     },
 }
@@ -24,13 +24,13 @@ pub enum Verdict {
 /// When a denied request would pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Retry {
-    /// Perhaps now: nothing here decides it, the origin has to be asked. Only limits that an origin keeps say so, and it
-    /// stands behind every real denial of the same request.
+    /// Perhaps now: the node cannot decide, and has to ask the origin. Only limits at an origin
+    /// return it. A real denial by another limit of the same request takes precedence.
     AskOrigin,
     /// After this many microseconds, and not one earlier. With reservations outstanding, as if they were
     /// committed now.
     After(u64),
-    /// Never: the cost is above what the limit can ever hold.
+    /// Never: the cost is above the burst of the limit.
     CostAboveBurst,
     /// Never: the limit is 0.
     Blocked,
@@ -43,7 +43,7 @@ impl Verdict {
         matches!(self, Self::Allow { .. })
     }
 
-    /// What could still be spent at this instant.
+    /// Returns the units that could still be spent at this instant.
     #[inline]
     pub const fn remaining(&self) -> u32 {
         match *self {
@@ -59,7 +59,7 @@ impl Verdict {
         }
     }
 
-    /// When the same request would pass; nothing for an allowed one.
+    /// Returns when the same request would pass; `None` for an allowed one.
     #[inline]
     pub const fn retry(&self) -> Option<Retry> {
         match *self {
@@ -70,7 +70,7 @@ impl Verdict {
 }
 
 impl Retry {
-    /// Microseconds to wait, or nothing if waiting does not help.
+    /// Returns the microseconds to wait, or `None` if waiting does not help.
     #[inline]
     pub const fn after_us(self) -> Option<u64> {
         match self {

@@ -1,14 +1,16 @@
-//! The sliding window on integers: two fixed cells, the previous one weighted by its remaining overlap.
+//! The sliding window on integers: two fixed cells, the previous one weighted by its remaining
+//! overlap.
 //!
-//! A cell is identified by the wall clock, so that its edges fall where people expect them, and is stored by the
-//! instant it began on the monotonic line. A step of the wall clock therefore moves the edges by less than a
-//! period and leaves elapsed time alone: nobody is locked out for the length of the step.
+//! The wall clock identifies a cell, so that its edges fall where people expect them. A cell is
+//! stored by its start on the monotonic line. So a step of the wall clock moves the edges by less
+//! than a period and leaves elapsed time alone: no key is locked out for the length of the step.
 
 use crate::limit::{Limit, PERIOD_US_MAX};
 use crate::time::Now;
 use crate::verdict::{Retry, Verdict};
 
-/// Added to stored instants, so that a cell that began before the line's zero still has a place on it.
+/// Added to stored instants, µs, so that a cell that began before the line's zero still has a place
+/// on it.
 const LEAD_US: u64 = 1 << 46;
 
 const _: () = assert!(LEAD_US > 2 * PERIOD_US_MAX);
@@ -72,7 +74,7 @@ impl View {
         Self { cells, elapsed_us, period_us }
     }
 
-    /// What the previous cell still weighs, as a numerator over the period.
+    /// Returns the weight of the previous cell, as a numerator over the period.
     #[inline]
     fn weighted(&self) -> u128 {
         u128::from(self.cells.previous) * u128::from(self.period_us - self.elapsed_us)
@@ -83,7 +85,7 @@ impl View {
         ceil_div(self.weighted(), self.period_us)
     }
 
-    /// Microseconds until neither cell weighs anything, if the current one held `current`.
+    /// Returns the microseconds until neither cell has weight, if the current one holds `current`.
     #[inline]
     fn reset_after_us(&self, current: u64) -> u64 {
         let to_edge = self.period_us - self.elapsed_us;
@@ -94,7 +96,7 @@ impl View {
         }
     }
 
-    /// Microseconds until `cost` fits, the current cell holding `current`.
+    /// Returns the microseconds until `cost` fits, if the current cell holds `current`.
     fn retry_after_us(&self, amount: u64, current: u64, cost: u64) -> u64 {
         if let Some(room) = amount.checked_sub(current + cost) {
             return self.fits_at(room, u64::from(self.cells.previous)) - self.elapsed_us;
@@ -123,8 +125,8 @@ fn ceil_div(numerator: u128, denominator: u64) -> u64 {
     }
 }
 
-/// Decides a request of `cost` on a meter whose reservations hold `reserved` more. Gives the cells after it,
-/// which are the ones before it unless it was allowed.
+/// Decides a request of `cost` on a meter with `reserved` more units in reservations. Returns the
+/// cells after it, which are unchanged unless the request is allowed.
 #[inline]
 pub fn decide(limit: &Limit, before: Cells, reserved: u32, now: Now, cost: u64) -> (Verdict, Cells) {
     if limit.is_blocked() {
@@ -166,7 +168,7 @@ pub fn charge(limit: &Limit, before: Cells, now: Now, cost: u64) -> Cells {
     Cells { current: u32::try_from(current).unwrap_or(u32::MAX), ..cells }
 }
 
-/// Gives `cost` back: from the current cell, and what is left of it from the previous one.
+/// Refunds `cost`: from the current cell, and the rest from the previous one.
 pub fn refund(limit: &Limit, before: Cells, now: Now, cost: u64) -> Cells {
     let cells = View::at(limit, before, now).cells;
     let rest = cost.saturating_sub(u64::from(cells.current));
@@ -174,7 +176,7 @@ pub fn refund(limit: &Limit, before: Cells, now: Now, cost: u64) -> Cells {
     Cells { current: less(cells.current, cost), previous: less(cells.previous, rest), ..cells }
 }
 
-/// Raises the meter to at least `used`: what somebody else knows to be spent.
+/// Raises the meter to at least `used` units, which another party knows to be spent.
 pub fn raise(limit: &Limit, before: Cells, now: Now, used: u64) -> Cells {
     let view = View::at(limit, before, now);
     let weight = u64::try_from(view.weighted() / u128::from(view.period_us)).unwrap_or(u64::MAX);
@@ -182,7 +184,7 @@ pub fn raise(limit: &Limit, before: Cells, now: Now, used: u64) -> Cells {
     Cells { current: view.cells.current.max(floor), ..view.cells }
 }
 
-/// What is spent and still weighs, rounded up to whole units.
+/// Returns the units that are spent and still have weight, rounded up.
 pub fn used(limit: &Limit, before: Cells, now: Now) -> u64 {
     let view = View::at(limit, before, now);
     u64::from(view.cells.current) + view.weight_ceil()

@@ -1,6 +1,7 @@
 //! Every schedule of a few threads on the table, explored by loom.
 //!
-//! Run with `cargo xtask loom`. The clock stands still, so that what is admitted can be counted exactly.
+//! Run with `cargo xtask loom`. The clock stands still, so that admitted units can be counted
+//! exactly.
 #![cfg(loom)]
 
 use std::time::Duration;
@@ -45,7 +46,7 @@ impl World {
         assert!(self.table.apply_grant(NOW, &self.ask(key, 0), &word), "there is room");
     }
 
-    /// Reports what was spent, and goes on spending `keep`.
+    /// Reports the usage, and keeps `keep` units to spend.
     fn report(&self, key: &str, keep: u64) -> u64 {
         self.table.take_report(NOW, &self.ask(key, 0), keep).used
     }
@@ -96,7 +97,7 @@ impl World {
     }
 }
 
-/// Runs `model` under every schedule and says how many there were.
+/// Runs `model` under every schedule and prints how many there are.
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     explore_with(loom::model::Builder::new(), model);
 }
@@ -127,7 +128,7 @@ fn spawn<T: 'static>(world: &Arc<World>, act: impl FnOnce(&World) -> T + 'static
     thread::spawn(move || act(&world))
 }
 
-/// Makes the meter, so that the threads meet on it and not on its making.
+/// Creates the meter, so that the threads race on it and not on its creation.
 fn with_meter(world: &World, key: &str) {
     world.table.charge(NOW, &world.ask(key, 1));
 }
@@ -199,7 +200,7 @@ fn a_look_during_a_rollback_sees_it_whole_or_not_at_all() {
 #[test]
 fn a_look_during_a_charge_sees_it_whole_or_not_at_all() {
     explore(|| {
-        // Sevenths of a second: both the whole and the fraction of the arrival time change.
+        // Sevenths of a second change both the whole and the fraction of the arrival time.
         let world = World::new(7, 4);
         with_meter(&world, "key");
         let looking = spawn(&world, |world| world.look("key"));
@@ -319,8 +320,8 @@ fn a_newcomer_does_not_take_the_place_of_a_meter_that_changed_meanwhile() {
         let newcomer = spawn(&world, |world| world.check("new", 1));
         let filled = world.table.check(NOW, &world.ask("loose", 9)).verdict;
         assert!(newcomer.join().expect("no panic"));
-        // With nothing remaining it was its old meter that was filled, and that is kept. Otherwise the newcomer
-        // came first, and it was a new one.
+        // If nothing remains, the check filled the old meter, and that is kept. Otherwise the
+        // newcomer came first, and the check filled a new meter.
         if filled.is_allowed() && filled.remaining() == 0 {
             assert_eq!(world.used("loose"), 10, "forgotten at its limit");
         }

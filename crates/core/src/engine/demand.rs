@@ -1,4 +1,4 @@
-//! How much of a meter a node is asked for, and so how much it had better hold.
+//! The demand for a meter on a node, and the grant that it requires.
 
 /// Units per second are counted in thousandths.
 const MILLI: u64 = 1_000;
@@ -8,7 +8,7 @@ const US_PER_SECOND: u64 = 1_000_000;
 /// Thousandths of a new measurement that count against those before.
 const WEIGHT: u64 = 400;
 
-/// How many flush intervals a grant had better last where others may need what is left.
+/// Flush intervals that a grant should last while other nodes may need the rest.
 const INTERVALS: u64 = 3;
 
 /// A measured rate.
@@ -18,23 +18,25 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Takes in that `seen` units were asked for within `elapsed_us`. While people are turned away, what is asked for is not
-    /// seen, so the rate does not fall then.
+    /// Adds a measurement: requests asked for `seen` units within `elapsed_us`. Requests that the
+    /// node denies are not seen, so the rate does not fall while it denies.
     pub(super) fn measure(&mut self, seen: u64, elapsed_us: u64, turned_away: bool) {
         let rate = seen.saturating_mul(MILLI * US_PER_SECOND) / elapsed_us.max(1);
         let mixed = (self.milli_per_s.saturating_mul(MILLI - WEIGHT) + rate.saturating_mul(WEIGHT)) / MILLI;
         self.milli_per_s = if turned_away { mixed.max(self.milli_per_s) } else { mixed };
     }
 
-    /// The same of a key of which there is plenty, for which someone had to ask although something was held for it: that was too
-    /// little by far, and is not found out by and by.
+    /// Raises the rate at once for a key with plenty of room, when a request had to ask the origin
+    /// although the node had a grant. That grant was far too small, and an average would adapt too
+    /// slowly.
     pub(super) fn catch_up(&mut self, seen: u64, elapsed_us: u64) {
         self.milli_per_s =
             self.milli_per_s.max(seen.saturating_mul(MILLI * US_PER_SECOND) / elapsed_us.max(1));
     }
 
-    /// What the node had better hold: for the next few intervals, or for as long as a grant lasts, as far as there are `spare`
-    /// units. Nothing for a key that is hardly asked for, which is decided at the origin.
+    /// Returns the grant that the node should have: for the next few flush intervals, or for the
+    /// life of a grant as far as there are `spare` units. Returns 0 for a key with hardly any
+    /// requests; the origin decides those.
     pub(super) fn want(self, flush_us: u64, life_us: u64, spare: u64) -> u64 {
         if self.milli_per_s.saturating_mul(life_us).saturating_mul(2) < MILLI * US_PER_SECOND {
             return 0;
@@ -46,13 +48,13 @@ impl Demand {
         most.min(spare).max(least)
     }
 
-    /// How long it takes until this much is asked for, µs.
+    /// Returns the time in which requests ask for `units`, µs.
     pub(super) fn time_for_us(self, units: u64) -> u64 {
         let milli_us = units.saturating_mul(MILLI * US_PER_SECOND);
         milli_us.checked_div(self.milli_per_s).unwrap_or(u64::MAX)
     }
 
-    /// What is asked for in this time, rounded up.
+    /// Returns the units that requests ask for in this time, rounded up.
     pub(super) fn within(self, us: u64) -> u64 {
         self.milli_per_s.saturating_mul(us).div_ceil(MILLI * US_PER_SECOND)
     }

@@ -1,15 +1,15 @@
-//! How often a late call is made a second time: an origin that is late for everyone must not be asked twice by everyone.
+//! The budget of hedges: an origin that is late for all nodes must not get every call twice.
 
 /// Hedges are counted in thousandths.
 const MILLI: u64 = 1_000;
 
 const US_PER_SECOND: u64 = 1_000_000;
 
-/// What each call adds: one in ten may be made twice. Higher: a shorter tail when more answers are late; more work for an
-/// origin that has too much already.
+/// Budget that each call adds: one call in ten may be hedged. Higher: a shorter tail when more
+/// replies are late; more work for an overloaded origin.
 const PER_CALL: u64 = 100;
 
-/// What each second adds: a node that makes few calls is no burden if it makes them all twice.
+/// Budget that each second adds: a node with few calls is no burden if it hedges all of them.
 const PER_SECOND: u64 = 20 * MILLI;
 
 /// How many may come at once. Higher: the same.
@@ -34,10 +34,10 @@ impl HedgeBudget {
         self.left = (self.left + PER_CALL).min(MOST);
     }
 
-    /// Takes in what time it is.
+    /// Adds the budget of the time that has passed.
     pub(super) fn pass(&mut self, now_us: u64) {
         let earned = now_us.saturating_sub(self.since_us).min(US_PER_SECOND) * PER_SECOND / US_PER_SECOND;
-        // What is too little to count is counted the next time.
+        // A time too short to earn anything counts the next time.
         if earned > 0 {
             *self = Self { left: (self.left + earned).min(MOST), since_us: now_us };
         }

@@ -1,12 +1,12 @@
-//! The node's engine: what a process does about meters that an origin keeps.
+//! The node's engine: grants and reports of the meters that an origin counts.
 //!
-//! The table decides what it can by itself: inside a grant, or by a denial that the origin told. What it cannot decide comes
-//! here ([`Engine::on_request`]), and waits for the session of its partition. A session has one call
-//! in flight, which carries the reports of its meters. The session repeats the call until the origin
-//! answers. The origin applies a call once, unless the node is cut off for longer than the origin
-//! retains its session.
+//! The table decides a request by itself within a grant, or by a denial that the origin sent. Other
+//! requests come here ([`Engine::on_request`]) and wait for the session of their partition. A
+//! session has one call in flight, which carries the reports of its meters. The session repeats the
+//! call until the origin replies. The origin applies a call once, unless the node is cut off for
+//! longer than the origin retains its session.
 //!
-//! Nothing here does anything. Requests, answers, failures and time come in; what is to be done goes out as [`Effect`]s.
+//! The engine does no I/O. Requests, replies, failures and time come in; [`Effect`]s go out.
 
 mod demand;
 mod hedges;
@@ -32,29 +32,32 @@ use node_meter::{ChargeTime, NodeMeter};
 use pace::Pace;
 use session::Session;
 
-/// A request that waits: whatever its owner calls it.
+/// Identifier of a waiting request, chosen by the caller.
 pub type Ticket = u64;
 
-/// What an engine may take its time for. Every length is in microseconds.
+/// Times and sizes of an engine. Every time is in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineSettings {
-    /// How often what was spent is reported. Shorter: fresher counts; more calls.
+    /// Interval between reports of usage. Shorter: fresher counts; more calls.
     pub flush_us: u64,
-    /// How long a grant may be spent. Longer: a node goes on longer without the origin; what a dead node held is longer lost.
+    /// Life of a grant. Longer: a node continues longer without the origin; the grant of a dead
+    /// node is lost for longer.
     pub life_us: u64,
     /// The same for a key that was denied of late.
     pub strict_life_us: u64,
-    /// The longest of either for a limit that several regions count together. Shorter: less passes before they have heard of each
-    /// other; more calls.
+    /// Upper bound of both lives for a limit that several regions count together. Shorter: fewer
+    /// units pass before the regions know of each other's usage; more calls.
     pub cross_region_life_us: u64,
     /// How long after a denial a key counts as denied of late.
     pub strict_us: u64,
-    /// How long a request waits for the origin. Longer: fewer decisions without it; longer answers when it is slow.
+    /// Time that a request waits for the origin. Longer: fewer decisions without the origin; slower
+    /// answers when it is slow.
     pub deadline_us: u64,
     /// After how long a call that someone waits for is sent a second time, for the tail; one in ten, and twenty
     /// in a second, at most.
     pub hedge_us: u64,
-    /// After how long a call without an answer is sent again; doubled each time up to `retry_us_max`.
+    /// Time after which a call without a reply is sent again; doubled each time up to
+    /// `retry_us_max`.
     pub retry_us: u64,
     /// The longest time between two attempts.
     pub retry_us_max: u64,
@@ -62,16 +65,16 @@ pub struct EngineSettings {
     /// up to five times as long. Higher: fresher counts; more work for the origin. A Redis does 20,000 to 40,000 in a second, for
     /// all nodes together.
     pub updates_per_s_max: u64,
-    /// How many calls may be under way and not late. More: partitions that are far wait less for each other; a longer queue at
-    /// a store that has too much to do, where nobody can leave it any more.
+    /// Calls that may be in flight and not late. More: distant partitions wait less for each other;
+    /// a longer queue at an overloaded store, where no call can leave it any more.
     pub calls_max: usize,
-    /// How many meters are kept track of. Beyond, requests are decided at the origin one by one, and what was let through
-    /// without it, or is to be given back, is dropped and counted. Higher: more memory.
+    /// Meters that the engine tracks. Beyond this, the origin decides requests one by one; refunds,
+    /// and units admitted without the origin, are dropped and counted. Higher: more memory.
     pub tracked_max: usize,
     /// How many requests wait for the origin. Beyond, their class decides at once. Higher: more of a sudden crowd is decided by
     /// the origin; more memory, about a kilobyte for each.
     pub waiting_max: usize,
-    /// How many processes there are at least, for who is left alone with its part of a limit before it has heard of the others.
+    /// Smallest number of nodes for a node share, used before this node knows of the others.
     pub processes: u32,
 }
 
@@ -105,7 +108,7 @@ pub struct MeterRef {
     pub limit: Limit,
     /// The limit as the origin counts it.
     pub terms: Terms,
-    /// Whose key it is here.
+    /// Its key space on this node.
     pub space: KeySpace,
     /// Its name here.
     pub digest: Digest,
@@ -114,15 +117,15 @@ pub struct MeterRef {
 /// A request that the table could not decide.
 #[derive(Clone, Debug)]
 pub struct EngineRequest {
-    /// Whatever its owner calls it.
+    /// Identifier chosen by the caller.
     pub ticket: Ticket,
-    /// Where its meters are kept.
+    /// Partition of its meters.
     pub partition: u16,
-    /// All limits that it is under, with what it costs under each.
+    /// All limits of the request, with its cost under each.
     pub charges: Vec<Charge>,
 }
 
-/// What a request costs under one limit.
+/// The cost of a request under one limit.
 #[derive(Clone, Debug)]
 pub struct Charge {
     /// The meter of the limit.
@@ -131,10 +134,10 @@ pub struct Charge {
     pub cost: u64,
 }
 
-/// What a call costs an origin on Redis beside its meters, in meters.
+/// Work of a call for an origin on Redis besides its meters, in meters.
 const CALL_WORTH: u64 = 3;
 
-/// What is to be done.
+/// An action for the caller to execute.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Send this call. It may have been sent before.
@@ -146,35 +149,36 @@ pub enum Effect {
         /// Whether it is a second attempt beside the first, better sent another way.
         hedge: bool,
     },
-    /// Tell whoever waits.
+    /// Answer a waiting request.
     Answer {
-        /// Who waits.
+        /// The request.
         ticket: Ticket,
-        /// What became of it.
+        /// Its result.
         resolution: Resolution,
     },
 }
 
-/// What became of a request that waited.
+/// The result of a request that waited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolution {
     /// It passes, and is charged.
     Allowed {
         /// Units that remain under each of its limits, in their order, as of the last reply of the origin.
         remaining: Box<[u32]>,
-        /// When the origin charged it, by its clock; nothing for what was taken from what is held here.
+        /// When the origin charged it, by the origin's clock; `None` if a grant of this node paid
+        /// for it.
         charged_us: Option<u64>,
     },
     /// It does not pass.
     Denied {
         /// By this of its limits.
         by: usize,
-        /// What is left under each of its limits, as above.
+        /// Units that remain under each of its limits, as above.
         remaining: Box<[u32]>,
-        /// When it would pass, if nothing else came, µs from now.
+        /// Time until it would pass if no other request came, µs.
         retry_us: u64,
     },
-    /// The origin did not say in time: the request's class decides.
+    /// The origin did not decide in time: the class of the limit decides.
     Unanswered,
 }
 
@@ -186,7 +190,7 @@ pub enum ChargeLocation {
         /// When, by the origin's clock.
         at_us: u64,
     },
-    /// Here: of what is held, or of what the origin is yet to be told.
+    /// On this node: from a grant, or as usage that the origin does not know of yet.
     OnNode {
         /// Not before this, by the clock here.
         since_us: u64,
@@ -196,9 +200,9 @@ pub enum ChargeLocation {
 /// How a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFailure {
-    /// It was not applied, or nobody knows: it is sent again.
+    /// The origin did not apply it, or the result is unknown: it is sent again.
     Unanswered,
-    /// A later call of this lane was applied: this one never will be.
+    /// The origin applied a later call of this session, so it never applies this one.
     Outdated {
         /// The last call that was applied.
         sequence: u64,
@@ -216,7 +220,7 @@ impl From<CallError> for CallFailure {
     }
 }
 
-/// What an engine has seen.
+/// Counters of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
     /// Calls that were made, repeats not counted.
@@ -231,12 +235,13 @@ pub struct EngineStats {
     pub unanswered: u64,
     /// Units that passed at the origin for requests that had been given up, and were given back, under all limits together.
     pub returned: u64,
-    /// Calls that the origin would not take. Who waited for them was not answered; what they said was said again by others.
+    /// Calls that the origin refused. Their waiting requests got no decision; later calls repeated
+    /// their reports.
     pub refused: u64,
     /// Requests that did not wait, since too many did: [`EngineSettings::waiting_max`]. They are among the unanswered.
     pub crowded: u64,
-    /// Units that the origin never hears of, since too many meters were kept track of: let through without it, or not given
-    /// back. [`EngineSettings::tracked_max`].
+    /// Units that the origin never learns of, because too many meters were tracked: admitted
+    /// without it, or not refunded. [`EngineSettings::tracked_max`].
     pub dropped: u64,
     /// Units that were held of limits that must hold, and reported so late that the origin may have written them off: then they count
     /// as used.
@@ -250,19 +255,20 @@ pub struct Engine {
     settings: EngineSettings,
     sessions: BTreeMap<u16, Session>,
     tracked: usize,
-    /// Requests that wait, in all lanes.
+    /// Waiting requests of all sessions.
     waiting: usize,
     last_reply_us: u64,
-    /// When the last of the calls was sent that have been answered.
+    /// Latest send time of the calls that have a reply.
     answered_sent_us: u64,
-    /// When the origin first answered, whatever it was asked.
+    /// Time of the origin's first reply to any call.
     first_reply_us: Option<u64>,
-    /// The most processes that were ever heard to hold a part of one meter, and no fewer than the settings say.
+    /// Largest number of nodes ever reported with a grant of one meter, and at least the number in
+    /// the settings.
     processes: u32,
     closing: bool,
     pace: Pace,
     hedges: HedgeBudget,
-    /// The first partition that had something to say the last time and could not.
+    /// The first partition that had a call due and could not send it, the last time there was one.
     turn: u16,
     stats: EngineStats,
 }
@@ -288,7 +294,7 @@ impl Engine {
         }
     }
 
-    /// What it has seen so far.
+    /// Returns the counters so far.
     pub fn stats(&self) -> EngineStats {
         self.stats
     }
@@ -298,7 +304,8 @@ impl Engine {
         self.settings.cross_region_life_us = life_us;
     }
 
-    /// Takes in a request that the table could not decide. Its answer comes as an [`Effect`], now or later.
+    /// Accepts a request that the table could not decide. Its answer comes as an [`Effect`], now or
+    /// later.
     pub fn on_request(&mut self, now: Now, request: EngineRequest, effects: &mut Vec<Effect>) {
         self.stats.waited += 1;
         let stalled = self.is_stalled(now);
@@ -319,8 +326,9 @@ impl Engine {
         self.note(now, partition, meter, cost, NodeMeter::note_owed);
     }
 
-    /// Gives back what somebody says was charged, who knows when that was: all of it, as a bucket would that is asked directly.
-    /// Only what drains while the origin stands still is kept, as a bucket would have drained it meanwhile.
+    /// Refunds a charge of unknown time: all of it, like a bucket that is asked directly. Only
+    /// units that drain while the origin is stalled are not refunded, because a bucket would have
+    /// drained them meanwhile.
     pub fn refund(&mut self, now: Now, partition: u16, meter: &MeterRef, cost: u64) {
         let asked_us = self.session(partition).origin_us(now.mono_us());
         self.note(now, partition, meter, cost, |tracked, cost, now_us| {
@@ -329,8 +337,8 @@ impl Engine {
         });
     }
 
-    /// Gives back what was charged for a request that does not pass in the end. What of it has drained since is not given back: by
-    /// then others may have used what drained, and it would pass twice.
+    /// Refunds the charge of a request that is denied in the end. Units that have drained since are
+    /// not refunded: other requests may have used them by then, and they would pass twice.
     pub fn roll_back(
         &mut self,
         now: Now,
@@ -357,7 +365,7 @@ impl Engine {
         self.sessions.entry(partition).or_default()
     }
 
-    /// Notes something of a meter, or counts it where there is no room to note it.
+    /// Applies `note` to a meter, or counts the cost as dropped if no more meters can be tracked.
     fn note(
         &mut self,
         now: Now,
@@ -376,7 +384,7 @@ impl Engine {
         self.tracked += session.tracked() - before;
     }
 
-    /// Does what time asks for, and says when to come again at the latest.
+    /// Does the work that is due, and returns the latest time for the next poll.
     pub fn poll(&mut self, now: Now, table: &Table, effects: &mut Vec<Effect>) -> Option<u64> {
         let before = effects.len();
         self.hedges.pass(now.mono_us());
@@ -411,7 +419,7 @@ impl Engine {
         look.wake_us.into_iter().chain(room_us).min()
     }
 
-    /// Takes in the answer to a call.
+    /// Processes the reply to a call.
     pub fn on_reply(
         &mut self,
         now: Now,
@@ -445,7 +453,8 @@ impl Engine {
         self.note_answered(effects, before);
     }
 
-    /// Takes in that a call failed. Whoever waits for one that is never applied is told now.
+    /// Processes the failure of a call. If the call is never applied, its waiting requests are
+    /// answered now.
     pub fn on_failure(
         &mut self,
         now: Now,
@@ -461,25 +470,26 @@ impl Engine {
         self.note_answered(effects, before);
     }
 
-    /// Whoever was answered since there were so many effects does not wait any more.
+    /// Subtracts the requests answered since effect number `before` from the waiting ones.
     fn note_answered(&mut self, effects: &[Effect], before: usize) {
         let new = effects.get(before..).unwrap_or_default();
         let answered = new.iter().filter(|effect| matches!(effect, Effect::Answer { .. })).count();
         self.waiting = self.waiting.saturating_sub(answered);
     }
 
-    /// From now on nothing is kept: everything is reported and given back. Done when [`Engine::is_idle`].
+    /// From now on the engine keeps no grants: it reports all usage and returns all grants. Done
+    /// when [`Engine::is_idle`].
     pub fn close(&mut self) {
         self.closing = true;
     }
 
-    /// Whether there is nothing to report and nobody waits.
+    /// Whether no usage is left to report and no request waits.
     pub fn is_idle(&self) -> bool {
         self.sessions.values().all(Session::is_idle)
     }
 
-    /// What there is to go by for a meter while the origin is gone. What is left of it has drained since it was heard of, as if nobody
-    /// had used any.
+    /// Returns the state for a decision without the origin. The remaining units have grown by the
+    /// drain since the last reply, as if no request had used any.
     pub fn fallback_state(&self, now: Now, partition: u16, digest: Digest) -> FallbackState {
         let left = self.sessions.get(&partition).and_then(|session| session.left(now, digest));
         FallbackState { processes: self.processes, remaining: left }
@@ -490,7 +500,8 @@ impl Engine {
         self.processes
     }
 
-    /// Whether the origin is not answering anyone: a call is overdue and nothing was heard since it was sent.
+    /// Whether the origin answers no call: a call is overdue, and no reply has come since it was
+    /// sent.
     pub fn is_stalled(&self, now: Now) -> bool {
         let mut overdue_us =
             self.sessions.values().filter_map(|session| session.overdue_since(now, &self.settings));
@@ -498,12 +509,12 @@ impl Engine {
     }
 }
 
-/// All lanes at a glance, looked at once: there are hundreds, and this is done for every answer.
+/// A summary of all sessions, made in one pass: there are hundreds, and every reply needs one.
 struct SessionScan {
     turn: u16,
-    /// Those that have something to do, in the order in which they do it, by how far they are from the turn.
+    /// Sessions with work to do, in the order of that work, by their distance from `turn`.
     awake: Vec<(bool, u16)>,
-    /// When the first of the others has something to do.
+    /// When the first of the other sessions has work to do.
     wake_us: Option<u64>,
     /// How many calls are under way that are not late, and when the first of them will be.
     calls: usize,
@@ -524,13 +535,14 @@ impl SessionScan {
                 look.wake_us = look.wake_us.into_iter().chain(session.wake_us()).min();
             }
         }
-        // Whoever waits comes first; then those that came last the time before.
+        // Sessions with waiting requests come first; then those that came last at the previous
+        // poll.
         look.awake.sort_unstable();
         look
     }
 }
 
-/// What a lane needs to know and to reach.
+/// The shared state that a session reads and changes.
 struct Context<'c> {
     node: NodeId,
     now: Now,
@@ -544,7 +556,7 @@ struct Context<'c> {
     closing: bool,
     /// How many more calls may be made now.
     calls_left: usize,
-    /// When the last of the calls was sent that have been answered.
+    /// Latest send time of the calls that have a reply.
     answered_sent_us: u64,
     first_reply_us: Option<u64>,
 }
@@ -559,22 +571,24 @@ impl Context<'_> {
         self.first_reply_us.map_or(0, |first_us| self.now_us().saturating_sub(first_us))
     }
 
-    /// When a lane reports that had better do so at `at_us`: at one of the moments at which others
-    /// do, too.
+    /// Returns when a session reports that should do so at `at_us`: at a moment that it shares with
+    /// other sessions.
     fn flush_with_others_us(&self, at_us: u64) -> u64 {
         let every_us = self.flush_slack_us().min(at_us.saturating_sub(self.now_us())).max(1);
         at_us / every_us * every_us
     }
 
-    /// How much earlier than its interval a lane may report, to do so together with others.
+    /// Returns how much earlier than its interval a session may report, to do so together with
+    /// others.
     fn flush_slack_us(&self) -> u64 {
         self.flush_us_min / FLUSHES_TOGETHER
     }
 }
 
-/// At how many moments of the shortest interval lanes report. Fewer: more calls leave at once, and take less than one by one,
-/// of this process and of the store alike; whoever waits has more of them before him.
+/// Moments in the shortest interval at which sessions report. Fewer: more calls leave together,
+/// which costs this node and the store less than one by one; a waiting request has more calls
+/// before it.
 const FLUSHES_TOGETHER: u64 = 8;
 
-/// Filled in by whoever sends the call.
+/// Placeholder: the sender of the call fills it in.
 const STORE_UNKNOWN: StoreId = StoreId { lineage: 0, boot: 0, parent: 0, up_us: 0 };

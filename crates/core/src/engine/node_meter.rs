@@ -1,4 +1,4 @@
-//! What a node keeps track of about one meter, beside what lies in its slot.
+//! The state that a node tracks for one meter, besides its slot in the table.
 
 use std::cell::Cell;
 
@@ -17,57 +17,61 @@ const LIVES_REMEMBERED: u64 = 2;
 /// Of a grant, how much may be spent before it is reported early: one fifth.
 const REPORT_SHARE: u64 = 5;
 
-/// Where there is plenty, how much had better be spent before it is reported early, in units. Higher: fewer reports of keys
-/// that are asked for now and then; what is left looks smaller at the origin, by that much for each node.
+/// With plenty of room, the least usage for an early report, in units. Higher: fewer reports of
+/// keys with occasional requests; the origin sees less room, by that much for each node.
 const REPORT_LEAST: u64 = 16;
 
 /// The same as a part of all there ever is: one in 64.
 const REPORT_PART: u64 = 64;
 
-/// Where there is plenty, how many lives a grant has. Higher: fewer reports of keys far below their limits; what a dead node
-/// held is longer missed, of what nobody needs.
+/// With plenty of room, the longest life of a grant, as a multiple of `life_us`. Higher: fewer
+/// reports of keys far below their limits; the grant of a dead node is missing longer, although no
+/// node needs it.
 const PLENTY_LIVES: u64 = 4;
 
-/// Where there is plenty, for how many flush intervals what is left of a grant had better last.
+/// With plenty of room, the flush intervals that the rest of a grant should last.
 const INTERVALS_LEFT: u64 = 2;
 
-/// For how many flush intervals a grant of which there is enough is not looked at. Higher: less work for keys that are far from
-/// everything; more of them run dry when they are suddenly asked for more, and someone waits for the origin then.
+/// Flush intervals for which the node does not look at a sufficient grant. Higher: less work for
+/// keys far below their limits; more grants run out when demand jumps, and then a request waits for
+/// the origin.
 const INTERVALS_QUIET: u64 = 3;
 
 /// There is plenty while others use at most this part of all there ever is, and this node holds at most as much of the rest:
 /// one half.
 const PLENTY_SHARE: u64 = 2;
 
-/// How long it takes at most, as a rule, until the origin hears of what a user gives back, µs: as long as reports are ever
-/// stretched. What drains meanwhile is given back all the same. Longer: more is given back of what a busy node reports late; after
-/// the origin stood still, what drains in this time may pass once more.
+/// Usual longest time until the origin receives a caller's refund, µs: the longest stretched report
+/// interval. Units that drain in this time are refunded all the same. Longer: more is refunded of
+/// usage that a busy node reports late; after an outage of the origin, units that drain in this
+/// time may pass twice.
 const REFUND_ON_ITS_WAY_US: u64 = 500_000;
 
 /// The first denial after an exhausted reply lasts one part in so many of a flush interval; each
 /// further one lasts twice as long.
 const FIRST_DENIAL_PARTS: u64 = 16;
 
-/// The longest drain time that a node waits for while other nodes hold grants, µs: they may give
-/// some back before anything drains.
+/// The longest drain time that a node waits for while other nodes have grants, µs: they may return
+/// some before anything drains.
 const RETRY_US: u64 = 200_000;
 
-/// The charge that something is given back of.
+/// The time of the charge that a refund belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChargeTime {
     /// From when on it has been draining, by the origin's clock.
     of_us: u64,
-    /// The cell in which it was charged, and how long cells were by the limit of then, µs; 0 where there are none.
+    /// Cell of the charge, and the length of cells under the limit at that time, µs; 0 if it has
+    /// none.
     cell: u64,
     cell_us: u64,
 }
 
 impl ChargeTime {
-    /// One that nothing has drained of yet.
+    /// A charge of which nothing has drained yet.
     const LATEST: Self = Self { of_us: u64::MAX, cell: u64::MAX, cell_us: 0 };
 
-    /// Of what was charged at that moment of the origin's clock. Where the origin was never heard of nobody knows when that was; no
-    /// limit that must hold lets anything pass then.
+    /// A charge at this moment of the origin's clock. Before the origin's first reply the time is
+    /// unknown; no limit that must hold admits anything then.
     pub(super) fn charged(at_us: Option<u64>, tracked: &NodeMeter) -> Self {
         let cell_us = cell_us(&tracked.meter.terms);
         at_us.map_or(Self::LATEST, |of_us| Self {
@@ -77,19 +81,19 @@ impl ChargeTime {
         })
     }
 
-    /// Of what a user gives back at that moment.
+    /// The charge behind a refund that a caller requests at this moment.
     pub(super) fn of_request(at_us: Option<u64>, tracked: &NodeMeter) -> Self {
         let charged = Self::charged(at_us, tracked);
         Self { of_us: charged.of_us.saturating_add(REFUND_ON_ITS_WAY_US), ..charged }
     }
 
-    /// What was said in a call.
+    /// Reads the charge from an update in a call.
     fn of(update: &MeterUpdate) -> Self {
         let of_us = if update.refund_of_us == 0 { u64::MAX } else { update.refund_of_us };
         Self { of_us, cell: update.cell, cell_us: cell_us(&update.terms) }
     }
 
-    /// As a call says it.
+    /// Returns the time as a call encodes it: 0 if nothing has drained yet.
     const fn as_reported(self) -> u64 {
         if self.of_us == u64::MAX { 0 } else { self.of_us }
     }
@@ -108,7 +112,7 @@ impl ChargeTime {
     }
 }
 
-/// How long the cells of a limit are, µs; 0 if it has none.
+/// Returns the length of the limit's cells, µs; 0 if it has none.
 fn cell_us(terms: &Terms) -> u64 {
     match terms.algorithm() {
         Algorithm::Gcra => 0,
@@ -116,14 +120,14 @@ fn cell_us(terms: &Terms) -> u64 {
     }
 }
 
-/// What there is to say about a meter.
+/// Urgency of a report about a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ReportUrgency {
-    /// Nothing.
+    /// No report.
     None,
-    /// Something that may come along with what is urgent: calls cost more than what is in them.
+    /// A report that may join an urgent one: a call costs more than its content.
     Some,
-    /// Something that had better not wait.
+    /// A report that should not wait.
     Urgent,
 }
 
@@ -138,20 +142,21 @@ impl ReportUrgency {
 pub(super) enum UpdateCause {
     /// A request waits for the origin's decision.
     Check,
-    /// The same, of a meter that is not tracked: nothing may be held of it.
+    /// The same for a meter that is not tracked: the node may not keep a grant of it.
     Untracked,
-    /// There is something to report or to extend.
+    /// The node has usage to report or a grant to extend.
     Flush,
 }
 
-/// What a node keeps track of.
+/// The state that a node tracks for one meter.
 #[derive(Debug)]
 pub(super) struct NodeMeter {
     pub(super) meter: MeterRef,
     demand: Demand,
-    /// Units asked for by requests that wait or waited, since the last call.
+    /// Units that requests asked the origin for since the last call, whether they still wait or
+    /// not.
     demanded: u64,
-    /// Units that were spent of a grant, and said in a call that was refused.
+    /// Units spent from a grant and reported in a call that was refused.
     unreported_again: u64,
     /// Units that were let through without the origin.
     owed: u64,
@@ -163,21 +168,22 @@ pub(super) struct NodeMeter {
     used_us: u64,
     /// The cell of its grant.
     cell: u64,
-    /// When its grant ends, 0 if it has none, how long it lasts in all, and how much it was.
+    /// End of the grant (0 without one), its whole life, µs, and its units.
     ends_us: u64,
     granted_us: u64,
     granted: u64,
-    /// Until when it counts as denied of late, by the origin's word or because there was nothing left at all. Grants are short then.
+    /// Until when the meter counts as recently denied: a request was denied, or the origin was
+    /// exhausted and granted nothing. Grants are short until then.
     denied_until_us: u64,
-    /// The same by the latter only. What is spent is not worth a call of its own then.
+    /// The same for the second cause only. Usage is not worth a call of its own until then.
     strict_until_us: u64,
     /// Exhausted replies of late: one more counts 1, any other reply halves the count.
     exhausted_replies: u8,
-    /// From when on there may be something to get again.
+    /// Earliest time at which the origin may have units again.
     refills_us: u64,
-    /// What it may hold beyond what it needs soon, in units; 0 unless there was plenty.
+    /// Units that the node may have beyond its near demand; 0 unless there is plenty of room.
     spare: u64,
-    /// What the origin last said: how much was left there, and how many hold parts of it.
+    /// The origin's last reply: its free units, the nodes with a grant, and when it came.
     room: u64,
     holders: u32,
     heard_us: u64,
@@ -185,7 +191,8 @@ pub(super) struct NodeMeter {
     quiet_until_us: Cell<u64>,
     /// Whether it is part of the call under way.
     in_flight: bool,
-    /// Whether what it holds is called back, or can not be held here.
+    /// Whether the node must return the grant: the origin recalls it, the limit was lowered, or the
+    /// table has no room.
     recalled: bool,
 }
 
@@ -224,8 +231,8 @@ impl NodeMeter {
         self.used_us = now_us;
     }
 
-    /// Takes back that a request asked for `cost`: it was decided by the grant after all, and
-    /// counts as used.
+    /// Takes back the demand of a request: the grant decided it after all, and its `cost` counts as
+    /// used.
     pub(super) fn note_answered(&mut self, cost: u64) {
         self.demanded = self.demanded.saturating_sub(cost.max(1));
     }
@@ -235,7 +242,7 @@ impl NodeMeter {
         self.used_us = now_us;
     }
 
-    /// Notes what is to be given back, and of what charge.
+    /// Adds a refund and the time of its charge.
     pub(super) fn note_refund(&mut self, cost: u64, of: ChargeTime, now_us: u64) {
         if cost > 0 {
             self.refund = self.refund.saturating_add(cost);
@@ -244,14 +251,14 @@ impl NodeMeter {
         }
     }
 
-    /// Takes back what the origin was not told of yet. What is left of the cost.
+    /// Cancels owed units that the origin does not know of yet. Returns the rest of the cost.
     pub(super) fn forgive(&mut self, cost: u64) -> u64 {
         let own = cost.min(self.owed);
         self.owed -= own;
         cost - own
     }
 
-    /// Whether what was spent at that moment may have been part of a call.
+    /// Whether a call may already have reported the usage of that moment.
     pub(super) fn was_reported_since(&self, since_us: u64) -> bool {
         self.sent_us >= since_us
     }
@@ -260,7 +267,8 @@ impl NodeMeter {
         (self.refund, self.refund_time) = (0, ChargeTime::LATEST);
     }
 
-    /// Takes over a limit that changed. A lower one gives up what is held at once; a higher one waits for new grants.
+    /// Adopts a changed limit. A lower limit gives up the grant at once; a higher one waits for new
+    /// grants.
     pub(super) fn adopt(&mut self, meter: &MeterRef) {
         if meter.terms == self.meter.terms || meter.terms.version() < self.meter.terms.version() {
             return;
@@ -271,8 +279,8 @@ impl NodeMeter {
         self.meter = meter.clone();
     }
 
-    /// When there may be something to say about it again: at its turn, and soon after its grant
-    /// ends, or the origin writes that off.
+    /// Returns when the meter may need a report again: at its turn, and soon after its grant ends,
+    /// before the grant lapses at the origin.
     pub(super) fn next_look_us(&self, cx: &Context<'_>) -> u64 {
         let (now_us, flush_us) = (cx.now_us(), self.flush_us(cx));
         let turn_us = self.sent_us + flush_us;
@@ -281,7 +289,8 @@ impl NodeMeter {
         if self.ends_us > 0 && report_by_us > now_us { next_us.min(report_by_us) } else { next_us }
     }
 
-    /// What is left of it by what the origin last said, if it ever did.
+    /// Returns the units left by the origin's last reply and the drain since; `None` before the
+    /// first.
     pub(super) fn left(&self, now_us: u64) -> Option<u64> {
         let terms = &self.meter.terms;
         let ticks = now_us.saturating_sub(self.heard_us) / terms.tick_us();
@@ -296,7 +305,7 @@ impl NodeMeter {
         Check { limit, space, digest: *digest, cost: 0 }
     }
 
-    /// Units that are to be said, beside those in the slot.
+    /// Returns the units to report besides those in the slot.
     fn pending_units(&self) -> u64 {
         self.unreported_again.saturating_add(self.owed).saturating_add(self.refund)
     }
@@ -305,13 +314,13 @@ impl NodeMeter {
         cx.table.peek_report(cx.now, &self.ask())
     }
 
-    /// What there is to say about it: see the module of the lane for when.
+    /// Returns the urgency of a report. The module of the session lists the causes.
     pub(super) fn report_urgency(&self, cx: &Context<'_>) -> ReportUrgency {
         if self.in_flight {
             return ReportUrgency::None;
         }
-        // A lane looks as often as the shortest of its meters asks for. A grant that ends before
-        // its turn is reported in time.
+        // A session looks as often as the shortest interval of its meters requires. A grant that
+        // ends before its turn is reported in time.
         let turn_us = self.sent_us + self.flush_us(cx);
         let is_early = cx.now_us() + cx.flush_slack_us() < turn_us && !(1..=turn_us).contains(&self.ends_us);
         if is_early && !self.recalled && !cx.closing {
@@ -340,8 +349,8 @@ impl NodeMeter {
         self.urgency_of_usage(cx, &report, unreported).max(self.urgency_at_end(cx))
     }
 
-    /// What there is to say as its grant ends. Also when nothing of it is left to spend: until it is given back, the origin
-    /// counts it as used.
+    /// Returns the urgency as the grant ends. A spent grant needs a report too: until the node
+    /// returns it, the origin counts it as used.
     fn urgency_at_end(&self, cx: &Context<'_>) -> ReportUrgency {
         if self.ends_us == 0 {
             return ReportUrgency::None;
@@ -357,7 +366,7 @@ impl NodeMeter {
         }
     }
 
-    /// What there is to say of what was spent.
+    /// Returns the urgency of unreported usage.
     fn urgency_of_usage(&self, cx: &Context<'_>, report: &UsageReport, unreported: u64) -> ReportUrgency {
         if unreported == 0 {
             return ReportUrgency::None;
@@ -367,7 +376,8 @@ impl NodeMeter {
             return ReportUrgency::Urgent;
         }
         if self.is_strict(cx.now_us()) {
-            // What is reported late is still held when it could drain. A small part of what may pass at once is not missed.
+            // Usage that is reported late still counts as granted when it could drain. A small part
+            // of the capacity is not missed.
             let all = self.meter.terms.capacity() / u64::from(self.holders.max(1));
             return ReportUrgency::urgent_if(unreported.saturating_mul(REPORT_SHARE) > all);
         }
@@ -378,8 +388,8 @@ impl NodeMeter {
         ReportUrgency::urgent_if(is_share)
     }
 
-    /// Until when there is nothing to say of what is spent, unless it is asked for twice as fast as it was. Who finds nothing left
-    /// before that asks, and is heard.
+    /// Returns until when usage needs no report, unless demand doubles. A request that finds the
+    /// grant spent before that asks the origin, and its call reports the usage.
     fn quiet_until_us(&self, cx: &Context<'_>, report: &UsageReport) -> u64 {
         if self.spare == 0 || self.is_strict(cx.now_us()) {
             return 0;
@@ -396,7 +406,7 @@ impl NodeMeter {
         REPORT_LEAST.max(self.meter.terms.capacity() / REPORT_PART)
     }
 
-    /// Whether nothing would be lost if it was forgotten.
+    /// Whether the node can evict this state without loss.
     pub(super) fn is_over(&self, cx: &Context<'_>) -> bool {
         let idle_us = cx.now_us().saturating_sub(self.used_us.max(self.sent_us));
         let idle = idle_us > LIVES_REMEMBERED * cx.settings.life_us || cx.closing;
@@ -412,7 +422,8 @@ impl NodeMeter {
         let life_us = match (cx.now_us() < self.denied_until_us, self.spare) {
             (true, _) => cx.settings.strict_life_us,
             (false, 0) => cx.settings.life_us,
-            // Not longer than a burst takes to drain: what lies here unused for that long could have been used.
+            // No longer than a burst takes to drain: a grant unused for that long could have been
+            // used.
             (false, 1..) => self.burst_us().clamp(cx.settings.life_us, PLENTY_LIVES * cx.settings.life_us),
         };
         let is_cross_region = self.meter.terms.cross_region().is_some();
@@ -420,7 +431,7 @@ impl NodeMeter {
         life_us.min(most_us).min(self.meter.terms.life_us_max())
     }
 
-    /// What is said about it in a call. From here on it is under way.
+    /// Builds the update for a call, and marks the meter as in flight.
     pub(super) fn update(&mut self, cx: &Context<'_>, cause: UpdateCause) -> MeterUpdate {
         let now_us = cx.now_us();
         let before = self.look(cx);
@@ -432,7 +443,7 @@ impl NodeMeter {
             self.demand.catch_up(seen, elapsed_us);
         }
         if before.missed {
-            // Somebody was turned away, also if a little was granted meanwhile.
+            // A request was denied, even if the origin has granted a little meanwhile.
             self.denied_until_us = now_us + cx.settings.strict_us;
         }
         let life_us = self.life_us(cx);
@@ -441,7 +452,8 @@ impl NodeMeter {
         } else {
             self.demand.want(flush_us, life_us, self.spare).min(self.meter.terms.capacity())
         };
-        // Who asks needs more than is held: that is given up, so that the origin decides on all there is.
+        // A waiting request needs more than the grant. The node gives the grant up, so that the
+        // origin decides on all units.
         let keep = if cause == UpdateCause::Flush { want } else { 0 };
         let taken = cx.table.take_report(cx.now, &self.ask(), keep);
         let used = taken.used.saturating_add(self.unreported_again);
@@ -466,8 +478,9 @@ impl NodeMeter {
         update
     }
 
-    /// What a call that says so much was used gives back, and the cell that it speaks of. There is one for both, and what was used
-    /// counts there if the origin has forgotten the grant: so what was charged in another cell waits for a call of its own.
+    /// Returns the refund for a call that reports `used` units, and the cell of the call. A call
+    /// has one cell, and `used` counts there if the origin has dropped the grant. So a refund of
+    /// another cell waits for a call of its own.
     fn take_refund(&mut self, used: u64) -> (u64, ChargeTime) {
         let has_cell =
             self.meter.terms.algorithm() == Algorithm::SlidingWindow && self.refund_time.cell < u64::MAX;
@@ -480,7 +493,7 @@ impl NodeMeter {
         (refund, of)
     }
 
-    /// Takes back what was said in a call that will never be applied: the next one says it.
+    /// Takes back the usage and refund of a call that is never applied; the next call reports them.
     pub(super) fn take_again(&mut self, update: &MeterUpdate) {
         self.in_flight = false;
         self.quiet_until_us.set(0);
@@ -489,8 +502,9 @@ impl NodeMeter {
         self.note_refund(update.refund, ChargeTime::of(update), self.used_us);
     }
 
-    /// What of its grant the origin may have counted as used because it heard of it so late, whether it says so or not: of what another
-    /// call wrote off before, it knows nothing any more.
+    /// Returns the units of the grant that the origin may have counted as used because of a late
+    /// report, whether its reply states so or not: the origin keeps no record of a lapse that
+    /// another call applied.
     fn lapsed(&self, cx: &Context<'_>, meter_reply: &MeterReply) -> u64 {
         // The origin's clock may be faster by a sixteenth, for which it allows in the life of a grant but not in the margin.
         let written_off_us = self.ends_us + LAPSE_MARGIN_US - LAPSE_MARGIN_US / 16;
@@ -499,8 +513,8 @@ impl NodeMeter {
         if counts && (meter_reply.lapsed || is_late) { self.granted } else { 0 }
     }
 
-    /// Takes in what the origin says about it in an answer. What was to be given back is forgotten if the charge may be lost as well.
-    /// What of its grant may count as used without having been.
+    /// Applies the origin's reply. Drops a pending refund if its charge may be lost as well.
+    /// Returns the units of the grant that may count as used although they were not.
     pub(super) fn apply_reply(
         &mut self,
         cx: &Context<'_>,
@@ -512,7 +526,7 @@ impl NodeMeter {
         self.granted = meter_reply.grant;
         self.in_flight = false;
         self.quiet_until_us.set(0);
-        // And what was charged in a window that is over is not there any more.
+        // A charge in a window that is over is gone as well.
         let is_over = self.refund_time.is_over(reply.now_us);
         if is_over || (reply.lost && self.meter.terms.lapse() == Lapse::Counted) {
             self.forget_refund();
@@ -529,8 +543,8 @@ impl NodeMeter {
         };
         let (deny_us, refills_us) = self.denial_us(cx, sent_us, meter_reply);
         self.refills_us = sent_us + refills_us;
-        // The reply is as of a moment after it was sent: what drained until now is not free a
-        // second time.
+        // The reply describes a moment after `sent_us`: units that drained until now must not count
+        // as free twice.
         let drained = self.meter.limit.drained_in(now_us.saturating_sub(sent_us));
         let free = meter_reply.remaining.saturating_sub(drained);
         let grant_update = GrantUpdate {
@@ -544,7 +558,7 @@ impl NodeMeter {
         let is_held = cx.table.apply_grant(cx.now, &self.ask(), &grant_update);
         (self.ends_us, self.granted_us) =
             if meter_reply.grant > 0 { (sent_us + meter_reply.life_us, meter_reply.life_us) } else { (0, 0) };
-        // What there is no room for here goes back at once.
+        // A grant without room in the table goes back at once.
         self.recalled |= meter_reply.recall || (!is_held && meter_reply.grant > 0);
         if meter_reply.exhausted && meter_reply.grant == 0 {
             self.strict_until_us = now_us + cx.settings.strict_us;
@@ -553,7 +567,8 @@ impl NodeMeter {
         lapsed
     }
 
-    /// What it may hold beyond what it needs soon. A dead node loses that as well, where nobody misses it.
+    /// Returns the units that the node may have beyond its near demand. A dead node loses them as
+    /// well, but no other node misses them.
     fn spare_of(&self, meter_reply: &MeterReply) -> u64 {
         let free = meter_reply.room.saturating_add(meter_reply.grant);
         let plenty = !meter_reply.exhausted
@@ -587,10 +602,10 @@ impl NodeMeter {
         flush_us * cx.settings.flush_us / cx.flush_us_min.max(1)
     }
 
-    /// For how long after `sent_us` a request is denied once the grant is spent, and from when on
-    /// after it a flush asks again. A node denies by itself only after the origin was exhausted.
-    /// The first denial is short, since the load may be below the limit; while the origin stays
-    /// exhausted, denials last until a flush has asked for whoever was denied.
+    /// Returns how long after `sent_us` requests are denied once the grant is spent, and how long
+    /// after it a flush asks again. A node denies by itself only after an exhausted reply. The
+    /// first denial is short, because the load may be below the limit. While the origin stays
+    /// exhausted, denials last until a flush has asked for the denied requests.
     fn denial_us(&self, cx: &Context<'_>, sent_us: u64, meter_reply: &MeterReply) -> (u64, u64) {
         if !meter_reply.exhausted {
             return (0, 0);
@@ -607,9 +622,9 @@ impl NodeMeter {
         (under_way_us + deny_us, asks_us)
     }
 
-    /// How often a node asks for an exhausted meter: twice in the time in which a unit drains for
-    /// each of `holders` nodes. Nothing is lost meanwhile, since an eighth of the burst drains at
-    /// most.
+    /// Returns the interval at which a node asks for an exhausted meter: twice in the time in which
+    /// a unit drains for each of `holders` nodes. No unit is lost meanwhile, because at most an
+    /// eighth of the burst drains.
     fn turn_us(&self, cx: &Context<'_>, holders: u32) -> u64 {
         let flush_us = self.flush_us(cx);
         let turn_us = self.unit_us().saturating_mul(u64::from(holders.max(1))) / 2;

@@ -1,7 +1,9 @@
-//! How much longer a node takes between two reports while more is due than an origin should be asked to do.
+//! The stretch of a node's report interval while more updates are due than an origin should
+//! process.
 //!
-//! What is due falls as the interval grows: a meter is spoken of once in it, and a grant that lasts longer is extended less
-//! often. So the interval is stretched in proportion, and lives with it.
+//! Fewer updates are due as the interval grows: a meter is reported once in it, and a longer grant
+//! is extended less often. So the interval is stretched in proportion, and the lives of grants with
+//! it.
 
 use super::EngineSettings;
 
@@ -10,10 +12,11 @@ const MILLI: u64 = 1_000;
 
 const US_PER_SECOND: u64 = 1_000_000;
 
-/// The longest stretch. Higher: more keys on one origin; counts are older, and what a dead node held is lost for longer.
+/// The longest stretch. Higher: more keys on one origin; older counts, and the grant of a dead node
+/// is lost for longer.
 const STRETCH_MAX: u64 = 5 * MILLI;
 
-/// How long is measured before the stretch changes, µs. Longer: steadier; later relief when load comes.
+/// Time of a measurement before the stretch changes, µs. Longer: steadier; later relief under load.
 const WINDOW_US: u64 = 500_000;
 
 /// How much longer a node takes between two reports.
@@ -40,7 +43,7 @@ impl Pace {
         }
         let per_second = (due - self.due).saturating_mul(US_PER_SECOND) / elapsed_us;
         let needed = self.stretch.saturating_mul(per_second) / settings.updates_per_s_max.max(1);
-        // Half of the way, so that a moment's load changes little.
+        // Half of the way, so that a short peak of load changes little.
         self.stretch = u64::midpoint(self.stretch, needed).clamp(MILLI, STRETCH_MAX);
         (self.since_us, self.due) = (now_us, due);
     }

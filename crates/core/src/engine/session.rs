@@ -1,8 +1,13 @@
-//! A lane: what a node has to say to one partition, one call at a time.
+//! A session: the calls of a node to one partition, one at a time.
 //!
-//! A call goes out as soon as someone waits, or when the flush interval is over and there is something urgent to report: a
-//! fifth of a grant, or where there is plenty one that runs low; a grant that is about to end; or someone who was turned
-//! away, once there may be something to get for them. Grants of which half of the time is over come along.
+//! A call is sent as soon as a request waits, or when the flush interval is over and a report is
+//! urgent:
+//!
+//! - a fifth of a grant is used, or, with plenty of room, a grant runs low;
+//! - a grant is about to end;
+//! - a request was denied, and the origin may have units again.
+//!
+//! Grants with at most three fifths of their life left join such a call.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -21,12 +26,13 @@ use crate::table::{self, CheckOutcome, DecidingMeter, LIMITS_PER_REQUEST_MAX, Re
 use crate::time::Now;
 use crate::verdict::{Retry, Verdict};
 
-/// The most meters in a call, unless a single request has more of them. Higher: fewer calls; longer for those who wait behind
-/// one, since Redis takes about 76 µs for a call and 25 µs for each further meter.
+/// Largest number of meters in a call, unless a single request has more. Higher: fewer calls;
+/// longer waits behind a call, because Redis takes about 76 µs for a call and 25 µs for each
+/// further meter.
 const METERS_PER_CALL_MAX: usize = 64;
 
-/// After how many times the time that anybody waits for it a call counts as overdue although nobody has looked for its answer: whoever
-/// carries calls may stand still for as long as nobody is to wait for that.
+/// Deadlines after which a call counts as overdue although no poll has looked for its reply. The
+/// driver may pause for a shorter time; no request should wait for a longer pause.
 const UNREAD_DEADLINES: u64 = 2;
 
 /// A request that waits for the next call.
@@ -36,16 +42,16 @@ struct WaitingRequest {
     since_us: u64,
 }
 
-/// Requests of the call under way that were asked as one.
+/// Equal requests of the call in flight, sent as one check group.
 #[derive(Debug)]
 struct WaitingGroup {
-    /// Those that still wait; nothing where one was given up.
+    /// Requests that still wait; `None` for one that has timed out.
     waiters: Vec<Option<Waiter>>,
     /// Where each of their limits is in the call.
     places: Vec<u16>,
 }
 
-/// One of them. Each has its own time, however many are asked as one.
+/// A request of a group. Each has its own deadline, however many the group has.
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
     ticket: Ticket,
@@ -59,8 +65,8 @@ struct InFlightCall {
     meters: Vec<Digest>,
     groups: Vec<WaitingGroup>,
     sent_us: u64,
-    /// Whether it was looked at after its time and had no answer. Time alone does not say so: whoever carries calls may not have run
-    /// meanwhile, and not have read the answer.
+    /// Whether a poll after the deadline found no reply. Time alone does not show this: the driver
+    /// may not have run meanwhile, and not have read the reply.
     overdue: bool,
     hedged: bool,
     retried: bool,
@@ -68,13 +74,13 @@ struct InFlightCall {
     retry_us: u64,
 }
 
-/// What a node has to say to one partition.
+/// The session of a node with one partition.
 #[derive(Debug)]
 pub(super) struct Session {
     sequence: u64,
     acknowledged: u64,
     answered_us: u64,
-    /// The origin's clock in its last answer; nothing before the first.
+    /// The origin's clock in its last reply; `None` before the first.
     origin_us: Option<u64>,
     flush_at_us: u64,
     meters: BTreeMap<Digest, NodeMeter>,
@@ -84,13 +90,13 @@ pub(super) struct Session {
     due_from: Option<Digest>,
     /// The most meters in its next call: fewer than others have after one that was refused.
     meters_max: usize,
-    /// Until when it says nothing that nobody waits for, after a call that was refused.
+    /// Until when the session sends only waiting requests, after a call that was refused.
     rests_until_us: u64,
-    /// When there is something to do again, if nothing happens before.
+    /// When the session has work again if no event comes before.
     wake_us: Option<u64>,
-    /// Whether something has happened since.
+    /// Whether an event has come since.
     is_stirred: bool,
-    /// Whether it had something to say while too many calls were under way.
+    /// Whether a call was due while too many calls were in flight.
     held_up: bool,
 }
 
@@ -116,17 +122,17 @@ impl Default for Session {
 }
 
 impl Session {
-    /// Whether there may be something to do.
+    /// Whether the session may have work.
     pub(super) fn is_awake(&self, now: Now, closing: bool) -> bool {
         self.is_stirred || closing || self.wake_us.is_some_and(|wake_us| wake_us <= now.mono_us())
     }
 
-    /// When there is something to do again, if nothing happens before.
+    /// Returns when the session has work again if no event comes before.
     pub(super) fn wake_us(&self) -> Option<u64> {
         self.wake_us
     }
 
-    /// Takes in a request. How many more meters are kept track of.
+    /// Accepts a request. Returns the number of newly tracked meters.
     pub(super) fn wait(&mut self, now: Now, request: EngineRequest, room: usize) -> usize {
         let before = self.meters.len();
         for Charge { meter, cost } in &request.charges {
@@ -139,12 +145,12 @@ impl Session {
         self.meters.len() - before
     }
 
-    /// How many meters are kept track of.
+    /// Returns the number of tracked meters.
     pub(super) fn tracked(&self) -> usize {
         self.meters.len()
     }
 
-    /// What is tracked about a meter; made, if there is room for more.
+    /// Returns the tracked state of a meter; creates it if there is room for more.
     pub(super) fn track(&mut self, now: Now, meter: &MeterRef, most: usize) -> Option<&mut NodeMeter> {
         if !self.meters.contains_key(&meter.digest) {
             if self.meters.len() >= most {
@@ -158,8 +164,9 @@ impl Session {
         Some(tracked)
     }
 
-    /// What the origin's clock read at a moment of the one here, or earlier, whose rates may differ by a sixteenth; nothing if it
-    /// was never heard of. Every origin on a cluster has a clock of its own, so this is of the lane.
+    /// Returns the origin's clock at a moment of the node's clock, or earlier: their rates may
+    /// differ by a sixteenth. `None` before the first reply. Every shard of a cluster has its own
+    /// clock, so the session keeps this.
     pub(super) fn origin_us(&self, mono_us: u64) -> Option<u64> {
         let origin_us = self.origin_us?;
         let (after_us, before_us) =
@@ -167,8 +174,8 @@ impl Session {
         Some((origin_us + after_us - after_us / 16).saturating_sub(before_us + before_us / 16))
     }
 
-    /// Takes back what was spent of a grant, or let through without the origin, no earlier than `since_us`, if it is certain that
-    /// it was not reported. What is left of the cost.
+    /// Takes back usage of a grant, or usage admitted without the origin, no earlier than
+    /// `since_us`, if it is certainly not reported. Returns the rest of the cost.
     pub(super) fn take_unreported(&mut self, now: Now, table: &Table, charge: &Charge, since_us: u64) -> u64 {
         let Some(tracked) = self.meters.get_mut(&charge.meter.digest) else { return charge.cost };
         if tracked.was_reported_since(since_us) {
@@ -185,7 +192,7 @@ impl Session {
         self.in_flight.is_none() && self.waiting.is_empty() && self.meters.is_empty()
     }
 
-    /// When the call under way was sent, if its answer is overdue.
+    /// Returns when the call in flight was sent, if its reply is overdue.
     pub(super) fn overdue_since(&self, now: Now, settings: &EngineSettings) -> Option<u64> {
         let is_overdue = |call: &&InFlightCall| {
             call.overdue || now.mono_us() >= call.sent_us + UNREAD_DEADLINES * settings.deadline_us
@@ -197,7 +204,7 @@ impl Session {
         self.overdue_since(now, settings).is_some()
     }
 
-    /// Does what time asks for. How many meters were forgotten.
+    /// Does the work that is due. Returns the number of evicted meters.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) -> usize {
         self.held_up = false;
         if let Some(call) = &mut self.in_flight {
@@ -210,12 +217,12 @@ impl Session {
         if self.in_flight.is_none() {
             self.send_due(cx, partition, effects);
         }
-        // One that is held up is looked at again with the next answer, whatever the time.
+        // A held-up session gets another look at the next reply, whenever that comes.
         (self.wake_us, self.is_stirred) = (self.next_us(cx.settings), self.held_up);
         before - self.meters.len()
     }
 
-    /// Whether it had something to say while too many calls were under way.
+    /// Whether a call was due while too many calls were in flight.
     pub(super) fn is_held_up(&self) -> bool {
         self.held_up
     }
@@ -225,7 +232,8 @@ impl Session {
         !self.waiting.is_empty()
     }
 
-    /// When the call under way does not count any more among those that may be: it is late, and its store perhaps gone.
+    /// Returns when the call in flight stops counting against `calls_max`: it is late, and its
+    /// store may be gone.
     pub(super) fn late_us(&self, settings: &EngineSettings) -> Option<u64> {
         self.in_flight.as_ref().map(|call| call.sent_us + settings.retry_us)
     }
@@ -239,25 +247,26 @@ impl Session {
         [flush, waiting, call].into_iter().flatten().min()
     }
 
-    /// Whether the origin may have forgotten this lane by now, or soon will have: it was not heard of for long.
+    /// Whether the origin may have dropped this session, or soon will: it has not replied for long.
     fn may_be_forgotten(&self, cx: &Context<'_>) -> bool {
         cx.now_us() > self.answered_us + SESSION_RETENTION_US / 2
     }
 
-    /// An origin forgets lanes that were silent for long: what it does not know must not look like a loss. Nor is anything given back that was
-    /// charged before: nobody knows whether that is still there.
+    /// Restarts the session after a long time without a reply. An origin drops idle sessions, and a
+    /// dropped session must not look like lost writes. Earlier refunds are dropped too, because
+    /// their charges may be gone.
     fn begin_anew(&mut self, cx: &Context<'_>) {
         if !self.may_be_forgotten(cx) {
             return;
         }
         self.acknowledged = 0;
-        // Of one that was never heard of there is nothing to forget.
+        // Before its first reply, the origin has no session to drop.
         if self.origin_us.is_some() {
             self.meters.values_mut().for_each(NodeMeter::forget_refund);
         }
     }
 
-    /// Requests do not wait for ever.
+    /// Answers requests at their deadline as unanswered.
     fn give_up(&mut self, cx: &mut Context<'_>, effects: &mut Vec<Effect>) {
         let latest_us = cx.now_us().saturating_sub(cx.settings.deadline_us);
         let mut unanswered = |ticket: Ticket| {
@@ -294,7 +303,7 @@ impl Session {
         if now_us >= in_flight.retry_at_us {
             in_flight.retry_us = (in_flight.retry_us * 2).min(cx.settings.retry_us_max);
             in_flight.retry_at_us = now_us + in_flight.retry_us;
-            // While nothing that was sent later is answered, it may just be slow, like all others.
+            // If no call sent later has a reply, this call may just be slow, like all others.
             let is_slow = cx.answered_sent_us <= in_flight.sent_us;
             let is_first = !std::mem::replace(&mut in_flight.retried, true);
             if is_slow && is_first && !hedge && !cx.hedges.spend() {
@@ -309,7 +318,7 @@ impl Session {
         effects.push(Effect::Call { partition, call: Arc::clone(&in_flight.call), hedge });
     }
 
-    /// Says what there is to say, if it is time.
+    /// Sends a call if one is due.
     fn send_due(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
         self.decide_here(cx, effects);
         let is_due = cx.now_us() >= self.flush_at_us || cx.closing;
@@ -333,7 +342,7 @@ impl Session {
         self.send(cx, partition, draft, effects);
     }
 
-    /// A grant that came meanwhile may be enough for those who wait.
+    /// Decides waiting requests by a grant that came meanwhile.
     fn decide_here(&mut self, cx: &mut Context<'_>, effects: &mut Vec<Effect>) {
         let meters = &mut self.meters;
         self.waiting.retain(|waiting| match decide(cx, &waiting.request) {
@@ -372,7 +381,7 @@ impl Session {
         }
         let update = match self.meters.get_mut(&meter.digest) {
             Some(tracked) => tracked.update(cx, UpdateCause::Check),
-            // No room to keep track of it: it is decided there, and nothing is held of it.
+            // No room to track the meter: the origin decides, and the node keeps no grant.
             None => NodeMeter::new(meter.clone(), cx.now_us()).update(cx, UpdateCause::Untracked),
         };
         draft.push(meter.digest, update)
@@ -380,7 +389,8 @@ impl Session {
 
     fn take_due(&mut self, cx: &Context<'_>, draft: &mut CallDraft) {
         let room = self.meters_max.saturating_sub(draft.meters.len());
-        // From where the last call ended, so that none is passed over for those that are soon due again.
+        // Start where the last call ended, so that meters that are soon due again do not displace
+        // others.
         let first = self.due_from.map_or(Bound::Unbounded, Bound::Included);
         let passed_by = self.due_from.into_iter().flat_map(|first| self.meters.range(..first));
         let in_turn = self.meters.range((first, Bound::Unbounded)).chain(passed_by);
@@ -388,7 +398,7 @@ impl Session {
         let urgency = others.map(|(digest, tracked)| (*digest, tracked.report_urgency(cx)));
         let urgency: Vec<(Digest, ReportUrgency)> =
             urgency.filter(|(_, urgency)| *urgency > ReportUrgency::None).take(room + 1).collect();
-        // A call that is made anyway, or would be full, says all there is.
+        // A call that is sent anyway, or would be full, carries all reports.
         let is_urgent = urgency.iter().any(|(_, urgency)| *urgency == ReportUrgency::Urgent);
         let is_called_for = is_urgent || !draft.meters.is_empty() || urgency.len() > room;
         let due: Vec<Digest> =
@@ -432,7 +442,7 @@ impl Session {
         });
     }
 
-    /// Takes in the answer to the call under way; any other is of no interest.
+    /// Processes the reply to the call in flight; ignores any other.
     pub(super) fn on_reply(
         &mut self,
         cx: &mut Context<'_>,
@@ -464,7 +474,7 @@ impl Session {
         }
     }
 
-    /// What passed for those who had stopped waiting is given back.
+    /// Refunds units that passed for requests that had stopped waiting.
     fn take_back(&mut self, cx: &mut Context<'_>, meter: Option<&Digest>, units: u64, charged_us: u64) {
         if units == 0 {
             return;
@@ -496,7 +506,7 @@ impl Session {
                 in_flight.retried = true;
                 in_flight.retry_at_us = in_flight.retry_at_us.min(now.mono_us() + in_flight.retry_us / 2);
             }
-            // Only a lane that was begun anew elsewhere knows a later call.
+            // Only a session that was restarted elsewhere has a later call.
             CallFailure::Outdated { sequence } => {
                 self.sequence = self.sequence.max(sequence);
                 self.end_refused(now, stats, effects);
@@ -505,8 +515,9 @@ impl Session {
         }
     }
 
-    /// The call under way will never be applied. Nobody waits for it any more, and what it said is said again, by fewer meters
-    /// at a time: whatever is wrong with one of them is not for long the trouble of all others.
+    /// Ends the call in flight, which is never applied. Its requests are answered, and later calls
+    /// repeat its reports with fewer meters each, so that a faulty meter does not block the others
+    /// for long.
     fn end_refused(&mut self, now: Now, stats: &mut EngineStats, effects: &mut Vec<Effect>) {
         let Some(in_flight) = self.in_flight.take() else { return };
         stats.refused += 1;
@@ -532,27 +543,28 @@ impl InFlightCall {
         others.fold(self.hedge_at_us(settings).min(self.retry_at_us), u64::min)
     }
 
-    /// Makes it the first call of a lane that the origin may have forgotten. What tells a store that was emptied is then only for how long there has
-    /// been one. Should the origin have applied it, and forgotten it since, it applies it twice: what it says was used counts twice, and
-    /// what it gave back is not given back again.
+    /// Makes this the first call of a session that the origin may have dropped. Then only the age
+    /// of the store can show that it was emptied. If the origin has applied the call and dropped
+    /// the session since, it applies the call twice: the usage counts twice, and the refund,
+    /// removed here, does not.
     fn begin_anew(&mut self, known_us: u64) {
         let call = Arc::make_mut(&mut self.call);
         (call.acknowledged, call.known_us) = (0, known_us);
         call.updates.iter_mut().for_each(|update| (update.refund, update.refund_of_us) = (0, 0));
     }
 
-    /// Those who still wait.
+    /// Returns the requests that still wait.
     fn waiters(&self) -> impl Iterator<Item = Waiter> {
         self.groups.iter().flat_map(|groups| groups.waiters.iter().flatten().copied())
     }
 
-    /// When it is late for someone who waits.
+    /// Returns when the call is late for a waiting request.
     fn hedge_at_us(&self, settings: &EngineSettings) -> u64 {
         let is_waited_for = !self.hedged && self.waiters().next().is_some();
         if is_waited_for { self.sent_us + settings.hedge_us } else { u64::MAX }
     }
 
-    /// Whether this is the answer to this call, and says as much as it has to.
+    /// Whether this is the complete reply to this call.
     fn fits(&self, sequence: u64, reply: &CallReply) -> bool {
         self.call.sequence == sequence
             && reply.meters.len() == self.meters.len()
@@ -561,18 +573,18 @@ impl InFlightCall {
 }
 
 impl WaitingGroup {
-    /// How many of those who wait the origin did not decide.
+    /// Returns the number of waiting requests that the origin did not decide.
     fn undecided(&self, decided: origin::CheckReply) -> u64 {
         let waiting = self.waiters.iter().flatten().count() as u64;
         if decided.denied_by == UNDECIDED { waiting.saturating_sub(decided.passed.into()) } else { 0 }
     }
 
-    /// Tells those who wait. How many passed that had stopped waiting.
+    /// Answers the waiting requests. Returns how many passed that had stopped waiting.
     fn resolve(&self, outcome: &GroupOutcome<'_>, later: &mut [u64], effects: &mut Vec<Effect>) -> u32 {
         let GroupOutcome { ask, decided, reply, .. } = *outcome;
         let by = self.places.iter().position(|place| *place == decided.denied_by).unwrap_or(0);
         let retry_us = decided.retry_us.min(NEVER_US);
-        // Those who still wait pass first.
+        // Requests that still wait pass first.
         let mut passed = decided.passed;
         for Waiter { ticket, .. } in self.waiters.iter().flatten() {
             if passed > 0 {
@@ -601,7 +613,7 @@ impl WaitingGroup {
     }
 }
 
-/// The origin's decision about requests that were asked as one.
+/// The origin's decision about a check group.
 struct GroupOutcome<'a> {
     ask: &'a CheckGroup,
     decided: &'a origin::CheckReply,
@@ -610,7 +622,7 @@ struct GroupOutcome<'a> {
 }
 
 impl GroupOutcome<'_> {
-    /// Counts one of the requests as charged: of what the call charges, less comes later.
+    /// Counts one request as charged: the call charges that much less for later requests.
     fn pass(&self, later: &mut [u64]) {
         for charge in &self.ask.charges {
             if let Some(units) = later.get_mut(usize::from(charge.meter)) {
@@ -619,8 +631,8 @@ impl GroupOutcome<'_> {
         }
     }
 
-    /// Units that were left of each limit after a request, in the order of its limits: those that
-    /// the reply tells, and those that the call charged for later requests.
+    /// Returns the units left of each limit after a request, in the order of its limits: the units
+    /// in the reply, and those that the call charged for later requests.
     fn remaining(&self, places: &[u16], later: &[u64]) -> Box<[u32]> {
         let left = |place: &u16| {
             let place = usize::from(*place);
@@ -665,7 +677,8 @@ impl Default for CallDraft {
 }
 
 impl CallDraft {
-    /// Whether an origin takes the call with this request as well: as many asks as meters, at most.
+    /// Whether the call has room for this request. An origin accepts as many check groups as
+    /// meters.
     fn has_room_for(&self, request: &EngineRequest, meters_max: usize) -> bool {
         let is_small = self.meters.len() + request.charges.len() <= meters_max;
         self.meters.is_empty() || is_small && self.call.checks.len() < UPDATES_PER_CALL_MAX
@@ -680,7 +693,8 @@ impl CallDraft {
         place
     }
 
-    /// Requests of one kind are asked as one: as many pass as there is room for.
+    /// Adds a request. Equal requests in sequence form one check group: as many pass as there is
+    /// room for.
     fn add_check(&mut self, waiting: WaitingRequest, places: Vec<u16>) {
         let WaitingRequest { request, since_us } = waiting;
         let waiter = Some(Waiter { ticket: request.ticket, since_us });
@@ -698,7 +712,8 @@ impl CallDraft {
     }
 }
 
-/// What a request costs at each place of a call. A meter that it is under twice is charged twice, as one.
+/// Returns the cost of a request at each place of a call. A meter that it names twice is charged
+/// both costs, as one.
 fn charges_at(places: &[u16], charges: &[Charge]) -> Vec<origin::Charge> {
     let mut at: Vec<origin::Charge> = Vec::with_capacity(places.len());
     for (&meter, &Charge { cost, .. }) in places.iter().zip(charges) {
@@ -711,14 +726,14 @@ fn charges_at(places: &[u16], charges: &[Charge]) -> Vec<origin::Charge> {
 }
 
 impl Charge {
-    /// The question as the table answers it.
+    /// Returns the check for the table.
     fn ask(&self) -> table::Check<'_> {
         let MeterRef { limit, space, digest, .. } = &self.meter;
         table::Check { limit, space, digest: *digest, cost: self.cost }
     }
 }
 
-/// Decides a request by what is held here, if that decides it.
+/// Decides a request by the node's memory, if that suffices.
 fn decide(cx: &Context<'_>, request: &EngineRequest) -> Option<Resolution> {
     let checks: Vec<table::Check<'_>> = request.charges.iter().map(Charge::ask).collect();
     let verdict = Verdict::Deny { remaining: 0, reset_after_us: 0, retry: Retry::AskOrigin };

@@ -18,7 +18,7 @@ const MS: u64 = 1_000;
 
 const START_US: u64 = 10_000 * MS;
 
-/// An engine and a table, and what the engine wanted done.
+/// An engine and a table, with the effects that the engine returned.
 struct Bench {
     engine: Engine,
     table: Table,
@@ -69,13 +69,13 @@ impl Bench {
         self.tickets
     }
 
-    /// What is held of a meter decides about one unit; when it would pass, if it does not.
+    /// Checks one unit in the table. Returns when it would pass, if it is denied.
     fn check(&self, meter: &MeterRef) -> Option<Retry> {
         let ask = Check { limit: &meter.limit, space: &self.space, digest: meter.digest, cost: 1 };
         self.table.check(self.now(), &ask).verdict.retry()
     }
 
-    /// One unit, of what is held or from the origin.
+    /// Checks one unit in the table, or asks the origin.
     fn check_or_ask(&mut self, meter: &MeterRef) {
         if self.check(meter) == Some(Retry::AskOrigin) {
             self.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
@@ -110,7 +110,7 @@ impl Bench {
         Arc::clone(&calls[0].0)
     }
 
-    /// The answers that were given since the last look.
+    /// Returns the answers since the last look.
     fn answers(&mut self) -> Vec<(Ticket, Resolution)> {
         let answers = self.effects.iter().filter_map(|effect| match effect {
             Effect::Answer { ticket, resolution } => Some((*ticket, resolution.clone())),
@@ -121,13 +121,13 @@ impl Bench {
         answers
     }
 
-    /// Answers a call: `passed` of each ask, and a grant on every meter.
+    /// Replies to a call: `passed` of each check group, and a grant on every meter.
     fn reply(&mut self, call: &Call, passed: u32, grant: u64) {
         let decided = CheckReply { passed, denied_by: 0, retry_us: 1 };
         self.reply_with(call, vec![meter_reply(grant, 0); call.updates.len()], decided);
     }
 
-    /// Answers a call: this of each meter, and the same of each ask.
+    /// Replies to a call: one reply for each meter, and the same decision for each check group.
     fn reply_with(&mut self, call: &Call, meter_reply: Vec<MeterReply>, decided: CheckReply) {
         let reply = CallReply {
             meters: meter_reply,
@@ -139,7 +139,7 @@ impl Bench {
         self.engine.on_reply(now, &self.table, 0, sequence, &reply, &mut self.effects);
     }
 
-    /// Asks once and is granted an amount.
+    /// Asks once and receives a grant.
     fn hold(&mut self, grant: u64) {
         self.ask(1);
         self.poll();
@@ -155,7 +155,7 @@ impl Bench {
     }
 }
 
-/// A grant, and what is left for anyone beside it.
+/// A grant, with `room` units left besides it.
 fn meter_reply(grant: u64, room: u64) -> MeterReply {
     MeterReply {
         grant,
@@ -261,7 +261,7 @@ fn while_the_origin_is_silent_nobody_waits_for_it() {
     assert_eq!(bench.only_call().checks.len(), 1, "asked again after the first answer");
 }
 
-/// A process that did not run for a while has not read what came meanwhile.
+/// A process that did not run for a while has not read the replies that came meanwhile.
 #[test]
 fn that_nobody_looked_for_an_answer_is_not_held_against_the_origin() {
     let mut bench = Bench::new();
@@ -373,8 +373,8 @@ fn each_limit_of_a_request_has_its_own_cost_and_its_own_rest() {
     );
     let decided = CheckReply { passed: 1, denied_by: 1, retry_us: 7 };
     bench.reply_with(&call, vec![meter_reply(2, 7), meter_reply(0, 60)], decided);
-    // The origin tells what is left after all: before that, the last request had not been charged
-    // yet. And a request that is denied finds less than it costs.
+    // The origin reports the units left after all requests: before that, the last request had not
+    // been charged yet. And a denied request finds less than its cost.
     let allowed = |left: [u32; 2]| Resolution::Allowed { remaining: Box::from(left), charged_us: Some(99) };
     let denied = Resolution::Denied { by: 1, remaining: Box::from([10, 19]), retry_us: 7 };
     let expected = [(tickets[0], allowed([10, 90])), (tickets[1], denied), (tickets[2], allowed([9, 60]))];
@@ -569,7 +569,7 @@ fn a_limit_that_was_lowered_gives_up_what_is_held() {
     assert!(!bench.spend(1).is_allowed(), "nothing is spent while that is under way");
 }
 
-/// Also where the origin's last word, or what is held, would decide: the flushes go on with the limit that was.
+/// Also where the last reply or the grant would decide: the flushes continue with the old limit.
 #[test]
 fn a_limit_that_changed_is_brought_by_the_next_request() {
     for grant in [0, 8] {
@@ -621,8 +621,8 @@ fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
         }
         lasted_ms.push((bench.now_us - began_us) / MS);
     }
-    // A sixteenth of the flush interval, doubled each time, until a flush would have asked and
-    // been answered.
+    // A sixteenth of the flush interval, doubled each time, until a flush would have asked and had
+    // its reply.
     assert_eq!(lasted_ms, [6, 12, 25, 50, 100, 115, 115, 115, 115, 115]);
     bench.ask(1);
     bench.poll();
@@ -631,8 +631,8 @@ fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
     assert_eq!(bench.spend(1).retry(), Some(crate::Retry::AskOrigin), "not exhausted: the origin is asked");
 }
 
-/// Ten units a second: one of eight nodes gets one every 800 ms, and asks twice in that time, but
-/// nothing may be lost: an eighth of the burst drains in 125 ms.
+/// At ten units a second, one of eight nodes gets one every 800 ms, and asks twice in that time.
+/// But no unit may be lost: an eighth of the burst drains in 125 ms.
 #[test]
 fn a_flush_asks_for_an_exhausted_meter_at_its_turn() {
     for (holders, calls) in [(1, 1), (8, 0)] {
@@ -670,7 +670,7 @@ fn what_was_left_is_known_and_grows_as_it_drains() {
     }
 }
 
-/// Many keys that are all asked for ten times a second, and an origin that answers a millisecond later.
+/// Many keys with ten requests a second each, and an origin that replies a millisecond later.
 struct Crowd {
     bench: Bench,
     meters: Vec<MeterRef>,
@@ -705,7 +705,7 @@ impl Crowd {
         }
     }
 
-    /// A millisecond: answers come, a hundredth of the keys is asked for, calls go out.
+    /// Runs a millisecond: replies come, a hundredth of the keys gets a request, calls go out.
     fn tick(&mut self) {
         self.bench.now_us += MS;
         for (partition, call) in std::mem::take(&mut self.in_flight) {
@@ -761,7 +761,8 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
     assert_eq!(bench.tickets, 2, "later requests wait for nobody");
 }
 
-/// Nobody looks at a grant that should last for a while; who finds it spent is heard all the same, and all of it is told.
+/// The node does not look at a grant that should last for a while. A request that finds it spent
+/// asks the origin all the same, and its call reports all usage.
 #[test]
 fn a_grant_that_is_spent_sooner_than_it_was_before_is_asked_for_at_once() {
     let mut bench = Bench::new();
@@ -834,7 +835,8 @@ fn a_grant_of_a_limit_of_several_regions_lasts_no_longer_where_there_is_plenty()
     assert_eq!(longest_us(terms.with_cross_region(cross_region)), CROSS_REGION_LIFE_US_MAX, "of several");
 }
 
-/// Of two keys one is asked for a little later than the other: what is said of the first says the same of the second.
+/// Of two keys one gets its requests a little later than the other: a call about the first reports
+/// the second as well.
 #[test]
 fn grants_that_end_soon_come_along_with_those_that_end_sooner() {
     let mut bench = Bench::new();
@@ -924,7 +926,7 @@ impl Bench {
         self.engine.roll_back(now, &self.table, 0, &charge, paid);
     }
 
-    /// Asks for one unit, which the origin lets pass when its clock reads so.
+    /// Asks for one unit, which the origin allows when its clock reads `origin_us`.
     fn ask_at(&mut self, meter: &MeterRef, origin_us: u64, word: MeterReply) {
         self.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
         self.poll();
@@ -936,7 +938,7 @@ impl Bench {
         self.answers();
     }
 
-    /// The next call, whenever it comes.
+    /// Polls until the next call, and returns it.
     fn next_call(&mut self) -> Arc<Call> {
         for _ in 0..100 {
             self.poll_after(10 * MS);
@@ -1054,7 +1056,7 @@ fn when_too_many_wait_the_next_are_answered_at_once() {
     assert_eq!(bench.engine.waiting, 0);
 }
 
-/// What was said of a window is over with its cell; that its key was denied of late is not.
+/// A reply about a window expires with its cell; the recent denial of its key does not.
 #[test]
 fn after_a_denial_grants_are_short_although_another_window_has_begun() {
     let mut bench = Bench::new();

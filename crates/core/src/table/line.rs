@@ -1,9 +1,10 @@
-//! A line: two meters and a header in 64 bytes, changed by one thread at a time and read by all.
+//! A line: two meters and a header in 64 bytes. One thread at a time changes it, and all threads
+//! read it.
 //!
-//! The header holds a version. A reader notes it, reads the meters, decides, and only then looks whether the
-//! version still stands; a denial therefore writes nothing. A writer moves the version it decided on to
-//! "locked", makes its few stores, and leaves a new version behind. Whoever decided on an older one starts over,
-//! so every decision is made on the state it changes.
+//! The header holds a version. A reader reads the version and the meters, decides, and only then
+//! compares the version again. A denial therefore writes nothing. A writer locks the version that
+//! it decided on, makes its few stores, and leaves a new version behind. A thread that decided on
+//! an older version starts over, so every decision is made on the state that it changes.
 
 use crate::meter::Slot;
 use crate::sync::{AtomicU64, Ordering, SpinWait, fence};
@@ -11,10 +12,10 @@ use crate::sync::{AtomicU64, Ordering, SpinWait, fence};
 /// Meters in a line.
 pub const SLOTS_PER_LINE: usize = 2;
 
-/// Bytes of a line: what the processor moves between memory and its caches.
+/// Bytes of a line: one cache line of the processor.
 pub const BYTES_PER_LINE: usize = 64;
 
-/// Words of a slot that it does not share; the fourth, half a word, lies at the end of the line.
+/// Words that belong to one slot alone. The fourth, half a word, is at the end of the line.
 const WORDS_PER_SLOT: usize = 3;
 const HELD_WORD: usize = SLOTS_PER_LINE * WORDS_PER_SLOT;
 
@@ -29,9 +30,9 @@ pub(crate) struct Line {
     words: [AtomicU64; HELD_WORD + 1],
 }
 
-/// A header as it was read while nobody was writing: 59 bits of version, 4 of reach, 1 that says "locked".
+/// A header as read while no thread was writing: 59 bits of version, 4 of reach, 1 for the lock.
 ///
-/// The reach is how many of the following lines may hold meters whose home is this one.
+/// The reach is the number of following lines that may contain meters with this home line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head(u64);
 
@@ -53,14 +54,14 @@ impl Line {
         Self { head: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// The header, once nobody is writing.
+    /// Returns the header as soon as no thread is writing.
     #[inline]
     pub(crate) fn head(&self) -> Head {
         let head = self.head.load(Ordering::Acquire);
         if head & LOCKED == 0 { Head(head) } else { self.head_after_wait() }
     }
 
-    /// How far this line's keys lie, as far as a passer-by can tell.
+    /// Returns the reach without waiting for a writer, so it may be out of date.
     #[inline]
     pub(crate) fn reach_now(&self) -> usize {
         Head(self.head.load(Ordering::Relaxed)).reach()
@@ -78,8 +79,9 @@ impl Line {
         }
     }
 
-    /// Which slot carries `tag`. Which of the two it is cannot be predicted, so no branch asks: a wrong guess
-    /// about a line that is still on its way from memory would throw away all work done meanwhile.
+    /// Returns the slot with `tag`. No branch selects between the two slots, because the result is
+    /// unpredictable: a wrong prediction on a line still in transit from memory would discard all
+    /// work done meanwhile.
     #[inline]
     pub(crate) fn find(&self, tag: u64) -> Option<usize> {
         let tag_at = |slot: usize| Slot::tag_in(self.words[slot * WORDS_PER_SLOT].load(Ordering::Relaxed));
@@ -87,7 +89,8 @@ impl Line {
         (tag_at(slot) == tag).then_some(slot)
     }
 
-    /// The words of a slot. Without the lock they may be of different versions until [`Line::is_still`] says no.
+    /// Returns the words of a slot. Without the lock they may be of different versions, unless
+    /// [`Line::is_still`] is true afterwards.
     #[inline]
     pub(crate) fn slot(&self, slot: usize) -> Slot {
         let word = |at: usize| self.words[at].load(Ordering::Relaxed);
@@ -96,14 +99,15 @@ impl Line {
         Slot { head: word(first), time: word(first + 1), count: word(first + 2), held }
     }
 
-    /// Whether nothing was written since `head` was read: what was read meanwhile is of one version.
+    /// Whether no thread has written since `head` was read: then all words read meanwhile are of
+    /// one version.
     #[inline]
     pub(crate) fn is_still(&self, head: Head) -> bool {
         fence(Ordering::Acquire);
         self.head.load(Ordering::Relaxed) == head.0
     }
 
-    /// The right to write, if nothing was written since `head` was read.
+    /// Locks the line, if no thread has written since `head` was read.
     #[inline]
     pub(crate) fn lock_at(&self, head: Head) -> Option<LineGuard<'_>> {
         self.head.compare_exchange(head.0, head.0 | LOCKED, Ordering::Acquire, Ordering::Relaxed).ok()?;
@@ -112,7 +116,7 @@ impl Line {
         Some(LineGuard { line: self, head: head.0, next: head.0 })
     }
 
-    /// The right to write, after waiting for those who have it.
+    /// Locks the line after waiting for other writers.
     pub(crate) fn lock(&self) -> LineGuard<'_> {
         loop {
             if let Some(locked) = self.lock_at(self.head()) {
@@ -163,7 +167,7 @@ impl LineGuard<'_> {
         self.mark_changed();
     }
 
-    /// Notes that a meter whose home is this line lies `lines` further on.
+    /// Records that a meter with this home line is `lines` further on.
     pub(crate) fn extend_reach(&mut self, lines: usize) {
         let reach = self.head().reach().max(lines) as u64;
         debug_assert!(reach <= REACH_MAX);

@@ -1,4 +1,4 @@
-//! The memory of the table: taken once, zeroed by the system, in huge pages where there are any.
+//! The memory of the table: allocated once, zeroed by the system, in huge pages where available.
 #![allow(
     unsafe_code,
     reason = "turning mapped bytes into lines, and prefetching, are the table's own business"
@@ -14,7 +14,7 @@ mod mapped {
     use std::io;
     use std::ptr::NonNull;
 
-    /// What one entry of the page table covers when huge pages are given.
+    /// Bytes that one entry of the page table covers with huge pages.
     const HUGE_PAGE_BYTES: usize = 2 << 20;
 
     /// Lines in memory of their own.
@@ -57,9 +57,10 @@ mod mapped {
 
         #[inline]
         fn deref(&self) -> &[Line] {
-            // SAFETY: `first` is aligned to at least 64 bytes, and `new` mapped `lines` lines from there, which live as
-            // long as `self`. The bytes started as zeroes and every bit pattern is a valid `Line`, which is made of
-            // atomics only, so that shared access is all that is ever needed: nothing else touches the map.
+            // SAFETY: `first` is aligned to at least 64 bytes. `new` mapped `lines` lines from
+            // there, and they live as long as `self`. The bytes started as zeroes, and every bit
+            // pattern is a valid `Line`. A `Line` consists of atomics only, so shared access is
+            // sufficient: no other code touches the map.
             unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.lines) }
         }
     }
@@ -90,7 +91,7 @@ impl std::ops::Deref for Memory {
     }
 }
 
-/// Asks the processor to bring a line near, without waiting for it.
+/// Prefetches a line into the processor's cache, without waiting for it.
 #[inline]
 pub(crate) fn prefetch(line: &Line) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]

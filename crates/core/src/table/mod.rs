@@ -1,9 +1,10 @@
-//! The table of meters: fixed memory, one line touched per check in the common case, every change atomic.
+//! The table of meters: fixed memory, one line touched per check in the common case, every change
+//! atomic.
 //!
-//! A key's digest picks its home line; its meter lies there or in one of the few lines that follow. Memory is
-//! taken at the start and never grows: when a newcomer finds no free slot in its window, the meter whose loss
-//! matters least makes room, and if all of them are at their limit, the newcomer is decided by its tenant's
-//! overflow meter. It is never simply let through.
+//! A key's digest selects its home line. Its meter is there or in one of the few lines that follow.
+//! Memory is allocated at the start and never grows. A new key without a free slot in its window
+//! replaces the meter that matters least. If all of them are pinned, the overflow meter of the
+//! limit decides the new key. It is never admitted without a decision.
 
 mod line;
 mod memory;
@@ -27,27 +28,27 @@ use memory::{Memory, prefetch};
 use place::InsertResult;
 use share::{Counts, Share, count, divide};
 
-/// Lines beyond the home line that are brought near for a key that is not at home. Higher: fewer keys wait for
-/// memory twice, and more lines are fetched for nothing.
+/// Lines after the home line that are prefetched for a key that is not at home. Higher: fewer keys
+/// wait for memory twice; more lines are fetched in vain.
 const LINES_FURTHER: usize = 2;
 
 /// One question: may `cost` pass on this key under this limit?
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
-    /// What may pass.
+    /// The limit.
     pub limit: &'a Limit,
-    /// Whose keys these are.
+    /// The key space: the keys of one limit of one tenant.
     pub space: &'a KeySpace,
     /// The key, from [`KeySpace::digest`].
     pub digest: Digest,
-    /// What the request costs. 0 looks without changing anything.
+    /// Cost of the request, in units. 0 reads the meter and changes nothing.
     pub cost: u64,
 }
 
-/// The verdict on one question, and what it rests on.
+/// The verdict on one check, and the meter that gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckOutcome {
-    /// What was decided.
+    /// The verdict.
     pub verdict: Verdict,
     /// Which meter decided.
     pub source: DecidingMeter,
@@ -60,18 +61,18 @@ pub enum DecidingMeter {
     Own,
     /// The overflow meter that the limit's keys share while their tenant has no room for more.
     Overflow,
-    /// None: even the overflow meters were taken, and the request was refused.
+    /// None: even the overflow meters had no room, and the request was refused.
     Refused,
 }
 
-/// What becomes of a meter.
+/// The change of a meter by a decision.
 enum Change {
     Keep,
     Write(Meter),
     Forget,
 }
 
-/// What an allowed cost becomes.
+/// The treatment of an allowed cost.
 #[derive(Clone, Copy)]
 enum Intent {
     Charge,
@@ -79,8 +80,9 @@ enum Intent {
 }
 
 impl Intent {
-    /// Decides on a meter. A denial and a look change nothing, and so write nothing; but for the first denial since the
-    /// origin's last word, which leaves a mark that there is someone to ask it again for.
+    /// Decides on a meter. A denial and a cost of 0 change nothing, so they write nothing. Only the
+    /// first denial after the origin's last reply is written, as a mark that there is demand to ask
+    /// for again.
     #[inline(always)]
     fn apply(self, now: Now, check: &Check<'_>, before: Meter) -> (Verdict, Change) {
         let (verdict, after) = self.decide(now, check, before);
@@ -105,8 +107,8 @@ pub struct Table {
     shares: Box<[Share]>,
 }
 
-/// The line where a question's meter is at home: worked out once, to fetch the meter and then to decide on it. It
-/// means something only beside the question and the table that it was made of.
+/// The home line of a check's meter. It is computed once, to prefetch the meter and then to decide
+/// on it. It is valid only with the check and the table that it was computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home(usize);
 
@@ -143,14 +145,15 @@ impl Table {
         self.check_at(self.home(check), now, check)
     }
 
-    /// Decides one question whose home is known.
+    /// Decides one check with a known home line.
     #[inline(always)]
     pub fn check_at(&self, home: Home, now: Now, check: &Check<'_>) -> CheckOutcome {
         self.decide(home, now, check, Intent::Charge)
     }
 
-    /// Sets `cost` aside if it fits, to be committed or rolled back later with the answer's source. Until then it
-    /// counts against the limit, is not visible as use, and pins its meter.
+    /// Reserves `cost` if it fits, to be committed or rolled back later with the outcome's
+    /// `source`. Until then it counts against the limit, is not visible as usage, and pins its
+    /// meter.
     pub fn reserve(&self, now: Now, check: &Check<'_>) -> CheckOutcome {
         self.decide(self.home(check), now, check, Intent::Reserve)
     }
@@ -175,12 +178,13 @@ impl Table {
         self.adjust(now, check, DecidingMeter::Own, |meter| meter.refund(check.limit, now, check.cost));
     }
 
-    /// Merges what somebody else knows: at least `check.cost` is spent on this key.
+    /// Merges usage known elsewhere: at least `check.cost` is used on this key.
     pub fn merge(&self, now: Now, check: &Check<'_>) {
         self.adjust(now, check, DecidingMeter::Own, |meter| meter.merge(check.limit, now, check.cost));
     }
 
-    /// Takes along what was spent of a grant and not reported, keeping at most `keep` of the rest to spend meanwhile.
+    /// Takes the unreported usage of a grant, and keeps at most `keep` of the unspent units to
+    /// spend meanwhile.
     pub fn take_report(&self, now: Now, check: &Check<'_>, keep: u64) -> UsageReport {
         let step = |meter: Meter| {
             let (taken, after) = meter.take_report(check.limit, now, keep);
@@ -189,15 +193,16 @@ impl Table {
         self.change(now, self.own_spot(check), check.limit, step).unwrap_or_default()
     }
 
-    /// What [`Table::take_report`] would take along, without taking it.
+    /// Returns the report that [`Table::take_report`] would take, without taking it.
     pub fn peek_report(&self, now: Now, check: &Check<'_>) -> UsageReport {
         let look = |meter: Meter| (meter.take_report(check.limit, now, u64::MAX).0, Change::Keep);
         self.change(now, self.own_spot(check), check.limit, look).unwrap_or_default()
     }
 
-    /// Takes in an origin's word on a key. False if there is no room for its meter: then nothing is held of it.
+    /// Applies an origin's reply on a key. Returns false if there is no room for its meter: then
+    /// the node keeps no grant.
     pub fn apply_grant(&self, now: Now, check: &Check<'_>, word: &GrantUpdate) -> bool {
-        // A meter that says nothing is not made.
+        // A reply without a grant or a denial creates no meter.
         let says_nothing = word.grant == 0 && word.deny_us == 0;
         let step = |meter: Meter| {
             let is_made = !says_nothing || meter != Meter::empty(check.limit);
@@ -206,7 +211,8 @@ impl Table {
         self.change(now, self.own_spot(check), check.limit, step).is_some()
     }
 
-    /// Gives `check.cost` back out of what was spent of a grant and not reported; the rest is the origin's to give back.
+    /// Refunds `check.cost` from the unreported usage of a grant. Returns the rest, which the
+    /// origin has to refund.
     pub fn give_back(&self, now: Now, check: &Check<'_>) -> u64 {
         let step = |meter: Meter| {
             let (rest, after) = meter.give_back(check.cost);
@@ -215,7 +221,7 @@ impl Table {
         self.change(now, self.own_spot(check), check.limit, step).unwrap_or(check.cost)
     }
 
-    /// Forgets what was spent on a key.
+    /// Drops the usage of a key. Reservations stay.
     pub fn reset(&self, now: Now, check: &Check<'_>) {
         let forget = |meter: Meter| match meter.reserved() {
             0 => ((), Change::Forget),
@@ -224,7 +230,7 @@ impl Table {
         self.change(now, self.own_spot(check), check.limit, forget);
     }
 
-    /// What is spent on a key, in whole units: what may be told to others.
+    /// Returns the usage of a key in whole units, as it may be reported to others.
     pub fn used(&self, now: Now, check: &Check<'_>) -> u64 {
         let look = |meter: Meter| (meter.used(check.limit, now), Change::Keep);
         self.change(now, self.own_spot(check), check.limit, look).unwrap_or(0)
@@ -252,14 +258,15 @@ impl Table {
         Home(self.share(check.space.share()).keys.home(check.digest.place))
     }
 
-    /// Brings a home line near while the caller does something else.
+    /// Prefetches a home line while the caller does other work.
     #[inline]
     pub fn prefetch(&self, home: Home) {
         prefetch(self.line(home.0));
     }
 
-    /// Brings the home line near and the one after it, where most keys lie that are not at home. For a question
-    /// asked alone, which would wait for memory twice otherwise; in a batch it would fetch too much for nothing.
+    /// Prefetches the home line and the next one, which has most of the keys that are not at home.
+    /// For a single check, which would wait for memory twice otherwise. In a batch it would fetch
+    /// too many lines in vain.
     #[inline]
     pub fn prefetch_wide(&self, home: Home) {
         prefetch(self.line(home.0));
@@ -284,8 +291,9 @@ impl Table {
 
     /// Decides on the key's own meter, or on the overflow meter if there is no room for one.
     ///
-    /// Most meters lie in their home line and are changed by nobody else at the same time: that case is kept
-    /// short and straight, so that the processor can begin the next check while this one waits for memory.
+    /// Most meters are in their home line, and no other thread changes them at the same time. The
+    /// code for that case is short and straight, so the processor can begin the next check while
+    /// this one waits for memory.
     #[inline(always)]
     fn decide(&self, home: Home, now: Now, check: &Check<'_>, intent: Intent) -> CheckOutcome {
         let spot = Spot::own(home, check);
@@ -302,7 +310,7 @@ impl Table {
         decided.unwrap_or_else(|| self.decide_elsewhere(spot, now, check, intent))
     }
 
-    /// Decides on a meter as it was found; nothing if its line has moved on.
+    /// Decides on a meter as it was found. Returns none if its line has changed since.
     #[inline(always)]
     fn decide_on(
         &self,
@@ -312,6 +320,10 @@ impl Table {
         check: &Check<'_>,
         intent: Intent,
     ) -> Option<CheckOutcome> {
+        if found.words.is_of_other_rate(check.limit) {
+            self.convert(found, spot, check.limit, now);
+            return None;
+        }
         let (verdict, change) = intent.apply(now, check, found.words.unpack());
         let settled = self.settle(spot, check.limit, found, &change);
         settled.then_some(CheckOutcome { verdict, source: DecidingMeter::Own })
@@ -337,7 +349,7 @@ impl Table {
     fn adjust(&self, now: Now, check: &Check<'_>, source: DecidingMeter, rule: impl Fn(Meter) -> Meter) {
         let step = |before: Meter| {
             let after = rule(before);
-            // A meter that owes nothing says no more than no meter: none is made for it.
+            // A meter without usage decides like no meter, so none is created for it.
             let is_nothing = before == Meter::empty(check.limit) && after.is_idle(check.limit, now);
             ((), if after == before || is_nothing { Change::Keep } else { Change::Write(after) })
         };
@@ -347,13 +359,13 @@ impl Table {
             DecidingMeter::Refused => Some(()),
         };
         if done.is_none() {
-            // If not even the overflow meter can be held, a refusal is what its next decision will be anyway.
+            // If the overflow meter has no room either, its next decision is a refusal anyway.
             self.change(now, self.spill_spot(check), check.limit, step);
         }
     }
 
-    /// The one way in which a meter changes: decide on a version, then replace just that version. Nothing if
-    /// there is no room for a meter that has to be made.
+    /// Changes a meter: decides on a version, then replaces exactly that version. Returns none if
+    /// there is no room for a new meter.
     fn change<T>(
         &self,
         now: Now,
@@ -371,11 +383,21 @@ impl Table {
                     InsertResult::Already => continue,
                 }
             };
+            if found.words.is_of_other_rate(limit) {
+                self.convert(&found, spot, limit, now);
+                continue;
+            }
             let (out, change) = step(found.words.unpack());
             if self.settle(spot, limit, &found, &change) {
                 return Some(out);
             }
         }
+    }
+
+    /// Rewrites a meter in the terms of the limit that its rule has now, unless its line has moved on.
+    #[cold]
+    fn convert(&self, found: &MeterLocation<'_>, spot: Spot, limit: &Limit, now: Now) {
+        self.settle(spot, limit, found, &Change::Write(found.words.converted(limit, now)));
     }
 
     /// Makes a change to a meter that was found, unless its line has moved on.
@@ -449,7 +471,8 @@ impl Spot {
     }
 }
 
-/// The answer when nothing can hold the key: room comes when meters drain, which a period does to most.
+/// Returns the outcome for a key without room in any meter. Room appears as meters drain, and most
+/// drain within a period.
 fn refusal(limit: &Limit) -> CheckOutcome {
     let retry = Retry::After(limit.period_us());
     CheckOutcome {

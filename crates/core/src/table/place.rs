@@ -1,4 +1,4 @@
-//! Making room: where a new meter goes, and which one it may replace.
+//! Insertion: the slot for a new meter, and the meter that it may replace.
 
 use super::line::LineGuard;
 use super::share::count;
@@ -17,10 +17,10 @@ pub(crate) const LINES_PER_WINDOW: usize = 2;
 
 const _: () = assert!(LINES_PER_WINDOW <= 16, "a header has four bits for how far its keys lie");
 
-/// How often a chosen slot may be taken by another thread before the newcomer is told that there is no room.
+/// How often another thread may take a chosen slot before the insertion fails with `NoRoom`.
 const CHOICES_MAX: usize = 8;
 
-/// What came of placing a meter.
+/// The result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InsertResult {
     Here,
@@ -39,10 +39,11 @@ struct Choice {
 }
 
 impl Table {
-    /// Places a meter that was not found. The home line stays locked meanwhile: whoever wants to place the same
-    /// key has to hold it too, so that no key ever has two meters. Lines are locked in ascending order only.
+    /// Inserts a meter that was not found. The home line stays locked meanwhile. Another thread
+    /// needs that lock to insert the same key, so no key ever has two meters. Lines are locked in
+    /// ascending order only.
     ///
-    /// `spare` says which tags must not be evicted for it: the other keys of the same request.
+    /// `spare` selects the tags that must not be evicted: the other keys of the same request.
     #[cold]
     pub(super) fn place(
         &self,
@@ -65,7 +66,8 @@ impl Table {
         InsertResult::NoRoom
     }
 
-    /// The slot of the window whose meter matters least: the nearest free one, or else the least standing.
+    /// Returns the slot of the window that matters least: the nearest free one, or the one with the
+    /// lowest `EvictionRank` below `Pinned`.
     fn choose(
         &self,
         now: Now,

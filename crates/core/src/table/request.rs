@@ -22,8 +22,8 @@ const LIMITS_COMMON: usize = 8;
 #[cfg(loom)]
 const LIMITS_COMMON: usize = 2;
 
-/// How often a request may place its missing meters and find one gone again before that key goes to its
-/// overflow meter.
+/// How often a request may insert its missing meters and find one evicted again. After that the
+/// overflow meter decides the key.
 const PLACEMENTS_MAX: usize = 16;
 
 /// More limits than one request may be under.
@@ -43,19 +43,19 @@ impl fmt::Display for TooManyLimits {
 
 impl std::error::Error for TooManyLimits {}
 
-/// What was decided for a request as a whole.
+/// The verdict on a request under all its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestVerdict {
     /// Every limit allowed it, and every meter was charged.
     Allowed,
     /// At least one limit denied it, and no meter was changed.
     Denied {
-        /// Which of the asks: of those that denied, the one that would deny longest.
+        /// Index of the check that denied. Of several, the one that would deny longest.
         by: usize,
     },
 }
 
-/// What is asked: everything that the steps of one decision share.
+/// The input that all steps of one decision share.
 #[derive(Clone, Copy)]
 struct Request<'r> {
     now: Now,
@@ -77,7 +77,7 @@ type Writes<'t, const N: usize> = ArrayVec<Write<'t>, N>;
 struct Step {
     spot: Spot,
     source: DecidingMeter,
-    /// Where the meter lies and the version it was read at; nothing if it has to be made.
+    /// Line, slot and version of the meter as it was read; none if it has to be created.
     at: Option<(usize, usize, Head)>,
     before: Meter,
     after: Meter,
@@ -87,8 +87,8 @@ struct Step {
 type Steps<const N: usize> = ArrayVec<Step, N>;
 
 impl Table {
-    /// Decides a request under several limits as one: either every meter is charged, or none is. `answers` takes
-    /// one answer for each ask, and needs room for them.
+    /// Decides a request under several limits as one: either every meter is charged, or none is.
+    /// `answers` receives one outcome for each check, and needs room for all.
     pub fn check_all(
         &self,
         now: Now,
@@ -98,7 +98,7 @@ impl Table {
         self.request(Request { now, checks, intent: Intent::Charge }, answers)
     }
 
-    /// Like [`Table::check_all`], but what is allowed is set aside: see [`Table::reserve`].
+    /// Like [`Table::check_all`], but reserves the allowed cost: see [`Table::reserve`].
     pub fn reserve_all(
         &self,
         now: Now,
@@ -127,8 +127,8 @@ impl Table {
         Ok(self.settle_in_steps::<LIMITS_COMMON>(request, answers))
     }
 
-    /// The common case: every meter is there, in a line of its own, allows the request, and is changed by nobody
-    /// else meanwhile. Otherwise nothing has happened yet, and the answer is false.
+    /// Decides the common case: every meter exists, in a line of its own, allows the request, and
+    /// no other thread changes it meanwhile. Otherwise returns false and changes no meter.
     #[inline(always)]
     fn settle_at_once<const N: usize>(&self, request: Request<'_>, answers: &mut [CheckOutcome]) -> bool {
         let mut writes: Writes<'_, N> = Writes::new();
@@ -159,7 +159,7 @@ impl Table {
         found.is_some_and(|found| prepare(&found, request, check, answer, writes))
     }
 
-    /// Every other case: reads all meters, decides on what was read, makes the meters that are missing, and
+    /// Decides every other case: reads all meters, decides on them, inserts missing meters, and
     /// replaces all if none has changed since.
     #[inline(never)]
     fn settle_in_steps<const N: usize>(
@@ -187,7 +187,7 @@ impl Table {
         }
     }
 
-    /// A denial by an origin's word leaves a mark that there is someone to ask it again for.
+    /// Marks a denial by the origin's reply: there is demand to ask the origin for again.
     fn mark_denied(&self, request: Request<'_>, by: usize) {
         if let Some(check) = request.checks.get(by).filter(|check| check.limit.is_at_origin()) {
             let step = |meter: Meter| match meter.missed(request.now) {
@@ -215,8 +215,8 @@ impl Table {
         steps
     }
 
-    /// One limit's meter and verdict. A key that the request names twice is charged twice: the second look
-    /// sees what the first will leave.
+    /// Reads the meter of one limit and decides on it. A key that the request names twice is
+    /// charged twice: the second decision starts from the result of the first.
     fn read_step(
         &self,
         request: Request<'_>,
@@ -228,7 +228,7 @@ impl Table {
         let twin = earlier.iter().rfind(|step| step.is_at(spot));
         let (at, before) = match twin {
             Some(twin) => (twin.at, twin.after),
-            None => self.read_meter(check, spot),
+            None => self.read_meter(request.now, check, spot),
         };
         if source == DecidingMeter::Refused {
             return Step { spot, source, at, before, after: before, verdict: refusal(check.limit).verdict };
@@ -237,17 +237,20 @@ impl Table {
         Step { spot, source, at, before, after, verdict }
     }
 
-    fn read_meter(&self, check: &Check<'_>, spot: Spot) -> (Option<(usize, usize, Head)>, Meter) {
+    fn read_meter(&self, now: Now, check: &Check<'_>, spot: Spot) -> (Option<(usize, usize, Head)>, Meter) {
         loop {
             let Some(found) = self.find(spot) else { return (None, Meter::empty(check.limit)) };
-            if found.here.is_still(found.head) {
+            if found.words.is_of_other_rate(check.limit) {
+                self.convert(&found, spot, check.limit, now);
+            } else if found.here.is_still(found.head) {
                 return (Some((found.line, found.slot, found.head)), found.words.unpack());
             }
         }
     }
 
-    /// Places an empty meter for a key that has none, if there is room for it beside the request's other keys. An
-    /// empty meter changes no decision, so that a request denied after all leaves nothing behind that matters.
+    /// Inserts an empty meter for a key without one, if there is room beside the request's other
+    /// keys. An empty meter changes no decision, so it does no harm if the request is denied after
+    /// all.
     fn has_room(&self, now: Now, check: &Check<'_>, steps: &[Step], step: &Step, place: bool) -> bool {
         let words = Slot::pack(step.spot.tag, check.limit, &Meter::empty(check.limit));
         let is_ours = |tag: u64| steps.iter().any(|step| step.spot.tag == tag);
@@ -256,8 +259,8 @@ impl Table {
         place && self.place(now, step.spot, words, is_ours) != InsertResult::NoRoom
     }
 
-    /// Locks all lines in ascending order, at the versions that were read, then writes all meters. If any line
-    /// has moved on, nothing is written.
+    /// Locks all lines in ascending order, at the versions that were read, then writes all meters.
+    /// If any line has changed, it writes none.
     fn write_steps<const N: usize>(&self, request: Request<'_>, steps: &Steps<N>) -> bool {
         let mut order: ArrayVec<(usize, Head), N> = steps.iter().filter_map(Step::line_to_write).collect();
         order.sort_unstable_by_key(|&(line, _)| line);
@@ -279,7 +282,8 @@ impl Table {
     }
 }
 
-/// Decides on one meter of a request and notes what to write to it; false if there is nothing to write.
+/// Decides on one meter of a request and records the write. Returns false if the meter denies or
+/// needs no write.
 #[inline(always)]
 fn prepare<'t, const N: usize>(
     found: &MeterLocation<'t>,
@@ -288,6 +292,9 @@ fn prepare<'t, const N: usize>(
     answer: &mut CheckOutcome,
     writes: &mut Writes<'t, N>,
 ) -> bool {
+    if found.words.is_of_other_rate(check.limit) {
+        return false;
+    }
     let (verdict, change) = request.intent.apply(request.now, check, found.words.unpack());
     let Change::Write(after) = change else { return false };
     // A denial may leave a mark, which is not made here.
@@ -300,11 +307,11 @@ fn prepare<'t, const N: usize>(
     true
 }
 
-/// Locks the lines of all writes at the versions that were read, then writes. If a line has moved on, or is
-/// another write's as well, nothing is written.
+/// Locks the lines of all writes at the versions that were read, then writes. If a line has
+/// changed, or two writes share a line, it writes none.
 ///
-/// The lines come in no order, since nobody waits here: two requests that take each other's lines both give up, and
-/// try again in order.
+/// The lines are in no order, because no thread waits here: two requests that lock each other's
+/// lines both give up, and retry in order.
 #[inline]
 fn write_at_once<const N: usize>(writes: &Writes<'_, N>) -> bool {
     let mut locks: ArrayVec<LineGuard<'_>, N> = ArrayVec::new();
@@ -373,10 +380,12 @@ fn report_allowed(steps: &[Step], answers: &mut [CheckOutcome]) {
     }
 }
 
-/// Nothing was charged, so the limits that would have allowed report themselves as they are.
+/// Reports the outcomes of a denied request. No meter was charged, so limits that would have
+/// allowed it report their present state.
 fn report_denied(request: Request<'_>, steps: &[Step], answers: &mut [CheckOutcome]) {
     for ((check, step), answer) in request.checks.iter().zip(steps).zip(answers) {
-        // A key named twice was last decided on what its first mention would have left; look at what is there.
+        // A key named twice was last decided on the result of its first check, so the state before
+        // that one is used.
         let first = steps.iter().find(|other| other.is_at(step.spot)).unwrap_or(step);
         let verdict = if step.verdict.is_allowed() {
             first.before.decide(check.limit, request.now, 0).0

@@ -31,7 +31,7 @@ impl Shares {
     /// The first share: the only one of an undivided table.
     pub const FIRST: ShareId = ShareId(0);
 
-    /// One tenant, the whole table.
+    /// One share: the whole table for one tenant.
     pub fn single() -> Self {
         Self { weights: vec![1] }
     }
@@ -46,18 +46,18 @@ impl Shares {
 /// Why a table cannot be made.
 #[derive(Debug)]
 pub enum TableError {
-    /// Too little memory for the shares asked for.
+    /// The memory is too small for the requested shares.
     TooSmall {
-        /// What was given.
+        /// Bytes given.
         bytes: usize,
         /// The least that would do.
         bytes_min: usize,
     },
     /// The system did not give the memory.
     Memory {
-        /// What was asked for.
+        /// Bytes requested.
         bytes: usize,
-        /// What the system said.
+        /// Error of the system.
         error: std::io::Error,
     },
 }
@@ -103,7 +103,7 @@ impl LineRange {
     }
 }
 
-/// One tenant's part of the table. Aligned, so that counting for one tenant does not slow another.
+/// One tenant's part of the table. Aligned, so that counters of one tenant do not slow another.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Share {
@@ -113,7 +113,8 @@ pub(crate) struct Share {
     pub(crate) counts: Counts,
 }
 
-/// What happened in a share. Written when a meter is made or forgotten, never on an ordinary check.
+/// Counters of a share. Written when a meter is created, dropped or refused room, never on an
+/// ordinary check.
 #[derive(Debug)]
 pub(crate) struct Counts {
     pub(crate) live: AtomicU64,
@@ -123,20 +124,20 @@ pub(crate) struct Counts {
     pub(crate) refused: AtomicU64,
 }
 
-/// How full a tenant's share is, and what it had to give up.
+/// The fill of a tenant's share, its evictions and its decisions without room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareStats {
     /// Meters held now.
     pub live: u64,
     /// Meters that could be held.
     pub slots: u64,
-    /// Meters forgotten that owed nothing: no decision changed.
+    /// Evicted meters without usage: no decision changed.
     pub evicted_clean: u64,
-    /// Meters forgotten that owed something but were not at their limit.
+    /// Evicted meters with usage, not at their limit.
     pub evicted_indebted: u64,
     /// Decisions made by an overflow meter, because every slot in reach held a key at its limit.
     pub spilled: u64,
-    /// Decisions refused because even the overflow meters were taken.
+    /// Decisions refused because even the overflow meters had no room.
     pub refused: u64,
 }
 

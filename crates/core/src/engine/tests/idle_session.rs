@@ -1,4 +1,4 @@
-//! Calls that stay without an answer: for whom, and for longer than an origin remembers them.
+//! Calls without a reply: their waiting requests, and calls that outlast the session at the origin.
 
 use super::*;
 use crate::origin::{SESSION_RETENTION_US, StoreId};
@@ -45,7 +45,7 @@ fn a_cut_for_longer_than_lanes_are_remembered_does_not_look_like_a_loss() {
     assert_eq!([&cut_off, &last].map(|call| late(call)), [true, false]);
 }
 
-/// What a store that has been there for so long says of a loss, which knows nobody.
+/// Whether an empty store that has been up for `up_us` reports lost writes.
 fn is_lost_in_an_empty_one(up_us: u64, now_us: u64, call: &Call) -> bool {
     let store = StoreId { up_us, ..call.store };
     let reply = Partition::default().apply(now_us, &Call { store, ..call.clone() });
@@ -62,7 +62,8 @@ fn a_store_that_was_emptied_behind_a_long_cut_is_noticed() {
     let cut_off = bench.call_about(b"another");
     let last = bench.pass(35 * MINUTE_US);
     assert_eq!((last.sequence, last.acknowledged), (cut_off.sequence, 0));
-    // It began anew a minute after the call was sent for the first time, or long before anybody knew of it.
+    // The store was emptied a minute after the first attempt of the call, or before the node first
+    // knew of it.
     let is_lost = |call: &Call, up_us| is_lost_in_an_empty_one(up_us, bench.now_us, call);
     assert!(is_lost(&last, 34 * MINUTE_US));
     assert!(!is_lost(&last, 46 * MINUTE_US));
@@ -94,7 +95,7 @@ fn a_call_that_is_made_for_long_is_applied_once() {
     let (mut bench, mut partition) = (Bench::new(), Partition::default());
     let call = bench.call_about(b"one");
     let reply = partition.apply(bench.now_us, &call).expect("it makes sense");
-    // It is heard there, and its answers are lost.
+    // The origin receives the call, and its replies are lost.
     for _ in 0..3 {
         let again = bench.pass(SESSION_RETENTION_US * 2 / 3);
         partition.expire(bench.now_us);

@@ -1,4 +1,4 @@
-//! What is given back, and what of it.
+//! Refunds, and the charges that they belong to.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn what_was_spent_here_for_who_does_not_pass_in_the_end_was_never_spent_unless_i
     bench.roll_back(&meter, 2, ChargeLocation::OnNode { since_us });
     let call = bench.next_call();
     assert_eq!((call.updates[0].used, call.updates[0].refund), (3, 0));
-    // What is spent meanwhile is of others.
+    // Usage after the call belongs to other requests.
     assert!(bench.spend(1).is_allowed());
     bench.roll_back(&meter, 3, ChargeLocation::OnNode { since_us });
     bench.reply(&call, 0, 8);
@@ -49,7 +49,8 @@ fn what_the_origin_was_not_told_of_yet_is_given_back_here() {
     assert_eq!((update.owed, update.refund), (3, 0));
 }
 
-/// While reports are on their way as ever, all of it; of what the origin hears of much later, not what has drained by then.
+/// While reports arrive in the usual time, the refund is complete. One that the origin receives
+/// much later excludes the units that have drained by then.
 #[test]
 fn what_a_user_gives_back_counts_from_when_the_origin_should_have_heard_of_it() {
     let mut bench = Bench::new();
@@ -71,7 +72,7 @@ fn what_a_user_gives_back_counts_from_when_the_origin_should_have_heard_of_it() 
     assert_eq!((update.refund, update.refund_of_us), (4, 7_650 * MS));
 }
 
-/// A window of ten seconds, and an answer from this cell of it.
+/// A window of ten seconds, and a reply from this cell of it.
 fn windowed(bench: &Bench, cell: u64, grant: u64) -> (MeterRef, MeterReply) {
     let limit = Limit::sliding_window(100, Duration::from_secs(10)).expect("in range").at_origin();
     let terms = Terms::new(&limit, 0, Lapse::Counted, 1);
@@ -98,8 +99,8 @@ fn what_was_charged_in_one_cell_is_not_given_back_in_the_next() {
     assert_eq!(late.dropped, 0);
 }
 
-/// What is said to be given back of a charge in the cell before the present one, if the answer to a call that was made meanwhile says that
-/// the origin's clock reads so.
+/// Returns the owed units and the refund in the next call, for a charge in the cell before the
+/// present one. The reply to a call made meanwhile has `origin_us` as the origin's clock.
 fn given_back_after(origin_us: u64, change: impl FnOnce(&mut Bench) -> (MeterRef, MeterReply)) -> (u64, u64) {
     let second = 1_000 * MS;
     let mut bench = Bench::new();
@@ -126,7 +127,7 @@ fn what_was_charged_in_a_window_that_is_over_is_forgotten() {
     assert_eq!(given_back_after(51 * second, |bench| windowed(bench, 5, 0)), (1, 0));
 }
 
-/// The same key by a window of so many seconds, which the node hears of while the answer is missing.
+/// The same key under a window of `seconds`, which the node learns of while the reply is missing.
 fn changed_to(seconds: u64) -> impl FnOnce(&mut Bench) -> (MeterRef, MeterReply) {
     move |bench| {
         let limit = Limit::sliding_window(100, Duration::from_secs(seconds)).expect("in range").at_origin();
@@ -141,7 +142,7 @@ fn changed_to(seconds: u64) -> impl FnOnce(&mut Bench) -> (MeterRef, MeterReply)
 #[test]
 fn a_window_is_over_by_the_cells_in_which_something_was_charged() {
     let second = 1_000 * MS;
-    // The origin has heard of a period of a second, and this node has not.
+    // The origin knows of a period of a second, and this node does not.
     assert_eq!(given_back_after(42 * second, |bench| windowed(bench, 42, 0)), (1, 1));
     // Both have, of a shorter one and of a longer one.
     for seconds in [1, 30] {
@@ -155,7 +156,7 @@ fn what_is_given_back_stays_in_its_cell_whatever_becomes_of_its_call() {
     let mut bench = Bench::new();
     let (meter, word) = windowed(&bench, 3, 0);
     bench.ask_at(&meter, 39_700 * MS, word);
-    // Some half a second later the origin hears of it as a rule, which is in the next cell.
+    // The origin usually receives it half a second later, which is in the next cell.
     bench.engine.refund(bench.now(), 0, &meter, 2);
     let said = |call: &Call| (call.updates[0].refund, call.updates[0].cell);
     let call = bench.next_call();
