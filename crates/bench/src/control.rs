@@ -1,5 +1,4 @@
-//! `control`: servers that follow one store of rules, and how long a change that one of them is told takes until all of them
-//! decide by it.
+//! `control`: the time from a change at one server until all servers of a rule store decide by it.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -15,12 +14,12 @@ use tidegate_testkit::{Postgres, Server, tidegate};
 
 use crate::{machine, servers};
 
-/// What a change may take at the middle and at the slow end, and any emergency.
+/// Longest p50 and p99 of a change, and the longest time of any emergency.
 const CHANGE_P50_BAR: Duration = Duration::from_secs(1);
 const CHANGE_P99_BAR: Duration = Duration::from_secs(5);
 const EMERGENCY_BAR: Duration = Duration::from_secs(1);
 
-/// What is not in force everywhere after this long never will be.
+/// Timeout of a change. A change that is not in force everywhere by then never will be.
 const TIME_MAX: Duration = Duration::from_mins(1);
 
 /// Rules that one change of the beginning puts.
@@ -54,7 +53,7 @@ struct Report {
     bars: Vec<Bar>,
 }
 
-/// Milliseconds from when one server was told until the last one decided by it.
+/// Milliseconds from the change at one server until the last server decides by it.
 #[derive(Serialize)]
 struct Spread {
     count: usize,
@@ -95,7 +94,7 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
         .collect();
     let servers = servers?;
     let addresses: Vec<SocketAddr> = servers.iter().map(|server| server.address("http")).collect();
-    // Each is told one of them, one after the other.
+    // The servers receive the changes in turn.
     let asked: Vec<SocketAddr> = servers.iter().map(|server| server.address("admin")).collect();
     let mut asked = asked.iter().cycle();
     let mut told = |path: &str, body: &str, version: &str| {
@@ -130,7 +129,7 @@ fn start(program: &Path, url: &str, folder: &Path) -> Result<Server> {
     Ok(Server::start_as(command, &arguments))
 }
 
-/// A change of the rule that is asked about, as an admin listener takes it.
+/// Returns the body of a change to the checked rule, for an admin listener.
 fn change(limit: u64) -> String {
     let (name, body) = (name(0), body(0, limit));
     format!(
@@ -189,7 +188,7 @@ fn by() -> Attribution<'static> {
     Attribution { by: "bench", now_ms: now.as_millis() as u64 }
 }
 
-/// Asks all servers in turn until each decides by a version; gives how long that took since it was said.
+/// Checks all servers in turn until each decides by `version`. Returns the time since `started`.
 fn until_all_hold(addresses: &[SocketAddr], version: &str, started: Instant) -> Result<Duration> {
     let told = format!(r#""rules_version":"{version}""#);
     for address in addresses {
@@ -205,7 +204,7 @@ fn decide(address: SocketAddr) -> Result<String> {
     ask(address, "/v1/check", r#"{"dimensions":{"user":"a","path":"/v1/service-0"}}"#)
 }
 
-/// Tells an admin listener something that it has to take.
+/// Posts to an admin listener, which must accept the request.
 pub(crate) fn post(address: SocketAddr, path: &str, body: &str) -> Result<()> {
     let answer = ask(address, path, body)?;
     ensure!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");

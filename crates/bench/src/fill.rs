@@ -25,7 +25,7 @@ pub(crate) struct FillResult {
 }
 
 impl FillResult {
-    /// What filling `keys` would have taken at this pace.
+    /// Returns the estimated time to fill `keys` at this pace.
     pub(crate) fn estimate(&self, keys: u64) -> Duration {
         self.took.mul_f64(keys as f64 / self.keys.max(1) as f64)
     }
@@ -52,8 +52,8 @@ pub(crate) fn fill(
     Ok(FillResult { keys: filled, took: machine::now() - started })
 }
 
-/// The checks of a range, in the shape of the case's requests: a limiter may keep the keys of each
-/// limit apart, and only the pairs that are measured later should be live.
+/// Makes the checks of a range, in the shape of the case's requests. A limiter may store the keys
+/// of each limit apart, and only the pairs that are measured later should be live.
 fn fill_range(
     contender: &dyn Contender,
     workload: &Workload,
@@ -79,7 +79,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::sync::{Mutex, PoisonError};
 
-    /// Remembers which key was asked under which of a request's limits.
+    /// Records each key with the limit of the request under which it was checked.
     struct SeenKeys(Mutex<BTreeSet<(usize, u64)>>);
 
     impl Contender for SeenKeys {

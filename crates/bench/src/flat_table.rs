@@ -41,7 +41,7 @@ impl FlatTable {
         &self.line(mixed).0[mixed as usize % METERS_PER_LINE]
     }
 
-    /// Asks the processor to fetch the line of a key.
+    /// Prefetches the line of a key into the cache.
     pub(crate) fn prefetch(&self, key: u64) {
         let line = self.line(mix(key));
         #[cfg(target_arch = "x86_64")]

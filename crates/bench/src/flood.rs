@@ -1,4 +1,5 @@
-//! A flood of strangers against a table of fixed size: what memory, an offender and another tenant notice of it.
+//! A flood of new keys against a table of fixed size: its effect on memory, on an offender and on
+//! another tenant.
 
 use std::time::Duration;
 
@@ -8,10 +9,10 @@ use tidegate::{Check, Gate, Limit, Limiter, ManualClock, Secret, Verdict};
 
 use crate::machine;
 
-/// Keys of the tenant next door, asked before, during and after the flood.
+/// Keys of the neighbour tenant, checked in every round of the flood.
 const NEIGHBOURS: u64 = 10_000;
 
-/// Rounds in which the neighbours are asked, spread over the flood.
+/// Rounds in which the neighbour's keys are checked, spread over the flood.
 const ROUNDS: u64 = 20;
 
 #[derive(clap::Args)]
@@ -27,12 +28,12 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What came of it.
+/// The findings of a run.
 #[derive(Serialize)]
 struct Report {
     keys: u64,
     table_bytes: usize,
-    /// Resident memory at its highest, less what was there before the table.
+    /// Peak of resident memory, less the memory before the table.
     resident_bytes: u64,
     resident_share_of_table: f64,
     offender_denied_before: bool,
@@ -68,7 +69,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The clock stands still: no meter drains, which is the hardest case for a full table.
+/// Builds a limiter with a clock that stands still. No meter drains, which is the hardest case for
+/// a full table.
 fn limiter(memory_bytes: usize) -> Result<Limiter> {
     Ok(Limiter::builder()
         .memory_bytes(memory_bytes)
@@ -119,7 +121,8 @@ fn strangers(limiter: &Limiter, gate: &Gate, keys: std::ops::Range<u64>) {
     }
 }
 
-/// How many of a neighbour's decisions differ between the flooded table and a calm one.
+/// Returns the number of the neighbour's decisions that differ between the flooded table and a calm
+/// one.
 fn differing(round: u64, flooded: (&Limiter, &Gate), calm: (&Limiter, &Gate)) -> u64 {
     let hears = |(limiter, gate): (&Limiter, &Gate), key: u64| -> Verdict {
         let ask: Check<'_> = gate.key(key.to_le_bytes()).cost(1 + (key + round) % 12);

@@ -1,4 +1,4 @@
-//! `local`: starts a trial per contender and case, and prints what they found.
+//! `local`: starts a trial per contender and case, and prints the findings.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Print one JSON array of measurements instead of tables.
     #[arg(long)]
     json: bool,
-    /// Also run contenders whose keys take long to fill.
+    /// Also run contenders with keys that take long to fill.
     #[arg(long)]
     full: bool,
 }
@@ -83,7 +83,7 @@ fn run_case(case: Case, full: bool) -> Result<Vec<Finisher>> {
     Ok(finishers)
 }
 
-/// Why a trial is not even started, if so.
+/// Returns the reason to skip a trial, if there is one.
 fn refusal(entry: &Entry, workload: &Workload, full: bool) -> Result<Option<String>> {
     let Some(cost) = &entry.key_cost else { return Ok(None) };
     let (bytes, available) = (cost.bytes * workload.keys, machine::available_bytes()?);
@@ -100,7 +100,7 @@ fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e9
 }
 
-/// Starts this program anew for one trial and waits for its outcome.
+/// Runs one trial in a new process of this program, and returns its outcome.
 fn start_trial(case: Case, entry: &Entry, full: bool) -> Result<Outcome> {
     let name = case.workload().case;
     eprintln!("{name}: {}", entry.who());

@@ -1,4 +1,4 @@
-//! What the machine says: time, CPU time of a thread, resident memory, huge pages, cores.
+//! Readings of the machine: time, CPU time of a thread, resident memory, huge pages, cores.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -25,7 +25,7 @@ pub(crate) fn process_cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Leaves the core to others until then; not at all if that has passed.
+/// Sleeps until `then`; returns at once if that has passed.
 #[expect(clippy::disallowed_methods, reason = "keeps the pace of a load, and waits for no condition")]
 pub(crate) fn sleep_until(then: Instant) {
     thread::sleep(then.saturating_duration_since(now()));
@@ -52,9 +52,9 @@ pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Lets the kernel take this process first when memory runs out, not a neighbour.
+/// Makes this process the first choice of the kernel's OOM killer, before any neighbour.
 pub(crate) fn offer_to_oom_killer() {
-    // Refused only in odd sandboxes, where nothing is lost but the kernel's usual choice.
+    // Fails only in unusual sandboxes. The kernel then makes its usual choice.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
 }
 

@@ -28,7 +28,8 @@ mod table;
 mod trial;
 mod workload;
 
-/// The one of the server: what is compiled or recorded here takes what it takes there. Peers have the same.
+/// The allocator of the server, so that compiling and logging cost the same here as there. Peers
+/// use it too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -53,15 +54,16 @@ enum Command {
     Memory(memory::Args),
     /// Servers beside each other: operations per second of the server's CPU time.
     Servers(servers::Args),
-    /// Servers around one store: what they admit together, and what it costs.
+    /// Servers around one origin: admission together, and its cost.
     Region(region::Args),
-    /// Three regions of servers, far from each other: what they tell each other, and what `strict` rules admit over links that flap.
+    /// Three distant regions of servers: replication traffic, and admission of `strict` rules over
+    /// links that flap.
     Regions(regions::Args),
     /// Servers that follow one store of rules: how long a change takes until all of them decide by it.
     Control(control::Args),
     /// A set of a million rules and overrides: time to compile, memory, time of a match.
     Rules(rules::Args),
-    /// What the decision log costs, and how many denials a second it takes.
+    /// The cost of the decision log, and the denials per second that it takes.
     Record(record::Args),
     /// One contender in one case; `local` starts itself anew with this for each of them.
     #[command(hide = true)]

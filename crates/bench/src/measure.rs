@@ -25,7 +25,7 @@ pub(crate) struct Pace {
 pub(crate) const PACE: Pace =
     Pace { warm_up: Duration::from_millis(100), slice: Duration::from_millis(300), slices: 5 };
 
-/// What a contender did with so many threads.
+/// The figures of a contender with a number of threads.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     pub(crate) threads: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Measurement {
     pub(crate) allowed: f64,
 }
 
-/// What one thread did in one slice.
+/// The work of one thread in one slice.
 #[derive(Clone, Copy, Default)]
 struct Slice {
     checks: u64,
@@ -59,7 +59,7 @@ pub(crate) fn measure(
     let by_thread = thread::scope(|scope| {
         let start = |thread| {
             let batches = stream.batches(limits, thread, threads);
-            // A profiler tells threads apart by name: so it can leave out the fill.
+            // A profiler distinguishes threads by name, so it can leave out the fill.
             let named = thread::Builder::new().name(format!("measure-{threads}"));
             named.spawn_scoped(scope, move || run_slices(contender, batches, barrier, pace))
         };

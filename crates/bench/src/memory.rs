@@ -1,4 +1,4 @@
-//! What a live key takes, for each algorithm: resident memory over keys that are really there.
+//! Memory per live key, for each algorithm: resident memory divided by the keys in the table.
 
 use std::time::Duration;
 
@@ -44,7 +44,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Spends one unit on each key; a day's limit keeps every one of them in debt, so none is forgotten for free.
+/// Spends one unit on each key. A limit per day keeps every key in debt, so none is evicted as
+/// clean.
 fn fill(algorithm: &'static str, limit: Limit, keys: u64) -> Result<Row> {
     eprintln!("memory: filling {keys} {algorithm} keys");
     let before = machine::resident_bytes()?;

@@ -1,5 +1,5 @@
-//! What the decision log costs: the same decisions at the same rate, with it and without it in turns, and how many denials a
-//! second it takes before it loses one.
+//! The cost of the decision log: the same decisions at the same rate, with the log and without it
+//! in turns. Also the denials per second that the log takes before it loses one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,22 +14,24 @@ use tidegate_record::{DecisionEntry, LimitTerms, Log, LogSettings, RecordKind, R
 use crate::machine;
 use crate::measure::median;
 
-/// The rate at which the log may cost whoever decides no more than [`COST_PERCENT_MAX`] of its throughput.
+/// Decisions per second at which the log may cost the deciding thread at most [`COST_PERCENT_MAX`]
+/// of its throughput.
 const RATE: u64 = 1_000_000;
 const COST_PERCENT_MAX: f64 = 5.0;
 
-/// The rates of denials, as the documentation states them, up to which none may be lost: where records are short, and where
-/// they are as long as may be.
+/// Denials per second up to which, by the documentation, none is lost: with short records, and with
+/// the longest.
 const STATED_DENIALS: u64 = 100_000;
 const STATED_LONG_DENIALS: u64 = 10_000;
 
-/// What has to be reached of a rate, in percent, for anything to be said of it.
+/// Least percentage of a rate that the load must reach for a verdict on it.
 const REACHED_PERCENT_MIN: u64 = 95;
 
-/// Shares of what is asked that are denied, in percent. The bar is about all of them.
+/// Percentages of denied requests. The bar applies to all of them.
 const DENIED_PERCENT: [u64; 3] = [0, 1, 10];
 
-/// Ways in which denials come. Whoever has many workers has small buffers, and all that is denied may come to one of them.
+/// Ways in which denials arrive. With many workers each has a small buffer, and all denials may
+/// reach one of them.
 const FLOODS: [Flood; 4] = [
     Flood {
         workers: 1,
@@ -44,24 +46,27 @@ const FLOODS: [Flood; 4] = [
 /// So many that each has the least memory that a worker has for its records.
 const MANY_WORKERS: usize = 64;
 
-/// Dimensions of a long record, and the bytes of each: with their names, as many bytes as are kept of one.
+/// Dimensions of a long record, and the bytes of each value. With their names they fill the space
+/// that a record has for dimensions.
 const LONG_DIMENSIONS: [&str; 4] = ["user", "path", "agent", "token"];
 const LONG_VALUE_BYTES: usize = 240;
 
-/// What long dimensions are cut from, so that no two are alike: a log would take next to nothing to keep those.
+/// Bytes of the text from which long dimensions are cut, so that no two are alike. A log would
+/// store equal ones at almost no cost.
 const TEXT_BYTES: usize = 1 << 16;
 
-/// How often the pace is kept. It is what a burst is here: shorter ones cost more sleep.
+/// Beats per second, which keep the pace. The decisions of one beat are a burst; shorter beats cost
+/// more sleep.
 const BEATS_PER_SECOND: u64 = 1_000;
 
-/// Beats with the log, and as many without it, before it is the other's turn: so long that the log's threads work in its turn
-/// alone, and what they do to caches and memory is counted as the log's.
+/// Beats of a turn, with the log or without it. A turn is so long that the log's threads work only
+/// in turns with the log. Their effect on caches and memory then counts as the log's.
 const TURN_BEATS: u64 = 1_000;
-/// Beats of a turn that do not count: the log's threads end what was left of the turn before.
+/// First beats of a turn, which do not count: the log's threads finish the work of the turn before.
 const SETTLING_BEATS: u64 = 300;
 
-/// How many times as long the cases last that compare turns: what the machine does by itself differs from turn to turn by more than the
-/// log costs.
+/// Factor on the length of cases that compare turns. The machine itself varies more from turn to
+/// turn than the log costs.
 const COMPARED_TIMES: u64 = 3;
 
 /// Different keys, a power of two.
@@ -69,10 +74,11 @@ const KEYS: u64 = 1 << 20;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Seconds of each rate of denials. Where the log is compared with none, three times as many: half of them with it.
+    /// Seconds of each rate of denials. Comparisons with and without the log last three times as
+    /// long, half of it with the log.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(2..=3_600))]
     seconds: u64,
-    /// The share of what passes that is logged.
+    /// The share of allowed decisions that is logged.
     #[arg(long, default_value_t = 0.001)]
     sample: f64,
     /// Print one JSON object.
@@ -94,11 +100,12 @@ struct Case {
     per_second: u64,
     /// Of the thread that decides, without the log: the median of turns.
     cpu_ns_per_decision: f64,
-    /// What the log adds to that: the median of what each turn with it takes more than those beside it.
+    /// CPU time that the log adds: the median of the excess of each turn with the log over the
+    /// turns beside it.
     cpu_ns_added_to_decision: f64,
     /// So much less the thread decides in the same time.
     percent_of_throughput: f64,
-    /// What the log's own threads take for each decision, and in percent of a core at this rate.
+    /// CPU time of the log's own threads for each decision, and in percent of a core at this rate.
     cpu_ns_behind_decision: f64,
     behind_percent_of_core: f64,
     written: u64,
@@ -116,13 +123,13 @@ struct Flood {
     rates: &'static [u64],
 }
 
-/// How much there is to say of a decision.
+/// The length of a decision record.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Length {
     /// Three short dimensions.
     Short,
-    /// As many bytes of dimensions as are kept.
+    /// As many bytes of dimensions as a record keeps.
     Long,
 }
 
@@ -148,12 +155,12 @@ struct Rate {
     workers: usize,
     record: Length,
     denials_per_second: u64,
-    /// What was reached, if the machine is too slow to ask for as many.
+    /// The rate reached; lower if the machine is too slow.
     reached: u64,
     denials: u64,
     written: u64,
     dropped: u64,
-    /// CPU time of asking and logging.
+    /// CPU time of deciding and logging.
     cpu_ns_per_denial: f64,
     bytes_per_denial: f64,
 }
@@ -235,7 +242,7 @@ fn told<const N: usize>(of: &str, checks: [(bool, String); N]) -> Vec<String> {
     checks.into_iter().filter(|(holds, _)| !holds).map(|(_, problem)| format!("{of}: {problem}")).collect()
 }
 
-/// With the log and without it in turns, so that whatever else the machine does is the same for both.
+/// Runs with the log and without it in turns, so that other work of the machine affects both alike.
 fn case(args: &Args, load: &Load, denied_percent: u64) -> Result<Case> {
     let folder = tempfile::tempdir()?;
     let asking = RunPlan {
@@ -263,8 +270,9 @@ fn case(args: &Args, load: &Load, denied_percent: u64) -> Result<Case> {
     })
 }
 
-/// What a turn with the log takes more than the turns without it before and after: the median. The machine is faster in some minutes
-/// than in others, and slower at once for a second; neither is the log's.
+/// Returns the median excess of a turn with the log over the turns without it before and after. The
+/// machine is faster in some minutes than in others, and sometimes slow for a second. Neither
+/// counts as the log's.
 fn added([without, with]: &[Vec<f64>; 2]) -> f64 {
     let beside = |at: usize| {
         let turns = without.get(at..).unwrap_or_default();
@@ -295,18 +303,18 @@ fn denials(args: &Args, load: &Load, flood: Flood, rate: u64) -> Result<Rate> {
     })
 }
 
-/// What is asked: keys that pass, and keys that do not.
+/// The load: keys that pass, and keys that are denied.
 struct Load {
     clock: Arc<SystemClock>,
     limiter: Limiter,
     passes: Gate,
     denies: Gate,
     keys: Vec<String>,
-    /// What long dimensions are cut from.
+    /// The text from which long dimensions are cut.
     text: String,
 }
 
-/// What is asked of a run.
+/// The parameters of a run.
 #[derive(Clone, Copy)]
 struct RunPlan {
     per_second: u64,
@@ -324,7 +332,7 @@ enum LogMode {
     InTurns,
 }
 
-/// What a run took, all threads together.
+/// The cost of a run, all threads together.
 struct RunCost {
     decisions: u64,
     cpu: Duration,
@@ -392,7 +400,7 @@ impl Load {
         let mut ran = self.run(seconds, asking, &recorder);
         drop(log);
         ran.cpu = machine::process_cpu().saturating_sub(before.0);
-        // Keeping the pace takes time too, and none of it is the log's.
+        // The CPU time that keeps the pace is left out too: it is not the log's.
         ran.behind = ran.cpu.saturating_sub(machine::thread_cpu().saturating_sub(before.1));
         Ok((ran, recorder))
     }
@@ -426,7 +434,7 @@ impl Load {
         RunCost { decisions, cpu: Duration::ZERO, behind: Duration::ZERO, wall, logged: offered, turns }
     }
 
-    /// One decision, taken down as a server does.
+    /// Makes one decision, and logs it as a server does.
     fn decide(&self, at: u64, asking: RunPlan, recorder: Option<&Recorder>) {
         let gate = if at % 100 < asking.denied_percent { &self.denies } else { &self.passes };
         // An odd factor visits all keys, in no order that a cache would know.
@@ -474,7 +482,8 @@ impl Load {
         }
     }
 
-    /// Dimensions of as many bytes as are kept, which the next decisions do not have.
+    /// Returns dimensions of as many bytes as a record keeps. They differ from those of the next
+    /// decisions.
     fn long_dimensions(&self, at: u64) -> impl Iterator<Item = (&str, &str)> {
         let places = TEXT_BYTES - LONG_VALUE_BYTES * LONG_DIMENSIONS.len();
         let start = (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % places;

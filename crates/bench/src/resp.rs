@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-/// How long an answer may take.
+/// Timeout of a reply.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// A command as clients send it: an array of bulk strings.

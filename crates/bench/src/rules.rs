@@ -1,5 +1,5 @@
-//! A set of a million rows: how long it takes to compile, what it takes to keep, and how long a match takes; and how long a
-//! server takes that reads it from a store.
+//! A rule set of a million rows: the time to compile it, its memory, and the time of a match. Also
+//! the start of a server that reads it from a rule store.
 
 mod load;
 
@@ -17,11 +17,12 @@ use tidegate_rules::{Dimensions, DimensionsError, EMERGENCIES_MAX, Rule, RuleSet
 use crate::machine;
 use crate::measure::median;
 
-/// What compiling may take.
+/// Longest time to compile.
 const LOAD_BAR: Duration = Duration::from_secs(10);
-/// What a server may take to put emergencies in force: a part of the second that they have to reach it.
+/// Longest time for a server to put emergencies in force: a part of the one second within which
+/// they must reach it.
 const EMERGENCIES_BAR: Duration = Duration::from_millis(500);
-/// What a match may take, in CPU nanoseconds.
+/// Longest match, in CPU nanoseconds.
 const MATCH_BAR_NS: f64 = 1_000.0;
 
 /// Rules of the first set, each for a path of its own.
@@ -40,7 +41,7 @@ const BATCH: usize = 64;
 const BATCHES: usize = 4_000;
 const SEED: u64 = 7;
 
-/// What is said of a bar that does not hold.
+/// The mark of a bar that was not held.
 const MISSED: &str = "MISSED";
 
 #[derive(clap::Args)]
@@ -69,7 +70,8 @@ struct Report {
     /// Wall time until as many emergencies as there may be are put before the set.
     emergencies_ms: f64,
     emergencies: &'static str,
-    /// Growth of resident memory while compiling, what the allocator keeps for later among it.
+    /// Growth of resident memory while compiling, including memory that the allocator keeps for
+    /// later.
     bytes_per_row: f64,
     matches: Vec<MatchCost>,
 }
@@ -82,7 +84,7 @@ struct MatchCost {
     held: &'static str,
 }
 
-/// A request of a kind, and what has to come of it.
+/// A request of one kind.
 struct SampleRequest {
     tenant: String,
     path: String,
@@ -178,7 +180,7 @@ fn overridden(rows: usize) -> Result<Report> {
     })
 }
 
-/// Tenants with rules of their own, and nothing else.
+/// Measures tenants with rules of their own, and nothing else.
 fn tenants(rows: usize) -> Result<Report> {
     let count = (rows / RULES_PER_TENANT).min(TENANTS);
     let own = (0..count * RULES_PER_TENANT).map(|at| {

@@ -1,4 +1,4 @@
-//! What a server tells of itself: its counters, over HTTP, and the CPU time of its process.
+//! Readings of a server: its counters, over HTTP, and the CPU time of its process.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-/// How long a server may take to tell what it counted.
+/// Timeout of a reply with metrics.
 const METRICS_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// The counters of a server, as it told them.
+/// The counters of a server, as it reported them.
 pub(crate) struct Metrics(String);
 
 impl Metrics {
-    /// Asks at the address for metrics.
+    /// Reads the metrics at the address.
     pub(crate) fn read(address: SocketAddr) -> Result<Self> {
         let mut stream = TcpStream::connect(address).context("the port for metrics")?;
         stream.set_read_timeout(Some(METRICS_TIME_MAX))?;
@@ -29,8 +29,8 @@ impl Metrics {
         Ok(Self(metrics.to_owned()))
     }
 
-    /// The sum of a counter over all its labels of which one is `label`, or over all if that is empty. Nothing if there is
-    /// no such counter: what was never counted may not be told.
+    /// Returns the sum of a counter over its label sets that contain `label`, or over all if that
+    /// is empty. `None` if there is no such counter: a server may omit counters without a count.
     pub(crate) fn sum(&self, counter: &str, label: &str) -> Result<Option<u64>> {
         let mut sum = None;
         for line in self.0.lines() {
@@ -54,7 +54,8 @@ pub(crate) fn cpu_time(process: u32) -> Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
 }
 
-/// The program's name, in parentheses, may hold anything: what counts begins after the last one.
+/// Parses the CPU ticks. The program's name, in parentheses, may contain anything, so the fields
+/// begin after the last parenthesis.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(") ")?;
     let mut fields = after_name.split_whitespace().skip(11);

@@ -1,4 +1,4 @@
-//! The sample stream: keys drawn before measuring, so that the measured loop only reads them in order.
+//! The sample stream: keys drawn in advance, so that the measured loop only reads them in order.
 
 use std::thread;
 
@@ -44,7 +44,8 @@ impl Stream {
         Ok(Self { names: names_of(&numbers)?, numbers })
     }
 
-    /// The batches that one of `threads` threads reads, for ever, each thread from a place of its own.
+    /// Returns the batches for one of `threads` threads, without end. Each thread starts at its own
+    /// position.
     pub(crate) fn batches(
         &self,
         limits: usize,
@@ -74,7 +75,8 @@ fn draw_part(workload: &Workload, part: usize, keys: &mut [u64]) -> Result<()> {
     Ok(())
 }
 
-/// A bijection from rank to key number that parts neighbours, so that hot keys share no cache line.
+/// Maps ranks to key numbers one to one, and separates neighbours, so that hot keys share no cache
+/// line.
 fn scramble(rank: u64, keys: u64) -> u64 {
     // A prime that divides no power of ten is coprime to every case's number of keys.
     const STRIDE: u64 = 2_654_435_761;

@@ -6,7 +6,7 @@ use crate::measure::{Measurement, PACE};
 use crate::pieces::PieceCost;
 use crate::workload::{Draw, Workload, ZIPF_EXPONENT};
 
-/// The contenders that ratios are taken to: the first one that ran.
+/// The references of the ratios. The first one that ran is used.
 const YARDSTICKS: [&str; 2] = ["tidegate", "floor"];
 
 const MIB: f64 = 1_048_576.0;
@@ -98,10 +98,7 @@ fn print_facts(finishers: &[Finisher], pieces: &[PieceCost]) {
         "  measured: median of {slices} slices of {millis} ms after {} ms of warm-up",
         PACE.warm_up.as_millis()
     );
-    println!(
-        "  machine: {} cores; system allocator for all; each contender in its own process",
-        machine::cores()
-    );
+    println!("  machine: {} cores; mimalloc for all; each contender in its own process", machine::cores());
     println!(
         "  cores: CPU time over wall time; below the threads, it waited for a lock or another program ran"
     );

@@ -1,4 +1,5 @@
-//! A trial: one limiter in one case, in a process of its own, so that no contender meets another's memory.
+//! A trial: one limiter in one case, in its own process, so that no contender's memory affects
+//! another.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ pub(crate) struct Args {
     pub(crate) full: bool,
 }
 
-/// How a trial ended, as its process tells the one that started it.
+/// The outcome of a trial, as its process reports it to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Outcome {
     /// Per variant.
@@ -31,7 +32,7 @@ pub(crate) enum Outcome {
     },
 }
 
-/// What a trial found of a variant.
+/// The findings of a trial for one variant.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Findings {
     /// `None` for a single key.
@@ -52,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn attempt(entry: &Entry, workload: &Workload, full: bool) -> Result<Outcome> {
     let resident_before = machine::resident_bytes()?;
-    // Leaked: the process ends soon, and taking millions of keys apart would only delay the next trial.
+    // Leaked: the process ends soon, and freeing millions of keys would only delay the next trial.
     let variants: &[Box<dyn Contender>] = (entry.make)(workload)?.leak();
     if entry.key_cost.is_some() {
         let filled = fill_all(entry, variants, workload, full)?;
@@ -61,8 +62,9 @@ fn attempt(entry: &Entry, workload: &Workload, full: bool) -> Result<Outcome> {
         }
     }
     let grown = machine::resident_bytes()?.saturating_sub(resident_before);
-    // Not before the fill: a virtual machine hands freed memory back to its host within seconds, and
-    // what the trial before this one has freed is much faster to fill than fresh memory.
+    // Drawn after the fill, so that the fill starts early. A virtual machine returns freed memory
+    // to its host within seconds. Memory that the previous trial freed is much faster to fill than
+    // fresh memory.
     let stream = Stream::draw(workload)?;
     let huge_page_bytes = machine::huge_page_bytes()?;
     let bytes_per_key = (workload.keys > 1).then_some(grown as f64 / workload.keys as f64);

@@ -50,9 +50,9 @@ impl Case {
 /// Low enough that every contender both allows and denies the one key.
 const HOT_QUOTA: Quota = Quota { count: 1_000_000, seconds: 1 };
 
-/// High enough that even the most popular key is allowed, and with a period longer than a run: a
-/// store that forgets idle keys after one period would otherwise drop keys that must be live. It does not
-/// divide the period, so that who rounds has to round.
+/// High enough that even the most popular key is allowed. The period is longer than a run: a store
+/// that drops idle keys after one period would otherwise drop keys that must be live. The count
+/// does not divide the period, so limiters that round have to round.
 const WIDE_QUOTA: Quota = Quota { count: 35_999_993, seconds: 3600 };
 
 /// How the keys of the sample stream are chosen.
@@ -86,7 +86,7 @@ impl fmt::Display for Quota {
     }
 }
 
-/// What a case asks of a contender.
+/// The load of a case.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
     pub(crate) case: &'static str,
@@ -102,7 +102,7 @@ impl Workload {
         Self { case, keys, limits: 1, draw, quota }
     }
 
-    /// Keys that one of the request's limits is asked for.
+    /// Returns the number of keys of each limit of a request.
     pub(crate) fn keys_per_limit(&self) -> u64 {
         self.keys / self.limits as u64
     }
@@ -112,7 +112,7 @@ impl Workload {
         limit as u64 * self.keys_per_limit() + key_of_limit
     }
 
-    /// Keys in millions for notes, where a case name says too little.
+    /// Returns the number of keys, in millions from a million on, for notes.
     pub(crate) fn keys_short(&self) -> String {
         if self.keys >= 1_000_000 { format!("{}M", self.keys / 1_000_000) } else { self.keys.to_string() }
     }

@@ -1,5 +1,5 @@
-//! `tidegate-bench regions --quick`, on real servers: what must hold however busy the machine is, holds, and what is told is
-//! what the exit status says.
+//! `tidegate-bench regions --quick` on real servers: the conditions that do not depend on the
+//! machine's load hold, and the exit status agrees with the printed bars.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 
@@ -20,7 +20,7 @@ fn a_strict_limit_is_never_passed_while_a_link_flaps() {
         "{}",
         published["bars"]
     );
-    // Shares and times depend on the machine; what they come to is for whoever reads them.
+    // Shares and times depend on the machine, so the test does not judge them.
     let all_held = published["bars"].as_array().expect("bars").iter().all(|bar| bar["held"] == true);
     assert_eq!(output.status.code(), Some(i32::from(!all_held)), "{}", published["bars"]);
 }

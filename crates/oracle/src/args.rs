@@ -6,7 +6,7 @@ use tidegate_oracle::Plan;
 pub(crate) const USAGE: &str = "usage: tidegate-oracle [--decisions N] [--seed N] [--threads N] \
                                 [--algorithm gcra|window|both] [--json]";
 
-/// What was asked for.
+/// The parsed arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Args {
     pub(crate) plan: Plan,

@@ -1,11 +1,12 @@
-//! GCRA as what it means: a bucket that drains at `amount / period` per microsecond.
+//! GCRA by its definition: a bucket that drains at `amount / period` per microsecond.
 
 use tidegate_core::{Algorithm, Limit, Now};
 
 use crate::exact::{Exact, elapsed};
 use crate::level::Level;
 
-/// The most a bucket is ever in debt: what drains in twice 3,660 days. Charging on has no effect.
+/// Largest debt of a bucket, as microseconds to drain: twice 3,660 days. Further charges have no
+/// effect.
 const DEBT_US_MAX: u64 = 2 * 3_660 * 86_400 * 1_000_000;
 
 /// A bucket at an instant. Its level is a rational number of cost units over the fixed denominator `period`, so

@@ -16,13 +16,13 @@ use crate::totals::Totals;
 /// How long a history is, in decisions, at most.
 const LENGTH_MAX: u64 = 96;
 
-/// How often whoever waits is told how far it is.
+/// Interval between progress reports.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// How much to compare.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What determines every history.
+    /// Seed that determines every history.
     pub seed: u64,
     /// How many decisions are compared.
     pub decisions: u64,
@@ -30,7 +30,8 @@ pub struct Plan {
     pub threads: usize,
 }
 
-/// Compares `S` with the model `L`. `tell` hears every few seconds how many decisions are done.
+/// Compares `S` with the model `L`. Calls `tell` every few seconds with the number of decisions
+/// done.
 pub fn campaign<L: Level, S: Subject>(plan: &Plan, mut tell: impl FnMut(u64)) -> Result<Totals, Box<Report>> {
     let shared = Shared::new(plan);
     let (sender, results) = mpsc::channel();
@@ -65,7 +66,7 @@ fn joined(one: Outcome, other: Outcome) -> Outcome {
     }
 }
 
-/// What the threads share: the histories that nobody has taken yet, and how far they are.
+/// State that the threads share: the histories that no thread has taken yet, and the progress.
 struct Shared {
     plan: Plan,
     todo: Mutex<Todo>,

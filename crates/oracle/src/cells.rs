@@ -1,4 +1,5 @@
-//! The sliding window as what it means: two cells of the wall clock, the older one weighted by what is left of it.
+//! The sliding window by its definition: two cells of the wall clock, the older one weighted by its
+//! remaining part.
 
 use tidegate_core::{Algorithm, Limit, Now};
 
@@ -23,7 +24,7 @@ impl Cells {
         self.period_us.into()
     }
 
-    /// What the previous cell weighs, times `period`.
+    /// Returns the weight of the previous cell, times `period`.
     fn previous_numerator(&self) -> Exact {
         self.previous * Exact::from(elapsed(self.time_us % self.period_us, self.period_us))
     }

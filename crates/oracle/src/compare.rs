@@ -1,4 +1,5 @@
-//! One key, twice: every operation goes to the oracle and to the subject, and all they say must be the same.
+//! One key, twice: every operation goes to the oracle and to the subject, and all their results
+//! must be the same.
 
 use tidegate_core::{Limit, Now, Verdict};
 
@@ -65,7 +66,7 @@ impl<L: Level, S: Subject> Pair<L, S> {
         let expected = self.model.reserve(now, cost);
         let (got, after) = self.subject.reserve(&self.limit, now, cost);
         Difference::unless_equal("verdict of reserve", &expected, &got)?;
-        // The verdict speaks of the cost as charged, so that is the meter that can show whether it is true.
+        // The verdict is about the cost as charged, so the probe needs the charged meter.
         let (_, charged) = self.subject.decide(&self.limit, now, cost);
         self.probe(at_us, cost, expected, charged)?;
         self.subject = after;

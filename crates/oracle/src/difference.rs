@@ -6,14 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::history::{Clock, Step};
 use crate::ranges::Spec;
 
-/// What was compared, what the oracle says and what the subject said.
+/// A compared value, with the results of the oracle and of the subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// What was compared.
+    /// Name of the compared value.
     pub what: &'static str,
-    /// What the oracle says.
+    /// Result of the oracle.
     pub expected: String,
-    /// What the subject said.
+    /// Result of the subject.
     pub got: String,
 }
 
@@ -32,7 +32,7 @@ impl Difference {
     }
 }
 
-/// What `run` finds. A panic is a disagreement too, and the way to it is worth as much.
+/// Returns the result of `run`. A panic is a disagreement too, and its history is worth as much.
 pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T, Difference>) -> Result<T, Difference> {
     catch_unwind(AssertUnwindSafe(run))
         .unwrap_or_else(|_| Err(Difference::new("answer", &"no panic", &"a panic, see above")))

@@ -1,4 +1,4 @@
-//! Random limits and clocks: over the whole documented range, with the mass where bugs live.
+//! Random limits and clocks: over the whole documented range, concentrated where bugs are likely.
 
 use std::time::Duration;
 
@@ -63,8 +63,8 @@ const PERIODS_US: [u64; 20] = [
     PERIOD_US_MAX,
 ];
 
-/// Histories stay below this on the monotonic line, so that every probe of the longest debt (twice 3,660 days)
-/// is still short of the line's end at 2^51 us.
+/// Upper bound of histories on the monotonic line, in microseconds. Every probe of the longest debt
+/// (twice 3,660 days) then stays short of the line's end at 2^51 us.
 pub(crate) const MONO_US_MAX: u64 = (1 << 51) - 1 - 2 * DRAIN_US_MAX - 2 * PERIOD_US_MAX;
 
 /// A limit that can be built, after any number that rightly could not.
@@ -126,7 +126,7 @@ fn burst(rng: &mut Rng, amount: u64, period: Duration) -> Option<u64> {
     }
 }
 
-/// The largest burst that is allowed: any beside a limit of 0, which nothing ever drains.
+/// Returns the largest allowed burst: any for a limit of 0, which never drains.
 fn largest_burst(amount: u64, period: Duration) -> u64 {
     if amount == 0 {
         return COUNT_MAX;

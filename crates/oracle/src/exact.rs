@@ -1,16 +1,17 @@
-//! Whole numbers that are never wrong: every operation is checked, and one that does not fit stops the program.
+//! Whole numbers that are never wrong: every operation is checked, and an overflow stops the
+//! program.
 
 use std::ops::{Add, Mul};
 
-/// A whole number from 0 to 2^128 - 1. Rationals are kept as such a number over a fixed denominator.
+/// A whole number from 0 to 2^128 - 1. A rational is such a number over a fixed denominator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Exact(u128);
 
 impl Exact {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self(0);
 
-    /// What is left of `self` without `other`, and nothing if `other` is the larger.
+    /// Returns `self - other`, or zero if `other` is the larger.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))

@@ -33,11 +33,11 @@ pub enum Operation {
     Used,
 }
 
-/// An operation and when it comes.
+/// An operation and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Microseconds since the start of the history.
     pub at_us: u64,
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
 }

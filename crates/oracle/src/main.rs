@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     match compare_all(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(report) => {
-            // Whoever asked for an object gets one or none, never prose.
+            // With `--json`, stdout has one object or nothing, never prose.
             if args.json {
                 eprintln!("{report}");
             } else {

@@ -16,7 +16,7 @@ pub struct Model<L> {
 }
 
 impl<L: Level> Model<L> {
-    /// Nothing spent and nothing reserved.
+    /// Returns a key without usage or reservations.
     pub fn empty(limit: &Limit) -> Self {
         Self { amount: limit.amount(), burst: limit.burst(), level: L::empty(limit), reserved: Exact::ZERO }
     }
@@ -58,7 +58,7 @@ impl<L: Level> Model<L> {
         self.level = self.level.plus(cost.into());
     }
 
-    /// Takes `cost` back, down to nothing.
+    /// Refunds `cost`, down to zero.
     pub fn refund(&mut self, now: Now, cost: u64) {
         self.advance(now);
         self.level = self.level.minus(cost.into());
@@ -70,19 +70,19 @@ impl<L: Level> Model<L> {
         self.level = self.level.at_least(used.into());
     }
 
-    /// Nothing is spent; what is reserved stays.
+    /// Clears the usage; reservations stay.
     pub fn reset(&mut self, limit: &Limit) {
         self.level = L::empty(limit);
     }
 
-    /// What is spent, rounded up.
+    /// Returns the spent units, rounded up.
     pub fn used(&mut self, now: Now) -> u64 {
         self.advance(now);
-        // The largest debt of a fast limit is more units than the answer has bits for.
+        // The largest debt of a fast limit has more units than 64 bits can count.
         self.level.used().min(u64::MAX.into()).to_u64()
     }
 
-    /// What is set aside.
+    /// Returns the reserved units.
     pub fn reserved(&self) -> u32 {
         self.reserved.to_u32()
     }
@@ -128,7 +128,7 @@ impl<L: Level> Model<L> {
     }
 }
 
-/// How long until nothing is left of `level`.
+/// Returns the time until `level` is empty, in microseconds.
 fn empty_after<L: Level>(level: L) -> u64 {
     smallest(|wait_us| level.after(wait_us).is_empty())
 }

@@ -1,4 +1,5 @@
-//! One whole history: drawn from its seed, played on both sides and, if they disagree, made as short as possible.
+//! One whole history: drawn from its seed, played on both sides and, if they disagree, shortened as
+//! far as possible.
 
 use tidegate_core::Limit;
 
@@ -13,7 +14,8 @@ use crate::script::Script;
 use crate::subject::Subject;
 use crate::totals::Totals;
 
-/// Plays history number `history` of `plan` for `decisions` decisions. Gives what was compared.
+/// Plays history number `history` of `plan` for `decisions` decisions. Returns the counts of the
+/// comparison.
 pub(crate) fn play<L: Level, S: Subject>(
     plan: &Plan,
     history: u64,
@@ -53,7 +55,8 @@ fn run<L: Level, S: Subject>(
     Ok(Totals { histories: 1, ..pair.totals })
 }
 
-/// Drops every step without which both sides still disagree, until none is left. Gives the difference that remains.
+/// Drops every step that the disagreement does not need, until no step can go. Returns the
+/// remaining difference.
 fn shorten<L: Level, S: Subject>(key: (Limit, Clock), steps: &mut Vec<Step>) -> Option<Difference> {
     let mut found = replay::<L, S>(key, steps);
     let mut length = usize::MAX;

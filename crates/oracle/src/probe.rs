@@ -24,7 +24,7 @@ impl<S: Subject> Probe<'_, S> {
     pub(crate) fn all(&self, verdict: Verdict) -> Result<u64, Difference> {
         let retries = match verdict.retry() {
             Some(Retry::After(wait_us)) => self.retry(wait_us)?,
-            // Only limits that an origin keeps ask; none is compared here.
+            // Only limits at an origin return `AskOrigin`; none is compared here.
             Some(Retry::Blocked | Retry::AskOrigin) => return Ok(0),
             Some(Retry::CostAboveBurst) | None => 0,
         };

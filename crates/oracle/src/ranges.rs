@@ -16,7 +16,7 @@ pub(crate) const PERIOD_US_MAX: u64 = 366 * DAY_US;
 /// The longest drain of a full burst.
 pub(crate) const DRAIN_US_MAX: u64 = 3_660 * DAY_US;
 
-/// What is asked of the constructors of [`Limit`]: in range or not.
+/// Arguments for the constructors of [`Limit`], in range or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// How the limit counts.
@@ -25,7 +25,7 @@ pub struct Spec {
     pub amount: u64,
     /// The period.
     pub period: Duration,
-    /// The burst, if one is asked for.
+    /// The burst, if one is requested.
     pub burst: Option<u64>,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// What the product makes of it.
+    /// Builds the limit with the constructors of the product.
     pub fn build(&self) -> Result<Limit, LimitError> {
         let limit = match self.algorithm {
             Algorithm::Gcra => Limit::gcra(self.amount, self.period)?,
@@ -47,7 +47,8 @@ impl Spec {
         self.burst.map_or(Ok(limit), |burst| limit.with_burst(burst))
     }
 
-    /// The limit, or nothing where there rightly is none; a difference if the product sees it otherwise.
+    /// Returns the limit, or `None` if the product rightly refuses it; a difference if the product
+    /// is wrong.
     pub(crate) fn check(&self) -> Result<Option<Limit>, Difference> {
         match self.build() {
             Ok(limit) if self.is_in_range() && self.is_what_was_asked_for(&limit) => Ok(Some(limit)),
@@ -106,7 +107,8 @@ impl Spec {
         self.algorithm == Algorithm::Gcra && count_fits(burst, 1) && self.drain_fits(burst)
     }
 
-    /// `burst * period / amount <= 3,660 days`, without the division. A limit of 0 never drains at all.
+    /// Whether `burst * period / amount <= 3,660 days`, without the division. A limit of 0 never
+    /// drains, and any burst fits.
     fn drain_fits(&self, burst: u64) -> bool {
         let Ok(period_us) = u64::try_from(self.period.as_micros()) else { return false };
         let drain = Exact::from(burst) * Exact::from(period_us);

@@ -1,4 +1,4 @@
-//! Chance from a seed: `SplitMix64`, so that every history can be played again.
+//! Random numbers from a seed: `SplitMix64`, so that every history can be played again.
 
 /// A stream of numbers that its seed determines.
 #[derive(Clone, Debug)]
@@ -23,7 +23,8 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`, or 0 if there is none. The tiny bias of the remainder does not matter here.
+    /// Returns a number below `end`, or 0 if there is none. The tiny bias of the remainder does not
+    /// matter here.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.bits().checked_rem(end).unwrap_or(0)
     }

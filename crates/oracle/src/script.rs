@@ -1,4 +1,5 @@
-//! What happens next to a key: random operations, costs and waits, steered by the last verdict towards its edges.
+//! The next step of a key: random operations, costs and waits, steered by the last verdict towards
+//! its edges.
 
 use tidegate_core::{Limit, Retry, Verdict};
 
@@ -40,7 +41,7 @@ impl Script {
         Step { at_us: self.at_us, operation: self.operation() }
     }
 
-    /// Takes note of the answer to the step that was just made.
+    /// Records the verdict of the last step.
     pub(crate) fn note(&mut self, operation: Operation, verdict: Verdict) {
         self.last = Some(verdict);
         match operation {
@@ -101,7 +102,8 @@ impl Script {
         }
     }
 
-    /// What is charged, given back or merged: seldom so much that the key is of no use for the rest of the history.
+    /// Returns units to charge, refund or merge: seldom so many that the key is useless for the
+    /// rest of the history.
     fn adjustment(&mut self) -> u64 {
         match self.rng.below(64) {
             0 => self.rng.pick(&HUGE),
@@ -124,7 +126,8 @@ impl Script {
         Operation::Commit { reserved, actual }
     }
 
-    /// An open reservation that is open no more. Without one, something that was never reserved.
+    /// Closes an open reservation and returns its units. Without one, returns units that were never
+    /// reserved.
     fn close(&mut self) -> u64 {
         if self.open.is_empty() {
             return if self.rng.one_in(16) { self.rng.any_length(u64::MAX) } else { 0 };
@@ -146,7 +149,7 @@ impl Script {
         self.period_us - (self.clock.wall_us + self.at_us) % self.period_us
     }
 
-    /// About what one unit takes to drain.
+    /// Returns the approximate time in which one unit drains, in microseconds.
     fn unit_us(&self) -> u64 {
         self.period_us / self.amount.max(1)
     }

@@ -1,4 +1,5 @@
-//! The one way the oracle finds a time: by asking the exact predicate, never by solving for it.
+//! The one way in which the oracle finds a time: it tests the exact predicate, and never solves for
+//! it.
 
 use crate::exact::later;
 

@@ -1,4 +1,4 @@
-//! What is compared with the oracle: the product's meter, or one that a test made wrong on purpose.
+//! The subject of the comparison: the product's meter, or one that a test made wrong on purpose.
 
 use tidegate_core::{Limit, Meter, Now, Verdict};
 

@@ -1,10 +1,10 @@
-//! How much was compared, so that a comparison that asked too little cannot pass for a good one.
+//! Counts of the comparison, so that one with too few cases cannot pass for a good one.
 
 use std::ops::AddAssign;
 
 use tidegate_core::{Retry, Verdict};
 
-/// What was compared without a difference.
+/// Counts of comparisons without a difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Histories, each under a limit of its own.
@@ -22,7 +22,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Counts a verdict whose waits took `probes` questions to try out.
+    /// Counts a verdict. Its waits took `probes` checks to test.
     pub(crate) fn count(&mut self, verdict: Verdict, probes: u64) {
         self.decisions += 1;
         self.probes += probes;

@@ -1,4 +1,4 @@
-//! The product agrees with the oracle, on enough of every kind of decision for that to mean something.
+//! The product agrees with the oracle, on enough decisions of every kind to be meaningful.
 
 #![expect(clippy::panic, reason = "a helper of tests may panic as a test may")]
 

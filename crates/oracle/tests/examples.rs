@@ -130,7 +130,7 @@ fn a_window_gives_back_from_the_current_cell_first() {
     // 5 * 90 / 100 = 4.5 of the previous cell are left, and none of the current one.
     assert_eq!(key.used(at(310)), 5);
     assert_eq!(key.decide(at(310), 0), allow(5, 90));
-    // Merging counts them as 4, so that at least 7 are spent whichever way they are rounded.
+    // Merging counts them as 4, so that at least 7 are spent with either rounding.
     key.merge(at(310), 7);
     assert_eq!(key.used(at(310)), 8);
     key.merge(at(310), 3);

@@ -29,8 +29,8 @@ const KEY_COST: KeyCost = KeyCost { fill_ns: 30, bytes: 46 };
 /// As many lines per key as Tidegate's own table has.
 const KEYS_PER_LINE: f64 = 1.4;
 
-/// Checks between asking for a line and using it: enough to cover a miss, few enough for the
-/// core's line-fill buffers.
+/// Checks between the prefetch of a line and its use: enough to cover a cache miss, few enough for
+/// the core's line-fill buffers.
 const PREFETCH_AHEAD: usize = 12;
 
 fn make(workload: &Workload) -> Result<Contenders> {
@@ -66,7 +66,7 @@ impl Contender for PrefetchFloor {
     }
 }
 
-/// A GCRA whose meters are found without looking at the key: two keys may share one.
+/// A GCRA that finds its meters without comparing keys: two keys may share one.
 struct Meters {
     table: FlatTable,
     started: Instant,

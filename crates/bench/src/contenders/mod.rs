@@ -28,29 +28,29 @@ pub(crate) const ALL: &[Entry] = &[
 
 /// A limiter under measurement.
 pub(crate) trait Contender: Sync {
-    /// Asks for every request of the batch and returns how many were allowed. An error is a denial:
-    /// the printed share of allowed requests would show it.
+    /// Checks every request of the batch and returns the number of allowed ones. An error is a
+    /// denial: the printed share of allowed requests would show it.
     fn check(&self, batch: &Batch<'_>) -> u64;
 }
 
 /// The variants of one limiter.
 pub(crate) type Contenders = Vec<Box<dyn Contender>>;
 
-/// What is known of a limiter before it runs.
+/// The static description of a limiter.
 pub(crate) struct Entry {
-    /// The ways to ask it that are measured, a row each.
+    /// The measured ways to call it, a row each.
     pub(crate) variants: &'static [Variant],
     pub(crate) role: Role,
     /// Makes a contender per variant, all over one store: filling it through the first is enough.
     pub(crate) make: fn(&Workload) -> Result<Contenders>,
-    /// `None` for one that keeps nothing per key: there is nothing to fill.
+    /// `None` for a limiter without state per key: there is nothing to fill.
     pub(crate) key_cost: Option<KeyCost>,
 }
 
 /// A row of the tables.
 pub(crate) struct Variant {
     pub(crate) who: &'static str,
-    /// What a reader of the row should know.
+    /// Remark for the reader of the row.
     pub(crate) note: Option<&'static str>,
 }
 
@@ -59,12 +59,13 @@ pub(crate) struct Variant {
 pub(crate) enum Role {
     /// Left out when its keys take too long to fill.
     Peer,
-    /// What the others are compared with: always run.
+    /// The reference of the ratios: always run.
     Yardstick,
 }
 
-/// Roughly what making one key live takes, to leave out in advance what cannot be filled: wall time
-/// with all threads filling, and memory, both from runs of this benchmark on two cores.
+/// Approximate cost of one live key: wall time with all threads filling, and memory. Contenders
+/// that cannot be filled are left out in advance. Both values are from runs of this benchmark on
+/// two cores.
 pub(crate) struct KeyCost {
     pub(crate) fill_ns: u64,
     pub(crate) bytes: u64,
@@ -76,7 +77,7 @@ impl Entry {
         self.variants.first().map_or("", |variant| variant.who)
     }
 
-    /// The time that its fill may take, if it may be left out at all.
+    /// Returns the time that the fill may take; `None` for a contender that is never left out.
     pub(crate) fn fill_budget(&self, full: bool) -> Option<Duration> {
         (self.role == Role::Peer && !full).then_some(fill::BUDGET)
     }
@@ -92,8 +93,8 @@ pub(crate) struct Batch<'a> {
     names: &'a str,
     pub(crate) numbers: &'a [u64],
     pub(crate) limits: usize,
-    /// Whether other threads are measured at the same time, so that holding a lock for the whole
-    /// batch would be cheating.
+    /// Whether other threads are measured at the same time. A contender must not then hold a lock
+    /// for the whole batch.
     pub(crate) contended: bool,
 }
 
@@ -128,7 +129,8 @@ impl<'a> Batch<'a> {
         self.count(self.numbers.iter().copied(), allow)
     }
 
-    /// A request's later limits are asked even after a denial, so that each batch is the same work.
+    /// Counts allowed requests. The later limits of a request are checked even after a denial, so
+    /// that each batch is the same work.
     fn count<K>(&self, keys: impl Iterator<Item = K>, mut allow: impl FnMut(K) -> bool) -> u64 {
         if self.limits == 1 {
             return keys.map(|key| u64::from(allow(key))).sum();

@@ -26,9 +26,9 @@ struct Throttlecrab {
     quota: Quota,
 }
 
-/// The periodic store looks at all keys once a minute. The adaptive one does so every 100,000
-/// checks, and on every check once it is three quarters full; the probabilistic one does so every
-/// 1,000 checks.
+/// Uses the periodic store, which scans all keys once a minute. The adaptive store scans them every
+/// 100,000 checks, and on every check once it is three quarters full. The probabilistic store scans
+/// them every 1,000 checks.
 fn make(workload: &Workload) -> Result<Contenders> {
     let store = PeriodicStore::builder().capacity(usize::try_from(workload.keys)?).build();
     Ok(vec![Box::new(Throttlecrab { limiter: Mutex::new(RateLimiter::new(store)), quota: workload.quota })])

@@ -1,4 +1,4 @@
-//! What a run must show, and whether it did.
+//! The bars of a run, and whether they were held.
 
 use serde::Serialize;
 
@@ -7,28 +7,28 @@ use super::row::Row;
 use super::stall::{SLOW_US, Stall};
 use super::warm::Warm;
 
-/// How many requests of security rules a whole run makes at least.
+/// Least number of requests of security rules in a whole run.
 const SECURITY_REQUESTS_MIN: u64 = 1_000_000;
-/// What a region lets pass at least, of what one bucket would.
+/// Least share that passes, relative to one bucket.
 const SHARE_MIN: f64 = 0.98;
-/// The most requests that wait, of those for keys that a server is asked for at least this often.
+/// Largest share of requests that wait, for keys that a server gets at least this often.
 const WAITED_MAX: f64 = 0.40;
 const OFTEN_PER_SECOND: f64 = 10.0;
 /// Scripts for each request of warm keys.
 const SCRIPTS_MAX: f64 = 0.02;
-/// What is left of a server's throughput when it has an origin.
+/// Least throughput of a server with an origin, relative to one without.
 const THROUGHPUT_MIN: f64 = 0.80;
 
-/// How long decisions of comfort rules take while the store stands still: those of 99 %, and of 99.9 %.
+/// Longest decisions of comfort rules while the origin is stalled: p99 and p99.9.
 const STALLED_P99_US_MAX: u64 = 5_000;
 const STALLED_P999_US_MAX: u64 = SLOW_US;
-/// How long after the store goes on until every answer is regional.
-/// Of so many answers after a store goes on at most one is not counted because the machine stood still. More: a run says something on a
-/// machine that is busier; less of what is judged is the server.
+/// At most one answer in this many after the resume may be excused because the machine stood still.
+/// A smaller value gives a verdict on a busier machine, but judges less of the server.
 const EXCUSED_ONE_IN: u64 = 1_000;
+/// The longest time from the resume until every answer is regional.
 const REGIONAL_AGAIN_MS_MAX: f64 = 1_000.0;
 
-/// Something that must hold.
+/// A condition that a run must meet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Bar {
     pub(crate) what: &'static str,
@@ -37,7 +37,7 @@ pub(crate) struct Bar {
     pub(crate) held: bool,
 }
 
-/// What the cases show. A part of them says nothing about how many requests there must be.
+/// Returns the bars of the cases. The least number of requests applies to a whole run only.
 pub(super) fn of_cases(rows: &[Row], is_connected: bool) -> Vec<Bar> {
     let mut bars = vec![security_over(rows), comfort_over(rows), share(rows), waited(rows)];
     if is_connected {
@@ -100,7 +100,7 @@ fn waited(rows: &[Row]) -> Bar {
     }
 }
 
-/// What warm keys show.
+/// Returns the bars of warm keys.
 pub(super) fn of_warm(warm: &Warm) -> Vec<Bar> {
     let scripts = warm.scripts_per_request;
     vec![
@@ -119,7 +119,7 @@ pub(super) fn of_warm(warm: &Warm) -> Vec<Bar> {
     ]
 }
 
-/// What a store shows that stands still.
+/// Returns the bars of a stalled origin.
 pub(super) fn of_stall(stall: &Stall) -> Vec<Bar> {
     let time = |what, us: u64, us_max: u64| Bar {
         what,
@@ -148,7 +148,7 @@ pub(super) fn of_stall(stall: &Stall) -> Vec<Bar> {
     ]
 }
 
-/// What is put down to the machine is not judged: there must not be much of that.
+/// Limits the answers that are attributed to the machine, because those are not judged.
 fn put_down_to_the_machine(stall: &Stall) -> Bar {
     let (count, of) = (stall.odd_in_pauses, stall.requests_after);
     Bar {
@@ -172,7 +172,7 @@ fn regional_again(stall: &Stall) -> Bar {
     }
 }
 
-/// What the stores hold in the end.
+/// Returns the bar of keys without an expiry, for the origins at the end of a run.
 pub(super) fn of_keys(without_end: &[String], keys: usize) -> Bar {
     let first = without_end.first().map(|key| format!(", such as {key}")).unwrap_or_default();
     Bar {
@@ -183,7 +183,7 @@ pub(super) fn of_keys(without_end: &[String], keys: usize) -> Bar {
     }
 }
 
-/// The largest, and nothing if there is none. What is no number is kept, and holds no bar.
+/// Returns the largest value, and 0 without values. A NaN is kept, and meets no bar.
 fn most(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, |most, value| if value > most || value.is_nan() { value } else { most })
 }

@@ -1,4 +1,4 @@
-//! What is asked of the region: limits, costs, classes, and how much is offered.
+//! The load of a region: limits, costs, classes and offered rates.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 use tidegate::{Algorithm, Limit};
 
-/// Keys of a case, unless so many at its rate are more than the machine can ask.
+/// Most keys of a case. It has fewer if the machine cannot send that many requests at its rate.
 pub(super) const KEYS_MAX: u32 = 1_000;
 
 const AMOUNTS: [u32; 3] = [10, 1_000, 100_000];
@@ -29,7 +29,7 @@ impl Class {
     }
 }
 
-/// What a request costs.
+/// The cost of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Costs {
     /// Always 1.
@@ -58,7 +58,7 @@ impl Costs {
     }
 }
 
-/// How much is offered, in costs, of what the limit lets pass for good.
+/// Offered cost, relative to the long-run rate of the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offer {
     Half,
@@ -92,7 +92,7 @@ impl Rule {
         }
     }
 
-    /// The name of the rule, by which requests ask for it.
+    /// Returns the name of the rule, by which requests select it.
     pub(super) fn name(self) -> String {
         format!("{}_{}_{}", self.class.name(), self.algorithm_name(), self.amount)
     }
@@ -105,7 +105,7 @@ impl Rule {
         })
     }
 
-    /// What a key uses up for good, each second.
+    /// Returns the long-run rate of a key, in units per second.
     pub(super) fn per_second(self) -> f64 {
         f64::from(self.amount) / PERIOD.as_secs_f64()
     }
@@ -120,8 +120,8 @@ impl Rule {
     }
 }
 
-/// The file of rules that all cases are decided by. A request says which rule it is about, and every key is placed by
-/// itself, as users are.
+/// Returns the rules file of all cases. A request names its rule, and every key has its own
+/// placement, as users have.
 pub(super) fn rules_file() -> String {
     let fields = |rule: Rule| {
         let (class, algorithm, amount) = (rule.class.name(), rule.algorithm_name(), rule.amount);
@@ -163,13 +163,13 @@ impl Case {
         Rule::all().flat_map(of).collect()
     }
 
-    /// A few that show everything once: both classes, both algorithms, and a limit that is reached.
+    /// Returns a few cases that show both classes, both algorithms and a limit that is reached.
     pub(super) fn quick() -> Vec<Self> {
         let shown = |case: &Self| case.rule.amount == 1_000 && case.offer == Offer::Fourfold;
         Self::all().into_iter().filter(shown).collect()
     }
 
-    /// How many keys are asked for, so that all together are not more than `per_second_max` requests.
+    /// Returns the number of keys that keeps all requests together within `per_second_max`.
     pub(super) fn keys(self, per_second_max: f64) -> u32 {
         let keys = (per_second_max / self.per_second_of_key()).floor() as u32;
         keys.clamp(1, KEYS_MAX)
@@ -184,8 +184,9 @@ impl Case {
         self.rule.per_second() * self.offer.times() / self.costs.mean()
     }
 
-    /// What each key has used before the first request, so that a run of `time` reaches its limit. Of a bucket, all of
-    /// it; of a window, all but what passes in that time, since what is used up stays so until the cell ends.
+    /// Returns the units that each key uses before the first request, so that a run of `time`
+    /// reaches its limit. A bucket uses all of them. A window keeps the units that pass in that
+    /// time, because used units stay until the cell ends.
     pub(super) fn used_before(self, time: Duration) -> u64 {
         let amount = u64::from(self.rule.amount);
         match (self.offer, self.rule.algorithm) {
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(case(10, Offer::Fourfold).keys(6_000.0), 1_000);
         assert!((case(10, Offer::Fourfold).per_second(6_000.0) - 4_000.0 / 6.0).abs() < 1e-6);
         assert_eq!(case(1_000, Offer::At).keys(6_000.0), 360);
-        // One key alone is more than can be asked: then less is offered.
+        // One key alone exceeds the rate of the machine, so less is offered.
         assert_eq!(case(100_000, Offer::Fourfold).keys(6_000.0), 1);
         assert!((case(100_000, Offer::Fourfold).per_second(6_000.0) - 6_000.0).abs() < 1e-6);
     }

@@ -1,4 +1,5 @@
-//! `POST /v1/check` by hand over one connection, with the instants between which each answer was decided.
+//! A minimal client of `POST /v1/check` over one connection. It keeps the times between which each
+//! answer was decided.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +11,7 @@ use serde::Deserialize;
 
 use crate::machine;
 
-/// How long an answer may take.
+/// Timeout of an answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
 const DECIDED: u16 = 200;
@@ -18,10 +19,10 @@ const DECIDED: u16 = 200;
 /// The status of a server that had no time to decide, for rules that refuse then.
 const TOO_BUSY: u16 = 503;
 
-/// The longest head of an answer.
+/// Most bytes of an answer's head.
 const HEAD_BYTES_MAX: usize = 16_384;
 
-/// One line of time for all threads: the wall clock as it was at the start, and what has passed since. Redis counts by the
+/// One clock for all threads: the wall clock at the start, plus the time since then. Redis uses the
 /// wall clock of the same machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeline {
@@ -42,14 +43,14 @@ impl Timeline {
     }
 }
 
-/// What a decision rests on, as far as it matters here.
+/// Decision sources, as far as the benchmark distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SourceKind {
     /// The region's origin, alone or with those of other regions.
     Region,
-    /// One server's memory: the origin did not answer in time.
+    /// The memory of one server: the origin did not answer in time.
     Alone,
-    /// Nothing: it was let pass or refused without a look at the limit.
+    /// No state: the request was allowed or refused without regard to the limit.
     Nothing,
 }
 
@@ -63,7 +64,7 @@ impl SourceKind {
     }
 }
 
-/// An answer.
+/// An answer, and the times between which it was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
@@ -74,7 +75,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Whether the server could not answer as it should, or says so.
+    /// Whether the status is 5xx: the server failed, or reports overload.
     pub(crate) fn is_of_trouble(&self) -> bool {
         self.status >= 500
     }
@@ -116,7 +117,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// A connection that is kept.
+/// A connection that stays open.
 pub(crate) struct Connection {
     stream: TcpStream,
     timeline: Timeline,
@@ -131,7 +132,7 @@ impl Connection {
         Ok(Self { stream, timeline, bytes: Vec::new() })
     }
 
-    /// Asks about a key under a rule. A server in trouble, status 5xx, has let nothing pass; whoever asks judges that.
+    /// Checks a key under a rule. A reply with status 5xx counts as refused; the caller judges it.
     pub(crate) fn check(&mut self, rule: &str, key: &str, cost: u64) -> Result<Answer> {
         let body = format!(r#"{{"dimensions":{{"rule":"{rule}","key":"{key}"}},"cost":{cost}}}"#);
         let reply = self.post("/v1/check", &body)?;
@@ -160,12 +161,12 @@ impl Connection {
         let sent_us = self.timeline.now_us();
         self.stream.write_all(request.as_bytes())?;
         let Head { status, body } = self.read_answer()?;
-        // An answer within the same microsecond counts as decided by the end of it.
+        // An answer within the same microsecond counts as decided at its end.
         let answered_us = self.timeline.now_us() + 1;
         Ok(Reply { status, body: &self.bytes[body], sent_us, answered_us })
     }
 
-    /// Reads one answer, whole.
+    /// Reads one complete answer.
     fn read_answer(&mut self) -> Result<Head> {
         self.bytes.clear();
         loop {

@@ -1,4 +1,4 @@
-//! What one exact bucket would have let pass of the same requests.
+//! The cost that one exact bucket lets pass of the same requests.
 
 use tidegate::{Algorithm, Limit, Now};
 use tidegate_oracle::{Bucket, Cells, Level, Model};

@@ -10,9 +10,9 @@ const FIRST_DENIAL_MIN: f64 = 0.98;
 /// The least share that passes at half load.
 const HALF_LOAD_PASSED_MIN: f64 = 0.997;
 
-/// The largest part of the sequences, and of the answers at half load, that may be left out because
-/// the origin answered late. More: a busier machine gives a verdict. Less: the verdict covers more
-/// answers.
+/// Largest part of the sequences, and of the answers at half load, that may be left out because the
+/// origin answered late. A larger value gives a verdict on a busier machine. A smaller value covers
+/// more answers.
 const NOT_JUDGED_MAX: f64 = 0.05;
 
 /// The bars of sequences.

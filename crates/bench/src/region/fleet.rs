@@ -1,4 +1,4 @@
-//! Servers of one region, on a store of their own, and what they and the store counted.
+//! The servers of one region with their own origin, and the counts of both.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,7 +17,7 @@ const MEMORY: &str = "256MB";
 /// The table of each server of a larger fleet, which has a few hundred keys.
 const SMALL_MEMORY: &str = "64MB";
 
-/// Arguments of servers that are asked over HTTP and RESP alone.
+/// Arguments of servers that serve HTTP and RESP only.
 const CASE_ARGUMENTS: [&str; 4] = ["--memory", MEMORY, "--grpc-listen", "off"];
 
 /// The sources of decisions that the region's origin had a part in.
@@ -36,12 +36,23 @@ impl Fleet {
         Self::start_joined(program, nodes, &rules_file(), &CASE_ARGUMENTS)
     }
 
+    /// Starts servers that share a store and wait for it as long as `origin_timeout` states.
+    pub(super) fn start_with_timeout(
+        program: &Path,
+        nodes: usize,
+        origin_timeout: Option<&str>,
+    ) -> Result<Self> {
+        let mut arguments = CASE_ARGUMENTS.to_vec();
+        arguments.extend(origin_timeout.into_iter().flat_map(|timeout| ["--origin-timeout", timeout]));
+        Self::start_joined(program, nodes, &rules_file(), &arguments)
+    }
+
     /// Starts servers that share a store, with other rules and every listener.
     pub(super) fn start_with_rules(program: &Path, nodes: usize, rules: &str) -> Result<Self> {
         Self::start_joined(program, nodes, rules, &["--memory", SMALL_MEMORY])
     }
 
-    /// Starts servers that know nothing of each other.
+    /// Starts servers without an origin.
     pub(super) fn start_apart(program: &Path, nodes: usize) -> Result<Self> {
         Self::start_servers(program, nodes, &rules_file(), &CASE_ARGUMENTS)
     }
@@ -75,12 +86,12 @@ impl Fleet {
         self.servers.iter().map(|server| server.address(listener)).collect()
     }
 
-    /// What was counted so far, all servers together.
+    /// Returns the counts so far, all servers together.
     pub(super) fn counts(&self) -> Result<Counts> {
         let mut all = Counts::default();
         for server in &self.servers {
             let metrics = Metrics::read(server.address("admin"))?;
-            // A server that let nothing pass undecided tells of none.
+            // An absent counter means 0.
             all.shed += metrics.sum("tidegate_decisions_total", "source=\"shed\"")?.unwrap_or(0);
             all.elsewhere += decided_elsewhere(&metrics)?;
             if self.redis.is_some() {
@@ -114,10 +125,10 @@ fn decided_elsewhere(metrics: &Metrics) -> Result<u64> {
     Ok(elsewhere)
 }
 
-/// What servers and their store counted.
+/// Counts of the servers and their origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Questions that nobody had the time to decide.
+    /// Checks that overloaded servers shed.
     pub(super) shed: u64,
     /// Decisions that the region's origin had no part in, `shed` among them.
     pub(super) elsewhere: u64,
@@ -125,7 +136,7 @@ pub(super) struct Counts {
     pub(super) waited: u64,
     /// Calls to the origin, as the servers count them.
     pub(super) calls: u64,
-    /// What those calls were about: one for each meter in each call.
+    /// Meters in those calls: one for each meter in each call.
     pub(super) updates: u64,
     /// Scripts, as the store counts them.
     pub(super) scripts: u64,
@@ -163,7 +174,8 @@ impl Counts {
     }
 }
 
-/// How many scripts a store has run; nothing if this is not about commands at all.
+/// Returns the number of scripts that Redis has run; `None` if `stats` is not the section of
+/// commands.
 fn scripts(stats: &str) -> Option<u64> {
     stats.strip_prefix("# Commandstats")?;
     let lines = stats.lines().filter_map(|line| {

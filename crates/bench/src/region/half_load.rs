@@ -1,4 +1,4 @@
-//! One key at half of its rate: all of it passes, wherever in the fleet it is asked for.
+//! One key at half of its rate: every request should pass, at every server of the fleet.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ pub(super) struct HalfLoad {
     pub(super) spread: Spread,
     pub(super) offered_per_second: f64,
     pub(super) requests: u64,
-    /// Answers that the region's origin had no part in. They are not in the shares.
+    /// Answers without the region's origin. The shares leave them out.
     pub(super) elsewhere: u64,
     /// Requests that passed, as a share of those that the region decided.
     pub(super) passed: f64,
@@ -204,8 +204,7 @@ fn describe(rule: HalfLoadRule, spread: Spread, made: &[Vec<SentRequest>], count
     }
 }
 
-/// The share that passed, of requests that the region decided. It is no number where there are
-/// none.
+/// Returns the share that passed, of requests that the region decided; NaN if there are none.
 fn passed<'a>(made: impl Iterator<Item = &'a SentRequest>) -> f64 {
     let decided: Vec<&SentRequest> =
         made.filter(|one| one.answer.source_kind == SourceKind::Region).collect();

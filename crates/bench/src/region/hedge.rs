@@ -1,4 +1,4 @@
-//! A call that is sent a second time when its answer is late: what that does for the tail of requests that wait.
+//! The effect of a hedge, the second attempt of a late call, on the tail of requests that wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::machine;
 /// Requests under way at any time.
 const AT_ONCE: u64 = 8;
 
-/// One answer of the store in so many is late, by so much.
+/// One reply of Redis in this many is late, by this time.
 const LATE_IN: u32 = 100;
 const LATE_BY: Duration = Duration::from_millis(20);
 
-/// How long a request waits: longer than any answer takes, so that every request is told its time.
+/// Deadline of a request: longer than any reply takes, so that every latency is measured.
 const DEADLINE_US: u64 = 30_000_000;
 
 /// After how long a call is made again in a region that never does.
@@ -59,7 +59,7 @@ pub(super) fn run(keys: u64) -> Result<(Hedge, Redis)> {
     Ok((hedge, redis))
 }
 
-/// Asks for each key once, in a region that has these settings and is called by this name.
+/// Checks each key once, in a region with this name and these settings.
 async fn cold_requests(proxy: &Proxy, name: &str, settings: EngineSettings, keys: u64) -> Result<Tail> {
     let limit = Limit::gcra(100, Duration::from_mins(1))?;
     let limiter = Arc::new(Limiter::builder().limit(LIMIT, limit).build()?);

@@ -1,4 +1,4 @@
-//! The requests of a case, when they are due, and what became of them.
+//! The requests of a case, their due times and their answers.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ use crate::machine;
 /// Connections of all servers together.
 const CONNECTIONS: usize = 64;
 
-/// How long a key may take to be used up, of a region that is busy, and what is left between two attempts.
+/// Longest time to use up a key in a busy region, and the pause between two attempts.
 const PREPARE_TIME_MAX: Duration = Duration::from_secs(30);
 const PREPARE_AGAIN: Duration = Duration::from_millis(20);
 
@@ -41,7 +41,8 @@ pub(crate) struct SentRequest {
 }
 
 impl SentRequest {
-    /// Whether anyone looked at the limit, or refused: what was let pass undecided is neither for nor against it.
+    /// Whether the answer counts for or against the limit. A request that passed undecided does
+    /// neither.
     pub(crate) fn is_judged(&self) -> bool {
         !(self.answer.allowed && self.answer.source_kind == SourceKind::Nothing)
     }
@@ -56,10 +57,11 @@ impl SentRequest {
     }
 }
 
-/// What one server is asked, in order, and what it answered.
+/// The requests to one server in order, and their answers.
 ///
-/// There is a place for every answer before the first request is made. What grows meanwhile takes new memory of the machine, and clients that
-/// all have as much to keep take it at the same moment: where a guest's new memory is new to its host, everything waits for that.
+/// The slots for all answers exist before the first request. A growing vector would take new
+/// memory, and clients with equal loads would do so at the same moment. In a virtual machine,
+/// everything would wait until the host supplies that memory.
 struct Slate {
     due: Vec<DueRequest>,
     answers: Vec<OnceLock<Answer>>,
@@ -72,13 +74,13 @@ impl Slate {
         Self { due, answers, cursor: AtomicUsize::new(0) }
     }
 
-    /// The next request, for one client, and the place for its answer.
+    /// Returns the next request for one client, and the slot for its answer.
     fn next(&self) -> Option<(DueRequest, &OnceLock<Answer>)> {
         let next = self.cursor.fetch_add(1, Ordering::Relaxed);
         self.due.get(next).copied().zip(self.answers.get(next))
     }
 
-    /// Requests that were answered.
+    /// Returns the requests that were answered.
     fn made(self) -> impl Iterator<Item = SentRequest> {
         let answers = self.answers.into_iter().map(OnceLock::into_inner);
         let made = |(DueRequest { key, cost, .. }, answer): (DueRequest, Option<Answer>)| {
@@ -135,8 +137,8 @@ impl Load<'_> {
         format!("{}-{key}-{attempt}", self.run)
     }
 
-    /// Lets `cost` of a key pass. Nobody knows what became of an attempt that was not decided in time, so the next is of
-    /// another name.
+    /// Spends `cost` of a key. The effect of an attempt that was not decided in time is unknown, so
+    /// the next attempt uses another name.
     fn use_up(&self, connection: &mut Connection, key: u32, cost: u64) -> Result<Key> {
         let (rule, deadline) = (self.case.rule.name(), machine::now() + PREPARE_TIME_MAX);
         let mut attempt = 0;
@@ -152,15 +154,15 @@ impl Load<'_> {
         }
     }
 
-    /// Makes all requests, and gives them as they were answered.
+    /// Makes all requests, and returns them with their answers.
     pub(super) fn run(&self, keys: &[Key]) -> Result<Vec<SentRequest>> {
         let rule = self.case.rule.name();
         let clients = Clients { servers: self.servers, timeline: self.timeline, rule: &rule, keys };
         Ok(clients.run(self.draw())?.into_iter().flatten().collect())
     }
 
-    /// What each server is asked: requests that come at random, as independent people send them, and those of one key to
-    /// all servers in turn.
+    /// Draws the requests to each server. They arrive at random, as from independent users, and
+    /// those of one key go to all servers in turn.
     fn draw(&self) -> Vec<Vec<DueRequest>> {
         let mut chance = SmallRng::seed_from_u64(u64::from(self.run));
         let mut nodes = vec![Vec::new(); self.servers.len()];
@@ -186,7 +188,7 @@ impl Load<'_> {
     }
 }
 
-/// Clients that ask servers about keys of one rule.
+/// Clients that check keys of one rule.
 #[derive(Clone, Copy)]
 pub(super) struct Clients<'a> {
     pub(super) servers: &'a [SocketAddr],
@@ -196,7 +198,7 @@ pub(super) struct Clients<'a> {
 }
 
 impl Clients<'_> {
-    /// Makes the requests of each server when they are due. Returns them for each server, with
+    /// Makes the requests to each server when they are due. Returns them for each server, with
     /// their answers.
     pub(super) fn run(self, due: Vec<Vec<DueRequest>>) -> Result<Vec<Vec<SentRequest>>> {
         let nodes: Vec<Slate> = due.into_iter().map(Slate::new).collect();
@@ -218,7 +220,7 @@ impl Clients<'_> {
         Ok(made)
     }
 
-    /// One connection, that makes whatever of its server is due next.
+    /// Makes the due requests of one server over one connection.
     fn ask(&self, server: SocketAddr, started: Instant, slate: &Slate) -> Result<()> {
         let mut connection = Connection::open(server, self.timeline)?;
         while let Some((next, answered)) = slate.next() {
@@ -241,7 +243,7 @@ pub(crate) fn wait_until(due: Instant) {
     }
 }
 
-/// How many requests are answered in a second when every connection always has one under way.
+/// Returns the requests answered per second when every connection always has one in flight.
 pub(super) fn capacity(
     servers: &[SocketAddr],
     timeline: Timeline,

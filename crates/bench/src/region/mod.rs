@@ -1,7 +1,8 @@
-//! `region`: real servers around a real store, and whether they admit together what one bucket would.
+//! `region`: whether real servers around a real origin admit together as one bucket would.
 //!
-//! Every answer is kept with the instants between which it was decided. From those follow, for every key, whether any
-//! interval let more pass than the limit does (`over`), and what one exact bucket would have let pass (`exact`).
+//! Every answer is kept with the times between which it was decided. They show for every key
+//! whether any interval exceeded the limit (`over`), and the cost that one exact bucket lets pass
+//! (`exact`).
 
 pub(crate) mod bars;
 mod case;
@@ -41,18 +42,18 @@ use self::stall::{Plan, Stall};
 use self::warm::{Length, Warm};
 use crate::servers;
 
-/// Of the rate at which the machine answers when it does nothing else, what is offered: requests that come at random then
-/// find it ready. More: servers have no time to decide, and say so instead.
+/// Offered rate, relative to the rate that the machine answers when it does nothing else. Random
+/// arrivals then find it ready. At a higher rate, servers shed.
 const LOAD_OF_CAPACITY: f64 = 0.15;
 
-/// How long is looked what the machine can do.
+/// Time of the measurement of the machine's capacity.
 const CAPACITY_TIME: Duration = Duration::from_secs(3);
 
-/// How long a row takes unless told otherwise, and a row of `--quick`.
+/// Seconds of a row by default, and with `--quick`.
 const ROW_SECONDS: u64 = 20;
 const QUICK_SECONDS: u64 = 3;
 
-/// How many cold keys are asked for, once each, and how many of `--quick`.
+/// Cold keys, checked once each, and with `--quick`.
 const COLD_KEYS: u64 = 20_000;
 const QUICK_COLD_KEYS: u64 = 500;
 
@@ -64,18 +65,22 @@ pub(crate) struct Args {
     /// How long each row is measured.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: Option<u64>,
-    /// Requests per second of all keys together, at most; by what the machine can do, if not set.
+    /// Most requests per second, all keys together; derived from the machine's capacity if not set.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
     rate: Option<u64>,
     /// A few rows of a few seconds.
     #[arg(long)]
     quick: bool,
-    /// Run the cases of rules whose name contains this alone, such as `security` or `gcra_1000`.
+    /// Run only the cases of rules with this text in their name, such as `security` or `gcra_1000`.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     rule: String,
     /// Leave the servers without a store, each counting for itself: the cases must then be missed.
     #[arg(long)]
     apart: bool,
+    /// Wait of the servers of the cases for the origin, such as `1s` [default: the server's]. A
+    /// machine whose cores stand still for longer makes servers decide without the origin.
+    #[arg(long, value_name = "TIME")]
+    origin_timeout: Option<String>,
     /// Run one part, and leave out the others.
     #[arg(long, value_name = "PART")]
     only: Option<Part>,
@@ -89,13 +94,13 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// What servers admit together, case by case.
+    /// Admission of all servers together, case by case.
     Cases,
-    /// What a region costs where keys are asked for all the time.
+    /// The cost of an origin for keys in constant use.
     Warm,
-    /// A store that stands still for a while.
+    /// An origin that stalls for a while.
     Stall,
-    /// A second question where the first is answered late.
+    /// A second attempt of calls that are answered late.
     Hedge,
     /// How exactly a fleet counts: request by request, and at half of the rate.
     Exact,
@@ -125,7 +130,7 @@ struct ExactFindings {
 }
 
 impl Findings {
-    /// Looks for keys that would stay for ever.
+    /// Counts the keys of the origin, and collects those without an expiry.
     fn look_at_store(&mut self, redis: &Redis) {
         let keys = redis.keys();
         let stay = keys.iter().filter(|(_, life)| *life < 0);
@@ -161,8 +166,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn run_cases(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
-    let start = if args.apart { Fleet::start_apart } else { Fleet::start };
-    let fleet = start(program, usize::try_from(args.nodes)?)?;
+    let nodes = usize::try_from(args.nodes)?;
+    let fleet = if args.apart {
+        Fleet::start_apart(program, nodes)?
+    } else {
+        Fleet::start_with_timeout(program, nodes, args.origin_timeout.as_deref())?
+    };
     let mut cases = if args.quick { Case::quick() } else { Case::all() };
     cases.retain(|case| case.rule.name().contains(&args.rule));
     ensure!(!cases.is_empty(), "--rule: no rule's name contains {:?}", args.rule);

@@ -1,8 +1,9 @@
-//! How far a limit was passed, by what its clients saw.
+//! The over-admission of a limit, as its clients observe it.
 //!
-//! A request was decided somewhere between its sending and its answer. So what was sent at `a` or later and answered at `b`
-//! or earlier was all decided within `[a, b]`, and if its cost is more than may pass in that time, the limit was passed,
-//! whatever happened in between. It never accuses wrongly; it does not see what is smaller than a request takes.
+//! A request is decided between its sending and its answer. So all requests sent at `a` or later
+//! and answered at `b` or earlier were decided within `[a, b]`. If their cost is more than may pass
+//! in that time, the limit was exceeded. The method never reports a false excess. It misses an
+//! excess that the latency of requests hides.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +17,10 @@ pub(crate) struct PassedRequest {
     pub(crate) answered_us: u64,
 }
 
-/// The most by which any interval went beyond what one bucket allows.
+/// The largest excess of any interval over one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OverAdmission {
-    /// In units of cost times the period, which makes it a whole number.
+    /// In units of cost times the period, which makes it an integer.
     numerator: i128,
     period_us: u64,
     burst: u32,
@@ -36,7 +37,7 @@ impl OverAdmission {
         Self { numerator, period_us: limit.period_us(), burst: limit.burst() }
     }
 
-    /// In units of cost; 0 if the limit was kept.
+    /// Returns the excess in units of cost; 0 if the limit was kept.
     pub(crate) fn units(self) -> f64 {
         self.numerator as f64 / self.period_us as f64
     }
@@ -68,10 +69,10 @@ fn fullest_bucket(limit: &Limit, passed: &[PassedRequest]) -> i128 {
     fullest
 }
 
-/// The places at which an interval may begin, in the order of time: a tree, so that all intervals of a key are looked at
-/// in `n log n` steps.
+/// Possible starts of an interval, in order of time. The tree covers all intervals of a key in
+/// `n log n` steps.
 struct Beginnings {
-    /// Of each run of places: what was decided in it, and the best of its beginnings.
+    /// For each run of starts: the cost decided in it, and its best start.
     runs: Vec<Run>,
     leaves: usize,
 }
@@ -107,8 +108,8 @@ impl Beginnings {
     }
 }
 
-/// The most that a cell and the weighted one before it held, times the period. Only what was sent and answered within
-/// one cell is certain to belong to it.
+/// Returns the highest sum of a cell and the weighted cell before it, times the period. Only a
+/// request sent and answered within one cell is certain to belong to it.
 fn fullest_cells(limit: &Limit, passed: &[PassedRequest]) -> i128 {
     let period = limit.period_us();
     let mut cells: BTreeMap<u64, Vec<PassedRequest>> = BTreeMap::new();
@@ -213,7 +214,7 @@ mod tests {
 
     #[test]
     fn all_intervals_are_looked_at() {
-        // A plain generator of numbers: what matters is that times overlap in every way.
+        // A simple generator is enough: it only has to make times overlap in every way.
         let mut state = 7_u64;
         let mut draw = |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,8 +1,10 @@
-//! Moments in which the machine itself stood still: another guest of its host had a core, or the host had other work. What is late
-//! then is late by no fault of a server, and a run on a shared machine has some.
+//! Times in which the machine itself stood still, because another guest of its host had a core or
+//! the host was busy. Answers that are late then are no fault of a server. A run on a shared
+//! machine has some.
 //!
-//! A thread on each core sleeps for a millisecond at a time and looks at the clock. Whoever has slept is let run before those
-//! that run all the time, so it comes late by more than a few milliseconds only if nobody was let run there.
+//! A thread on each core sleeps for a millisecond at a time and reads the clock. The scheduler
+//! prefers a thread that has slept to threads that run all the time. So the thread is late by more
+//! than a few milliseconds only if no thread ran on its core.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,11 +18,12 @@ use crate::machine;
 
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// From when on a look that comes late is a pause, µs: half of the time that a request waits for its store. Shorter: what several
-/// busy processes take from each other counts too.
+/// Least lateness that counts as a pause, µs: half of the time that a request waits for its origin.
+/// With a smaller value, competition between busy processes counts too.
 const PAUSE_US_MIN: u64 = 10_000;
 
-/// For how long after a pause what waited meanwhile is worked off, µs. Longer: more is put down to the machine.
+/// Time after a pause in which the backlog is worked off, µs. A larger value attributes more to the
+/// machine.
 const AFTERMATH_US: u64 = 50_000;
 
 /// When a core stood still.
@@ -35,7 +38,7 @@ struct Pause {
 pub(super) struct Pauses(Vec<Pause>);
 
 impl Pauses {
-    /// Does something, and watches every core meanwhile.
+    /// Runs `work`, and watches every core meanwhile.
     pub(super) fn watch<T>(timeline: Timeline, work: impl FnOnce() -> T) -> Result<(T, Self)> {
         let is_done = AtomicBool::new(false);
         thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! One row of the table: what came of a case.
+//! One row of the table: the figures of a case.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ pub(super) struct Row {
     pub(super) algorithm: &'static str,
     pub(super) limit_per_minute: u32,
     pub(super) costs: &'static str,
-    /// How much was asked for of what the limit lets pass for good: 4 is four times as much.
+    /// Offered cost, relative to the long-run rate of the limit: 4 is four times as much.
     pub(super) offered: f64,
     pub(super) keys: u32,
     pub(super) per_second: f64,
-    /// How often a server is asked for a key, each second.
+    /// Requests per second for one key at one server.
     pub(super) per_second_of_key_and_node: f64,
     pub(super) requests: u64,
     pub(super) admitted: u64,
@@ -33,7 +33,7 @@ pub(super) struct Row {
     pub(super) over: f64,
     /// Units that passed, relative to one exact bucket that sees the same requests.
     pub(super) share: f64,
-    /// Decided by one server's part, because the origin did not answer in time.
+    /// Decisions of one server alone, because the origin did not answer in time.
     pub(super) alone: u64,
     /// Let pass, or refused, without a look at the limit.
     pub(super) undecided: u64,
@@ -72,7 +72,7 @@ pub(super) fn run(fleet: &Fleet, case: Case, settings: &Settings, number: u32) -
     Ok(describe(&load, &made, judged, counts))
 }
 
-/// What is to be said about the answers.
+/// Figures derived from the answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct RowFigures {
     over_units: f64,
@@ -96,7 +96,7 @@ fn judge(limit: &Limit, keys: &[Key], made: &[SentRequest]) -> RowFigures {
         would_pass += exact::passes(limit, key.before.as_ref().map(SentRequest::arrival), &arrivals);
         passed += made.iter().filter_map(SentRequest::passed).map(|one| one.cost).sum::<u64>();
     }
-    // Where nothing can pass, nothing is missing.
+    // If one bucket lets nothing pass, nothing is missing.
     found.share = if would_pass == 0 { 1.0 } else { passed as f64 / would_pass as f64 };
     found
 }

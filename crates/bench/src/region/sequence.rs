@@ -28,7 +28,7 @@ const RETURN_PAUSE: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(3);
 const PAUSED_LIMIT_MAX: u32 = 100;
 
-/// The limit whose first values of `remaining` are shown, and how many of them.
+/// The limit of the printed first values of `remaining`, and their number.
 const SHOWN_LIMIT: u32 = 100;
 const SHOWN_COUNT: usize = 12;
 
@@ -63,7 +63,7 @@ impl Plan {
     }
 }
 
-/// The order in which the servers of a fleet are asked.
+/// The order in which a sequence visits the servers of a fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Order {
@@ -71,7 +71,7 @@ pub(super) enum Order {
     Random,
 }
 
-/// A fresh key, its limit per day, and how it is asked for.
+/// A fresh key, its limit per day, and the way it is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct SequenceCase {
     pub(super) servers: usize,
@@ -115,7 +115,7 @@ pub(super) struct Sequence {
     pub(super) passed_before_denial: Option<u64>,
     /// The first values of `remaining`.
     pub(super) first_remaining: Vec<u64>,
-    /// Answers whose `remaining` is not the limit less all that passed.
+    /// Answers with a `remaining` other than the limit less all requests that passed.
     pub(super) inexact_remaining: u64,
     /// Decisions that the region's origin had no part in.
     pub(super) elsewhere: u64,
@@ -148,7 +148,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the region's origin had a part in every decision. Other sequences are not judged.
+    /// Whether the region's origin took part in every decision. Other sequences are not judged.
     pub(super) fn is_judged(&self) -> bool {
         self.elsewhere == 0
     }
@@ -194,7 +194,7 @@ pub(super) fn run(fleet: &Fleet, plan: Plan) -> Result<Vec<Sequence>> {
     Ok(sequences)
 }
 
-/// Asks the servers, each request after the answer to the one before.
+/// Sends the requests of a sequence, each after the answer to the one before.
 fn ask(clients: &mut [Box<dyn SurfaceClient>], case: SequenceCase, seed: u64) -> Result<Sequence> {
     let (key, limit) = (case.key(), u64::from(case.limit));
     let mut chance = SmallRng::seed_from_u64(seed);
@@ -236,7 +236,7 @@ pub(super) struct SequenceRow {
     pub(super) least_share: f64,
     pub(super) mean_first_denial: f64,
     pub(super) least_first_denial: f64,
-    /// `remaining` of the first answers for a limit of 100, the servers asked in turn and without a
+    /// `remaining` of the first answers for a limit of 100, with the servers in turn and without a
     /// pause.
     pub(super) first_remaining: Vec<u64>,
 }

@@ -1,5 +1,6 @@
-//! A store that stands still under load, as one does whose machine swaps or whose snapshot takes too long: how long decisions
-//! take meanwhile, whether any passes that must not, and how soon the region decides again.
+//! An origin that stalls under load, as Redis does when its machine swaps or a snapshot takes too
+//! long. The run measures the latency of decisions meanwhile, requests that must not pass, and the
+//! time until the region decides again.
 
 use std::path::Path;
 use std::thread;
@@ -18,14 +19,14 @@ use super::pauses::Pauses;
 use super::tail::Tail;
 use crate::machine;
 
-/// Keys of each class, and a limit that none of them reaches.
+/// Keys of each class, and a limit per minute that none of them reaches.
 const KEYS: u32 = 1_000;
 const PER_MINUTE: u32 = 100_000;
 
 /// Of so many requests one is of a security rule.
 const SECURITY_ONE_IN: f64 = 8.0;
 
-/// How many seconds before the store stands still are looked at for what is late by itself.
+/// Seconds before the stall in which late answers are counted, as the machine's own.
 const SECONDS_BEFORE: u64 = 8;
 
 const SECOND_US: u64 = 1_000_000;
@@ -33,7 +34,7 @@ const SECOND_US: u64 = 1_000_000;
 /// From when on a decision took long, µs: one in a thousand may.
 pub(super) const SLOW_US: u64 = 25_000;
 
-/// How long each phase lasts, and how much is asked throughout.
+/// The length of each phase, and the constant rate of requests.
 pub(super) struct Plan {
     /// Connections are made and keys get warm.
     before: Duration,
@@ -69,14 +70,16 @@ pub(super) struct Stall {
     pub(super) requests: u64,
     pub(super) comfort_before: Tail,
     pub(super) comfort_meanwhile: Tail,
-    /// Answers to requests of security rules that the store had no part in, and those of them that passed.
+    /// Answers to requests of security rules without the origin, and those of them that passed.
     pub(super) security_without: u64,
     pub(super) security_passed: u64,
     /// Of status 5xx.
     pub(super) in_trouble: u64,
-    /// Of each of the last seconds before, how many requests were not decided by the region: what the machine is late for by itself.
+    /// Requests that the region did not decide, for each of the last seconds before the stall: the
+    /// machine's own lateness.
     pub(super) odd_before: Vec<u64>,
-    /// The same of each second from when the store goes on, all requests since then, and when the last of the odd ones was answered.
+    /// The same for each second after the resume, all requests since then, and the time of the last
+    /// such answer.
     pub(super) odd_after: Vec<u64>,
     pub(super) requests_after: u64,
     pub(super) last_odd_ms: f64,
@@ -86,7 +89,8 @@ pub(super) struct Stall {
     /// Comfort decisions that took long while the store stood still, and how many of them met such a pause. All of them count.
     pub(super) slow: u64,
     pub(super) slow_in_pauses: u64,
-    /// How long it took until every answer was regional, those not counted; nothing, if none was after the last that was not.
+    /// Time from the resume until every answer was regional, without the excused ones. `None` if no
+    /// request came after the last other answer.
     pub(super) regional_again_ms: Option<f64>,
 }
 
@@ -97,7 +101,7 @@ struct StallSpan {
     until_us: u64,
 }
 
-/// Runs it; gives the fleet too, whose store is looked at in the end.
+/// Runs the stall. Also returns the fleet, so that the caller can inspect its origin.
 pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, Fleet)> {
     let fleet = Fleet::start(program, 1)?;
     eprintln!("stall: a store that stands still for {:?}, {} requests/s", plan.stalled, plan.per_second);
@@ -107,7 +111,7 @@ pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, Fleet)> {
     Ok((judge(stood, &comfort, &security, &pauses)?, fleet))
 }
 
-/// Answers to requests of comfort rules and of security rules, and when the store stood still.
+/// Returns the answers to requests of comfort and of security rules, and the span of the stall.
 fn ask_throughout(
     fleet: &Fleet,
     timeline: Timeline,
@@ -171,7 +175,7 @@ fn judge(stood: StallSpan, comfort: &[Answer], security: &[Answer], pauses: &Pau
     let begun_us = all().map(|one| one.sent_us).min().unwrap_or(from_us);
     let looked_at_us = begun_us.max(from_us.saturating_sub(SECONDS_BEFORE * SECOND_US));
     let (before, after) = (of(looked_at_us, from_us), of(until_us, u64::MAX));
-    // In the first second nothing is excused: then the store itself has most to do.
+    // In the first second nothing is excused: the origin itself has most to do then.
     let is_excused = |one: &Answer| {
         one.sent_us >= until_us + SECOND_US && pauses.touch(one.sent_us, one.answered_us) && !is_regional(one)
     };
@@ -214,13 +218,13 @@ fn odd_each_second(from_us: u64, answers: &[&Answer]) -> Vec<u64> {
     odd
 }
 
-/// How long after `from_us` the last of these was answered that was not regional.
+/// Returns the time from `from_us` to the last answer that was not regional.
 fn last_odd_us(from_us: u64, answers: &[&Answer]) -> u64 {
     let odd = answers.iter().filter(|one| !is_regional(one));
     odd.map(|one| one.answered_us - from_us).max().unwrap_or(0)
 }
 
-/// The same, if anything was asked after that, which then was regional.
+/// Returns the same time; `None` if no request came after it. Later answers are regional.
 fn regional_again_us(from_us: u64, answers: &[&Answer]) -> Option<u64> {
     let last_us = last_odd_us(from_us, answers);
     answers.iter().any(|one| one.sent_us >= from_us + last_us).then_some(last_us)

@@ -1,4 +1,4 @@
-//! The surfaces of a server: one limit per day, asked for by each of its protocols.
+//! The surfaces of a server: one limit per day, checked over each protocol.
 
 use anyhow::{Context, Result, ensure};
 use prost::Message;
@@ -27,7 +27,7 @@ const ENVOY_OVER_LIMIT: i32 = 2;
 /// The namespace, or the domain, of limits that come with requests.
 const NAMESPACE: &str = "exact";
 
-/// A protocol by which servers are asked for decisions.
+/// A protocol by which clients ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Surface {
@@ -65,17 +65,17 @@ impl Surface {
     }
 }
 
-/// A decision, as all surfaces answer it.
+/// A decision, as all surfaces report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) is_allowed: bool,
-    /// A server that sheds load answers none over some surfaces.
+    /// `None` over some surfaces if the server sheds.
     pub(super) remaining: Option<u64>,
 }
 
 /// A connection to one server.
 pub(super) trait SurfaceClient {
-    /// Asks for one unit of a key whose limit is `limit` per day.
+    /// Checks one unit of a key with a limit of `limit` per day.
     fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict>;
 }
 

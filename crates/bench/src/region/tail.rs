@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Digits of a time that are kept.
+/// Significant digits of a recorded time.
 const DIGITS: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -15,7 +15,7 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Of requests that took so long each. Of none nothing can be said.
+    /// Computes the tail of these latencies. Fails if there are none.
     pub(crate) fn of(took_us: impl IntoIterator<Item = u64>) -> Result<Self> {
         let mut times = Histogram::<u64>::new(DIGITS)?;
         for us in took_us {

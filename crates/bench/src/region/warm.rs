@@ -1,4 +1,4 @@
-//! Many keys that are asked for all the time, as fast as the machine can: what a region costs then.
+//! The cost of a region for many keys in constant use, at the full speed of the machine.
 
 use std::io::{BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -21,12 +21,12 @@ const CONNECTIONS: usize = 4;
 const PIPELINE: usize = 64;
 /// How long a look takes whether keys are warm. Grants last a few seconds, so keys are cold again after the other fleet's turn.
 const WARM_UP_TIME: Duration = Duration::from_secs(1);
-/// How long an answer may take.
+/// Timeout of an answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
-/// The lines of an answer: how many numbers, and five of them.
+/// Lines of an answer: the count of its numbers, and the five numbers.
 const ANSWER_LINES: usize = 6;
 
-/// How much is asked.
+/// The extent of the load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Length {
     /// How often each fleet has its turn, since the machine is not the same from one minute to the next, and for how long.
@@ -59,10 +59,10 @@ pub(super) struct Warm {
     /// The same of servers without an origin.
     pub(super) cpu_us_per_request_apart: f64,
     pub(super) per_second_apart: f64,
-    /// What is left of the throughput of servers without an origin, by CPU time.
+    /// Throughput relative to servers without an origin, by CPU time.
     pub(super) throughput: f64,
-    /// The same of one server where every key is below its limit, so that memory decides: with an origin, without, and what
-    /// is left.
+    /// The same for one server with every key below its limit, so that memory decides: with an
+    /// origin, without one, and the relative throughput.
     pub(super) below_cpu_us_per_request: f64,
     pub(super) below_cpu_us_per_request_apart: f64,
     pub(super) below_throughput: f64,
@@ -75,13 +75,14 @@ pub(super) struct Warm {
 enum Limits {
     /// Every other key has one that it is always at, and the others one that they never reach.
     HalfReached,
-    /// None is ever reached.
+    /// No limit is ever reached.
     Below,
 }
 
 impl Limits {
-    /// Keys are warm when at most this part of the requests waits. Those at their limits ask whenever something has drained; of the
-    /// others a few in a second do while the process learns how much of each it had better hold, for some ten seconds.
+    /// Returns the largest part of requests that may wait for the keys to count as warm. Keys at
+    /// their limits ask the origin whenever a unit has drained. Of the others, a few ask each
+    /// second for about ten seconds, until the node has learned how large a grant each needs.
     fn waited_max(self) -> f64 {
         match self {
             Self::HalfReached => 0.004,
@@ -90,7 +91,7 @@ impl Limits {
     }
 }
 
-/// What came of a load, and what it took.
+/// Figures of a load, and its cost.
 #[derive(Clone, Copy, Debug, Default)]
 struct LoadFigures {
     asked: u64,
@@ -109,7 +110,7 @@ impl LoadFigures {
         }
     }
 
-    /// What was asked and decided.
+    /// Returns the requests that were decided.
     fn requests(&self) -> f64 {
         self.asked.saturating_sub(self.counts.shed) as f64
     }
@@ -119,7 +120,7 @@ impl LoadFigures {
     }
 }
 
-/// Runs it; gives the fleet too, whose store is looked at in the end.
+/// Runs the load. Also returns the fleet, so that the caller can inspect its origin.
 pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, Fleet)> {
     let Length { rounds, time, .. } = length;
     let (joined, apart) = (Fleet::start(program, NODES)?, Fleet::start_apart(program, NODES)?);
@@ -128,14 +129,14 @@ pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, Fleet)> {
     );
     let half = beside(&joined, &apart, Limits::HalfReached, length)?;
     drop(apart);
-    // One server has the machine to itself, as servers have where they are used: several of them on its cores would show how
-    // well it runs them beside a store, and not what a decision costs.
+    // One server has the machine to itself, as in production. Several would show how well the
+    // machine runs them beside Redis, and not the cost of a decision.
     let (one, one_apart) = (Fleet::start(program, 1)?, Fleet::start_apart(program, 1)?);
     let below = beside(&one, &one_apart, Limits::Below, length)?;
     Ok((describe(half, below), joined))
 }
 
-/// What servers take with an origin, and without, in turn.
+/// Measures servers with an origin and without one, in turn.
 fn beside(
     joined: &Fleet,
     apart: &Fleet,
@@ -153,7 +154,7 @@ fn beside(
     Ok((with, without))
 }
 
-/// Asks until keys are warm, or for as many looks as that may take.
+/// Sends requests until the keys are warm, at most `looks_max` times.
 fn warm_up(fleet: &Fleet, limits: Limits, looks_max: usize) -> Result<()> {
     for _ in 0..looks_max {
         let LoadFigures { asked, counts, .. } = ask_for(fleet, limits, WARM_UP_TIME)?;
@@ -194,7 +195,7 @@ fn describe(
     }
 }
 
-/// As many requests as are answered in that time.
+/// Makes as many requests as are answered in `time`.
 fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<LoadFigures> {
     let servers = fleet.addresses("resp");
     let before = fleet.counts()?;
@@ -218,7 +219,7 @@ fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<LoadFigures>
     Ok(LoadFigures { asked, denied, seconds, counts: fleet.counts()?.since(before) })
 }
 
-/// One connection: how many were asked, and how many of them denied.
+/// Makes requests over one connection. Returns their number, and how many were denied.
 fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<(u64, u64)> {
     let mut chance = SmallRng::seed_from_u64(seed);
     let mut stream = TcpStream::connect(server)?;

@@ -1,27 +1,31 @@
-//! What a run must show, and whether it did.
+//! The bars of a run, and whether they were held.
 
 use super::fixture::WAY;
 use super::strict::Strict;
 use super::wan::{ALWAYS, ALWAYS_FOURFOLD, FOUR_AT_ONCE, HALF, ONCE, QUARTER, Row, UNDER, Wan};
 use crate::region::bars::{Bar, percent};
 
-/// By how much what a key told takes may differ between rows, and bytes from what keys are to each other.
+/// Largest relative difference of the bytes per component between rows, and of the bytes of a row
+/// from its share of the keys.
 const ALIKE: f64 = 0.10;
-/// What signs of life take at most, of what is told of as many keys.
+/// Largest bytes of heartbeats alone, relative to the components of as many keys.
 const LIFE_MAX: f64 = 0.02;
-/// Bytes of four requests at once, of those of one: what the first changed, and what the others changed together.
+/// Largest bytes of four requests at once, relative to one: a component for the first, and one for
+/// the others together.
 const AT_ONCE_MAX: f64 = 2.0;
-/// Bytes of four times the requests, where keys are told in every round anyway.
+/// Largest bytes of four times the requests, for keys that are published in every round anyway.
 const ALWAYS_MAX: f64 = 1.2;
-/// Requests that are decided otherwise than by all regions together, at most: more of them, and the rows are about something else.
+/// Largest share of requests that are not decided by all regions together. With more of them, the
+/// rows measure something else.
 const ODD_MAX: f64 = 0.02;
 
-/// What passes at least, of what one bucket lets pass while links are there.
+/// Least share that passes while links are up, relative to one bucket.
 const SHARE_MIN: f64 = 0.95;
-/// How long refusals take: the time limit of 250 ms, and what a busy machine may add.
+/// Longest p99 of refusals: the forward timeout of 250 ms, and 50 ms for a busy machine.
 const REFUSED_US_MAX: u64 = 300_000;
 
-/// What regions tell each other. Of a few keys most of it are signs of life, which follow nothing but time.
+/// Returns the bars of replication. With few keys most bytes are heartbeats, which depend on time
+/// only.
 pub(super) fn of_wan(wan: &Wan, is_connected: bool) -> Vec<Bar> {
     if !is_connected {
         return vec![silent(wan)];
@@ -47,13 +51,13 @@ pub(super) fn of_wan(wan: &Wan, is_connected: bool) -> Vec<Bar> {
     ]
 }
 
-/// One row as a multiple of another; nothing if there are not both.
+/// Returns one row as a multiple of another; NaN unless both exist.
 fn ratio(wan: &Wan, one: &str, other: &str, of: impl Fn(&Row) -> f64) -> f64 {
     let value = |name| wan.row(name).map_or(f64::NAN, &of);
     value(one) / value(other)
 }
 
-/// What is no number is within nothing, here and below.
+/// A NaN meets no bar, here and below.
 fn at_most(what: &'static str, found: f64, most: f64) -> Bar {
     Bar { what, asked: format!("at most {most}"), found: format!("{found:.3}"), held: found <= most }
 }
@@ -69,7 +73,7 @@ fn near(what: &'static str, found: f64, should: f64) -> Bar {
 
 fn alike(wan: &Wan) -> Bar {
     let published = wan.rows.iter().filter(|row| row.name != UNDER);
-    // A row that told nothing leaves nothing to compare, and so does a run without rows.
+    // A row without components leaves nothing to compare, and so does a run without rows.
     let bytes: Vec<f64> =
         published.map(|row| row.bytes_per_published).collect::<Option<_>>().unwrap_or_default();
     let over_all = |pick: fn(f64, f64) -> f64| bytes.iter().copied().reduce(pick).unwrap_or(f64::NAN);
@@ -103,7 +107,7 @@ fn odd(wan: &Wan) -> Bar {
     }
 }
 
-/// What a strict rule admits.
+/// Returns the bars of a strict rule.
 pub(super) fn of_strict(strict: &Strict) -> Vec<Bar> {
     let refusals = strict.refusals.map(|tail| tail.p99_us);
     let far_us = u64::try_from(2 * WAY.as_micros()).unwrap_or(u64::MAX);

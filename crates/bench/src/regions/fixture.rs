@@ -1,4 +1,4 @@
-//! The regions, the way between them, and what they counted.
+//! The regions, the links between them, and their counts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,10 +10,10 @@ use tidegate_testkit::{REGIONS, Regions, START_TIME_MAX, Server, Traffic, tidega
 
 use crate::scrape::Metrics;
 
-/// What everything takes from one region to another, in each direction: a round trip takes twice as long.
+/// One-way delay between two regions. A round trip takes twice as long.
 pub(super) const WAY: Duration = Duration::from_millis(80);
 
-/// The way between regions that are not cut from each other, on which nothing is lost.
+/// A link that is up: the delay, and no losses.
 const APART: Traffic = Traffic::Far(WAY, u32::MAX);
 
 /// The table of each server: more than all keys need.
@@ -33,7 +33,7 @@ pub(super) struct RegionsFixture {
 }
 
 impl RegionsFixture {
-    /// Starts them with these rules, and waits until all of them hear of each other.
+    /// Starts the regions with these rules, and waits until all are connected.
     pub(super) fn start(program: &Path, rules: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("rules.toml");
@@ -42,7 +42,7 @@ impl RegionsFixture {
         let common = ["--workers", "1", "--memory", MEMORY, "--grpc-listen", "off", "--rules", path];
         let start = |place: &[&str]| {
             let mut command = tidegate(program, &[]);
-            // What is late or refused is in the table.
+            // Late and refused requests are in the table.
             command.env("TIDEGATE_LOG", "error");
             Server::start_as(command, &[&common[..], place].concat())
         };
@@ -71,7 +71,7 @@ impl RegionsFixture {
         Metrics::read(self.regions.server((region, 0)).address("admin"))
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub(super) fn counts(&self) -> Result<Counts> {
         let mut counts = Counts::default();
         for region in 0..REGIONS.len() {
@@ -100,21 +100,21 @@ impl RegionsFixture {
     }
 }
 
-/// What servers counted, all together.
+/// Counts of all servers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) decided: u64,
-    /// Decided otherwise than by what all regions counted together.
+    /// Decisions with a source other than `global`.
     pub(super) odd: u64,
     /// Of each of [`PAIRS`], in both directions.
     pub(super) pairs: [ReplicationTraffic; PAIRS.len()],
 }
 
-/// What two regions told each other.
+/// The replication traffic between two regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReplicationTraffic {
     pub(super) bytes: u64,
-    /// Components: a key that is told again counts again.
+    /// Components: a key that is published again counts again.
     pub(super) published: u64,
 }
 

@@ -1,8 +1,8 @@
-//! `regions`: three regions of real servers, each with a store of its own, and 80 ms between them in each
-//! direction.
+//! `regions`: three regions of real servers, each with its own origin, and 80 ms between them in
+//! each direction.
 //!
-//! What they tell each other is counted by themselves (`wan`); what they admit under a `strict` rule is judged by what clients saw, as
-//! `region` does it (`strict`).
+//! The servers count their replication traffic themselves (`wan`). The admission of a `strict` rule
+//! is judged by the answers that clients get, as in `region` (`strict`).
 
 mod bars;
 mod fixture;
@@ -23,7 +23,8 @@ use crate::region::bars::Bar;
 use crate::region::report::print_bars;
 use crate::servers;
 
-/// How long each row of `wan` is asked for unless told otherwise, and of `--quick`. Longer: less is asked in a second, for slower machines.
+/// Seconds of each row of `wan` by default, and with `--quick`. A larger value means fewer requests
+/// per second, for slower machines.
 const ROW_SECONDS: u64 = 120;
 const QUICK_SECONDS: u64 = 2;
 
@@ -35,7 +36,8 @@ const QUICK_KEYS: u32 = 400;
 const REQUESTS: u64 = 1_000_000;
 const QUICK_REQUESTS: u64 = 4_000;
 
-/// Keys of `strict`, so many that they are asked for at three to four times their limit, and of `--quick`.
+/// Keys of `strict`, so many that requests come at three to four times their limit; and with
+/// `--quick`.
 const STRICT_KEYS: u32 = 1_000;
 const QUICK_STRICT_KEYS: u32 = 100;
 
@@ -44,7 +46,7 @@ const QUICK_STRICT_KEYS: u32 = 100;
 const CONNECTIONS: usize = 192;
 const QUICK_CONNECTIONS: usize = 16;
 
-/// For how long the link that flaps is there and gone, s; and with `--quick`.
+/// Seconds for which the flapping link is up and down, and with `--quick`.
 const UP_SECONDS: u64 = 10;
 const DOWN_SECONDS: u64 = 2;
 const QUICK_UP_SECONDS: u64 = 1;
@@ -56,7 +58,7 @@ pub(crate) struct Args {
     /// `wan`: active keys of a global rule, a third of them in each region.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(40..=10_000_000))]
     keys: Option<u32>,
-    /// `wan`: how long each row is asked for.
+    /// `wan`: seconds of requests in each row.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3_600))]
     seconds: Option<u64>,
     /// `strict`: requests of all regions together.
@@ -65,7 +67,7 @@ pub(crate) struct Args {
     /// `strict`: for how many seconds at a time the link that flaps is there.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
     up: Option<u64>,
-    /// `strict`: for how many seconds at a time it is gone.
+    /// `strict`: for how many seconds at a time it is down.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
     down: Option<u64>,
     /// Few keys and requests, within seconds.
@@ -104,9 +106,9 @@ it over a way of 80 ms in each direction: no answer of another region is there b
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// What regions tell each other.
+    /// Replication traffic.
     Wan,
-    /// What a strict rule admits while a link flaps.
+    /// Admission of a strict rule while a link flaps.
     Strict,
 }
 
@@ -139,7 +141,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 impl Args {
-    /// What was said, or what is usual.
+    /// Returns the given value, or the default.
     fn or<T>(&self, said: Option<T>, usual: T, quick: T) -> T {
         said.unwrap_or(if self.quick { quick } else { usual })
     }

@@ -1,4 +1,4 @@
-//! What a `strict` rule admits in three regions while a link between two of them comes and goes.
+//! The admission of a `strict` rule in three regions while a link between two of them flaps.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::region::load::SentRequest;
 use crate::region::over::{OverAdmission, PassedRequest};
 use crate::region::tail::Tail;
 
-/// The pair of regions whose link comes and goes.
+/// The pair of regions with the flapping link.
 pub(super) const FLAPPING: (usize, usize) = (0, 1);
 
 pub(super) const RULE: &str = "strict";
@@ -24,12 +24,13 @@ const BURST: u64 = 5;
 const RULES: &str = "placement = 'key'\n
 [[rules]]\nname = 'strict'\nwhen = { rule = 'strict' }\nkey = ['key']\nclass = 'security'\nregime = 'strict'\nlimit = 60\nperiod = '1m'\nburst = 5\n";
 
-/// What is asked, and how the link behaves.
+/// The load, and the times of the link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) requests: u64,
     pub(super) keys: u32,
-    /// To each region. What is asked in a second follows from it: most answers come from far away.
+    /// Connections to each region. They determine the rate, because most answers come from far
+    /// away.
     pub(super) connections: usize,
     pub(super) up: Duration,
     pub(super) down: Duration,
@@ -48,18 +49,19 @@ pub(super) struct Strict {
     pub(super) admitted: u64,
     /// How far any interval of any key was passed, in requests.
     pub(super) over_units: f64,
-    /// What passed of the requests whose owner could be asked, of what one exact bucket lets pass of them.
+    /// Requests that passed, relative to one exact bucket, of those with a reachable owner region.
     pub(super) share: f64,
     /// The same of the keys that each region decides for, in the order of the regions.
     pub(super) share_by_owner: Vec<f64>,
-    /// Requests over the link while it was gone, in whole or in part, and those of them that passed.
+    /// Requests over the link that overlap an outage, and those of them that passed.
     pub(super) unreachable: u64,
     pub(super) unreachable_passed: u64,
-    /// Refused undecided though whoever decides could be asked: too late, or on a connection that was not there again yet.
+    /// Requests refused undecided although the owner region was reachable: its reply was late, or
+    /// the connection was not restored yet.
     pub(super) refused_reachable: u64,
-    /// The quickest answer that another region decided, µs.
+    /// The shortest latency of an answer that another region decided, µs.
     pub(super) far_us_min: Option<u64>,
-    /// How long refusals took of requests that were made while the link was gone.
+    /// Latency of refusals of requests that were sent during an outage.
     pub(super) refusals: Option<Tail>,
 }
 
@@ -75,7 +77,7 @@ pub(super) fn run(program: &Path, plan: &Plan) -> Result<Strict> {
 }
 
 impl StrictLoad {
-    /// Whether a request had to go over the link while it was gone, for any part of its time.
+    /// Whether a request had to cross the link during an outage, for any part of its time.
     fn is_cut(&self, asked: &StrictRequest) -> bool {
         let sides = (asked.region, self.owners[asked.made.key as usize]);
         let answer = asked.made.answer;
@@ -83,7 +85,7 @@ impl StrictLoad {
         is_flapping(sides) && self.gone.iter().any(meets)
     }
 
-    /// How long an answer took that another region decided; nothing for any other.
+    /// Returns the latency of an answer that another region decided; `None` for any other.
     fn far_us(&self, asked: &StrictRequest) -> Option<u64> {
         let answer = asked.made.answer;
         let is_far =
@@ -91,7 +93,7 @@ impl StrictLoad {
         is_far.then_some(answer.answered_us - answer.sent_us)
     }
 
-    /// Whether it was sent when the link was gone.
+    /// Whether a request over the link was sent during an outage.
     fn is_sent_into_nothing(&self, asked: &StrictRequest) -> bool {
         let sent_us = asked.made.answer.sent_us;
         self.is_cut(asked) && self.gone.iter().any(|gone| (gone.from_us..=gone.to_us).contains(&sent_us))
@@ -102,7 +104,7 @@ fn is_flapping((region, owner): (usize, usize)) -> bool {
     FLAPPING == (region, owner) || FLAPPING == (owner, region)
 }
 
-/// Whether nobody decided it, and it was refused for that.
+/// Whether the request was refused without a decision.
 fn is_undecided(made: &SentRequest) -> bool {
     !made.answer.allowed && made.answer.source_kind == SourceKind::Nothing
 }
@@ -119,7 +121,8 @@ fn judge(seen: &StrictLoad, plan: &Plan) -> Result<Strict> {
         let passed: Vec<PassedRequest> = asked.iter().filter_map(|asked| asked.made.passed()).collect();
         over_units = over_units.max(OverAdmission::of(&limit, &passed).units());
         admitted += passed.len() as u64;
-        // What had to cross the cut is in neither: what passed of it before the link went, or after, would make up for what did not.
+        // Requests that had to cross the link during an outage count on neither side. Those that
+        // passed before or after it would make up for those that did not.
         let reachable: Vec<&StrictRequest> = asked.iter().filter(|asked| !seen.is_cut(asked)).collect();
         let passed = reachable.iter().filter(|asked| asked.made.passed().is_some()).count() as u64;
         let arrivals: Vec<_> = reachable.iter().map(|asked| asked.made.arrival()).collect();
@@ -154,7 +157,7 @@ fn judge(seen: &StrictLoad, plan: &Plan) -> Result<Strict> {
     })
 }
 
-/// From the first request to the last answer.
+/// Returns the time from the first request to the last answer.
 fn seconds(asked: &[StrictRequest]) -> f64 {
     let first = asked.iter().map(|asked| asked.made.answer.sent_us).min().unwrap_or(0);
     let last = asked.iter().map(|asked| asked.made.answer.answered_us).max().unwrap_or(0);
@@ -181,7 +184,8 @@ mod tests {
         StrictRequest { region, made: SentRequest { key, cost: 1, answer } }
     }
 
-    /// Two keys, of the second region and of the third; the link between the first and the second is gone from 10 s to 12 s.
+    /// Two keys, owned by the second region and the third. The link between the first and the
+    /// second is down from 10 s to 12 s.
     fn seen(asked: Vec<StrictRequest>) -> StrictLoad {
         let gone = Outage { from_us: START_US + 10 * SECOND_US, to_us: START_US + 12 * SECOND_US };
         StrictLoad { owners: vec![1, 2], asked, gone: vec![gone] }
@@ -201,7 +205,8 @@ mod tests {
 
     #[test]
     fn what_crossed_the_cut_makes_up_for_nothing() {
-        // One of the two that could be asked is missing; two more passed while the link was gone in part.
+        // One of the two requests with a reachable owner is missing. Two more passed that overlap
+        // the outage.
         let cut = [asked(0, 0, 10, true), asked(0, 0, 12, true)];
         let reachable = [asked(2, 0, 0, true), asked(2, 0, 5, false)];
         let found = judge(&seen([&reachable[..], &cut].concat()), &plan()).unwrap();

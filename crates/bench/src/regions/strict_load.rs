@@ -1,4 +1,5 @@
-//! The requests of `strict`: who decides for each key, who asks for it, and when the link was gone.
+//! The requests of `strict`: the owner region of each key, the region of each request, and the
+//! outages of the link.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -15,7 +16,8 @@ use crate::machine;
 use crate::region::client::{Connection, SourceKind, Timeline};
 use crate::region::load::SentRequest;
 
-/// How often the owner of a key is looked for: on a busy machine, its own region may answer as late as another would.
+/// Attempts to find the owner of a key. On a busy machine, the owner region may answer as late as
+/// another region.
 const OWNER_LOOKS_MAX: usize = 50;
 
 /// A request, and the region in which it was made.
@@ -25,7 +27,7 @@ pub(super) struct StrictRequest {
     pub(super) made: SentRequest,
 }
 
-/// A time in which the link was gone, µs of the timeline.
+/// A time in which the link was down, µs of the timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outage {
     pub(super) from_us: u64,
@@ -66,7 +68,7 @@ fn key(number: u32) -> String {
     format!("key-{number}")
 }
 
-/// Who decides for each key: no answer of another region is there before the way there and back is over.
+/// Finds the owner region of each key. An answer of another region takes at least a round trip.
 fn owners(fixture: &RegionsFixture, plan: &Plan, timeline: Timeline) -> Result<Vec<usize>> {
     let next = AtomicUsize::new(0);
     let keys = plan.keys as usize;
@@ -109,7 +111,7 @@ fn owner(connections: &mut [Connection], number: u32) -> Result<usize> {
     bail!("no region decides for {} by itself", key(number))
 }
 
-/// One connection, that asks again as soon as it was answered.
+/// Makes requests over one connection, each as soon as the last is answered.
 fn ask(
     fixture: &RegionsFixture,
     plan: &Plan,
@@ -129,7 +131,7 @@ fn ask(
     Ok(asked)
 }
 
-/// Lets the link come and go; when it was gone.
+/// Cuts and restores the link in turn. Returns the outages.
 fn flap(fixture: &RegionsFixture, plan: &Plan, timeline: Timeline, is_over: &AtomicBool) -> Vec<Outage> {
     let mut gone = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! What regions tell each other: how many bytes for how many keys, and how little it depends on requests.
+//! Replication traffic: bytes for a number of keys, and how little they depend on requests.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,44 +14,48 @@ use crate::machine;
 use crate::region::client::{Connection, Timeline};
 use crate::region::load::wait_until;
 
-/// Connections to each region. More: more is asked at once, and an origin that shares the machine is late more often.
+/// Connections to each region. With more, more requests come at once, and an origin on the same
+/// machine is late more often.
 const CONNECTIONS: usize = 16;
 
-/// What a region keeps to itself: a sixteenth of the burst of both rules.
+/// The burst of both rules, and the publish threshold, a sixteenth of it.
 const BURST: u64 = 10_000;
 const THRESHOLD: u64 = BURST / 16;
 
-/// What is asked for at once: above the threshold, and four times as much still below the limit.
+/// Cost of a first request: above the publish threshold, with four times as much still below the
+/// limit; or below the threshold.
 const ABOVE: u64 = 700;
 const BELOW: u64 = 1;
 const _: () = assert!(BELOW < THRESHOLD && THRESHOLD < ABOVE && ABOVE * 4 < BURST);
 
-/// What keys that are always asked for are asked for after that: four times as much is less than drains.
+/// Cost of each later request for steady keys. Four times as much is less than drains.
 const STEADY: u64 = 63;
 const STEADY_TURNS_PER_SECOND: u64 = 10;
 
-/// For how long they are asked for, at most: longer tells nothing more.
+/// Longest time of requests for steady keys: more time shows nothing more.
 const STEADY_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Of so many active keys, one is asked for all the time.
+/// One active key in this many is steady: it gets requests all the time.
 const STEADY_ONE_IN: u32 = 1_000;
-/// With fewer of them, what is told is mostly signs of life.
+/// Least number of steady keys. With fewer, most bytes are heartbeats.
 const STEADY_KEYS_MIN: u32 = 40;
 
 /// Keys before the rows: a few for each partition of an origin.
 const WARM_UP_KEYS: u32 = 1_000;
 const WARM_UP_TIME: Duration = Duration::from_secs(2);
 
-/// Nothing is told any more when nothing was for this long: several rounds after the life of a grant that is still to be reported.
+/// Replication is complete after this time without a component: several rounds after the life of a
+/// grant that is still to be reported.
 const QUIET: Duration = Duration::from_secs(2);
 const QUIET_TIME_MAX: Duration = Duration::from_mins(5);
 
-/// Nothing drains of the first while a row lasts, so that a key is as large when it is told late; of the other more drains than is asked for.
+/// Meters of `once` hardly drain while a row lasts, so a component is as large when it is published
+/// late. Meters of `always` drain faster than requests fill them.
 const RULES: &str = "placement = 'key'\n
 [[rules]]\nname = 'once'\nwhen = { rule = 'once' }\nkey = ['key']\nregime = 'best_effort'\nlimit = 10_000\nperiod = '1d'\n
 [[rules]]\nname = 'always'\nwhen = { rule = 'always' }\nkey = ['key']\nregime = 'best_effort'\nlimit = 600_000\nperiod = '1m'\nburst = 10_000\n";
 
-/// How keys are asked for in a row.
+/// The requests for the keys of a row.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     name: &'static str,
@@ -62,7 +66,7 @@ struct Shape {
     at_once: u64,
     /// How long it takes until all of them had all of their turns.
     time: Duration,
-    /// What a request costs in a key's first turn, and later.
+    /// The cost of a request in a key's first turn, and later.
     first: u64,
     then: u64,
 }
@@ -71,15 +75,16 @@ struct Shape {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) name: &'static str,
-    /// Each asked for in one region, a third of them in each.
+    /// Each key is used in one region; each region has a third of them.
     pub(super) keys: u32,
     pub(super) requests: u64,
     pub(super) seconds: f64,
-    /// Of the requests, those that were not decided by what all regions counted together.
+    /// Requests that were not decided by all regions together.
     pub(super) odd: u64,
-    /// Components, of all pairs together: a key that is told again, or to another region, counts again.
+    /// Components, all pairs together. A key that is published again, or to another region, counts
+    /// again.
     pub(super) published: u64,
-    /// How often each of the others was told of a key.
+    /// Components of a key that each peer region received, on average.
     pub(super) published_per_key: f64,
     pub(super) bytes: u64,
     pub(super) bytes_per_published: Option<f64>,
@@ -96,7 +101,7 @@ impl Row {
     }
 }
 
-/// What two regions told each other, in both directions.
+/// Replication traffic between two regions, in both directions.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Pair {
     pub(super) between: String,
@@ -165,7 +170,8 @@ pub(super) fn run(program: &Path, keys: u32, time: Duration) -> Result<Wan> {
     Ok(Wan { key_bytes: key(1, 0).len(), rows })
 }
 
-/// Asks for a few keys that are in no row: connections and scripts are there then, and every partition knows that all regions are heard of.
+/// Checks a few keys that are in no row. Connections and scripts then exist, and every partition
+/// knows that the region is connected.
 fn warm_up(fixture: &RegionsFixture) -> Result<()> {
     let [.., always, _] = shapes(WARM_UP_KEYS, WARM_UP_TIME);
     let shape = Shape { keys: WARM_UP_KEYS, turns: 1, ..always };
@@ -175,7 +181,7 @@ fn warm_up(fixture: &RegionsFixture) -> Result<()> {
 }
 
 fn row(fixture: &RegionsFixture, shape: Shape, number: u32) -> Result<Row> {
-    // What came before has ended with everything being told.
+    // The row before has ended with all components published.
     let (before, started) = (fixture.counts()?, machine::now());
     let requests = ask(fixture, shape, number, started)?;
     let after = wait_for_quiet(fixture)?;
@@ -205,7 +211,7 @@ fn describe(shape: Shape, requests: u64, seconds: f64, counts: &Counts) -> Row {
     }
 }
 
-/// Waits until everything was told; what was counted by then.
+/// Waits until replication is complete. Returns the counts at that time.
 fn wait_for_quiet(fixture: &RegionsFixture) -> Result<Counts> {
     let deadline = machine::now() + QUIET_TIME_MAX;
     let mut counts = fixture.counts()?;
@@ -220,7 +226,7 @@ fn wait_for_quiet(fixture: &RegionsFixture) -> Result<Counts> {
     }
 }
 
-/// Asks for every key in its region, evenly over the time; how many requests that were.
+/// Checks every key in its region, evenly over the time. Returns the number of requests.
 fn ask(fixture: &RegionsFixture, shape: Shape, number: u32, started: Instant) -> Result<u64> {
     let timeline = Timeline::new();
     let cursors = REGIONS.map(|_| AtomicU64::new(0));

@@ -15,7 +15,7 @@ use super::{Args, LOAD_BAR, MISSED, held, overridden_rows, plain_rows};
 use crate::control::post;
 use crate::{machine, servers};
 
-/// Where the rows are kept.
+/// The kind of rule store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum RowStore {
     /// A file.
@@ -30,16 +30,17 @@ struct Report {
     rows: usize,
     /// Wall time from the start of the process until it answers by these rules.
     start_s: f64,
-    /// The same of a server whose store is empty.
+    /// The same for a server with an empty rule store.
     start_empty_s: f64,
     start: &'static str,
     resident_bytes: u64,
-    /// What a server with an empty store has.
+    /// Resident memory of a server with an empty rule store.
     resident_empty_bytes: u64,
-    /// The most it ever had: the book, what is compiled from it and what that takes meanwhile.
+    /// Peak memory: the rule rows, the compiled rule set, and the memory used to compile it.
     peak_bytes: u64,
-    /// Wall time from when it is told to change one row until that is in force, and the most memory until then: the set is
-    /// compiled to try the change, and again when it is made, beside the one in force.
+    /// Wall time from the request for a change of one row until it is in force, and the peak memory
+    /// until then. The rule set is compiled to plan the change, and again to apply it, beside the
+    /// one in force.
     change_s: f64,
     change_peak_bytes: u64,
 }
@@ -98,7 +99,7 @@ async fn measure(
     let data = |name: &str| folder.path().join(name).display().to_string();
     let empty = StartedServer::begin(program, &url("empty.db"), &data("empty"))?;
     let (start_empty_s, resident_empty_bytes) = (empty.took.as_secs_f64(), empty.resident_bytes);
-    // It would follow what is filled now.
+    // The server would follow the rows that are filled in now.
     drop(empty);
     eprintln!("rules: filling a store with {set}");
     let filled = fill(&url("rules.db"), rows).await?;

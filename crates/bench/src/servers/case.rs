@@ -1,4 +1,4 @@
-//! What is compared with what.
+//! The cases, and the servers compared in each.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ impl Case {
         }
     }
 
-    /// The load on a server of `who` at a port.
+    /// Returns the load for the server of `who` at a port.
     pub(super) fn load(self, who: Contestant, port: u16) -> Result<Box<dyn Loads>> {
         Ok(match self {
             Self::RespP1 => Box::new(RedisLoad::new(port, 1, redis::command(who, port)?)?),
@@ -87,7 +87,7 @@ impl Contestant {
 
 /// Puts a load on a server from another process.
 pub(super) trait Loads {
-    /// A short load, after which connections, keys and code are warm; says how fast it went.
+    /// Runs a short load that warms connections, keys and code. Returns its speed.
     fn warm_up(&self) -> Result<Load>;
 
     /// The load that counts.

@@ -1,4 +1,5 @@
-//! `servers crowd`: what many idle clients and some slow ones cost the others, in latency and in memory.
+//! `servers crowd`: the cost of many idle clients and some slow ones to the others, in latency and
+//! in memory.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -25,12 +26,12 @@ const TURNS_PER_BYTE: usize = 10;
 /// A command that such a client takes about a minute to send, unless the server cuts it first.
 const SLOW_COMMAND: &[u8] = b"*5\r\n$11\r\nCL.THROTTLE\r\n$4\r\nslow\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n";
 
-/// What a client that never reads keeps sending.
+/// Commands that a client sends at a time and never reads the answers to.
 const UNREAD_COMMANDS: usize = 200;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Connections that say nothing.
+    /// Connections that send nothing.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     idle: u64,
     /// Connections that send a byte at a time, or never read their answers: half of each.
@@ -89,7 +90,7 @@ fn p99(loads: &[Load]) -> f64 {
     all[all.len() / 2]
 }
 
-/// Clients that want nothing, or want it slowly.
+/// Idle clients, and slow ones.
 struct Crowd {
     idle: Vec<TcpStream>,
     over: Arc<AtomicBool>,

@@ -138,7 +138,7 @@ impl Loads for GrpcLoad {
     }
 }
 
-/// The load itself; prints what it came to as JSON.
+/// Runs the load, and prints its figures as JSON.
 pub(super) fn run(args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let load = LocalSet::new().block_on(&runtime, put_load(args))?;

@@ -1,7 +1,8 @@
-//! `servers`: servers beside each other on loopback, in operations per second of the server's CPU time.
+//! `servers`: servers beside each other on loopback, in operations per second of the server's CPU
+//! time.
 //!
-//! The load comes from programs of others where there are any (redis-benchmark, wrk), each in a process of its own, so
-//! that only the server's CPU time is counted.
+//! The load comes from third-party programs where they exist (redis-benchmark, wrk). Each runs in
+//! its own process, so that only the server's CPU time is counted.
 
 mod case;
 mod crowd;
@@ -29,7 +30,7 @@ pub(crate) use self::peers::tidegate;
 const CONNECTIONS: usize = 50;
 /// Keys to draw from.
 const KEYS: u64 = 1_000_000;
-/// A limit that a key hardly reaches: what is measured is the way of a request that passes.
+/// A limit that a key hardly reaches: the benchmark measures the path of a request that passes.
 const LIMIT: u64 = 100;
 const PERIOD: Duration = Duration::from_mins(1);
 
@@ -57,7 +58,7 @@ pub(crate) struct Args {
 /// Parts of a run that need a process of their own.
 #[derive(Subcommand)]
 enum Part {
-    /// What many idle clients and some slow ones cost the others.
+    /// The cost of many idle clients and some slow ones to the others.
     Crowd(crowd::Args),
     /// A server that decides nothing.
     #[command(hide = true)]
@@ -67,7 +68,7 @@ enum Part {
     GrpcLoad(grpc::Args),
 }
 
-/// What a load came to.
+/// The figures of a load.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Load {
     operations: f64,
@@ -77,7 +78,7 @@ struct Load {
 }
 
 impl Load {
-    /// The same without answers that were given undecided. They are in the latencies all the same.
+    /// Leaves out shed answers. The latencies still include them.
     fn without(self, shed: u64) -> Result<Self> {
         let decided = self.operations - shed as f64;
         ensure!(decided > 0.0, "all of {} answers were shed: the machine is too busy", self.operations);
@@ -95,12 +96,12 @@ struct Row {
     result: CaseResult,
 }
 
-/// What came of a row.
+/// The outcome of a row.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 enum CaseResult {
     Figures(Figures),
-    /// Why there are none.
+    /// The reason why there are no figures.
     Failed {
         failed: String,
     },
@@ -112,7 +113,7 @@ struct Figures {
     per_second: f64,
     p50_us: f64,
     p99_us: f64,
-    /// Answers that were given undecided, and are not counted in what is per second.
+    /// Shed answers, which the rates leave out.
     shed: u64,
 }
 
@@ -173,15 +174,16 @@ fn run_row(args: &Args, case: Case, who: Contestant) -> Result<Figures> {
     })
 }
 
-/// What a load came to, and what it took of the server.
+/// The figures of a load, and its cost to the server.
 struct LoadCost {
-    /// Without what was shed.
+    /// Without shed answers.
     load: Load,
     shed: u64,
     cpu: Duration,
 }
 
-/// Puts a load on a server. To ask how much it shed is none of the load: the CPU time is read in between.
+/// Puts a load on a server. Reading the shed count is not part of the load, so the CPU time is read
+/// inside.
 fn run_load(server: &Server, load: &dyn Loads, warm: &Load, time: Duration) -> Result<LoadCost> {
     let shed_before = server.shed()?;
     let cpu_before = server.cpu_time()?;

@@ -1,4 +1,5 @@
-//! Servers that decide nothing, on the stack that ours is built on: what of the cost is the stack's.
+//! Servers that decide nothing, on the stack of Tidegate's server: they show the stack's part of
+//! the cost.
 
 use std::convert::Infallible;
 use std::net::TcpListener as Listener;
@@ -22,7 +23,7 @@ use tonic_prost::ProstCodec;
 
 use super::grpc::{EnvoyRequest, EnvoyResponse};
 
-/// As long as the body of an answer of ours; of its header fields it has none but the type.
+/// A body as long as one of Tidegate. The only header field set is the content type.
 const ANSWER: &str = r#"{"meta":{"requestId":"req_000000000000000000000000"},"data":{"success":true,"limit":100,"remaining":99,"reset":1700000000000}}"#;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -67,7 +68,7 @@ async fn answer_all(transport: Transport, mut incoming: mpsc::UnboundedReceiver<
     while let Some(stream) = incoming.recv().await {
         let Ok(stream) = TcpStream::from_std(stream).map(TokioIo::new) else { continue };
         tokio::task::spawn_local(async move {
-            // A client that goes away ends its connection, and nothing else.
+            // An error ends this connection only, as when a client disconnects.
             let _ = match transport {
                 Transport::Http => http1::Builder::new().serve_connection(stream, service_fn(http)).await,
                 Transport::Grpc => {
@@ -92,7 +93,7 @@ async fn grpc(request: Request<Incoming>) -> Result<Response<tonic::body::Body>,
     Ok(Grpc::new(codec).unary(Allow, request).await)
 }
 
-/// Says OK to everything.
+/// Answers OK to everything.
 struct Allow;
 
 impl UnaryService<EnvoyRequest> for Allow {
@@ -104,7 +105,7 @@ impl UnaryService<EnvoyRequest> for Allow {
     }
 }
 
-/// Runs what a connection spawns on its own thread.
+/// Runs the tasks of a connection on its own thread.
 #[derive(Clone, Copy)]
 struct LocalExecutor;
 

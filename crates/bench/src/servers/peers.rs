@@ -11,11 +11,12 @@ use super::process::{Server, free_port};
 /// The pinned release of the peer that has no package anywhere else.
 const THROTTLECRAB_SERVER: &str = "0.4.40";
 
-/// Threads that answer, of every server: redis-server has one, and the load needs the other core of a small machine. With
-/// more threads than the load keeps busy, each wakes up for less, and all look worse.
+/// Threads of every server that answer: redis-server has one, and the load needs the other core of
+/// a small machine. With more threads than the load keeps busy, each wakes up for less work, and
+/// all look worse.
 const THREADS: &str = "1";
 
-/// What tells servers on tokio how many threads to use.
+/// The environment variable for the number of threads of servers on tokio.
 const TOKIO_THREADS: &str = "TOKIO_WORKER_THREADS";
 
 /// Starts the server of a row; of Tidegate the given build, if there is one.
@@ -61,7 +62,8 @@ fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
     Ok(server.with_metrics_at(metrics_port))
 }
 
-/// The given build; if there is none, one by the same cargo in the `dist` profile, beside this program.
+/// Returns the given build. Without one, builds Tidegate with the same cargo in the `dist` profile,
+/// beside this program.
 pub(crate) fn tidegate(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(given) = given {
         return Ok(given.to_owned());

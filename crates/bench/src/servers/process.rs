@@ -20,9 +20,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(super) struct Server {
     child: Child,
     port: u16,
-    /// Where it tells what it counted, if it does.
+    /// The port of its metrics, if it has one.
     metrics_port: Option<u16>,
-    /// Its files; gone when it is.
+    /// Its files, removed with it.
     _folder: Folder,
 }
 
@@ -47,7 +47,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The same server, which tells what it counted at another port.
+    /// Sets the port of the server's metrics.
     pub(super) fn with_metrics_at(mut self, port: u16) -> Self {
         self.metrics_port = Some(port);
         self
@@ -62,11 +62,11 @@ impl Server {
         scrape::cpu_time(self.child.id())
     }
 
-    /// How many questions the server has let pass undecided so far; none, if it is not one that does.
+    /// Returns the checks that the server has shed so far; 0 for a server without metrics.
     pub(super) fn shed(&self) -> Result<u64> {
         let Some(port) = self.metrics_port else { return Ok(0) };
         let metrics = Metrics::read(SocketAddr::from(([127, 0, 0, 1], port)))?;
-        // A server that decided nothing so far tells of none.
+        // An absent counter means 0.
         Ok(metrics.sum("tidegate_decisions_total", "source=\"shed\"")?.unwrap_or(0))
     }
 
@@ -79,7 +79,7 @@ impl Server {
     }
 }
 
-/// The amount behind `VmRSS:`, which is told in kB.
+/// Returns the amount after `VmRSS:`, in kB.
 fn resident(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse().ok()

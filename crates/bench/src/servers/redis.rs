@@ -14,10 +14,10 @@ use crate::resp;
 /// Requests of the warm-up, by which the number for the measured time is chosen.
 const WARM_UP: u64 = 300_000;
 
-/// What redis-benchmark replaces by a number below the number of keys.
+/// Pattern that redis-benchmark replaces with a number below the number of keys.
 const KEY: &str = "key:__rand_int__";
 
-/// How long a server may take to answer the first request.
+/// Timeout of the answer to the first request.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A plain GCRA, as people write it for Redis: one arrival time for each key, in microseconds of the server's clock.
@@ -36,7 +36,7 @@ redis.call('SET', KEYS[1], string.format('%.0f', new), 'PX', math.ceil((new - no
 return {0, burst, math.floor((tolerance - (new - now)) / interval), -1, math.ceil((new - now) / 1000000)}
 ";
 
-/// What `who` is asked.
+/// Returns the command for `who`.
 pub(super) fn command(who: Contestant, port: u16) -> Result<Vec<String>> {
     let (burst, limit, period) = ((LIMIT - 1).to_string(), LIMIT.to_string(), PERIOD.as_secs().to_string());
     let words: Vec<&str> = match who {
@@ -57,7 +57,7 @@ fn load_script(port: u16) -> Result<String> {
     digest.map(str::to_owned).with_context(|| format!("SCRIPT LOAD answered {reply:?}"))
 }
 
-/// Sends one command, and gives the beginning of the answer.
+/// Sends one command, and returns the beginning of the answer.
 fn ask(port: u16, words: &[&str]) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
@@ -74,7 +74,8 @@ pub(super) struct RedisLoad {
 }
 
 impl RedisLoad {
-    /// Asks once: before version 7, redis-benchmark counted errors as answers. Later ones end at the first error.
+    /// Sends the command once, because redis-benchmark before version 7 counts errors as answers.
+    /// Later versions end at the first error.
     pub(super) fn new(port: u16, pipeline: u32, command: Vec<String>) -> Result<Self> {
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
         let reply = ask(port, &words)?;

@@ -1,13 +1,13 @@
-//! The tables that people read, and how the ratios stand to what is asked of them.
+//! The printed tables, and the ratios beside their bars.
 
 use super::{CONNECTIONS, CaseResult, Figures, KEYS, Row};
 use crate::machine;
 
-/// What Tidegate is to reach beside another server, in operations per CPU second.
+/// Ratio that Tidegate must reach beside another server, in operations per CPU second.
 struct Bar {
     case: &'static str,
     beside: &'static str,
-    /// Nothing where the ratio is only told.
+    /// `None` where the ratio is only printed.
     at_least: Option<f64>,
 }
 
@@ -52,7 +52,7 @@ fn told(result: &CaseResult) -> String {
     }
 }
 
-/// How a ratio stands to its bar, if both servers were measured.
+/// Returns a ratio beside its bar, if both servers were measured.
 fn stand(bar: &Bar, rows: &[Row]) -> Option<String> {
     let ratio = ratio(bar, rows)?;
     let verdict = match bar.at_least {

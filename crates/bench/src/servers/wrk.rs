@@ -12,7 +12,7 @@ use super::{CONNECTIONS, KEYS, LIMIT, Load, PERIOD};
 
 const WARM_UP: Duration = Duration::from_secs(2);
 
-/// What the script prints begins with this.
+/// Prefix of the script's output.
 const MARK: &str = "tidegate-bench: ";
 
 pub(super) struct WrkLoad {
@@ -20,7 +20,7 @@ pub(super) struct WrkLoad {
     folder: Folder,
 }
 
-/// What the script prints; latencies in microseconds.
+/// The output of the script; latencies in microseconds.
 #[derive(Deserialize)]
 struct WrkOutput {
     requests: f64,
@@ -62,7 +62,7 @@ impl Loads for WrkLoad {
     }
 }
 
-/// Where `who` is asked about one limit of a key `k%d`, and how.
+/// Returns the path and the body of a check of one limit by `who`, for a key `k%d`.
 fn question(who: Contestant) -> (&'static str, String) {
     let seconds = PERIOD.as_secs();
     match who {
@@ -134,7 +134,8 @@ mod tests {
         assert_eq!(ours["identifier"], theirs["key"]);
         assert_eq!(ours["limit"], theirs["count_per_period"]);
         assert_eq!(ours["duration"].as_u64(), theirs["period"].as_u64().map(|seconds| seconds * 1_000));
-        // A burst of the whole limit, as a window has it: one at once, and the rest on top.
+        // Both allow a burst of the whole limit, as a window does: one request, and `max_burst` on
+        // top.
         assert_eq!(ours["limit"].as_u64(), theirs["max_burst"].as_u64().map(|burst| burst + 1));
         for who in [Contestant::Tidegate, Contestant::ThrottlecrabHttp, Contestant::NoopHttp] {
             assert!(script(who).contains("math.random(0, 999999)"), "a million keys");

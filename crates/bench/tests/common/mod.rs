@@ -1,4 +1,4 @@
-//! The program of this checkout under a benchmark, and what that told.
+//! Runs benchmarks on the program of this checkout, and parses their output.
 
 #![allow(unreachable_pub, reason = "a module of test programs")]
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// The program of this checkout, in the profile that tests are built in.
 fn tidegate() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below the target folder");
-    // Any other form of build than that of the whole gate has other features, and takes a minute.
+    // A build of one package has other features than that of the whole gate, and takes a minute.
     if std::env::var_os("TIDEGATE_IS_BUILT").is_none() {
         build(target);
     }
@@ -24,7 +24,7 @@ fn build(target: &Path) {
     assert!(status.success(), "tidegate is not built");
 }
 
-/// Runs a benchmark; what it printed.
+/// Runs a benchmark, and returns its output, also parsed as JSON.
 pub fn run(benchmark: &str, arguments: &[&str]) -> (Output, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-bench"));
     command.args([benchmark, "--json", "--tidegate"]).arg(tidegate()).args(arguments);
