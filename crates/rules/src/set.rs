@@ -229,11 +229,11 @@ impl RuleSet {
     /// The dimensions that the rules for `tenant` look at: a request needs no others.
     pub fn dimensions_used(&self, tenant: &str) -> BTreeSet<&str> {
         let used = self.rule_dimensions(tenant);
-        // If the rules use no dimension, those of emergencies are omitted too.
-        if used.is_empty() {
-            used
-        } else {
+        // Emergencies change rules: where there are none, a request needs no dimension.
+        if self.has_rules_for(tenant) {
             used.into_iter().chain(self.emergency_dimensions(tenant)).collect()
+        } else {
+            used
         }
     }
 
@@ -242,6 +242,11 @@ impl RuleSet {
         let used: BTreeSet<&str> =
             self.rules_for(tenant).flat_map(|(_, rule)| rule.dimensions_used()).collect();
         if used.is_empty() { used } else { used.into_iter().chain(self.placement()).collect() }
+    }
+
+    /// Whether any rule is for requests of `tenant`.
+    pub fn has_rules_for(&self, tenant: &str) -> bool {
+        self.rules_for(tenant).next().is_some()
     }
 
     /// The dimensions that only emergencies may look at for requests of `tenant`.

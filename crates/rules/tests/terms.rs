@@ -212,3 +212,23 @@ fn a_set_looks_at_what_its_emergencies_look_at() {
     assert!(set.dimensions_used("acme").contains("header.x-key"));
     assert!(!set.dimensions_used("").contains("header.x-key"));
 }
+
+#[test]
+fn a_rule_without_dimensions_still_needs_those_of_emergencies() {
+    let rule = |key: &str| RuleRow {
+        kind: RowKind::Rule,
+        name: "all".to_owned(),
+        body: format!(r#"{{"tenant":"acme","key":{key},"limit":10,"period":"1m"}}"#),
+        version: 1,
+    };
+    let body = r#"{"action":"block","when":{"path":"/admin"}}"#;
+    let emergency = EmergencyRow { id: "e".into(), body: body.into(), expires_ms: 60 };
+    let rule_rows = RuleRows {
+        rows: vec![rule("[]")].into(),
+        emergencies: vec![emergency].into(),
+        ..RuleRows::default()
+    };
+    let set = RuleSet::compile(&rule_rows, None, 0).expect("valid rows");
+    assert!(set.dimensions_used("acme").contains("path"));
+    assert!(set.dimensions_used("other").is_empty(), "a tenant without rules needs no dimension");
+}
