@@ -2,7 +2,7 @@
 
 use tidegate_replication::wire::{Frame, PREFIX_BYTES};
 
-// Whatever a peer sends is read or refused, and what was read is written so that it is read again.
+// Any input is decoded or refused, and a decoded frame survives encoding and decoding.
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(frame) = Frame::decode(bytes) {
         assert_eq!(Frame::decode(&frame.encode()[PREFIX_BYTES..]), Ok(frame));

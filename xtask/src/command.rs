@@ -9,8 +9,9 @@ use std::time::Duration;
 use crate::Failure;
 use crate::tally::Tally;
 
-/// What `cargo run` tells the program it starts about that program's own package. Build scripts of
-/// dependencies watch some of these, so they must not leak into the builds started from here.
+/// Prefixes of variables that `cargo run` sets about the package of the program it starts. Build
+/// scripts of dependencies watch some of these, so they must not leak into the builds started from
+/// here.
 const SET_BY_CARGO_RUN: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"];
 
 /// The cargo that started this program, or else the one on the path.
@@ -21,7 +22,7 @@ pub(crate) fn cargo() -> Command {
             command.env_remove(name);
         }
     }
-    // The gate builds everything once: what a second build could reuse only takes gigabytes.
+    // The gate builds everything once, so incremental data would only take gigabytes.
     command.env("CARGO_INCREMENTAL", "0");
     command
 }
@@ -32,7 +33,7 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
     must_succeed(command, status)
 }
 
-/// Runs to the end and returns what was written to standard output.
+/// Runs to the end and returns the standard output.
 pub(crate) fn capture(command: &mut Command) -> Result<Vec<u8>, Failure> {
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| cannot_start(command, &error))?;
     must_succeed(command, output.status)?;
@@ -45,7 +46,8 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
     quiet.status().is_ok_and(|status| status.success())
 }
 
-/// Runs `cargo test` in one of its forms, passes its output through and adds its results to `tally`.
+/// Runs `cargo test` in one of its forms, passes its output through and adds its results to
+/// `tally`.
 pub(crate) fn run_tests(command: &mut Command, tally: &mut Tally) -> Result<(), Failure> {
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| cannot_start(command, &error))?;
     if let Some(output) = child.stdout.take() {
@@ -67,7 +69,7 @@ fn pass_through(from: impl Read, to: &mut impl Write, tally: &mut Tally) -> std:
     to.flush()
 }
 
-/// How long a program may take to end once it is asked to.
+/// Time for a program to end after a signal.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// How a program under a time limit ended.
@@ -81,10 +83,10 @@ pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<Timed
     run_group_within(limit, command.stdout(Stdio::piped()).stderr(Stdio::piped()))
 }
 
-/// Runs with the output that it was given, and ends all that is left of what it has started when it has ended or `limit` has
-/// passed.
+/// Runs with the given output. Ends all remaining processes of the group when the program has ended
+/// or `limit` has passed.
 pub(crate) fn run_group_within(limit: Duration, command: &mut Command) -> Result<TimedExit, Failure> {
-    // A group of its own, so that the programs it starts in turn can be ended with it.
+    // A process group of its own, so that the programs it starts can be ended with it.
     let child = command
         .process_group(0)
         .stdin(Stdio::null())
@@ -97,14 +99,15 @@ fn wait_within(limit: Duration, child: Child) -> std::io::Result<TimedExit> {
     let group = child.id();
     let (ended, end) = mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody listens any more to a program that does not end even when killed.
+        // The send fails if the program does not end even when killed, because the receiver is then
+        // gone.
         let _ = ended.send(child.wait_with_output());
     });
     if let Ok(output) = end.recv_timeout(limit) {
         signal_group(group, "KILL")?;
         return output.map(TimedExit::Ended);
     }
-    // The polite signal first: a `git clone` then removes what it has half written.
+    // SIGTERM first: a `git clone` then removes its partial files.
     for signal in ["TERM", "KILL"] {
         signal_group(group, signal)?;
         if end.recv_timeout(GRACE).is_ok() {
@@ -176,7 +179,7 @@ mod tests {
         assert!(!output.status.success());
     }
 
-    /// The grandchild holds the output open: only ending the whole group lets the call succeed.
+    /// The grandchild keeps the output open, so the call succeeds only if the whole group is ended.
     #[test]
     fn a_program_out_of_time_is_ended_with_all_it_started() {
         let ended = run_within(Duration::ZERO, &mut shell("tail -f /dev/null & wait")).unwrap();

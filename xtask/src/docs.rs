@@ -1,11 +1,11 @@
-//! What every page of the documentation has to keep.
+//! Checks of every page of the documentation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::Failure;
 
-/// What the name of a figure ends with that somebody still has to measure.
+/// Suffix of a placeholder for a figure that is not measured yet.
 const PLACEHOLDER: &str = "_FIGURES";
 
 /// Every place of the pages below `root` that waits for a figure: a page, a line and the word.
@@ -44,7 +44,7 @@ fn placeholders_in(text: &str) -> Vec<(usize, &str)> {
         .collect()
 }
 
-/// What capital letters and underscores spell.
+/// Splits a line into words of capital letters and underscores.
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !(c.is_ascii_uppercase() || c == '_'))
 }

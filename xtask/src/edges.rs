@@ -1,11 +1,11 @@
-//! Which of our crates may depend on which, and what must stay out of reach of them.
+//! Allowed dependencies between our crates, and packages that they must not reach.
 
 use std::fmt;
 
 use crate::metadata::{Graph, Member};
 
-/// Each crate of ours and those of ours it may depend on, for any purpose: to build, to test, to use.
-/// A row may stand here before its crate does.
+/// Each crate of ours and those of ours it may depend on, for any purpose: to build, to test, to
+/// use. A row may stand here before its crate does.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("tidegate-core", &[]),
     ("tidegate-origin", &["tidegate-core", "tidegate-testkit"]),
@@ -39,7 +39,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 /// The crate that decides from its arguments alone.
 const PURE: &str = "tidegate-core";
 
-/// What would bring a runtime, input and output, a clock or chance into the pure crate.
+/// Packages that would bring a runtime, I/O, a clock or randomness into the pure crate.
 const IMPURE: &[&str] = &[
     // Runtimes, networks and formats.
     "async-std",
@@ -68,10 +68,10 @@ const IMPURE: &[&str] = &[
     "getrandom",
 ];
 
-/// The rate limiters that the benchmark compares with; nobody who builds the product builds them.
+/// The rate limiters that the benchmark compares with. A build of the product does not build them.
 const PEERS: &[&str] = &["governor", "limitador", "pingora-limits", "throttlecrab"];
 
-/// What tests are made of; the product is not.
+/// The crate for tests only, never a part of the product.
 const TEST_KIT: &str = "tidegate-testkit";
 
 /// A broken rule.
@@ -85,7 +85,7 @@ pub(crate) enum Violation {
     Impure { path: Vec<String> },
     /// A crate that is built by default reaches a package that only the benchmark may use.
     Peer { path: Vec<String> },
-    /// A crate that is built by default reaches what only tests may use.
+    /// A crate that is built by default reaches the test kit.
     TestKit { path: Vec<String> },
 }
 
@@ -137,7 +137,7 @@ fn check_purity(graph: &Graph) -> Vec<Violation> {
     paths.map(|path| Violation::Impure { path: owned(&path) }).collect()
 }
 
-/// Follows dependencies for tests too: whoever runs the tests of the product builds no peers either.
+/// Follows dev-dependencies too: the tests of the product must not build the peers either.
 fn check_peers(graph: &Graph) -> Vec<Violation> {
     let paths = graph.default_members().iter().flat_map(|id| graph.paths(id, PEERS, |_| true));
     paths.map(|path| Violation::Peer { path: owned(&path) }).collect()
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// A made-up workspace, turned into what `cargo metadata` would print for it.
+    /// An invented workspace, rendered as the output of `cargo metadata`.
     #[derive(Default)]
     struct FakeWorkspace {
         members: Vec<&'static str>,
@@ -291,7 +291,7 @@ mod tests {
     fn only_the_simulator_and_the_benchmark_may_use_the_oracle_and_nobody_the_benchmark() {
         for (member, _) in ALLOWED {
             for measured in ["tidegate-oracle", "tidegate-bench"] {
-                // No default member, so that the benchmark's peers are another test's matter.
+                // Without default members, because another test covers the benchmark's peers.
                 let made = FakeWorkspace { members: vec![member, measured], ..FakeWorkspace::default() };
                 let granted =
                     measured == "tidegate-oracle" && ["tidegate-sim", "tidegate-bench"].contains(member);

@@ -13,7 +13,7 @@ pub(crate) struct Step {
     pub(crate) run: fn(&Project, &mut Tally) -> Result<(), Failure>,
 }
 
-/// Runs the steps in order. Whatever happens, the last line on standard output is the tally.
+/// Runs the steps in order. The last line on standard output is always the tally.
 pub(crate) fn run(steps: &[Step], project: &Project) -> Result<(), Failure> {
     let mut total = Tally::default();
     let mut ended = Vec::new();
@@ -38,7 +38,7 @@ fn run_step(step: &Step, project: &Project) -> (Tally, Result<(), Failure>) {
     let mut tally = Tally::default();
     let result = (step.run)(project, &mut tally);
     if result.is_err() && tally.failed == 0 {
-        // The closing line must not say that nothing failed when, say, a test did not compile.
+        // The closing line must report a failure even if, for example, a test did not compile.
         tally.failed = 1;
     }
     (tally, result)

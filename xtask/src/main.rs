@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use crate::gate::Step;
 use crate::metadata::Project;
 
-/// What went wrong, in words for the person at the terminal.
+/// An error message for the user at the terminal.
 type Failure = String;
 
 struct Subcommand {

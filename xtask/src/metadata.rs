@@ -8,13 +8,13 @@ use serde_json::Value;
 use crate::Failure;
 use crate::command;
 
-/// The package whose concurrency is model-checked.
+/// The package with model-checked concurrency.
 const MODEL_CHECKED: &str = "tidegate-core";
 
 /// Dependencies behind this condition are built for the model checker only and never ship.
 const MODEL_CHECKER_ONLY: &str = "cfg(loom)";
 
-/// What the steps of the gate need to know about the workspace.
+/// The facts about the workspace that the steps of the gate need.
 #[derive(Debug, Default)]
 pub(crate) struct Project {
     pub(crate) root: PathBuf,
@@ -53,7 +53,7 @@ fn loom_tests(metadata: &Value) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-/// Our crates, what they declare, and everything that the resolver has chosen for them.
+/// Our crates, their declared dependencies, and all packages that the resolver chose.
 #[derive(Debug)]
 pub(crate) struct Graph {
     members: Vec<Member>,
@@ -82,13 +82,14 @@ struct Package {
 #[derive(Debug)]
 pub(crate) struct Edge {
     to: PackageId,
-    /// Whether it ends up in what a user builds: not only for tests, build scripts or the model checker.
+    /// Whether the dependency is part of a user's build: not only for tests, build scripts or the
+    /// model checker.
     pub(crate) ships: bool,
 }
 
 impl Graph {
-    /// Reads the graph with every feature of ours on. Features are unified over the workspace, as in a
-    /// build of the whole workspace.
+    /// Reads the graph with all our features enabled. Features are unified over the workspace, as
+    /// in a build of the whole workspace.
     pub(crate) fn load() -> Result<Self, Failure> {
         Self::parse(&cargo_metadata(&["--all-features"])?)
     }
@@ -110,8 +111,8 @@ impl Graph {
         &self.default_members
     }
 
-    /// The names along a shortest way over followed edges from the package `start` to each package whose
-    /// name is among `wanted`.
+    /// Returns the names along a shortest path of followed edges, from the package `start` to each
+    /// package named in `wanted`.
     pub(crate) fn paths<'a>(
         &'a self,
         start: &'a str,

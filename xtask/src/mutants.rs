@@ -1,7 +1,8 @@
-//! Breaks the core on purpose, one fault at a time, and sees that the concurrency tests notice.
+//! Breaks the core on purpose, one fault at a time, and checks that the concurrency tests notice.
 //!
-//! A test that cannot fail proves nothing. Each fault here is one that other limiters have had, or one that the
-//! table's protocol exists to prevent; it is made in a copy of the core, never in the sources.
+//! A test that cannot fail proves nothing. Each fault is one that other limiters have had, or one
+//! that the table's protocol exists to prevent. It is made in a copy of the core, never in the
+//! sources.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +13,7 @@ use crate::metadata::Project;
 use crate::steps;
 use crate::tally::Tally;
 
-/// One fault: a piece of source that stands in one place, what it becomes, and the test that must fail.
+/// One fault: a unique piece of source, its replacement, and the test that must fail.
 struct Mutant {
     fault: &'static str,
     file: &'static str,
@@ -88,7 +89,7 @@ const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Runs all of them and says which were caught.
+/// Runs all mutants and prints which were caught.
 pub(crate) fn run(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
     let copy = project.target_dir.join("mutants");
     let mut missed = Vec::new();
@@ -138,11 +139,12 @@ fn mutate(core: &Path, mutant: &Mutant) -> Result<(), Failure> {
     write(&path, &source.replace(mutant.from, mutant.to))
 }
 
-/// Whether the test that must fail fails. That it can be built is asked first: code that does not compile would
-/// look as if it had been caught.
+/// Whether the expected test fails. The test is built first, because code that does not compile
+/// would look caught.
 fn is_caught(project: &Project, copy: &Path, mutant: &Mutant) -> Result<bool, Failure> {
     let test = |last: &[&str]| {
-        // Beside what is not broken: two sources of one package in one folder are taken for each other.
+        // A target folder apart from the intact core: in one folder, cargo confuses two sources of
+        // one package.
         let mut cargo = steps::loom_test(project, "loom-mutants");
         cargo.current_dir(copy).args(["--offline", "--quiet", "--test", "loom"]).args(last);
         cargo

@@ -1,7 +1,8 @@
-//! Installs the programs that the tests run beside the server: real clients, proxies and peers, none written here.
+//! Installs the third-party programs that the tests run beside the server: real clients, proxies
+//! and peers.
 //!
-//! What a distribution packages comes from it, in the release it has; everything else comes in the pinned releases
-//! below `tools/`, into the target folder, where the tests look for it.
+//! Programs that the distribution packages come from it, in its release. All others come in the
+//! releases pinned in `tools/`, into the target folder, where the tests look for them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,10 +43,11 @@ const POSTGRES_RELEASES: &str = "/usr/lib/postgresql";
 const PYTHON_PACKAGES: &str = include_str!("../tools/python.txt");
 const NODE_PACKAGES: &str = include_str!("../tools/package.json");
 
-/// Says which packages were installed; written last, so that a set-up that broke off is begun again.
+/// File that lists the installed packages. It is written last, so that an interrupted installation
+/// starts again.
 const STAMP: &str = "installed.txt";
 
-/// Installs what is missing into `tools` and leaves alone what is there.
+/// Installs missing programs into `tools`, and leaves existing ones unchanged.
 pub(crate) fn install(tools: &Path) -> Result<(), Failure> {
     install_packages(&missing_packages())?;
     once(&tools.join("py"), PYTHON_PACKAGES, install_python)?;
@@ -101,7 +103,7 @@ fn install_packages(packages: &[&str]) -> Result<(), Failure> {
     let apt = |arguments: &[&str]| {
         let mut words = as_root.iter().copied();
         let mut command = Command::new(words.next().unwrap_or("env"));
-        // Run level 1: what is installed must not be started; the tests start their own.
+        // At run level 1, installed services are not started. The tests start their own.
         let variables = ["DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"];
         command.args(words).args(variables).arg("apt-get").arg("--quiet").args(arguments);
         command::run(&mut command)
@@ -113,7 +115,7 @@ fn install_packages(packages: &[&str]) -> Result<(), Failure> {
         .map_err(|error| format!("{error}; {by_hand}"))
 }
 
-/// How to become root, without being asked for a password.
+/// Returns the command prefix for root, without a password prompt.
 fn as_root() -> Option<&'static [&'static str]> {
     let id = command::capture(Command::new("id").arg("-u")).ok()?;
     if id.trim_ascii() == b"0" {
@@ -145,7 +147,8 @@ fn install_node(folder: &Path) -> Result<(), Failure> {
     let manifest = folder.join("package.json");
     std::fs::write(&manifest, NODE_PACKAGES)
         .map_err(|error| format!("cannot write {}: {error}", manifest.display()))?;
-    // Without a lock file, which would name a registry: the manifest pins every package, also those of packages.
+    // Without a lock file, which would name a registry: the manifest pins every package, also those
+    // of packages.
     let install = ["install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"];
     command::run(Command::new("npm").args(install).current_dir(folder))
 }

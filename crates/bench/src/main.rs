@@ -59,7 +59,8 @@ enum Command {
     /// Three distant regions of servers: replication traffic, and admission of `strict` rules over
     /// links that flap.
     Regions(regions::Args),
-    /// Servers that follow one store of rules: how long a change takes until all of them decide by it.
+    /// Servers that follow one store of rules: how long a change takes until all of them decide by
+    /// it.
     Control(control::Args),
     /// A set of a million rules and overrides: time to compile, memory, time of a match.
     Rules(rules::Args),

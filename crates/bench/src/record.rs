@@ -341,7 +341,8 @@ struct RunCost {
     wall: Duration,
     /// Decisions that were offered to the log.
     logged: u64,
-    /// CPU time of the thread that decides for each decision, in nanoseconds, turn by turn, without the log and with it.
+    /// CPU time of the thread that decides for each decision, in nanoseconds, turn by turn, without
+    /// the log and with it.
     turns: [Vec<f64>; 2],
 }
 

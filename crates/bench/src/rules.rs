@@ -250,7 +250,8 @@ fn load(set: &'static str, rows: Vec<RuleRow>) -> Result<(RuleSet, Report)> {
     Ok((compiled, report))
 }
 
-/// Puts as many emergencies before a set as there may be, each about a rule that is far from the others.
+/// Puts as many emergencies before a set as there may be, each about a rule that is far from the
+/// others.
 fn put_emergencies(set: &RuleSet) -> Result<Duration> {
     let (rules, step) = (set.rules(), set.rules().len() / EMERGENCIES_MAX);
     let row = |(at, rule): (usize, &Rule)| EmergencyRow {
@@ -265,8 +266,8 @@ fn put_emergencies(set: &RuleSet) -> Result<Duration> {
     Ok(machine::now() - started)
 }
 
-/// Times matches, a few requests at a time: those were just made, as a server has just read them, while the rows that they are
-/// about have to come from memory.
+/// Times matches, a few requests at a time: those were just made, as a server has just read them,
+/// while the rows that they are about have to come from memory.
 fn measure(
     request: &'static str,
     set: &RuleSet,

@@ -17,7 +17,8 @@ pub(crate) const NAME_LEN: usize = 16;
 /// Checks between two looks at the clock; a multiple of every case's limits per request.
 pub(crate) const BATCH_LEN: usize = 1024;
 
-/// Checks in the stream, which starts over at its end: 64 MiB of names, and too many keys for any cache.
+/// Checks in the stream, which starts over at its end: 64 MiB of names, and too many keys for any
+/// cache.
 pub(crate) const STREAM_LEN: usize = 1 << 22;
 
 const SEED: u64 = 0x7469_6465_6761_7465;

@@ -106,7 +106,8 @@ pub struct Fleet {
     pub replication_interval_us: u64,
     /// How long that is under way, µs.
     pub transit_us: u64,
-    /// The longest that a grant of a limit of several regions lasts, µs, up to [`CROSS_REGION_LIFE_US_MAX`].
+    /// The longest that a grant of a limit of several regions lasts, µs, up to
+    /// [`CROSS_REGION_LIFE_US_MAX`].
     pub grant_life_us: u64,
     /// Last-heard age at which a peer counts as lost and regions spend only their regional shares,
     /// µs.
@@ -162,7 +163,8 @@ impl Fleet {
 pub struct Faults {
     /// Nodes that did not report in time while they had a grant of the key, mostly after crashes.
     pub lapses: u32,
-    /// Times that an origin came back without its last writes; without an origin, restarts of a process.
+    /// Times that an origin came back without its last writes; without an origin, restarts of a
+    /// process.
     pub failovers: u32,
     /// Outages of an origin.
     pub outages: u32,

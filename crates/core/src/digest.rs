@@ -26,15 +26,16 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The digest of a key within its key space. One half picks the line, the other is the tag stored in it.
+/// The digest of a key within its key space. One half picks the line, the other is the tag stored
+/// in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest {
     pub(crate) place: u64,
     pub(crate) tag: u64,
 }
 
-/// The keys of one limit of one tenant. Equal keys of different spaces are unrelated: each space hashes under a
-/// secret of its own, derived from its name.
+/// The keys of one limit of one tenant. Equal keys of different spaces are unrelated: each space
+/// hashes under a secret of its own, derived from its name.
 #[derive(Clone, Copy)]
 pub struct KeySpace {
     /// For keys of a single part, which need no encoding.
@@ -60,7 +61,8 @@ impl KeySpace {
         Self { single: Sip13::new(single.0), joined, share, spill: hash(&joined, &[]) }
     }
 
-    /// The digest of a key made of one part or several. (`a-b`, `c`) and (`a`, `b-c`) are different keys.
+    /// The digest of a key made of one part or several. (`a-b`, `c`) and (`a`, `b-c`) are different
+    /// keys.
     #[inline]
     pub fn digest(&self, parts: &[&[u8]]) -> Digest {
         match parts {

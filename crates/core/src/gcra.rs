@@ -14,7 +14,8 @@ use crate::verdict::{Retry, Verdict};
 /// the bits of a meter.
 pub const DEBT_US_MAX: u64 = 2 * DRAIN_US_MAX;
 
-/// A length of time: `whole` µs and `frac / amount` of one more. Only meaningful beside its limit's amount.
+/// A length of time: `whole` µs and `frac / amount` of one more. Only meaningful beside its limit's
+/// amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Span {
     /// Whole microseconds.
@@ -23,7 +24,8 @@ pub struct Span {
     pub frac: u32,
 }
 
-/// The theoretical arrival time on the monotonic line: the instant at which the meter will have drained.
+/// The theoretical arrival time on the monotonic line: the instant at which the meter will have
+/// drained.
 pub type Arrival = Span;
 
 impl Span {
@@ -80,7 +82,8 @@ impl Span {
         let borrow = self.frac < other.frac;
         let Some(whole) = self.whole.checked_sub(other.whole + borrow as u64) else { return Self::ZERO };
         let borrowed = if borrow { amount.get() } else { 0 };
-        // With a borrow the sum passes 32 bits before the other fraction brings it back: wrapping is exact.
+        // With a borrow the sum passes 32 bits before the other fraction brings it back: wrapping
+        // is exact.
         Self { whole, frac: self.frac.wrapping_add(borrowed).wrapping_sub(other.frac) }
     }
 
@@ -195,7 +198,8 @@ pub(crate) fn converted(
     if before.whole < now_us {
         return before;
     }
-    // In parts of a microsecond, of which one unit takes a period. Only the words of a torn read saturate.
+    // In parts of a microsecond, of which one unit takes a period. Only the words of a torn read
+    // saturate.
     let parts = u128::from(before.whole - now_us) * u128::from(amount.max(1)) + u128::from(before.frac);
     let parts = if period_us == limit.period_us() {
         parts

@@ -116,7 +116,8 @@ impl GrantState {
             return (self.denial(limit, now_us, u32::MAX, Retry::CostAboveBurst), self);
         };
         if self.fingerprint != limit.fingerprint() {
-            // The origin spoke of the limit that this one takes the place of, and may not know of the change yet.
+            // The origin spoke of the limit that this one takes the place of, and may not know of
+            // the change yet.
             return (self.denial(limit, now_us, cost, Retry::AskOrigin), self);
         }
         let unspent = if self.is_alive(now_us) { self.unspent } else { 0 };

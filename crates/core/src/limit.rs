@@ -10,8 +10,8 @@ use crate::minifloat;
 /// The longest period: 366 days.
 pub const PERIOD_US_MAX: u64 = 366 * 24 * 3_600 * 1_000_000;
 
-/// The longest time a full burst may take to drain: 3,660 days. Together with [`PERIOD_US_MAX`] it keeps every
-/// sum of the arithmetic inside 64 bits.
+/// The longest time a full burst may take to drain: 3,660 days. Together with [`PERIOD_US_MAX`] it
+/// keeps every sum of the arithmetic inside 64 bits.
 pub const DRAIN_US_MAX: u64 = 10 * PERIOD_US_MAX;
 
 /// The largest amount, burst and cost that can ever pass.
@@ -113,7 +113,8 @@ impl Limit {
         Self::checked_gcra(amount, period_us, u64::from(amount.max(1)))
     }
 
-    /// `amount` in each window of `period`, counted in cells aligned to the wall clock. An amount of 0 blocks.
+    /// `amount` in each window of `period`, counted in cells aligned to the wall clock. An amount
+    /// of 0 blocks.
     pub fn sliding_window(amount: u64, period: Duration) -> Result<Self, LimitError> {
         let (amount, period_us) = (parse_amount(amount)?, parse_period(period)?);
         Ok(Self {
@@ -130,7 +131,8 @@ impl Limit {
         })
     }
 
-    /// The same limit with another burst: how much may pass at once after a quiet time. 1 spaces requests evenly.
+    /// The same limit with another burst: how much may pass at once after a quiet time. 1 spaces
+    /// requests evenly.
     pub fn with_burst(self, burst: u64) -> Result<Self, LimitError> {
         if self.algorithm == Algorithm::SlidingWindow {
             return Err(LimitError::BurstOfWindow);
@@ -265,7 +267,8 @@ impl Limit {
         part.unwrap_or(whole)
     }
 
-    /// The same rate divided: in a period that is longer, as far as one can be, and from there on by a smaller amount.
+    /// The same rate divided: in a period that is longer, as far as one can be, and from there on
+    /// by a smaller amount.
     fn slowed(&self, times: u64) -> Result<Self, LimitError> {
         let period_us = u128::from(self.period_us) * u128::from(times);
         let (amount, most_us) = (u128::from(self.amount), u128::from(PERIOD_US_MAX));

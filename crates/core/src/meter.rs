@@ -38,7 +38,8 @@ impl Meter {
         Self { level, reserved: 0 }
     }
 
-    /// Decides a request of `cost`, and gives the meter after it: charged if allowed, as it was if not.
+    /// Decides a request of `cost`, and gives the meter after it: charged if allowed, as it was if
+    /// not.
     #[inline(always)]
     pub fn decide(self, limit: &Limit, now: Now, cost: u64) -> (Verdict, Self) {
         match self.level {

@@ -52,7 +52,8 @@ impl Sip13 {
 #[inline]
 fn last_word(bytes: &[u8], tail: usize) -> u64 {
     match bytes.last_chunk::<WORD_BYTES>() {
-        // The tail is the upper end of the last eight bytes. In two steps, since no shift takes all 64 bits away.
+        // The tail is the upper end of the last eight bytes. In two steps, since no shift takes all
+        // 64 bits away.
         Some(last) => u64::from_le_bytes(*last) >> 1 >> (63 - 8 * tail),
         None => bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)),
     }

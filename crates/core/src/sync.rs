@@ -5,8 +5,8 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Spins before a waiting thread offers its core to others. The holder needs some ten nanoseconds, so a wait
-/// longer than this means that it was descheduled.
+/// Spins before a waiting thread offers its core to others. The holder needs some ten nanoseconds,
+/// so a wait longer than this means that it was descheduled.
 #[cfg(not(loom))]
 const SPINS_MAX: u32 = 64;
 

@@ -10,13 +10,14 @@ const MONO_US_MAX: u64 = (1 << 51) - 1;
 /// unnoticed.
 const NOTE_EVERY_US: u64 = 1_000;
 
-/// A reading this far behind the latest is a step of the clock, not a thread that was slow to use its reading.
+/// A reading this far behind the latest is a step of the clock, not a thread that was slow to use
+/// its reading.
 const STEP_BACK_US_MIN: u64 = 1_000_000;
 
 /// One reading of both clocks.
 ///
-/// `mono` measures elapsed time and carries every level; `wall` only places the edges of calendar windows. So
-/// a step of the wall clock moves edges, and never creates or destroys elapsed time.
+/// `mono` measures elapsed time and carries every level; `wall` only places the edges of calendar
+/// windows. So a step of the wall clock moves edges, and never creates or destroys elapsed time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     mono_us: u64,
@@ -24,7 +25,8 @@ pub struct Now {
 }
 
 impl Now {
-    /// A reading in microseconds. A monotonic reading past 71 years counts as the last instant that can be held.
+    /// A reading in microseconds. A monotonic reading past 71 years counts as the last instant that
+    /// can be held.
     #[inline]
     pub const fn from_micros(mono_us: u64, wall_us: u64) -> Self {
         let mono_us = if mono_us > MONO_US_MAX { MONO_US_MAX } else { mono_us };
@@ -77,8 +79,8 @@ impl Timeline {
         if latest - now.mono_us < STEP_BACK_US_MIN { now } else { self.after_step_back(&read) }
     }
 
-    /// A reading with the shift that was in force when it was read: one read before a step and placed after its
-    /// correction would throw the line forward for good.
+    /// A reading with the shift that was in force when it was read: one read before a step and
+    /// placed after its correction would throw the line forward for good.
     #[inline]
     fn read_placed(&self, read: &impl Fn() -> Now) -> Now {
         loop {
@@ -96,7 +98,8 @@ impl Timeline {
         let placed = read().mono_us.saturating_add(shift);
         let behind = self.latest_us.load(Ordering::Relaxed).saturating_sub(placed);
         if behind >= STEP_BACK_US_MIN {
-            // Losing this race means another thread corrected the same step; its shift is the one in force.
+            // Losing this race means another thread corrected the same step; its shift is the one
+            // in force.
             let corrected = shift.saturating_add(behind);
             let _ = self.shift_us.compare_exchange(shift, corrected, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -142,7 +145,8 @@ mod tests {
     fn a_reading_from_before_a_step_is_not_placed_by_its_correction() {
         let line = Timeline::new();
         line.now(|| Now::from_micros(5 * HOUR_US, 0));
-        // While this thread reads the clock, it steps back an hour and another thread corrects the line for it.
+        // While this thread reads the clock, it steps back an hour and another thread corrects the
+        // line for it.
         let first = Cell::new(true);
         let read = || {
             if first.replace(false) {

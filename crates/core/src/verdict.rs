@@ -27,8 +27,8 @@ pub enum Retry {
     /// Perhaps now: the node cannot decide, and has to ask the origin. Only limits at an origin
     /// return it. A real denial by another limit of the same request takes precedence.
     AskOrigin,
-    /// After this many microseconds, and not one earlier. With reservations outstanding, as if they were
-    /// committed now.
+    /// After this many microseconds, and not one earlier. With reservations outstanding, as if they
+    /// were committed now.
     After(u64),
     /// Never: the cost is above the burst of the limit.
     CostAboveBurst,

@@ -61,10 +61,12 @@ impl View {
         let start = now.mono_us() + LEAD_US - elapsed_us;
         let ahead = before.start.saturating_sub(start);
         if ahead > period_us / 2 {
-            // Another thread with a later reading has rolled the cells already: decide as at their start.
+            // Another thread with a later reading has rolled the cells already: decide as at their
+            // start.
             return Self { cells: before, elapsed_us: 0, period_us };
         }
-        // The grid moves a little whenever the wall clock is corrected, so starts are compared in whole cells.
+        // The grid moves a little whenever the wall clock is corrected, so starts are compared in
+        // whole cells.
         let rolls = (start.saturating_sub(before.start) + period_us / 2) / period_us;
         let cells = match rolls {
             0 => before,

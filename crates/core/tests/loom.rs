@@ -102,8 +102,9 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     explore_with(loom::model::Builder::new(), model);
 }
 
-/// Runs `model` under every schedule with at most `preemptions` switches away from a thread that could go on.
-/// For models of so many steps that all their schedules would take days; three switches find nearly every race.
+/// Runs `model` under every schedule with at most `preemptions` switches away from a thread that
+/// could go on. For models of so many steps that all their schedules would take days; three
+/// switches find nearly every race.
 fn explore_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -278,8 +279,8 @@ fn a_denied_request_leaves_no_trace_whatever_runs_beside_it() {
     });
 }
 
-/// A limit of ten, and four keys in the four slots that there are: all used up but `loose`, which has used one.
-/// Which slot `loose` lies in depends on the order in which the keys came.
+/// A limit of ten, and four keys in the four slots that there are: all used up but `loose`, which
+/// has used one. Which slot `loose` lies in depends on the order in which the keys came.
 fn full_house(order: [&str; 4]) -> Arc<World> {
     let world = World::new(10, 4);
     for key in order {

@@ -216,8 +216,8 @@ fn what_owes_nothing_makes_no_meter() {
     assert_eq!(world.table.stats(Shares::FIRST).live, 0);
 }
 
-/// Spends `cost` under one limit, then looks under another: the remaining units, once alone and once
-/// within a request of two limits.
+/// Spends `cost` under one limit, then looks under another: the remaining units, once alone and
+/// once within a request of two limits.
 fn remaining_after_change(before: &Limit, cost: u64, after: &Limit) -> [u32; 2] {
     [false, true].map(|in_request| {
         let world = World::new(1 << 20);

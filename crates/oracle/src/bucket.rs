@@ -9,8 +9,8 @@ use crate::level::Level;
 /// effect.
 const DEBT_US_MAX: u64 = 2 * 3_660 * 86_400 * 1_000_000;
 
-/// A bucket at an instant. Its level is a rational number of cost units over the fixed denominator `period`, so
-/// that one microsecond drains exactly `amount` from the numerator.
+/// A bucket at an instant. Its level is a rational number of cost units over the fixed denominator
+/// `period`, so that one microsecond drains exactly `amount` from the numerator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     amount: Exact,

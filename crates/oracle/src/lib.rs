@@ -1,8 +1,8 @@
 //! A slow, exact model of every decision, and the comparison of the product's arithmetic with it.
 //!
-//! The model ([`Model`]) is written from the definitions, in another form than the product: levels in cost units
-//! as exact rationals, and times found by search. The comparison ([`campaign`]) plays seeded random histories on
-//! both and stops at the first difference.
+//! The model ([`Model`]) is written from the definitions, in another form than the product: levels
+//! in cost units as exact rationals, and times found by search. The comparison ([`campaign`]) plays
+//! seeded random histories on both and stops at the first difference.
 
 mod bucket;
 mod campaign;

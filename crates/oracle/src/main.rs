@@ -1,4 +1,5 @@
-//! Compares the product's arithmetic with the oracle on random histories; exits with 1 at the first difference.
+//! Compares the product's arithmetic with the oracle on random histories; exits with 1 at the first
+//! difference.
 
 mod args;
 

@@ -14,8 +14,9 @@ pub(crate) struct Probe<'a, S> {
     pub(crate) at_us: u64,
     pub(crate) cost: u64,
     pub(crate) after: S,
-    /// Whether committing all reservations now would stay below the cap. A meter at its cap forgets some of a
-    /// commit, and so lets the request pass earlier than `retry`, which counts it in full.
+    /// Whether committing all reservations now would stay below the cap. A meter at its cap forgets
+    /// some of a commit, and so lets the request pass earlier than `retry`, which counts it in
+    /// full.
     pub(crate) commits_in_full: bool,
 }
 
@@ -31,7 +32,8 @@ impl<S: Subject> Probe<'_, S> {
         Ok(retries + self.reset(verdict.reset_after_us())?)
     }
 
-    /// With the reservations committed, the request passes after `wait_us` and not one microsecond earlier.
+    /// With the reservations committed, the request passes after `wait_us` and not one microsecond
+    /// earlier.
     fn retry(&self, wait_us: u64) -> Result<u64, Difference> {
         let reserved = u64::from(self.after.reserved());
         let now = self.clock.now(self.at_us);
@@ -49,7 +51,8 @@ impl<S: Subject> Probe<'_, S> {
         Ok(2)
     }
 
-    /// With the reservations given back, the meter is as new after `wait_us` and not one microsecond earlier.
+    /// With the reservations given back, the meter is as new after `wait_us` and not one
+    /// microsecond earlier.
     fn reset(&self, wait_us: u64) -> Result<u64, Difference> {
         let free = self.after.rollback(self.after.reserved().into());
         let burst = self.limit.burst();

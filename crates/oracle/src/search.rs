@@ -3,7 +3,8 @@
 
 use crate::exact::later;
 
-/// The smallest `w` for which `holds`, given that it holds for every later one too and for some `w` below 2^63.
+/// The smallest `w` for which `holds`, given that it holds for every later one too and for some `w`
+/// below 2^63.
 pub(crate) fn smallest(holds: impl Fn(u64) -> bool) -> u64 {
     if holds(0) {
         return 0;

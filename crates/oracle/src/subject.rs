@@ -2,7 +2,8 @@
 
 use tidegate_core::{Limit, Meter, Now, Verdict};
 
-/// A meter in the product's terms. Every method is the product's unless an implementation replaces it.
+/// A meter in the product's terms. Every method is the product's unless an implementation replaces
+/// it.
 pub trait Subject: Copy {
     /// The product's meter inside.
     fn meter(self) -> Meter;

@@ -58,7 +58,8 @@ fn reservations_count_against_a_bucket_but_are_not_used() {
     assert_eq!(key.decide(at(0), 6), allow(0, 6));
     assert_eq!(key.decide(at(0), 0), allow(0, 6));
     assert_eq!(key.decide(at(0), 3), deny(0, 6, Retry::After(3)));
-    // At 2 us the level is 4; with the reservation as if committed now it is 8, and 5 more fit after 3 us.
+    // At 2 us the level is 4; with the reservation as if committed now it is 8, and 5 more fit
+    // after 3 us.
     assert_eq!(key.decide(at(2), 5), deny(2, 4, Retry::After(3)));
     key.rollback(3);
     assert_eq!(key.reserved(), 1);
@@ -144,7 +145,8 @@ fn reservations_count_against_a_window_as_if_committed_now() {
     let mut key = window();
     assert_eq!(key.reserve(at(250), 4), allow(6, 150));
     assert_eq!(key.decide(at(250), 0), allow(6, 0));
-    // Committed now they are 4 of the next cell's previous one: 7 + 4 * (100 - e) / 100 <= 10 from e = 25 on.
+    // Committed now they are 4 of the next cell's previous one: 7 + 4 * (100 - e) / 100 <= 10 from
+    // e = 25 on.
     assert_eq!(key.decide(at(250), 7), deny(6, 0, Retry::After(75)));
     key.commit(at(260), 4, 3);
     assert_eq!((key.reserved(), key.used(at(260))), (0, 3));

@@ -1,4 +1,5 @@
-//! Extremes that random histories seldom draw: costs past 32 bits, and a limit of 0 with the largest burst.
+//! Extremes that random histories seldom draw: costs past 32 bits, and a limit of 0 with the
+//! largest burst.
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests may panic as a test may")]
 

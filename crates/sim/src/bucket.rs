@@ -49,7 +49,8 @@ impl CarriedUsage {
     }
 }
 
-/// A bucket that is filled without a test. Its highest level is the most that was admitted beyond the rate in any interval.
+/// A bucket that is filled without a test. Its highest level is the most that was admitted beyond
+/// the rate in any interval.
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {
     terms: Terms,
@@ -117,7 +118,8 @@ impl Bucket {
 pub(crate) enum Judge {
     /// In any interval: at most the burst and the units that drain.
     Bucket(Bucket),
-    /// In any cell, with the part of the cell before that the window still covers, at most the amount.
+    /// In any cell, with the part of the cell before that the window still covers, at most the
+    /// amount.
     Cells(Cells),
 }
 
@@ -131,7 +133,8 @@ pub(crate) struct JudgedUsage {
 }
 
 impl JudgedUsage {
-    /// Judges admissions in the order in which they were, under limits that held from these times on, the first from the beginning.
+    /// Judges admissions in the order in which they were, under limits that held from these times
+    /// on, the first from the beginning.
     pub(crate) fn new(first: Terms, later: &[Era], admissions: &[(u64, u64)]) -> Self {
         let (mut judge, mut judged) = (Judge::new(first), Self::default());
         let mut later = later.iter().peekable();

@@ -46,7 +46,8 @@ pub enum Bug {
     /// After its clock was set back, the origin stands still until the clock reaches the old
     /// reading again.
     TimeStandsStill,
-    /// A limit that begins to count in another way has another slot at a node, and the same meter at the origin.
+    /// A limit that begins to count in another way has another slot at a node, and the same meter
+    /// at the origin.
     SlotOfLimit,
     /// Usage charged without a check is reported as spent from a grant.
     OwedIsUsed,
@@ -105,7 +106,8 @@ impl Bug {
 }
 
 impl Bug {
-    /// Whether it is a mistake in how room is divided: such a mistake shows where many nodes share a busy key.
+    /// Whether it is a mistake in how room is divided: such a mistake shows where many nodes share
+    /// a busy key.
     pub(crate) fn is_of_division(self) -> bool {
         matches!(self, Self::DividesEqually | Self::ExhaustedTooEarly)
     }

@@ -7,7 +7,8 @@ use tidegate_core::{Algorithm, Limit};
 
 use crate::scenario::{RuleChange, Scenario};
 
-/// How many times as long a period is after it was changed: no multiple of the cells before are those after.
+/// How many times as long a period is after it was changed: no multiple of the cells before are
+/// those after.
 const LONGER: u32 = 3;
 
 /// A limit as nodes know it and as the origin counts it.
@@ -78,7 +79,8 @@ impl RuleEditions {
         self.rule(0, meter).terms
     }
 
-    /// Which edition has this version: every change is from one to the other, and the first version is of the first.
+    /// Which edition has this version: every change is from one to the other, and the first version
+    /// is of the first.
     pub(crate) fn edition_of(version: u64) -> usize {
         usize::from(version.is_multiple_of(2))
     }

@@ -1,4 +1,5 @@
-//! Requests one after the other through several nodes: how many pass, and when the first one is denied.
+//! Requests one after the other through several nodes: how many pass, and when the first one is
+//! denied.
 
 use std::time::Duration;
 

@@ -109,7 +109,8 @@ pub(crate) fn over_seeds<R, S: Default + Send>(
     summary.into_inner().unwrap_or_default()
 }
 
-/// The hash of many worlds with one more: a sum of mixed words, since the order in which worlds end does not matter.
+/// The hash of many worlds with one more: a sum of mixed words, since the order in which worlds end
+/// does not matter.
 pub(crate) fn with_world(hash: u64, seed: u64, trace: u64) -> u64 {
     let mixed = (trace ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     hash.wrapping_add(mixed.rotate_left(31))

@@ -24,8 +24,8 @@ const LATE_SIXTEENTHS: u64 = 1;
 /// µs. The grant of a dead node lapses first, and drains then.
 const LOCKED_OUT_US: u64 = 5_000_000;
 
-/// One way between a node and the origin that is quick, µs: to wait for a call that is under way, and then for one's own, takes
-/// less than the deadline.
+/// One way between a node and the origin that is quick, µs: to wait for a call that is under way,
+/// and then for one's own, takes less than the deadline.
 const QUICK_US: u64 = 1_000;
 
 /// One session of one process.
@@ -45,7 +45,8 @@ struct MeterHistory {
     terms: [Terms; 2],
     /// The limits that the origin had to count by after the first.
     eras: Vec<Era>,
-    /// The highest version of the limit that anyone brought to this life of the store, and which life that is.
+    /// The highest version of the limit that anyone brought to this life of the store, and which
+    /// life that is.
     version: u64,
     boot: u64,
     /// Units charged without a check.
@@ -56,7 +57,8 @@ struct MeterHistory {
     ideal: Judge,
     /// Time of the last admission, µs.
     passed_us: u64,
-    /// Units of grants that the origin wrote off, and those of them that nodes spent and reported later.
+    /// Units of grants that the origin wrote off, and those of them that nodes spent and reported
+    /// later.
     written_off: u64,
     late: u64,
     /// Units that a store lost: charges and grants.

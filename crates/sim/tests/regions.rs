@@ -16,7 +16,8 @@ const REACHED_MILLI: u64 = 800;
 /// How many of those are attacked: some of them are hardly cut.
 const RUSHED_WORLDS: usize = 40;
 
-/// How many worlds are attacked in which only one pair is cut. How much is reached depends on when the cut falls into the attack.
+/// How many worlds are attacked in which only one pair is cut. How much is reached depends on when
+/// the cut falls into the attack.
 const PAIR_WORLDS: usize = 4;
 
 /// Attacked worlds in which a region hears no peer. That region has to receive less than it sends,

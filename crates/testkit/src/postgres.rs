@@ -23,7 +23,8 @@ const OWNER: &str = "tidegate";
 /// Index of the status line in `postmaster.pid`.
 const STATUS_LINE: usize = 7;
 
-/// A server on a free port of this machine, stopped when the test is done with it. It trusts everyone.
+/// A server on a free port of this machine, stopped when the test is done with it. It trusts
+/// everyone.
 #[derive(Debug)]
 pub struct Postgres {
     process: Process,

@@ -48,11 +48,12 @@ const WORDS_BYTES_MAX: usize = 256;
 /// Initial capacity of the read buffer, bytes.
 const READ_BYTES: usize = 65_536;
 
-/// How many pieces of that are under way in one direction of a connection; more wait where they come from.
+/// How many pieces of that are under way in one direction of a connection; more wait where they
+/// come from.
 const UNDER_WAY_MAX: usize = 1_024;
 
-/// A proxy on a port of its own, on a thread of its own: it also works for tests without a runtime. It is closed, with
-/// its connections, when the test is done with it.
+/// A proxy on a port of its own, on a thread of its own: it also works for tests without a runtime.
+/// It is closed, with its connections, when the test is done with it.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -118,7 +119,8 @@ impl Proxy {
         self.traffic.send_replace(traffic);
     }
 
-    /// Leads connections that are made from now on to another server, as an address does that moves.
+    /// Leads connections that are made from now on to another server, as an address does that
+    /// moves.
     pub fn lead_to(&self, server: SocketAddr) {
         self.server.send_replace(server);
     }

@@ -77,7 +77,8 @@ impl Regions {
         }
     }
 
-    /// Lays the way from a server to all of other regions. Where it leads is known when they have started.
+    /// Lays the way from a server to all of other regions. Where it leads is known when they have
+    /// started.
     fn link(&mut self, from: (usize, usize), servers: usize) {
         for at in (0..REGIONS.len()).filter(|at| *at != from.0) {
             let to = (0..servers).map(|server| Link { from, to: (at, server), proxy: Proxy::start(NOBODY) });

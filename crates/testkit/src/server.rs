@@ -24,7 +24,8 @@ pub fn tidegate(program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     command
 }
 
-/// A `tidegate serve` of its own, on ports that the system chose, stopped when the test is done with it.
+/// A `tidegate serve` of its own, on ports that the system chose, stopped when the test is done
+/// with it.
 #[derive(Debug)]
 pub struct Server {
     /// The process.

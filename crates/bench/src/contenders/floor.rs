@@ -1,4 +1,5 @@
-//! The floors: one compare-and-swap per check in a flat table, the least that any exact limiter can do.
+//! The floors: one compare-and-swap per check in a flat table, the least that any exact limiter can
+//! do.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

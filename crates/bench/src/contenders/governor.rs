@@ -51,7 +51,8 @@ impl Contender for ByNumber {
     }
 }
 
-/// As `RateLimiter::keyed` makes it, but with room for all keys: growing would only lengthen the fill.
+/// As `RateLimiter::keyed` makes it, but with room for all keys: growing would only lengthen the
+/// fill.
 fn limiter<K: Hash + Eq + Clone>(workload: &Workload) -> Result<DefaultKeyedRateLimiter<K>> {
     let store = DefaultKeyedStateStore::with_capacity(usize::try_from(workload.keys)?);
     Ok(RateLimiter::new(quota(workload)?, store, DefaultClock::default()))

@@ -1,4 +1,5 @@
-//! pingora-limits: its `Rate`, a count-min sketch of the current interval, as its own guide limits with it.
+//! pingora-limits: its `Rate`, a count-min sketch of the current interval, as its own guide limits
+//! with it.
 
 use anyhow::Result;
 use pingora_limits::rate::Rate;

@@ -10,7 +10,8 @@ pub(crate) struct Arrival {
     pub(crate) sent_us: u64,
 }
 
-/// The cost that passes of these requests of one key, each decided when it was sent, after `before` passed.
+/// The cost that passes of these requests of one key, each decided when it was sent, after `before`
+/// passed.
 pub(crate) fn passes(limit: &Limit, before: Option<Arrival>, arrivals: &[Arrival]) -> u64 {
     match limit.algorithm() {
         Algorithm::Gcra => replay::<Bucket>(limit, before, arrivals),

@@ -80,7 +80,8 @@ struct Beginnings {
 #[derive(Clone, Copy)]
 struct Run {
     cost: i128,
-    /// The highest of "when it begins, in drained cost, plus all cost from there to the end of the run".
+    /// The highest of "when it begins, in drained cost, plus all cost from there to the end of the
+    /// run".
     best: i128,
 }
 

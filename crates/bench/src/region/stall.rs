@@ -83,10 +83,12 @@ pub(super) struct Stall {
     pub(super) odd_after: Vec<u64>,
     pub(super) requests_after: u64,
     pub(super) last_odd_ms: f64,
-    /// How often a core of the machine stood still, and how many of the odd ones after the first second met that.
+    /// How often a core of the machine stood still, and how many of the odd ones after the first
+    /// second met that.
     pub(super) pauses: usize,
     pub(super) odd_in_pauses: u64,
-    /// Comfort decisions that took long while the store stood still, and how many of them met such a pause. All of them count.
+    /// Comfort decisions that took long while the store stood still, and how many of them met such
+    /// a pause. All of them count.
     pub(super) slow: u64,
     pub(super) slow_in_pauses: u64,
     /// Time from the resume until every answer was regional, without the excused ones. `None` if no

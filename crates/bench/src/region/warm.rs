@@ -19,7 +19,8 @@ const KEYS: u32 = 10_000;
 /// Connections to each server, and commands that are under way on each of them.
 const CONNECTIONS: usize = 4;
 const PIPELINE: usize = 64;
-/// How long a look takes whether keys are warm. Grants last a few seconds, so keys are cold again after the other fleet's turn.
+/// How long a look takes whether keys are warm. Grants last a few seconds, so keys are cold again
+/// after the other fleet's turn.
 const WARM_UP_TIME: Duration = Duration::from_secs(1);
 /// Timeout of an answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
@@ -29,7 +30,8 @@ const ANSWER_LINES: usize = 6;
 /// The extent of the load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Length {
-    /// How often each fleet has its turn, since the machine is not the same from one minute to the next, and for how long.
+    /// How often each fleet has its turn, since the machine is not the same from one minute to the
+    /// next, and for how long.
     rounds: usize,
     time: Duration,
     /// How many looks it may take until keys are warm.

@@ -41,8 +41,8 @@ const QUICK_REQUESTS: u64 = 4_000;
 const STRICT_KEYS: u32 = 1_000;
 const QUICK_STRICT_KEYS: u32 = 100;
 
-/// Connections of `strict` to each region, and of `--quick`. More: more requests in a second, since most wait for a region far away;
-/// more of them are too late where the machine is busy.
+/// Connections of `strict` to each region, and of `--quick`. More: more requests in a second, since
+/// most wait for a region far away; more of them are too late where the machine is busy.
 const CONNECTIONS: usize = 192;
 const QUICK_CONNECTIONS: usize = 16;
 

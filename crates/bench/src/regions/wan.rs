@@ -61,7 +61,8 @@ struct Shape {
     name: &'static str,
     rule: &'static str,
     keys: u32,
-    /// How often each key has its turn, and how many requests it gets then, one right after the other.
+    /// How often each key has its turn, and how many requests it gets then, one right after the
+    /// other.
     turns: u64,
     at_once: u64,
     /// How long it takes until all of them had all of their turns.

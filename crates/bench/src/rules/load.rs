@@ -1,4 +1,5 @@
-//! A server that starts on a store with a million rows: from its process to its rules in force, with all that it does for it.
+//! A server that starts on a store with a million rows: from its process to its rules in force,
+//! with all that it does for it.
 
 use std::path::Path;
 use std::time::Duration;

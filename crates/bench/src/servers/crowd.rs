@@ -14,7 +14,8 @@ use super::case::{Case, Contestant, Loads};
 use super::redis::{self, RedisLoad};
 use super::{Load, peers, run_load};
 
-/// Runs with the crowd and without, in turns, since the machine is not the same from one minute to the next.
+/// Runs with the crowd and without, in turns, since the machine is not the same from one minute to
+/// the next.
 const ROUNDS: usize = 3;
 
 /// Between two turns of the slow clients.

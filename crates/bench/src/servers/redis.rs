@@ -20,7 +20,8 @@ const KEY: &str = "key:__rand_int__";
 /// Timeout of the answer to the first request.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A plain GCRA, as people write it for Redis: one arrival time for each key, in microseconds of the server's clock.
+/// A plain GCRA, as people write it for Redis: one arrival time for each key, in microseconds of
+/// the server's clock.
 const GCRA_SCRIPT: &str = r"
 local burst, count, period = tonumber(ARGV[1]) + 1, tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -111,7 +112,8 @@ impl Loads for RedisLoad {
     }
 }
 
-/// The columns `rps`, `p50_latency_ms` and `p99_latency_ms` of the last line; a command may have commas in its name.
+/// The columns `rps`, `p50_latency_ms` and `p99_latency_ms` of the last line; a command may have
+/// commas in its name.
 fn parse(csv: &str, requests: u64) -> Result<Load> {
     let mut lines = csv.lines().filter(|line| line.starts_with('"'));
     let (Some(header), Some(line)) = (lines.next(), lines.next_back()) else {

@@ -83,7 +83,8 @@ fn question(who: Contestant) -> (&'static str, String) {
     }
 }
 
-/// The question, about a key drawn at random. The script never sets a seed, so every server gets the same keys.
+/// The question, about a key drawn at random. The script never sets a seed, so every server gets
+/// the same keys.
 fn script(who: Contestant) -> String {
     let (path, body) = question(who);
     format!(

@@ -53,17 +53,17 @@ pub struct EngineSettings {
     /// Time that a request waits for the origin. Longer: fewer decisions without the origin; slower
     /// answers when it is slow.
     pub deadline_us: u64,
-    /// After how long a call that someone waits for is sent a second time, for the tail; one in ten, and twenty
-    /// in a second, at most.
+    /// After how long a call that someone waits for is sent a second time, for the tail; one in
+    /// ten, and twenty in a second, at most.
     pub hedge_us: u64,
     /// Time after which a call without a reply is sent again; doubled each time up to
     /// `retry_us_max`.
     pub retry_us: u64,
     /// The longest time between two attempts.
     pub retry_us_max: u64,
-    /// How many meters in a second it may speak of, where a call counts as three. Beyond, intervals and lives are stretched,
-    /// up to five times as long. Higher: fresher counts; more work for the origin. A Redis does 20,000 to 40,000 in a second, for
-    /// all nodes together.
+    /// How many meters in a second it may speak of, where a call counts as three. Beyond, intervals
+    /// and lives are stretched, up to five times as long. Higher: fresher counts; more work for the
+    /// origin. A Redis does 20,000 to 40,000 in a second, for all nodes together.
     pub updates_per_s_max: u64,
     /// Calls that may be in flight and not late. More: distant partitions wait less for each other;
     /// a longer queue at an overloaded store, where no call can leave it any more.
@@ -71,8 +71,8 @@ pub struct EngineSettings {
     /// Meters that the engine tracks. Beyond this, the origin decides requests one by one; refunds,
     /// and units admitted without the origin, are dropped and counted. Higher: more memory.
     pub tracked_max: usize,
-    /// How many requests wait for the origin. Beyond, their class decides at once. Higher: more of a sudden crowd is decided by
-    /// the origin; more memory, about a kilobyte for each.
+    /// How many requests wait for the origin. Beyond, their class decides at once. Higher: more of
+    /// a sudden crowd is decided by the origin; more memory, about a kilobyte for each.
     pub waiting_max: usize,
     /// Smallest number of nodes for a node share, used before this node knows of the others.
     pub processes: u32,
@@ -163,7 +163,8 @@ pub enum Effect {
 pub enum Resolution {
     /// It passes, and is charged.
     Allowed {
-        /// Units that remain under each of its limits, in their order, as of the last reply of the origin.
+        /// Units that remain under each of its limits, in their order, as of the last reply of the
+        /// origin.
         remaining: Box<[u32]>,
         /// When the origin charged it, by the origin's clock; `None` if a grant of this node paid
         /// for it.
@@ -233,18 +234,20 @@ pub struct EngineStats {
     pub waited: u64,
     /// Requests that were not answered in time.
     pub unanswered: u64,
-    /// Units that passed at the origin for requests that had been given up, and were given back, under all limits together.
+    /// Units that passed at the origin for requests that had been given up, and were given back,
+    /// under all limits together.
     pub returned: u64,
     /// Calls that the origin refused. Their waiting requests got no decision; later calls repeated
     /// their reports.
     pub refused: u64,
-    /// Requests that did not wait, since too many did: [`EngineSettings::waiting_max`]. They are among the unanswered.
+    /// Requests that did not wait, since too many did: [`EngineSettings::waiting_max`]. They are
+    /// among the unanswered.
     pub crowded: u64,
     /// Units that the origin never learns of, because too many meters were tracked: admitted
     /// without it, or not refunded. [`EngineSettings::tracked_max`].
     pub dropped: u64,
-    /// Units that were held of limits that must hold, and reported so late that the origin may have written them off: then they count
-    /// as used.
+    /// Units that were held of limits that must hold, and reported so late that the origin may have
+    /// written them off: then they count as used.
     pub lapsed: u64,
 }
 
@@ -299,7 +302,8 @@ impl Engine {
         self.stats
     }
 
-    /// Has grants of limits that several regions count together last this long at most, from the next call on.
+    /// Has grants of limits that several regions count together last this long at most, from the
+    /// next call on.
     pub fn limit_cross_region_life(&mut self, life_us: u64) {
         self.settings.cross_region_life_us = life_us;
     }

@@ -37,8 +37,8 @@ const INTERVALS_LEFT: u64 = 2;
 /// the origin.
 const INTERVALS_QUIET: u64 = 3;
 
-/// There is plenty while others use at most this part of all there ever is, and this node holds at most as much of the rest:
-/// one half.
+/// There is plenty while others use at most this part of all there ever is, and this node holds at
+/// most as much of the rest: one half.
 const PLENTY_SHARE: u64 = 2;
 
 /// Usual longest time until the origin receives a caller's refund, µs: the longest stretched report
@@ -105,8 +105,8 @@ impl ChargeTime {
         Self { of_us: self.of_us.min(other.of_us), cell, cell_us }
     }
 
-    /// Whether the window is over in which it was charged, by its own count: the origin counts cells by the limit as it knows it, which may be
-    /// another.
+    /// Whether the window is over in which it was charged, by its own count: the origin counts
+    /// cells by the limit as it knows it, which may be another.
     fn is_over(self, origin_us: u64) -> bool {
         origin_us.checked_div(self.cell_us).is_some_and(|cell| self.cell.saturating_add(1) < cell)
     }
@@ -187,7 +187,8 @@ pub(super) struct NodeMeter {
     room: u64,
     holders: u32,
     heard_us: u64,
-    /// Until when its slot need not be looked at, by how fast it is used: thousands of slots lie all over memory.
+    /// Until when its slot need not be looked at, by how fast it is used: thousands of slots lie
+    /// all over memory.
     quiet_until_us: Cell<u64>,
     /// Whether it is part of the call under way.
     in_flight: bool,
@@ -506,7 +507,8 @@ impl NodeMeter {
     /// report, whether its reply states so or not: the origin keeps no record of a lapse that
     /// another call applied.
     fn lapsed(&self, cx: &Context<'_>, meter_reply: &MeterReply) -> u64 {
-        // The origin's clock may be faster by a sixteenth, for which it allows in the life of a grant but not in the margin.
+        // The origin's clock may be faster by a sixteenth, for which it allows in the life of a
+        // grant but not in the margin.
         let written_off_us = self.ends_us + LAPSE_MARGIN_US - LAPSE_MARGIN_US / 16;
         let is_late = self.ends_us > 0 && cx.now_us() >= written_off_us;
         let counts = self.meter.terms.lapse() == Lapse::Counted;

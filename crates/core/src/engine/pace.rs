@@ -65,7 +65,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Lets windows pass in which as much is due as there is at this interval. The interval afterwards.
+    /// Lets windows pass in which as much is due as there is at this interval. The interval
+    /// afterwards.
     fn flush_us_after(pace: &mut Pace, windows: u64, due_at_100_ms: u64) -> u64 {
         let settings = EngineSettings::default();
         for _ in 0..windows {

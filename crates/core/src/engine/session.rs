@@ -501,7 +501,8 @@ impl Session {
         };
         self.is_stirred = true;
         match failure {
-            // An attempt that failed at once is made again soon, but not at once: the other end has enough to do.
+            // An attempt that failed at once is made again soon, but not at once: the other end has
+            // enough to do.
             CallFailure::Unanswered => {
                 in_flight.retried = true;
                 in_flight.retry_at_us = in_flight.retry_at_us.min(now.mono_us() + in_flight.retry_us / 2);

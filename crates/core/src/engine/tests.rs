@@ -984,7 +984,8 @@ fn a_call_that_is_never_applied_is_over_for_who_waits_and_what_it_said_is_said_a
     }
 }
 
-/// Two meters that share a name at the origin make no sense in one call: neither they nor others suffer from it for long.
+/// Two meters that share a name at the origin make no sense in one call: neither they nor others
+/// suffer from it for long.
 #[test]
 fn meters_that_make_no_sense_together_are_spoken_of_apart() {
     let mut bench = Bench::new();

@@ -150,7 +150,8 @@ pub struct Partition {
     meters: HashMap<Box<[u8]>, OriginMeter>,
     sessions: BTreeMap<NodeId, StoredSession>,
     store: Option<StoreId>,
-    /// The last loss of writes, known by when it was noticed; and when that was by a clock that may have been set back since.
+    /// The last loss of writes, known by when it was noticed; and when that was by a clock that may
+    /// have been set back since.
     loss_us: u64,
     loss_at_us: u64,
     /// Until when all peers count as heard, and since when without a break.
@@ -444,7 +445,8 @@ impl Partition {
         self.meters.entry(key.into()).or_insert_with(|| OriginMeter::new(terms, now_us))
     }
 
-    /// Decides requests of one kind: as many pass as every one of their meters has room for, and each of those charges all.
+    /// Decides requests of one kind: as many pass as every one of their meters has room for, and
+    /// each of those charges all.
     fn decide(&mut self, moment: Moment, call: &Call, ask: &CheckGroup) -> CheckReply {
         let key = |charge: &Charge| call.updates.get(usize::from(charge.meter)).map(|update| &update.key);
         let (mut passed, mut denied_by, mut retry_us) = (ask.count, 0, 0);

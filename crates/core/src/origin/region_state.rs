@@ -7,8 +7,8 @@ use super::replication::{ComponentTotals, RegionId};
 use super::tank::Tank;
 use super::terms::{DEBT_MAX, Terms};
 
-/// How many incarnations of a region's component a meter remembers: one that ends, and the one that begins. A message of the
-/// one that ended may come late.
+/// How many incarnations of a region's component a meter remembers: one that ends, and the one that
+/// begins. A message of the one that ended may come late.
 const INCARNATIONS_MAX: usize = 2;
 
 /// Total at which a region starts a new incarnation, in units. Peers then charge the undrained part

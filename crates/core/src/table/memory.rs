@@ -27,7 +27,8 @@ mod mapped {
         _map: MmapMut,
     }
 
-    // SAFETY: `first` points into `_map`, which moves along with it, and all access through it is to atomics.
+    // SAFETY: `first` points into `_map`, which moves along with it, and all access through it is
+    // to atomics.
     unsafe impl Send for Memory {}
     // SAFETY: as above; a shared `Memory` only ever gives out shared lines.
     unsafe impl Sync for Memory {}
@@ -95,7 +96,8 @@ impl std::ops::Deref for Memory {
 #[inline]
 pub(crate) fn prefetch(line: &Line) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
-    // SAFETY: a prefetch is a hint that has no architectural effect, and SSE is part of every x86-64.
+    // SAFETY: a prefetch is a hint that has no architectural effect, and SSE is part of every
+    // x86-64.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(line).cast());

@@ -273,8 +273,8 @@ impl Table {
         prefetch(self.line(home.0 + 1));
     }
 
-    /// For a home line that has arrived: if the key does not lie there, brings the lines near where it may be.
-    /// One key in seven lies away from home, and without this it waits for memory twice.
+    /// For a home line that has arrived: if the key does not lie there, brings the lines near where
+    /// it may be. One key in seven lies away from home, and without this it waits for memory twice.
     #[inline]
     pub fn prefetch_further(&self, home: Home, check: &Check<'_>) {
         self.fetch_further(Spot::own(home, check));
@@ -394,7 +394,8 @@ impl Table {
         }
     }
 
-    /// Rewrites a meter in the terms of the limit that its rule has now, unless its line has moved on.
+    /// Rewrites a meter in the terms of the limit that its rule has now, unless its line has moved
+    /// on.
     #[cold]
     fn convert(&self, found: &MeterLocation<'_>, spot: Spot, limit: &Limit, now: Now) {
         self.settle(spot, limit, found, &Change::Write(found.words.converted(limit, now)));

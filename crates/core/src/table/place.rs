@@ -7,8 +7,8 @@ use crate::meter::{EvictionRank, Slot};
 use crate::sync::Ordering;
 use crate::time::Now;
 
-/// Lines in which a key may lie, its home first. Higher: fewer keys are forgotten in a full table, and a look
-/// for a key that is not there may touch more lines.
+/// Lines in which a key may lie, its home first. Higher: fewer keys are forgotten in a full table,
+/// and a look for a key that is not there may touch more lines.
 #[cfg(not(loom))]
 pub(crate) const LINES_PER_WINDOW: usize = 16;
 /// Loom explores every schedule, which few lines keep finite.

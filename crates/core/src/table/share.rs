@@ -6,8 +6,8 @@ use super::line::BYTES_PER_LINE;
 use super::place::LINES_PER_WINDOW;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Lines of a share set aside for meters that decide for many keys at once. Each limit of the tenant that runs
-/// out of room takes one slot here.
+/// Lines of a share set aside for meters that decide for many keys at once. Each limit of the
+/// tenant that runs out of room takes one slot here.
 #[cfg(not(loom))]
 const SPILL_LINES: usize = 32;
 /// Loom explores every schedule, which few lines keep finite.
@@ -36,7 +36,8 @@ impl Shares {
         Self { weights: vec![1] }
     }
 
-    /// The same division with one more share, `weight` parts of the sum of all. A weight of 0 counts as 1.
+    /// The same division with one more share, `weight` parts of the sum of all. A weight of 0
+    /// counts as 1.
     pub fn add(&mut self, weight: u32) -> ShareId {
         self.weights.push(weight.max(1));
         ShareId((self.weights.len() - 1) as u32)
@@ -84,7 +85,8 @@ impl std::error::Error for TableError {
     }
 }
 
-/// A run of lines in which keys of one kind are placed. Homes end early enough for every window to stay inside.
+/// A run of lines in which keys of one kind are placed. Homes end early enough for every window to
+/// stay inside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineRange {
     first: usize,

@@ -1,4 +1,5 @@
-//! The listener: batches of other regions come in, and go to the own origin; questions come in, and are decided.
+//! The listener: batches of other regions come in, and go to the own origin; questions come in, and
+//! are decided.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -49,8 +50,8 @@ pub(super) const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long to wait when connections cannot be accepted, for want of file descriptors mostly.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 
-/// Merges into the own origin that are under way at once, for each connection. Higher: batches are acknowledged sooner; nodes wait
-/// longer for the same store.
+/// Merges into the own origin that are under way at once, for each connection. Higher: batches are
+/// acknowledged sooner; nodes wait longer for the same store.
 const MERGES_AT_ONCE: usize = 16;
 
 /// Accepts connections of other regions.

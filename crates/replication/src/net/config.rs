@@ -76,7 +76,8 @@ impl ReplicatorConfig {
         }
     }
 
-    /// All that is wrong with it, without taking a port: each begins with the setting that it is about.
+    /// All that is wrong with it, without taking a port: each begins with the setting that it is
+    /// about.
     pub fn problems(&self) -> Vec<String> {
         check(self.clone()).err().map(|error| error.problems).unwrap_or_default()
     }

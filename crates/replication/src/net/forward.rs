@@ -1,4 +1,5 @@
-//! Questions that another region decides: out through a connection of their own to each, and in from theirs.
+//! Questions that another region decides: out through a connection of their own to each, and in
+//! from theirs.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

@@ -12,7 +12,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::shared::{LEASE_US, Shared};
 use crate::rounds::{GATHER_MAX, INTERVAL_US, PartitionRound};
 
-/// Calls to the own origin that are under way at once. Higher: shorter rounds; nodes wait longer for the same store.
+/// Calls to the own origin that are under way at once. Higher: shorter rounds; nodes wait longer
+/// for the same store.
 const CALLS_AT_ONCE: usize = 16;
 
 /// Maximum calls to one partition in a round: enough for all dirty meters that a partition stores.

@@ -1,4 +1,5 @@
-//! The task that carries rounds out: a lease at the own origin, a connection to each peer, and a listener for theirs.
+//! The task that carries rounds out: a lease at the own origin, a connection to each peer, and a
+//! listener for theirs.
 
 mod accept;
 mod config;

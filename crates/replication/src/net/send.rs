@@ -36,7 +36,8 @@ const ACK_TIME_MAX: Duration = Duration::from_secs(3);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_micros(INTERVAL_US);
 
-/// Speaks to a peer whenever this process is the replicator, through one connection after the other.
+/// Speaks to a peer whenever this process is the replicator, through one connection after the
+/// other.
 pub(super) async fn send_batches(shared: Arc<Shared>, place: usize) {
     let mut search = PeerDialer::new(&shared, place);
     let mut tenures = shared.tenure.subscribe();
@@ -50,7 +51,8 @@ pub(super) async fn send_batches(shared: Arc<Shared>, place: usize) {
             _ = tenures.wait_for(|tenure| *tenure != Some(incarnation)) => Ok(()),
         };
         talk.end();
-        // Woken early where this process stops being the replicator, or becomes one again: the next try is for that one.
+        // Woken early where this process stops being the replicator, or becomes one again: the next
+        // try is for that one.
         let _ = timeout(search.wait_after(talk.was_good(), ended), tenures.changed()).await;
     }
 }
@@ -121,8 +123,8 @@ impl<'a> PeerDialer<'a> {
     }
 }
 
-/// Where a process begins to look for a peer: another one elsewhere, or all would be at the first of its addresses, and at the first that
-/// a name leads to.
+/// Where a process begins to look for a peer: another one elsewhere, or all would be at the first
+/// of its addresses, and at the first that a name leads to.
 fn first_turn(seed: u64, place: usize) -> usize {
     let [high, low, ..] = SipHasher13::new_with_keys(seed, place as u64).finish().to_be_bytes();
     // Turns count up from this value. 16 bits leave enough room for them.

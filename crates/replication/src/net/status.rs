@@ -65,8 +65,8 @@ pub struct PeerCounts {
     pub components_sent: u64,
     /// Components in the latter.
     pub components_received: u64,
-    /// Connections from or to it that one side turned away: a certificate, a region or a version that was not expected, or
-    /// nonsense.
+    /// Connections from or to it that one side turned away: a certificate, a region or a version
+    /// that was not expected, or nonsense.
     pub refused: u64,
     /// Charges under limits owned by this peer that were never acknowledged and are given up:
     /// deliveries, not units.

@@ -34,7 +34,8 @@ pub use outbox::{BATCH_BYTES_MAX, BATCH_COMPONENTS_MAX, BATCHES_IN_FLIGHT_MAX, O
 /// occupies the origin for longer.
 pub const GATHER_MAX: u16 = 256;
 
-/// The most regions beside the own one. Each costs its part of every batch sent, and a cursor for each partition.
+/// The most regions beside the own one. Each costs its part of every batch sent, and a cursor for
+/// each partition.
 pub const PEERS_MAX: usize = 15;
 
 /// Interval of replication rounds, µs, as used in bounds.

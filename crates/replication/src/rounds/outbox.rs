@@ -13,7 +13,8 @@ use crate::wire;
 /// before it acknowledges.
 pub const BATCH_COMPONENTS_MAX: usize = 2_048;
 
-/// A batch gets no further components when it has this many bytes. Higher: as above; more is sent again when a link breaks.
+/// A batch gets no further components when it has this many bytes. Higher: as above; more is sent
+/// again when a link breaks.
 pub const BATCH_BYTES_MAX: usize = 256 << 10;
 
 /// Maximum batches in flight to one peer. A round trip carries at most this many: 65,536

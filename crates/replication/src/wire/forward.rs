@@ -19,7 +19,8 @@ const ACT_CHARGE: u8 = 1;
 const ACT_REFUND: u8 = 2;
 const ACT_ROLL_BACK: u8 = 3;
 
-/// Whether the other side would take it: a key that is too long must not cost others their connection.
+/// Whether the other side would take it: a key that is too long must not cost others their
+/// connection.
 #[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only connections send questions"))]
 pub(crate) fn fits(forward: &ForwardRequest) -> bool {
     let texts = |check: &ForwardedCheck| {

@@ -26,7 +26,8 @@ pub const VERSION: u16 = 6;
 /// Bytes of the length in front of a frame.
 pub const PREFIX_BYTES: usize = 4;
 
-/// The largest frame, without its prefix. Higher: longer keys can be carried; more memory for each connection.
+/// The largest frame, without its prefix. Higher: longer keys can be carried; more memory for each
+/// connection.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum bytes of a frame before the sender is identified.
@@ -184,7 +185,8 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
-/// Whether a text can name a region: it has to be a label of a host's name, for it is one in the region's certificate.
+/// Whether a text can name a region: it has to be a label of a host's name, for it is one in the
+/// region's certificate.
 pub fn is_region_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=NAME_BYTES_MAX).contains(&name.len())

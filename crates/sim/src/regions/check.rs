@@ -210,7 +210,8 @@ impl RegionChecker {
         }
     }
 
-    /// Regions fall back to their parts together, also where only two of them are cut from each other.
+    /// Regions fall back to their parts together, also where only two of them are cut from each
+    /// other.
     pub(super) fn note_connectivity(&mut self, region: usize, is_connected: bool, at_us: u64) {
         let connectivity = &mut self.stances[region];
         if connectivity.is_connected != is_connected {
@@ -307,7 +308,8 @@ impl RegionChecker {
         }
     }
 
-    /// Whether a region knows all that the one at `place` counted of a key, or knew it until that was over.
+    /// Whether a region knows all that the one at `place` counted of a key, or knew it until that
+    /// was over.
     fn knows(
         &self,
         who: usize,

@@ -1,4 +1,5 @@
-//! Worlds of several regions: origins, nodes and replicators as they are shipped, far from each other.
+//! Worlds of several regions: origins, nodes and replicators as they are shipped, far from each
+//! other.
 
 mod bug;
 mod check;

@@ -55,9 +55,11 @@ const PPM: u64 = 1_000_000;
 pub enum Attack {
     /// At random, several times as often as the limit allows, in every region.
     Flood,
-    /// As much as stays below the threshold, then a burst everywhere at once, and then all that passes within the lag.
+    /// As much as stays below the threshold, then a burst everywhere at once, and then all that
+    /// passes within the lag.
     Lag,
-    /// A burst everywhere just after regions were cut from each other, and all that passes after it.
+    /// A burst everywhere just after regions were cut from each other, and all that passes after
+    /// it.
     Cut,
     /// The same, and bursts everywhere when regions hear each other again, as often as it takes.
     Heal,
@@ -384,7 +386,8 @@ impl Purpose {
         }
     }
 
-    /// How many times as many requests there are, where a world lasts about `length_us` beside that.
+    /// How many times as many requests there are, where a world lasts about `length_us` beside
+    /// that.
     fn times(self, length_us: u64) -> u64 {
         match self {
             Self::LongCut => (1 + LONG_CUT_US / length_us.max(1)).min(LONG_TIMES_MAX),
@@ -444,7 +447,8 @@ impl Purpose {
     }
 }
 
-/// The world of several regions of a seed, about `length_us` long with at most about `requests` requests.
+/// The world of several regions of a seed, about `length_us` long with at most about `requests`
+/// requests.
 pub fn region_scenario_of(seed: u64, length_us: u64, requests: u64) -> RegionScenario {
     let mut rng = Rng::with_seed(seed ^ 0x7e61_0425);
     let rng = &mut rng;

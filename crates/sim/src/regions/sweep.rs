@@ -1,4 +1,5 @@
-//! Many worlds of several regions, on as many threads as there are cores, and smaller ones that break the same promise.
+//! Many worlds of several regions, on as many threads as there are cores, and smaller ones that
+//! break the same promise.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

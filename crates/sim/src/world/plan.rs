@@ -49,7 +49,8 @@ impl World<'_> {
         self.schedule(at_us, Event::Request(Demand { key, cost, shared_cost, is_charge }));
     }
 
-    /// Schedules the request after the present one, where requests come as a Poisson process or one after the other.
+    /// Schedules the request after the present one, where requests come as a Poisson process or one
+    /// after the other.
     pub(super) fn schedule_next_request(&mut self) {
         let mean_us = self.scenario.length_us as f64 / self.scenario.requests.max(1) as f64;
         if self.scenario.shape == Shape::Sequence {

@@ -138,7 +138,8 @@ impl World<'_> {
         is_false.then_some(Violation::FalseDenials { offered, denied })
     }
 
-    /// In a world that is well, nodes decide a busy key by their grants while at most half of a roomy limit is used.
+    /// In a world that is well, nodes decide a busy key by their grants while at most half of a
+    /// roomy limit is used.
     fn judge_waits(&self) -> Option<Violation> {
         let Scenario { limit, nodes, requests, length_us, .. } = self.scenario;
         let per_second = u64::from(limit.amount()) * SECOND_US / limit.period_us();

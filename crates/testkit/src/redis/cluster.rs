@@ -103,7 +103,8 @@ impl Cluster {
         slots.query(&mut self.servers[0].connection()).expect("slots")
     }
 
-    /// Moves a slot with all its keys to another master, as `redis-cli --cluster` does, while clients use them.
+    /// Moves a slot with all its keys to another master, as `redis-cli --cluster` does, while
+    /// clients use them.
     pub fn move_slot(&self, slot: u64, to: usize) {
         let masters = self.masters();
         // A server with a stale view of the last move may cede its slots to one that no longer owns

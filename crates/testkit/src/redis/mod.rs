@@ -26,7 +26,8 @@ const SCAN_COUNT: &str = "1000";
 /// Reply of `PTTL` for a key that expired after the scan.
 const GONE: i64 = -2;
 
-/// A redis-server of its own, on a free port and on a socket file, stopped when the test is done with it.
+/// A redis-server of its own, on a free port and on a socket file, stopped when the test is done
+/// with it.
 #[derive(Debug)]
 pub struct Redis {
     process: Process,

@@ -14,7 +14,8 @@ impl Bench {
         self.only_call()
     }
 
-    /// Lets time pass, and looks after the engine whenever it wants that. The last call that was made.
+    /// Lets time pass, and looks after the engine whenever it wants that. The last call that was
+    /// made.
     fn pass(&mut self, us: u64) -> Arc<Call> {
         let (until_us, mut last) = (self.now_us + us, None);
         while let Some(next_us) = self.poll().filter(|next_us| *next_us < until_us) {

@@ -10,8 +10,9 @@ use crate::limit::Algorithm;
 /// many holders drops grants of dead nodes sooner; longer calls.
 pub const LAPSES_PER_CALL_MAX: usize = 8;
 
-/// How much longer than its holder an origin believes in a grant, µs, beside a sixteenth of its life for clocks that run
-/// at different rates. Higher: fewer grants written off under slow calls; longer until a dead node's are.
+/// How much longer than its holder an origin believes in a grant, µs, beside a sixteenth of its
+/// life for clocks that run at different rates. Higher: fewer grants written off under slow calls;
+/// longer until a dead node's are.
 pub const LAPSE_MARGIN_US: u64 = 300_000;
 
 /// The longest life of a grant, µs.
@@ -72,11 +73,12 @@ const ROOM_PARTS: u64 = 4;
 /// A node is granted one unit at least where the room has this many units for each holder.
 const ONE_PARTS: u64 = 8;
 
-/// A node is also granted one unit at least where the burst has this many units for each holder: one unit for each of
-/// them is then a small part of the burst.
+/// A node is also granted one unit at least where the burst has this many units for each holder:
+/// one unit for each of them is then a small part of the burst.
 const HOLDER_PARTS: u64 = 64;
 
-/// How the room of a meter is divided between the nodes that want some of it: by demand, a quarter at a time.
+/// How the room of a meter is divided between the nodes that want some of it: by demand, a quarter
+/// at a time.
 struct Division {
     /// The node's want among all, in [`SHARES`].
     share: u64,
@@ -89,7 +91,8 @@ struct Division {
 }
 
 impl Division {
-    /// The division for a node that wants `want` units. Neither its want nor its grant is among those of the meter.
+    /// The division for a node that wants `want` units. Neither its want nor its grant is among
+    /// those of the meter.
     fn new(meter: &OriginMeter, want: u64) -> Self {
         let holders = meter.holders.len() as u64 + 1;
         let spares_one = holders * HOLDER_PARTS <= meter.capacity();
@@ -261,7 +264,8 @@ impl OriginMeter {
     pub(super) fn settle_own(&mut self, moment: Moment, update: &MeterUpdate) -> bool {
         self.charge(update.owed, self.cell);
         let Some(node_grant) = self.release(moment.node) else {
-            // It was written off, and counted if it had to be; unless the store forgot that there ever was a grant.
+            // It was written off, and counted if it had to be; unless the store forgot that there
+            // ever was a grant.
             let forgotten = moment.loss_us > 0 && moment.now_us < moment.loss_at_us + 2 * LIFE_US_MAX;
             if self.terms.lapse() == Lapse::Forgiven || forgotten {
                 self.charge(update.used, update.cell);
@@ -307,7 +311,8 @@ impl OriginMeter {
         } else {
             (&mut self.held_before, &mut self.held)
         };
-        // After a change of the limit a cell's number may mean another one: the sum is right all the same.
+        // After a change of the limit a cell's number may mean another one: the sum is right all
+        // the same.
         let rest = node_grant.amount.saturating_sub(*own);
         *own -= node_grant.amount - rest;
         *other = other.saturating_sub(rest);
@@ -447,7 +452,8 @@ mod tests {
         }
     }
 
-    /// The changes that make cells other ones: of the algorithm, both ways, and of the period, both ways.
+    /// The changes that make cells other ones: of the algorithm, both ways, and of the period, both
+    /// ways.
     fn changes(lapse: Lapse) -> [(Terms, Terms); 4] {
         [
             (gcra(100, lapse, 1), window(100, lapse, 2)),

@@ -27,7 +27,8 @@ use crate::limit::Algorithm;
 /// at once.
 const RETENTION_US: u64 = 60_000_000;
 
-/// The longest that a debt is remembered, µs: seventeen years. A full burst drains in ten, a debt may be larger.
+/// The longest that a debt is remembered, µs: seventeen years. A full burst drains in ten, a debt
+/// may be larger.
 const DEBT_US_MAX: u64 = 1 << 49;
 
 /// Where the sums of all that was ever charged, and of all that was given back, stop.
@@ -71,8 +72,8 @@ pub struct OriginMeter {
 pub(super) struct Moment {
     pub(super) node: NodeId,
     pub(super) now_us: u64,
-    /// When the partition last lost writes, by which that loss is known; 0 if it never did. And when that was by a clock that
-    /// has been set back since.
+    /// When the partition last lost writes, by which that loss is known; 0 if it never did. And
+    /// when that was by a clock that has been set back since.
     pub(super) loss_us: u64,
     pub(super) loss_at_us: u64,
     /// Whether writes were lost since the last reply to this node.
@@ -238,7 +239,8 @@ impl OriginMeter {
         self.at * self.terms.tick_us()
     }
 
-    /// Drains, or moves on to the present cell. A clock that was set back starts again from where it is.
+    /// Drains, or moves on to the present cell. A clock that was set back starts again from where
+    /// it is.
     pub(super) fn roll(&mut self, now_us: u64) {
         let now = self.terms.tick(now_us);
         let elapsed = now.saturating_sub(self.at);
@@ -341,7 +343,8 @@ impl OriginMeter {
         region_state.own.level = (region_state.own.level + untold).min(DEBT_MAX);
     }
 
-    /// How many cells ago that one was: the present one, the one before, or one that does not count.
+    /// How many cells ago that one was: the present one, the one before, or one that does not
+    /// count.
     fn cells_ago(&self, cell: u64) -> u64 {
         match cell {
             _ if cell == self.cell => 0,

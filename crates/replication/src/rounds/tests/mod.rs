@@ -1,4 +1,5 @@
-//! Rounds, one step after the other, and in every order that a network and crashes can make of them.
+//! Rounds, one step after the other, and in every order that a network and crashes can make of
+//! them.
 
 mod steps;
 mod world;

@@ -450,7 +450,8 @@ fn a_region_counts_on_the_whole_when_all_that_was_charged_to_parts_has_come_and_
 
 #[test]
 fn where_two_are_cut_from_each_other_all_three_fall_back_at_about_the_same_time() {
-    // Regions 0, 1 and 2 with a batch from each to each other every interval; the link between 0 and 1 is cut at 10 s.
+    // Regions 0, 1 and 2 with a batch from each to each other every interval; the link between 0
+    // and 1 is cut at 10 s.
     let mut all: Vec<Rounds> = (0..3u64)
         .map(|own| {
             let peers: Vec<u64> = (0..3).filter(|peer| *peer != own).collect();
