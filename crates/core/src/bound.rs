@@ -40,6 +40,7 @@ use crate::class::Class;
 use crate::limit::{Algorithm, Limit};
 use crate::origin::{CROSS_REGION_LIFE_US_MAX, LAPSE_MARGIN_US, Lapse, Terms, share_of};
 use crate::regime::Regime;
+use crate::remote_clock::CLOCK_DRIFT_DIVISOR;
 
 /// Interval between two replication rounds of a region, µs.
 pub const REPLICATION_INTERVAL_US: u64 = 200_000;
@@ -60,10 +61,6 @@ pub const THRESHOLD_PPM: u32 = 62_500;
 
 /// Default time for which an origin answers some nodes and not others, µs.
 pub const OUTAGE_US: u64 = 30_000_000;
-
-/// Clock drift within a region: a node may use its grant longer than the origin expects, by one
-/// part in this many of the grant's life.
-const CLOCK_DRIFT_DIVISOR: u64 = 16;
 
 const PPM: u128 = 1_000_000;
 

@@ -43,6 +43,7 @@ mod limit;
 mod meter;
 mod minifloat;
 mod regime;
+mod remote_clock;
 mod sip;
 mod sync;
 mod table;
@@ -57,6 +58,7 @@ pub use grant::{GrantUpdate, HOLD_US_MAX, UsageReport};
 pub use limit::{Algorithm, DRAIN_US_MAX, Limit, LimitError, PERIOD_US_MAX};
 pub use meter::Meter;
 pub use regime::Regime;
+pub use remote_clock::{CLOCK_DRIFT_DIVISOR, RemoteClock, longest_us, shortest_us};
 pub use table::{
     BYTES_PER_LINE, Check, CheckOutcome, DecidingMeter, Home, LIMITS_PER_REQUEST_MAX, RequestVerdict,
     SLOTS_PER_LINE, ShareId, ShareStats, Shares, Table, TableError, TooManyLimits,

@@ -1,14 +1,14 @@
 //! The reference that judges admissions: one bucket that sees all of them, compared with the limit
 //! in every interval at once.
 
-use tidegate_core::Algorithm;
 use tidegate_core::origin::{LAPSE_MARGIN_US, LIFE_US_MAX, Terms};
+use tidegate_core::{Algorithm, longest_us};
 
 use crate::rule_editions::is_alike;
 
 /// Longest time from the making of a grant to its last spend, µs, with clock rates that differ by a
 /// sixteenth.
-const HELD_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
+const HELD_US_MAX: u64 = longest_us(LIFE_US_MAX) + LAPSE_MARGIN_US;
 
 /// A limit in force at the origin: its start, and the units that nodes hold in grants at that
 /// moment.

@@ -8,6 +8,7 @@ use crate::limit::Algorithm;
 use crate::origin::{
     CallReply, LAPSE_MARGIN_US, Lapse, MeterReply, MeterUpdate, REPORT_US_MIN, REPORTS_PER_BURST, Terms,
 };
+use crate::remote_clock::shortest_us;
 use crate::table::Check;
 use crate::{GrantUpdate, UsageReport};
 
@@ -507,9 +508,8 @@ impl NodeMeter {
     /// report, whether its reply states so or not: the origin keeps no record of a lapse that
     /// another call applied.
     fn lapsed(&self, cx: &Context<'_>, meter_reply: &MeterReply) -> u64 {
-        // The origin's clock may be faster by a sixteenth, for which it allows in the life of a
-        // grant but not in the margin.
-        let written_off_us = self.ends_us + LAPSE_MARGIN_US - LAPSE_MARGIN_US / 16;
+        // The origin allows for clock drift in the life of a grant, but not in the margin.
+        let written_off_us = self.ends_us + shortest_us(LAPSE_MARGIN_US);
         let is_late = self.ends_us > 0 && cx.now_us() >= written_off_us;
         let counts = self.meter.terms.lapse() == Lapse::Counted;
         if counts && (meter_reply.lapsed || is_late) { self.granted } else { 0 }

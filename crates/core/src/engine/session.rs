@@ -22,6 +22,7 @@ use crate::digest::Digest;
 use crate::origin::{
     self, Call, CallReply, CheckGroup, NEVER_US, SESSION_RETENTION_US, UNDECIDED, UPDATES_PER_CALL_MAX,
 };
+use crate::remote_clock::RemoteClock;
 use crate::table::{self, CheckOutcome, DecidingMeter, LIMITS_PER_REQUEST_MAX, RequestVerdict, Table};
 use crate::time::Now;
 use crate::verdict::{Retry, Verdict};
@@ -79,9 +80,8 @@ struct InFlightCall {
 pub(super) struct Session {
     sequence: u64,
     acknowledged: u64,
-    answered_us: u64,
     /// The origin's clock in its last reply; `None` before the first.
-    origin_us: Option<u64>,
+    clock: Option<RemoteClock>,
     flush_at_us: u64,
     meters: BTreeMap<Digest, NodeMeter>,
     waiting: Vec<WaitingRequest>,
@@ -105,8 +105,7 @@ impl Default for Session {
         Self {
             sequence: 0,
             acknowledged: 0,
-            answered_us: 0,
-            origin_us: None,
+            clock: None,
             flush_at_us: 0,
             meters: BTreeMap::new(),
             waiting: Vec::new(),
@@ -164,14 +163,15 @@ impl Session {
         Some(tracked)
     }
 
-    /// Returns the origin's clock at a moment of the node's clock, or earlier: their rates may
-    /// differ by a sixteenth. `None` before the first reply. Every shard of a cluster has its own
+    /// Returns the origin's clock at a moment of the node's clock, or earlier. `None` before the first reply. Every shard of a cluster has its own
     /// clock, so the session keeps this.
     pub(super) fn origin_us(&self, mono_us: u64) -> Option<u64> {
-        let origin_us = self.origin_us?;
-        let (after_us, before_us) =
-            (mono_us.saturating_sub(self.answered_us), self.answered_us.saturating_sub(mono_us));
-        Some((origin_us + after_us - after_us / 16).saturating_sub(before_us + before_us / 16))
+        self.clock.map(|clock| clock.at_or_before_us(mono_us))
+    }
+
+    /// When the last reply arrived; 0 before the first.
+    fn answered_us(&self) -> u64 {
+        self.clock.map_or(0, |clock| clock.arrived_us())
     }
 
     /// Takes back usage of a grant, or usage admitted without the origin, no earlier than
@@ -249,7 +249,7 @@ impl Session {
 
     /// Whether the origin may have dropped this session, or soon will: it has not replied for long.
     fn may_be_forgotten(&self, cx: &Context<'_>) -> bool {
-        cx.now_us() > self.answered_us + SESSION_RETENTION_US / 2
+        cx.now_us() > self.answered_us() + SESSION_RETENTION_US / 2
     }
 
     /// Restarts the session after a long time without a reply. An origin drops idle sessions, and a
@@ -261,7 +261,7 @@ impl Session {
         }
         self.acknowledged = 0;
         // Before its first reply, the origin has no session to drop.
-        if self.origin_us.is_some() {
+        if self.clock.is_some() {
             self.meters.values_mut().for_each(NodeMeter::forget_refund);
         }
     }
@@ -290,7 +290,7 @@ impl Session {
 
     /// Sends the call under way again: once for the tail, then now and then.
     fn repeat(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
-        let begins_anew = self.may_be_forgotten(cx) && self.origin_us.is_some();
+        let begins_anew = self.may_be_forgotten(cx) && self.clock.is_some();
         let Some(in_flight) = &mut self.in_flight else { return };
         let now_us = cx.now_us();
         let late = now_us >= in_flight.hedge_at_us(cx.settings);
@@ -451,8 +451,8 @@ impl Session {
         effects: &mut Vec<Effect>,
     ) {
         let Some(in_flight) = self.in_flight.take_if(|call| call.fits(sequence, reply)) else { return };
-        (self.acknowledged, self.answered_us, self.is_stirred) = (sequence, cx.now_us(), true);
-        self.origin_us = Some(reply.now_us);
+        (self.acknowledged, self.is_stirred) = (sequence, true);
+        self.clock = Some(RemoteClock::new(reply.now_us, cx.now_us()));
         self.meters_max = (self.meters_max * 2).min(METERS_PER_CALL_MAX);
         cx.answered_sent_us = cx.answered_sent_us.max(in_flight.sent_us);
         for (digest, meter_reply) in in_flight.meters.iter().zip(&reply.meters) {

@@ -9,6 +9,7 @@ use super::meter::{Moment, OriginMeter, TOTAL_MAX};
 use super::region_state::Connectivity;
 use super::replication::{Component, MergeReply, MergeRequest, RegionId, RoundReply, RoundRequest};
 use super::terms::Terms;
+use crate::remote_clock::shortest_us;
 
 /// Retention of a session after its last call, µs. A node starts a session anew after half of this
 /// time without a reply.
@@ -473,7 +474,7 @@ impl Partition {
 
 /// Whether an empty store replaced the one that the node first knew.
 const fn began_anew(known_us: u64, up_us: u64) -> bool {
-    known_us - known_us / 16 > up_us.saturating_add(LOST_MARGIN_US)
+    shortest_us(known_us) > up_us.saturating_add(LOST_MARGIN_US)
 }
 
 #[cfg(not(loom))]
@@ -482,6 +483,7 @@ mod tests {
     use super::*;
     use crate::limit::Limit;
     use crate::origin::{LAPSE_MARGIN_US, Lapse, MeterUpdate, RECALL_US};
+    use crate::remote_clock::longest_us;
     use std::time::Duration;
 
     const SECOND: u64 = 1_000_000;
@@ -710,7 +712,7 @@ mod tests {
             let mut holder = Caller::new(1, ten_per_second(lapse));
             let mut other = Caller::new(2, ten_per_second(lapse));
             holder.hold(&mut partition, START, 6);
-            let ends = START + SECOND + SECOND / 16 + LAPSE_MARGIN_US;
+            let ends = START + longest_us(SECOND) + LAPSE_MARGIN_US;
             other.say(&mut partition, ends - 1, (0, 0, 0));
             assert_eq!(partition.meter(b"key").map(OriginMeter::held), Some(6));
             other.say(&mut partition, ends, (0, 0, 0));

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
+use tidegate_core::RemoteClock;
 use tidegate_core::origin::RegionId;
 use tokio::io::{ReadHalf, WriteHalf, split};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -182,23 +183,23 @@ struct ForwardConnection<'a> {
     shared: &'a Shared,
     place: usize,
     pending: Mutex<HashMap<u64, oneshot::Sender<ForwardReply>>>,
-    /// The peer's clock in its last reply, and our clock when the reply arrived.
-    heard: Mutex<(u64, u64)>,
+    /// The peer's clock in its last reply.
+    clock: Mutex<RemoteClock>,
     answered: AtomicU64,
 }
 
 impl<'a> ForwardConnection<'a> {
     fn new(shared: &'a Shared, place: usize, clock_us: u64) -> Self {
-        let heard = Mutex::new((clock_us, shared.now_us()));
-        Self { shared, place, pending: Mutex::default(), heard, answered: AtomicU64::new(0) }
+        let clock = Mutex::new(RemoteClock::new(clock_us, shared.now_us()));
+        Self { shared, place, pending: Mutex::default(), clock, answered: AtomicU64::new(0) }
     }
 
     fn pending(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<ForwardReply>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn heard(&self) -> MutexGuard<'_, (u64, u64)> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn clock(&self) -> MutexGuard<'_, RemoteClock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn ask<S: Stream>(
@@ -247,34 +248,17 @@ impl<'a> ForwardConnection<'a> {
         }
         pending.insert(forward.id, answer);
         if let ForwardAction::RollBack { since_us } = &mut forward.act {
-            *since_us = self.at_peer_or_before_us(*since_us);
+            // A charge at this instant has drained for the time since, or for less.
+            *since_us = self.clock().at_or_before_us(*since_us);
         }
-        // Charges and refunds count however late they arrive.
+        // Charges and refunds count however late they arrive. A decision after the deadline, as a
+        // lower bound of the peer's clock states it, is never of use.
         let is_late_in_vain = forward.act == ForwardAction::Decide;
-        Some((forward, if is_late_in_vain { self.at_peer_us(until_us) } else { u64::MAX }))
-    }
-
-    /// Converts one of our instants to the peer's clock, as a lower bound: the peer read its clock
-    /// before the reply arrived. A decision made by then may still arrive too late, but a later
-    /// decision is never of use.
-    fn at_peer_us(&self, us: u64) -> u64 {
-        let (clock_us, then_us) = *self.heard();
-        clock_us.saturating_add(us.saturating_sub(then_us))
-    }
-
-    /// Converts one of our instants to the peer's clock, or to an earlier instant. The clock rates
-    /// may differ by a sixteenth. A charge at our instant has drained for the time since the
-    /// result, or for less.
-    fn at_peer_or_before_us(&self, us: u64) -> u64 {
-        let (clock_us, then_us) = *self.heard();
-        let (after_us, before_us) = (us.saturating_sub(then_us), then_us.saturating_sub(us));
-        clock_us
-            .saturating_add(after_us - after_us / 16)
-            .saturating_sub(before_us.saturating_add(before_us / 16))
+        Some((forward, if is_late_in_vain { self.clock().at_us(until_us) } else { u64::MAX }))
     }
 
     fn is_idle(&self) -> bool {
-        self.shared.now_us() > self.heard().1 + IDLE_US_MAX
+        self.shared.now_us() > self.clock().arrived_us() + IDLE_US_MAX
     }
 
     async fn read_replies<S: Stream>(&self, mut reader: ReadHalf<S>) -> Result<(), ConnectionError> {
@@ -283,7 +267,7 @@ impl<'a> ForwardConnection<'a> {
             self.shared.count(self.place, |counts| counts.bytes_received += bytes);
             match frame {
                 Frame::Forwarded(forwarded, clock_us) => {
-                    *self.heard() = (clock_us, self.shared.now_us());
+                    *self.clock() = RemoteClock::new(clock_us, self.shared.now_us());
                     self.answered.fetch_add(1, Ordering::Relaxed);
                     let waiting = self.pending().remove(&forwarded.id);
                     // The caller may have given up.

@@ -19,6 +19,7 @@
 mod liveness;
 mod outbox;
 
+use tidegate_core::RemoteClock;
 use tidegate_core::bound::{PEER_TIMEOUT_US, REPLICATION_INTERVAL_US};
 use tidegate_core::origin::{RegionId, RoundReply, RoundRequest};
 
@@ -63,8 +64,8 @@ pub struct Rounds {
     incarnation: u64,
     peer_timeout_us: u64,
     peers: Vec<Peer>,
-    /// For each partition: its clock in the last reply, and our clock when the reply arrived.
-    clocks_us: Vec<Option<(u64, u64)>>,
+    /// For each partition: its clock in the last reply.
+    clocks: Vec<Option<RemoteClock>>,
 }
 
 #[derive(Debug)]
@@ -111,7 +112,7 @@ impl Rounds {
             incarnation: config.incarnation,
             peer_timeout_us: config.peer_timeout_us,
             peers: config.peers.iter().map(peer).collect(),
-            clocks_us: vec![None; usize::from(config.partitions)],
+            clocks: vec![None; usize::from(config.partitions)],
         }
     }
 
@@ -164,8 +165,8 @@ impl Rounds {
 
     /// Returns a lower bound of a partition's clock now, or 0 if it has never replied.
     fn clock_us(&self, now_us: u64, partition: u16) -> u64 {
-        let known = self.clocks_us.get(usize::from(partition)).copied().flatten();
-        known.map_or(0, |(clock_us, then_us)| clock_us.saturating_add(now_us.saturating_sub(then_us)))
+        let known = self.clocks.get(usize::from(partition)).copied().flatten();
+        known.map_or(0, |clock| clock.at_us(now_us))
     }
 
     /// Applies a reply of the own origin. If a reply is lost, the next round repeats the request.
@@ -176,8 +177,8 @@ impl Rounds {
         partition_round: &PartitionRound,
         gathered: &RoundReply,
     ) -> u64 {
-        if let Some(clock) = self.clocks_us.get_mut(usize::from(partition_round.partition)) {
-            *clock = Some((gathered.now_us, now_us));
+        if let Some(clock) = self.clocks.get_mut(usize::from(partition_round.partition)) {
+            *clock = Some(RemoteClock::new(gathered.now_us, now_us));
         }
         if gathered.upto < partition_round.round.after {
             // The store has lost writes, and its marks with them.

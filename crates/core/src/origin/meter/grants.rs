@@ -5,6 +5,7 @@ use super::super::call::{MeterReply, MeterUpdate, NodeId};
 use super::super::terms::{Lapse, SHARES};
 use super::{Moment, OriginMeter};
 use crate::limit::Algorithm;
+use crate::remote_clock::longest_us;
 
 /// Maximum number of other nodes' expired grants that one call writes off. Higher: a meter with
 /// many holders drops grants of dead nodes sooner; longer calls.
@@ -25,7 +26,7 @@ pub const LIFE_US_MAX: u64 = 10_000_000;
 pub const CROSS_REGION_LIFE_US_MAX: u64 = 1_000_000;
 
 /// The longest that an origin believes in a grant, µs.
-pub(super) const GRANT_US_MAX: u64 = LIFE_US_MAX + LIFE_US_MAX / 16 + LAPSE_MARGIN_US;
+pub(super) const GRANT_US_MAX: u64 = longest_us(LIFE_US_MAX) + LAPSE_MARGIN_US;
 
 /// How long returned units are kept for a request that was too large, µs: long enough for the
 /// holders' next reports.
@@ -154,7 +155,7 @@ impl OriginMeter {
         let division = Division::new(self, want);
         let extra = division.extra(units, update.used, kept).min(want.saturating_sub(kept));
         let life_us = self.life_us(update.life_us);
-        let until_us = moment.now_us + life_us + life_us / 16 + LAPSE_MARGIN_US;
+        let until_us = moment.now_us + longest_us(life_us) + LAPSE_MARGIN_US;
         let cell = self.grant_cell();
         self.hold(moment.node, NodeGrant { amount: kept + extra, until_us, cell, want });
         let wait_us = self.wait_us(moment.node, 1);
