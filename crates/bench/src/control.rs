@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_is_told_by_what_was_measured() {
+    fn spread_is_computed_from_measured_durations() {
         let found = spread((1..=200).map(Duration::from_millis).collect());
         assert_eq!((found.count, found.p50_ms, found.p99_ms, found.max_ms), (200, 100.0, 198.0, 200.0));
         let one = spread(vec![Duration::from_millis(3)]);

@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_within_the_stated_rate_is_a_problem() {
+    fn record_loss_within_the_stated_rate_is_a_problem() {
         assert_eq!(rate(STATED_DENIALS, STATED_DENIALS, 0).problems(), [""; 0]);
         assert_eq!(rate(STATED_DENIALS, STATED_DENIALS, 1).problems().len(), 1);
         assert_eq!(rate(STATED_DENIALS, STATED_DENIALS / 2, 0).problems().len(), 1, "not tried");
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn what_deciding_loses_above_the_bar_is_a_problem() {
+    fn logging_cost_above_the_bar_is_a_problem() {
         assert_eq!(case(COST_PERCENT_MAX, RATE, 0).problems(), [""; 0]);
         for missed in [case(5.1, RATE, 0), case(1.0, RATE / 2, 0), case(1.0, RATE, 1)] {
             assert_eq!(missed.problems().len(), 1);

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_an_array_of_its_words() {
+    fn command_is_encoded_as_an_array_of_bulk_strings() {
         assert_eq!(command(&["PING", "ü"]), "*2\r\n$4\r\nPING\r\n$2\r\nü\r\n");
     }
 

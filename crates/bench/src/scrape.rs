@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_look_is_told_so() {
+    fn scrape_without_permission_is_an_error() {
         assert!(Metrics::parse("HTTP/1.1 403 Forbidden\r\n\r\n").is_err());
         assert!(Metrics::parse("").is_err());
     }

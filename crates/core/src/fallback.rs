@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn each_has_its_part_of_what_was_left() {
+    fn each_node_has_its_share_of_the_remaining_units() {
         assert_eq!(alone(4, None), (25, 0));
         assert_eq!(alone(4, Some(40)), (25, 15));
         assert_eq!(alone(4, Some(0)), (25, 25));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_comfort_goes_on_alone_and_only_who_pays_passes() {
+    fn only_comfort_falls_back_to_local_and_only_paid_fails_open() {
         let rungs = Class::ALL.map(|class| [false, true].map(|paid| class.without_origin(paid)));
         assert_eq!(
             rungs,

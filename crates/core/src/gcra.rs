@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn remaining_counts_down_and_reset_tells_when_all_is_back() {
+    fn remaining_counts_down_and_reset_is_the_full_drain_time() {
         let limit = per_second(2, 4);
         let mut state = Arrival::ZERO;
         for left in (0..4).rev() {

@@ -122,7 +122,7 @@ impl GrantState {
         }
         let unspent = if self.is_alive(now_us) { self.unspent } else { 0 };
         if unspent >= cost
-            && (cost > 0 || self.is_heard(now_us))
+            && (cost > 0 || self.has_valid_reply(now_us))
             && self.unreported.checked_add(cost).is_some()
         {
             let before = self.drained(limit, now_us);
@@ -143,7 +143,7 @@ impl GrantState {
     }
 
     /// Whether the origin's last reply still applies.
-    fn is_heard(&self, now_us: u64) -> bool {
+    fn has_valid_reply(&self, now_us: u64) -> bool {
         self.is_alive(now_us) || now_us < self.denies_until_us()
     }
 
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meter_that_nobody_was_asked_about_asks() {
+    fn meter_without_a_reply_asks_the_origin() {
         assert_eq!(passes(GrantState::default(), 0, 1).0, Some(Retry::AskOrigin));
         assert_eq!(
             passes(GrantState::default(), 9_999, 0).0,
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_spent_while_a_call_is_under_way_comes_out_of_the_new_grant() {
+    fn usage_during_a_call_is_taken_from_the_new_grant() {
         let (_, spent) = passes(granted(9, 0), 5_001, 4);
         let (taken, kept_units) = spent.take_report(&ten_per_second(), 5_002 * MS, 3);
         assert_eq!(taken, UsageReport { used: 4, keep: 3, missed: false });
@@ -311,26 +311,26 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_a_grant_whose_time_is_over() {
+    fn expired_grant_is_not_kept() {
         assert_eq!(granted(9, 0).take_report(&ten_per_second(), 6_000 * MS, 9).0, UsageReport::default());
     }
 
     #[test]
-    fn a_refund_says_what_the_origin_has_to_give_back() {
+    fn refund_returns_the_units_left_to_the_origin() {
         let (_, spent) = passes(granted(9, 0), 5_001, 4);
         let (rest, after) = spent.refund(6);
         assert_eq!((rest, after.unspent, after.unreported), (2, 9, 0));
     }
 
     #[test]
-    fn who_is_turned_away_by_the_origins_word_leaves_a_mark() {
+    fn denial_by_an_exhausted_meter_is_marked_as_missed() {
         let (_, after) = passes(granted(0, 200 * MS), 5_050, 1);
         assert!(after.missed && after.take_report(&ten_per_second(), 5_060 * MS, 0).0.missed);
         assert!(!passes(GrantState::default(), 5_050, 1).1.missed, "nobody turned this one away");
     }
 
     #[test]
-    fn what_was_said_of_another_limit_decides_nothing() {
+    fn reply_for_another_limit_does_not_decide() {
         let hundred = Limit::gcra(100, Duration::from_secs(1)).expect("in range").at_origin();
         for before in [granted(9, 0), granted(0, 200 * MS)] {
             let (verdict, after) = before.decide(&hundred, 5_050 * MS, 1);
@@ -343,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn what_never_passes_says_so() {
+    fn never_allowed_cost_has_its_own_retry_reason() {
         assert_eq!(passes(granted(9, 0), 5_001, 11).0, Some(Retry::CostAboveBurst));
         let blocked = Limit::gcra(0, Duration::from_secs(1)).expect("in range").at_origin();
         assert_eq!(granted(9, 0).decide(&blocked, 5_001 * MS, 1).0.retry(), Some(Retry::Blocked));
     }
 
     #[test]
-    fn remaining_counts_what_is_not_used_and_neither_grants_nor_what_is_reported() {
+    fn remaining_ignores_grants_and_pending_reports() {
         let limit = ten_per_second();
         let remaining = |allowance: GrantState, cost: u64| {
             let (verdict, after) = allowance.decide(&limit, 5_000 * MS, cost);
@@ -405,7 +405,7 @@ mod tests {
         }
 
         #[test]
-        fn an_amount_is_kept_to_a_thousandth_and_never_as_more_than_it_is(amount in 0u64..1 << 40) {
+        fn compact_amount_is_rounded_down_by_at_most_a_thousandth(amount in 0u64..1 << 40) {
             let told = CompactUnits::of(amount).amount();
             prop_assert!(told <= amount && amount - told <= amount >> MANTISSA_BITS);
             prop_assert!(amount >= 1 << (MANTISSA_BITS + 1) || told == amount);

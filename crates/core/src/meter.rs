@@ -438,7 +438,7 @@ mod tests {
         }
 
         #[test]
-        fn a_key_at_its_limit_is_kept(limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
+        fn key_at_its_limit_is_pinned(limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
             let spent = Meter::empty(&limit).charge(&limit, Now::from_micros(start, start), cost);
             let now = Now::from_micros(start + later, start + later);
             let (verdict, _) = spent.decide(&limit, now, 1);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_given_away_in_the_order_of_what_is_lost() {
+    fn slots_are_evicted_in_order_of_lost_state() {
         let order = [
             EvictionRank::Free,
             EvictionRank::Clean { since: 5 },

@@ -267,7 +267,7 @@ fn two_requests_in_opposite_order_are_all_or_nothing() {
 }
 
 #[test]
-fn a_denied_request_leaves_no_trace_whatever_runs_beside_it() {
+fn denied_request_leaves_no_trace_under_concurrency() {
     explore_within(3, || {
         let world = World::new(2, 4);
         with_meter(&world, "a");
@@ -341,7 +341,7 @@ fn a_grant_is_spent_once() {
 }
 
 #[test]
-fn what_is_spent_while_a_report_is_under_way_is_reported_once_and_comes_out_of_the_new_grant() {
+fn usage_during_a_report_is_reported_once_from_the_new_grant() {
     explore_within(3, || {
         let world = World::granted(2);
         let spender = spawn(&world, |world| u64::from(world.check("a", 1)) + u64::from(world.check("a", 1)));
@@ -356,7 +356,7 @@ fn what_is_spent_while_a_report_is_under_way_is_reported_once_and_comes_out_of_t
 }
 
 #[test]
-fn two_reports_share_what_was_spent() {
+fn concurrent_reports_split_the_usage() {
     explore_within(3, || {
         let world = World::granted(2);
         assert!(world.check("a", 1));

@@ -79,7 +79,7 @@ fn a_request_of_no_limits_is_allowed() {
 }
 
 #[test]
-fn the_longest_denial_is_named_and_the_others_report_what_is_there() {
+fn longest_denial_decides_and_other_limits_report_remaining() {
     let world = World::new(1 << 20);
     let (hourly, daily) = (per_hour(1), Limit::gcra(1, Duration::from_hours(24)).expect("in range"));
     let roomy = per_hour(50);
@@ -204,7 +204,7 @@ fn new_keys_of_one_request_find_room_wherever_single_ones_do() {
 }
 
 #[test]
-fn what_owes_nothing_makes_no_meter() {
+fn operations_without_debt_create_no_meter() {
     let world = World::new(1 << 16);
     for limit in [per_hour(10), Limit::sliding_window(10, Duration::from_hours(1)).expect("in range")] {
         world.table.refund(NOW, &world.ask(&limit, 1, 5));

@@ -51,7 +51,7 @@ impl Spec {
     /// is wrong.
     pub(crate) fn check(&self) -> Result<Option<Limit>, Difference> {
         match self.build() {
-            Ok(limit) if self.is_in_range() && self.is_what_was_asked_for(&limit) => Ok(Some(limit)),
+            Ok(limit) if self.is_in_range() && self.matches_request(&limit) => Ok(Some(limit)),
             Err(error) if self.explains(error) => Ok(None),
             got => Err(Difference::new("limit", &self.expectation(), &got)),
         }
@@ -69,7 +69,7 @@ impl Spec {
         self.amount_fits() && self.period_fits() && self.burst.is_none_or(|burst| self.burst_fits(burst))
     }
 
-    fn is_what_was_asked_for(&self, limit: &Limit) -> bool {
+    fn matches_request(&self, limit: &Limit) -> bool {
         let least_burst = u64::from(self.algorithm == Algorithm::Gcra);
         let burst = self.burst.unwrap_or(self.amount.max(least_burst));
         limit.algorithm() == self.algorithm

@@ -36,7 +36,7 @@ fn window() {
 }
 
 #[test]
-fn the_seed_alone_decides_what_is_compared() {
+fn compared_sequence_depends_only_on_the_seed() {
     let one = plan(3, 5_000);
     let two = Plan { threads: 2, ..one };
     assert_eq!(agree::<Bucket>(&one), agree::<Bucket>(&two));

@@ -94,7 +94,7 @@ fn debt_ends_at_7320_days_of_drain() {
 }
 
 #[test]
-fn what_can_never_pass_says_why() {
+fn never_allowed_request_has_a_reason() {
     assert_eq!(bucket(0, 1, 5).decide(at(9), 1), deny(0, 0, Retry::Blocked));
     assert_eq!(bucket(0, 1, 5).decide(at(9), 6), deny(0, 0, Retry::Blocked));
     assert_eq!(bucket(10, 10, 5).decide(at(9), 6), deny(5, 0, Retry::CostAboveBurst));
@@ -105,7 +105,7 @@ fn what_can_never_pass_says_why() {
 }
 
 #[test]
-fn the_previous_cell_weighs_what_is_left_of_it() {
+fn previous_cell_is_weighted_by_its_remaining_time() {
     let mut key = window();
     assert_eq!(key.decide(at(250), 8), allow(2, 150));
     // At 310 the previous cell weighs 8 * 90 / 100 = 7.2.

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regions_stay_who_they_are() {
+    fn region_ids_are_stable() {
         // Another value would make strangers of regions that run different releases.
         assert_eq!(
             ["eu", "us-east-1"].map(region_id),

@@ -136,7 +136,7 @@ fn telling(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_spent_is_told_until_it_is_heard_and_counts_once() {
+async fn charge_is_retried_until_received_and_counts_once() {
     let (eu, us) = (Region::new("eu"), Region::new("us"));
     let link = Proxy::start(us.address());
     let asker = start::<Ledger>(&eu, ("us", link.address()), None);
@@ -187,7 +187,12 @@ enum End {
 
 /// Delivers 1, 1 and 10 units. The reply to the 10 units is lost, unless another reply is lost
 /// instead.
-async fn tell_without_answer(link: &Proxy, asker: &Replicator, ledger: &Ledger, act: ForwardAction) -> End {
+async fn deliver_with_lost_reply(
+    link: &Proxy,
+    asker: &Replicator,
+    ledger: &Ledger,
+    act: ForwardAction,
+) -> End {
     link.set(Traffic::Pass);
     // The second delivery follows the first heartbeat of the connection. Otherwise the reply to
     // that heartbeat would be lost instead.
@@ -217,7 +222,7 @@ async fn tell_without_answer(link: &Proxy, asker: &Replicator, ledger: &Ledger, 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_given_back_counts_once_at_most_and_is_counted_where_nobody_knows() {
+async fn refund_applies_at_most_once_and_unknown_ones_are_counted() {
     let (eu, us) = (Region::new("eu"), Region::new("us"));
     let link = Proxy::start(us.address());
     let asker = start::<Ledger>(&eu, ("us", link.address()), None);
@@ -228,7 +233,7 @@ async fn what_is_given_back_counts_once_at_most_and_is_counted_where_nobody_know
     {
         let mut is_lost = false;
         while !is_lost {
-            let end = tell_without_answer(&link, &asker, &ledger, act).await;
+            let end = deliver_with_lost_reply(&link, &asker, &ledger, act).await;
             // If the reply to a heartbeat comes just then, it is lost instead, with its connection.
             // A delivery sent by then is given up, received or not. One not yet sent is retried.
             is_lost = end == End::Lost;
@@ -253,7 +258,7 @@ async fn what_is_given_back_counts_once_at_most_and_is_counted_where_nobody_know
 /// The owner has another clock, and the time in transit is unknown. If a charge looked later than
 /// it was, units that have already drained would be refunded again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_rolled_back_is_never_said_to_be_charged_later_than_it_was() {
+async fn rollback_never_states_a_later_charge_time() {
     const AHEAD_US: u64 = 31_536_000_000_000;
     let (eu, us) = (Region::new("eu"), Region::new("us"));
     let link = Proxy::start(us.address());
@@ -277,7 +282,7 @@ async fn what_is_rolled_back_is_never_said_to_be_charged_later_than_it_was() {
 
 /// An incarnation is the node's own claim and proves no identity.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_region_tells_is_not_taken_for_what_another_told() {
+async fn deliveries_are_deduplicated_per_region() {
     let [ap, eu, us] = ["ap", "eu", "us"].map(Region::new);
     let ledger = Arc::<Ledger>::default();
     let mut config = us.config(&[("ap", ap.address()), ("eu", eu.address())]);
@@ -319,7 +324,7 @@ async fn a_region_decides_for_another_and_many_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_longer_than_it_said_and_the_next_connection_works_again() {
+async fn forwarded_check_times_out_and_the_next_connection_works() {
     let (eu, us) = (Region::new("eu"), Region::new("us"));
     let link = Proxy::start(us.address());
     let asker = start::<Echo>(&eu, ("us", link.address()), None);

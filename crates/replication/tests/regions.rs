@@ -24,7 +24,7 @@ use common::{BURST, Hand, PART, Region, STOPS, Stop, TIME_MAX, component, now_us
 const KEY: &str = "api/alice";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_used_in_one_region_counts_in_all_others() {
+async fn usage_of_one_region_counts_in_all_others() {
     let [eu, us, ap] = ["eu", "us", "ap"].map(Region::new);
     let _eu = eu.start(&[("us", us.address()), ("ap", ap.address())]);
     let _us = us.start(&[("eu", eu.address()), ("ap", ap.address())]);
@@ -109,7 +109,7 @@ async fn a_cut_makes_all_regions_fall_back_to_their_parts_and_nothing_is_lost_wh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_merged_but_not_heard_to_be_counts_once() {
+async fn batch_with_a_lost_acknowledgement_counts_once() {
     let [eu, us] = ["eu", "us"].map(Region::new);
     let link = Proxy::start(us.address());
     let replicator = eu.start(&[("us", link.address())]);
@@ -209,7 +209,7 @@ async fn one_process_of_a_region_is_its_replicator_and_the_next_follows_when_it_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn regions_that_were_told_of_other_weights_say_so() {
+async fn regions_with_different_weights_report_disagreement() {
     let [eu, us, ap] = ["eu", "us", "ap"].map(Region::new);
     let others = |region: &Region, weights: u64| {
         let peers = [&eu, &us, &ap].map(|peer| (peer.name, peer.address()));
@@ -256,7 +256,7 @@ async fn batches_that_come_twice_or_in_another_order_change_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_not_the_replicator_takes_no_batches() {
+async fn node_without_the_replicator_lease_refuses_batches() {
     let us = Region::new("us");
     us.origin.stop_at(Some(Stop::BeforeLease));
     let _us = us.start(&[("eu", ([127, 0, 0, 1], 1).into())]);
@@ -267,7 +267,7 @@ async fn whoever_is_not_the_replicator_takes_no_batches() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_origin_that_does_not_answer_acknowledges_nothing_and_what_it_missed_comes_again() {
+async fn batch_that_the_origin_did_not_merge_is_resent() {
     let [eu, us] = ["eu", "us"].map(Region::new);
     let sender = eu.start(&[("us", us.address())]);
     let replicator = us.start(&[("eu", eu.address())]);
@@ -413,7 +413,7 @@ impl Origin for FloodedOrigin {
 /// While one partition has a backlog, peers see no progress of any partition. After the peer
 /// timeout, all regions would be isolated.
 #[tokio::test(flavor = "multi_thread")]
-async fn all_that_a_partition_can_have_to_tell_is_told_in_one_round() {
+async fn full_backlog_of_a_partition_is_sent_in_one_round() {
     let [eu, us] = ["eu", "us"].map(Region::new);
     let _us = us.start(&[("eu", eu.address())]);
     let origin = FloodedOrigin::new().await;

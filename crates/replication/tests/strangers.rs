@@ -149,7 +149,7 @@ async fn a_certificate_speaks_for_its_own_region_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_certificate_nobody_is_heard() {
+async fn connections_without_a_certificate_are_refused() {
     let authority = Authority::new();
     let us = Region::new("us");
     let own = authority.certify("us");
@@ -177,7 +177,7 @@ async fn a_certificate_of_another_region_is_found_before_anything_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_no_peer_or_looks_for_somebody_else_is_told_so() {
+async fn unknown_or_wrong_region_is_refused() {
     let us = Region::new("us");
     let replicator = us.start(&[("eu", ([127, 0, 0, 1], 1).into())]);
     let cases = [
@@ -193,7 +193,7 @@ async fn whoever_is_no_peer_or_looks_for_somebody_else_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nonsense_and_other_versions_are_told_so_and_counted() {
+async fn malformed_frames_and_other_versions_are_refused_and_counted() {
     let us = Region::new("us");
     let replicator = us.start(&[("eu", ([127, 0, 0, 1], 1).into())]);
     let too_long = u32::try_from(GREETING_BYTES_MAX + 1).unwrap().to_be_bytes().to_vec();

@@ -154,7 +154,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_meter_counts_until_what_was_charged_and_what_was_held_has_drained() {
+    fn meter_counts_until_charges_and_grants_have_drained() {
         let mut partition = Partition::default();
         ask(&mut partition, START_US, gcra(10, 1_000), (5, 0));
         assert_eq!(counts_for_s(&partition).0, 500);
@@ -180,7 +180,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_charged_to_a_part_counts_until_it_has_drained_there() {
+    fn charges_to_a_share_count_until_they_drain_there() {
         let mut partition = Partition::default();
         ask(&mut partition, START_US, shared_gcra(40, 1_000, 4), (5, 0));
         let (over_s, forgotten_s) = counts_for_s(&partition);
@@ -189,7 +189,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_held_of_a_part_counts_until_it_could_have_drained_there() {
+    fn grants_of_a_share_count_until_they_could_have_drained() {
         let mut partition = Partition::default();
         let granted = ask(&mut partition, START_US, shared_gcra(400, 10_000, 4), (5, 90)).meters[0].grant;
         let (over_s, forgotten_s) = counts_for_s(&partition);
@@ -201,7 +201,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_told_as_it_was() {
+    fn expired_meters_are_returned_with_their_state() {
         let mut partition = Partition::default();
         ask(&mut partition, START_US, gcra(10, 1_000), (5, 0));
         let over_us = partition.meter(&name(0)).expect("known").expires_us();

@@ -508,7 +508,7 @@ impl Watch {
     }
 
     /// Records that a call of a session reached the origin.
-    pub(crate) fn heard_of(&mut self, partition: u16, node: NodeId, origin_us: u64) {
+    pub(crate) fn call_received(&mut self, partition: u16, node: NodeId, origin_us: u64) {
         self.sessions.insert((partition, node), origin_us);
     }
 

@@ -60,7 +60,7 @@ fn regions_keep_their_promises_and_their_bound_is_tight() {
 /// If many more units drain within the lag and the peer timeout than pass at once, an attacker has
 /// to reach that drain.
 #[test]
-fn what_passes_before_a_cut_is_noticed_is_most_of_the_bound_of_a_fast_limit() {
+fn drain_before_the_peer_timeout_dominates_a_fast_limit() {
     let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
     let rushed = all.filter(|world| world.attack == Attack::Rush).take(RUSHED_WORLDS);
     let reached = rushed.map(|world| {
@@ -74,7 +74,7 @@ fn what_passes_before_a_cut_is_noticed_is_most_of_the_bound_of_a_fast_limit() {
 }
 
 #[test]
-fn many_worlds_of_which_none_reaches_its_bound_are_told() {
+fn unreached_bounds_over_many_worlds_are_reported() {
     let kind = |is_fast, cuts| Kind { is_window: false, class: Class::Comfort, is_fast, cuts };
     let reached = |excess| BoundReach { worlds: 1, seed: 1, reach: Reach { excess, allowed: 1_000 } };
     let summary = |seeds, reached: [(Kind, BoundReach); 3]| RegionSummary {
@@ -129,7 +129,7 @@ fn where_a_region_with_most_of_the_limit_is_deaf_no_more_passes_than_where_parts
 /// Debt to peers that is dropped passes again, for as long as demand in all regions exceeds the
 /// limit.
 #[test]
-fn what_passes_too_much_all_the_time_shows_in_the_long_run() {
+fn constant_over_admission_violates_the_long_run_rate() {
     let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
     let mut worlds = all.filter(run_is_long).take(LONG_WORLDS);
     let is_noticed = |world: RegionScenario| {

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_stopped_and_goes_on_and_ends_as_told() {
+    fn process_stops_continues_and_ends_on_signals() {
         let mut process = sleeper();
         process.signal(Signal::STOP);
         wait_until("it to stand still", START_TIME_MAX, || state(&process) == Some('T'));

@@ -439,7 +439,7 @@ mod tests {
         byte[0]
     }
 
-    fn hears_nothing(mut client: &Client) -> bool {
+    fn receives_nothing(mut client: &Client) -> bool {
         client.set_read_timeout(Some(QUIET)).unwrap();
         let read = client.read(&mut [0]);
         client.set_read_timeout(Some(START_TIME_MAX)).unwrap();
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_passes_and_what_is_swallowed_was_heard() {
+    fn proxy_forwards_traffic_and_drops_replies_after_delivery() {
         let (server, heard) = echo();
         let proxy = Proxy::start(server);
         let (first, second) = (client(&proxy), client(&proxy));
@@ -458,7 +458,7 @@ mod tests {
         proxy.set(Traffic::DropAnswers);
         says(&first, 3);
         assert_eq!(next(&heard), 3);
-        assert!(hears_nothing(&first));
+        assert!(receives_nothing(&first));
         proxy.set(Traffic::DelayAnswers(Duration::from_millis(1)));
         says(&first, 4);
         assert_eq!(hears(&first), 4);
@@ -475,11 +475,11 @@ mod tests {
         says(&first, 2);
         says(&second, 3);
         assert_eq!(hears(&second), 3);
-        assert!(hears_nothing(&first));
+        assert!(receives_nothing(&first));
     }
 
     #[test]
-    fn a_connection_is_cut_after_the_server_did_what_was_asked() {
+    fn connection_is_cut_after_the_server_receives_the_request() {
         let (server, heard) = echo();
         let proxy = Proxy::start(server);
         let client = client(&proxy);
@@ -496,14 +496,14 @@ mod tests {
         let client = client(&proxy);
         proxy.set(Traffic::HalfOpen);
         says(&client, 1);
-        assert!(hears_nothing(&client));
+        assert!(receives_nothing(&client));
         assert!(heard.try_recv().is_err(), "the server knows nothing of it");
         proxy.set(Traffic::Pass);
         assert_eq!(hears(&client), 1);
     }
 
     #[test]
-    fn what_is_said_passes_up_to_some_words_and_the_rest_when_traffic_is_another() {
+    fn proxy_buffers_data_from_a_pattern_until_traffic_changes() {
         let (server, heard) = echo();
         let proxy = Proxy::start(server);
         let client = client(&proxy);
@@ -513,14 +513,14 @@ mod tests {
         assert_eq!((next(&heard), hears(&client)), (1, 1));
         assert_eq!(proxy.keeping(), 0);
         says(&client, 2);
-        assert!(hears_nothing(&client));
+        assert!(receives_nothing(&client));
         assert_eq!((heard.try_recv().is_err(), proxy.keeping()), (true, 1));
         proxy.set(Traffic::AnswersUpTo(&[4]));
         assert_eq!((next(&heard), hears(&client)), (2, 2));
         (&client).write_all(&[3, 4, 5]).unwrap();
         assert_eq!([(); 3].map(|()| next(&heard)), [3, 4, 5]);
         assert_eq!(hears(&client), 3);
-        assert!(hears_nothing(&client));
+        assert!(receives_nothing(&client));
         assert_eq!(proxy.keeping(), 1);
         proxy.set(Traffic::Pass);
         assert_eq!([hears(&client), hears(&client)], [4, 5]);
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_lost_with_who_said_it() {
+    fn buffered_data_is_lost_when_its_sender_disconnects() {
         let (server, heard) = echo();
         let proxy = Proxy::start(server);
         proxy.set(Traffic::QuestionsUpTo(b""));

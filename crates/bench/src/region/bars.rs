@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bar_is_missed_by_what_it_is_about() {
+    fn each_bar_is_missed_only_by_its_own_measure() {
         let over = |row: &mut Row| row.over_units = 0.001;
         assert_eq!(missed(over, Class::Security), ["security: how far any limit was passed"]);
         let comfort = "comfort: how far any limit was passed, in rows that the origin decided alone";
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bar_of_a_stall_is_missed_by_what_it_is_about() {
+    fn each_stall_bar_is_missed_only_by_its_own_measure() {
         assert_eq!(missed_in_stall(|_| {}), <[&str; 0]>::default());
         let p99 = missed_in_stall(|stall| stall.comfort_meanwhile.p99_us = 5_001);
         assert_eq!(p99, ["store stands still: comfort decisions, p99"]);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_computed_holds_nothing() {
+    fn nan_measure_misses_its_bar() {
         assert_eq!(missed(|row| row.waited = f64::NAN, Class::Comfort).len(), 1);
     }
 

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_left_what_passes_in_the_time() {
+    fn window_keeps_units_for_the_measured_time() {
         let rule = Rule { class: Class::Security, algorithm: Algorithm::SlidingWindow, amount: 1_000 };
         let case = |offer| Case { rule, costs: Costs::One, offer };
         let time = Duration::from_secs(15);

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_decided_is_told_apart() {
+    fn undecided_requests_are_counted_separately() {
         for (source, source_kind) in [
             ("global", SourceKind::Region),
             ("regional", SourceKind::Region),

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_passes_its_burst_and_what_drains() {
+    fn bucket_admits_its_burst_and_the_drained_units() {
         let limit = Limit::gcra(60, Duration::from_mins(1)).unwrap();
         let each_quarter: Vec<Arrival> = (0..=240).rev().map(|at_s| at(at_s * 250_000, 1)).collect();
         assert_eq!(passes(&limit, None, &each_quarter), 120);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_pass_what_the_limit_leaves() {
+    fn cells_admit_the_remaining_units_of_the_limit() {
         let limit = Limit::sliding_window(60, Duration::from_mins(1)).unwrap();
         let at_once = vec![at(0, 7); 10];
         assert_eq!(passes(&limit, None, &at_once), 56);

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bar_of_sequences_is_missed_by_what_it_is_about() {
+    fn each_sequence_bar_is_missed_only_by_its_own_measure() {
         let above = missed_by(|one| *one = sequence(2, &[true, true, true, false]));
         assert_eq!(above, ["sequences: admitted above the limit"]);
         let lost = missed_by(|one| *one = sequence(100, &[[true; 99].as_slice(), &[false]].concat()));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bar_of_half_load_is_missed_by_what_it_is_about() {
+    fn each_half_load_bar_is_missed_only_by_its_own_measure() {
         let missed_by = |row| missed(&of_half_load(&[half_load(1.0, 0), row]));
         assert_eq!(missed_by(half_load(0.997, 100)), <[&str; 0]>::default());
         assert_eq!(missed_by(half_load(0.9969, 0)), ["half load: passed, in every row"]);

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_is_made_by_one_client_and_kept_if_it_was_answered() {
+    fn each_request_is_sent_by_one_client_and_kept_if_answered() {
         let due = |key| DueRequest { after: Duration::ZERO, key, cost: 3 };
         let slate = Slate::new(vec![due(1), due(2), due(3)]);
         let answer = Answer {
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_let_pass_undecided_is_neither_for_nor_against_the_limit() {
+    fn undecided_admissions_are_not_judged() {
         let answer = Answer {
             allowed: true,
             source_kind: SourceKind::Nothing,

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_and_what_drains_is_kept() {
+    fn burst_and_drained_units_are_within_the_limit() {
         assert_eq!(START_US % (60 * SECOND_US), 0);
         // Sixty at once, then one in each second, each decided right after the second is full.
         let mut passed = vec![at(0.0, 10, 1); 60];
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_accused_of_what_may_have_been_decided_later() {
+    fn possibly_later_decisions_are_not_over_admission() {
         // The second sixty may have been decided a minute after the first.
         let mut passed = vec![at(0.0, 10, 1); 60];
         passed.extend(vec![at(0.1, 60 * SECOND_US, 1); 60]);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_and_what_the_one_before_weighs_is_kept() {
+    fn cell_and_weighted_previous_cell_are_within_the_limit() {
         // Sixty in the first cell; half of them weigh half a minute later.
         let mut passed = vec![at(10.0, 10, 1); 60];
         passed.extend(vec![at(90.0, 10, 1); 30]);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_is_too_full_is_seen_and_so_is_what_the_one_before_weighs() {
+    fn overfull_cell_and_previous_cell_weight_are_detected() {
         let over = OverAdmission::of(&window(), &vec![at(10.0, 10, 1); 61]);
         assert!((over.units() - 1.0).abs() < 1e-9);
         let mut passed = vec![at(10.0, 10, 1); 60];
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_crosses_the_edge_of_a_cell_accuses_nobody() {
+    fn decisions_across_a_cell_edge_are_not_over_admission() {
         let crossing = vec![at(59.9, SECOND_US, 1); 61];
         assert_eq!(OverAdmission::of(&window(), &crossing).numerator, 0);
     }

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_overlaps_a_pause_is_touched_by_it() {
+    fn pause_touches_overlapping_requests() {
         let pauses = Pauses::at(100, 200);
         let over = 200 + AFTERMATH_US;
         assert!(
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_watched_while_something_is_done_and_what_it_gave_is_handed_on() {
+    fn watch_returns_the_result_of_its_closure() {
         let (done, _) = Pauses::watch(Timeline::new(), || 7).unwrap();
         assert_eq!(done, 7);
     }

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn one_key_of_many_that_is_over_is_seen_and_so_is_what_others_were_refused() {
+    fn one_key_over_its_limit_and_wrong_denials_are_detected() {
         let mut answers: Vec<SentRequest> = (1..=30).map(|second| made(0, second, second % 2 == 0)).collect();
         // Three in one second, where one drains.
         answers.extend(vec![made(1, 10, true); 3]);

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn each_phase_is_judged_by_what_was_sent_in_it() {
+    fn each_phase_is_judged_by_requests_sent_in_it() {
         let (comfort, security) = good();
         let stall = judge(STOOD, &comfort, &security, &Pauses::default()).unwrap();
         assert_eq!(stall.comfort_before, Tail { requests: 1, p99_us: 400, p999_us: 400 });
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_without_the_store_and_what_is_an_error_is_counted_whenever_it_was() {
+    fn admissions_without_the_store_and_errors_count_in_all_phases() {
         let (mut comfort, mut security) = good();
         security.push(answer(15_000, 300, SourceKind::Alone));
         security.push(answer(21_500, 300, SourceKind::Nothing));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_does_not_come_back_or_that_nobody_asks_is_not_regional_again() {
+    fn region_without_final_regional_answers_has_not_recovered() {
         let (odd, fine) =
             (answer(20_900, 30_000, SourceKind::Nothing), answer(20_950, 300, SourceKind::Region));
         assert_eq!(regional_again_us(20_000_000, &[&odd, &fine, &odd]), Some(930_000));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_by_itself_is_told_second_by_second() {
+    fn non_regional_answers_are_counted_per_second() {
         let (mut comfort, security) = good();
         comfort.extend([answer(3_100, 300, SourceKind::Alone), answer(3_200, 300, SourceKind::Nothing)]);
         comfort.extend([answer(1_900, 300, SourceKind::Alone), answer(23_999, 300, SourceKind::Alone)]);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_meets_a_pause_of_the_machine_is_told_apart_but_not_in_the_first_second() {
+    fn answers_in_pauses_are_separate_after_the_first_second() {
         let (mut comfort, security) = good();
         comfort.extend([answer(24_000, 21_000, SourceKind::Alone), answer(25_000, 400, SourceKind::Region)]);
         let again = |pauses: &Pauses| {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_meanwhile_is_told_and_how_much_of_it_met_a_pause() {
+    fn slow_answers_during_a_stall_are_counted_with_pauses() {
         let (mut comfort, security) = good();
         comfort
             .extend([answer(11_000, 25_001, SourceKind::Alone), answer(12_000, 25_000, SourceKind::Alone)]);

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tail_is_what_one_in_a_hundred_and_one_in_a_thousand_take_longer_than() {
+    fn tail_is_the_p99_and_p999_latency() {
         let tail = Tail::of((1..=1_000).rev()).unwrap();
         assert_eq!(tail, Tail { requests: 1_000, p99_us: 990, p999_us: 999 });
         let alike = Tail::of([7; 50]).unwrap();
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_nothing_is_told() {
+    fn tail_of_no_requests_is_an_error() {
         assert!(Tail::of([]).is_err());
     }
 }

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_told_apart_and_errors_are_none() {
+    fn throttle_replies_are_parsed_and_errors_rejected() {
         let mut answers =
             &b"*5\r\n:0\r\n:10\r\n:9\r\n:-1\r\n:6\r\n*5\r\n:1\r\n:10\r\n:0\r\n:6\r\n:60\r\n-ERR no\r\n"[..];
         assert!(!is_denied(&mut answers).unwrap());
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_shed_is_no_request_and_cost_is_told_by_request() {
+    fn shed_requests_are_excluded_and_costs_are_per_request() {
         let counts = Counts {
             shed: 20,
             scripts: 2,

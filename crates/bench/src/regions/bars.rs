@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bar_of_what_is_told_is_missed_by_what_it_is_about() {
+    fn each_replication_bar_is_missed_only_by_its_own_measure() {
         assert_eq!(missed(|_| {}), <[&str; 0]>::default());
         let dear = of(ALWAYS, |row| row.bytes_per_published = Some(111.0));
         assert_eq!(dear, ["a key told: bytes in the dearest row, of those in the cheapest"]);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bar_of_a_strict_rule_is_missed_by_what_it_is_about() {
+    fn each_strict_bar_is_missed_only_by_its_own_measure() {
         assert_eq!(missed_in_strict(|_| {}), <[&str; 0]>::default());
         let over = ["strict: how far any limit was passed"];
         assert_eq!(missed_in_strict(|strict| strict.over_units = 0.001), over);

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_asked_is_not_missing_and_what_could_is() {
+    fn only_requests_with_a_reachable_owner_count_as_missing() {
         let cut = vec![asked(0, 0, 0, true), asked(0, 0, 11, false)];
         let found = judge(&seen(cut), &plan()).unwrap();
         assert!((found.share - 1.0).abs() < 1e-9 && found.unreachable == 1 && found.refused_reachable == 0);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_crossed_the_cut_makes_up_for_nothing() {
+    fn admissions_across_the_outage_do_not_offset_denials() {
         // One of the two requests with a reachable owner is missing. Two more passed that overlap
         // the outage.
         let cut = [asked(0, 0, 10, true), asked(0, 0, 12, true)];
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_under_way_when_the_link_went_could_not_be_answered() {
+    fn request_in_flight_at_a_cut_counts_as_unreachable() {
         let found = judge(&seen(vec![asked(1, 0, 11, true)]), &plan()).unwrap();
         assert_eq!((found.unreachable, found.far_us_min), (0, None), "a region reaches itself");
         let mut late = asked(0, 0, 9, false);

@@ -279,7 +279,7 @@ mod tests {
     use crate::regions::fixture::ReplicationTraffic;
 
     #[test]
-    fn rows_differ_by_what_they_are_named_after() {
+    fn each_row_varies_the_dimension_in_its_name() {
         let of = shapes(100_000, Duration::from_secs(90)).map(|shape| {
             (shape.keys, u64::from(shape.keys) * shape.turns * shape.at_once, shape.first > THRESHOLD)
         });
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_by_key_and_by_pair() {
+    fn bytes_are_reported_per_key_and_per_pair() {
         let pairs = [100, 200, 300].map(|published| ReplicationTraffic { bytes: 90 * published, published });
         let counts = Counts { decided: 290, odd: 5, pairs };
         let found = describe(shapes(300, Duration::from_secs(1))[0], 300, 10.0, &counts);

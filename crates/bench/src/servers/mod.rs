@@ -200,14 +200,14 @@ mod tests {
     const LOAD: Load = Load { operations: 1_000.0, per_second: 100.0, p50_us: 1.0, p99_us: 2.0 };
 
     #[test]
-    fn what_was_shed_is_no_operation() {
+    fn shed_requests_are_not_operations() {
         let load = LOAD.without(250).expect("most were decided");
         assert!((load.operations - 750.0).abs() < 1e-9 && (load.per_second - 75.0).abs() < 1e-9, "{load:?}");
         assert!(LOAD.without(1_000).is_err());
     }
 
     #[test]
-    fn a_row_that_failed_says_so_in_place_of_figures() {
+    fn failed_row_has_an_error_and_no_figures() {
         let figures = Figures { ops_per_cpu_s: 1.0, per_second: 2.0, p50_us: 3.0, p99_us: 4.0, shed: 5 };
         let row = |result| serde_json::to_value(Row { case: "http", who: "tidegate", result }).expect("JSON");
         assert_eq!(

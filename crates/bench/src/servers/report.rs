@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_told_with_its_bar_if_both_were_measured() {
+    fn ratio_is_printed_with_its_bar_if_both_rows_exist() {
         let failed = CaseResult::Failed { failed: "not there".to_owned() };
         let failed = Row { case: "resp_p1", who: "redis_ping", result: failed };
         let on_its_own = Row { case: "resp_p1", ..row("tidegate", 1.0) };

@@ -50,7 +50,7 @@ fn a_global_limit_is_bounded_term_by_term() {
 }
 
 #[test]
-fn cuts_are_paid_for_once_whatever_the_parts() {
+fn partitions_add_to_the_bound_once_for_any_weights() {
     let limit = gcra(60, 60, 100);
     let promise = Promise::new(&limit, Class::Security, Regime::BestEffort);
     let surplus = |weights: &[u32], partitions| {
@@ -85,7 +85,7 @@ fn how_long_grants_last_is_nothing_to_a_bound_and_something_to_a_debt() {
 }
 
 #[test]
-fn a_lag_that_is_longer_than_the_silence_is_all_there_is() {
+fn lag_above_the_peer_timeout_determines_the_bound() {
     let limit = gcra(60, 60, 160);
     let promise = Promise::new(&limit, Class::Security, Regime::BestEffort);
     let late = Fleet { transit_us: 60_000_000, ..fleet(2) };
@@ -94,7 +94,7 @@ fn a_lag_that_is_longer_than_the_silence_is_all_there_is() {
 }
 
 #[test]
-fn a_security_limit_of_one_region_is_exact_whatever_goes_wrong() {
+fn security_limit_of_one_region_is_exact_under_all_faults() {
     let many = Faults { lapses: 9, failovers: 9, outages: 9, partitions: 9, ..Faults::NONE };
     for regime in Regime::ALL {
         for limit in [gcra(60, 60, 10), Limit::sliding_window(60, SECOND).expect("in range")] {
@@ -105,7 +105,7 @@ fn a_security_limit_of_one_region_is_exact_whatever_goes_wrong() {
 }
 
 #[test]
-fn a_window_that_is_global_may_be_passed_in_each_window_whatever_the_lag() {
+fn global_window_may_be_exceeded_in_each_window_at_any_lag() {
     let limit = Limit::sliding_window(100, SECOND).expect("in range");
     let promise = Promise::new(&limit, Class::Cost, Regime::BestEffort);
     let found = bound(&promise, &fleet(4), &Faults::NONE);
@@ -115,7 +115,7 @@ fn a_window_that_is_global_may_be_passed_in_each_window_whatever_the_lag() {
 }
 
 #[test]
-fn other_regimes_do_not_go_by_what_others_counted() {
+fn other_regimes_do_not_depend_on_usage_of_peers() {
     let limit = gcra(60, 60, 100);
     let of = |regime, class| bound(&Promise::new(&limit, class, regime), &fleet(3), &Faults::ONE_OF_EACH);
     let regional = of(Regime::Regional, Class::Comfort);
@@ -128,7 +128,7 @@ fn other_regimes_do_not_go_by_what_others_counted() {
 }
 
 #[test]
-fn who_is_left_alone_passes_its_part_of_the_rate_beside_those_who_are_not() {
+fn node_without_origin_adds_its_node_share_of_the_rate() {
     let limit = gcra(60, 60, 100);
     let outage = |regime, nodes, outage_us| {
         let faults = Faults { outages: 1, outage_us, ..Faults::NONE };
@@ -156,7 +156,7 @@ fn parts_go_by_weight() {
 }
 
 #[test]
-fn a_region_that_would_have_nothing_of_a_global_limit_through_a_cut_is_told_of() {
+fn empty_regional_share_of_a_global_limit_is_warned_about() {
     let messages = |limit: Limit, weights: &[u32]| {
         let promise = Promise::new(&limit, Class::Security, Regime::BestEffort);
         let fleet = Fleet { weights: weights.into(), ..fleet(1) };
@@ -188,7 +188,7 @@ fn nothing_passes_under_a_limit_of_nothing() {
 }
 
 #[test]
-fn what_the_author_of_a_limit_had_better_know_is_told() {
+fn unsuitable_limits_are_warned_about() {
     let messages = |limit: &Limit, regime| -> Vec<String> {
         let promise = Promise::new(limit, Class::Comfort, regime);
         warnings(&promise, &fleet(1)).iter().map(Warning::to_string).collect()
@@ -305,7 +305,7 @@ fn situation() -> impl Strategy<Value = Situation> {
 
 proptest! {
     #[test]
-    fn more_of_anything_never_lowers_what_may_pass(
+    fn raising_any_parameter_never_lowers_the_bound(
         situation in situation(),
         which in 0..RAISED,
         by in 1_u32..1 << 30,
@@ -321,7 +321,7 @@ proptest! {
     }
 
     #[test]
-    fn more_regions_never_lower_what_a_global_limit_lets_pass_while_all_is_well(
+    fn more_regions_never_lower_the_bound_without_faults(
         situation in situation(),
         by in 0_u32..4,
     ) {

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_in_some_time_takes_that_time() {
+    fn measured_demand_predicts_the_time_to_use_units() {
         let mut demand = Demand::default();
         assert_eq!(demand.time_for_us(1), u64::MAX, "what nobody asks for is never used up");
         for _ in 0..60 {

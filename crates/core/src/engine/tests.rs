@@ -209,7 +209,7 @@ fn a_call_without_an_answer_is_repeated_ever_more_rarely() {
 }
 
 #[test]
-fn a_call_that_failed_is_made_again_soon_and_says_the_same() {
+fn failed_call_is_retried_soon_with_the_same_content() {
     let mut bench = Bench::new();
     bench.hold(8);
     assert!(bench.spend(3).is_allowed());
@@ -228,7 +228,7 @@ fn a_call_that_failed_is_made_again_soon_and_says_the_same() {
 }
 
 #[test]
-fn nobody_waits_beyond_the_deadline_and_what_passed_too_late_is_given_back() {
+fn requests_end_at_the_deadline_and_late_charges_are_refunded() {
     let mut bench = Bench::new();
     let ticket = bench.ask(4);
     bench.poll();
@@ -245,7 +245,7 @@ fn nobody_waits_beyond_the_deadline_and_what_passed_too_late_is_given_back() {
 }
 
 #[test]
-fn while_the_origin_is_silent_nobody_waits_for_it() {
+fn requests_do_not_wait_for_a_stalled_origin() {
     let mut bench = Bench::new();
     bench.ask(1);
     bench.poll();
@@ -264,7 +264,7 @@ fn while_the_origin_is_silent_nobody_waits_for_it() {
 
 /// A process that did not run for a while has not read the replies that came meanwhile.
 #[test]
-fn that_nobody_looked_for_an_answer_is_not_held_against_the_origin() {
+fn paused_process_does_not_mark_the_origin_as_stalled() {
     let mut bench = Bench::new();
     let first = bench.ask(1);
     bench.poll();
@@ -290,7 +290,7 @@ fn that_nobody_looked_for_an_answer_is_not_held_against_the_origin() {
 }
 
 #[test]
-fn a_report_that_nobody_waits_for_is_overdue_all_the_same() {
+fn report_without_waiting_requests_can_be_overdue() {
     let mut bench = Bench::new();
     bench.ask(1);
     bench.poll();
@@ -383,7 +383,7 @@ fn each_limit_of_a_request_has_its_own_cost_and_its_own_rest() {
 }
 
 #[test]
-fn who_is_not_decided_is_answered_at_once_and_others_of_the_call_as_ever() {
+fn undecided_check_is_unanswered_and_others_are_decided() {
     let mut bench = Bench::new();
     let known = bench.ask(1);
     let stranger = bench.meter_of(b"stranger", 10);
@@ -402,7 +402,7 @@ fn who_is_not_decided_is_answered_at_once_and_others_of_the_call_as_ever() {
 }
 
 #[test]
-fn remaining_is_what_is_not_charged_and_not_more_than_the_burst() {
+fn remaining_counts_uncharged_units_up_to_the_burst() {
     let mut bench = Bench::new();
     let allowed = |left: u32| Resolution::Allowed { remaining: Box::from([left]), charged_us: Some(99) };
     let ticket = bench.ask(1);
@@ -420,7 +420,7 @@ fn remaining_is_what_is_not_charged_and_not_more_than_the_burst() {
 }
 
 #[test]
-fn each_limit_gets_back_what_was_charged_to_it_for_who_had_stopped_waiting() {
+fn each_limit_is_refunded_for_a_timed_out_request() {
     let mut bench = Bench::new();
     let (requests, tokens) = (bench.meter_of(b"requests", 10), bench.meter_of(b"tokens", 100));
     bench.ask_under(vec![Charge { meter: requests, cost: 1 }, Charge { meter: tokens, cost: 20 }]);
@@ -457,7 +457,7 @@ fn a_limit_that_a_request_is_under_twice_is_asked_for_once_at_both_costs() {
 }
 
 #[test]
-fn no_call_says_more_than_an_origin_takes() {
+fn calls_stay_within_the_size_limit_of_the_origin() {
     let mut bench = Bench::new();
     for cost in (0..300).map(|turn| 1 + turn % 2) {
         bench.ask(cost);
@@ -471,7 +471,7 @@ fn no_call_says_more_than_an_origin_takes() {
 }
 
 #[test]
-fn what_is_due_goes_in_small_batches_and_every_meter_has_its_turn() {
+fn due_reports_are_batched_and_every_meter_gets_a_turn() {
     let mut bench = Bench::new();
     let names: Vec<[u8; 1]> = (0..150u8).map(|name| [name]).collect();
     for name in &names {
@@ -518,7 +518,7 @@ fn a_thousand_requests_for_a_cold_key_make_one_call_and_then_one_more() {
 }
 
 #[test]
-fn what_was_reported_too_late_is_counted_as_what_may_have_lapsed() {
+fn late_reported_grants_are_counted_as_lapsed() {
     // A grant of a second is believed in for 300 ms longer, and clocks may differ by a sixteenth.
     for (late_ms, lapsed) in [(1_281, 0), (1_282, 8)] {
         let mut bench = Bench::new();
@@ -543,7 +543,7 @@ fn what_was_reported_too_late_is_counted_as_what_may_have_lapsed() {
 }
 
 #[test]
-fn who_stops_reports_everything_and_keeps_nothing() {
+fn closing_engine_reports_all_usage_and_keeps_no_grant() {
     let mut bench = Bench::new();
     bench.hold(8);
     assert!(bench.spend(3).is_allowed());
@@ -559,7 +559,7 @@ fn who_stops_reports_everything_and_keeps_nothing() {
 }
 
 #[test]
-fn a_limit_that_was_lowered_gives_up_what_is_held() {
+fn lowered_limit_gives_up_its_grant() {
     let mut bench = Bench::new();
     bench.hold(8);
     let lower = bench.meter(4, 2);
@@ -654,7 +654,7 @@ fn a_flush_asks_for_an_exhausted_meter_at_its_turn() {
 }
 
 #[test]
-fn what_was_left_is_known_and_grows_as_it_drains() {
+fn remaining_units_are_known_and_grow_by_draining() {
     let mut bench = Bench::new();
     let digest = bench.meter(10, 1).digest;
     bench.ask(1);
@@ -718,7 +718,7 @@ impl Bench {
 }
 
 #[test]
-fn a_call_that_is_never_applied_is_over_for_who_waits_and_what_it_said_is_said_again() {
+fn refused_call_ends_its_checks_and_its_reports_are_resent() {
     for (failure, next) in [(CallFailure::Refused, 3), (CallFailure::Outdated { sequence: 40 }, 41)] {
         let mut bench = Bench::new();
         bench.hold(8);
@@ -785,7 +785,7 @@ fn meters_that_make_no_sense_together_are_spoken_of_apart() {
 }
 
 #[test]
-fn what_there_is_no_room_to_remember_is_counted() {
+fn untracked_charges_and_refunds_are_counted_as_dropped() {
     let mut bench = Bench::with(EngineSettings { tracked_max: 1, ..EngineSettings::default() });
     let (known, stranger) = (bench.meter_of(b"known", 10), bench.meter_of(b"stranger", 10));
     bench.owe(&known, 1);
@@ -883,7 +883,7 @@ fn grants_of_several_regions_are_shorter_and_smaller_while_these_hear_of_each_ot
 }
 
 #[test]
-fn grants_are_short_after_somebody_was_turned_away_although_a_little_was_granted() {
+fn grants_are_short_after_a_denial_despite_a_small_grant() {
     let mut bench = Bench::new();
     bench.ask(1);
     bench.poll();

@@ -159,7 +159,7 @@ fn terms_are_the_numbers_they_are_written_as() {
 }
 
 #[test]
-fn others_hear_of_what_passes_the_threshold_and_then_of_everything() {
+fn component_is_published_above_the_threshold_and_then_always() {
     let mut here = Region::whole(ten(Lapse::Counted), START);
     here.ask(START, 2);
     assert_eq!(here.gather(START), []);
@@ -186,7 +186,7 @@ fn an_import_is_charged_once_and_opens_a_meter() {
 }
 
 #[test]
-fn what_is_new_to_a_region_counts_by_what_has_not_drained() {
+fn new_component_counts_by_its_undrained_level() {
     let (mut here, mut there) =
         (Region::whole(ten(Lapse::Counted), START), Region::whole(ten(Lapse::Counted), START));
     for second in 0..5 {
@@ -200,7 +200,7 @@ fn what_is_new_to_a_region_counts_by_what_has_not_drained() {
 }
 
 #[test]
-fn what_is_given_back_is_given_back_everywhere_as_far_as_it_has_not_drained() {
+fn undrained_refund_is_applied_in_every_region() {
     let (mut here, mut there) =
         (Region::whole(ten(Lapse::Counted), START), Region::whole(ten(Lapse::Counted), START));
     here.ask(START, 10);
@@ -214,7 +214,7 @@ fn what_is_given_back_is_given_back_everywhere_as_far_as_it_has_not_drained() {
 }
 
 #[test]
-fn a_region_alone_has_its_part_and_tells_what_is_left_of_it() {
+fn isolated_region_spends_its_share_and_publishes_its_level() {
     let (mut here, mut there) = (Region::new(ten(Lapse::Counted)), Region::whole(ten(Lapse::Counted), START));
     let (answer, decided) = here.apply_call(START, |update| update.want = 9, 9);
     assert_eq!((decided.passed, answer.grant, answer.is_global), (5, 0, false), "nobody was ever heard of");
@@ -240,7 +240,7 @@ fn a_region_alone_has_its_part_and_tells_what_is_left_of_it() {
 }
 
 #[test]
-fn what_is_left_of_a_part_is_told_although_nobody_asks_for_it() {
+fn share_usage_is_published_without_further_requests() {
     let mut here = Region::new(ten(Lapse::Counted));
     here.ask(START, 4);
     let later = START + SECOND / 5;
@@ -270,7 +270,7 @@ fn what_is_left_of_a_part_is_told_although_nobody_asks_for_it() {
 /// Peers may have merged a higher total before the loss. Under the same incarnation they would
 /// ignore new usage.
 #[test]
-fn what_is_left_of_a_part_is_not_told_under_a_name_that_lost_writes() {
+fn share_usage_is_not_published_under_a_lossy_incarnation() {
     let round = |now| RoundRequest { most: 9, ..round(SECOND, now) };
     let later = START + SECOND / 5;
     for is_noticed in [false, true] {
@@ -292,7 +292,7 @@ fn what_is_left_of_a_part_is_not_told_under_a_name_that_lost_writes() {
 }
 
 #[test]
-fn a_part_counts_its_share_of_what_all_used_and_forgets_nothing_of_it() {
+fn regional_share_counts_its_part_of_the_global_usage() {
     let mut here = Region::new(ten(Lapse::Counted));
     here.hear(START, 1);
     assert_eq!(here.ask(START, 8), 8);
@@ -304,7 +304,7 @@ fn a_part_counts_its_share_of_what_all_used_and_forgets_nothing_of_it() {
 }
 
 #[test]
-fn what_was_heard_is_not_taken_back_by_who_heard_less() {
+fn new_replicator_does_not_shorten_the_connected_time() {
     let mut here = Region::new(ten(Lapse::Counted));
     let is_connected = |here: &mut Region, now| here.apply_call(now, |_| {}, 0).0.is_global;
     here.hear(START, SECOND);
@@ -316,7 +316,7 @@ fn what_was_heard_is_not_taken_back_by_who_heard_less() {
 }
 
 #[test]
-fn who_counts_on_the_whole_goes_on_only_by_what_makes_it_one() {
+fn connected_region_stays_connected_only_by_settled_rounds() {
     let mut here = Region::new(ten(Lapse::Counted));
     let is_connected = |here: &mut Region, now| here.apply_call(now, |_| {}, 0).0.is_global;
     here.hear(START, SECOND);
@@ -331,14 +331,14 @@ fn who_counts_on_the_whole_goes_on_only_by_what_makes_it_one() {
 }
 
 #[test]
-fn what_a_store_comes_to_late_was_heard_when_it_was_said() {
+fn delayed_round_extends_connectivity_from_its_own_time() {
     let mut here = Region::new(ten(Lapse::Counted));
     here.round(START + 20 * SECOND, &round(2 * SECOND, START));
     assert!(!here.apply_call(START + 20 * SECOND, |_| {}, 0).0.is_global);
 }
 
 #[test]
-fn a_clock_that_is_set_back_makes_nobody_whole_for_longer() {
+fn clock_set_back_does_not_extend_connectivity() {
     let mut here = Region::whole(ten(Lapse::Counted), START);
     let back = START - 5 * SECOND;
     // The replicator has heard no peer, and its estimate is from before the clock was set back.
@@ -352,7 +352,7 @@ fn a_clock_that_is_set_back_makes_nobody_whole_for_longer() {
 }
 
 #[test]
-fn a_part_of_which_nothing_drains_admits_nothing_and_says_when_to_come_again() {
+fn share_without_drain_admits_nothing_and_states_a_retry() {
     let cross_region =
         CrossRegionTerms { publish_threshold: 1, share_amount: 0, share_capacity: 3, debt_max: 0 };
     let mut here =
@@ -373,7 +373,7 @@ fn a_debt_is_capped_where_a_limit_forgives() {
 }
 
 #[test]
-fn a_window_is_told_by_its_cells() {
+fn window_component_is_published_by_cells() {
     let (mut here, mut there) =
         (Region::whole(window_of_ten(), START), Region::whole(window_of_ten(), START));
     here.ask(START + SECOND / 2, 4);
@@ -407,7 +407,7 @@ fn lost_writes_begin_another_incarnation_and_a_limit_that_must_hold_is_full_ever
 }
 
 #[test]
-fn after_lost_writes_others_are_not_told_of_what_they_used_themselves() {
+fn after_lost_writes_usage_of_peers_is_not_published_back() {
     let mut here = Region::whole(ten(Lapse::Counted), START);
     let totals = ComponentTotals::Drained { charged: 60, refunded: 0, level: 60 };
     let component = Component { key: KEY.into(), terms: ten(Lapse::Counted), incarnation: 1, totals };
@@ -428,7 +428,7 @@ fn after_lost_writes_others_are_not_told_of_what_they_used_themselves() {
 }
 
 #[test]
-fn a_limit_that_becomes_one_of_all_regions_tells_what_it_had() {
+fn limit_that_becomes_cross_region_publishes_earlier_usage() {
     let regional = Terms::new(&limit(10, 10), 0, Lapse::Counted, 1);
     let mut here = Region::whole(regional, START);
     here.ask(START, 4);
@@ -440,7 +440,7 @@ fn a_limit_that_becomes_one_of_all_regions_tells_what_it_had() {
 }
 
 #[test]
-fn marks_are_gathered_in_pages_trimmed_and_told_again_by_a_store_that_forgot() {
+fn dirty_meters_are_paged_trimmed_and_resent_after_a_loss() {
     let mut partition = Partition::default();
     let component = |name: u8| {
         let totals = ComponentTotals::Drained { charged: 1, refunded: 0, level: 1 };
@@ -713,7 +713,7 @@ fn regions_together_stay_within_their_bound() {
 
 /// And without cuts they admit nearly all of it.
 #[test]
-fn regions_that_hear_of_each_other_use_what_there_is() {
+fn connected_regions_admit_nearly_the_whole_limit() {
     let mut world = World::new(7, 3, 100, 100);
     for _ in 0..4_000 {
         world.step(false);
@@ -733,7 +733,7 @@ fn that_lost_writes(terms: Terms, lost_us: u64) -> Region {
 }
 
 #[test]
-fn what_others_used_is_never_told_as_ones_own_after_a_loss() {
+fn usage_of_peers_is_never_published_as_own_after_a_loss() {
     for terms in [ten(Lapse::Counted), window_of_ten()] {
         let mut here = Region::whole(terms, START);
         assert_eq!(here.ask(START, 8), 8);
@@ -751,7 +751,7 @@ fn what_others_used_is_never_told_as_ones_own_after_a_loss() {
 }
 
 #[test]
-fn what_may_have_been_lost_and_what_is_known_are_told_under_a_new_name() {
+fn lost_writes_are_published_under_a_new_incarnation() {
     let mut here = Region::whole(ten(Lapse::Counted), START);
     here.ask(START, 4);
     let before = here.gather(START);

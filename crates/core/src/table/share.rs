@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_memory_says_how_much_is_needed() {
+    fn too_little_memory_reports_the_required_size() {
         let mut shares = Shares::single();
         shares.add(9);
         let error = divide(1_000, &shares).expect_err("too small");

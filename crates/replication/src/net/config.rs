@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told_at_once() {
+    fn all_configuration_problems_are_reported_together() {
         let mut wrong = config(&[
             ("us", &["10.0.0.1:7000", "us.example"]),
             ("us", &[]),

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_the_oldest_is_forgotten() {
+    fn seen_deliveries_are_bounded_and_the_oldest_is_evicted() {
         let mut remembered = SeenDeliveries::default();
         let most = DELIVERIES_SEEN_MAX as u64;
         assert!((0..most).all(|id| remembered.begin((of(1), id))));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_again_because_it_was_not_taken_in_is_remembered_as_long_as_everything_else() {
+    fn retried_delivery_is_remembered_as_long_as_others() {
         let mut remembered = SeenDeliveries::default();
         assert!(remembered.begin((of(1), 7)));
         remembered.forget((of(1), 7));

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partition_tells_all_that_it_keeps_in_one_round_unless_others_wait() {
+    fn partition_sends_its_backlog_in_one_round_unless_others_wait() {
         let partition_round =
             |is_next_due| (0..1_000).take_while(|times| gathers_again(*times, is_next_due)).count();
         assert_eq!(partition_round(false) * usize::from(GATHER_MAX), DIRTY_METERS_MAX);

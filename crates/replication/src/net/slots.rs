@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_finds_a_place_and_the_oldest_loses_one() {
+    fn new_connection_gets_a_slot_and_evicts_the_oldest() {
         let pool = SlotPool::new(3);
         let mut places: Vec<SlotLease> = (0..3).map(|_| pool.enter(address(1))).collect();
         assert_eq!(lost(&places), [0; 0]);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_in_a_crowd_takes_from_the_crowd_only() {
+    fn connections_of_a_crowded_address_evict_only_each_other() {
         let pool = SlotPool::new(4);
         let mut places = vec![pool.enter(address(1)), pool.enter(address(2))];
         places.extend((0..20).map(|_| pool.enter(address(3))));

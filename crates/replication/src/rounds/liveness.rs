@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_word_takes_nothing_back() {
+    fn older_batch_does_not_lower_freshness() {
         let mut liveness = PeerLiveness::default();
         liveness.take_in(10 * SECOND_US, &freshness(10 * SECOND_US, 0, 0));
         liveness.take_in(11 * SECOND_US, &freshness(5 * SECOND_US, 0, 3 * SECOND_US));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_misses_somebody_counts_as_silent_for_as_long() {
+    fn effective_age_includes_last_heard_age_at_the_peer() {
         let mut liveness = PeerLiveness::default();
         liveness.take_in(10 * SECOND_US, &freshness(10 * SECOND_US, 0, 4 * SECOND_US));
         assert_eq!(liveness.last_heard_age_us(12 * SECOND_US), Some(2 * SECOND_US));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_heard_in_the_future_nor_before_the_clock_began() {
+    fn last_heard_time_is_within_the_range_of_the_clock() {
         let mut liveness = PeerLiveness::default();
         liveness.take_in(SECOND_US, &freshness(SECOND_US, 2 * SECOND_US, 2 * SECOND_US));
         assert_eq!(
@@ -168,7 +168,7 @@ mod tests {
 
     /// However many are under way when the next one is made.
     #[test]
-    fn who_missed_a_batch_hears_again_when_it_has_come() {
+    fn freshness_resumes_when_the_missing_batch_arrives() {
         let of = |sequence: u64, after| {
             batch(
                 sequence,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn two_replicators_of_a_peer_are_heard_side_by_side() {
+    fn two_replicators_of_a_peer_are_tracked_independently() {
         let mut liveness = PeerLiveness::default();
         for sequence in 1..20_u64 {
             for incarnation in [1, 2] {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_says_nothing_of_those_before_it_that_have_not_come() {
+    fn batch_after_a_gap_does_not_advance_freshness() {
         let of = |sequence, after, echo_us| {
             batch(
                 sequence,

@@ -121,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_come_back_and_take_the_room_that_was_told(number: u64, short in 0u64..1_000) {
+        fn numbers_round_trip_in_the_computed_length(number: u64, short in 0u64..1_000) {
             for number in [number, short, u64::MAX, u64::MAX - number] {
                 let mut bytes = Vec::new();
                 put_number(&mut bytes, number);

@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_forwarded_comes_back_and_no_bytes_do_harm(
+        fn forward_frames_round_trip_and_damaged_bytes_are_harmless(
             id: u64,
             act in act(),
             checks in prop::collection::vec(check(), 0..4),

@@ -76,7 +76,7 @@ fn frame() -> impl Strategy<Value = Frame> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(frame in frame()) {
+    fn frames_round_trip(frame in frame()) {
         let bytes = frame.encode();
         let (prefix, body) = bytes.split_at(PREFIX_BYTES);
         prop_assert_eq!(prefix, u32::try_from(body.len()).expect("short").to_be_bytes());
@@ -129,7 +129,7 @@ fn a_frame_may_not_announce_more_than_it_has() {
 }
 
 #[test]
-fn another_version_is_told_as_such_whatever_follows() {
+fn other_version_is_detected_before_the_rest_is_read() {
     let other = u8::try_from(VERSION + 1).expect("few so far");
     assert_eq!(Frame::decode(&[KIND_HELLO, other, 255, 255]), Err(WireError::Version(other.into())));
 }
@@ -142,7 +142,7 @@ fn names_of_regions_are_labels_of_hosts() {
 }
 
 #[test]
-fn every_refusal_can_be_said() {
+fn every_refusal_round_trips() {
     // A refusal missing from the table would be encoded without its byte.
     for refusal in [
         Refusal::Version,

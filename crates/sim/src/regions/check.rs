@@ -505,7 +505,7 @@ mod tests {
     use crate::memory::tests::{START_US, STORE, ask, shared_gcra};
 
     #[test]
-    fn what_was_charged_to_a_part_is_untold_until_the_others_are_heard_of_again() {
+    fn share_charges_are_unpublished_until_reconnected() {
         let terms = shared_gcra(40, 1_000, 4);
         let mut partition = Partition::default();
         let round = |settled, clock_us| RoundRequest {

@@ -63,11 +63,11 @@ impl Spoiler {
             gathered.components.retain(is_level_high);
         }
         for component in &mut gathered.components {
-            self.on_told(component, region, partition);
+            self.spoil_component(component, region, partition);
         }
     }
 
-    fn on_told(&mut self, component: &mut Component, region: usize, partition: &Partition) {
+    fn spoil_component(&mut self, component: &mut Component, region: usize, partition: &Partition) {
         let Some(meter) = partition.meter(&component.key) else { return };
         let ComponentTotals::Drained { charged, level, .. } = &mut component.totals else { return };
         match self.bug {

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_what_passes_on_the_whole_and_a_burst_before_it_does_not_count() {
+    fn rate_is_a_long_run_average_without_an_earlier_burst() {
         for (every_us, burst) in [(10_000, (0, 0)), (10_000, (1, 5_000)), (9_800, (1, 0))] {
             let admissions = admissions(every_us, burst);
             let found = rate(&admissions, 500 * SECOND_US, 1_000 * SECOND_US) * every_us as f64;

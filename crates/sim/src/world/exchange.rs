@@ -79,7 +79,7 @@ impl World<'_> {
         if let Ok(reply) = &answer {
             let is_fresh = reply.now_us == origin_us && !self.watch.was_decided(partition, &call);
             decided_us = self.watch.decided(partition, &call, is_fresh, decided_us);
-            self.watch.heard_of(partition, call.node, origin_us);
+            self.watch.call_received(partition, call.node, origin_us);
             if !is_fresh {
                 self.watch.repeated(here, &said, &before);
             }

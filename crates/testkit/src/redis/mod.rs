@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_keeps_what_it_was_told_to_keep() {
+    fn restarted_redis_keeps_data_by_its_persistence_options() {
         for (arguments, kept) in [(APPEND_ONLY, 1), (&[], 0)] {
             let mut server = Redis::start(arguments);
             assert_eq!(ask::<String>(&server, &["SET", "key", "value"]), "OK");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_told_with_what_they_have_to_live() {
+    fn keys_are_listed_with_their_time_to_live() {
         let server = Redis::start(&[]);
         assert_eq!(server.keys(), []);
         ask::<String>(&server, &["SET", "stays", "1"]);

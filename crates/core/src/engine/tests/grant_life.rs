@@ -196,7 +196,7 @@ fn grants_that_end_soon_come_along_with_those_that_end_sooner() {
 }
 
 #[test]
-fn what_is_given_back_is_told_although_there_is_plenty() {
+fn refund_is_reported_although_units_remain() {
     let mut bench = Bench::new();
     bench.ask(1);
     bench.poll();
@@ -209,7 +209,7 @@ fn what_is_given_back_is_told_although_there_is_plenty() {
 }
 
 #[test]
-fn who_has_nothing_left_asks_again_when_something_can_have_drained() {
+fn node_asks_again_when_a_unit_can_have_drained() {
     let mut bench = Bench::new();
     bench.ask(1);
     bench.poll();

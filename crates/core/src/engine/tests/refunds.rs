@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_the_origin_charged_for_who_does_not_pass_in_the_end_is_given_back_less_what_has_drained() {
+fn rolled_back_origin_charge_is_refunded_as_of_its_time() {
     let mut bench = Bench::new();
     let meter = bench.meter(10, 1);
     bench.ask_at(&meter, 7_000 * MS, meter_reply(8, 0));
@@ -18,7 +18,7 @@ fn what_the_origin_charged_for_who_does_not_pass_in_the_end_is_given_back_less_w
 }
 
 #[test]
-fn what_was_spent_here_for_who_does_not_pass_in_the_end_was_never_spent_unless_it_was_said() {
+fn rolled_back_node_charge_is_refunded_only_if_reported() {
     let mut bench = Bench::new();
     let meter = bench.meter(10, 1);
     bench.ask_at(&meter, 7_000 * MS, meter_reply(8, 0));
@@ -38,7 +38,7 @@ fn what_was_spent_here_for_who_does_not_pass_in_the_end_was_never_spent_unless_i
 }
 
 #[test]
-fn what_the_origin_was_not_told_of_yet_is_given_back_here() {
+fn unreported_charges_are_refunded_on_the_node() {
     let mut bench = Bench::new();
     let meter = bench.meter(10, 1);
     let since_us = bench.now_us;
@@ -52,7 +52,7 @@ fn what_the_origin_was_not_told_of_yet_is_given_back_here() {
 /// While reports arrive in the usual time, the refund is complete. One that the origin receives
 /// much later excludes the units that have drained by then.
 #[test]
-fn what_a_user_gives_back_counts_from_when_the_origin_should_have_heard_of_it() {
+fn user_refund_counts_from_the_usual_report_time() {
     let mut bench = Bench::new();
     let meter = bench.meter(10, 1);
     bench.engine.refund(bench.now(), 0, &meter, 4);
@@ -80,7 +80,7 @@ fn windowed(bench: &Bench, cell: u64, grant: u64) -> (MeterRef, MeterReply) {
 }
 
 #[test]
-fn what_was_charged_in_one_cell_is_not_given_back_in_the_next() {
+fn refund_applies_to_the_cell_of_its_charge() {
     let second = 1_000 * MS;
     let mut bench = Bench::new();
     let (meter, word) = windowed(&bench, 3, 0);
@@ -121,7 +121,7 @@ fn given_back_after(origin_us: u64, change: impl FnOnce(&mut Bench) -> (MeterRef
 }
 
 #[test]
-fn what_was_charged_in_a_window_that_is_over_is_forgotten() {
+fn charge_of_an_expired_window_is_not_refunded() {
     let second = 1_000 * MS;
     assert_eq!(given_back_after(49 * second, |bench| windowed(bench, 4, 0)), (1, 1));
     assert_eq!(given_back_after(51 * second, |bench| windowed(bench, 5, 0)), (1, 0));
@@ -152,7 +152,7 @@ fn a_window_is_over_by_the_cells_in_which_something_was_charged() {
 }
 
 #[test]
-fn what_is_given_back_stays_in_its_cell_whatever_becomes_of_its_call() {
+fn refund_keeps_its_cell_after_a_refused_call() {
     let mut bench = Bench::new();
     let (meter, word) = windowed(&bench, 3, 0);
     bench.ask_at(&meter, 39_700 * MS, word);

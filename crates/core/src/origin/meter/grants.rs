@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_owed_counts_in_the_present_whatever_is_held() {
+    fn owed_units_count_in_the_current_cell_beside_any_grant() {
         for lapse in [Lapse::Counted, Lapse::Forgiven] {
             for terms in [gcra(100, lapse, 1), window(100, lapse, 1)] {
                 for granted in [0, 5] {
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spent_of_a_grant_counts_although_the_limit_counts_by_other_cells_now() {
+    fn grant_usage_counts_after_the_limit_changes_its_cells() {
         for lapse in [Lapse::Counted, Lapse::Forgiven] {
             for (before, after) in changes(lapse) {
                 let mut partition = Partition::default();

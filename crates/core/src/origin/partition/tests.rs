@@ -94,7 +94,7 @@ fn window_of_ten(lapse: Lapse) -> Terms {
 }
 
 #[test]
-fn what_is_held_counts_as_used() {
+fn grants_count_as_used() {
     for terms in [ten_per_second(Lapse::Counted), window_of_ten(Lapse::Counted)] {
         let mut partition = Partition::default();
         let (mut first, mut second) = (Caller::new(1, terms), Caller::new(2, terms));
@@ -165,7 +165,7 @@ fn room_is_divided_by_demand() {
 }
 
 #[test]
-fn a_node_that_was_granted_nothing_still_counts_by_what_it_wants() {
+fn node_without_a_grant_counts_by_its_demand() {
     let meter_reply = divided(4, [3, 3, 3, 3]);
     assert_eq!(
         meter_reply.map(|meter_reply| (meter_reply.grant, meter_reply.holders)),
@@ -179,7 +179,7 @@ fn a_node_that_was_granted_nothing_still_counts_by_what_it_wants() {
 }
 
 #[test]
-fn only_a_waiting_request_uses_the_tolerance_and_only_against_what_others_hold() {
+fn only_waiting_requests_use_the_tolerance_against_other_grants() {
     let limit = Limit::gcra(100, Duration::from_hours(24)).expect("in range");
     let terms = Terms::new(&limit, crate::origin::TOLERANCE_PPM_MAX, Lapse::Counted, 1);
     let mut partition = Partition::default();
@@ -192,7 +192,7 @@ fn only_a_waiting_request_uses_the_tolerance_and_only_against_what_others_hold()
 }
 
 #[test]
-fn until_a_limit_changes_what_was_charged_drains_by_what_it_was() {
+fn charges_drain_at_the_old_rate_until_a_limit_changes() {
     let limit = |seconds| Limit::gcra(10, Duration::from_secs(seconds)).expect("in range");
     let mut partition = Partition::default();
     let mut slow = Caller::new(1, Terms::new(&limit(100), 0, Lapse::Counted, 1));
@@ -290,7 +290,7 @@ fn each_limit_of_a_request_is_charged_its_own_cost() {
 }
 
 #[test]
-fn a_large_request_calls_back_what_others_hold() {
+fn large_request_recalls_grants_of_other_nodes() {
     let mut partition = Partition::default();
     let terms = ten_per_second(Lapse::Counted);
     let (mut holder, mut large) = (Caller::new(1, terms), Caller::new(2, terms));
@@ -304,7 +304,7 @@ fn a_large_request_calls_back_what_others_hold() {
 }
 
 #[test]
-fn what_has_drained_is_not_given_back() {
+fn drained_units_are_not_refunded() {
     for (charged_us, passes) in [(START, 8), (0, 9)] {
         let mut partition = Partition::default();
         let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
@@ -366,7 +366,7 @@ fn a_store_that_knows_less_than_the_node_has_lost_writes() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_locks_nobody_out() {
+fn clock_set_back_does_not_lock_out_requests() {
     for terms in [ten_per_second(Lapse::Counted), window_of_ten(Lapse::Counted)] {
         let mut partition = Partition::default();
         let mut caller = Caller::new(1, terms);
@@ -378,7 +378,7 @@ fn a_clock_that_is_set_back_locks_nobody_out() {
 }
 
 #[test]
-fn a_limit_of_zero_grants_nothing_and_says_that_no_wait_helps() {
+fn limit_of_zero_grants_nothing_and_never_retries() {
     let gcra = Limit::gcra(0, Duration::from_secs(1)).expect("in range");
     let window = Limit::sliding_window(0, Duration::from_secs(1)).expect("in range");
     for limit in [gcra, window] {
@@ -430,7 +430,7 @@ fn a_grant_that_counts_as_used_is_remembered_until_it_would_have_drained() {
 }
 
 #[test]
-fn a_loss_is_taken_into_account_once_whatever_the_clocks_say() {
+fn lost_writes_are_counted_once_at_any_clock_offset() {
     let terms = ten_per_second(Lapse::Counted);
     let restarted = StoreId { lineage: 1, boot: 2, parent: 0, up_us: 0 };
     let mut partition = Partition::default();
@@ -503,7 +503,7 @@ fn a_clock_that_is_set_back_leaves_nothing_held_for_longer_than_a_grant_lives() 
 }
 
 #[test]
-fn what_is_over_is_forgotten() {
+fn expired_meter_is_removed() {
     let mut partition = Partition::default();
     let mut caller = Caller::new(1, ten_per_second(Lapse::Counted));
     caller.ask(&mut partition, START, 1, 9);

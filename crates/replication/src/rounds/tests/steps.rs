@@ -32,7 +32,7 @@ fn with_something_to_say() -> Rounds {
 }
 
 #[test]
-fn what_changed_is_sent_once_and_dropped_from_the_marks_when_acknowledged() {
+fn changes_are_sent_once_and_trimmed_when_acknowledged() {
     let mut rounds = with_something_to_say();
     let batch = rounds.next_batch(10, NEAR).expect("there is something to say");
     assert_eq!(batch.id, BatchId { incarnation: 7, sequence: 1 });
@@ -50,7 +50,7 @@ fn what_changed_is_sent_once_and_dropped_from_the_marks_when_acknowledged() {
 }
 
 #[test]
-fn only_what_every_peer_has_is_dropped_from_the_marks() {
+fn dirty_meters_are_trimmed_when_all_peers_acknowledge() {
     let mut rounds = rounds(&[1, 2], 1, 7);
     rounds.connected(NEAR, 0);
     let partition_round = only(rounds.partition_rounds(0, 0));
@@ -79,15 +79,15 @@ fn peers_that_are_equally_far_are_gathered_for_at_once() {
 }
 
 #[test]
-fn without_anybody_to_speak_to_the_origin_is_still_told_for_how_long_the_region_is_whole() {
+fn origin_gets_the_connected_time_without_any_link() {
     let mut rounds = rounds(&[1], 1, 7);
-    rounds.merged(1_000, NEAR, &silent_batch(1_000, 0));
+    rounds.merged(1_000, NEAR, &empty_batch(1_000, 0));
     let round = only(rounds.partition_rounds(1_000, 0)).round;
     assert_eq!((round.most, round.connected_for_us), (0, PEER_TIMEOUT_DEFAULT_US));
 }
 
 #[test]
-fn the_origin_is_told_what_its_clock_read_at_least_when_this_was_said() {
+fn round_carries_a_lower_bound_of_the_origin_clock() {
     let mut rounds = rounds(&[1], 2, 7);
     let partition_round = only(rounds.partition_rounds(1_000, 0));
     assert_eq!(partition_round.round.clock_us, 0, "it has not answered yet");
@@ -109,7 +109,7 @@ fn the_origin_is_told_what_its_clock_read_at_least_when_this_was_said() {
 }
 
 #[test]
-fn a_batch_whose_link_broke_is_sent_again_with_the_same_number_and_fresh_news() {
+fn batch_of_a_broken_link_is_resent_with_new_freshness() {
     let mut rounds = with_something_to_say();
     let first = rounds.next_batch(10, NEAR).expect("something to say");
     rounds.disconnected(NEAR);
@@ -169,7 +169,7 @@ fn batches_that_are_acknowledged_in_another_order_are_known_when_all_before_them
 }
 
 #[test]
-fn what_was_not_acknowledged_is_sent_again_over_the_next_link_in_its_order() {
+fn unacknowledged_batches_are_resent_in_order_on_the_next_link() {
     let mut rounds = rounds(&[1], 1, 7);
     rounds.connected(NEAR, 0);
     let [first, second, third] = [100, 200, 300].map(|upto| send_full(&mut rounds, upto));
@@ -250,7 +250,7 @@ fn each_round_ends_with_a_sign_of_life() {
 }
 
 #[test]
-fn what_waits_in_the_queue_keeps_a_batch_from_being_called_fresh() {
+fn queued_components_keep_a_batch_from_counting_as_fresh() {
     let mut rounds = rounds(&[1], 2, 7);
     rounds.connected(NEAR, 0);
     let full = || (0..GATHER_MAX).map(|key| component(&key.to_be_bytes(), 1)).collect::<Vec<_>>();
@@ -314,7 +314,7 @@ fn more_is_asked_for_while_there_is_room_for_it() {
 }
 
 #[test]
-fn a_component_that_no_frame_can_carry_is_counted_and_holds_up_nobody() {
+fn oversized_component_is_counted_and_blocks_no_other() {
     let mut rounds = rounds(&[1], 1, 7);
     rounds.connected(NEAR, 0);
     let partition_round = only(rounds.partition_rounds(0, 0));
@@ -367,7 +367,7 @@ fn lag_is_half_a_round_trip_and_an_interval_and_grows_while_nothing_is_acknowled
 }
 
 /// A batch without changes, from a sender that has heard all its peers.
-fn silent_batch(echo_us: u64, last_heard_age_us: u64) -> Batch {
+fn empty_batch(echo_us: u64, last_heard_age_us: u64) -> Batch {
     let freshness = BatchFreshness {
         after: 0,
         echo_us,
@@ -379,19 +379,19 @@ fn silent_batch(echo_us: u64, last_heard_age_us: u64) -> Batch {
 }
 
 #[test]
-fn a_region_is_whole_while_everybody_is_heard() {
+fn region_is_connected_while_all_peers_are_fresh() {
     let mut rounds = rounds(&[1, 2], 1, 7);
-    rounds.merged(1_000_000, NEAR, &silent_batch(1_000_000, 0));
+    rounds.merged(1_000_000, NEAR, &empty_batch(1_000_000, 0));
     assert_eq!(rounds.connected_for_us(1_000_000), 0, "one was never heard of");
     assert_eq!(rounds.last_heard_age_us(1_000_000), None);
-    rounds.merged(1_500_000, FAR, &silent_batch(1_500_000, 0));
+    rounds.merged(1_500_000, FAR, &empty_batch(1_500_000, 0));
     assert_eq!(rounds.last_heard_age_us(2_000_000), Some(1_000_000));
     assert_eq!(rounds.connected_for_us(2_000_000), PEER_TIMEOUT_DEFAULT_US - 1_000_000);
     assert_eq!(rounds.connected_for_us(1_000_000 + PEER_TIMEOUT_DEFAULT_US), 0);
 }
 
 #[test]
-fn a_region_on_its_parts_does_not_say_that_it_told_everything() {
+fn isolated_region_does_not_claim_to_be_settled() {
     let mut rounds = rounds(&[1], 2, 7);
     rounds.connected(NEAR, 0);
     let mut freshness_after = |now_us: u64, joined: [bool; 2]| {
@@ -422,7 +422,7 @@ fn a_region_on_its_parts_does_not_say_that_it_told_everything() {
 fn a_region_counts_on_the_whole_when_all_that_was_charged_to_parts_has_come_and_for_as_long() {
     let mut rounds = rounds(&[1, 2], 1, 7);
     let said = |settled_age_us| {
-        let mut batch = silent_batch(10_000_000, 0);
+        let mut batch = empty_batch(10_000_000, 0);
         batch.freshness.settled_age_us = settled_age_us;
         batch
     };
@@ -505,7 +505,7 @@ fn where_two_are_cut_from_each_other_all_three_fall_back_at_about_the_same_time(
 }
 
 #[test]
-fn with_nothing_wrong_silences_stay_short_whatever_the_distance() {
+fn last_heard_age_stays_short_at_any_link_delay() {
     const STEP_US: u64 = 5_000;
     const PHASES_US: [u64; 3] = [0, 65_000, 130_000];
     for way_us in [0, 40_000, 150_000] {
@@ -550,7 +550,7 @@ fn with_nothing_wrong_silences_stay_short_whatever_the_distance() {
 }
 
 #[test]
-fn what_was_gathered_at_once_is_known_when_its_last_piece_is() {
+fn gather_is_acknowledged_with_its_last_batch() {
     let mut rounds = rounds(&[1], 1, 7);
     rounds.connected(NEAR, 0);
     let long = |key: u32| component(&[&key.to_be_bytes()[..], &vec![b'x'; 60_000]].concat(), 1);

@@ -437,7 +437,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_on_the_way_everybody_knows_everything_in_the_end(steps in steps()) {
+    fn all_regions_converge_after_any_faults(steps in steps()) {
         let mut world = World::new();
         for step in &steps {
             world.step(step);
