@@ -63,7 +63,7 @@ fn seconds(duration: Duration) -> String {
     format!("{:.1}s", duration.as_secs_f64())
 }
 
-#[expect(clippy::disallowed_methods, reason = "tells a person how long a step took; nothing decides by it")]
+#[expect(clippy::disallowed_methods, reason = "shows the duration of a step; no result depends on it")]
 pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let result = work();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_tells_what_ran_what_failed_and_what_did_not_run() {
+    fn summary_lists_passed_failed_and_skipped_steps() {
         let ended = [("passes", Duration::from_millis(1250)), ("breaks", Duration::from_secs(2))];
         assert_eq!(
             summary(&[PASSES, BREAKS, MUST_NOT_RUN], &ended, &Err(String::new())),

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing() {
+    fn missing_metadata_fields_are_reported() {
         assert_eq!(Graph::parse(&json!({})).unwrap_err(), "cargo metadata lacks `packages`");
         assert!(Project::parse(&json!({"workspace_root": 1})).unwrap_err().contains("workspace_root"));
     }

@@ -53,21 +53,22 @@ pub(crate) fn run(form: &[&str], project: &Project, tally: &mut Tally) -> Result
     suites.sort_by_key(|suite| place(&suite.name));
     let count = suites.len();
     println!("{count} test programs, {AT_ONCE} at a time");
-    let notes = project.target_dir.join("said-by-tests");
+    let notes = project.target_dir.join("test-output");
     std::fs::create_dir_all(&notes).map_err(|error| format!("cannot make {}: {error}", notes.display()))?;
     let waiting = Mutex::new(suites.into_iter());
-    let told = Mutex::new((tally, Vec::new()));
+    let results = Mutex::new((tally, Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE.min(count) {
             scope.spawn(|| {
                 while let Some(suite) = next(&waiting) {
-                    let (said, taken) = timed(|| run_suite_again(&suite, &notes, TIME_LIMIT));
-                    tell(&suite, taken, said, &told);
+                    let (output, taken) = timed(|| run_suite_again(&suite, &notes, TIME_LIMIT));
+                    report(&suite, taken, output, &results);
                 }
             });
         }
     });
-    let (_, failed) = told.into_inner().map_err(|_| "a test program could not be told of")?;
+    let (_, failed) =
+        results.into_inner().map_err(|_| "a test thread panicked before it reported its result")?;
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 
@@ -104,7 +105,7 @@ fn run_suite_again(suite: &Suite, notes: &Path, limit: Duration) -> Result<Progr
             ProgramOutput { text, ended: ExitKind::Hung } => {
                 println!("\n     HUNG {}: run again\n{text}", suite.name);
             }
-            said => return Ok(said),
+            output => return Ok(output),
         }
     }
     run_suite(suite, notes, limit)
@@ -136,32 +137,34 @@ fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<ProgramOutp
     })
 }
 
-fn tell(
+fn report(
     suite: &Suite,
     taken: Duration,
-    said: Result<ProgramOutput, Failure>,
-    told: &Mutex<(&mut Tally, Vec<String>)>,
+    output: Result<ProgramOutput, Failure>,
+    results: &Mutex<(&mut Tally, Vec<String>)>,
 ) {
-    let Ok(mut told) = told.lock() else { return };
-    let said = said
+    let Ok(mut results) = results.lock() else { return };
+    let output = output
         .unwrap_or_else(|failure| ProgramOutput { text: format!("{failure}\n"), ended: ExitKind::Failed });
     println!("\n     Running {} ({:.1}s)", suite.name, taken.as_secs_f64());
-    said.text.lines().for_each(|line| told.0.count_line(line));
-    print!("{}", said.text);
-    if said.ended != ExitKind::Passed {
-        told.1.push(suite.name.clone());
+    output.text.lines().for_each(|line| results.0.count_line(line));
+    print!("{}", output.text);
+    if output.ended != ExitKind::Passed {
+        results.1.push(suite.name.clone());
     }
 }
 
 /// Parses the test programs from cargo's build messages, one JSON object per line.
-fn parse(said: &str) -> Result<Vec<Suite>, Failure> {
-    let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+fn parse(output: &str) -> Result<Vec<Suite>, Failure> {
+    let lines = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let tests = lines.filter(|line| line["profile"]["test"] == true && line["executable"].is_string());
     tests.map(|line| suite(&line)).collect()
 }
 
 fn suite(line: &Value) -> Result<Suite, Failure> {
-    let text = |value: &Value| value.as_str().map(str::to_owned).ok_or(format!("cargo said {line}"));
+    let text = |value: &Value| {
+        value.as_str().map(str::to_owned).ok_or(format!("unexpected line from cargo: {line}"))
+    };
     let manifest = text(&line["manifest_path"])?;
     let folder = Path::new(&manifest).parent().ok_or("a manifest lies in a folder")?.to_owned();
     let package = folder.file_name().unwrap_or_default().to_string_lossy();
@@ -178,18 +181,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_found_among_what_cargo_says() {
-        let said = r#"{"reason":"compiler-artifact","manifest_path":"/p/crates/a/Cargo.toml","target":{"kind":["lib"],"name":"a"},"profile":{"test":false},"executable":null}
-{"reason":"compiler-artifact","manifest_path":"/p/crates/a/Cargo.toml","target":{"kind":["test"],"name":"t"},"profile":{"test":true},"executable":"/p/target/t-1"}
-{"reason":"compiler-artifact","manifest_path":"/p/crates/a/Cargo.toml","target":{"kind":["bin"],"name":"b"},"profile":{"test":false},"executable":"/p/target/b"}
-{"reason":"build-finished","success":true}"#;
+    fn test_programs_are_parsed_from_cargo_output() {
+        let output = concat!(
+            r#"{"reason":"compiler-artifact","manifest_path":"/p/crates/a/Cargo.toml","#,
+            r#""target":{"kind":["lib"],"name":"a"},"profile":{"test":false},"executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/p/crates/a/Cargo.toml","#,
+            r#""target":{"kind":["test"],"name":"t"},"profile":{"test":true},"executable":"/p/target/t-1"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/p/crates/a/Cargo.toml","#,
+            r#""target":{"kind":["bin"],"name":"b"},"profile":{"test":false},"executable":"/p/target/b"}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
         let expected =
             Suite { name: "a test t".into(), program: "/p/target/t-1".into(), folder: "/p/crates/a".into() };
-        assert_eq!(parse(said), Ok(vec![expected]));
+        assert_eq!(parse(output), Ok(vec![expected]));
     }
 
     #[test]
-    fn what_takes_longest_begins_first() {
+    fn slowest_suites_start_first() {
         let mut names = ["core lib tidegate_core", "cli test region", "a", "origin lib tidegate_origin"];
         names.sort_by_key(|name| place(name));
         assert_eq!(names, ["origin lib tidegate_origin", "cli test region", "core lib tidegate_core", "a"]);
@@ -212,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_named_and_all_is_counted() {
+    fn failed_suites_are_named_and_all_tests_counted() {
         let folder = folder("fails");
         let no_such = Suite { name: "none".into(), program: folder.join("none"), folder: folder.clone() };
         let suites = [
@@ -221,53 +232,62 @@ mod tests {
             no_such,
         ];
         let mut tally = Tally::default();
-        let told = Mutex::new((&mut tally, Vec::new()));
+        let results = Mutex::new((&mut tally, Vec::new()));
         for suite in &suites {
-            tell(suite, Duration::ZERO, run_suite(suite, &folder, TIME_LIMIT), &told);
+            report(suite, Duration::ZERO, run_suite(suite, &folder, TIME_LIMIT), &results);
         }
-        assert_eq!(told.into_inner().unwrap().1, [&suites[1].name[..], "none"]);
+        assert_eq!(results.into_inner().unwrap().1, [&suites[1].name[..], "none"]);
         assert_eq!(tally, Tally { passed: 2, failed: 0, skipped: 1 });
         std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn what_hangs_is_ended_and_what_it_said_is_told() {
+    fn hanging_suite_is_killed_and_its_output_printed() {
         let folder = folder("hangs");
         let suite = program(&folder, "echo begun; exec tail -f /dev/null");
-        let said = run_suite(&suite, &folder, Duration::from_millis(300)).unwrap();
-        assert_eq!(said.ended, ExitKind::Hung);
-        assert!(said.text.starts_with("begun\n") && said.text.contains("not done within"), "{}", said.text);
+        let output = run_suite(&suite, &folder, Duration::from_millis(300)).unwrap();
+        assert_eq!(output.ended, ExitKind::Hung);
+        assert!(
+            output.text.starts_with("begun\n") && output.text.contains("not done within"),
+            "{}",
+            output.text
+        );
         std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn what_hangs_once_is_run_again_and_what_hangs_twice_has_failed() {
+    fn hanging_suite_is_retried_once_and_then_fails() {
         let folder = folder("again");
         let once = program(&folder, "mkdir begun && exec tail -f /dev/null; exit 0");
         let limit = Duration::from_secs(2);
         assert_eq!(run_suite_again(&once, &folder, limit).unwrap().ended, ExitKind::Passed);
         let always = program(&folder, "exec tail -f /dev/null");
         let mut tally = Tally::default();
-        let told = Mutex::new((&mut tally, Vec::new()));
-        tell(&always, Duration::ZERO, run_suite_again(&always, &folder, Duration::from_millis(100)), &told);
-        assert_eq!(told.into_inner().unwrap().1, [always.name]);
+        let results = Mutex::new((&mut tally, Vec::new()));
+        report(
+            &always,
+            Duration::ZERO,
+            run_suite_again(&always, &folder, Duration::from_millis(100)),
+            &results,
+        );
+        assert_eq!(results.into_inner().unwrap().1, [always.name]);
         std::fs::remove_dir_all(folder).unwrap();
     }
 
     /// The remaining process would keep a pipe open, and would not end.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "waits for another process, which can only be looked at")]
-    fn what_a_program_leaves_behind_holds_up_nobody_and_is_ended() {
+    fn leftover_process_of_a_suite_is_killed_without_blocking() {
         let folder = folder("leaves");
         let suite = program(&folder, "tail -f /dev/null & echo $!");
-        let said = run_suite(&suite, &folder, TIME_LIMIT).unwrap();
-        let left = Path::new("/proc").join(said.text.trim()).join("cmdline");
+        let output = run_suite(&suite, &folder, TIME_LIMIT).unwrap();
+        let left = Path::new("/proc").join(output.text.trim()).join("cmdline");
         // A killed process stays in the process list without a command line, until its new parent
         // reaps it.
         let is_there = || std::fs::read(&left).is_ok_and(|line| !line.is_empty());
-        assert_eq!(said.ended, ExitKind::Passed);
+        assert_eq!(output.ended, ExitKind::Passed);
         let looks = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(10))).take(1_000);
-        assert!(looks.into_iter().any(|()| !is_there()), "it is still there after ten seconds");
+        assert!(looks.into_iter().any(|()| !is_there()), "the process still runs after ten seconds");
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

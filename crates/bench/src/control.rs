@@ -64,7 +64,7 @@ struct Spread {
 
 #[derive(Serialize)]
 struct Bar {
-    what: &'static str,
+    name: &'static str,
     most_ms: f64,
     found_ms: f64,
     held: bool,
@@ -97,7 +97,7 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
     // The servers receive the changes in turn.
     let asked: Vec<SocketAddr> = servers.iter().map(|server| server.address("admin")).collect();
     let mut asked = asked.iter().cycle();
-    let mut told = |path: &str, body: &str, version: &str| {
+    let mut apply = |path: &str, body: &str, version: &str| {
         let (address, started) = (asked.next().context("a server")?, machine::now());
         post(*address, path, body)?;
         until_all_hold(&addresses, version, started)
@@ -105,12 +105,12 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
     let mut changes = Vec::new();
     for number in 1..=args.changes {
         revision += 1;
-        changes.push(told("/v1/rules/apply", &change(1_000_000 + number), &format!("r{revision}e0"))?);
+        changes.push(apply("/v1/rules/apply", &change(1_000_000 + number), &format!("r{revision}e0"))?);
     }
     let mut emergencies = Vec::new();
     for number in 1..=args.changes {
         let version = format!("r{revision}e{number}");
-        emergencies.push(told("/v1/emergencies", &emergency(number), &version)?);
+        emergencies.push(apply("/v1/emergencies", &emergency(number), &version)?);
     }
     let (changes, emergencies) = (spread(changes), spread(emergencies));
     let bars = vec![
@@ -122,7 +122,7 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
 }
 
 fn start(program: &Path, url: &str, folder: &Path) -> Result<Server> {
-    let data = folder.to_str().context("a folder whose name is text")?;
+    let data = folder.to_str().context("the folder name is not UTF-8")?;
     let mut command = tidegate(program, &[]);
     command.env("TIDEGATE_LOG", "error");
     let arguments = ["--workers", "1", "--rules", url, "--data-dir", data];
@@ -133,7 +133,8 @@ fn start(program: &Path, url: &str, folder: &Path) -> Result<Server> {
 fn change(limit: u64) -> String {
     let (name, body) = (name(0), body(0, limit));
     format!(
-        r#"{{"operations":[{{"do":"put","kind":"rule","name":"{name}","body":{body}}}],"reason":"a measurement","confirmed":true}}"#
+        r#"{{"operations":[{{"do":"put","kind":"rule","name":"{name}","body":{body}}}],
+            "reason":"a measurement","confirmed":true}}"#
     )
 }
 
@@ -141,7 +142,8 @@ fn change(limit: u64) -> String {
 fn emergency(limit: u64) -> String {
     let rule = name(0);
     format!(
-        r#"{{"id":"emergency","action":"limit","limit":{limit},"period":"1m","rule":"{rule}","for":"30m","confirmed":true}}"#
+        r#"{{"id":"emergency","action":"limit","limit":{limit},"period":"1m",
+            "rule":"{rule}","for":"30m","confirmed":true}}"#
     )
 }
 
@@ -182,7 +184,7 @@ fn rule(at: u64, limit: u64) -> Operation {
     Operation::Put { kind: RowKind::Rule, name: name(at), body: body(at, limit) }
 }
 
-#[expect(clippy::disallowed_methods, reason = "servers judge changes by when they were made")]
+#[expect(clippy::disallowed_methods, reason = "servers compare changes by their time")]
 fn by() -> Attribution<'static> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Attribution { by: "bench", now_ms: now.as_millis() as u64 }
@@ -190,10 +192,10 @@ fn by() -> Attribution<'static> {
 
 /// Checks all servers in turn until each decides by `version`. Returns the time since `started`.
 fn until_all_hold(addresses: &[SocketAddr], version: &str, started: Instant) -> Result<Duration> {
-    let told = format!(r#""rules_version":"{version}""#);
+    let expected = format!(r#""rules_version":"{version}""#);
     for address in addresses {
-        while !decide(*address)?.contains(&told) {
-            ensure!(machine::now() - started < TIME_MAX, "{address} does not decide by {version}");
+        while !decide(*address)?.contains(&expected) {
+            ensure!(machine::now() - started < TIME_MAX, "{address} does not apply version {version}");
         }
     }
     Ok(machine::now() - started)
@@ -233,22 +235,24 @@ fn spread(mut all: Vec<Duration>) -> Spread {
     Spread { count: all.len(), p50_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1.0) }
 }
 
-fn bar(what: &'static str, bar: Duration, found_ms: f64) -> Bar {
+fn bar(name: &'static str, bar: Duration, found_ms: f64) -> Bar {
     let most_ms = bar.as_secs_f64() * 1e3;
-    Bar { what, most_ms, found_ms, held: found_ms < most_ms }
+    Bar { name, most_ms, found_ms, held: found_ms < most_ms }
 }
 
 fn tell(report: &Report) {
     let Report { nodes, rules, changes, emergencies, bars } = report;
-    println!("{nodes} servers, {rules} rules: from when one of them is told until the last decides by it");
-    for (what, Spread { count, p50_ms, p99_ms, max_ms }) in
+    println!(
+        "{nodes} servers, {rules} rules: time from a change at one server until the last server applies it"
+    );
+    for (label, Spread { count, p50_ms, p99_ms, max_ms }) in
         [("changes", changes), ("emergencies", emergencies)]
     {
-        println!("  {count} {what:<12} p50 {p50_ms:>8.1} ms  p99 {p99_ms:>8.1} ms  max {max_ms:>8.1} ms");
+        println!("  {count} {label:<12} p50 {p50_ms:>8.1} ms  p99 {p99_ms:>8.1} ms  max {max_ms:>8.1} ms");
     }
-    for Bar { what, most_ms, found_ms, held } in bars {
+    for Bar { name, most_ms, found_ms, held } in bars {
         let held = if *held { "held" } else { "MISSED" };
-        println!("  {what:<18} {found_ms:>8.1} ms of {most_ms:>6.0} {held}");
+        println!("  {name:<18} {found_ms:>8.1} ms of {most_ms:>6.0} {held}");
     }
 }
 

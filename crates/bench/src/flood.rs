@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else {
         print(&report);
     }
-    ensure!(report.is_good(), "the flood was noticed where it must not be");
+    ensure!(report.is_good(), "the flood affected other keys");
     Ok(())
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Finisher {
 #[derive(Serialize)]
 struct Row {
     case: &'static str,
-    who: &'static str,
+    contender: &'static str,
     keys: u64,
     limits: usize,
     threads: usize,
@@ -76,7 +76,7 @@ fn run_case(case: Case, full: bool) -> Result<Vec<Finisher>> {
                 finishers.extend(variants.map(|(variant, findings)| Finisher { variant, findings }));
             }
             Outcome::LeftOut { reason } => {
-                eprintln!("left out: {} at {} keys: {reason}", entry.who(), workload.keys_short());
+                eprintln!("excluded: {} at {} keys: {reason}", entry.contender(), workload.keys_short());
             }
         }
     }
@@ -103,21 +103,21 @@ fn gigabytes(bytes: u64) -> f64 {
 /// Runs one trial in a new process of this program, and returns its outcome.
 fn start_trial(case: Case, entry: &Entry, full: bool) -> Result<Outcome> {
     let name = case.workload().case;
-    eprintln!("{name}: {}", entry.who());
+    eprintln!("{name}: {}", entry.contender());
     let mut command = Command::new(env::current_exe().context("the path of this program")?);
-    command.args(["trial", "--case", name, "--who", entry.who()]).args(full.then_some("--full"));
+    command.args(["trial", "--case", name, "--who", entry.contender()]).args(full.then_some("--full"));
     let output = command.stderr(Stdio::inherit()).output().context("starting a trial")?;
     if !output.status.success() {
         return Ok(Outcome::LeftOut { reason: format!("its process ended with {}", output.status) });
     }
-    serde_json::from_slice(&output.stdout).with_context(|| format!("the outcome of {}", entry.who()))
+    serde_json::from_slice(&output.stdout).with_context(|| format!("the outcome of {}", entry.contender()))
 }
 
 fn rows_of(workload: &Workload, finisher: &Finisher) -> impl Iterator<Item = Row> {
     let &Workload { case, keys, limits, .. } = workload;
-    let (who, bytes_per_key) = (finisher.variant.who, finisher.findings.bytes_per_key);
+    let (contender, bytes_per_key) = (finisher.variant.contender, finisher.findings.bytes_per_key);
     finisher.findings.measurements.iter().map(move |measurement| {
         let (threads, cpu_ns, per_second) = (measurement.threads, measurement.cpu_ns, measurement.per_second);
-        Row { case, who, keys, limits, threads, cpu_ns, per_second, bytes_per_key }
+        Row { case, contender, keys, limits, threads, cpu_ns, per_second, bytes_per_key }
     })
 }

@@ -212,7 +212,7 @@ impl Case {
                 ),
             ),
         ];
-        told(&format!("{denied_percent} % denied"), checks)
+        failed_checks(&format!("{denied_percent} % denied"), checks)
     }
 }
 
@@ -230,7 +230,7 @@ impl Rate {
             (!is_stated || is_reached(*reached, *denials_per_second), format!("only {reached} were made")),
         ];
         let of = format!("{denials_per_second} denials a second, {}, {workers} workers", record.as_str());
-        told(&of, checks)
+        failed_checks(&of, checks)
     }
 }
 
@@ -238,7 +238,7 @@ fn is_reached(reached: u64, rate: u64) -> bool {
     reached * 100 >= rate * REACHED_PERCENT_MIN
 }
 
-fn told<const N: usize>(of: &str, checks: [(bool, String); N]) -> Vec<String> {
+fn failed_checks<const N: usize>(of: &str, checks: [(bool, String); N]) -> Vec<String> {
     checks.into_iter().filter(|(holds, _)| !holds).map(|(_, problem)| format!("{of}: {problem}")).collect()
 }
 
@@ -468,6 +468,8 @@ impl Load {
                 remaining: outcome.remaining(),
                 retry_ms: outcome.retry_after().map(|wait| wait.as_millis() as u64),
                 source: "local",
+                reason: "limit",
+                until_ms: None,
             };
             match asking.record {
                 Length::Short => {
@@ -496,7 +498,7 @@ impl Load {
     }
 }
 
-const _: () = assert!(KEYS == 1 << (64 - 44), "what is left of a product is the number of a key");
+const _: () = assert!(KEYS == 1 << (64 - 44), "the remaining bits of a product are the number of a key");
 
 fn print(report: &Report) {
     println!("{} decisions a second, with the log and without it, on {} cores", RATE, report.cores);
@@ -518,7 +520,8 @@ fn print(report: &Report) {
         );
     }
     println!(
-        "workers   records   denials a second   reached   written   dropped   ns each, asked and logged   bytes each"
+        "workers   records   denials a second   reached   written   dropped   ns each, check and log   bytes \
+         each"
     );
     for rate in &report.rates {
         println!(
@@ -572,10 +575,22 @@ mod tests {
     fn record_loss_within_the_stated_rate_is_a_problem() {
         assert_eq!(rate(STATED_DENIALS, STATED_DENIALS, 0).problems(), [""; 0]);
         assert_eq!(rate(STATED_DENIALS, STATED_DENIALS, 1).problems().len(), 1);
-        assert_eq!(rate(STATED_DENIALS, STATED_DENIALS / 2, 0).problems().len(), 1, "not tried");
-        assert_eq!(rate(2 * STATED_DENIALS, STATED_DENIALS, 1).problems(), [""; 0], "counted, and no more");
+        assert_eq!(
+            rate(STATED_DENIALS, STATED_DENIALS / 2, 0).problems().len(),
+            1,
+            "the stated rate was not reached"
+        );
+        assert_eq!(
+            rate(2 * STATED_DENIALS, STATED_DENIALS, 1).problems(),
+            [""; 0],
+            "a loss above the stated rate is only counted"
+        );
         let long = |rate: Rate| Rate { record: Length::Long, ..rate };
-        assert_eq!(long(rate(STATED_DENIALS, STATED_DENIALS, 1)).problems(), [""; 0], "past what is stated");
+        assert_eq!(
+            long(rate(STATED_DENIALS, STATED_DENIALS, 1)).problems(),
+            [""; 0],
+            "above the stated rate"
+        );
         assert_eq!(long(rate(STATED_LONG_DENIALS, STATED_LONG_DENIALS, 1)).problems().len(), 1);
         let uncounted = Rate { written: 998, ..rate(2 * STATED_DENIALS, STATED_DENIALS, 1) };
         assert_eq!(uncounted.problems().len(), 1);

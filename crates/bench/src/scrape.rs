@@ -25,7 +25,7 @@ impl Metrics {
 
     fn parse(answer: &str) -> Result<Self> {
         let (head, metrics) = answer.split_once("\r\n\r\n").context("no answer")?;
-        ensure!(head.starts_with("HTTP/1.1 200"), "these are no metrics: {answer}");
+        ensure!(head.starts_with("HTTP/1.1 200"), "the answer is not a metrics page: {answer}");
         Ok(Self(metrics.to_owned()))
     }
 
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_counter_is_summed_over_all_else() {
-        let told = metrics(
+        let metrics_page = metrics(
             "# TYPE tidegate_decisions counter\n\
              tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"local\"} 7\n\
              tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"shed\"} 40\n\
@@ -81,10 +81,10 @@ mod tests {
              tidegate_origin_calls_total 3\n\
              tidegate_origin_calls_total_of_something_else 100\n",
         );
-        assert_eq!(told.sum("tidegate_decisions_total", "source=\"shed\"").unwrap(), Some(42));
-        assert_eq!(told.sum("tidegate_decisions_total", "").unwrap(), Some(49));
-        assert_eq!(told.sum("tidegate_origin_calls_total", "").unwrap(), Some(3));
-        assert_eq!(told.sum("tidegate_origin_waited_total", "").unwrap(), None);
+        assert_eq!(metrics_page.sum("tidegate_decisions_total", "source=\"shed\"").unwrap(), Some(42));
+        assert_eq!(metrics_page.sum("tidegate_decisions_total", "").unwrap(), Some(49));
+        assert_eq!(metrics_page.sum("tidegate_origin_calls_total", "").unwrap(), Some(3));
+        assert_eq!(metrics_page.sum("tidegate_origin_waited_total", "").unwrap(), None);
         assert!(metrics("broken_total x\n").sum("broken_total", "").is_err());
     }
 

@@ -13,8 +13,9 @@ const MIB: f64 = 1_048_576.0;
 
 /// Prints the table of a case.
 pub(crate) fn print(workload: &Workload, finishers: &[Finisher], pieces: &[PieceCost]) {
-    let yardstick =
-        YARDSTICKS.iter().find_map(|who| finishers.iter().find(|finisher| finisher.variant.who == *who));
+    let yardstick = YARDSTICKS
+        .iter()
+        .find_map(|contender| finishers.iter().find(|finisher| finisher.variant.contender == *contender));
     println!("\n{}", title(workload));
     println!("{}", heading(workload, yardstick));
     for finisher in finishers {
@@ -37,10 +38,10 @@ fn title(workload: &Workload) -> String {
 }
 
 fn heading(workload: &Workload, yardstick: Option<&Finisher>) -> String {
-    let versus = yardstick.map_or_else(String::new, |finisher| format!("vs {}", finisher.variant.who));
+    let versus = yardstick.map_or_else(String::new, |finisher| format!("vs {}", finisher.variant.contender));
     let requests = if workload.limits > 1 { "requests/s" } else { "" };
     columns([
-        "who",
+        "contender",
         "threads",
         "cores",
         "cpu ns/check",
@@ -56,7 +57,7 @@ fn line(workload: &Workload, finisher: &Finisher, measurement: &Measurement, rat
     let Measurement { threads, cpu_ns, per_second, allowed } = measurement;
     let requests = (workload.limits > 1).then(|| millions(per_second / workload.limits as f64));
     columns([
-        finisher.variant.who,
+        finisher.variant.contender,
         &threads.to_string(),
         &format!("{:.2}", cpu_ns * per_second / 1e9),
         &format!("{cpu_ns:.1}"),
@@ -69,10 +70,11 @@ fn line(workload: &Workload, finisher: &Finisher, measurement: &Measurement, rat
 }
 
 /// An empty requests column takes no room.
-fn columns([who, threads, cores, cpu, checks, requests, bytes, allowed, ratio]: [&str; 9]) -> String {
+fn columns([contender, threads, cores, cpu, checks, requests, bytes, allowed, ratio]: [&str; 9]) -> String {
     let requests = if requests.is_empty() { String::new() } else { format!(" {requests:>11}") };
     format!(
-        "  {who:<16} {threads:>7} {cores:>6} {cpu:>13} {checks:>10}{requests} {bytes:>10} {allowed:>9} {ratio:>12}"
+        "  {contender:<16} {threads:>7} {cores:>6} {cpu:>13} {checks:>10}{requests} {bytes:>10} {allowed:>9} \
+         {ratio:>12}"
     )
 }
 
@@ -99,15 +101,13 @@ fn print_facts(finishers: &[Finisher], pieces: &[PieceCost]) {
         PACE.warm_up.as_millis()
     );
     println!("  machine: {} cores; mimalloc for all; each contender in its own process", machine::cores());
-    println!(
-        "  cores: CPU time over wall time; below the threads, it waited for a lock or another program ran"
-    );
+    println!("  cores: CPU time over wall time; fewer cores than threads mean lock waits or other programs");
     finishers.iter().filter_map(|finisher| finisher.variant.note).for_each(|note| println!("  {note}"));
 }
 
 fn huge_pages(finisher: &Finisher) -> Option<String> {
     let bytes = finisher.findings.huge_page_bytes;
-    (bytes > 0).then(|| format!("{} {:.0} MiB", finisher.variant.who, bytes as f64 / MIB))
+    (bytes > 0).then(|| format!("{} {:.0} MiB", finisher.variant.contender, bytes as f64 / MIB))
 }
 
 fn joined(parts: impl Iterator<Item = String>) -> String {

@@ -15,8 +15,8 @@ use crate::workload::{Case, Workload};
 pub(crate) struct Args {
     #[arg(long)]
     pub(crate) case: Case,
-    #[arg(long)]
-    pub(crate) who: String,
+    #[arg(long = "who")]
+    pub(crate) contender: String,
     /// Fill for as long as it takes.
     #[arg(long)]
     pub(crate) full: bool,
@@ -45,7 +45,8 @@ pub(crate) struct Findings {
 /// Runs a trial and prints its outcome as one line of JSON.
 pub(crate) fn run(args: &Args) -> Result<()> {
     machine::offer_to_oom_killer();
-    let entry = contenders::find(&args.who).with_context(|| format!("no contender {}", args.who))?;
+    let entry =
+        contenders::find(&args.contender).with_context(|| format!("no contender {}", args.contender))?;
     let outcome = attempt(entry, &args.case.workload(), args.full)?;
     println!("{}", serde_json::to_string(&outcome)?);
     Ok(())
@@ -85,7 +86,7 @@ fn fill_all(
     let contender = variants.first().context("an entry without variants")?.as_ref();
     let filled = fill::fill(contender, workload, entry.fill_budget(full))?;
     let (keys, seconds) = (filled.keys, filled.took.as_secs_f64());
-    eprintln!("{}: {}: filled {keys} keys in {seconds:.1} s", workload.case, entry.who());
+    eprintln!("{}: {}: filled {keys} keys in {seconds:.1} s", workload.case, entry.contender());
     Ok(filled)
 }
 

@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use common::is_held;
 
-const SECURITY_OVER: &str = "security: how far any limit was passed";
-const STALLED_PASSED: &str = "store stands still: security answers without it that passed";
+const SECURITY_OVER: &str = "security: largest over-admission of a limit";
+const STALLED_PASSED: &str = "stalled store: allowed security decisions without the store";
 
 fn run(arguments: &[&str]) -> (Output, Value) {
     common::run("region", arguments)
@@ -65,12 +65,7 @@ fn a_region_of_real_servers_never_passes_a_security_limit_and_leaves_nothing_in_
     assert_exact(&published["exact"]);
     assert_eq!(is_held(&published, SECURITY_OVER), Some(true), "{}", published["bars"]);
     assert_eq!(is_held(&published, STALLED_PASSED), Some(true), "{}", published["bars"]);
-    assert_eq!(
-        is_held(&published, "keys in Redis that would stay for ever"),
-        Some(true),
-        "{}",
-        published["bars"]
-    );
+    assert_eq!(is_held(&published, "keys in Redis without an expiry"), Some(true), "{}", published["bars"]);
     // Shares, waits and times depend on the machine, so the test does not judge them.
     let all_held = published["bars"].as_array().expect("bars").iter().all(|bar| bar["held"] == true);
     assert_eq!(output.status.code(), Some(i32::from(!all_held)), "{}", published["bars"]);
@@ -85,7 +80,7 @@ fn one_part_is_run_alone() {
     assert_eq!(
         published["bars"].as_array().map(Vec::len),
         Some(1),
-        "no bar is held by what was not run: {published}"
+        "a part that was not run has no bar: {published}"
     );
 }
 

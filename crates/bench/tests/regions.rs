@@ -15,7 +15,7 @@ fn a_strict_limit_is_never_passed_while_a_link_flaps() {
     assert!(strict["flaps"].as_u64() > Some(0) && strict["unreachable"].as_u64() > Some(0), "{strict}");
     assert!(strict["admitted"].as_u64() > Some(0), "{strict}");
     assert_eq!(
-        is_held(&published, "strict: how far any limit was passed"),
+        is_held(&published, "strict: largest over-admission of a limit"),
         Some(true),
         "{}",
         published["bars"]

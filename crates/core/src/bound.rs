@@ -376,7 +376,7 @@ impl<'a> BoundBuilder<'a> {
         if self.promise.class.lapse() == Lapse::Forgiven {
             let grant = self.largest_grant();
             let (lapses, failovers) = (u128::from(faults.lapses), u128::from(faults.failovers));
-            self.add(TermCondition::Lapse, "grants of lost processes", "lapses * q", lapses * grant);
+            self.add(TermCondition::Lapse, "grants of lost nodes", "lapses * q", lapses * grant);
             self.add(TermCondition::FailOver, "lost writes", "fail-overs * q", failovers * grant);
         }
         if self.promise.class == Class::Comfort {
@@ -397,7 +397,7 @@ impl<'a> BoundBuilder<'a> {
             Regime::BestEffort | Regime::Share => (
                 self.fleet.largest_part(self.burst),
                 self.fleet.largest_part(rate),
-                ["outages * max(largest part of B, N)", "outages * (N-1)/N * largest part of r * O"],
+                ["outages * max(largest share of B, N)", "outages * (N-1)/N * largest share of r * O"],
             ),
         };
         // Each process has a burst of at least one.
@@ -409,7 +409,7 @@ impl<'a> BoundBuilder<'a> {
         );
         if nodes > 1 {
             let beside_others = (rate * (nodes - 1)).div_ceil(nodes);
-            self.add(TermCondition::Outage, "passed beside others", beside, outages * beside_others);
+            self.add(TermCondition::Outage, "drain of the node shares", beside, outages * beside_others);
         }
     }
 
@@ -522,21 +522,23 @@ impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WindowIsGlobal => f.write_str(
-                "regime: a sliding window that is best_effort may be passed by its limit for each other region, in every \
-                 window; gcra is the better choice: it pays for the lag once",
+                "regime: a best_effort sliding window may admit its limit again for each other region, in \
+                 every window; use gcra, which over-admits once",
             ),
             Self::RegionalInEffect { period_us, lag_us } => write!(
                 f,
-                "regime: in effect regional: its period of {} s is shorter than twice the lag between regions, {} s",
+                "regime: in effect regional: its period of {} s is shorter than twice the lag between \
+                 regions, {} s",
                 Seconds(*period_us),
                 Seconds(*lag_us)
             ),
             Self::EmptyShare => f.write_str(
-                "regime: divided by the weights of the regions, nothing is left for some of them: they let nothing pass",
+                "regime: the regional share of some regions is 0: they deny every request; raise the limit \
+                 or their weights",
             ),
             Self::EmptyShareWhileIsolated => f.write_str(
-                "regime: divided by the weights of the regions, nothing is left for some of them: while regions do not hear \
-                 of each other, these let nothing pass",
+                "regime: the regional share of some regions is 0: they deny every request while isolated; \
+                 raise the limit or their weights",
             ),
         }
     }

@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(alone(4, Some(40)), (25, 15));
         assert_eq!(alone(4, Some(0)), (25, 25));
         assert_eq!(alone(1, Some(1_000)), (100, 0));
-        assert_eq!(alone(1_000, Some(100)), (1, 1), "nothing is rounded up to what is not there");
+        assert_eq!(alone(1_000, Some(100)), (1, 1), "a share is not rounded up above the remaining units");
     }
 
     #[test]

@@ -169,16 +169,24 @@ impl GrantState {
     /// must not count.
     fn drained(self, limit: &Limit, now_us: u64) -> Self {
         let most = u64::from(limit.burst()) + u64::from(self.unreported);
-        if self.free_at(limit, now_us) > most { self.counted_from(now_us, most) } else { self }
+        if self.free_at(limit, now_us) <= most {
+            return self;
+        }
+        // By whole milliseconds, because each check may do so: the life of the grant stays exact.
+        let passed_us = now_us.saturating_sub(self.since_us);
+        self.counted_from(now_us - passed_us % US_PER_MS, most)
     }
 
-    /// Moves `since_us` to `now_us`, when `free` units are free. It moves by whole milliseconds, so
-    /// no time is lost.
-    fn counted_from(self, now_us: u64, free: u64) -> Self {
-        let passed_ms = now_us.saturating_sub(self.since_us) / US_PER_MS;
-        let left_of = |ms: u16| u16::try_from(u64::from(ms).saturating_sub(passed_ms)).unwrap_or(0);
+    /// Moves `since_us` to `from_us`, when `free` units are free. Lives are rounded down to
+    /// milliseconds.
+    fn counted_from(self, from_us: u64, free: u64) -> Self {
+        let passed_us = from_us.saturating_sub(self.since_us);
+        let left_of = |ms: u16| {
+            let left_us = (u64::from(ms) * US_PER_MS).saturating_sub(passed_us);
+            u16::try_from(left_us / US_PER_MS).unwrap_or(0)
+        };
         Self {
-            since_us: self.since_us + passed_ms * US_PER_MS,
+            since_us: self.since_us + passed_us,
             free: CompactUnits::of(free),
             life_ms: left_of(self.life_ms),
             deny_ms: left_of(self.deny_ms),
@@ -196,9 +204,12 @@ impl GrantState {
             keep: u64::from(kept_units),
             missed: self.missed,
         };
-        // Units on their way to the origin stay used.
+        // Units on their way to the origin stay used. The time of a unit that has drained in part
+        // counts on.
         let free = self.remaining(limit, now_us);
-        let after = if self.unreported > 0 { self.counted_from(now_us, free.into()) } else { self };
+        let drained_us = limit.drain_time_us(limit.drained_in(now_us.saturating_sub(self.since_us)));
+        let from_us = if free < limit.burst() { now_us.min(self.since_us + drained_us) } else { now_us };
+        let after = if self.unreported > 0 { self.counted_from(from_us, free.into()) } else { self };
         (taken, Self { unspent: kept_units, unreported: 0, missed: false, ..after })
     }
 
@@ -275,7 +286,7 @@ mod tests {
         assert_eq!(
             passes(GrantState::default(), 9_999, 0).0,
             Some(Retry::AskOrigin),
-            "a look wants to know as well"
+            "a check of cost 0 asks the origin too"
         );
     }
 
@@ -285,7 +296,7 @@ mod tests {
         assert_eq!((retry, after.unspent, after.unreported), (None, 1, 2));
         assert_eq!(passes(after, 5_001, 2).0, Some(Retry::AskOrigin));
         assert_eq!(passes(after, 5_999, 1).0, None);
-        assert_eq!(passes(after, 6_000, 1).0, Some(Retry::AskOrigin), "its time is over");
+        assert_eq!(passes(after, 6_000, 1).0, Some(Retry::AskOrigin), "the grant has expired");
     }
 
     #[test]
@@ -293,7 +304,11 @@ mod tests {
         let exhausted = granted(0, 200 * MS);
         assert_eq!(passes(exhausted, 5_050, 1).0, Some(Retry::After(150 * MS)));
         assert_eq!(passes(exhausted, 5_200, 1).0, Some(Retry::AskOrigin));
-        assert_eq!(passes(granted(1, 200 * MS), 5_050, 1).0, None, "what is held is spent first");
+        assert_eq!(
+            passes(granted(1, 200 * MS), 5_050, 1).0,
+            None,
+            "a grant is spent before the denial applies"
+        );
     }
 
     #[test]
@@ -326,7 +341,10 @@ mod tests {
     fn denial_by_an_exhausted_meter_is_marked_as_missed() {
         let (_, after) = passes(granted(0, 200 * MS), 5_050, 1);
         assert!(after.missed && after.take_report(&ten_per_second(), 5_060 * MS, 0).0.missed);
-        assert!(!passes(GrantState::default(), 5_050, 1).1.missed, "nobody turned this one away");
+        assert!(
+            !passes(GrantState::default(), 5_050, 1).1.missed,
+            "a check that asks the origin is not a denial"
+        );
     }
 
     #[test]
@@ -337,7 +355,7 @@ mod tests {
             assert_eq!(
                 (verdict.retry(), after),
                 (Some(Retry::AskOrigin), before),
-                "nothing is lost of what was held"
+                "the grant stays as it was"
             );
         }
     }
@@ -367,9 +385,9 @@ mod tests {
         let (second, after) = remaining(after, 1);
         assert_eq!((first, second), (8, 7));
         let (_, on_its_way) = after.take_report(&limit, 5_000 * MS, 1);
-        assert_eq!(remaining(on_its_way, 1).0, 6, "what is on its way to the origin stays used");
+        assert_eq!(remaining(on_its_way, 1).0, 6, "reported units stay used until the reply");
         let denied = GrantState { unspent: 0, ..after };
-        assert_eq!(remaining(denied, 1).0, 0, "a request that is denied finds less than it costs");
+        assert_eq!(remaining(denied, 1).0, 0, "`remaining` of a denial is below the cost");
         assert_eq!(remaining(denied, 9).0, 7);
     }
 
@@ -406,9 +424,9 @@ mod tests {
 
         #[test]
         fn compact_amount_is_rounded_down_by_at_most_a_thousandth(amount in 0u64..1 << 40) {
-            let told = CompactUnits::of(amount).amount();
-            prop_assert!(told <= amount && amount - told <= amount >> MANTISSA_BITS);
-            prop_assert!(amount >= 1 << (MANTISSA_BITS + 1) || told == amount);
+            let rounded = CompactUnits::of(amount).amount();
+            prop_assert!(rounded <= amount && amount - rounded <= amount >> MANTISSA_BITS);
+            prop_assert!(amount >= 1 << (MANTISSA_BITS + 1) || rounded == amount);
         }
 
         #[test]

@@ -21,12 +21,9 @@
 
 #![allow(
     clippy::cast_possible_truncation,
-    reason = "words are packed from fields whose ranges were checked where they were made"
+    reason = "packed fields were range-checked when they were created"
 )]
-#![allow(
-    clippy::inline_always,
-    reason = "the request path is kept in one straight piece: a call in it costs more than it saves"
-)]
+#![allow(clippy::inline_always, reason = "the request path is inlined: a call costs more than it saves")]
 
 pub mod bound;
 pub mod engine;

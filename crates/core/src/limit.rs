@@ -94,11 +94,11 @@ impl fmt::Display for LimitError {
             }
             Self::Drain { burst, burst_max } => write!(
                 f,
-                "burst: {burst} would take more than 3,660 days to drain; at this amount and period it may be 1 to \
-                 {burst_max}"
+                "burst: {burst} would take more than 3,660 days to drain; at this amount and period it may \
+                 be 1 to {burst_max}"
             ),
             Self::BurstOfWindow => {
-                write!(f, "burst: a sliding window has none, its amount is all it ever holds")
+                write!(f, "burst: not allowed for a sliding window: its burst is its amount")
             }
         }
     }
@@ -248,6 +248,11 @@ impl Limit {
         }
     }
 
+    /// Returns the time in which units of [`Limit::drained_in`] drain, µs, rounded up.
+    pub(crate) fn drain_time_us(&self, units: u64) -> u64 {
+        (units * self.period_us).div_ceil(u64::from(self.amount.max(1)))
+    }
+
     /// Returns the part of this limit for one of `nodes` that cannot reach each other: the rate and
     /// the burst divided, with a burst of at least one. Together they pass at most the rate, and at
     /// most one unit for each node above the burst. If a unit of a part would take longer than the
@@ -390,11 +395,12 @@ mod tests {
             (Limit::gcra(1, SECOND).and_then(|l| l.with_burst(0)), "burst: 0 is outside 1 to 4294967295"),
             (
                 Limit::gcra(1, Duration::from_hours(8784)).and_then(|l| l.with_burst(11)),
-                "burst: 11 would take more than 3,660 days to drain; at this amount and period it may be 1 to 10",
+                "burst: 11 would take more than 3,660 days to drain; at this amount and period it may be 1 \
+                 to 10",
             ),
             (
                 Limit::sliding_window(1, SECOND).and_then(|l| l.with_burst(2)),
-                "burst: a sliding window has none, its amount is all it ever holds",
+                "burst: not allowed for a sliding window: its burst is its amount",
             ),
         ];
         for (got, message) in cases {

@@ -351,7 +351,7 @@ fn usage_during_a_report_is_reported_once_from_the_new_grant() {
         let rest = world.report("a", 0);
         assert_eq!(reported + rest, spent, "lost, or reported twice");
         assert!(rest <= 1, "spent beyond the new grant");
-        assert!(!world.check("a", 1), "what was given up is spent");
+        assert!(!world.check("a", 1), "a returned grant is not spent");
     });
 }
 

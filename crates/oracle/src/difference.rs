@@ -10,7 +10,7 @@ use crate::ranges::Spec;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Name of the compared value.
-    pub what: &'static str,
+    pub property: &'static str,
     /// Result of the oracle.
     pub expected: String,
     /// Result of the subject.
@@ -20,15 +20,15 @@ pub struct Difference {
 impl Difference {
     /// `got` must be `expected`.
     pub(crate) fn unless_equal<T: Debug + PartialEq>(
-        what: &'static str,
+        property: &'static str,
         expected: &T,
         got: &T,
     ) -> Result<(), Self> {
-        if expected == got { Ok(()) } else { Err(Self::new(what, expected, got)) }
+        if expected == got { Ok(()) } else { Err(Self::new(property, expected, got)) }
     }
 
-    pub(crate) fn new(what: &'static str, expected: &impl Debug, got: &impl Debug) -> Self {
-        Self { what, expected: format!("{expected:?}"), got: format!("{got:?}") }
+    pub(crate) fn new(property: &'static str, expected: &impl Debug, got: &impl Debug) -> Self {
+        Self { property, expected: format!("{expected:?}"), got: format!("{got:?}") }
     }
 }
 
@@ -59,7 +59,7 @@ pub struct Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "MISMATCH: {}", self.difference.what)?;
+        writeln!(f, "MISMATCH: {}", self.difference.property)?;
         writeln!(f, "seed {}, history {}", self.seed, self.history)?;
         writeln!(f, "{}", self.spec)?;
         writeln!(f, "clocks start at mono {} us, wall {} us", self.clock.mono_us, self.clock.wall_us)?;

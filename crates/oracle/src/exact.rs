@@ -83,10 +83,7 @@ pub(crate) fn later(instant: u64, wait: u64) -> u64 {
 }
 
 #[cold]
-#[expect(
-    clippy::panic,
-    reason = "an oracle that cannot compute the answer must stop rather than give another"
-)]
+#[expect(clippy::panic, reason = "an oracle that cannot compute the exact result must panic")]
 fn does_not_fit(operation: &str) -> ! {
     panic!("the oracle left its range in `{operation}`")
 }

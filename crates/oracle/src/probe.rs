@@ -91,11 +91,11 @@ mod tests {
 
     #[test]
     fn waits_that_are_off_by_one_are_found() {
-        let what = |reset_us, retry_us| probe_denial(reset_us, retry_us).unwrap_err().what;
-        assert_eq!(what(1_000_000, 333_333), "whether it passes after `retry`");
-        assert_eq!(what(1_000_000, 333_335), "whether it passes 1 us before `retry`");
-        assert_eq!(what(999_999, 333_334), "look after `reset_after_us`");
-        assert_eq!(what(1_000_001, 333_334), "whether all remains 1 us before `reset_after_us`");
-        assert_eq!(what(1_000_000, 0), "whether it passes after `retry`");
+        let property = |reset_us, retry_us| probe_denial(reset_us, retry_us).unwrap_err().property;
+        assert_eq!(property(1_000_000, 333_333), "whether it passes after `retry`");
+        assert_eq!(property(1_000_000, 333_335), "whether it passes 1 us before `retry`");
+        assert_eq!(property(999_999, 333_334), "look after `reset_after_us`");
+        assert_eq!(property(1_000_001, 333_334), "whether all remains 1 us before `reset_after_us`");
+        assert_eq!(property(1_000_000, 0), "whether it passes after `retry`");
     }
 }

@@ -29,13 +29,13 @@ macro_rules! mutant {
 
 fn found<L: Level, S: Subject>() -> Box<Report> {
     let plan = Plan { seed: 1, decisions: 200_000, threads: 1 };
-    let report = campaign::<L, S>(&plan, |_| ()).expect_err("a wrong meter must be found");
+    let report = campaign::<L, S>(&plan, |_| ()).expect_err("the mutant must be found");
     assert!((1..=5).contains(&report.steps.len()), "not short: {report}");
     report
 }
 
 fn found_in_both<S: Subject>() -> [&'static str; 2] {
-    [found::<Bucket, S>().difference.what, found::<Cells, S>().difference.what]
+    [found::<Bucket, S>().difference.property, found::<Cells, S>().difference.property]
 }
 
 /// The same rate with the time of one unit cut to whole microseconds.
@@ -215,7 +215,7 @@ fn every_other_change_that_goes_wrong() {
 
 mutant!(Panics {
     fn decide(self, limit: &Limit, now: Now, cost: u64) -> (Verdict, Self) {
-        assert!(cost < u64::MAX, "this one was planted");
+        assert!(cost < u64::MAX, "a planted mutant");
         let (verdict, meter) = self.0.decide(limit, now, cost);
         (verdict, Self(meter))
     }
@@ -224,6 +224,6 @@ mutant!(Panics {
 #[test]
 fn a_panic_is_reported_with_its_history() {
     let report = found::<Bucket, Panics>();
-    assert_eq!(report.difference.what, "answer");
+    assert_eq!(report.difference.property, "answer");
     assert!(report.to_string().contains("Decide { cost: 18446744073709551615 }"), "{report}");
 }

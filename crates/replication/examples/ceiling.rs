@@ -13,7 +13,7 @@
     clippy::unwrap_used,
     clippy::print_stdout,
     clippy::cast_precision_loss,
-    reason = "a program for people who measure"
+    reason = "a measurement program"
 )]
 
 use std::sync::Arc;
@@ -45,14 +45,14 @@ const WAYS_MS: [u64; 3] = [0, 40, 80];
 /// Rounds without changes, to measure the cost of an empty round.
 const QUIET_ROUNDS: u64 = 25;
 
-#[expect(clippy::disallowed_methods, reason = "replicators and their network are real")]
+#[expect(clippy::disallowed_methods, reason = "replicators and their network run in real time")]
 fn now() -> Instant {
     Instant::now()
 }
 
 fn clock(started: Instant) -> impl Fn() -> u64 + Send + Sync + Copy + 'static {
     move || {
-        #[expect(clippy::disallowed_methods, reason = "replicators and their network are real")]
+        #[expect(clippy::disallowed_methods, reason = "replicators and their network run in real time")]
         let since = started.elapsed();
         1_000_000_000 + u64::try_from(since.as_micros()).unwrap()
     }
@@ -234,7 +234,7 @@ async fn measure(way: Duration, stores: Option<&[Redis; 2]>) {
     receiver.stop().await;
 }
 
-#[expect(clippy::disallowed_methods, reason = "replicators and their network are real")]
+#[expect(clippy::disallowed_methods, reason = "replicators and their network run in real time")]
 async fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
         tokio::time::sleep(Duration::from_millis(2)).await;

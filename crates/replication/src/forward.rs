@@ -56,7 +56,10 @@ pub enum ForwardAction {
 
 impl ForwardAction {
     /// Whether the action frees units. Applied twice, it would admit more than the limit.
-    #[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only connections tell something again"))]
+    #[cfg_attr(
+        not(feature = "net"),
+        expect(dead_code, reason = "only network connections send a delivery again")
+    )]
     pub(crate) const fn gives_back(self) -> bool {
         matches!(self, Self::Refund | Self::RollBack { .. })
     }
@@ -119,14 +122,18 @@ mod tests {
         for number in 0..3_000_u32 {
             let key = number.to_be_bytes();
             let owner = owner_of(&names, &[b"limit:", &key]);
-            assert_eq!(owner, owner_of(&names, &[b"lim", b"it:", &key]), "however it is spelled");
+            assert_eq!(
+                owner,
+                owner_of(&names, &[b"lim", b"it:", &key]),
+                "the owner is independent of the split into parts"
+            );
             counts[owner] += 1;
             let without: Vec<RegionId> =
                 (0..3).filter(|at| *at != (owner + 1) % 3).map(|at| names[at]).collect();
             assert_eq!(
                 without[owner_of(&without, &[b"limit:", &key])],
                 names[owner],
-                "another one went away"
+                "keys keep their owner when another region is removed"
             );
         }
         assert!(counts.iter().all(|count| (900..1_100).contains(count)), "{counts:?}");

@@ -159,7 +159,7 @@ async fn charge_is_retried_until_received_and_counts_once() {
             let connections = link.connections();
             tidegate_testkit::wait_until("another connection", TIME_MAX, || link.connections() > connections);
         } else {
-            tidegate_testkit::wait_until("it to be heard", TIME_MAX, || {
+            tidegate_testkit::wait_until("the charge to arrive", TIME_MAX, || {
                 ledger.totals().0 == before.0 + cost && link.lost() > lost
             });
         }
@@ -317,7 +317,7 @@ async fn a_region_decides_for_another_and_many_at_once() {
     echo.may.add_permits(100);
     for (cost, asking) in (0_u32..).zip(checks) {
         let decision = asking.await.unwrap().unwrap().decision.unwrap();
-        assert_eq!(decision.remaining, [cost], "everybody gets the answer to its own question");
+        assert_eq!(decision.remaining, [cost], "each check gets its own decision");
     }
     let nobody = asker.forwarder().ask(region_id("mars"), check(1), TIME_MAX).await;
     assert_eq!(nobody, None);
@@ -334,9 +334,13 @@ async fn forwarded_check_times_out_and_the_next_connection_works() {
     let before = link.connections();
     let mut long = check(1);
     long.checks[0].key = vec![b'x'; 100_000].into();
-    assert_eq!(asker.forwarder().ask(region_id("us"), long, TIME_MAX).await, None, "nobody has such a key");
+    assert_eq!(
+        asker.forwarder().ask(region_id("us"), long, TIME_MAX).await,
+        None,
+        "a key longer than the wire format is not forwarded"
+    );
     ask(&asker, 1).await;
-    assert_eq!(link.connections(), before, "the connection is none the worse for it");
+    assert_eq!(link.connections(), before, "the connection stays open");
     for traffic in [Traffic::DropAnswers, Traffic::HalfOpen, Traffic::CutAnswers] {
         link.set(traffic);
         let soon = Duration::from_millis(50);
@@ -376,7 +380,7 @@ async fn questions_are_encrypted_and_only_peers_may_ask() {
     config.certificates = Some(certify("ap"));
     let stranger = stranger.start_with(config);
     stranger.forwarder().keep_ready();
-    common::wait_for(&owner, "somebody to be turned away", |status| status.strangers > 0);
+    common::wait_for(&owner, "a stranger to be refused", |status| status.strangers > 0);
     let answer = stranger.forwarder().ask(region_id("us"), check(1), Duration::from_millis(50)).await;
     assert_eq!(answer, None);
 }

@@ -86,11 +86,13 @@ async fn a_cut_makes_all_regions_fall_back_to_their_parts_and_nothing_is_lost_wh
     // No region has noticed yet: the charge counts as connected, and the meter becomes dirty.
     eu.charge(KEY, 40).await;
     for region in [&eu, &us, &ap] {
-        wait_until("the fall back", TIME_MAX, || !region.look(KEY).is_global);
+        wait_until("the region to be isolated", TIME_MAX, || !region.look(KEY).is_global);
         assert!(region.room(KEY) <= PART, "{} is left in {}", region.room(KEY), region.name);
     }
     for replicator in &replicators {
-        wait_for(replicator, "the fall back", |status| !status.is_connected && status.is_replicator);
+        wait_for(replicator, "the region to be isolated", |status| {
+            !status.is_connected && status.is_replicator
+        });
     }
     let late = |status: &tidegate_replication::ReplicationStatus| {
         status.peers[0].lag_us.is_some_and(|lag| lag > LAG_ALARM_US)
@@ -103,7 +105,7 @@ async fn a_cut_makes_all_regions_fall_back_to_their_parts_and_nothing_is_lost_wh
         region.wait_until_connected(KEY);
     }
     for replicator in &replicators {
-        wait_for(replicator, "everybody to be heard", |status| status.is_connected);
+        wait_for(replicator, "all peers to be heard", |status| status.is_connected);
     }
     us.wait_for_room(KEY, BURST - 40);
 }
@@ -125,7 +127,7 @@ async fn batch_with_a_lost_acknowledgement_counts_once() {
         us.wait_for_room(KEY, before - 7);
         // Wait until everything is sent again and acknowledged.
         let batches = replicator.status().peers[0].counts.batches_sent;
-        wait_for(&replicator, "batches to pass again", |status| {
+        wait_for(&replicator, "batches to be sent again", |status| {
             status.peers[0].counts.batches_sent > batches + 2
         });
         assert_eq!(us.room(KEY), before - 7);
@@ -144,7 +146,7 @@ async fn a_replicator_that_dies_in_the_middle_of_any_step_is_taken_over_and_noth
         // Usage is in transit in both directions.
         eu.charge(KEY, 30).await;
         us.charge(KEY, 4).await;
-        wait_until(&format!("a call to stand still {stop:?}"), TIME_MAX, || us.origin.stops() > 0);
+        wait_until(&format!("a call to stall {stop:?}"), TIME_MAX, || us.origin.stops() > 0);
         drop(dying);
         us.origin.stop_at(None);
         let mut config = us.config(&[("eu", eu.address())]);
@@ -152,9 +154,9 @@ async fn a_replicator_that_dies_in_the_middle_of_any_step_is_taken_over_and_noth
         // hold the port for a moment.
         config.listen = us.address();
         let next = start_when_free(&us, &config);
-        wait_for(&next, "the lease to run out", |status| status.is_replicator);
+        wait_for(&next, "the lease to expire", |status| status.is_replicator);
         for region in [&eu, &us] {
-            wait_until(&format!("both sums in {} after {stop:?}", region.name), TIME_MAX, || {
+            wait_until(&format!("both components in {} after {stop:?}", region.name), TIME_MAX, || {
                 let meter_reply = region.look(KEY);
                 meter_reply.is_global && meter_reply.room == BURST - 34
             });
@@ -192,7 +194,7 @@ async fn one_process_of_a_region_is_its_replicator_and_the_next_follows_when_it_
     assert!(!second.status().is_replicator);
     eu.wait_until_connected(KEY);
     // Only the replicator can measure it, and the others of the region have to know.
-    wait_for(&second, "what the replicator measured", |status| status.lag_us.is_some());
+    wait_for(&second, "the lag of the replicator", |status| status.lag_us.is_some());
     assert_eq!(second.status().peers[0].lag_us, None);
 
     first.stop().await;
@@ -200,11 +202,11 @@ async fn one_process_of_a_region_is_its_replicator_and_the_next_follows_when_it_
     wait_for(&sender, "the new replicator to be found", |status| status.peers[0].has_link);
     eu.charge(KEY, 3).await;
     us.wait_for_room(KEY, BURST - 3);
-    wait_for(&second, "everybody to be heard", |status| status.is_connected);
+    wait_for(&second, "all peers to be heard", |status| status.is_connected);
     assert_eq!(
         sender.status().peers[0].counts.refused,
         0,
-        "whoever is not the replicator is nothing to worry about"
+        "a node that is not the replicator is not counted as a refusal"
     );
 }
 
@@ -225,7 +227,7 @@ async fn regions_with_different_weights_report_disagreement() {
     let expected = [[true, false], [true, false], [false, false]];
     for (replicator, expected) in replicators.iter().zip(expected) {
         let expected = expected.map(Some);
-        wait_for(replicator, "all to have greeted", |status| agrees(status) == expected);
+        wait_for(replicator, "all peers to have greeted", |status| agrees(status) == expected);
     }
 }
 
@@ -311,12 +313,12 @@ async fn processes_that_ask_leave_room_for_the_replicator_of_their_region() {
         hand.say(&question_of_nothing()).await;
         match hand.hear().await {
             Frame::Forwarded(..) => asking.push(hand),
-            said => {
-                assert_eq!(said, Frame::Refused(Refusal::Full));
+            frame => {
+                assert_eq!(frame, Frame::Refused(Refusal::Full));
                 break;
             }
         }
-        assert!(asking.len() < 1_000, "there is a bound");
+        assert!(asking.len() < 1_000, "the connections of a region are bounded");
     }
     let _eu = eu.start(&[("us", us.address())]);
     eu.wait_until_connected(KEY);
@@ -422,7 +424,9 @@ async fn full_backlog_of_a_partition_is_sent_in_one_round() {
     config.now_us = Arc::new(|| 1_000_000_000);
     let replicator = Replicator::start(config, Arc::clone(&origin) as Arc<dyn Origin>).unwrap();
     let all = u64::try_from(DIRTY_METERS_MAX).unwrap();
-    wait_for(&replicator, "all of it to be told", |status| status.peers[0].counts.components_sent >= all);
-    let looks = *origin.looks_until_told.get().expect("all of it was told");
+    wait_for(&replicator, "all components to be sent", |status| {
+        status.peers[0].counts.components_sent >= all
+    });
+    let looks = *origin.looks_until_told.get().expect("all components were sent");
     assert!(looks <= 2, "it took {looks} rounds");
 }

@@ -129,7 +129,7 @@ async fn a_region_that_answers_in_place_of_another_is_not_spoken_to() {
     let [eu, us, ap] = ["eu", "us", "ap"].map(Region::new);
     let replicator = start(&eu, authority.certify("eu"), &[("us", ap.address())]);
     let _other = start(&ap, authority.certify("ap"), &[("eu", eu.address()), ("us", us.address())]);
-    wait_for(&replicator, "the wrong region to be noticed", |status| status.peers[0].counts.refused > 0);
+    wait_for(&replicator, "the wrong region to be refused", |status| status.peers[0].counts.refused > 0);
     assert!(!replicator.status().peers[0].has_link);
 }
 
@@ -143,7 +143,7 @@ async fn a_certificate_speaks_for_its_own_region_only() {
     let ap = authority.certify("ap");
     let mut stream = connect(&us, &own, Some(&ap)).await.unwrap();
     assert_eq!(say_hello(&mut stream, "eu", "us").await.unwrap(), Frame::Refused(Refusal::Certificate));
-    wait_for(&replicator, "it to be counted", |status| status.strangers == 1);
+    wait_for(&replicator, "the stranger to be counted", |status| status.strangers == 1);
     let mut stream = connect(&us, &own, Some(&ap)).await.unwrap();
     assert!(matches!(say_hello(&mut stream, "ap", "us").await.unwrap(), Frame::Welcome(_)));
 }
@@ -154,13 +154,13 @@ async fn connections_without_a_certificate_are_refused() {
     let us = Region::new("us");
     let own = authority.certify("us");
     let replicator = start(&us, own.clone(), &[("eu", ([127, 0, 0, 1], 1).into())]);
-    let said = async { say_hello(&mut connect(&us, &own, None).await?, "eu", "us").await }.await;
-    let refused = said.unwrap_err().to_string();
+    let reply = async { say_hello(&mut connect(&us, &own, None).await?, "eu", "us").await }.await;
+    let refused = reply.unwrap_err().to_string();
     assert!(refused.contains("CertificateRequired"), "{refused}");
-    wait_for(&replicator, "it to be counted", |status| status.strangers == 1);
+    wait_for(&replicator, "the stranger to be counted", |status| status.strangers == 1);
     let mut plain = TcpStream::connect(us.address()).await.unwrap();
     assert!(say_hello(&mut plain, "eu", "us").await.is_err() || hear(&mut plain).await.is_err());
-    wait_for(&replicator, "it to be counted", |status| status.strangers == 2);
+    wait_for(&replicator, "the stranger to be counted", |status| status.strangers == 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +170,7 @@ async fn a_certificate_of_another_region_is_found_before_anything_starts() {
     let mut config = us.config(&[("eu", ([127, 0, 0, 1], 1).into())]);
     config.certificates = Some(authority.certify("eu"));
     let problems = Replicator::start(config.clone(), us.origin.clone()).unwrap_err().problems;
-    assert_eq!(problems, ["peer_cert: it is not for us.tidegate"]);
+    assert_eq!(problems, ["peer_cert: the certificate is not for us.tidegate"]);
     config.certificates = Some(PeerCertificates { key: Vec::new(), ..authority.certify("us") });
     let problems = Replicator::start(config, us.origin.clone()).unwrap_err().problems;
     assert!(problems[0].starts_with("peer_key: "), "{problems:?}");
@@ -188,7 +188,7 @@ async fn unknown_or_wrong_region_is_refused() {
     for (number, ((from, to), refusal)) in (1..).zip(cases) {
         let mut stream = TcpStream::connect(us.address()).await.unwrap();
         assert_eq!(say_hello(&mut stream, from, to).await.unwrap(), Frame::Refused(refusal));
-        wait_for(&replicator, "it to be counted", |status| status.strangers == number);
+        wait_for(&replicator, "the stranger to be counted", |status| status.strangers == number);
     }
 }
 
@@ -207,13 +207,13 @@ async fn malformed_frames_and_other_versions_are_refused_and_counted() {
         let mut stream = TcpStream::connect(us.address()).await.unwrap();
         stream.write_all(&bytes).await.unwrap();
         assert_eq!(hear(&mut stream).await.unwrap(), Frame::Refused(refusal));
-        wait_for(&replicator, "it to be counted", |status| status.strangers == number);
+        wait_for(&replicator, "the stranger to be counted", |status| status.strangers == number);
     }
     let mut stream = TcpStream::connect(us.address()).await.unwrap();
     assert!(matches!(say_hello(&mut stream, "eu", "us").await.unwrap(), Frame::Welcome(_)));
     stream.write_all(&[0, 0, 0, 1, 99]).await.unwrap();
     assert_eq!(hear(&mut stream).await.unwrap(), Frame::Refused(Refusal::Nonsense));
-    wait_for(&replicator, "it to be counted", |status| status.peers[0].counts.refused == 1);
+    wait_for(&replicator, "the stranger to be counted", |status| status.peers[0].counts.refused == 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -224,7 +224,7 @@ async fn strangers_that_say_nothing_and_stay_leave_room_for_peers() {
     // From when on the first of them had to leave there is no more room.
     while replicator.status().strangers == 0 {
         silent.push(TcpStream::connect(us.address()).await.unwrap());
-        assert!(silent.len() < 10_000, "there is a bound");
+        assert!(silent.len() < 10_000, "the connections of a region are bounded");
     }
     let mut stream = TcpStream::connect(us.address()).await.unwrap();
     assert!(matches!(say_hello(&mut stream, "eu", "us").await.unwrap(), Frame::Welcome(_)));

@@ -7,7 +7,7 @@
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
-    reason = "a simulated world is small"
+    reason = "numbers of a simulated world are small"
 )]
 
 mod bucket;

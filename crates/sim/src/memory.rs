@@ -160,12 +160,9 @@ pub(crate) mod tests {
         assert_eq!(counts_for_s(&partition).0, 500);
         let mut partition = Partition::default();
         let granted = ask(&mut partition, START_US, gcra(10, 1_000), (5, 4)).meters[0].grant;
-        assert_eq!(granted, 1, "a part of the room");
+        assert_eq!(granted, 1, "the grant is a part of the free units");
         let (over_s, forgotten_s) = counts_for_s(&partition);
-        assert!(
-            (601..=603).contains(&over_s),
-            "a grant of a second, and then what may have been spent: {over_s}"
-        );
+        assert!((601..=603).contains(&over_s), "a grant of one second, and the drain of its units: {over_s}");
         assert!(forgotten_s > over_s);
     }
 
@@ -184,7 +181,7 @@ pub(crate) mod tests {
         let mut partition = Partition::default();
         ask(&mut partition, START_US, shared_gcra(40, 1_000, 4), (5, 0));
         let (over_s, forgotten_s) = counts_for_s(&partition);
-        assert_eq!(over_s, 500, "as slowly as a quarter of forty drain");
+        assert_eq!(over_s, 500, "the usage drains at the rate of the share");
         assert!(forgotten_s > over_s);
     }
 
@@ -195,7 +192,7 @@ pub(crate) mod tests {
         let (over_s, forgotten_s) = counts_for_s(&partition);
         assert!(
             granted > 0 && over_s >= 100 * (5 + granted),
-            "{granted} and five at one in a hundred seconds: {over_s}"
+            "{granted} and five drain at one per hundred seconds: {over_s}"
         );
         assert!(forgotten_s > over_s, "{forgotten_s}");
     }

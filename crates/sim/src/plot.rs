@@ -23,9 +23,11 @@ pub fn plot(report: &Report) -> String {
     let (width, height) = (WIDTH + 2.0 * MARGIN, HEIGHT + 2.0 * MARGIN);
     let _ = write!(
         svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{width}\" height=\"{height}\" fill=\"#fff\"/>\n\
-         <text x=\"{MARGIN}\" y=\"24\">seed {}: units of key 0 that count against its limit, over {} s</text>\n",
+         <text x=\"{MARGIN}\" y=\"24\">seed {}: units of key 0 that count against its limit, over {} s\
+         </text>\n",
         report.seed,
         report.simulated_us / 1_000_000
     );
@@ -47,8 +49,8 @@ fn line(svg: &mut String, y: f64, colour: &str, words: &str) {
     let right = MARGIN + WIDTH;
     let _ = writeln!(
         svg,
-        "<line x1=\"{MARGIN}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"{colour}\" stroke-dasharray=\"6 3\"/>\
-         <text x=\"{MARGIN}\" y=\"{:.1}\" fill=\"{colour}\">{words}</text>",
+        "<line x1=\"{MARGIN}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"{colour}\" \
+         stroke-dasharray=\"6 3\"/><text x=\"{MARGIN}\" y=\"{:.1}\" fill=\"{colour}\">{words}</text>",
         y - 4.0
     );
 }

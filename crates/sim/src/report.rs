@@ -125,7 +125,7 @@ impl Violation {
             Self::Bound { .. } => "bound",
             Self::Conservation { .. } => "conservation",
             Self::Forgot { .. } => "memory",
-            Self::Part { .. } => "part",
+            Self::Part { .. } => "node share",
             Self::Overcommitted { .. } => "invariant",
             Self::Starved { .. } => "share",
             Self::FalseDenials { .. } => "false denials",
@@ -134,7 +134,7 @@ impl Violation {
             Self::Stampede { .. } => "one call",
             Self::Late { .. } => "deadline",
             Self::LockedOut { .. } => "lock-out",
-            Self::Unheard { .. } => "hearing",
+            Self::Unheard { .. } => "reachability",
             Self::Forgotten { .. } => "answers",
         }
     }
@@ -146,22 +146,23 @@ impl fmt::Display for Violation {
             Self::Bound { key, excess, allowed, at_us } => {
                 write!(
                     f,
-                    "key {key}: {excess} admitted above the limit at {at_us} us, at most {allowed} may be"
+                    "key {key}: {excess} admitted above the limit at {at_us} us, the bound is {allowed}"
                 )
             }
             Self::Conservation { key, admitted, charged, fewer, more } => {
                 write!(
                     f,
-                    "key {key}: {admitted} admitted and {charged} charged; at most {fewer} fewer and {more} more may be"
+                    "key {key}: {admitted} admitted and {charged} charged; allowed difference: {fewer} fewer \
+                     to {more} more"
                 )
             }
             Self::Forgot { key, at_us } => {
-                write!(f, "key {key}: forgotten at {at_us} us, when something of it still counted")
+                write!(f, "key {key}: forgotten at {at_us} us, with undrained usage")
             }
             Self::Part { key, excess } => {
-                write!(f, "key {key}: a node alone let pass {excess} more than its part")
+                write!(f, "key {key}: a node without the origin admitted {excess} more than its node share")
             }
-            Self::Overcommitted { key } => write!(f, "key {key}: granted more than there was"),
+            Self::Overcommitted { key } => write!(f, "key {key}: granted more than the free units"),
             Self::Starved { admitted, ideal } => {
                 write!(f, "{admitted} admitted, where one bucket would have admitted {ideal}")
             }
@@ -172,9 +173,9 @@ impl fmt::Display for Violation {
                 write!(f, "{waited} of {requests} waited for the origin at half of the limit or less")
             }
             Self::Torn { key } => write!(f, "key {key}: charged to some of its limits only"),
-            Self::Stampede { node } => write!(f, "node {node}: more than one call under way in a lane"),
+            Self::Stampede { node } => write!(f, "node {node}: more than one call in flight in a session"),
             Self::Late { waited_us, most_us } => {
-                write!(f, "a request waited {waited_us} us, at most {most_us} us may be")
+                write!(f, "a request waited {waited_us} us, the maximum is {most_us} us")
             }
             Self::LockedOut { key, at_us, since_us } => {
                 write!(f, "key {key}: denied at {at_us} us, although it owed nothing since {since_us} us")
@@ -182,7 +183,7 @@ impl fmt::Display for Violation {
             Self::Unheard { key, at_us, since_us } => {
                 write!(
                     f,
-                    "key {key}: not answered at {at_us} us, although nothing was wrong since {since_us} us"
+                    "key {key}: no reply at {at_us} us, although no fault was active since {since_us} us"
                 )
             }
             Self::Forgotten { requests } => write!(f, "{requests} requests were never answered"),

@@ -36,7 +36,7 @@ impl fmt::Display for Scenario {
             write!(f, ", {} % of them of a whole burst", f64::from(self.large_ppm) / 10_000.0)?;
         }
         if self.charges_ppm > 0 {
-            write!(f, ", {} % of them charged unasked", f64::from(self.charges_ppm) / 10_000.0)?;
+            write!(f, ", {} % of them charged without a check", f64::from(self.charges_ppm) / 10_000.0)?;
         }
         if self.shared {
             f.write_str(", under a shared limit as well")?;
@@ -57,7 +57,7 @@ impl fmt::Display for Scenario {
             Spread::Zipf => ", at nodes by a Zipf distribution",
         })?;
         if self.updates_per_s_max < PLENTY_PER_S {
-            write!(f, ", of whom each reports about {} meters in a second", self.updates_per_s_max)?;
+            write!(f, ", each reports about {} meters per second", self.updates_per_s_max)?;
         }
         write!(f, "; {} ms to the origin; {}", self.delay_us as f64 / MS_US as f64, self.faults)
     }
@@ -66,11 +66,11 @@ impl fmt::Display for Scenario {
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::default() {
-            return f.write_str("nothing goes wrong");
+            return f.write_str("no faults");
         }
         let percent = |ppm: u32| f64::from(ppm) / 10_000.0;
         let seconds = |us: u64| us as f64 / SECOND_US as f64;
-        let way = if self.one_way { ", one way" } else { "" };
+        let way = if self.one_way { ", in one direction" } else { "" };
         let changed = match self.change {
             RuleChange::Half => "the limit",
             RuleChange::Algorithm => "the limit's algorithm",
@@ -85,9 +85,9 @@ impl fmt::Display for Faults {
             (self.deploys, format!("{} rolling deploys", self.deploys)),
             (
                 self.freezes,
-                format!("{} nodes that stand still for up to {} s", self.freezes, seconds(self.freeze_us)),
+                format!("{} nodes that stall for up to {} s", self.freezes, seconds(self.freeze_us)),
             ),
-            (self.cuts, format!("{} cuts of up to {} s{way}", self.cuts, seconds(self.cut_us))),
+            (self.cuts, format!("{} partitions of up to {} s{way}", self.cuts, seconds(self.cut_us))),
             (self.pauses, format!("{} pauses of the origin", self.pauses)),
             (self.losses, format!("{} losses of data", self.losses)),
             (self.wipes, format!("{} losses of all data", self.wipes)),
@@ -96,8 +96,8 @@ impl fmt::Display for Faults {
             (self.origin_steps, format!("{} steps of the origin's clock", self.origin_steps)),
             (self.rule_changes, format!("{} changes of {changed}", self.rule_changes)),
         ];
-        let said: Vec<String> =
+        let active: Vec<String> =
             parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, words)| words).collect();
-        f.write_str(&said.join(", "))
+        f.write_str(&active.join(", "))
     }
 }

@@ -10,7 +10,7 @@ const SEEDS: u64 = 2_000;
 #[test]
 fn every_known_mistake_is_noticed() {
     let missed: Vec<Bug> = Bug::ALL.into_iter().filter(|bug| catch(*bug, 0..SEEDS, SIZE).is_none()).collect();
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    assert!(missed.is_empty(), "mutations without a violation: {missed:?}");
 }
 
 #[test]
@@ -21,5 +21,5 @@ fn a_world_that_breaks_a_promise_shrinks_and_still_does() {
     let (smaller, report) = shrink(&scenario, Some(Bug::FailsOpen), &violation);
     assert!(smaller.requests < scenario.requests, "{smaller}");
     assert!(report.violations.iter().any(|other| other.is_like(&violation)));
-    assert_eq!(run(&smaller, None, false).violations, [], "without the mistake it holds");
+    assert_eq!(run(&smaller, None, false).violations, [], "without the mutation it holds");
 }

@@ -49,11 +49,14 @@ fn regions_keep_their_promises_and_their_bound_is_tight() {
         }
     }
     assert!(summary.broken.is_empty());
-    assert!(summary.faults > summary.seeds && summary.isolations > 0, "worlds without trouble prove little");
-    assert!(summary.rated > 0, "no world says anything about the long run");
+    assert!(
+        summary.faults > summary.seeds && summary.isolations > 0,
+        "too few faults in the simulated worlds"
+    );
+    assert!(summary.rated > 0, "no world measures the sustained rate");
     for cuts in [Cuts::None, Cuts::More] {
         let reached = summary.reached_milli(|kind| !kind.is_window && kind.cuts == cuts);
-        assert!(reached >= REACHED_MILLI, "a bound that nobody reaches says little: {reached} thousandths");
+        assert!(reached >= REACHED_MILLI, "the bound is loose: {reached} thousandths reached");
     }
 }
 
@@ -70,7 +73,7 @@ fn drain_before_the_peer_timeout_dominates_a_fast_limit() {
         report.reach.milli()
     });
     let most = reached.max();
-    assert!(most >= Some(REACHED_MILLI), "a bound that nobody reaches says little: {most:?} thousandths");
+    assert!(most >= Some(REACHED_MILLI), "the bound is loose: {most:?} thousandths reached");
 }
 
 #[test]
@@ -89,13 +92,13 @@ fn unreached_bounds_over_many_worlds_are_reported() {
             (kind(true, Cuts::None), reached(fast)),
         ]
     };
-    assert_eq!(summary(2_000, some(REACHED_MILLI, REACHED_MILLI)).loose(), [], "whichever links are cut");
+    assert_eq!(summary(2_000, some(REACHED_MILLI, REACHED_MILLI)).loose(), [], "for any partitioned links");
     assert_eq!(
         summary(2_000, some(REACHED_MILLI - 1, REACHED_MILLI)).loose(),
         [(kind(false, Cuts::None), REACHED_MILLI - 1)]
     );
     assert_eq!(summary(2_000, some(REACHED_MILLI, 1)).loose(), [(kind(true, Cuts::None), 1)]);
-    assert_eq!(summary(1_999, some(1, 1)).loose(), [], "too few to tell");
+    assert_eq!(summary(1_999, some(1, 1)).loose(), [], "too few worlds for a judgement");
 }
 
 #[test]
@@ -123,7 +126,7 @@ fn where_a_region_with_most_of_the_limit_is_deaf_no_more_passes_than_where_parts
         report.reach.milli()
     });
     let most = reached.max();
-    assert!(most >= Some(REACHED_MILLI), "a bound that nobody reaches says little: {most:?} thousandths");
+    assert!(most >= Some(REACHED_MILLI), "the bound is loose: {most:?} thousandths reached");
 }
 
 /// Debt to peers that is dropped passes again, for as long as demand in all regions exceeds the
@@ -136,7 +139,7 @@ fn constant_over_admission_violates_the_long_run_rate() {
         let report = run_regions(&world, Some(RegionBug::ForgivesAll), false);
         report.is_rated && report.violations.iter().any(|violation| violation.promise() == "rate")
     };
-    assert!(worlds.any(is_noticed), "no world says anything about the long run");
+    assert!(worlds.any(is_noticed), "no world measures the sustained rate");
 }
 
 fn run_is_long(world: &RegionScenario) -> bool {
@@ -159,7 +162,7 @@ fn the_same_seed_gives_the_same_history_of_regions() {
 fn every_known_mistake_between_regions_is_noticed() {
     let is_missed = |bug: &RegionBug| catch_in_regions(*bug, 0..MUTANT_SEEDS, SIZE).is_none();
     let missed: Vec<RegionBug> = RegionBug::ALL.into_iter().filter(is_missed).collect();
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    assert!(missed.is_empty(), "mutations without a violation: {missed:?}");
 }
 
 #[test]
@@ -170,5 +173,5 @@ fn a_world_of_regions_that_breaks_a_promise_shrinks_and_still_does() {
     let (smaller, report) = shrink_regions(&scenario, Some(bug), &violation);
     assert!(smaller.length_us < scenario.length_us, "{smaller}");
     assert!(report.violations.iter().any(|other| other.is_like(&violation)));
-    assert_eq!(run_regions(&smaller, None, false).violations, [], "without the mistake it holds");
+    assert_eq!(run_regions(&smaller, None, false).violations, [], "without the mutation it holds");
 }

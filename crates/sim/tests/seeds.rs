@@ -19,7 +19,7 @@ fn worlds_keep_their_promises() {
         }
     }
     assert!(summary.broken.is_empty());
-    assert!(summary.faults > summary.seeds, "worlds without trouble prove little");
+    assert!(summary.faults > summary.seeds, "too few faults in the simulated worlds");
 }
 
 #[test]

@@ -93,7 +93,9 @@ fn answer(objects: &mut Objects, heard: &ReceivedRequest, key: &str) -> Reply {
 
 fn listed(objects: &Objects, bucket: &str, prefix: &str) -> String {
     let mut text = format!(
-        r#"<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket}</Name><IsTruncated>false</IsTruncated>"#
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\
+         <ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+         <Name>{bucket}</Name><IsTruncated>false</IsTruncated>"
     );
     for (key, body) in objects.iter().filter(|(key, _)| key.starts_with(prefix)).take(LISTED_MAX) {
         let size = body.len();

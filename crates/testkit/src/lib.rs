@@ -8,7 +8,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::missing_panics_doc,
-    reason = "a test fails by panicking, and so does what it is made of"
+    reason = "a test helper fails by panicking"
 )]
 
 mod bucket;

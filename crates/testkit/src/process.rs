@@ -30,13 +30,13 @@ impl Process {
 
     /// Returns its standard output, which must be piped. Only the first call succeeds.
     pub fn stdout(&mut self) -> ChildStdout {
-        self.child.stdout.take().expect("its output was piped, and nobody took it")
+        self.child.stdout.take().expect("its output is piped and not taken yet")
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         let sent = kill_process(Pid::from_child(&self.child), signal);
-        sent.unwrap_or_else(|error| panic!("{} is not there: {error}", self.name));
+        sent.unwrap_or_else(|error| panic!("cannot find {}: {error}", self.name));
     }
 
     /// Kills it with SIGKILL, and waits until it has exited.
@@ -93,9 +93,9 @@ mod tests {
     fn process_stops_continues_and_ends_on_signals() {
         let mut process = sleeper();
         process.signal(Signal::STOP);
-        wait_until("it to stand still", START_TIME_MAX, || state(&process) == Some('T'));
+        wait_until("the process to stop", START_TIME_MAX, || state(&process) == Some('T'));
         process.signal(Signal::CONT);
-        wait_until("it to go on", START_TIME_MAX, || state(&process) == Some('S'));
+        wait_until("the process to continue", START_TIME_MAX, || state(&process) == Some('S'));
         assert!(process.is_running());
         assert_eq!(process.terminate(), None, "a signal ended it");
         assert!(!process.is_running());

@@ -74,7 +74,7 @@ impl Proxy {
     /// Starts a proxy to `server` with `Traffic::Pass`.
     pub fn start(server: SocketAddr) -> Self {
         let listener = StdListener::bind("127.0.0.1:0").expect("a free port");
-        listener.set_nonblocking(true).expect("a socket of our own");
+        listener.set_nonblocking(true).expect("a local socket");
         let address = listener.local_addr().expect("bound");
         let (traffic, watched) = watch::channel(Traffic::Pass);
         let (server, leads_to) = watch::channel(server);
@@ -198,7 +198,7 @@ impl Way {
 
     /// Sends bytes with a delay, after all bytes sent before. Without a delay, waits until they
     /// have arrived. Returns false if the other side is closed.
-    #[expect(clippy::disallowed_methods, reason = "a network has its own time")]
+    #[expect(clippy::disallowed_methods, reason = "a simulated network delay in real time")]
     async fn send(&self, bytes: Vec<u8>, time: Duration) -> bool {
         let (arrived, arrival) = oneshot::channel();
         let is_waited_for = time.is_zero();
@@ -208,7 +208,7 @@ impl Way {
 }
 
 /// Delivers bytes in transit to one side, in order.
-#[expect(clippy::disallowed_methods, reason = "a network has its own time")]
+#[expect(clippy::disallowed_methods, reason = "a simulated network delay in real time")]
 async fn arrive(
     mut under_way: mpsc::Receiver<Piece>,
     mut to: OwnedWriteHalf,
@@ -228,8 +228,8 @@ async fn arrive(
 }
 
 async fn questions(mut from: OwnedReadHalf, to: Way, mut traffic: watch::Receiver<Traffic>, counts: &Counts) {
-    let mut said = SideBytes::new();
-    while said.hear(&mut from).await {
+    let mut received = SideBytes::new();
+    while received.hear(&mut from).await {
         if !is_connected(&mut traffic).await {
             return;
         }
@@ -237,14 +237,14 @@ async fn questions(mut from: OwnedReadHalf, to: Way, mut traffic: watch::Receive
         let now = *traffic.borrow();
         match now {
             Traffic::QuestionsUpTo(words)
-                if !said.pass_up_to(words, &mut from, &to, &mut traffic, counts).await =>
+                if !received.pass_up_to(words, &mut from, &to, &mut traffic, counts).await =>
             {
                 return;
             }
             Traffic::Far(way, _) => time = way,
             _ => {}
         }
-        if !said.pass(&to, time).await {
+        if !received.pass(&to, time).await {
             return;
         }
     }
@@ -257,9 +257,9 @@ async fn answers(
     mut traffic: watch::Receiver<Traffic>,
     counts: &Counts,
 ) {
-    let mut said = SideBytes::new();
+    let mut received = SideBytes::new();
     let mut answered = 0_u32;
-    while said.hear(&mut from).await {
+    while received.hear(&mut from).await {
         if !is_connected(&mut traffic).await {
             return;
         }
@@ -275,14 +275,14 @@ async fn answers(
             Traffic::DelayOneIn(many, late) if answered.is_multiple_of(many) => time = late,
             Traffic::DropAnswers => {
                 counts.lost.fetch_add(1, Ordering::Relaxed);
-                said.bytes.clear();
+                received.bytes.clear();
             }
             Traffic::DropAnswersOn(which) if which == number => {
                 counts.lost.fetch_add(1, Ordering::Relaxed);
-                said.bytes.clear();
+                received.bytes.clear();
             }
             Traffic::AnswersUpTo(words) => {
-                if !said.pass_up_to(words, &mut from, &to, &mut traffic, counts).await {
+                if !received.pass_up_to(words, &mut from, &to, &mut traffic, counts).await {
                     return;
                 }
             }
@@ -296,7 +296,7 @@ async fn answers(
                 return;
             }
         }
-        if !said.pass(&to, time).await {
+        if !received.pass(&to, time).await {
             return;
         }
     }
@@ -426,7 +426,7 @@ mod tests {
 
     /// Returns the next byte that a server received.
     fn next(heard: &std::sync::mpsc::Receiver<u8>) -> u8 {
-        heard.recv_timeout(START_TIME_MAX).expect("something is said")
+        heard.recv_timeout(START_TIME_MAX).expect("a message")
     }
 
     fn says(mut client: &Client, byte: u8) {
@@ -497,7 +497,7 @@ mod tests {
         proxy.set(Traffic::HalfOpen);
         says(&client, 1);
         assert!(receives_nothing(&client));
-        assert!(heard.try_recv().is_err(), "the server knows nothing of it");
+        assert!(heard.try_recv().is_err(), "the server did not get the request");
         proxy.set(Traffic::Pass);
         assert_eq!(hears(&client), 1);
     }
@@ -524,7 +524,7 @@ mod tests {
         assert_eq!(proxy.keeping(), 1);
         proxy.set(Traffic::Pass);
         assert_eq!([hears(&client), hears(&client)], [4, 5]);
-        wait_until("nothing to be kept", START_TIME_MAX, || proxy.keeping() == 0);
+        wait_until("no message to be withheld", START_TIME_MAX, || proxy.keeping() == 0);
     }
 
     #[test]
@@ -534,9 +534,9 @@ mod tests {
         proxy.set(Traffic::QuestionsUpTo(b""));
         let gone = client(&proxy);
         says(&gone, 1);
-        wait_until("it to be kept", START_TIME_MAX, || proxy.keeping() == 1);
+        wait_until("the message to be withheld", START_TIME_MAX, || proxy.keeping() == 1);
         drop(gone);
-        wait_until("it to be lost", START_TIME_MAX, || proxy.keeping() == 0);
+        wait_until("the message to be lost", START_TIME_MAX, || proxy.keeping() == 0);
         proxy.set(Traffic::Pass);
         let client = client(&proxy);
         says(&client, 2);
@@ -570,7 +570,7 @@ mod tests {
         says(&client, 1);
         // The first byte is still in transit while the others are sent, and no reply has arrived.
         for byte in 2..=5 {
-            assert!(heard.try_recv().is_err(), "it is under way");
+            assert!(heard.try_recv().is_err(), "the message is in flight");
             says(&client, byte);
         }
         for byte in 1..=5 {

@@ -72,14 +72,14 @@ impl Server {
 
 /// Returns the first output line of a process. Fails after a timeout.
 fn first_line(stdout: ChildStdout) -> String {
-    let (said, heard) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut line = String::new();
         let read = BufReader::new(stdout).read_line(&mut line);
         // The receiver may have timed out.
-        let _ = said.send(read.map(|_| line));
+        let _ = sender.send(read.map(|_| line));
     });
-    heard.recv_timeout(START_TIME_MAX).expect("a server that gets ready in time").expect("a line of text")
+    receiver.recv_timeout(START_TIME_MAX).expect("a server that gets ready in time").expect("a line of text")
 }
 
 fn listener(pair: &str) -> (String, SocketAddr) {

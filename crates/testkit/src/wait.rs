@@ -16,10 +16,10 @@ const CLUSTER_BUS: u16 = 10_000;
 /// Waits for a condition, and panics after the timeout. The state of other processes can only be
 /// polled, and tests poll only here.
 #[expect(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
-pub fn wait_until(what: &str, time_max: Duration, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(awaited: &str, time_max: Duration, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + time_max;
     while !condition() {
-        assert!(Instant::now() < deadline, "waited {time_max:?} for {what}");
+        assert!(Instant::now() < deadline, "waited {time_max:?} for {awaited}");
         std::thread::sleep(LOOK_EVERY);
     }
 }

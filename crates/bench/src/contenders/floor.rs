@@ -15,10 +15,10 @@ use crate::workload::{Quota, Workload};
 pub(super) const ENTRY: Entry = Entry {
     variants: &[
         Variant {
-            who: "floor",
+            contender: "floor",
             note: Some("floor: keys by number, no names, no hash of them, clock read once per batch"),
         },
-        Variant { who: "floor_prefetch", note: None },
+        Variant { contender: "floor_prefetch", note: None },
     ],
     role: Role::Yardstick,
     make,

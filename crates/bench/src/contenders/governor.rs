@@ -13,7 +13,7 @@ use crate::workload::Workload;
 
 pub(super) const BY_STRING: Entry = Entry {
     variants: &[Variant {
-        who: "governor_string",
+        contender: "governor_string",
         note: Some(
             "governor_string: the key is copied into one reused String, since check_key takes &String",
         ),
@@ -24,7 +24,7 @@ pub(super) const BY_STRING: Entry = Entry {
 };
 
 pub(super) const BY_NUMBER: Entry = Entry {
-    variants: &[Variant { who: "governor_u64", note: None }],
+    variants: &[Variant { contender: "governor_u64", note: None }],
     role: Role::Peer,
     make: |workload| Ok(vec![Box::new(ByNumber(limiter(workload)?))]),
     key_cost: Some(KeyCost { fill_ns: 450, bytes: 29 }),

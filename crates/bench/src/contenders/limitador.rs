@@ -11,7 +11,7 @@ use crate::workload::Workload;
 
 pub(super) const ENTRY: Entry = Entry {
     variants: &[Variant {
-        who: "limitador",
+        contender: "limitador",
         note: Some("limitador: each check makes the context of values that its API asks for"),
     }],
     role: Role::Peer,

@@ -49,7 +49,7 @@ pub(crate) struct Entry {
 
 /// A row of the tables.
 pub(crate) struct Variant {
-    pub(crate) who: &'static str,
+    pub(crate) contender: &'static str,
     /// Remark for the reader of the row.
     pub(crate) note: Option<&'static str>,
 }
@@ -73,8 +73,8 @@ pub(crate) struct KeyCost {
 
 impl Entry {
     /// The name of its first variant, for notes about all of them.
-    pub(crate) fn who(&self) -> &'static str {
-        self.variants.first().map_or("", |variant| variant.who)
+    pub(crate) fn contender(&self) -> &'static str {
+        self.variants.first().map_or("", |variant| variant.contender)
     }
 
     /// Returns the time that the fill may take; `None` for a contender that is never left out.
@@ -84,8 +84,8 @@ impl Entry {
 }
 
 /// The entry that has a variant of this name.
-pub(crate) fn find(who: &str) -> Option<&'static Entry> {
-    ALL.iter().find(|entry| entry.variants.iter().any(|variant| variant.who == who))
+pub(crate) fn find(contender: &str) -> Option<&'static Entry> {
+    ALL.iter().find(|entry| entry.variants.iter().any(|variant| variant.contender == contender))
 }
 
 /// Requests to decide, as a run of keys: `limits` keys make one request.
@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn no_two_contenders_share_a_name() {
-        let names: Vec<_> = ALL.iter().flat_map(|entry| entry.variants).map(|variant| variant.who).collect();
+        let names: Vec<_> =
+            ALL.iter().flat_map(|entry| entry.variants).map(|variant| variant.contender).collect();
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len());
     }
 }

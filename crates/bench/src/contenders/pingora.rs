@@ -9,7 +9,7 @@ use crate::workload::Workload;
 
 pub(super) const ENTRY: Entry = Entry {
     variants: &[Variant {
-        who: "pingora",
+        contender: "pingora",
         note: Some(
             "pingora: an estimate from a fixed sketch of 4 x 1024 counters, no state per key; not filled",
         ),

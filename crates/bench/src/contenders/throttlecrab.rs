@@ -11,9 +11,10 @@ use crate::workload::{Quota, Workload};
 
 pub(super) const ENTRY: Entry = Entry {
     variants: &[Variant {
-        who: "throttlecrab",
+        contender: "throttlecrab",
         note: Some(
-            "throttlecrab: needs &mut self, so at two threads each check takes a Mutex; at one thread none does",
+            "throttlecrab: needs &mut self, so at two threads each check takes a Mutex; at one thread none \
+             does",
         ),
     }],
     role: Role::Peer,

@@ -12,13 +12,15 @@ use crate::workload::Workload;
 pub(super) const ENTRY: Entry = Entry {
     variants: &[
         Variant {
-            who: "tidegate",
+            contender: "tidegate",
             note: Some(
-                "tidegate: at least 16 checks, or 8 requests of several limits, are known ahead, as in a pipeline or a queue, their meters fetched meanwhile; the clock is read for every 8 checks, or every 4 requests",
+                "tidegate: at least 16 checks, or 8 requests of several limits, are known ahead, as in a \
+                 pipeline or a queue, their meters fetched meanwhile; the clock is read for every 8 checks, \
+                 or every 4 requests",
             ),
         },
         Variant {
-            who: "tidegate_single",
+            contender: "tidegate_single",
             note: Some("tidegate_single: one request at a time, the clock read for each"),
         },
     ],

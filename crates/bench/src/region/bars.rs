@@ -31,7 +31,7 @@ const REGIONAL_AGAIN_MS_MAX: f64 = 1_000.0;
 /// A condition that a run must meet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Bar {
-    pub(crate) what: &'static str,
+    pub(crate) name: &'static str,
     pub(crate) asked: String,
     pub(crate) found: String,
     pub(crate) held: bool,
@@ -43,7 +43,7 @@ pub(super) fn of_cases(rows: &[Row], is_connected: bool) -> Vec<Bar> {
     if is_connected {
         let requests = security(rows).map(|row| row.requests).sum::<u64>();
         bars.push(Bar {
-            what: "requests of security rules",
+            name: "requests of security rules",
             asked: format!("at least {SECURITY_REQUESTS_MIN}"),
             found: requests.to_string(),
             held: requests >= SECURITY_REQUESTS_MIN,
@@ -59,7 +59,7 @@ fn security(rows: &[Row]) -> impl Iterator<Item = &Row> {
 fn security_over(rows: &[Row]) -> Bar {
     let over = most(security(rows).map(|row| row.over_units));
     Bar {
-        what: "security: how far any limit was passed",
+        name: "security: largest over-admission of a limit",
         asked: "0".to_owned(),
         found: format!("{over:.3}"),
         held: over == 0.0,
@@ -71,7 +71,7 @@ fn comfort_over(rows: &[Row]) -> Bar {
     let judged = rows.iter().filter(decided_there).count();
     let over = most(rows.iter().filter(decided_there).map(|row| row.over_units));
     Bar {
-        what: "comfort: how far any limit was passed, in rows that the origin decided alone",
+        name: "comfort: largest over-admission of a limit, in rows that the origin decided alone",
         asked: "0".to_owned(),
         found: format!("{over:.3}, in {judged} rows"),
         held: over == 0.0 && judged > 0,
@@ -82,7 +82,7 @@ fn share(rows: &[Row]) -> Bar {
     let steady = rows.iter().filter(|row| row.costs == Costs::One.name());
     let least = steady.map(|row| row.share).fold(f64::INFINITY, f64::min);
     Bar {
-        what: "cost 1: passed, of what one bucket would let pass",
+        name: "cost 1: admitted, relative to one bucket",
         asked: format!("at least {}", percent(SHARE_MIN)),
         found: percent(least),
         held: least >= SHARE_MIN,
@@ -93,7 +93,7 @@ fn waited(rows: &[Row]) -> Bar {
     let often = rows.iter().filter(|row| row.per_second_of_key_and_node >= OFTEN_PER_SECOND);
     let most = most(often.map(|row| row.waited));
     Bar {
-        what: "waited for a call, where a server is asked for a key ten times a second",
+        name: "waited for a call, for keys with at least ten requests per second and server",
         asked: format!("at most {}", percent(WAITED_MAX)),
         found: percent(most),
         held: most <= WAITED_MAX,
@@ -105,13 +105,13 @@ pub(super) fn of_warm(warm: &Warm) -> Vec<Bar> {
     let scripts = warm.scripts_per_request;
     vec![
         Bar {
-            what: "warm keys: scripts for each request",
+            name: "warm keys: scripts for each request",
             asked: format!("at most {SCRIPTS_MAX}"),
             found: format!("{scripts:.4}"),
             held: scripts <= SCRIPTS_MAX,
         },
         Bar {
-            what: "one server, warm keys below their limits: throughput with an origin, of that without",
+            name: "one server, warm keys below their limits: throughput with an origin, relative to none",
             asked: format!("at least {}", percent(THROUGHPUT_MIN)),
             found: percent(warm.below_throughput),
             held: warm.below_throughput >= THROUGHPUT_MIN,
@@ -121,28 +121,28 @@ pub(super) fn of_warm(warm: &Warm) -> Vec<Bar> {
 
 /// Returns the bars of a stalled origin.
 pub(super) fn of_stall(stall: &Stall) -> Vec<Bar> {
-    let time = |what, us: u64, us_max: u64| Bar {
-        what,
+    let time = |name, us: u64, us_max: u64| Bar {
+        name,
         asked: format!("at most {us_max} us"),
         found: format!("{us} us"),
         held: us <= us_max,
     };
-    let none = |what, count: u64, of: u64| Bar {
-        what,
+    let none = |name, count: u64, of: u64| Bar {
+        name,
         asked: "0".to_owned(),
         found: format!("{count} of {of}"),
         held: count == 0 && of > 0,
     };
     let tail = stall.comfort_meanwhile;
     vec![
-        time("store stands still: comfort decisions, p99", tail.p99_us, STALLED_P99_US_MAX),
-        time("store stands still: comfort decisions, p99.9", tail.p999_us, STALLED_P999_US_MAX),
+        time("stalled store: comfort decisions, p99", tail.p99_us, STALLED_P99_US_MAX),
+        time("stalled store: comfort decisions, p99.9", tail.p999_us, STALLED_P999_US_MAX),
         none(
-            "store stands still: security answers without it that passed",
+            "stalled store: allowed security decisions without the store",
             stall.security_passed,
             stall.security_without,
         ),
-        none("store stands still: answers of status 5xx", stall.in_trouble, stall.requests),
+        none("stalled store: answers of status 5xx", stall.in_trouble, stall.requests),
         regional_again(stall),
         put_down_to_the_machine(stall),
     ]
@@ -152,7 +152,7 @@ pub(super) fn of_stall(stall: &Stall) -> Vec<Bar> {
 fn put_down_to_the_machine(stall: &Stall) -> Bar {
     let (count, of) = (stall.odd_in_pauses, stall.requests_after);
     Bar {
-        what: "store goes on: answers that are put down to the machine",
+        name: "resumed store: answers excused by a pause of the machine",
         asked: format!("at most 1 in {EXCUSED_ONE_IN}"),
         found: format!("{count} of {of}"),
         held: count * EXCUSED_ONE_IN <= of,
@@ -162,10 +162,10 @@ fn put_down_to_the_machine(stall: &Stall) -> Bar {
 fn regional_again(stall: &Stall) -> Bar {
     let found = match stall.regional_again_ms {
         Some(ms) => format!("{ms:.0} ms"),
-        None => "not while it was looked at".to_owned(),
+        None => "not within the measurement".to_owned(),
     };
     Bar {
-        what: "store goes on: until every answer is regional again",
+        name: "resumed store: time until every decision is regional again",
         asked: format!("at most {REGIONAL_AGAIN_MS_MAX} ms"),
         found,
         held: stall.regional_again_ms.is_some_and(|ms| ms <= REGIONAL_AGAIN_MS_MAX),
@@ -176,7 +176,7 @@ fn regional_again(stall: &Stall) -> Bar {
 pub(super) fn of_keys(without_end: &[String], keys: usize) -> Bar {
     let first = without_end.first().map(|key| format!(", such as {key}")).unwrap_or_default();
     Bar {
-        what: "keys in Redis that would stay for ever",
+        name: "keys in Redis without an expiry",
         asked: "0".to_owned(),
         found: format!("{} of {keys}{first}", without_end.len()),
         held: without_end.is_empty() && keys > 0,
@@ -224,7 +224,7 @@ mod tests {
     fn missed(change: impl FnOnce(&mut Row), class: Class) -> Vec<&'static str> {
         let mut rows = vec![row(Class::Security), row(Class::Security), row(Class::Comfort), row(class)];
         change(&mut rows[3]);
-        of_cases(&rows, true).iter().filter(|bar| !bar.held).map(|bar| bar.what).collect()
+        of_cases(&rows, true).iter().filter(|bar| !bar.held).map(|bar| bar.name).collect()
     }
 
     #[test]
@@ -235,8 +235,8 @@ mod tests {
     #[test]
     fn each_bar_is_missed_only_by_its_own_measure() {
         let over = |row: &mut Row| row.over_units = 0.001;
-        assert_eq!(missed(over, Class::Security), ["security: how far any limit was passed"]);
-        let comfort = "comfort: how far any limit was passed, in rows that the origin decided alone";
+        assert_eq!(missed(over, Class::Security), ["security: largest over-admission of a limit"]);
+        let comfort = "comfort: largest over-admission of a limit, in rows that the origin decided alone";
         assert_eq!(missed(over, Class::Comfort), [comfort]);
         let alone = |row: &mut Row| (row.over_units, row.alone) = (0.7, 1);
         assert_eq!(missed(alone, Class::Comfort), <[&str; 0]>::default());
@@ -276,26 +276,30 @@ mod tests {
             regional_again_ms: Some(1_000.0),
         };
         change(&mut stall);
-        of_stall(&stall).iter().filter(|bar| !bar.held).map(|bar| bar.what).collect()
+        of_stall(&stall).iter().filter(|bar| !bar.held).map(|bar| bar.name).collect()
     }
 
     #[test]
     fn each_stall_bar_is_missed_only_by_its_own_measure() {
         assert_eq!(missed_in_stall(|_| {}), <[&str; 0]>::default());
         let p99 = missed_in_stall(|stall| stall.comfort_meanwhile.p99_us = 5_001);
-        assert_eq!(p99, ["store stands still: comfort decisions, p99"]);
+        assert_eq!(p99, ["stalled store: comfort decisions, p99"]);
         let p999 = missed_in_stall(|stall| stall.comfort_meanwhile.p999_us = 25_001);
-        assert_eq!(p999, ["store stands still: comfort decisions, p99.9"]);
-        let passed = ["store stands still: security answers without it that passed"];
+        assert_eq!(p999, ["stalled store: comfort decisions, p99.9"]);
+        let passed = ["stalled store: allowed security decisions without the store"];
         assert_eq!(missed_in_stall(|stall| stall.security_passed = 1), passed);
-        assert_eq!(missed_in_stall(|stall| stall.security_without = 0), passed, "nothing was shown");
+        assert_eq!(
+            missed_in_stall(|stall| stall.security_without = 0),
+            passed,
+            "a run without such requests misses the bar"
+        );
         let trouble = missed_in_stall(|stall| stall.in_trouble = 1);
-        assert_eq!(trouble, ["store stands still: answers of status 5xx"]);
-        let again = ["store goes on: until every answer is regional again"];
+        assert_eq!(trouble, ["stalled store: answers of status 5xx"]);
+        let again = ["resumed store: time until every decision is regional again"];
         assert_eq!(missed_in_stall(|stall| stall.regional_again_ms = Some(1_000.1)), again);
         assert_eq!(missed_in_stall(|stall| stall.regional_again_ms = None), again);
         let excused = missed_in_stall(|stall| (stall.odd_in_pauses, stall.requests_after) = (2, 1_999));
-        assert_eq!(excused, ["store goes on: answers that are put down to the machine"]);
+        assert_eq!(excused, ["resumed store: answers excused by a pause of the machine"]);
         let few = missed_in_stall(|stall| (stall.odd_in_pauses, stall.requests_after) = (2, 2_000));
         assert_eq!(few, <[&str; 0]>::default());
     }

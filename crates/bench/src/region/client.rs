@@ -113,7 +113,7 @@ impl<'a> Reply<'a> {
     pub(crate) fn json<T: Deserialize<'a>>(self) -> Result<T> {
         let text = || self.body.escape_ascii().to_string();
         ensure!(self.status == DECIDED, "the status is {}: {}", self.status, text());
-        serde_json::from_slice(self.body).with_context(|| format!("this is no decision: {}", text()))
+        serde_json::from_slice(self.body).with_context(|| format!("the answer is not a decision: {}", text()))
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn of_sequences(sequences: &[Sequence]) -> Vec<Bar> {
         first_denial(&judged),
         inexact_remaining(&judged),
         not_judged(
-            "sequences: left out, for an answer without the origin",
+            "sequences: excluded, because a decision had no origin",
             sequences.len() - judged.len(),
             sequences.len(),
         ),
@@ -34,7 +34,7 @@ pub(super) fn of_sequences(sequences: &[Sequence]) -> Vec<Bar> {
 fn admitted_above(judged: &[&Sequence]) -> Bar {
     let worst = judged.iter().max_by_key(|sequence| sequence.above());
     Bar {
-        what: "sequences: admitted above the limit",
+        name: "sequences: admitted above the limit",
         asked: "0".to_owned(),
         found: worst.map_or_else(none, |worst| match worst.above() {
             0 => format!("0, in {} sequences", judged.len()),
@@ -47,7 +47,7 @@ fn admitted_above(judged: &[&Sequence]) -> Bar {
 fn passed_in_the_end(judged: &[&Sequence]) -> Bar {
     let worst = judged.iter().min_by(|one, other| one.share().total_cmp(&other.share()));
     Bar {
-        what: "sequences: passed in the end, of the limit",
+        name: "sequences: admitted in the end, relative to the limit",
         asked: "all, in every sequence".to_owned(),
         found: worst.map_or_else(none, |worst| match worst.share() {
             share if share >= 1.0 => format!("all, in {} sequences", judged.len()),
@@ -62,7 +62,7 @@ fn first_denial(judged: &[&Sequence]) -> Bar {
     let means = fleets.filter_map(|fleet| Some((fleet.first()?.case.servers, mean_first_denial(fleet))));
     let least = means.min_by(|(_, one), (_, other)| one.total_cmp(other));
     Bar {
-        what: "sequences: mean position of the first denial, of the limit, in every fleet",
+        name: "sequences: mean position of the first denial, relative to the limit, in every fleet",
         asked: format!("at least {}", percent(FIRST_DENIAL_MIN)),
         found: least
             .map_or_else(none, |(servers, mean)| format!("{} in the fleet of {servers}", percent(mean))),
@@ -75,7 +75,7 @@ fn inexact_remaining(judged: &[&Sequence]) -> Bar {
     let inexact = alone.clone().map(|sequence| sequence.inexact_remaining).sum::<u64>();
     let answers = alone.map(|sequence| sequence.requests).sum::<u64>();
     Bar {
-        what: "sequences of one server: answers whose `remaining` is not exact",
+        name: "sequences of one server: answers with an inexact `remaining`",
         asked: "0".to_owned(),
         found: format!("{inexact} of {answers}"),
         held: inexact == 0 && answers > 0,
@@ -88,7 +88,7 @@ pub(super) fn of_half_load(rows: &[HalfLoad]) -> Vec<Bar> {
     let key = |row: &HalfLoad| if row.passed.is_nan() { f64::NEG_INFINITY } else { row.passed };
     let worst = rows.iter().min_by(|one, other| key(one).total_cmp(&key(other)));
     let passed = Bar {
-        what: "half load: passed, in every row",
+        name: "half load: admitted, in every row",
         asked: format!("at least {}", percent(HALF_LOAD_PASSED_MIN)),
         found: worst.map_or_else(none, |worst| {
             let HalfLoad { servers, rule, spread, passed, .. } = worst;
@@ -98,12 +98,12 @@ pub(super) fn of_half_load(rows: &[HalfLoad]) -> Vec<Bar> {
     };
     let elsewhere = rows.iter().map(|row| row.elsewhere as usize).sum();
     let requests = rows.iter().map(|row| row.requests as usize).sum();
-    vec![passed, not_judged("half load: answers without the origin, left out", elsewhere, requests)]
+    vec![passed, not_judged("half load: excluded decisions without the origin", elsewhere, requests)]
 }
 
-fn not_judged(what: &'static str, count: usize, of: usize) -> Bar {
+fn not_judged(name: &'static str, count: usize, of: usize) -> Bar {
     Bar {
-        what,
+        name,
         asked: format!("at most {}", percent(NOT_JUDGED_MAX)),
         found: format!("{count} of {of}"),
         held: of > 0 && count as f64 <= of as f64 * NOT_JUDGED_MAX,
@@ -111,7 +111,7 @@ fn not_judged(what: &'static str, count: usize, of: usize) -> Bar {
 }
 
 fn none() -> String {
-    "none was judged".to_owned()
+    "no sequence was evaluated".to_owned()
 }
 
 fn describe(sequence: &Sequence) -> String {
@@ -126,7 +126,7 @@ mod tests {
     use crate::region::sequence::tests::sequence;
 
     fn missed(bars: &[Bar]) -> Vec<&'static str> {
-        bars.iter().filter(|bar| !bar.held).map(|bar| bar.what).collect()
+        bars.iter().filter(|bar| !bar.held).map(|bar| bar.name).collect()
     }
 
     /// Exact sequences of one server and of two, and one that is changed.
@@ -149,14 +149,17 @@ mod tests {
         let above = missed_by(|one| *one = sequence(2, &[true, true, true, false]));
         assert_eq!(above, ["sequences: admitted above the limit"]);
         let lost = missed_by(|one| *one = sequence(100, &[[true; 99].as_slice(), &[false]].concat()));
-        assert_eq!(lost, ["sequences: passed in the end, of the limit"]);
+        assert_eq!(lost, ["sequences: admitted in the end, relative to the limit"]);
         let early = missed_by(|one| *one = sequence(2, &[true, false, true]));
-        assert_eq!(early, ["sequences: mean position of the first denial, of the limit, in every fleet"]);
+        assert_eq!(
+            early,
+            ["sequences: mean position of the first denial, relative to the limit, in every fleet"]
+        );
         let inexact =
             |servers| move |one: &mut Sequence| (one.case.servers, one.inexact_remaining) = (servers, 1);
-        let remaining = ["sequences of one server: answers whose `remaining` is not exact"];
+        let remaining = ["sequences of one server: answers with an inexact `remaining`"];
         assert_eq!(missed_by(inexact(1)), remaining);
-        assert_eq!(missed_by(inexact(2)), <[&str; 0]>::default(), "it is asked of one server alone");
+        assert_eq!(missed_by(inexact(2)), <[&str; 0]>::default(), "the bar applies to one server only");
     }
 
     #[test]
@@ -165,8 +168,8 @@ mod tests {
             *one = sequence(2, &[false, true, true, true]);
             one.elsewhere = 1;
         });
-        assert_eq!(elsewhere, ["sequences: left out, for an answer without the origin"]);
-        assert_eq!(missed(&of_sequences(&[])).len(), 5, "no sequence proves nothing");
+        assert_eq!(elsewhere, ["sequences: excluded, because a decision had no origin"]);
+        assert_eq!(missed(&of_sequences(&[])).len(), 5, "a run without sequences misses every bar");
     }
 
     #[test]
@@ -197,10 +200,10 @@ mod tests {
     fn each_half_load_bar_is_missed_only_by_its_own_measure() {
         let missed_by = |row| missed(&of_half_load(&[half_load(1.0, 0), row]));
         assert_eq!(missed_by(half_load(0.997, 100)), <[&str; 0]>::default());
-        assert_eq!(missed_by(half_load(0.9969, 0)), ["half load: passed, in every row"]);
-        assert_eq!(missed_by(half_load(f64::NAN, 0)), ["half load: passed, in every row"]);
-        assert_eq!(missed_by(half_load(1.0, 101)), ["half load: answers without the origin, left out"]);
-        assert_eq!(missed(&of_half_load(&[])).len(), 2, "no row proves nothing");
+        assert_eq!(missed_by(half_load(0.9969, 0)), ["half load: admitted, in every row"]);
+        assert_eq!(missed_by(half_load(f64::NAN, 0)), ["half load: admitted, in every row"]);
+        assert_eq!(missed_by(half_load(1.0, 101)), ["half load: excluded decisions without the origin"]);
+        assert_eq!(missed(&of_half_load(&[])).len(), 2, "a run without rows misses every bar");
         let bars = of_half_load(&[half_load(0.68, 0)]);
         assert_eq!(bars[0].found, "68.00 % in the fleet of 4, 100_in_1s_burst_10, skewed");
     }

@@ -70,7 +70,7 @@ impl Fleet {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("rules.toml");
         std::fs::write(&file, rules)?;
-        let file = file.to_str().context("a folder whose name is text")?;
+        let file = file.to_str().context("the folder name is not UTF-8")?;
         let arguments = [&["--workers", "1", "--rules", file], arguments].concat();
         let start = |_| {
             let mut command = tidegate(program, &[]);
@@ -95,20 +95,21 @@ impl Fleet {
             all.shed += metrics.sum("tidegate_decisions_total", "source=\"shed\"")?.unwrap_or(0);
             all.elsewhere += decided_elsewhere(&metrics)?;
             if self.redis.is_some() {
-                let told = |counter| -> Result<u64> {
-                    metrics.sum(counter, "")?.with_context(|| format!("the server does not count {counter}"))
+                let count = |counter| -> Result<u64> {
+                    metrics.sum(counter, "")?.with_context(|| format!("the server has no counter {counter}"))
                 };
-                all.waited += told("tidegate_origin_waited_total")?;
-                all.calls += told("tidegate_origin_calls_total")?;
-                all.updates += told("tidegate_origin_updates_total")?;
+                all.waited += count("tidegate_origin_waited_total")?;
+                all.calls += count("tidegate_origin_calls_total")?;
+                all.updates += count("tidegate_origin_updates_total")?;
             }
             all.cpu += cpu_time(server.process.id())?;
         }
         if let Some(redis) = &self.redis {
             let stats: String = ask(redis, &["INFO", "commandstats"]);
-            all.scripts = scripts(&stats).with_context(|| format!("this tells of no scripts: {stats}"))?;
+            all.scripts = scripts(&stats).with_context(|| format!("Redis reports no scripts: {stats}"))?;
             let usage: String = ask(redis, &["INFO", "cpu"]);
-            all.origin_cpu = redis_cpu(&usage).with_context(|| format!("no CPU times of Redis: {usage}"))?;
+            all.origin_cpu =
+                redis_cpu(&usage).with_context(|| format!("Redis reports no CPU times: {usage}"))?;
         }
         Ok(all)
     }
@@ -208,7 +209,8 @@ mod tests {
 
     #[test]
     fn scripts_are_counted_however_they_were_sent() {
-        let stats = "# Commandstats\r\ncmdstat_ping:calls=9,usec=1\r\ncmdstat_evalsha:calls=40,usec=1,failed_calls=1\r\n\
+        let stats = "# Commandstats\r\ncmdstat_ping:calls=9,usec=1\r\n\
+                     cmdstat_evalsha:calls=40,usec=1,failed_calls=1\r\n\
                      cmdstat_eval:calls=2,usec=1\r\n";
         assert_eq!(scripts(stats), Some(42));
         assert_eq!(scripts("# Commandstats\r\n"), Some(0));

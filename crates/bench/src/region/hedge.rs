@@ -40,7 +40,9 @@ pub(super) struct Hedge {
 
 /// Runs it; gives the store too, which is looked at in the end.
 pub(super) fn run(keys: u64) -> Result<(Hedge, Redis)> {
-    eprintln!("hedge: {keys} cold keys, one answer in {LATE_IN} is {LATE_BY:?} late, asked once and again");
+    eprintln!(
+        "hedge: {keys} cold keys, one reply in {LATE_IN} is {LATE_BY:?} late, without and with a hedge"
+    );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let redis = Redis::start(&[]);
     let again = EngineSettings { deadline_us: DEADLINE_US, ..EngineSettings::default() };
@@ -92,6 +94,6 @@ async fn cold_requests(proxy: &Proxy, name: &str, settings: EngineSettings, keys
 async fn ask(region: &Region, gate: &Gate, key: &str) -> Result<u64> {
     let began = machine::now();
     let ruling = region.check(&[gate.region_check(key)]).await?;
-    ensure!(ruling.is_allowed(), "a cold key does not pass: {ruling:?}");
+    ensure!(ruling.is_allowed(), "a cold key was denied: {ruling:?}");
     Ok((machine::now() - began).as_micros() as u64)
 }

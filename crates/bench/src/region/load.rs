@@ -148,7 +148,7 @@ impl Load<'_> {
             if answer.allowed && answer.source_kind != SourceKind::Nothing {
                 return Ok(Key { name, before: Some(SentRequest { key, cost, answer }) });
             }
-            ensure!(machine::now() < deadline, "{rule} does not let {cost} of a new key pass");
+            ensure!(machine::now() < deadline, "{rule} denied a cost of {cost} on a new key");
             wait_until(machine::now() + PREPARE_AGAIN);
             attempt += 1;
         }

@@ -11,7 +11,8 @@ use super::warm::Warm;
 
 pub(super) fn print_rows(rows: &[Row]) {
     println!(
-        "{:<9} {:<14} {:>7} {:>5} {:>7} {:>5} {:>8} {:>9} {:>9} {:>9} {:>8} {:>6} {:>9} {:>8} {:>7} {:>8} {:>8}",
+        "{:<9} {:<14} {:>7} {:>5} {:>7} {:>5} {:>8} {:>9} {:>9} {:>9} {:>8} {:>6} {:>9} {:>8} {:>7} {:>8} \
+         {:>8}",
         "class",
         "algorithm",
         "limit",
@@ -32,19 +33,23 @@ pub(super) fn print_rows(rows: &[Row]) {
     );
     rows.iter().for_each(print_row);
     println!(
-        "  limit: a minute; offered: in costs, of what the limit lets pass for good; over: how far any interval was passed, of the limit"
+        "  limit: per minute; offered: cost relative to the sustained limit; over: largest over-admission of \
+         an interval, relative to the limit"
     );
     println!(
-        "  share: of what one exact bucket lets pass of the same requests; alone: decided by one server, the origin being late"
+        "  share: admitted, relative to one exact bucket; alone: decided by one server because the origin \
+         was late"
     );
     println!(
-        "  waited: of all requests, for a call; calls, updates of meters, and scripts as Redis counts them: for each request"
+        "  waited: share of requests that waited for a call; calls, meter updates, and scripts (as Redis \
+         counts them): per request"
     );
 }
 
 fn print_row(row: &Row) {
     println!(
-        "{:<9} {:<14} {:>7} {:>5} {:>6.2}x {:>5} {:>8.0} {:>9} {:>9} {:>8.3}% {:>7.2}% {:>6} {:>9} {:>7.2}% {:>7.3} {:>8.3} {:>8.3}",
+        "{:<9} {:<14} {:>7} {:>5} {:>6.2}x {:>5} {:>8.0} {:>9} {:>9} {:>8.3}% {:>7.2}% {:>6} {:>9} {:>7.2}% \
+         {:>7.3} {:>8.3} {:>8.3}",
         row.class.name(),
         row.algorithm,
         row.limit_per_minute,
@@ -67,7 +72,8 @@ fn print_row(row: &Row) {
 
 pub(super) fn print_warm(warm: &Warm) {
     println!(
-        "\nwarm: {} keys on {} servers, half of them at their limit, over RESP: {} requests, {:.0}/s, {:.1} % denied, {} shed",
+        "\nwarm: {} keys on {} servers, half of them at their limit, over RESP: {} requests, {:.0}/s, {:.1} \
+         % denied, {} shed",
         warm.keys,
         warm.nodes,
         warm.requests,
@@ -76,21 +82,23 @@ pub(super) fn print_warm(warm: &Warm) {
         warm.shed
     );
     println!(
-        "  for each request: {:.4} scripts, {:.4} calls, {:.4} updates of meters; {:.3} % waited",
+        "  per request: {:.4} scripts, {:.4} calls, {:.4} meter updates; {:.3} % waited",
         warm.scripts_per_request,
         warm.calls_per_request,
         warm.updates_per_request,
         warm.waited * 100.0
     );
     println!(
-        "  CPU time of the servers: {:.3} us with an origin, {:.3} us without ({:.0}/s): {:.1} % of the throughput",
+        "  CPU time of the servers: {:.3} us with an origin, {:.3} us without ({:.0}/s): {:.1} % of the \
+         throughput",
         warm.cpu_us_per_request,
         warm.cpu_us_per_request_apart,
         warm.per_second_apart,
         warm.throughput * 100.0
     );
     println!(
-        "  of one server, with all keys below their limits: {:.3} us with an origin, {:.3} us without: {:.1} % of the throughput; {:.4} calls for each request, {:.3} % waited",
+        "  one server, all keys below their limits: {:.3} us with an origin, {:.3} us without: {:.1} % of \
+         the throughput; {:.4} calls per request, {:.3} % waited",
         warm.below_cpu_us_per_request,
         warm.below_cpu_us_per_request_apart,
         warm.below_throughput * 100.0,
@@ -101,26 +109,30 @@ pub(super) fn print_warm(warm: &Warm) {
 
 pub(super) fn print_stall(stall: &Stall) {
     println!(
-        "\nstall: one server whose store stands still for {:.1} s, {} requests, one in eight of security rules",
+        "\nstall: one server, store stalled for {:.1} s, {} requests, one in eight of security rules",
         stall.seconds, stall.requests
     );
-    print_tail("comfort before", &stall.comfort_before);
-    print_tail("comfort meanwhile", &stall.comfort_meanwhile);
-    println!("  security without the store: {} of {} passed", stall.security_passed, stall.security_without);
-    let seconds = |odd: &[u64]| odd.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
-    println!("  not regional in each second before: {}", seconds(&stall.odd_before));
+    print_tail("comfort before the stall", &stall.comfort_before);
+    print_tail("comfort during the stall", &stall.comfort_meanwhile);
     println!(
-        "  not regional in each second after it goes on: {}, the last after {:.0} ms, of {}",
+        "  security decisions without the store: {} of {} allowed",
+        stall.security_passed, stall.security_without
+    );
+    let seconds = |odd: &[u64]| odd.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+    println!("  not regional, per second before the stall: {}", seconds(&stall.odd_before));
+    println!(
+        "  not regional, per second after the stall: {}, the last after {:.0} ms, of {}",
         seconds(&stall.odd_after),
         stall.last_odd_ms,
         stall.requests_after
     );
     println!(
-        "  a core of this machine stood still {} times; {} of those that were not regional met that, and are not counted below",
+        "  pauses of a core of this machine: {}; {} decisions without the region fell into one, and are not \
+         counted below",
         stall.pauses, stall.odd_in_pauses
     );
     println!(
-        "  slower than {} ms while it stands still: {}, of which {} met that; all of them are counted below",
+        "  slower than {} ms during the stall: {}, of which {} fell into a pause; all are counted below",
         SLOW_US / 1_000,
         stall.slow,
         stall.slow_in_pauses
@@ -129,11 +141,11 @@ pub(super) fn print_stall(stall: &Stall) {
 
 pub(super) fn print_hedge(hedge: &Hedge) {
     println!(
-        "\nhedge: cold requests, one answer of the store in {} is {} ms late",
+        "\nhedge: cold requests, one reply of the store in {} is {} ms late",
         hedge.late_in, hedge.late_ms
     );
-    print_tail("asked once", &hedge.once);
-    print_tail(&format!("asked again after {} ms", hedge.again_after_ms), &hedge.again);
+    print_tail("without a hedge", &hedge.once);
+    print_tail(&format!("with a hedge after {} ms", hedge.again_after_ms), &hedge.again);
 }
 
 pub(super) fn print_sequences(rows: &[SequenceRow]) {
@@ -143,7 +155,7 @@ pub(super) fn print_sequences(rows: &[SequenceRow]) {
         "servers",
         "surface",
         "sequences",
-        "left out",
+        "excluded",
         "most above",
         "least passed",
         "first denial",
@@ -162,10 +174,13 @@ pub(super) fn print_sequences(rows: &[SequenceRow]) {
             row.least_first_denial * 100.0
         );
     }
-    println!("  left out: sequences with an answer that the origin had no part in");
-    println!("  most above: admitted above the limit; least passed: in the end, of the limit");
-    println!("  first denial: mean of the requests that passed before it, of the limit");
-    println!("  first values of `remaining` for a limit of 100, the servers asked in turn:");
+    println!("  excluded: sequences with a decision without the origin");
+    println!(
+        "  most above: units admitted above the limit; least passed: admitted in the end, relative to the \
+         limit"
+    );
+    println!("  first denial: mean of the requests admitted before it, relative to the limit");
+    println!("  first values of `remaining` for a limit of 100, with the servers in turn:");
     for row in rows {
         let values: Vec<String> = row.first_remaining.iter().map(u64::to_string).collect();
         println!("{:>7} {:<19} {}", row.servers, row.surface.name(), values.join(" "));
@@ -207,20 +222,22 @@ pub(super) fn print_half_load(rows: &[HalfLoad]) {
         );
     }
     println!(
-        "  skewed: one server has half of the requests; elsewhere: answers without the origin, left out"
+        "  skewed: one server has half of the requests; elsewhere: excluded decisions without the origin"
     );
-    println!("  busiest: passed at the server with the most requests; waited: of all requests, for a call");
-    println!("  calls to the origin, and CPU time of Redis: for each request");
+    println!(
+        "  busiest: admitted at the server with the most requests; waited: share that waited for a call"
+    );
+    println!("  calls to the origin, and CPU time of Redis: per request");
 }
 
-pub(crate) fn print_tail(what: &str, tail: &Tail) {
-    println!("  {what}: p99 {} us, p99.9 {} us, of {}", tail.p99_us, tail.p999_us, tail.requests);
+pub(crate) fn print_tail(label: &str, tail: &Tail) {
+    println!("  {label}: p99 {} us, p99.9 {} us, of {}", tail.p99_us, tail.p999_us, tail.requests);
 }
 
 pub(crate) fn print_bars(bars: &[Bar]) {
     println!();
     for bar in bars {
         let held = if bar.held { "held" } else { "MISSED" };
-        println!("{held:<6} {}: {} (asked: {})", bar.what, bar.found, bar.asked);
+        println!("{held:<6} {}: {} (required: {})", bar.name, bar.found, bar.asked);
     }
 }

@@ -106,7 +106,7 @@ struct StallSpan {
 /// Runs the stall. Also returns the fleet, so that the caller can inspect its origin.
 pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, Fleet)> {
     let fleet = Fleet::start(program, 1)?;
-    eprintln!("stall: a store that stands still for {:?}, {} requests/s", plan.stalled, plan.per_second);
+    eprintln!("stall: store stalled for {:?}, {} requests/s", plan.stalled, plan.per_second);
     let timeline = Timeline::new();
     let (asked, pauses) = Pauses::watch(timeline, || ask_throughout(&fleet, timeline, plan))?;
     let (comfort, security, stood) = asked?;
@@ -189,9 +189,9 @@ fn judge(stood: StallSpan, comfort: &[Answer], security: &[Answer], pauses: &Pau
     Ok(Stall {
         seconds: (until_us - from_us) as f64 / 1e6,
         requests: all().count() as u64,
-        comfort_before: tail(&|one| one.sent_us < from_us).context("before the store stands still")?,
+        comfort_before: tail(&|one| one.sent_us < from_us).context("before the stall")?,
         comfort_meanwhile: tail(&|one| (from_us..until_us).contains(&one.sent_us))
-            .context("while the store stands still")?,
+            .context("during the stall")?,
         security_without: without.clone().count() as u64,
         security_passed: without.filter(|one| one.allowed).count() as u64,
         in_trouble: all().filter(|one| one.is_of_trouble()).count() as u64,
@@ -317,13 +317,21 @@ mod tests {
         comfort.extend([answer(24_000, 21_000, SourceKind::Alone), answer(25_000, 400, SourceKind::Region)]);
         let again = |pauses: &Pauses| {
             let stall = judge(STOOD, &comfort, &security, pauses).unwrap();
-            assert!((stall.last_odd_ms - 4_021.0).abs() < 1e-9, "that is told all the same");
+            assert!((stall.last_odd_ms - 4_021.0).abs() < 1e-9, "`last_odd_ms` includes excused decisions");
             (stall.odd_in_pauses, stall.regional_again_ms)
         };
         assert_eq!(again(&Pauses::default()), (0, Some(4_021.0)));
         assert_eq!(again(&Pauses::at(24_010_000, 24_020_500)), (1, Some(150.0)));
-        assert_eq!(again(&Pauses::at(24_022_000, 24_090_000)), (0, Some(4_021.0)), "it was answered before");
-        assert_eq!(again(&Pauses::at(20_100_000, 20_149_000)), (0, Some(4_021.0)), "nor is the first second");
+        assert_eq!(
+            again(&Pauses::at(24_022_000, 24_090_000)),
+            (0, Some(4_021.0)),
+            "the decision was made before the pause"
+        );
+        assert_eq!(
+            again(&Pauses::at(20_100_000, 20_149_000)),
+            (0, Some(4_021.0)),
+            "a pause in the first second excuses nothing"
+        );
     }
 
     #[test]

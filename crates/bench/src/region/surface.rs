@@ -130,7 +130,7 @@ impl SurfaceClient for CheckClient {
     fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
         let body = format!(r#"{{"dimensions":{{"rule":"{}","key":"{key}"}}}}"#, rule(limit));
         let CheckReply { decision, rules } = self.0.post("/v1/check", &body)?.json()?;
-        ensure!(rules.len() <= 1, "{} rules decided, and one was expected", rules.len());
+        ensure!(rules.len() <= 1, "{} rules decided, expected 1", rules.len());
         Ok(Verdict { is_allowed: decision == "allow", remaining: rules.first().map(|rule| rule.remaining) })
     }
 }
@@ -141,7 +141,7 @@ impl SurfaceClient for ThrottleClient {
     fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
         let (burst, count, period) = ((limit - 1).to_string(), limit.to_string(), PERIOD_SECONDS.to_string());
         let reply = self.0.ask(&["CL.THROTTLE", key, &burst, &count, &period, "1"])?;
-        throttle_verdict(&reply).with_context(|| format!("CL.THROTTLE was answered with {reply:?}"))
+        throttle_verdict(&reply).with_context(|| format!("unexpected reply to CL.THROTTLE: {reply:?}"))
     }
 }
 
@@ -195,8 +195,8 @@ impl SurfaceClient for EnvoyClient {
 
 fn envoy_verdict(reply: &EnvoyReply) -> Result<Verdict> {
     let (code, statuses) = (reply.overall_code, &reply.statuses);
-    ensure!(statuses.len() <= 1, "{} descriptors were decided, and one was expected", statuses.len());
-    ensure!(matches!(code, ENVOY_OK | ENVOY_OVER_LIMIT), "the code {code} is no decision");
+    ensure!(statuses.len() <= 1, "{} descriptors were decided, expected 1", statuses.len());
+    ensure!(matches!(code, ENVOY_OK | ENVOY_OVER_LIMIT), "unexpected status code {code}");
     let remaining = statuses.first().map(|status| status.limit_remaining.into());
     Ok(Verdict { is_allowed: code == ENVOY_OK, remaining })
 }

@@ -21,7 +21,7 @@ impl Tail {
         for us in took_us {
             times.record(us)?;
         }
-        ensure!(!times.is_empty(), "nothing was asked whose time could be told");
+        ensure!(!times.is_empty(), "no request to compute the latency of");
         Ok(Self {
             requests: times.len(),
             p99_us: times.value_at_quantile(0.99),

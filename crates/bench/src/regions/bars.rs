@@ -33,17 +33,17 @@ pub(super) fn of_wan(wan: &Wan, is_connected: bool) -> Vec<Bar> {
     let bytes = |row: &Row| row.bytes as f64;
     vec![
         alike(wan),
-        near("half of the keys: bytes, of those of all", ratio(wan, HALF, ONCE, bytes), 0.5),
-        near("a quarter of the keys: bytes, of those of all", ratio(wan, QUARTER, ONCE, bytes), 0.25),
+        near("half of the keys: bytes, relative to all", ratio(wan, HALF, ONCE, bytes), 0.5),
+        near("a quarter of the keys: bytes, relative to all", ratio(wan, QUARTER, ONCE, bytes), 0.25),
         silent(wan),
-        at_most("below the threshold: bytes, of those above it", ratio(wan, UNDER, ONCE, bytes), LIFE_MAX),
+        at_most("below the threshold: bytes, relative to above it", ratio(wan, UNDER, ONCE, bytes), LIFE_MAX),
         at_most(
-            "four requests at once: bytes, of those of one",
+            "four requests at once: bytes, relative to one",
             ratio(wan, FOUR_AT_ONCE, ONCE, bytes),
             AT_ONCE_MAX,
         ),
         at_most(
-            "four times the requests of keys that are always asked for: bytes per second",
+            "four times the requests of keys published in every round: bytes per second",
             ratio(wan, ALWAYS_FOURFOLD, ALWAYS, Row::bytes_per_second),
             ALWAYS_MAX,
         ),
@@ -58,13 +58,13 @@ fn ratio(wan: &Wan, one: &str, other: &str, of: impl Fn(&Row) -> f64) -> f64 {
 }
 
 /// A NaN meets no bar, here and below.
-fn at_most(what: &'static str, found: f64, most: f64) -> Bar {
-    Bar { what, asked: format!("at most {most}"), found: format!("{found:.3}"), held: found <= most }
+fn at_most(name: &'static str, found: f64, most: f64) -> Bar {
+    Bar { name, asked: format!("at most {most}"), found: format!("{found:.3}"), held: found <= most }
 }
 
-fn near(what: &'static str, found: f64, should: f64) -> Bar {
+fn near(name: &'static str, found: f64, should: f64) -> Bar {
     Bar {
-        what,
+        name,
         asked: format!("{should}, within {}", percent(ALIKE)),
         found: format!("{found:.3}"),
         held: (found / should - 1.0).abs() <= ALIKE,
@@ -79,7 +79,7 @@ fn alike(wan: &Wan) -> Bar {
     let over_all = |pick: fn(f64, f64) -> f64| bytes.iter().copied().reduce(pick).unwrap_or(f64::NAN);
     let (least, most) = (over_all(f64::min), over_all(f64::max));
     Bar {
-        what: "a key told: bytes in the dearest row, of those in the cheapest",
+        name: "bytes per component: largest row, relative to the smallest",
         asked: format!("at most {}", 1.0 + ALIKE),
         found: format!("{:.3}: {least:.1} to {most:.1}", most / least),
         held: most / least <= 1.0 + ALIKE,
@@ -89,9 +89,9 @@ fn alike(wan: &Wan) -> Bar {
 fn silent(wan: &Wan) -> Bar {
     let published = wan.row(UNDER).map(|row| row.published);
     Bar {
-        what: "below the threshold: keys told",
+        name: "below the threshold: published components",
         asked: "0".to_owned(),
-        found: published.map_or_else(|| "not asked".to_owned(), |published| published.to_string()),
+        found: published.map_or_else(|| "not measured".to_owned(), |published| published.to_string()),
         held: published == Some(0),
     }
 }
@@ -100,7 +100,7 @@ fn odd(wan: &Wan) -> Bar {
     let sum = |of: fn(&Row) -> u64| wan.rows.iter().map(of).sum::<u64>() as f64;
     let found = sum(|row| row.odd) / sum(|row| row.requests);
     Bar {
-        what: "not decided by all regions together",
+        name: "decisions without the global state",
         asked: format!("at most {}", percent(ODD_MAX)),
         found: percent(found),
         held: found <= ODD_MAX,
@@ -113,27 +113,27 @@ pub(super) fn of_strict(strict: &Strict) -> Vec<Bar> {
     let far_us = u64::try_from(2 * WAY.as_micros()).unwrap_or(u64::MAX);
     vec![
         Bar {
-            what: "strict: the quickest answer of a region far away",
+            name: "strict: fastest decision of a remote region",
             asked: format!("at least {} ms", far_us / 1_000),
             found: strict.far_us_min.map_or_else(|| "none".to_owned(), |us| format!("{} ms", us / 1_000)),
             held: strict.far_us_min.is_some_and(|us| us >= far_us),
         },
         Bar {
-            what: "strict: how far any limit was passed",
+            name: "strict: largest over-admission of a limit",
             asked: "0".to_owned(),
             found: format!("{:.3}, in {} requests", strict.over_units, strict.requests),
             held: strict.over_units == 0.0 && strict.admitted > 0,
         },
         Bar {
-            what: "strict: passed, of what one bucket lets pass while links are there",
+            name: "strict: admitted, relative to one bucket while links are up",
             asked: format!("at least {}", percent(SHARE_MIN)),
             found: percent(strict.share),
             held: strict.share >= SHARE_MIN,
         },
         Bar {
-            what: "strict: refusals where the owner cannot be asked, p99",
+            name: "strict: refusals with an unreachable owner, p99",
             asked: format!("at most {} ms", REFUSED_US_MAX / 1_000),
-            found: refusals.map_or_else(|| "none were refused".to_owned(), |us| format!("{} ms", us / 1_000)),
+            found: refusals.map_or_else(|| "no refusals".to_owned(), |us| format!("{} ms", us / 1_000)),
             held: refusals.is_some_and(|us| us <= REFUSED_US_MAX),
         },
     ]
@@ -174,7 +174,7 @@ mod tests {
         of_wan(&Wan { key_bytes: 32, rows }, true)
             .iter()
             .filter(|bar| !bar.held)
-            .map(|bar| bar.what)
+            .map(|bar| bar.name)
             .collect()
     }
 
@@ -190,20 +190,24 @@ mod tests {
     fn each_replication_bar_is_missed_only_by_its_own_measure() {
         assert_eq!(missed(|_| {}), <[&str; 0]>::default());
         let dear = of(ALWAYS, |row| row.bytes_per_published = Some(111.0));
-        assert_eq!(dear, ["a key told: bytes in the dearest row, of those in the cheapest"]);
-        assert_eq!(of(HALF, |row| row.bytes_per_published = None).len(), 1, "nothing was told at all");
-        assert_eq!(of(HALF, |row| row.bytes = 34_000), ["half of the keys: bytes, of those of all"]);
-        assert_eq!(of(QUARTER, |row| row.bytes = 13_000), ["a quarter of the keys: bytes, of those of all"]);
-        assert_eq!(of(UNDER, |row| row.published = 1), ["below the threshold: keys told"]);
-        assert_eq!(of(UNDER, |row| row.bytes = 1_300), ["below the threshold: bytes, of those above it"]);
+        assert_eq!(dear, ["bytes per component: largest row, relative to the smallest"]);
+        assert_eq!(
+            of(HALF, |row| row.bytes_per_published = None).len(),
+            1,
+            "a row without components misses the bar"
+        );
+        assert_eq!(of(HALF, |row| row.bytes = 34_000), ["half of the keys: bytes, relative to all"]);
+        assert_eq!(of(QUARTER, |row| row.bytes = 13_000), ["a quarter of the keys: bytes, relative to all"]);
+        assert_eq!(of(UNDER, |row| row.published = 1), ["below the threshold: published components"]);
+        assert_eq!(of(UNDER, |row| row.bytes = 1_300), ["below the threshold: bytes, relative to above it"]);
         // Bytes that follow requests.
         assert_eq!(
             of(FOUR_AT_ONCE, |row| row.bytes = 240_000),
-            ["four requests at once: bytes, of those of one"]
+            ["four requests at once: bytes, relative to one"]
         );
         let fourfold = of(ALWAYS_FOURFOLD, |row| row.bytes = 20_000);
-        assert_eq!(fourfold, ["four times the requests of keys that are always asked for: bytes per second"]);
-        assert_eq!(missed(|row| row.odd = 7), ["not decided by all regions together"]);
+        assert_eq!(fourfold, ["four times the requests of keys published in every round: bytes per second"]);
+        assert_eq!(missed(|row| row.odd = 7), ["decisions without the global state"]);
     }
 
     #[test]
@@ -233,21 +237,29 @@ mod tests {
             refusals: Some(Tail { requests: 10, p99_us: 300_000, p999_us: 400_000 }),
         };
         change(&mut strict);
-        of_strict(&strict).iter().filter(|bar| !bar.held).map(|bar| bar.what).collect()
+        of_strict(&strict).iter().filter(|bar| !bar.held).map(|bar| bar.name).collect()
     }
 
     #[test]
     fn each_strict_bar_is_missed_only_by_its_own_measure() {
         assert_eq!(missed_in_strict(|_| {}), <[&str; 0]>::default());
-        let over = ["strict: how far any limit was passed"];
+        let over = ["strict: largest over-admission of a limit"];
         assert_eq!(missed_in_strict(|strict| strict.over_units = 0.001), over);
-        assert_eq!(missed_in_strict(|strict| strict.admitted = 0), over, "nothing was shown");
+        assert_eq!(
+            missed_in_strict(|strict| strict.admitted = 0),
+            over,
+            "a run without such requests misses the bar"
+        );
         let share = missed_in_strict(|strict| strict.share = 0.949);
-        assert_eq!(share, ["strict: passed, of what one bucket lets pass while links are there"]);
-        let near = ["strict: the quickest answer of a region far away"];
+        assert_eq!(share, ["strict: admitted, relative to one bucket while links are up"]);
+        let near = ["strict: fastest decision of a remote region"];
         assert_eq!(missed_in_strict(|strict| strict.far_us_min = Some(159_999)), near);
-        assert_eq!(missed_in_strict(|strict| strict.far_us_min = None), near, "nobody asked far away");
-        let refused = ["strict: refusals where the owner cannot be asked, p99"];
+        assert_eq!(
+            missed_in_strict(|strict| strict.far_us_min = None),
+            near,
+            "no request had a remote owner"
+        );
+        let refused = ["strict: refusals with an unreachable owner, p99"];
         assert_eq!(missed_in_strict(|strict| strict.refusals = None), refused);
         let slow = Tail { requests: 10, p99_us: 300_001, p999_us: 300_001 };
         assert_eq!(missed_in_strict(|strict| strict.refusals = Some(slow)), refused);

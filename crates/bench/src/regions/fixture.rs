@@ -38,7 +38,7 @@ impl RegionsFixture {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("rules.toml");
         std::fs::write(&path, rules)?;
-        let path = path.to_str().context("a folder whose name is text")?;
+        let path = path.to_str().context("the folder name is not UTF-8")?;
         let common = ["--workers", "1", "--memory", MEMORY, "--grpc-listen", "off", "--rules", path];
         let start = |place: &[&str]| {
             let mut command = tidegate(program, &[]);
@@ -48,7 +48,7 @@ impl RegionsFixture {
         };
         let regions = Regions::start(1, APART, start);
         let fixture = Self { regions, _folder: folder };
-        wait_until("all regions to hear of each other", START_TIME_MAX, || fixture.is_connected());
+        wait_until("all regions to be connected", START_TIME_MAX, || fixture.is_connected());
         Ok(fixture)
     }
 
@@ -90,7 +90,7 @@ impl RegionsFixture {
                 let sum = |counter: &str| -> Result<u64> {
                     metrics
                         .sum(counter, &label)?
-                        .with_context(|| format!("the server does not count {counter}"))
+                        .with_context(|| format!("the server has no counter {counter}"))
                 };
                 of.bytes += sum("tidegate_peer_sent_bytes_total")?;
                 of.published += sum("tidegate_peer_components_sent_total")?;

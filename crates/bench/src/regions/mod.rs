@@ -85,24 +85,29 @@ pub(crate) struct Args {
 }
 
 const HELP: &str = "\
-wan: a region tells the others of a key in each round (200 ms) before which it changed at its origin, once it is above the
-threshold. So bytes follow keys and rounds, not requests. Rows:
-  once             every key is asked for once, and that is above the threshold
-  four at once     four requests for each key instead of one, one right after the other
-  half, quarter    of the keys
-  below            every key is asked for once, and stays below the threshold
+wan: once a key is above the publish threshold, its region publishes a component in each replication round
+(200 ms) in which the key changed. So bytes depend on keys and rounds, not on requests. Rows:
+  once             one request for every key, above the threshold
+  four at once     four requests in direct succession for every key
+  half, quarter    a half, a quarter of the keys
+  below            one request for every key, below the threshold
   always, always fourfold
-                   a thousandth of the keys, ten times a second each, and the same with four requests each time
-Bars: a key told takes the same bytes in all rows, within 10 %; half and a quarter of the keys take half and a quarter of the
-bytes, within 10 %; below the threshold nothing is told, and signs of life take 2 % at most of what `once` takes; four requests
-at once take twice the bytes of one at most, since the first is told at once and the others may be told together one round later;
-and of keys that are told in every round already, four times the requests take 1.2 times the bytes at most. With --quick there
-are so few keys that most bytes are signs of life: only that nothing is told below the threshold is a bar then.
+                   a thousandth of the keys, one or four requests ten times a second each
+Bars:
+  - The bytes per component are equal in all rows, within 10 %.
+  - Half and a quarter of the keys take half and a quarter of the bytes, within 10 %.
+  - Below the threshold no component is published, and heartbeats take at most 2 % of the bytes of `once`.
+  - Four requests at once take at most twice the bytes of one: the first component is sent at once, the others
+    together one round later.
+  - Four times the requests for keys that are published in every round take at most 1.2 times the bytes.
+With --quick most bytes are heartbeats, so only the bar of no component below the threshold applies.
 
-strict: keys of a strict security rule are asked for in all regions at three to four times their limit while the link of one pair
-of regions comes and goes. Bars: no interval of any key let more pass than one bucket; 95 % of what one bucket lets pass of the
-requests whose owner could be asked; and where it could not, 99 % of the refusals within the time limit of 250 ms and 50 ms. All of
-it over a way of 80 ms in each direction: no answer of another region is there before 160 ms are over.";
+strict: all regions send requests for keys of a strict security rule, at three to four times their limit,
+while the link of one pair of regions flaps. Each link has a delay of 80 ms in each direction. Bars:
+  - No interval of a key admits more than one bucket.
+  - At least 95 % of the units of one bucket are admitted, for requests with a reachable owner.
+  - With an unreachable owner, 99 % of the refusals come within the timeout of 250 ms and 50 ms.
+  - No decision of a remote region comes before 160 ms.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
@@ -142,8 +147,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 impl Args {
     /// Returns the given value, or the default.
-    fn or<T>(&self, said: Option<T>, usual: T, quick: T) -> T {
-        said.unwrap_or(if self.quick { quick } else { usual })
+    fn or<T>(&self, given: Option<T>, usual: T, quick: T) -> T {
+        given.unwrap_or(if self.quick { quick } else { usual })
     }
 
     fn wan(&self, program: &Path) -> Result<Wan> {

@@ -10,15 +10,16 @@ pub(super) fn print_wan(wan: &Wan) {
     let pairs: String = PAIRS.map(|pair| format!(" {:>10}", pair_name(pair))).concat();
     println!(
         "{:<16} {:>7} {:>9} {:>7} {:>7} {:>9} {:>8} {:>8} {:>10}{pairs}",
-        "wan", "keys", "requests", "s", "odd", "told", "per key", "told/s", "bytes/told"
+        "wan", "keys", "requests", "s", "odd", "published", "per key", "publ/s", "bytes/publ"
     );
     wan.rows.iter().for_each(print_row);
     println!(
-        "  keys: of {} bytes, a third of them in each region; odd: requests that were not decided by all regions together",
+        "  keys: {} bytes each, a third of them in each region; odd: decisions without the global state",
         wan.key_bytes
     );
     println!(
-        "  told: to all regions together; per key: how often each of the others was told of it; pairs: bytes per second, both ways"
+        "  published: components to all peers; per key: components per key and peer; pairs: bytes per \
+         second, both directions"
     );
 }
 
@@ -44,7 +45,8 @@ fn print_row(row: &Row) {
 
 pub(super) fn print_strict(strict: &Strict) {
     println!(
-        "\nstrict: {} requests of {} keys in {:.0} s, {:.0}/s; {} was there for {} s at a time and gone for {} s, {} times",
+        "\nstrict: {} requests of {} keys in {:.0} s, {:.0}/s; link {} up for {} s at a time and down for {} \
+         s, {} times",
         strict.requests,
         strict.keys,
         strict.seconds,
@@ -56,15 +58,15 @@ pub(super) fn print_strict(strict: &Strict) {
     );
     let by_owner: Vec<String> = strict.share_by_owner.iter().map(|share| percent(*share)).collect();
     println!(
-        "  {} passed, {:.3} over any limit, {} of what one bucket lets pass ({} by the region that decides)",
+        "  {} admitted, {:.3} above any limit, {} relative to one bucket ({} by owner region)",
         strict.admitted,
         strict.over_units,
         percent(strict.share),
         by_owner.join(", ")
     );
     println!(
-        "  over the link while it was gone: {}, of which {} passed; refused undecided elsewhere: {}",
+        "  over the link while it was down: {}, of which {} passed; refused without a decision elsewhere: {}",
         strict.unreachable, strict.unreachable_passed, strict.refused_reachable
     );
-    strict.refusals.iter().for_each(|tail| print_tail("refusals while it was gone", tail));
+    strict.refusals.iter().for_each(|tail| print_tail("refusals while the link was down", tail));
 }

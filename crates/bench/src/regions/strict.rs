@@ -22,7 +22,8 @@ pub(super) const RULE: &str = "strict";
 const PER_MINUTE: u64 = 60;
 const BURST: u64 = 5;
 const RULES: &str = "placement = 'key'\n
-[[rules]]\nname = 'strict'\nwhen = { rule = 'strict' }\nkey = ['key']\nclass = 'security'\nregime = 'strict'\nlimit = 60\nperiod = '1m'\nburst = 5\n";
+[[rules]]\nname = 'strict'\nwhen = { rule = 'strict' }\nkey = ['key']\nclass = 'security'\n\
+regime = 'strict'\nlimit = 60\nperiod = '1m'\nburst = 5\n";
 
 /// The load, and the times of the link.
 #[derive(Clone, Copy, Debug)]
@@ -219,7 +220,7 @@ mod tests {
         let of = |count: usize| (0..count).map(|number| asked(number % 3, 1, 0, true)).collect();
         let kept = judge(&seen(of(5)), &plan()).unwrap();
         assert!(kept.over_units == 0.0 && kept.admitted == 5);
-        assert_eq!(kept.far_us_min, Some(250_000), "two of three are far away");
+        assert_eq!(kept.far_us_min, Some(250_000), "two of three owners are remote");
         let over = judge(&seen(of(6)), &plan()).unwrap();
         // A quarter of one drains while a request is under way.
         assert!((over.over_units - 0.75).abs() < 0.01, "{over:?}");
@@ -228,10 +229,14 @@ mod tests {
     #[test]
     fn request_in_flight_at_a_cut_counts_as_unreachable() {
         let found = judge(&seen(vec![asked(1, 0, 11, true)]), &plan()).unwrap();
-        assert_eq!((found.unreachable, found.far_us_min), (0, None), "a region reaches itself");
+        assert_eq!((found.unreachable, found.far_us_min), (0, None), "a region always reaches itself");
         let mut late = asked(0, 0, 9, false);
         late.made.answer.answered_us = START_US + 10 * SECOND_US;
         let found = judge(&seen(vec![late]), &plan()).unwrap();
-        assert_eq!((found.unreachable, found.refusals), (1, None), "it was not sent into nothing");
+        assert_eq!(
+            (found.unreachable, found.refusals),
+            (1, None),
+            "the link was up when the request was sent"
+        );
     }
 }

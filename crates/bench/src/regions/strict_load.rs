@@ -108,7 +108,7 @@ fn owner(connections: &mut [Connection], number: u32) -> Result<usize> {
             }
         }
     }
-    bail!("no region decides for {} by itself", key(number))
+    bail!("no region owns {}", key(number))
 }
 
 /// Makes requests over one connection, each as soon as the last is answered.

@@ -52,8 +52,10 @@ const QUIET_TIME_MAX: Duration = Duration::from_mins(5);
 /// Meters of `once` hardly drain while a row lasts, so a component is as large when it is published
 /// late. Meters of `always` drain faster than requests fill them.
 const RULES: &str = "placement = 'key'\n
-[[rules]]\nname = 'once'\nwhen = { rule = 'once' }\nkey = ['key']\nregime = 'best_effort'\nlimit = 10_000\nperiod = '1d'\n
-[[rules]]\nname = 'always'\nwhen = { rule = 'always' }\nkey = ['key']\nregime = 'best_effort'\nlimit = 600_000\nperiod = '1m'\nburst = 10_000\n";
+[[rules]]\nname = 'once'\nwhen = { rule = 'once' }\nkey = ['key']\nregime = 'best_effort'\n\
+limit = 10_000\nperiod = '1d'\n
+[[rules]]\nname = 'always'\nwhen = { rule = 'always' }\nkey = ['key']\nregime = 'best_effort'\n\
+limit = 600_000\nperiod = '1m'\nburst = 10_000\n";
 
 /// The requests for the keys of a row.
 #[derive(Clone, Copy, Debug)]
@@ -222,7 +224,7 @@ fn wait_for_quiet(fixture: &RegionsFixture) -> Result<Counts> {
         if next.all().published == counts.all().published {
             return Ok(next);
         }
-        ensure!(machine::now() < deadline, "regions do not come to an end with telling");
+        ensure!(machine::now() < deadline, "regions still publish components at the deadline");
         counts = next;
     }
 }
@@ -298,7 +300,7 @@ mod tests {
         assert_eq!(
             (found.published, found.bytes, found.odd),
             (600, 54_000, 15),
-            "what was not decided at all is odd too"
+            "an undecided request counts as odd"
         );
         assert_eq!((found.published_per_key, found.bytes_per_published), (1.0, Some(90.0)));
         let pairs: Vec<_> =

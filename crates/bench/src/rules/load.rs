@@ -67,18 +67,18 @@ fn print(report: &Report) {
     let Report { set, rows, start_s, start_empty_s, start, .. } = report;
     println!("{set}: {rows} rows in a store");
     println!(
-        "  start  {start_s:>8.2} s  of {:>6.0} {start:<7} an empty one {start_empty_s:.2} s",
+        "  start  {start_s:>8.2} s  of {:>6.0} {start:<7} an empty store {start_empty_s:.2} s",
         LOAD_BAR.as_secs_f64()
     );
     let per_row = |bytes: u64| bytes.saturating_sub(report.resident_empty_bytes) as f64 / *rows as f64;
     println!("  change {:>8.2} s  of one row", report.change_s);
-    for (what, bytes) in [
+    for (label, bytes) in [
         ("keep  ", report.resident_bytes),
         ("peak  ", report.peak_bytes),
         ("change", report.change_peak_bytes),
     ] {
         println!(
-            "  {what} {:>8.0} MB, {:.0} bytes/row more than an empty one",
+            "  {label} {:>8.0} MB, {:.0} bytes/row more than an empty store",
             bytes as f64 / 1e6,
             per_row(bytes)
         );
@@ -104,7 +104,7 @@ async fn measure(
     drop(empty);
     eprintln!("rules: filling a store with {set}");
     let filled = fill(&url("rules.db"), rows).await?;
-    eprintln!("rules: starting a server on it");
+    eprintln!("rules: starting a server on the store");
     let started = StartedServer::begin(program, &url("rules.db"), &data("full"))?;
     let asked = machine::now();
     post(started.server.address("admin"), "/v1/rules/apply", CHANGE)?;
@@ -124,7 +124,8 @@ async fn measure(
 }
 
 /// Another limit for one rule.
-const CHANGE: &str = r#"{"operations":[{"do":"put","kind":"rule","name":"rule-0","body":{"key":["user"],"limit":200,"period":"1m",
+const CHANGE: &str = r#"{"operations":[{"do":"put","kind":"rule","name":"rule-0",
+    "body":{"key":["user"],"limit":200,"period":"1m",
     "when":{"path":"/v1/service-0"}}}],"reason":"a measurement","confirmed":true}"#;
 
 /// Puts all rows, in changes as large as may be; gives how many there are.

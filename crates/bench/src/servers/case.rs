@@ -59,13 +59,13 @@ impl Case {
         }
     }
 
-    /// Returns the load for the server of `who` at a port.
-    pub(super) fn load(self, who: Contestant, port: u16) -> Result<Box<dyn Loads>> {
+    /// Returns the load for the server of `contender` at a port.
+    pub(super) fn load(self, contender: Contestant, port: u16) -> Result<Box<dyn Loads>> {
         Ok(match self {
-            Self::RespP1 => Box::new(RedisLoad::new(port, 1, redis::command(who, port)?)?),
-            Self::RespP16 => Box::new(RedisLoad::new(port, 16, redis::command(who, port)?)?),
-            Self::Http => Box::new(WrkLoad::new(port, who)?),
-            Self::Grpc => Box::new(GrpcLoad::new(port, who)),
+            Self::RespP1 => Box::new(RedisLoad::new(port, 1, redis::command(contender, port)?)?),
+            Self::RespP16 => Box::new(RedisLoad::new(port, 16, redis::command(contender, port)?)?),
+            Self::Http => Box::new(WrkLoad::new(port, contender)?),
+            Self::Grpc => Box::new(GrpcLoad::new(port, contender)),
         })
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         crowd.leave();
     }
     report(&alone, &crowded);
-    println!("answers that were given undecided, and are not counted: {shed}");
+    println!("shed answers, not counted: {shed}");
     println!("resident: {} MB alone, {} MB in the crowd", alone_bytes >> 20, crowded_bytes >> 20);
     Ok(())
 }

@@ -114,16 +114,19 @@ pub(super) struct GrpcLoad {
 }
 
 impl GrpcLoad {
-    pub(super) fn new(port: u16, who: Contestant) -> Self {
-        Self { port, dialect: if who == Contestant::ThrottlecrabGrpc { "throttlecrab" } else { "envoy" } }
+    pub(super) fn new(port: u16, contender: Contestant) -> Self {
+        Self {
+            port,
+            dialect: if contender == Contestant::ThrottlecrabGrpc { "throttlecrab" } else { "envoy" },
+        }
     }
 
     fn start(&self, time: Duration) -> Result<Load> {
         let mut load = Command::new(std::env::current_exe().context("the path of this program")?);
         load.args(["servers", "grpc-load", "--port", &self.port.to_string(), "--dialect", self.dialect]);
         let output = load.args(["--seconds", &time.as_secs().to_string()]).output().context("the load")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "the load ended with {}: {}", output.status, said.trim_end());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "the load ended with {}: {}", output.status, stderr.trim_end());
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 }
@@ -160,7 +163,7 @@ async fn put_load(args: &Args) -> Result<Load> {
         latency.add(found??)?;
     }
     let seconds = (machine::now() - started).as_secs_f64();
-    ensure!(!latency.is_empty(), "not one call was answered");
+    ensure!(!latency.is_empty(), "no call was answered");
     Ok(Load {
         operations: latency.len() as f64,
         per_second: latency.len() as f64 / seconds,

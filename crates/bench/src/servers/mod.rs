@@ -40,8 +40,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     case: Option<Case>,
     /// Run one server only, in the cases it takes part in.
-    #[arg(long, value_name = "NAME")]
-    who: Option<Contestant>,
+    #[arg(long = "who", value_name = "NAME")]
+    contender: Option<Contestant>,
     /// How long each row is measured.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     seconds: u64,
@@ -81,7 +81,7 @@ impl Load {
     /// Leaves out shed answers. The latencies still include them.
     fn without(self, shed: u64) -> Result<Self> {
         let decided = self.operations - shed as f64;
-        ensure!(decided > 0.0, "all of {} answers were shed: the machine is too busy", self.operations);
+        ensure!(decided > 0.0, "all of {} answers were shed: the machine is overloaded", self.operations);
         let per_second = self.per_second * (decided / self.operations);
         Ok(Self { operations: decided, per_second, ..self })
     }
@@ -91,7 +91,7 @@ impl Load {
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     case: &'static str,
-    who: &'static str,
+    contender: &'static str,
     #[serde(flatten)]
     result: CaseResult,
 }
@@ -139,14 +139,16 @@ fn run_cases(args: &Args) -> Result<()> {
     let cases = args.case.as_ref().map_or_else(Case::value_variants, std::slice::from_ref);
     let mut rows = Vec::new();
     for &case in cases {
-        for &who in case.contenders().iter().filter(|who| args.who.is_none_or(|only| only == **who)) {
-            eprintln!("{}: {} ({} s)", case.name(), who.name(), args.seconds);
+        for &contender in
+            case.contenders().iter().filter(|contender| args.contender.is_none_or(|only| only == **contender))
+        {
+            eprintln!("{}: {} ({} s)", case.name(), contender.name(), args.seconds);
             // When one fails, the others are still worth seeing.
-            let result = run_row(args, case, who).map_or_else(
+            let result = run_row(args, case, contender).map_or_else(
                 |error| CaseResult::Failed { failed: format!("{error:#}") },
                 CaseResult::Figures,
             );
-            rows.push(Row { case: case.name(), who: who.name(), result });
+            rows.push(Row { case: case.name(), contender: contender.name(), result });
         }
     }
     if args.json {
@@ -160,9 +162,9 @@ fn run_cases(args: &Args) -> Result<()> {
 }
 
 /// Starts the server, lets it warm up, and counts the CPU time it uses while the load runs.
-fn run_row(args: &Args, case: Case, who: Contestant) -> Result<Figures> {
-    let server = peers::start(case, who, args.tidegate.as_deref())?;
-    let load = case.load(who, server.port())?;
+fn run_row(args: &Args, case: Case, contender: Contestant) -> Result<Figures> {
+    let server = peers::start(case, contender, args.tidegate.as_deref())?;
+    let load = case.load(contender, server.port())?;
     let warm = load.warm_up().context("the warm-up")?;
     let found = run_load(&server, load.as_ref(), &warm, Duration::from_secs(args.seconds))?;
     Ok(Figures {
@@ -209,13 +211,14 @@ mod tests {
     #[test]
     fn failed_row_has_an_error_and_no_figures() {
         let figures = Figures { ops_per_cpu_s: 1.0, per_second: 2.0, p50_us: 3.0, p99_us: 4.0, shed: 5 };
-        let row = |result| serde_json::to_value(Row { case: "http", who: "tidegate", result }).expect("JSON");
+        let row =
+            |result| serde_json::to_value(Row { case: "http", contender: "tidegate", result }).expect("JSON");
         assert_eq!(
             row(CaseResult::Failed { failed: "no wrk".to_owned() }),
-            serde_json::json!({"case": "http", "who": "tidegate", "failed": "no wrk"})
+            serde_json::json!({"case": "http", "contender": "tidegate", "failed": "no wrk"})
         );
         let measured = row(CaseResult::Figures(figures));
-        assert_eq!((&measured["who"], &measured["shed"]), (&"tidegate".into(), &5.into()));
+        assert_eq!((&measured["contender"], &measured["shed"]), (&"tidegate".into(), &5.into()));
         assert!(measured.get("failed").is_none(), "{measured}");
     }
 }

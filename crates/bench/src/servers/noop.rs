@@ -24,7 +24,10 @@ use tonic_prost::ProstCodec;
 use super::grpc::{EnvoyRequest, EnvoyResponse};
 
 /// A body as long as one of Tidegate. The only header field set is the content type.
-const ANSWER: &str = r#"{"meta":{"requestId":"req_000000000000000000000000"},"data":{"success":true,"limit":100,"remaining":99,"reset":1700000000000}}"#;
+const ANSWER: &str = concat!(
+    r#"{"meta":{"requestId":"req_000000000000000000000000"},"#,
+    r#""data":{"success":true,"limit":100,"remaining":99,"reset":1700000000000}}"#,
+);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Transport {

@@ -20,8 +20,8 @@ const THREADS: &str = "1";
 const TOKIO_THREADS: &str = "TOKIO_WORKER_THREADS";
 
 /// Starts the server of a row; of Tidegate the given build, if there is one.
-pub(super) fn start(case: Case, who: Contestant, build: Option<&Path>) -> Result<Server> {
-    match who {
+pub(super) fn start(case: Case, contender: Contestant, build: Option<&Path>) -> Result<Server> {
+    match contender {
         Contestant::Tidegate => start_tidegate(case, build),
         Contestant::RedisPing | Contestant::RedisIncr | Contestant::RedisGcraLua => start_redis(),
         Contestant::ThrottlecrabHttp => start_throttlecrab("http"),
@@ -43,7 +43,8 @@ fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
         let descriptors = folder.join("descriptors.yaml");
         // A limit for every value of one key, as Envoy users write it.
         let text = format!(
-            "domain: bench\ndescriptors:\n  - key: user\n    rate_limit:\n      unit: minute\n      requests_per_unit: {}\n",
+            "domain: bench\ndescriptors:\n  - key: user\n    rate_limit:\n      unit: minute\n      \
+             requests_per_unit: {}\n",
             super::LIMIT
         );
         let written = std::fs::write(&descriptors, text);

@@ -37,10 +37,10 @@ redis.call('SET', KEYS[1], string.format('%.0f', new), 'PX', math.ceil((new - no
 return {0, burst, math.floor((tolerance - (new - now)) / interval), -1, math.ceil((new - now) / 1000000)}
 ";
 
-/// Returns the command for `who`.
-pub(super) fn command(who: Contestant, port: u16) -> Result<Vec<String>> {
+/// Returns the command for `contender`.
+pub(super) fn command(contender: Contestant, port: u16) -> Result<Vec<String>> {
     let (burst, limit, period) = ((LIMIT - 1).to_string(), LIMIT.to_string(), PERIOD.as_secs().to_string());
-    let words: Vec<&str> = match who {
+    let words: Vec<&str> = match contender {
         Contestant::RedisPing => vec!["PING"],
         Contestant::RedisIncr => vec!["INCR", KEY],
         Contestant::RedisGcraLua => {
@@ -96,8 +96,13 @@ impl RedisLoad {
             .args(["-n", &requests.to_string(), "-r", &KEYS.to_string(), "--csv"])
             .args(&self.command);
         let output = benchmark.output().context("redis-benchmark: Debian has it in redis-tools")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "redis-benchmark ended with {}: {}", output.status, said.trim_end());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "redis-benchmark ended with {}: {}",
+            output.status,
+            stderr.trim_end()
+        );
         parse(&String::from_utf8_lossy(&output.stdout), requests)
     }
 }
@@ -140,8 +145,10 @@ mod tests {
 
     #[test]
     fn the_table_of_redis_benchmark_is_read_by_its_names() {
-        let csv = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\
-                   \"INCR key:__rand_int__\",\"127226.46\",\"0.205\",\"0.072\",\"0.199\",\"0.287\",\"0.383\",\"1.167\"\n";
+        let csv = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\
+                   \"p50_latency_ms\",\"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\
+                   \"INCR key:__rand_int__\",\"127226.46\",\"0.205\",\"0.072\",\
+                   \"0.199\",\"0.287\",\"0.383\",\"1.167\"\n";
         let load = parse(csv, 1_000).expect("a table");
         assert!((load.per_second - 127_226.46).abs() < 0.01 && (load.operations - 1e3).abs() < 0.01);
         assert!((load.p50_us - 199.0).abs() < 0.01 && (load.p99_us - 383.0).abs() < 0.01);

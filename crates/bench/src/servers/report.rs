@@ -33,17 +33,17 @@ pub(super) fn print(rows: &[Row]) {
             case = row.case;
             println!(
                 "\n{case}: {CONNECTIONS} connections, {KEYS} keys\n  {:<18} {:>13} {:>11} {:>9} {:>9} {:>9}",
-                "who", "ops/cpu s", "ops/s", "p50 us", "p99 us", "shed"
+                "contender", "ops/cpu s", "ops/s", "p50 us", "p99 us", "shed"
             );
         }
-        println!("  {:<18} {}", row.who, told(&row.result));
+        println!("  {:<18} {}", row.contender, figures_line(&row.result));
     }
     println!("\ntidegate beside, in operations per second of the server's CPU time");
     BARS.iter().filter_map(|bar| stand(bar, rows)).for_each(|line| println!("  {line}"));
     println!("  machine: {} cores, shared by the server and the load", machine::cores());
 }
 
-fn told(result: &CaseResult) -> String {
+fn figures_line(result: &CaseResult) -> String {
     match result {
         CaseResult::Failed { failed } => format!("failed: {failed}"),
         CaseResult::Figures(Figures { ops_per_cpu_s, per_second, p50_us, p99_us, shed }) => {
@@ -58,14 +58,14 @@ fn stand(bar: &Bar, rows: &[Row]) -> Option<String> {
     let verdict = match bar.at_least {
         Some(least) if ratio >= least => format!("reaches {least}"),
         Some(least) => format!("below {least}"),
-        None => "told only".to_owned(),
+        None => "no bar".to_owned(),
     };
     Some(format!("{:<9} {:<18} {ratio:>6.2}x  {verdict}", bar.case, bar.beside))
 }
 
 fn ratio(bar: &Bar, rows: &[Row]) -> Option<f64> {
-    let of = |who| {
-        let row = rows.iter().find(|row| row.case == bar.case && row.who == who)?;
+    let of = |contender| {
+        let row = rows.iter().find(|row| row.case == bar.case && row.contender == contender)?;
         row.figures().map(|figures| figures.ops_per_cpu_s)
     };
     Some(of("tidegate")? / of(bar.beside)?)
@@ -75,15 +75,15 @@ fn ratio(bar: &Bar, rows: &[Row]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn row(who: &'static str, ops_per_cpu_s: f64) -> Row {
+    fn row(contender: &'static str, ops_per_cpu_s: f64) -> Row {
         let figures = Figures { ops_per_cpu_s, per_second: 1.0, p50_us: 1.0, p99_us: 1.0, shed: 0 };
-        Row { case: "resp_p16", who, result: CaseResult::Figures(figures) }
+        Row { case: "resp_p16", contender, result: CaseResult::Figures(figures) }
     }
 
     #[test]
     fn ratio_is_printed_with_its_bar_if_both_rows_exist() {
         let failed = CaseResult::Failed { failed: "not there".to_owned() };
-        let failed = Row { case: "resp_p1", who: "redis_ping", result: failed };
+        let failed = Row { case: "resp_p1", contender: "redis_ping", result: failed };
         let on_its_own = Row { case: "resp_p1", ..row("tidegate", 1.0) };
         let (incr, script) = (row("redis_incr", 100.0), row("redis_gcra_lua", 50.0));
         let rows = [on_its_own, failed, row("tidegate", 300.0), incr, script];

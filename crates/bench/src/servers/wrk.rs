@@ -31,9 +31,9 @@ struct WrkOutput {
 }
 
 impl WrkLoad {
-    pub(super) fn new(port: u16, who: Contestant) -> Result<Self> {
+    pub(super) fn new(port: u16, contender: Contestant) -> Result<Self> {
         let load = Self { port, folder: Folder::new()? };
-        std::fs::write(load.script(), script(who))?;
+        std::fs::write(load.script(), script(contender))?;
         Ok(load)
     }
 
@@ -62,10 +62,10 @@ impl Loads for WrkLoad {
     }
 }
 
-/// Returns the path and the body of a check of one limit by `who`, for a key `k%d`.
-fn question(who: Contestant) -> (&'static str, String) {
+/// Returns the path and the body of a check of one limit by `contender`, for a key `k%d`.
+fn question(contender: Contestant) -> (&'static str, String) {
     let seconds = PERIOD.as_secs();
-    match who {
+    match contender {
         Contestant::ThrottlecrabHttp => (
             "/throttle",
             format!(
@@ -85,8 +85,8 @@ fn question(who: Contestant) -> (&'static str, String) {
 
 /// The question, about a key drawn at random. The script never sets a seed, so every server gets
 /// the same keys.
-fn script(who: Contestant) -> String {
-    let (path, body) = question(who);
+fn script(contender: Contestant) -> String {
+    let (path, body) = question(contender);
     format!(
         r#"
 local headers = {{ ["content-type"] = "application/json" }}
@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn every_server_is_asked_the_same() {
-        let asked = |who| {
-            let (_, body) = question(who);
+        let asked = |contender| {
+            let (_, body) = question(contender);
             serde_json::from_str::<serde_json::Value>(&body.replace("%d", "7")).expect("JSON")
         };
         let (ours, theirs) = (asked(Contestant::Tidegate), asked(Contestant::ThrottlecrabHttp));
@@ -138,8 +138,8 @@ mod tests {
         // Both allow a burst of the whole limit, as a window does: one request, and `max_burst` on
         // top.
         assert_eq!(ours["limit"].as_u64(), theirs["max_burst"].as_u64().map(|burst| burst + 1));
-        for who in [Contestant::Tidegate, Contestant::ThrottlecrabHttp, Contestant::NoopHttp] {
-            assert!(script(who).contains("math.random(0, 999999)"), "a million keys");
+        for contender in [Contestant::Tidegate, Contestant::ThrottlecrabHttp, Contestant::NoopHttp] {
+            assert!(script(contender).contains("math.random(0, 999999)"), "a million keys");
         }
     }
 
@@ -147,7 +147,8 @@ mod tests {
     fn a_load_with_errors_is_no_load() {
         let line = |errors| {
             format!(
-                "Running\n{MARK}{{\"requests\":100,\"duration_us\":2000000,\"p50_us\":1,\"p99_us\":2,\"errors\":{errors}}}\n"
+                "Running\n{MARK}{{\"requests\":100,\"duration_us\":2000000,\
+                 \"p50_us\":1,\"p99_us\":2,\"errors\":{errors}}}\n"
             )
         };
         assert!((parse(&line(0)).expect("good").per_second - 50.0).abs() < 1e-9);

@@ -35,7 +35,7 @@ pub fn run(benchmark: &str, arguments: &[&str]) -> (Output, Value) {
 }
 
 /// Whether a bar is held, if there is such a bar.
-pub fn is_held(published: &Value, what: &str) -> Option<bool> {
+pub fn is_held(published: &Value, name: &str) -> Option<bool> {
     let bars = published["bars"].as_array().expect("bars");
-    bars.iter().find(|bar| bar["what"] == what).map(|bar| bar["held"] == true)
+    bars.iter().find(|bar| bar["name"] == name).map(|bar| bar["held"] == true)
 }

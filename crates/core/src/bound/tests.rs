@@ -41,8 +41,8 @@ fn a_global_limit_is_bounded_term_by_term() {
         ("R * e * B", 3),
         ("lapses * q", 800),
         ("fail-overs * q", 160),
-        ("outages * max(largest part of B, N)", 54),
-        ("outages * (N-1)/N * largest part of r * O", 8),
+        ("outages * max(largest share of B, N)", 54),
+        ("outages * (N-1)/N * largest share of r * O", 8),
     ];
     assert_eq!(units(&found), expected);
     assert_eq!((found.lag_us, found.buckets, found.recurs), (2_500_000, 1, false));
@@ -63,7 +63,7 @@ fn partitions_add_to_the_bound_once_for_any_weights() {
     assert_eq!((surplus(&[1, 1, 1, 1], 0), surplus(&[1, 1, 1, 1], 1)), (3 * well, 3 * cut));
     assert_eq!(surplus(&[1, 1, 1, 1], 9), surplus(&[1, 1, 1, 1], 1));
     assert_eq!(surplus(&[7, 1, 1, 1], 1), 3 * cut);
-    assert_eq!(surplus(&[7, 1, 1, 1], 0), 3 * well, "while nothing is cut, parts are nothing");
+    assert_eq!(surplus(&[7, 1, 1, 1], 0), 3 * well, "regional shares add nothing without a partition");
 }
 
 #[test]
@@ -138,10 +138,14 @@ fn node_without_origin_adds_its_node_share_of_the_rate() {
         terms.map(|term| term.units).collect::<Vec<_>>()
     };
     let minute_us = 60_000_000;
-    assert_eq!(outage(Regime::Regional, 1, minute_us), [100], "there is nobody beside it");
-    assert_eq!(outage(Regime::Regional, 4, minute_us), [100, 45], "three of four, by their parts");
-    assert_eq!(outage(Regime::Regional, 4, 0), [100, 0], "nobody is answered");
-    assert_eq!(outage(Regime::Share, 4, minute_us), [50, 23], "of the region's part");
+    assert_eq!(outage(Regime::Regional, 1, minute_us), [100], "one node has no other node shares");
+    assert_eq!(
+        outage(Regime::Regional, 4, minute_us),
+        [100, 45],
+        "three of four nodes admit their node shares"
+    );
+    assert_eq!(outage(Regime::Regional, 4, 0), [100, 0], "an outage of no duration adds no drain");
+    assert_eq!(outage(Regime::Share, 4, minute_us), [50, 23], "the node shares divide the regional share");
 }
 
 #[test]
@@ -164,10 +168,14 @@ fn empty_regional_share_of_a_global_limit_is_warned_about() {
     };
     let nothing = [Warning::EmptyShareWhileIsolated];
     assert_eq!(messages(gcra(600, 60, 2), &[1, 1, 1]), nothing);
-    assert_eq!(messages(gcra(600, 60, 100), &[1, 100, 100]), nothing, "by weight");
-    assert_eq!(messages(gcra(2, 60, 600), &[1, 1, 1]), nothing, "of the rate");
+    assert_eq!(
+        messages(gcra(600, 60, 100), &[1, 100, 100]),
+        nothing,
+        "a low weight leaves no share of the burst"
+    );
+    assert_eq!(messages(gcra(2, 60, 600), &[1, 1, 1]), nothing, "the share of the rate is 0");
     assert_eq!(messages(gcra(600, 60, 3), &[1, 1, 1]), []);
-    assert_eq!(messages(gcra(600, 60, 2), &[1, 1]), [], "one for each");
+    assert_eq!(messages(gcra(600, 60, 2), &[1, 1]), [], "the burst has one unit for each region");
 }
 
 #[test]
@@ -196,16 +204,15 @@ fn unsuitable_limits_are_warned_about() {
     let short = gcra(1, 4, 1);
     assert_eq!(
         messages(&short, Regime::BestEffort),
-        [
-            "regime: in effect regional: its period of 4 s is shorter than twice the lag between regions, 2.5 s"
-        ]
+        ["regime: in effect regional: its period of 4 s is shorter than twice the lag between regions, \
+             2.5 s"]
     );
-    assert!(messages(&gcra(1, 5, 1), Regime::BestEffort).is_empty(), "twice the lag is enough");
+    assert!(messages(&gcra(1, 5, 1), Regime::BestEffort).is_empty(), "a period of twice the lag is enough");
     for regime in [Regime::Regional, Regime::Share, Regime::Strict] {
         assert!(messages(&short, regime).is_empty(), "{regime}");
     }
     let window = Limit::sliding_window(10, Duration::from_mins(1)).expect("in range");
-    assert!(messages(&window, Regime::BestEffort)[0].contains("gcra is the better choice"));
+    assert!(messages(&window, Regime::BestEffort)[0].contains("use gcra, which over-admits once"));
 }
 
 #[test]
@@ -217,7 +224,11 @@ fn a_grant_is_taken_to_last_as_long_as_an_origin_lets_it() {
     // Two grants of a second with their clock drift, the lapse margin, and the lag between
     // origins.
     assert_eq!(lag_us(CROSS_REGION_LIFE_US_MAX), 2 * 1_062_500 + 300_000 + 500_000);
-    assert_eq!(lag_us(u64::MAX), lag_us(CROSS_REGION_LIFE_US_MAX), "whoever says more");
+    assert_eq!(
+        lag_us(u64::MAX),
+        lag_us(CROSS_REGION_LIFE_US_MAX),
+        "`grant_life_us` is capped at `CROSS_REGION_LIFE_US_MAX`"
+    );
 }
 
 /// All inputs of a bound.

@@ -81,13 +81,13 @@ mod tests {
         demand.catch_up(10, 100_000);
         assert_eq!(demand.within(US_PER_SECOND), 100);
         demand.catch_up(1, 100_000);
-        assert_eq!(demand.within(US_PER_SECOND), 100, "and is no less busy for who asks next");
+        assert_eq!(demand.within(US_PER_SECOND), 100, "a later small demand does not lower the estimate");
     }
 
     #[test]
     fn measured_demand_predicts_the_time_to_use_units() {
         let mut demand = Demand::default();
-        assert_eq!(demand.time_for_us(1), u64::MAX, "what nobody asks for is never used up");
+        assert_eq!(demand.time_for_us(1), u64::MAX, "units without demand are never used up");
         for _ in 0..60 {
             demand.measure(100, 100_000, false);
         }
@@ -101,12 +101,24 @@ mod tests {
             demand.measure(100, 100_000, false);
         }
         assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 300);
-        assert_eq!(demand.want(100_000, US_PER_SECOND, 700), 700, "or what can be spared");
-        assert_eq!(demand.want(100_000, US_PER_SECOND, 7_000), 1_062, "for a whole life, and a little more");
+        assert_eq!(
+            demand.want(100_000, US_PER_SECOND, 700),
+            700,
+            "demand wants the spare units, if they are more"
+        );
+        assert_eq!(
+            demand.want(100_000, US_PER_SECOND, 7_000),
+            1_062,
+            "the want is capped at the demand of one grant life and a margin"
+        );
         for _ in 0..40 {
             demand.measure(0, 100_000, true);
         }
-        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 300, "who is turned away is not seen");
+        assert_eq!(
+            demand.want(100_000, US_PER_SECOND, 0),
+            300,
+            "a denial hides demand, so the estimate stays"
+        );
         for _ in 0..40 {
             demand.measure(0, 100_000, false);
         }

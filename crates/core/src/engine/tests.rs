@@ -198,7 +198,7 @@ fn a_call_without_an_answer_is_repeated_ever_more_rarely() {
         bench.now_us = next_us.expect("a call is under way");
         next_us = bench.poll();
         for (call, hedge) in bench.calls() {
-            assert_eq!(call, first, "the same words");
+            assert_eq!(call, first, "a retry repeats the call unchanged");
             if !hedge {
                 gaps_ms.push((bench.now_us - sent_us) / MS);
                 sent_us = bench.now_us;
@@ -218,13 +218,13 @@ fn failed_call_is_retried_soon_with_the_same_content() {
     assert_eq!(flush.updates[0].used, 3);
     bench.now_us += MS;
     bench.engine.on_failure(bench.now(), 0, flush.sequence, CallFailure::Unanswered, &mut bench.effects);
-    assert!(bench.spend(2).is_allowed(), "what is kept is spent meanwhile");
+    assert!(bench.spend(2).is_allowed(), "the node spends its grant while the call is repeated");
     bench.poll_after(50 * MS);
     let repeats = bench.calls();
     assert!(!repeats.is_empty() && repeats.iter().all(|(call, _)| *call == flush));
     bench.reply(&flush, 0, 5);
     bench.poll_after(100 * MS);
-    assert_eq!(bench.only_call().updates[0].used, 2, "reported once it is its turn");
+    assert_eq!(bench.only_call().updates[0].used, 2, "later usage is in the next report");
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn requests_do_not_wait_for_a_stalled_origin() {
     assert!(!bench.engine.is_stalled(bench.now()));
     bench.ask(1);
     bench.poll();
-    assert_eq!(bench.only_call().checks.len(), 1, "asked again after the first answer");
+    assert_eq!(bench.only_call().checks.len(), 1, "the engine sends checks again after the first reply");
 }
 
 /// A process that did not run for a while has not read the replies that came meanwhile.
@@ -275,7 +275,11 @@ fn paused_process_does_not_mark_the_origin_as_stalled() {
     assert_eq!(bench.answers(), []);
     bench.now_us += 10 * MS;
     let third = bench.ask(1);
-    assert_eq!(bench.answers(), [(third, Resolution::Unanswered)], "but not for ever");
+    assert_eq!(
+        bench.answers(),
+        [(third, Resolution::Unanswered)],
+        "a late origin counts as stalled in the end"
+    );
     bench.reply(&call, 1, 5);
     bench.poll();
     let answered: Vec<_> = bench
@@ -302,7 +306,7 @@ fn report_without_waiting_requests_can_be_overdue() {
     while bench.calls().is_empty() {
         bench.poll_after(10 * MS);
     }
-    let wakes_us = bench.poll().expect("something to do");
+    let wakes_us = bench.poll().expect("a pending deadline");
     assert!(wakes_us <= bench.now_us + 20 * MS, "{wakes_us}");
     bench.poll_after(20 * MS);
     assert!(bench.engine.is_stalled(bench.now()));
@@ -327,11 +331,11 @@ fn one_shard_that_hangs_does_not_hide_that_all_do() {
     let now = bench.now();
     bench.engine.on_reply(now, &bench.table, 2, answered.sequence, &reply, &mut bench.effects);
     bench.poll_after(10 * MS);
-    assert!(!bench.engine.is_stalled(bench.now()), "others answer");
+    assert!(!bench.engine.is_stalled(bench.now()), "another partition answers");
     bench.poll_after(MS);
     ask_of(&mut bench, 3);
     bench.poll_after(20 * MS);
-    assert!(bench.engine.is_stalled(bench.now()), "nobody has since");
+    assert!(bench.engine.is_stalled(bench.now()), "no partition has answered since");
 }
 
 #[test]
@@ -370,7 +374,7 @@ fn each_limit_of_a_request_has_its_own_cost_and_its_own_rest() {
     assert_eq!(
         call.checks.iter().map(asked).collect::<Vec<_>>(),
         expected,
-        "only what costs the same is one"
+        "only checks of equal cost are merged"
     );
     let decided = CheckReply { passed: 1, denied_by: 1, retry_us: 7 };
     bench.reply_with(&call, vec![meter_reply(2, 7), meter_reply(0, 60)], decided);
@@ -416,7 +420,7 @@ fn remaining_counts_uncharged_units_up_to_the_burst() {
     bench.poll();
     let call = bench.only_call();
     bench.reply_with(&call, vec![MeterReply { life_us: 0, remaining: 4, ..meter_reply(5, 3) }], decided);
-    assert_eq!(bench.answers(), [(ticket, allowed(4))], "whatever is granted");
+    assert_eq!(bench.answers(), [(ticket, allowed(4))], "`remaining` is independent of the grant");
 }
 
 #[test]
@@ -464,7 +468,11 @@ fn calls_stay_within_the_size_limit_of_the_origin() {
     }
     bench.poll();
     let first = bench.only_call();
-    assert_eq!((first.check(), first.checks.len()), (Ok(()), 256), "no two that follow each other are alike");
+    assert_eq!(
+        (first.check(), first.checks.len()),
+        (Ok(()), 256),
+        "adjacent checks differ in cost, so none are merged"
+    );
     bench.reply(&first, 0, 0);
     bench.poll();
     assert_eq!(bench.only_call().checks.len(), 44);
@@ -481,7 +489,7 @@ fn due_reports_are_batched_and_every_meter_gets_a_turn() {
     for expected in [64, 64, 22] {
         bench.poll();
         let call = bench.only_call();
-        assert_eq!(call.updates.len(), expected, "those who wait too");
+        assert_eq!(call.updates.len(), expected, "waiting checks count towards the size limit");
         bench.reply(&call, 1, 5);
     }
     let mut reported = Vec::new();
@@ -539,7 +547,7 @@ fn late_reported_grants_are_counted_as_lapsed() {
         vec![MeterReply { lapsed: true, ..meter_reply(0, 0) }],
         CheckReply { passed: 0, denied_by: 0, retry_us: 0 },
     );
-    assert_eq!(bench.engine.stats().lapsed, 8, "by the origin's word");
+    assert_eq!(bench.engine.stats().lapsed, 8, "the origin reports the lapse");
 }
 
 #[test]
@@ -567,7 +575,7 @@ fn lowered_limit_gives_up_its_grant() {
     bench.poll_after(100 * MS);
     let update = &bench.only_call().updates[0];
     assert_eq!((update.keep, update.want, update.terms.version()), (0, 0, 2));
-    assert!(!bench.spend(1).is_allowed(), "nothing is spent while that is under way");
+    assert!(!bench.spend(1).is_allowed(), "the grant is not spent while the change is in flight");
 }
 
 /// Also where the last reply or the grant would decide: the flushes continue with the old limit.
@@ -659,7 +667,7 @@ fn remaining_units_are_known_and_grow_by_draining() {
     let digest = bench.meter(10, 1).digest;
     bench.ask(1);
     let before = bench.engine.fallback_state(bench.now(), 0, digest);
-    assert_eq!(before, FallbackState { processes: 1, remaining: None }, "nobody said anything yet");
+    assert_eq!(before, FallbackState { processes: 1, remaining: None }, "no reply has arrived");
     bench.poll();
     let call = bench.only_call();
     let left = MeterReply { holders: 4, ..meter_reply(2, 3) };
@@ -713,7 +721,7 @@ impl Bench {
                 return call;
             }
         }
-        panic!("nothing is said")
+        panic!("the engine sent no call")
     }
 }
 
@@ -729,25 +737,25 @@ fn refused_call_ends_its_checks_and_its_reports_are_resent() {
         let ticket = bench.ask(9);
         bench.poll();
         let call = bench.only_call();
-        let said = |call: &Call| {
+        let fields = |call: &Call| {
             let MeterUpdate { used, owed, refund, refund_of_us, .. } = call.updates[0];
             (used, owed, refund, refund_of_us)
         };
-        assert_eq!((said(&call), call.checks.len()), ((3, 2, 1, 50), 1));
+        assert_eq!((fields(&call), call.checks.len()), ((3, 2, 1, 50), 1));
         bench.refuse(&call, failure);
         assert_eq!(bench.answers(), [(ticket, Resolution::Unanswered)], "at once");
         let stats = bench.engine.stats();
         assert_eq!((stats.refused, stats.unanswered), (1, 1));
         bench.poll();
-        assert_eq!(bench.calls(), [], "not at once: what is wrong may still be");
+        assert_eq!(bench.calls(), [], "the call is repeated after a delay");
         bench.poll_after(100 * MS);
         assert!(!bench.engine.is_stalled(bench.now()));
         let again = bench.only_call();
-        assert_eq!((said(&again), again.checks.len(), again.sequence), ((3, 2, 1, 50), 0, next));
+        assert_eq!((fields(&again), again.checks.len(), again.sequence), ((3, 2, 1, 50), 0, next));
         bench.reply(&again, 0, 0);
         bench.engine.close();
         bench.poll_after(100 * MS);
-        assert!(bench.engine.is_idle(), "it is said once");
+        assert!(bench.engine.is_idle(), "usage is reported once");
     }
 }
 
@@ -799,7 +807,7 @@ fn untracked_charges_and_refunds_are_counted_as_dropped() {
     bench.poll_after(20 * MS);
     bench.reply(&call, 1, 0);
     let stats = bench.engine.stats();
-    assert_eq!((stats.returned, stats.dropped), (0, 9), "what passed for nobody is not given back");
+    assert_eq!((stats.returned, stats.dropped), (0, 9), "expired checks of a dropped meter are not refunded");
 }
 
 #[test]
@@ -811,11 +819,11 @@ fn when_too_many_wait_the_next_are_answered_at_once() {
     bench.poll();
     let call = bench.only_call();
     assert_eq!(call.checks[0].count, 3);
-    assert_eq!((bench.ask(1), bench.answers().len()), (5, 1), "those of a call under way wait too");
+    assert_eq!((bench.ask(1), bench.answers().len()), (5, 1), "checks of a call in flight count as waiting");
     bench.reply(&call, 2, 0);
     assert_eq!(bench.answers().len(), 3);
     bench.ask(1);
-    assert_eq!(bench.answers(), [], "there is room again");
+    assert_eq!(bench.answers(), [], "the queue accepts checks again");
     let stats = bench.engine.stats();
     assert_eq!((stats.crowded, stats.unanswered), (2, 2));
     bench.poll();
@@ -834,14 +842,14 @@ fn after_a_denial_grants_are_short_although_another_window_has_begun() {
         bench.now_us += later_us;
         bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
         bench.poll();
-        let (call, _) = bench.calls().pop().expect("somebody asks");
+        let (call, _) = bench.calls().pop().expect("a call with the check");
         let meter_reply = MeterReply { cell, exhausted: is_exhausted, life_us: 0, ..meter_reply(0, 0) };
         bench.reply_with(&call, vec![meter_reply], CheckReply { passed: 0, denied_by: 0, retry_us: 1 });
         call.updates[0].life_us
     };
-    assert_eq!(life_us(0, 10, true), 1_000 * MS, "nobody was denied yet");
+    assert_eq!(life_us(0, 10, true), 1_000 * MS, "no denial yet");
     assert_eq!(life_us(900 * MS, 11, false), 300 * MS, "denied in the cell before");
-    assert_eq!(life_us(2_000 * MS, 13, false), 300 * MS, "and before that");
+    assert_eq!(life_us(2_000 * MS, 13, false), 300 * MS, "denied two cells before");
     assert_eq!(life_us(2_200 * MS, 15, false), 1_000 * MS, "long ago");
 }
 
@@ -867,7 +875,7 @@ fn grants_of_several_regions_are_shorter_and_smaller_while_these_hear_of_each_ot
                 bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
             }
             bench.poll();
-            let (call, _) = bench.calls().pop().expect("somebody asks");
+            let (call, _) = bench.calls().pop().expect("a call with the check");
             update = Some((call.updates[0].life_us, call.updates[0].want));
             let meter_reply = MeterReply { life_us: 0, ..meter_reply(0, 0) };
             bench.reply_with(&call, vec![meter_reply], CheckReply { passed: 20, denied_by: 0, retry_us: 0 });
@@ -879,7 +887,7 @@ fn grants_of_several_regions_are_shorter_and_smaller_while_these_hear_of_each_ot
     let (shorter_us, less) = asked_for(true, 250 * MS);
     assert_eq!(shorter_us, 250 * MS);
     assert!(0 < less && less < want, "{less} of {want}");
-    assert_eq!(asked_for(false, 250 * MS), (life_us, want), "those of one region are as they were");
+    assert_eq!(asked_for(false, 250 * MS), (life_us, want), "a limit of one region keeps its grant life");
 }
 
 #[test]
@@ -891,7 +899,10 @@ fn grants_are_short_after_a_denial_despite_a_small_grant() {
     let exhausted = MeterReply { exhausted: true, ..meter_reply(1, 0) };
     bench.reply_with(&call, vec![exhausted], CheckReply { passed: 1, denied_by: 0, retry_us: 0 });
     assert!(bench.spend(1).is_allowed());
-    assert!(matches!(bench.spend(1).retry(), Some(Retry::After(_))), "by what the origin said");
+    assert!(
+        matches!(bench.spend(1).retry(), Some(Retry::After(_))),
+        "the reply marks the meter as exhausted"
+    );
     bench.poll_after(100 * MS);
     assert_eq!(bench.only_call().updates[0].life_us, 300 * MS);
 }

@@ -111,7 +111,7 @@ pub struct CallReply {
 
 /// The reply of an origin on one meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each says something of its own, and all travel as flags")]
+#[expect(clippy::struct_excessive_bools, reason = "each flag is independent, and all are encoded as bits")]
 pub struct MeterReply {
     /// The node's whole grant from now on, in units, not an increment.
     pub grant: u64,

@@ -83,14 +83,19 @@ pub enum CallError {
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Outdated { sequence } => write!(f, "sequence: call {sequence} of this lane came first"),
-            Self::NoSuchMeter { meter } => write!(f, "asks: there is no meter {meter} in this call"),
-            Self::Twice { meter } => write!(f, "updates: meter {meter} is in this call twice"),
-            Self::ChargedTwice { meter } => write!(f, "asks: meter {meter} is in one of them twice"),
-            Self::TooMany { given } => {
-                write!(f, "updates and asks: {given} is above {UPDATES_PER_CALL_MAX}")
+            Self::Outdated { sequence } => write!(
+                f,
+                "sequence: the call is older than call {sequence}, which this session has already applied"
+            ),
+            Self::NoSuchMeter { meter } => {
+                write!(f, "checks: a check refers to meter {meter}, which is not in this call")
             }
-            Self::Sequence { given } => write!(f, "sequence: {given} is above {SEQUENCE_MAX}"),
+            Self::Twice { meter } => write!(f, "updates: meter {meter} occurs twice in this call"),
+            Self::ChargedTwice { meter } => write!(f, "checks: one check charges meter {meter} twice"),
+            Self::TooMany { given } => {
+                write!(f, "updates and checks: {given} is outside 0 to {UPDATES_PER_CALL_MAX}")
+            }
+            Self::Sequence { given } => write!(f, "sequence: {given} is outside 0 to {SEQUENCE_MAX}"),
         }
     }
 }

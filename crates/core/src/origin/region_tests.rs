@@ -167,7 +167,11 @@ fn component_is_published_above_the_threshold_and_then_always() {
     assert_eq!(drained(&here.gather(START)), (3, 0, 3));
     let before = here.partition.connectivity_and_stamp().1;
     here.ask(START, 1);
-    assert_eq!(here.partition.connectivity_and_stamp().1, before + 1, "each is worth a word now");
+    assert_eq!(
+        here.partition.connectivity_and_stamp().1,
+        before + 1,
+        "every later charge makes the meter dirty"
+    );
     assert_eq!(drained(&here.gather(START + SECOND / 5)), (4, 0, 2), "two have drained");
 }
 
@@ -180,9 +184,13 @@ fn an_import_is_charged_once_and_opens_a_meter() {
     assert_eq!(there.merge(START, 1, answer.clone()), MergeReply { charged: 4, stale: 0, now_us: START });
     assert_eq!(there.merge(START, 1, answer), MergeReply { charged: 0, stale: 1, now_us: START });
     assert_eq!(there.ask(START, 99), 6);
-    assert_eq!(drained(&there.gather(START)), (6, 0, 6), "and nothing of what was imported");
+    assert_eq!(drained(&there.gather(START)), (6, 0, 6), "imported usage is not published as own");
     there.ask(START + SECOND, 1);
-    assert_eq!(there.gather(START + SECOND).len(), 1, "one is told, below the threshold");
+    assert_eq!(
+        there.gather(START + SECOND).len(),
+        1,
+        "a published meter stays published below the threshold"
+    );
 }
 
 #[test]
@@ -217,26 +225,22 @@ fn undrained_refund_is_applied_in_every_region() {
 fn isolated_region_spends_its_share_and_publishes_its_level() {
     let (mut here, mut there) = (Region::new(ten(Lapse::Counted)), Region::whole(ten(Lapse::Counted), START));
     let (answer, decided) = here.apply_call(START, |update| update.want = 9, 9);
-    assert_eq!((decided.passed, answer.grant, answer.is_global), (5, 0, false), "nobody was ever heard of");
-    assert_eq!(here.gather(START), [], "what is spent of a part is nobody's business");
+    assert_eq!((decided.passed, answer.grant, answer.is_global), (5, 0, false), "no peer has been heard yet");
+    assert_eq!(here.gather(START), [], "an isolated region does not publish its share usage");
     here.hear_of(START, SECOND);
     let (answer, decided) = here.apply_call(START, |_| {}, 99);
-    assert_eq!(
-        (decided.passed, answer.is_global),
-        (0, false),
-        "others may have spent their parts, and have not told yet"
-    );
-    assert_eq!(drained(&here.gather(START)), (5, 0, 5), "but they are told at once");
+    assert_eq!((decided.passed, answer.is_global), (0, false), "share usage of the peers has not arrived");
+    assert_eq!(drained(&here.gather(START)), (5, 0, 5), "the share usage is published at once");
     let later = START + SECOND / 2;
-    assert!(!here.apply_call(later, |_| {}, 0).0.is_global, "nothing has come, however long that takes");
+    assert!(!here.apply_call(later, |_| {}, 0).0.is_global, "the region settles until the peers report");
     here.hear(later, SECOND / 2);
     let (answer, decided) = here.apply_call(later, |_| {}, 99);
-    assert_eq!((decided.passed, answer.is_global), (7, true), "five, of which half of five have drained");
+    assert_eq!((decided.passed, answer.is_global), (7, true), "five were spent, and half have drained");
     let answer = here.gather(later);
-    assert_eq!(drained(&answer), (12, 0, 10), "five of the part and seven of the whole");
+    assert_eq!(drained(&answer), (12, 0, 10), "five from the regional share and seven from the limit");
     there.merge(later, 1, answer);
     assert_eq!(there.ask(later, 9), 0);
-    assert_eq!(here.ask(START + SECOND, 99), 2, "the others were not heard of since");
+    assert_eq!(here.ask(START + SECOND, 99), 2, "the peers have timed out");
 }
 
 #[test]
@@ -251,19 +255,23 @@ fn share_usage_is_published_without_further_requests() {
         ..round(connected_for_us, later)
     };
     let apart = here.round(later, &round(0, 0));
-    assert!(!apart.includes_isolated, "nothing is told of it");
+    assert!(!apart.includes_isolated, "an isolated region publishes no share usage");
     assert_eq!((apart.components, apart.more, here.partition.isolated_meters().count()), (vec![], false, 1));
     let first = here.round(later, &round(SECOND, 0));
     assert_eq!(
         (first.components, first.more, first.includes_isolated),
         (vec![], true, true),
-        "there is more to tell"
+        "more components are left to publish"
     );
     let second = here.round(later, &round(SECOND, first.upto));
     assert_eq!((drained(&second.components), second.more), ((3, 0, 3), false), "one has drained");
-    assert_eq!(here.ask(later, 99), 2, "of the part");
+    assert_eq!(here.ask(later, 99), 2, "the regional share decides");
     here.hear(later, SECOND);
-    assert_eq!(here.ask(later + SECOND / 2, 99), 7, "of the whole, with what has drained of the part");
+    assert_eq!(
+        here.ask(later + SECOND / 2, 99),
+        7,
+        "the whole limit decides, less the undrained share usage"
+    );
     assert_eq!(here.partition.isolated_meters().count(), 0);
 }
 
@@ -296,11 +304,11 @@ fn regional_share_counts_its_part_of_the_global_usage() {
     let mut here = Region::new(ten(Lapse::Counted));
     here.hear(START, 1);
     assert_eq!(here.ask(START, 8), 8);
-    assert_eq!(here.ask(START + 1, 99), 1, "half of eight are four of five");
+    assert_eq!(here.ask(START + 1, 99), 1, "the share counts half of eight: one of five is left");
     here.hear_of(START + 1, SECOND);
     let later = START + 1 + SECOND / 2;
     here.hear(later, SECOND);
-    assert_eq!(here.ask(later, 99), 3, "nine, of which the part has paid two and a half");
+    assert_eq!(here.ask(later, 99), 3, "nine were spent, and two and a half have drained");
 }
 
 #[test]
@@ -312,7 +320,7 @@ fn new_replicator_does_not_shorten_the_connected_time() {
     here.hear(START + 1, 0);
     here.round(START + 1, &round(0, 0));
     assert!(is_connected(&mut here, START + SECOND - 1));
-    assert!(!is_connected(&mut here, START + SECOND), "nobody was heard of since");
+    assert!(!is_connected(&mut here, START + SECOND), "no peer has been heard since");
 }
 
 #[test]
@@ -322,12 +330,18 @@ fn connected_region_stays_connected_only_by_settled_rounds() {
     here.hear(START, SECOND);
     here.hear_of(START + SECOND / 2, SECOND);
     assert!(is_connected(&mut here, START + SECOND - 1));
-    assert!(!is_connected(&mut here, START + SECOND), "somebody is on its part, and tells nothing of it");
+    assert!(
+        !is_connected(&mut here, START + SECOND),
+        "a peer is isolated and has not published its share usage"
+    );
     here.hear_of(START + SECOND, SECOND);
     assert!(!is_connected(&mut here, START + SECOND));
     here.hear(START + SECOND, SECOND / 2);
     assert!(is_connected(&mut here, START + SECOND));
-    assert!(!is_connected(&mut here, START + SECOND + SECOND / 2), "that all were heard of lasts longer");
+    assert!(
+        !is_connected(&mut here, START + SECOND + SECOND / 2),
+        "only settled rounds extend the connected time"
+    );
 }
 
 #[test]
@@ -347,7 +361,7 @@ fn clock_set_back_does_not_extend_connectivity() {
     here.round(back, &round(SECOND, START));
     assert!(
         here.apply_call(back + SECOND / 2, |_| {}, 0).0.is_global,
-        "and it is no reason not to believe it"
+        "a clock that was set back does not invalidate the round"
     );
 }
 
@@ -385,10 +399,10 @@ fn window_component_is_published_by_cells() {
     assert_eq!(
         there.merge(later, 1, first),
         MergeReply { charged: 0, stale: 1, now_us: later },
-        "the cell before"
+        "a component of the previous cell is stale"
     );
     assert_eq!(there.merge(later, 1, second).stale, 1);
-    assert_eq!(there.ask(later, 99), 5, "three, and half of four");
+    assert_eq!(there.ask(later, 99), 5, "three, and half of the previous four");
 }
 
 #[test]
@@ -401,7 +415,11 @@ fn lost_writes_begin_another_incarnation_and_a_limit_that_must_hold_is_full_ever
         here.ask(START + 1, 1);
         let answer = here.gather(START + 1);
         assert_eq!(drained(&answer).0, charged);
-        assert_eq!(there.merge(START + 1, 1, answer).charged, charged, "beside the three of before");
+        assert_eq!(
+            there.merge(START + 1, 1, answer).charged,
+            charged,
+            "the new incarnation adds to the three of the old one"
+        );
         assert_eq!(there.meter().seen().count(), 2);
     }
 }
@@ -415,7 +433,11 @@ fn after_lost_writes_usage_of_peers_is_not_published_back() {
     here.ask(START, 0);
     here.store.boot = 2;
     here.ask(START + 1, 1);
-    assert_eq!(drained(&here.gather(START + 1)).0, 10, "a burst, of the sixty that are owed here");
+    assert_eq!(
+        drained(&here.gather(START + 1)).0,
+        10,
+        "the loss is published as one burst, not as the sixty of the peer"
+    );
 
     let mut here = Region::whole(window_of_ten(), START);
     let totals = ComponentTotals::Cells { cell: START / SECOND, current: 60, previous: 0 };
@@ -466,9 +488,13 @@ fn dirty_meters_are_paged_trimmed_and_resent_after_a_loss() {
     assert_eq!((names(&second.components), second.more), (vec![2, 3, 4], false));
     assert_eq!(names(&call.round(START, &round(0, 0, 9)).components), [2, 3, 4], "trimmed");
     let again = call.round(START, &round(second.upto + 1, second.upto + 1, 9));
-    assert_eq!((names(&again.components), again.upto), (vec![2, 3, 4], second.upto), "of another life");
+    assert_eq!(
+        (names(&again.components), again.upto),
+        (vec![2, 3, 4], second.upto),
+        "a cursor of another incarnation reads from the start"
+    );
     call.round(START + 2 * DIRTY_RETENTION_US, &round(0, 0, 9));
-    assert_eq!(call.partition.dirty_meters().count(), 0, "kept for a while only");
+    assert_eq!(call.partition.dirty_meters().count(), 0, "dirty marks expire");
 }
 
 proptest! {
@@ -742,7 +768,7 @@ fn usage_of_peers_is_never_published_as_own_after_a_loss() {
         there.merge(START, 1, here.gather(START));
         assert_eq!(there.ask(START, 1), 1);
         let mut answer = there.gather(START).into_iter();
-        let own = match answer.find(|component| *component.key == *KEY).expect("told").totals {
+        let own = match answer.find(|component| *component.key == *KEY).expect("a component").totals {
             ComponentTotals::Drained { charged, level, .. } => (charged, level),
             ComponentTotals::Cells { current, previous, .. } => (current, previous + 1),
         };
@@ -757,13 +783,13 @@ fn lost_writes_are_published_under_a_new_incarnation() {
     let before = here.gather(START);
     here.store.boot = 2;
     let later = START + SECOND / 2;
-    assert_eq!(here.ask(later, 1), 0, "it counts as full");
+    assert_eq!(here.ask(later, 1), 0, "the meter counts as full after the loss");
     let answer = here.gather(later);
     assert_eq!(drained(&answer), (10, 0, 10));
     assert!(answer[0].incarnation > before[0].incarnation);
     let much_later = later + 20 * SECOND;
     here.ask(much_later, 3);
-    assert_eq!(drained(&here.gather(much_later)), (13, 0, 3), "what was assumed is paid off");
+    assert_eq!(drained(&here.gather(much_later)), (13, 0, 3), "the assumed usage has drained");
 }
 
 #[test]
@@ -771,8 +797,8 @@ fn a_clock_that_is_set_back_after_a_loss_closes_nothing_for_longer() {
     let mut here = that_lost_writes(ten(Lapse::Counted), START);
     let set_back = START - 3_600 * SECOND;
     here.hear(set_back, CONNECTED_US_MAX);
-    assert_eq!(here.ask(set_back, 1), 0, "as if it was lost just now");
-    assert_eq!(here.ask(set_back + SECOND / 2, 99), 5, "and what is assumed drains");
+    assert_eq!(here.ask(set_back, 1), 0, "the loss counts from the present time");
+    assert_eq!(here.ask(set_back + SECOND / 2, 99), 5, "the assumed usage drains");
     let later = set_back + 2 * SECOND;
     here.apply_call(later, |update| update.key = b"new".as_slice().into(), 0);
     assert_eq!(here.apply_call(later, |update| update.key = b"new".as_slice().into(), 99).1.passed, 10);
@@ -793,7 +819,7 @@ fn a_region_knows_its_own_part_whichever_version_others_know() {
     large.ask(START, 1);
     small.merge(START, 1, large.gather(START));
     let apart = START + 2 * CONNECTED_US_MAX;
-    assert_eq!(small.ask(apart, 99), 1, "its own part, by the version that is known here");
+    assert_eq!(small.ask(apart, 99), 1, "the regional share of the version in force here");
 }
 
 #[test]
@@ -806,5 +832,8 @@ fn a_clock_that_runs_slow_keeps_no_region_from_settling() {
     }
     let now = START + 5 * SECOND;
     here.round(now, &RoundRequest { settled: false, ..round(SECOND, now + SECOND) });
-    assert!(!here.apply_call(now, |_| {}, 0).0.is_global, "one that was set back begins anew");
+    assert!(
+        !here.apply_call(now, |_| {}, 0).0.is_global,
+        "after the clock is set back the region settles again"
+    );
 }

@@ -193,11 +193,7 @@ async fn greet<S: Stream + 'static>(
         }
         Ok(known) => known,
     };
-    tracing::debug!(
-        peer = hello.from,
-        incarnation = hello.incarnation,
-        "the replicator of a region connected"
-    );
+    tracing::debug!(peer = hello.from, incarnation = hello.incarnation, "the replicator of a peer connected");
     shared.note_agreement(place, hello.agreement);
     let welcome = Welcome {
         region: shared.region.clone(),
@@ -240,7 +236,7 @@ impl PeerConnection {
     /// long or invalid. An invalid frame is refused.
     async fn next(&mut self, shared: &Shared) -> Option<PeerMessage> {
         let reading = read(&mut self.stream, FRAME_BYTES_MAX);
-        let (peer_message, bytes) = match within("a word", IDLE_TIME_MAX, reading).await {
+        let (peer_message, bytes) = match within("the next frame of the peer", IDLE_TIME_MAX, reading).await {
             Ok((Frame::Batch(batch), bytes)) => (PeerMessage::Batch(batch), bytes),
             Ok((Frame::Forward(forward, until_us), bytes)) => (PeerMessage::Check(forward, until_us), bytes),
             Ok(_) | Err(ConnectionError::Wire(_) | ConnectionError::TooLong(_)) => {
@@ -264,7 +260,7 @@ impl PeerConnection {
                 Err(refusal) => return self.turn_away(shared, refusal).await,
             };
             let Ok(sent) =
-                within("an answer", IDLE_TIME_MAX, write(&mut self.stream, &Frame::Ack(ack))).await
+                within("the reply to a peer", IDLE_TIME_MAX, write(&mut self.stream, &Frame::Ack(ack))).await
             else {
                 return;
             };
@@ -320,6 +316,7 @@ impl PeerConnection {
         if refusal == Refusal::Nonsense {
             shared.count(self.place, |counts| counts.refused += 1);
         }
-        let _ = within("an answer", GREETING_TIME_MAX, refuse::<()>(&mut self.stream, refusal)).await;
+        let _ =
+            within("the reply to a peer", GREETING_TIME_MAX, refuse::<()>(&mut self.stream, refusal)).await;
     }
 }

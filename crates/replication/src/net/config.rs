@@ -165,7 +165,8 @@ pub(super) fn check(config: ReplicatorConfig) -> Result<ValidConfig, ReplicatorE
     check_addresses(&config, &mut problems);
     if !(PEER_TIMEOUT_MIN..=PEER_TIMEOUT_MAX).contains(&config.peer_timeout) {
         let given = config.peer_timeout;
-        problems.push(format!("peer_timeout: {given:?} is not {PEER_TIMEOUT_MIN:?} to {PEER_TIMEOUT_MAX:?}"));
+        problems
+            .push(format!("peer_timeout: {given:?} is outside {PEER_TIMEOUT_MIN:?} to {PEER_TIMEOUT_MAX:?}"));
     }
     let tls =
         config.certificates.as_ref().map(|certificates| Tls::new(&config.region, certificates)).transpose();
@@ -202,21 +203,21 @@ fn agreement(config: &ReplicatorConfig, peer_timeout_us: u64) -> u64 {
 
 fn check_names(config: &ReplicatorConfig, problems: &mut Vec<String>) {
     if !(1..=PEERS_MAX).contains(&config.peers.len()) {
-        problems.push(format!("peers: {} is not 1 to {PEERS_MAX}", config.peers.len()));
+        problems.push(format!("peers: {} is outside 1 to {PEERS_MAX}", config.peers.len()));
     }
     let own = ("region", &config.region);
     let named = config.peers.iter().map(|peer| ("peers", &peer.region));
     let mut seen = Vec::new();
     for (setting, name) in std::iter::once(own).chain(named) {
         if !is_region_name(name) {
-            let allowed = "a-z, 0-9 and -, with none of the latter at its ends";
+            let allowed = "the characters a-z, 0-9 and -, without - at either end";
             problems.push(format!("{setting}: {name:?} is not 1 to {NAME_BYTES_MAX} of {allowed}"));
         }
         // Regions are identified by this id, so two names with the same hash are a duplicate as
         // well.
         let id = region_id(name);
         if seen.contains(&id) {
-            problems.push(format!("{setting}: {name:?} is there twice"));
+            problems.push(format!("{setting}: {name:?} is given twice"));
         }
         seen.push(id);
     }
@@ -226,14 +227,15 @@ fn check_addresses(config: &ReplicatorConfig, problems: &mut Vec<String>) {
     let is_plain = config.certificates.is_none();
     if is_plain && !config.listen.ip().is_loopback() {
         problems.push(format!(
-            "peer_listen: {} is open to other machines: that takes certificates",
+            "peer_listen: {} is open to other machines: set `peer_cert`, `peer_key` and `peer_ca`",
             config.listen
         ));
     }
     for peer in &config.peers {
         if !(1..=ADDRESSES_MAX).contains(&peer.addresses.len()) {
             let given = peer.addresses.len();
-            problems.push(format!("peers: {}: {given} is not 1 to {ADDRESSES_MAX} addresses", peer.region));
+            problems
+                .push(format!("peers: {}: {given} addresses is outside 1 to {ADDRESSES_MAX}", peer.region));
         }
         for address in &peer.addresses {
             if let Some(problem) = address_problem(address, is_plain) {
@@ -250,7 +252,7 @@ fn address_problem(address: &str, is_plain: bool) -> Option<&'static str> {
     }
     let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     let is_far = ip.is_ok_and(|ip| !ip.is_loopback());
-    (is_plain && is_far).then_some("is on another machine: that takes certificates")
+    (is_plain && is_far).then_some("is on another machine: set `peer_cert`, `peer_key` and `peer_ca`")
 }
 
 #[cfg(test)]
@@ -292,16 +294,16 @@ mod tests {
         wrong.listen = "0.0.0.0:7000".parse().unwrap();
         let problems = problems(wrong);
         for part in [
-            "peers: \"us\" is there twice",
-            "peers: \"eu\" is there twice",
+            "peers: \"us\" is given twice",
+            "peers: \"eu\" is given twice",
             "peers: \"Ünï\" is not 1 to 63",
             "peer_listen: 0.0.0.0:7000 is open to other machines",
             "us: \"10.0.0.1:7000\": is on another machine",
             "us: \"us.example\": is not host:port",
-            "us: 0 is not 1 to 16 addresses",
+            "us: 0 addresses is outside 1 to 16",
             "eu: \"[2001:db8::1]:7000\": is on another machine",
             "Ünï: \"localhost:0\": is not host:port",
-            "peer_timeout: 1.999s is not 2s to 60s",
+            "peer_timeout: 1.999s is outside 2s to 60s",
         ] {
             assert!(problems.iter().any(|problem| problem.contains(part)), "{part} in {problems:#?}");
         }
@@ -310,6 +312,6 @@ mod tests {
 
     #[test]
     fn a_region_alone_needs_no_replicator() {
-        assert_eq!(problems(config(&[])), ["peers: 0 is not 1 to 15"]);
+        assert_eq!(problems(config(&[])), ["peers: 0 is outside 1 to 15"]);
     }
 }

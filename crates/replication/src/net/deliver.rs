@@ -132,11 +132,11 @@ impl DeliveryLog {
 
 impl SeenDeliveries {
     /// Records a delivery. Returns whether it is new, as far as the log remembers.
-    fn begin(&mut self, what: (SenderId, u64)) -> bool {
-        if !self.all.insert(what) {
+    fn begin(&mut self, delivery: (SenderId, u64)) -> bool {
+        if !self.all.insert(delivery) {
             return false;
         }
-        self.order.push_back(what);
+        self.order.push_back(delivery);
         if self.order.len() > DELIVERIES_SEEN_MAX
             && let Some(oldest) = self.order.pop_front()
         {
@@ -147,10 +147,10 @@ impl SeenDeliveries {
 
     /// Removes a delivery from the set and from the order. A leftover entry in the order would
     /// evict its retry too early.
-    fn forget(&mut self, what: (SenderId, u64)) {
-        self.all.remove(&what);
+    fn forget(&mut self, delivery: (SenderId, u64)) {
+        self.all.remove(&delivery);
         // It came of late.
-        if let Some(at) = self.order.iter().rposition(|known| *known == what) {
+        if let Some(at) = self.order.iter().rposition(|known| *known == delivery) {
             self.order.remove(at);
         }
     }
@@ -170,10 +170,16 @@ mod tests {
         let mut remembered = SeenDeliveries::default();
         let most = DELIVERIES_SEEN_MAX as u64;
         assert!((0..most).all(|id| remembered.begin((of(1), id))));
-        assert!(!remembered.begin((of(1), 0)) && remembered.begin((of(2), 0)), "by who told it");
+        assert!(
+            !remembered.begin((of(1), 0)) && remembered.begin((of(2), 0)),
+            "deliveries are identified by their sender"
+        );
         let elsewhere = SenderId { place: 1, ..of(1) };
-        assert!(remembered.begin((elsewhere, DELIVERIES_SEEN_MAX as u64 - 1)), "and of which region that is");
-        assert!(remembered.begin((of(1), 0)), "the oldest made room");
+        assert!(
+            remembered.begin((elsewhere, DELIVERIES_SEEN_MAX as u64 - 1)),
+            "deliveries are identified by the region of their sender"
+        );
+        assert!(remembered.begin((of(1), 0)), "the oldest delivery was evicted");
         assert_eq!(
             (remembered.all.len(), remembered.order.len()),
             (DELIVERIES_SEEN_MAX, DELIVERIES_SEEN_MAX)
@@ -186,10 +192,10 @@ mod tests {
         assert!(remembered.begin((of(1), 7)));
         remembered.forget((of(1), 7));
         assert!((0..1_000).all(|id| remembered.begin((of(2), id))));
-        assert!(remembered.begin((of(1), 7)), "told again");
+        assert!(remembered.begin((of(1), 7)), "a forgotten delivery is accepted again");
         let rest = DELIVERIES_SEEN_MAX as u64 - 1;
         assert!((0..rest).all(|id| remembered.begin((of(3), id))));
-        assert!(!remembered.begin((of(1), 7)), "nothing is older than what is the oldest");
-        assert!(remembered.begin((of(4), 0)) && remembered.begin((of(1), 7)), "and then it is its turn");
+        assert!(!remembered.begin((of(1), 7)), "the repeated delivery counts as new and is not evicted yet");
+        assert!(remembered.begin((of(4), 0)) && remembered.begin((of(1), 7)), "the next delivery evicts it");
     }
 }

@@ -220,14 +220,14 @@ impl<'a> ForwardConnection<'a> {
                 },
                 _ = looks.tick() => {
                     if self.is_idle() {
-                        return Err(ConnectionError::Late("an answer"));
+                        return Err(ConnectionError::Late("the decision of a forwarded check"));
                     }
                     (ForwardRequest { id: 0, act: ForwardAction::Decide, checks: Vec::new() }, u64::MAX)
                 }
             };
             let frame = Frame::Forward(forward, until_us);
             let writing = write(&mut writer, &frame);
-            let sent = within("a question", IDLE_TIME_MAX, writing).await?;
+            let sent = within("a forwarded check", IDLE_TIME_MAX, writing).await?;
             self.shared.count(self.place, |counts| counts.bytes_sent += sent);
         }
     }
@@ -291,13 +291,13 @@ pub(super) async fn answer(
     let asker = SenderId { place, incarnation };
     let (mut reader, mut writer) = split(stream);
     let (takes, checks) = mpsc::channel(ANSWERS_AT_ONCE);
-    let (says, mut said) = mpsc::channel(ANSWERS_AT_ONCE);
+    let (decided, mut decisions) = mpsc::channel(ANSWERS_AT_ONCE);
     // There is room for one.
     let _ = takes.try_send(first);
     let reading = async {
         loop {
             let reading = read(&mut reader, FRAME_BYTES_MAX);
-            let (frame, bytes) = within("a question", IDLE_TIME_MAX, reading).await?;
+            let (frame, bytes) = within("a forwarded check", IDLE_TIME_MAX, reading).await?;
             shared.count(place, |counts| counts.bytes_received += bytes);
             let Frame::Forward(forward, until_us) = frame else { return Err(ConnectionError::Unexpected) };
             if takes.send((forward, until_us)).await.is_err() {
@@ -307,17 +307,17 @@ pub(super) async fn answer(
     };
     let checks = stream::unfold(checks, async |mut checks| Some((checks.recv().await?, checks)));
     let deciding = checks.for_each_concurrent(ANSWERS_AT_ONCE, |(forward, until_us)| {
-        let says = says.clone();
+        let decided = decided.clone();
         async move {
             // This fails only after the writer has ended.
-            let _ = says.send(decide(shared, asker, forward, until_us).await).await;
+            let _ = decided.send(decide(shared, asker, forward, until_us).await).await;
         }
     });
     let writing = async {
-        while let Some(forwarded) = said.recv().await {
+        while let Some(forwarded) = decisions.recv().await {
             let frame = Frame::Forwarded(forwarded, shared.now_us());
             let writing = write(&mut writer, &frame);
-            let sent = within("an answer", IDLE_TIME_MAX, writing).await?;
+            let sent = within("the decision of a forwarded check", IDLE_TIME_MAX, writing).await?;
             shared.count(place, |counts| counts.bytes_sent += sent);
         }
         Ok(())

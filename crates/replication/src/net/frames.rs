@@ -44,16 +44,20 @@ impl fmt::Display for ConnectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "{error}"),
-            Self::Late(what) => write!(f, "{what} took too long"),
+            Self::Late(operation) => write!(f, "timeout: {operation}"),
             Self::Wire(error) => write!(f, "{error}"),
-            Self::TooLong(given) => write!(f, "a frame of {given} bytes is too long"),
-            Self::Unexpected => f.write_str("it said something that nobody asked for"),
-            Self::WrongRegion(name) => write!(f, "it is the region {name:?}"),
-            Self::Refused(refusal) => write!(f, "refused by the other side: {refusal}"),
+            Self::TooLong(given) => write!(f, "a frame of {given} bytes is longer than allowed"),
+            Self::Unexpected => f.write_str("the peer sent an unexpected frame"),
+            Self::WrongRegion(name) => {
+                write!(f, "the peer is region {name:?}: correct its configured address")
+            }
+            Self::Refused(refusal) => write!(f, "the peer refused the connection: {refusal}"),
             Self::Turned(refusal) => write!(f, "{refusal}"),
-            Self::Plain => f.write_str("it is on another machine: that takes certificates"),
-            Self::NoAddress => f.write_str("its name leads nowhere"),
-            Self::Crowded => f.write_str("there are too many of them"),
+            Self::Plain => {
+                f.write_str("the peer is on another machine: set `peer_cert`, `peer_key` and `peer_ca`")
+            }
+            Self::NoAddress => f.write_str("the host name of the peer has no address"),
+            Self::Crowded => f.write_str("newer connections have taken the slot of this connection"),
         }
     }
 }
@@ -72,11 +76,11 @@ impl From<WireError> for ConnectionError {
 
 /// Runs a future with a timeout.
 pub(super) async fn within<T>(
-    what: &'static str,
+    operation: &'static str,
     time_max: Duration,
     doing: impl Future<Output = Result<T, ConnectionError>>,
 ) -> Result<T, ConnectionError> {
-    timeout(time_max, doing).await.unwrap_or(Err(ConnectionError::Late(what)))
+    timeout(time_max, doing).await.unwrap_or(Err(ConnectionError::Late(operation)))
 }
 
 /// Writes a frame; how many bytes that were.

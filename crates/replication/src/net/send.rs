@@ -65,14 +65,14 @@ pub(super) struct PeerDialer<'a> {
     backoff: Backoff,
     /// Whether the last connection got an acknowledgement. True before the first connection.
     was_good: bool,
-    said: String,
+    last_cause: String,
 }
 
 impl<'a> PeerDialer<'a> {
     pub(super) fn new(shared: &'a Shared, place: usize) -> Self {
         let backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX, shared.seed.wrapping_add(place as u64));
         let turn = first_turn(shared.seed, place);
-        Self { shared, place, turn, backoff, was_good: true, said: String::new() }
+        Self { shared, place, turn, backoff, was_good: true, last_cause: String::new() }
     }
 
     /// Connects to any node of the peer, or to its replicator only. Returns the stream and the
@@ -87,7 +87,7 @@ impl<'a> PeerDialer<'a> {
                 while let Some((turn, answer)) = tries.next().await {
                     match answer {
                         Ok(found) => return Some((turn, found)),
-                        Err(broken) => note(self.shared, self.place, &broken, &mut self.said),
+                        Err(broken) => note(self.shared, self.place, &broken, &mut self.last_cause),
                     }
                 }
                 None
@@ -109,14 +109,14 @@ impl<'a> PeerDialer<'a> {
         self.was_good = was_good;
         if was_good {
             self.backoff.succeed();
-            self.said.clear();
+            self.last_cause.clear();
         } else {
             self.turn += 1;
         }
         match ended {
             Ok(()) => BACKOFF_MIN,
             Err(broken) => {
-                note(self.shared, self.place, &broken, &mut self.said);
+                note(self.shared, self.place, &broken, &mut self.last_cause);
                 self.backoff.after_failure()
             }
         }
@@ -161,7 +161,7 @@ async fn attempt(
         }
         Ok((stream, welcome.clock_us))
     };
-    (turn, within("connecting", CONNECT_TIME_MAX, connecting).await)
+    (turn, within("the connection to the peer", CONNECT_TIME_MAX, connecting).await)
 }
 
 /// Connects to one of a peer's addresses in rotation, over TLS if configured.
@@ -175,7 +175,7 @@ async fn connect(shared: &Shared, place: usize, turn: usize) -> Result<Box<dyn S
 }
 
 /// Counts the refusal of a connection, and logs each new cause of failure.
-fn note(shared: &Shared, place: usize, broken: &ConnectionError, said: &mut String) {
+fn note(shared: &Shared, place: usize, broken: &ConnectionError, last_cause: &mut String) {
     let is_refusal = match broken {
         ConnectionError::Refused(Refusal::NotReplicator | Refusal::NotMerged | Refusal::Full)
         | ConnectionError::Late(_)
@@ -188,11 +188,11 @@ fn note(shared: &Shared, place: usize, broken: &ConnectionError, said: &mut Stri
         shared.count(place, |counts| counts.refused += 1);
     }
     // All network failures count as one cause, although their messages differ.
-    let what = if is_refusal { broken.to_string() } else { "gone".to_owned() };
-    if *said != what {
+    let cause = if is_refusal { broken.to_string() } else { "gone".to_owned() };
+    if *last_cause != cause {
         let peer = shared.peers.get(place).map_or("", |peer| &peer.name);
-        tracing::warn!(peer, "a region cannot be spoken to: {broken}");
-        *said = what;
+        tracing::warn!(peer, "cannot replicate to the peer: {broken}");
+        *last_cause = cause;
     }
 }
 
@@ -201,7 +201,7 @@ struct BatchConnection<'a> {
     shared: &'a Shared,
     place: usize,
     incarnation: u64,
-    said: Mutex<SentBatches>,
+    sent_batches: Mutex<SentBatches>,
     /// Notified when a batch awaits its acknowledgement.
     sent: Notify,
 }
@@ -217,16 +217,16 @@ struct SentBatches {
 
 impl<'a> BatchConnection<'a> {
     fn new(shared: &'a Shared, place: usize, incarnation: u64) -> Self {
-        Self { shared, place, incarnation, said: Mutex::default(), sent: Notify::new() }
+        Self { shared, place, incarnation, sent_batches: Mutex::default(), sent: Notify::new() }
     }
 
-    fn said(&self) -> MutexGuard<'_, SentBatches> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sent_batches(&self) -> MutexGuard<'_, SentBatches> {
+        self.sent_batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the peer acknowledged a batch on this connection.
     fn was_good(&self) -> bool {
-        self.said().acknowledged > 0
+        self.sent_batches().acknowledged > 0
     }
 
     /// Connects to the peer and sends batches until the connection breaks.
@@ -259,7 +259,7 @@ impl<'a> BatchConnection<'a> {
                 None => return Ok(()),
                 Some(None) => stirred.notified().await,
                 Some(Some(batch)) => {
-                    self.said().waiting.insert(batch.id, batch.components() as u64);
+                    self.sent_batches().waiting.insert(batch.id, batch.components() as u64);
                     self.sent.notify_one();
                     self.count_bytes(write(&mut writer, &Frame::Batch(batch)).await?, 0);
                 }
@@ -275,11 +275,11 @@ impl<'a> BatchConnection<'a> {
         mut reader: ReadHalf<S>,
     ) -> Result<(), ConnectionError> {
         loop {
-            while self.said().waiting.is_empty() {
+            while self.sent_batches().waiting.is_empty() {
                 self.sent.notified().await;
             }
             let reading = read(&mut reader, FRAME_BYTES_MAX);
-            let (answer, bytes) = within("a batch", ACK_TIME_MAX, reading).await?;
+            let (answer, bytes) = within("the acknowledgement of a batch", ACK_TIME_MAX, reading).await?;
             self.count_bytes(0, bytes);
             match answer {
                 Frame::Ack(ack) => self.take_in(peer, &ack)?,
@@ -291,9 +291,9 @@ impl<'a> BatchConnection<'a> {
 
     fn take_in(&self, peer: RegionId, ack: &Ack) -> Result<(), ConnectionError> {
         let components = {
-            let mut said = self.said();
-            let components = said.waiting.remove(&ack.id).ok_or(ConnectionError::Unexpected)?;
-            said.acknowledged += 1;
+            let mut sent_batches = self.sent_batches();
+            let components = sent_batches.waiting.remove(&ack.id).ok_or(ConnectionError::Unexpected)?;
+            sent_batches.acknowledged += 1;
             components
         };
         self.shared.during(self.incarnation, |rounds, now_us| rounds.acknowledged(now_us, peer, ack));
@@ -381,6 +381,6 @@ mod tests {
             begun[first_turn(seed, 0) / addresses % names] += 1;
         }
         assert!(begun.iter().all(|begun| (30..100).contains(begun)), "{begun:?}");
-        assert_eq!(first_turn(7, 1), first_turn(7, 1), "as the seed says");
+        assert_eq!(first_turn(7, 1), first_turn(7, 1), "the seed selects the first address");
     }
 }

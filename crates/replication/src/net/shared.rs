@@ -154,7 +154,7 @@ impl Shared {
         let rounds = Rounds::new(&self.rounds_config(incarnation));
         state.rounds = Some(Tenure { rounds, incarnation, until_us });
         drop(state);
-        tracing::info!(region = self.region, "this process is the region's replicator now");
+        tracing::info!(region = self.region, "this node has become the replicator of its region");
         self.tenure.send_replace(Some(incarnation));
     }
 
@@ -182,7 +182,7 @@ impl Shared {
     /// Ends the tenure: another node holds the lease, or it expired.
     pub(super) fn end(&self) {
         if self.state().rounds.take().is_some() {
-            tracing::info!(region = self.region, "this process is the region's replicator no longer");
+            tracing::info!(region = self.region, "this node is no longer the replicator of its region");
             self.tenure.send_replace(None);
         }
     }
@@ -204,7 +204,7 @@ impl Shared {
 
     /// Awaits a call to the own origin with a timeout, and counts failures.
     pub(super) async fn ask_origin<T>(&self, answer: OriginFuture<'_, T>) -> Result<T, OriginError> {
-        let late = || OriginError::Unknown(format!("no answer within {ORIGIN_TIME_MAX:?}"));
+        let late = || OriginError::Unknown(format!("the origin did not reply within {ORIGIN_TIME_MAX:?}"));
         let answer = timeout(ORIGIN_TIME_MAX, answer).await.unwrap_or_else(|_| Err(late()));
         if answer.is_err() {
             self.state().origin_failures += 1;
@@ -233,7 +233,7 @@ impl Shared {
         state.strangers += 1;
         if state.logged_us.is_none_or(|logged_us| now_us >= logged_us + LOG_EVERY_US) {
             state.logged_us = Some(now_us);
-            tracing::warn!(region = self.region, %from, "a connection of another region was refused: {why}");
+            tracing::warn!(region = self.region, %from, "refused an incoming peer connection: {why}");
         }
     }
 
@@ -243,7 +243,7 @@ impl Shared {
             tracing::warn!(
                 region = self.region,
                 oversized,
-                "what was used under long keys stays unknown to other regions"
+                "keys too long for the wire format are not replicated: peers do not count their usage"
             );
         }
     }
@@ -294,11 +294,12 @@ impl Shared {
         state.connected_since_round = is_connected.then_some(state.rounds_done);
         drop(state);
         if is_connected {
-            tracing::info!(region = self.region, "all that other regions used is known: limits are global");
+            tracing::info!(region = self.region, "connected: this region counts the usage of all regions");
         } else {
             tracing::warn!(
                 region = self.region,
-                "a region is silent, or has not told what it used of its part: global limits fall back to this region's part"
+                "isolated: a peer timed out or has not published its usage while isolated; global limits \
+                 fall back to the regional share"
             );
         }
     }
@@ -315,8 +316,8 @@ impl Shared {
             tracing::warn!(
                 region = self.region,
                 peer,
-                "a region was told of other regions, weights or silences: standing parts may be more than the whole, and keys of strict \
-                 limits that another region decides for there are refused"
+                "this peer has a different region list, weights or `peer_timeout` than this node: regional \
+                 shares may add up to more than the limit, and strict keys with different owners are refused"
             );
         }
     }
@@ -330,12 +331,16 @@ impl Shared {
             }
             let lag_ms = lag_us.unwrap_or_default() / 1_000;
             if is_late {
-                tracing::warn!(peer = peer.name, lag_ms, "a region learns late of what is used here");
+                tracing::warn!(
+                    peer = peer.name,
+                    lag_ms,
+                    "the replication lag to this peer is above the alarm threshold"
+                );
             } else {
                 tracing::info!(
                     peer = peer.name,
                     lag_ms,
-                    "a region learns in time again of what is used here"
+                    "the replication lag to this peer is below the alarm threshold again"
                 );
             }
         }

@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(lost(&places), [0]);
         drop(places.pop());
         places.push(pool.enter(address(1)));
-        assert_eq!(lost(&places), [0], "one was free");
+        assert_eq!(lost(&places), [0], "a released slot is reused");
         assert_eq!(pool.slots().slots_in_order.len(), 3);
     }
 
@@ -113,8 +113,16 @@ mod tests {
         let pool = SlotPool::new(4);
         let mut places = vec![pool.enter(address(1)), pool.enter(address(2))];
         places.extend((0..20).map(|_| pool.enter(address(3))));
-        assert_eq!(lost(&places), (2..20).collect::<Vec<_>>(), "the others were there before");
+        assert_eq!(
+            lost(&places),
+            (2..20).collect::<Vec<_>>(),
+            "connections of other addresses keep their slots"
+        );
         places.push(pool.enter(address(4)));
-        assert_eq!(lost(&places), (2..21).collect::<Vec<_>>(), "who comes after it finds a place");
+        assert_eq!(
+            lost(&places),
+            (2..21).collect::<Vec<_>>(),
+            "a later connection of another address gets a slot"
+        );
     }
 }

@@ -30,9 +30,9 @@ impl Tls {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let roots = Arc::new(roots(&certificates.authority)?);
         let chain = pem_chain("peer_cert", &certificates.chain)?;
-        let own = chain.first().ok_or("peer_cert: no certificate in it")?;
+        let own = chain.first().ok_or("peer_cert: the file contains no certificate")?;
         if !is_of(own, region) {
-            return Err(format!("peer_cert: it is not for {region}.{DOMAIN}"));
+            return Err(format!("peer_cert: the certificate is not for {region}.{DOMAIN}"));
         }
         let key =
             || PrivateKeyDer::from_pem_slice(&certificates.key).map_err(|error| format!("peer_key: {error}"));
@@ -57,8 +57,8 @@ impl Tls {
         region: &str,
         stream: TcpStream,
     ) -> io::Result<client::TlsStream<TcpStream>> {
-        let name =
-            server_name(region).ok_or_else(|| io::Error::other("no certificate can name such a region"))?;
+        let name = server_name(region)
+            .ok_or_else(|| io::Error::other("peer_cert: the region name is not a valid host name"))?;
         self.connector.connect(name, stream).await
     }
 }
@@ -117,5 +117,5 @@ fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
     for certificate in pem_chain("peer_ca", pem)? {
         roots.add(certificate).map_err(|error| format!("peer_ca: {error}"))?;
     }
-    if roots.is_empty() { Err("peer_ca: no certificate in it".to_owned()) } else { Ok(roots) }
+    if roots.is_empty() { Err("peer_ca: the file contains no certificate".to_owned()) } else { Ok(roots) }
 }

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(
             liveness.last_heard_age_us(SECOND_US),
             None,
-            "older than our clock: nobody knows by how much"
+            "the report is older than the clock: its age is unknown"
         );
         liveness.take_in(SECOND_US, &freshness(u64::MAX, 0, 0));
         assert_eq!(liveness.last_heard_age_us(3 * SECOND_US), Some(2 * SECOND_US));
@@ -188,7 +188,7 @@ mod tests {
         for (sequence, after) in [(1, 0), (4, 1), (5, 1)] {
             liveness.take_in(90_000, &of(sequence, after));
         }
-        assert_eq!(heard_us(&liveness), Some(1_000), "two are missing");
+        assert_eq!(heard_us(&liveness), Some(1_000), "batches 2 and 3 have not arrived");
         liveness.take_in(90_000, &of(2, 1));
         liveness.take_in(90_000, &of(3, 1));
         assert_eq!(heard_us(&liveness), Some(3_000));
@@ -245,18 +245,18 @@ mod tests {
         };
         let mut liveness = PeerLiveness::default();
         liveness.take_in(9_000, &of(2, 0, 2_000));
-        assert_eq!(heard_us(&liveness), None, "the first is missing");
+        assert_eq!(heard_us(&liveness), None, "batch 1 has not arrived");
         liveness.take_in(9_000, &of(1, 0, 1_000));
         assert_eq!(heard_us(&liveness), Some(1_000));
         liveness.take_in(9_000, &of(3, 0, 3_000));
-        assert_eq!(heard_us(&liveness), Some(3_000), "the second had come");
+        assert_eq!(heard_us(&liveness), Some(3_000), "batch 2 has arrived already");
         liveness.take_in(9_000, &of(5, 3, 5_000));
-        assert_eq!(heard_us(&liveness), Some(3_000), "the fourth is missing");
+        assert_eq!(heard_us(&liveness), Some(3_000), "batch 4 has not arrived");
         liveness.take_in(9_000, &of(6, 4, 6_000));
-        assert_eq!(heard_us(&liveness), Some(6_000), "the sender knows that it was merged");
+        assert_eq!(heard_us(&liveness), Some(6_000), "the sender has the acknowledgement of batch 4");
         let mut other = of(7, 0, 7_000);
         other.id.incarnation = 2;
         liveness.take_in(9_000, &other);
-        assert_eq!(heard_us(&liveness), Some(6_000), "another replicator counts its own");
+        assert_eq!(heard_us(&liveness), Some(6_000), "another replicator has its own sequence");
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn put_number(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(low_bits(number));
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "only seven bits are left")]
+#[allow(clippy::cast_possible_truncation, reason = "the mask leaves seven bits")]
 fn low_bits(number: u64) -> u8 {
     (number & 0x7f) as u8
 }
@@ -82,13 +82,13 @@ impl<'a> Reader<'a> {
     }
 
     /// A number that is at most `most`.
-    pub(super) fn bounded(&mut self, what: &'static str, most: u64) -> Result<u64, WireError> {
+    pub(super) fn bounded(&mut self, field: &'static str, most: u64) -> Result<u64, WireError> {
         let given = self.number()?;
-        if given <= most { Ok(given) } else { Err(WireError::Range { what, given, most }) }
+        if given <= most { Ok(given) } else { Err(WireError::Range { field, given, most }) }
     }
 
-    pub(super) fn text(&mut self, what: &'static str, bytes_max: usize) -> Result<&'a [u8], WireError> {
-        let len = self.bounded(what, bytes_max as u64)?;
+    pub(super) fn text(&mut self, field: &'static str, bytes_max: usize) -> Result<&'a [u8], WireError> {
+        let len = self.bounded(field, bytes_max as u64)?;
         let len = usize::try_from(len).map_err(|_| WireError::Short)?;
         let (text, rest) = self.rest.split_at_checked(len).ok_or(WireError::Short)?;
         self.rest = rest;
@@ -98,11 +98,11 @@ impl<'a> Reader<'a> {
     /// Reads a sequence of items, each of at least one byte.
     pub(super) fn many<T>(
         &mut self,
-        what: &'static str,
+        field: &'static str,
         most: usize,
         mut one: impl FnMut(&mut Self) -> Result<T, WireError>,
     ) -> Result<Vec<T>, WireError> {
-        let count = self.bounded(what, most as u64)?;
+        let count = self.bounded(field, most as u64)?;
         if count > self.rest.len() as u64 {
             return Err(WireError::Short);
         }

@@ -21,7 +21,7 @@ const ACT_ROLL_BACK: u8 = 3;
 
 /// Whether the other side would take it: a key that is too long must not cost others their
 /// connection.
-#[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only connections send questions"))]
+#[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only network connections forward checks"))]
 pub(crate) fn fits(forward: &ForwardRequest) -> bool {
     let texts = |check: &ForwardedCheck| {
         let placement = check.placement.as_ref().map_or(0, |placement| placement.len());
@@ -102,13 +102,13 @@ fn check(reader: &mut Reader<'_>) -> Result<ForwardedCheck, WireError> {
     })
 }
 
-fn text(reader: &mut Reader<'_>, what: &'static str) -> Result<String, WireError> {
-    let text = reader.text(what, TEXT_BYTES_MAX)?;
+fn text(reader: &mut Reader<'_>, field: &'static str) -> Result<String, WireError> {
+    let text = reader.text(field, TEXT_BYTES_MAX)?;
     std::str::from_utf8(text).map(str::to_owned).map_err(|_| WireError::Terms)
 }
 
-fn short(reader: &mut Reader<'_>, what: &'static str) -> Result<u32, WireError> {
-    let number = reader.bounded(what, u64::from(u32::MAX))?;
+fn short(reader: &mut Reader<'_>, field: &'static str) -> Result<u32, WireError> {
+    let number = reader.bounded(field, u64::from(u32::MAX))?;
     u32::try_from(number).map_err(|_| WireError::Number)
 }
 

@@ -128,14 +128,14 @@ const REFUSALS: [(Refusal, u8); 8] = [
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Version => "it speaks another version of the protocol",
-            Self::WrongRegion => "it looks for another region",
-            Self::UnknownRegion => "its region is none of the peers here",
-            Self::Certificate => "its certificate is not that of the region which it says it is",
-            Self::NotReplicator => "another process of the region is the replicator now",
-            Self::NotMerged => "the origin did not take the batch",
-            Self::Nonsense => "what it said makes no sense",
-            Self::Full => "as many processes of its region are connected as there may be",
+            Self::Version => "the protocol versions differ: run the same release in all regions",
+            Self::WrongRegion => "the connection is meant for another region: correct the configured address",
+            Self::UnknownRegion => "the connecting region is not a configured peer of the receiver",
+            Self::Certificate => "the certificate is not for the region that the connecting node states",
+            Self::NotReplicator => "the receiver is not the replicator of its region",
+            Self::NotMerged => "the origin of the receiver did not merge the batch",
+            Self::Nonsense => "the receiver got an invalid or unexpected frame",
+            Self::Full => "the region has reached its maximum of connections",
         })
     }
 }
@@ -158,7 +158,7 @@ pub enum WireError {
     /// A number that is too high.
     Range {
         /// Name of the number.
-        what: &'static str,
+        field: &'static str,
         /// The received value.
         given: u64,
         /// The most that may be given.
@@ -171,14 +171,16 @@ pub enum WireError {
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Short => f.write_str("the frame ends too early"),
-            Self::Long => f.write_str("the frame goes on after its end"),
-            Self::Number => f.write_str("a number of the frame is not written as numbers are"),
-            Self::Kind(kind) => write!(f, "{kind} is no kind of frame"),
-            Self::Version(given) => write!(f, "version {given} is not spoken here, {VERSION} is"),
-            Self::Name => write!(f, "the name of a region has 1 to {NAME_BYTES_MAX} of a-z, 0-9 and -"),
-            Self::Range { what, given, most } => write!(f, "{what}: {given} is above {most}"),
-            Self::Terms => f.write_str("no limit has such terms"),
+            Self::Short => f.write_str("the frame is truncated"),
+            Self::Long => f.write_str("the frame has trailing bytes"),
+            Self::Number => f.write_str("a number in the frame has an invalid encoding"),
+            Self::Kind(kind) => write!(f, "unknown frame kind {kind}"),
+            Self::Version(given) => write!(f, "protocol version {given} is not supported, only {VERSION}"),
+            Self::Name => {
+                write!(f, "a region name is not 1 to {NAME_BYTES_MAX} of the characters a-z, 0-9 and -")
+            }
+            Self::Range { field, given, most } => write!(f, "{field}: {given} is outside 0 to {most}"),
+            Self::Terms => f.write_str("the terms are not those of a valid limit"),
         }
     }
 }
@@ -332,7 +334,7 @@ fn batch(reader: &mut Reader<'_>) -> Result<Batch, WireError> {
     let groups = reader.many("groups", BATCH_COMPONENTS_MAX, |reader| group(reader).map(Arc::new))?;
     let batch = Batch { id, freshness, groups };
     let (given, most) = (batch.components() as u64, BATCH_COMPONENTS_MAX as u64);
-    if given <= most { Ok(batch) } else { Err(WireError::Range { what: "components", given, most }) }
+    if given <= most { Ok(batch) } else { Err(WireError::Range { field: "components", given, most }) }
 }
 
 fn group(reader: &mut Reader<'_>) -> Result<ComponentGroup, WireError> {

@@ -125,12 +125,12 @@ fn a_frame_may_not_announce_more_than_it_has() {
     let mut bytes = vec![KIND_BATCH, 1, 1, 0, 0, 0, 0, 0];
     put_number(&mut bytes, BATCH_COMPONENTS_MAX as u64 + 1);
     let most = BATCH_COMPONENTS_MAX as u64;
-    assert_eq!(Frame::decode(&bytes), Err(WireError::Range { what: "groups", given: most + 1, most }));
+    assert_eq!(Frame::decode(&bytes), Err(WireError::Range { field: "groups", given: most + 1, most }));
 }
 
 #[test]
 fn other_version_is_detected_before_the_rest_is_read() {
-    let other = u8::try_from(VERSION + 1).expect("few so far");
+    let other = u8::try_from(VERSION + 1).expect("a version below 256");
     assert_eq!(Frame::decode(&[KIND_HELLO, other, 255, 255]), Err(WireError::Version(other.into())));
 }
 

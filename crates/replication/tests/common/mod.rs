@@ -214,7 +214,7 @@ impl Region {
             checks: vec![CheckGroup { charges: vec![Charge { meter: 0, cost: used }], count: 1 }],
         };
         let reply = self.origin.call(partition_of(key.as_bytes()), &call).await.unwrap();
-        assert_eq!(reply.checks[0].passed, 1, "there is room for {used}");
+        assert_eq!(reply.checks[0].passed, 1, "{used} units fit");
         reply.meters[0]
     }
 
@@ -230,23 +230,24 @@ impl Region {
 
     /// Waits until the region counts with the others on this key.
     pub fn wait_until_connected(&self, key: &str) {
-        wait_until(&format!("{} to be whole", self.name), TIME_MAX, || self.look(key).is_global);
+        wait_until(&format!("{} to be connected", self.name), TIME_MAX, || self.look(key).is_global);
     }
 
     /// Waits until this much is left of a key's limit.
     pub fn wait_for_room(&self, key: &str, room: u64) {
-        let what = format!("room for {room} in {}", self.name);
+        let awaited = format!("room for {room} in {}", self.name);
         let waiting = std::panic::AssertUnwindSafe(|| {
-            wait_until(&what, TIME_MAX, || self.room(key) == room);
+            wait_until(&awaited, TIME_MAX, || self.room(key) == room);
         });
-        assert!(std::panic::catch_unwind(waiting).is_ok(), "waited for {what}: it is {}", self.room(key));
+        assert!(std::panic::catch_unwind(waiting).is_ok(), "waited for {awaited}: it is {}", self.room(key));
     }
 }
 
 /// Waits until the status of a replicator meets a condition.
-pub fn wait_for(replicator: &Replicator, what: &str, is_so: impl Fn(&ReplicationStatus) -> bool) {
-    let waiting = std::panic::AssertUnwindSafe(|| wait_until(what, TIME_MAX, || is_so(&replicator.status())));
-    assert!(std::panic::catch_unwind(waiting).is_ok(), "waited for {what}: {:#?}", replicator.status());
+pub fn wait_for(replicator: &Replicator, awaited: &str, is_so: impl Fn(&ReplicationStatus) -> bool) {
+    let waiting =
+        std::panic::AssertUnwindSafe(|| wait_until(awaited, TIME_MAX, || is_so(&replicator.status())));
+    assert!(std::panic::catch_unwind(waiting).is_ok(), "waited for {awaited}: {:#?}", replicator.status());
 }
 
 /// Incarnation that a `Hand` claims.

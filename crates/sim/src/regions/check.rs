@@ -312,7 +312,7 @@ impl RegionChecker {
     /// was over.
     fn knows(
         &self,
-        who: usize,
+        observer: usize,
         regions: &[Region],
         (place, key): (usize, usize),
         meter: &OriginMeter,
@@ -320,7 +320,7 @@ impl RegionChecker {
         let Some(numbers) = meter.region_state_numbers() else { return true };
         let [incarnation, charged, _, _, _, current, previous, ..] = numbers;
         let cell = meter.numbers()[2];
-        match self.charged_for(who, regions, (place, key, incarnation)) {
+        match self.charged_for(observer, regions, (place, key, incarnation)) {
             None => charged == 0,
             Some(ComponentTotals::Drained { charged: known, .. }) => known >= charged,
             Some(ComponentTotals::Cells { cell: known, current: of_it, .. }) if known == cell => {
@@ -338,12 +338,12 @@ impl RegionChecker {
     /// its dirty meter.
     fn charged_for(
         &self,
-        who: usize,
+        observer: usize,
         regions: &[Region],
         (of, key, incarnation): (usize, usize, u64),
     ) -> Option<ComponentTotals> {
-        let known = seen(&regions[who].partitions[key], region_id(of), &name(key), incarnation);
-        let forgotten = self.forgotten.get(&(who, region_id(of), key, incarnation)).copied();
+        let known = seen(&regions[observer].partitions[key], region_id(of), &name(key), incarnation);
+        let forgotten = self.forgotten.get(&(observer, region_id(of), key, incarnation)).copied();
         known.into_iter().chain(forgotten).max_by_key(ComponentTotals::numbers)
     }
 
@@ -435,11 +435,11 @@ fn is_too_little(meter: &OriginMeter, publish_threshold: u64) -> bool {
 
 /// Units in a merge that are new to a partition. `None` for sliding windows, where the number
 /// depends on the time.
-pub(super) fn news(partition: &Partition, said: &MergeRequest) -> Option<u64> {
+pub(super) fn news(partition: &Partition, merge: &MergeRequest) -> Option<u64> {
     let mut news = 0;
-    for component in &said.components {
+    for component in &merge.components {
         let ComponentTotals::Drained { charged, level, .. } = component.totals else { return None };
-        news += match seen(partition, said.from, &component.key, component.incarnation) {
+        news += match seen(partition, merge.from, &component.key, component.incarnation) {
             Some(ComponentTotals::Drained { charged: known, .. }) => charged.saturating_sub(known),
             _ => charged.min(level),
         };
@@ -519,12 +519,12 @@ mod tests {
         ask(&mut partition, START_US, terms, (2, 0));
         assert!(has_untold(&partition, 0) && !is_connected(&partition, START_US));
         partition.round(START_US, STORE, &round(false, START_US));
-        assert!(!has_untold(&partition, 0), "it is marked");
-        assert!(!is_connected(&partition, START_US), "and what the others charged has not come");
+        assert!(!has_untold(&partition, 0), "the meter is dirty");
+        assert!(!is_connected(&partition, START_US), "usage of the peers has not arrived");
         partition.round(START_US, STORE, &round(true, START_US));
         assert!(!has_untold(&partition, 0) && is_connected(&partition, START_US));
         let later_us = START_US + 2 * SECOND_US;
-        assert!(!is_connected(&partition, later_us), "nobody is heard of any more");
+        assert!(!is_connected(&partition, later_us), "all peers have timed out");
         ask(&mut partition, later_us, terms, (2, 0));
         assert!(has_untold(&partition, 0));
     }

@@ -162,7 +162,7 @@ impl World<'_> {
         for (key, was) in forget(&mut here.partitions[place], KEYS, over_us) {
             self.check.forgot(region, key, &was, self.now_us);
             self.trace.note([self.now_us, 11, region as u64 * 8 + key as u64, was.charged()], || {
-                format!("region {region}: key {key} is over: {was:?}")
+                format!("region {region}: key {key} has expired: {was:?}")
             });
         }
     }

@@ -95,7 +95,7 @@ impl World<'_> {
         };
         let rounds = Rounds::new(&config);
         self.trace.note([self.now_us, 7, region as u64, incarnation], || {
-            format!("region {region}: replicator {incarnation} begins")
+            format!("region {region}: replicator {incarnation} starts")
         });
         let (links, sent) = (vec![None; count], vec![BTreeMap::new(); count]);
         self.regions[region].replicators.push(Replicator {
@@ -413,18 +413,18 @@ impl World<'_> {
                 return;
             }
             let place = usize::from(group.partition);
-            let said = MergeRequest { from: region_id(from), components: group.components.clone() };
+            let sent = MergeRequest { from: region_id(from), components: group.components.clone() };
             self.forget(to, place);
             let here = &mut self.regions[to].partitions[place];
-            let news = check::news(here, &said);
+            let news = check::news(here, &sent);
             let before = check::owed(here, place);
-            let heard = self.spoiler.merge(&said, here, is_repeat);
-            let Ok(merged) = here.merge(origin_us, &heard) else { continue };
+            let request = self.spoiler.merge(&sent, here, is_repeat);
+            let Ok(merged) = here.merge(origin_us, &request) else { continue };
             let owed = check::owed(here, place);
             self.check.merged(to, merged.charged, news, self.now_us);
             self.check.owes(to, place, before, owed, self.now_us);
             self.trace.note([self.now_us, 9, to as u64 * 8 + from as u64, merged.charged], || {
-                format!("region {to}: of region {from}: {said:?}: {merged:?}")
+                format!("region {to}: of region {from}: {sent:?}: {merged:?}")
             });
         }
         self.tally.batches += 1;

@@ -168,11 +168,11 @@ impl RegionViolation {
             Self::Fell { .. } => "components",
             Self::Uncommitted { .. } => "published",
             Self::Import { .. } => "import",
-            Self::Trimmed { .. } => "marks",
+            Self::Trimmed { .. } => "dirty meters",
             Self::Apart { .. } => "convergence",
             Self::Unsettled { .. } => "settling",
             Self::Forgot { .. } => "memory",
-            Self::Alone { .. } => "parting",
+            Self::Alone { .. } => "isolation",
             Self::LockedOut { .. } => "ordinary",
             Self::Chatty { .. } => "threshold",
             Self::Owed { .. } => "cap",
@@ -186,54 +186,55 @@ impl fmt::Display for RegionViolation {
         match self {
             Self::Bound { key, excess, allowed, at_us } => write!(
                 f,
-                "key {key}: {excess} admitted above the limit at {at_us} us, at most {allowed} may be"
+                "key {key}: {excess} admitted above the limit at {at_us} us, the bound is {allowed}"
             ),
             Self::Rate { key, admitted, limit } => {
                 write!(f, "key {key}: {admitted} admitted in the second half, where the limit is {limit}")
             }
             Self::Fell { region, key, at_us } => {
-                write!(f, "region {region}, key {key}: what it had told was taken back at {at_us} us")
+                write!(f, "region {region}, key {key}: a published component decreased at {at_us} us")
             }
             Self::Uncommitted { region, key, published, committed } => {
-                write!(f, "region {region}, key {key}: {published} told and {committed} charged")
+                write!(f, "region {region}, key {key}: {published} published and {committed} charged")
             }
             Self::Import { region, charged, news, at_us } => {
-                write!(f, "region {region}: {charged} charged for what was {news} at {at_us} us")
+                write!(f, "region {region}: {charged} charged for components of {news} at {at_us} us")
             }
             Self::Trimmed { region, key, at_us } => {
-                write!(f, "region {region}, key {key}: its mark was dropped too early, at {at_us} us")
+                write!(f, "region {region}, key {key}: the dirty mark was dropped too early, at {at_us} us")
             }
             Self::Apart { region, of, key, at_us } => {
-                write!(f, "region {region}, key {key}: does not know all of region {of} at {at_us} us")
+                write!(f, "region {region}, key {key}: usage of region {of} is incomplete at {at_us} us")
             }
             Self::Unsettled { region, key, is_connected: false, at_us } => {
-                write!(f, "region {region}, key {key}: still counts on its part at {at_us} us")
+                write!(f, "region {region}, key {key}: still isolated at {at_us} us")
             }
             Self::Unsettled { region, key, is_connected: true, at_us } => {
-                write!(
-                    f,
-                    "region {region}, key {key}: has not told all that it charged to its part at {at_us} us"
-                )
+                write!(f, "region {region}, key {key}: share usage is not fully published at {at_us} us")
             }
-            Self::Forgot { region, key, at_us } => write!(
-                f,
-                "region {region}, key {key}: forgotten at {at_us} us, when something of it still counted"
-            ),
-            Self::Alone { region, other, at_us } => write!(
-                f,
-                "region {region}: counts on the whole at {at_us} us, and region {other} on its part"
-            ),
+            Self::Forgot { region, key, at_us } => {
+                write!(f, "region {region}, key {key}: forgotten at {at_us} us, with undrained usage")
+            }
+            Self::Alone { region, other, at_us } => {
+                write!(f, "region {region}: connected at {at_us} us, while region {other} is isolated")
+            }
             Self::LockedOut { region, key, at_us, passed_us } => {
                 write!(f, "region {region}, key {key}: denied at {at_us} us, and since {passed_us} us")
             }
             Self::Chatty { region, key, published, at_us } => {
-                write!(f, "region {region}, key {key}: {published} told at {at_us} us, below the threshold")
+                write!(
+                    f,
+                    "region {region}, key {key}: {published} published at {at_us} us, below the threshold"
+                )
             }
             Self::Owed { region, key, owed, most, at_us } => {
-                write!(f, "region {region}, key {key}: {owed} owed at {at_us} us, at most {most} may be")
+                write!(f, "region {region}, key {key}: {owed} owed at {at_us} us, the maximum is {most}")
             }
             Self::Debt { region, key, at_us } => {
-                write!(f, "region {region}, key {key}: denied at {at_us} us, for longer than it may owe")
+                write!(
+                    f,
+                    "region {region}, key {key}: denied at {at_us} us, longer than the largest debt drains"
+                )
             }
         }
     }

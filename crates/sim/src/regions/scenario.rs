@@ -595,12 +595,12 @@ impl fmt::Display for RegionScenario {
         f.write_str(match self.attack {
             Attack::Flood => "flooded",
             Attack::Lag => "attacked within the lag",
-            Attack::Cut => "attacked when regions are cut",
-            Attack::Heal => "attacked when regions are cut and when they hear of each other again",
-            Attack::Pause => "attacked before a cut is noticed and when it is over",
+            Attack::Cut => "attacked at partitions",
+            Attack::Heal => "attacked at partitions and at their ends",
+            Attack::Pause => "attacked before a partition is noticed and at its end",
             Attack::Edges => "attacked at the ends of periods",
-            Attack::Wipes => "attacked when origins have lost everything",
-            Attack::Rush => "rushed while nobody has noticed a cut, twice",
+            Attack::Wipes => "attacked after origins have lost all data",
+            Attack::Rush => "attacked twice before a partition is noticed",
         })?;
         let (wan_ms, length_s) = (self.wan_us / 1_000, seconds(self.length_us));
         write!(f, " with up to {} requests in {length_s} s; {wan_ms} ms between regions; ", self.requests)?;
@@ -611,26 +611,26 @@ impl fmt::Display for RegionScenario {
 impl fmt::Display for RegionFaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::default() {
-            return f.write_str("nothing goes wrong");
+            return f.write_str("no faults");
         }
         let percent = |ppm: u32| f64::from(ppm) / 10_000.0;
         let cuts = self.cuts.iter().map(|cut| {
-            let what = match cut.kind {
-                CutKind::All => "all regions cut from each other",
-                CutKind::One => "one region cut off",
-                CutKind::Pair => "one pair cut",
-                CutKind::OneWay => "one pair cut one way",
-                CutKind::Deaf => "the largest region deaf",
+            let cause = match cut.kind {
+                CutKind::All => "all regions partitioned from each other",
+                CutKind::One => "one region partitioned",
+                CutKind::Pair => "one pair partitioned",
+                CutKind::OneWay => "one pair partitioned in one direction",
+                CutKind::Deaf => "the largest region receives nothing",
             };
-            format!("{what} at {} s for {} s", cut.at_us / SECOND_US, cut.for_us / SECOND_US)
+            format!("{cause} at {} s for {} s", cut.at_us / SECOND_US, cut.for_us / SECOND_US)
         });
         let parts = [
-            (u32::from(self.resets), "cuts noticed at once".to_owned()),
+            (u32::from(self.resets), "partitions noticed at once".to_owned()),
             (self.wan_loss_ppm, format!("{} % lost between regions", percent(self.wan_loss_ppm))),
             (self.wan_repeat_ppm, format!("{} % repeated", percent(self.wan_repeat_ppm))),
             (self.wan_slow_ppm, format!("{} % slow", percent(self.wan_slow_ppm))),
             (self.replicator_crashes, format!("{} replicators die", self.replicator_crashes)),
-            (self.two_replicators, format!("{} times two replicators", self.two_replicators)),
+            (self.two_replicators, format!("two replicators {} times", self.two_replicators)),
             (self.pauses, format!("{} pauses of an origin", self.pauses)),
             (self.losses, format!("{} losses of data", self.losses)),
             (self.wipes, format!("{} losses of all data", self.wipes)),

@@ -99,13 +99,13 @@ impl Spoiler {
     }
 
     /// Returns the components of a peer as the origin merges them.
-    pub(super) fn merge(&self, said: &MergeRequest, partition: &Partition, is_repeat: bool) -> MergeRequest {
-        let mut heard = said.clone();
-        for component in &mut heard.components {
+    pub(super) fn merge(&self, sent: &MergeRequest, partition: &Partition, is_repeat: bool) -> MergeRequest {
+        let mut request = sent.clone();
+        for component in &mut request.components {
             let meter = partition.meter(&component.key);
             let seen = meter.and_then(|meter| {
                 let mut all = meter.seen();
-                all.find(|(from, name, _)| (*from, *name) == (said.from, component.incarnation))
+                all.find(|(from, name, _)| (*from, *name) == (sent.from, component.incarnation))
             });
             let ComponentTotals::Drained { charged, level, .. } = &mut component.totals else { continue };
             match (self.bug, seen) {
@@ -117,7 +117,7 @@ impl Spoiler {
                 _ => {}
             }
         }
-        heard
+        request
     }
 }
 

@@ -21,10 +21,10 @@ const NOTICED_US: u64 = 3 * SECOND_US;
 const SETTLES_ROUNDS: u64 = 2;
 
 impl World<'_> {
-    pub(super) fn trouble(&mut self, what: &str) {
+    pub(super) fn trouble(&mut self, fault: &str) {
         self.tally.faults += 1;
         self.check.troubled(self.now_us);
-        self.trace.note([self.now_us, 5, self.tally.faults, 0], || what.to_owned());
+        self.trace.note([self.now_us, 5, self.tally.faults, 0], || fault.to_owned());
     }
 
     fn any_region(&mut self) -> usize {
@@ -124,7 +124,7 @@ impl World<'_> {
 
     pub(super) fn pause(&mut self) {
         let region = self.any_region();
-        self.trouble(&format!("region {region}: its origin stands still"));
+        self.trouble(&format!("region {region}: its origin stalls"));
         let until_us = self.now_us + self.rng.u64(0..PAUSE_US_MAX);
         self.regions[region].paused_until_us = until_us;
         self.check.troubled(until_us);

@@ -63,17 +63,17 @@ impl World<'_> {
             self.schedule(self.store.paused_until_us, Event::CallArrives { node, life, partition, call });
             return;
         }
-        let said = call;
-        let mut call = Call::clone(&said);
+        let sent = call;
+        let mut call = Call::clone(&sent);
         call.store = self.store.id(self.now_us);
         let origin_us = self.spoiler.origin_us(self.store.epoch_us + self.now_us);
         self.forget(partition, origin_us);
         let place = (partition, &self.store.kept.partitions[usize::from(partition)]);
         self.spoiler.at_origin(&mut call, place, origin_us, (self.scenario, &self.rule_editions));
-        self.find_out(&said, partition);
+        self.find_out(&sent, partition);
         let here = &mut self.store.kept.partitions[usize::from(partition)];
-        let copy = said.checks.iter().any(|ask| ask.charges.len() > 1).then(|| Partition::clone(here));
-        let before = Watch::before(here, &said, origin_us);
+        let copy = sent.checks.iter().any(|ask| ask.charges.len() > 1).then(|| Partition::clone(here));
+        let before = Watch::before(here, &sent, origin_us);
         let answer = here.apply(origin_us, &call);
         let mut decided_us = super::EPOCH_US + self.now_us;
         if let Ok(reply) = &answer {
@@ -81,13 +81,13 @@ impl World<'_> {
             decided_us = self.watch.decided(partition, &call, is_fresh, decided_us);
             self.watch.call_received(partition, call.node, origin_us);
             if !is_fresh {
-                self.watch.repeated(here, &said, &before);
+                self.watch.repeated(here, &sent, &before);
             }
             if is_fresh {
-                self.watch.counted_by(here, (&said, &before), self.store.boot, decided_us);
-                self.watch.lapsed(here, &said, &before);
-                self.watch.passed(&said, reply);
-                self.watch.note_report(&said);
+                self.watch.counted_by(here, (&sent, &before), self.store.boot, decided_us);
+                self.watch.lapsed(here, &sent, &before);
+                self.watch.passed(&sent, reply);
+                self.watch.note_report(&sent);
                 // Each node that returns after a loss makes the origin wait again before it grants.
                 let faults = &self.scenario.faults;
                 if reply.lost && faults.losses + faults.wipes > 0 {
@@ -95,7 +95,7 @@ impl World<'_> {
                 }
                 self.watch.granted(here, &call, reply);
                 if let Some(copy) = copy {
-                    self.watch.charged_whole(copy, here, (&said, &call), reply);
+                    self.watch.charged_whole(copy, here, (&sent, &call), reply);
                 }
             }
         }
@@ -105,7 +105,7 @@ impl World<'_> {
         if self.is_cut(node) {
             return;
         }
-        let sequence = said.sequence;
+        let sequence = sent.sequence;
         for time in self.travel_times() {
             let answer = answer.clone();
             let answered = ReplyInTransit { node, life, partition, sequence, answer, decided_us };
@@ -131,7 +131,7 @@ impl World<'_> {
             *charged += was.charged() + counted;
             *back += was.refunded();
             self.trace.note([self.now_us, 7, meter as u64, was.charged()], || {
-                format!("origin: meter {meter} is over: {was:?}")
+                format!("origin: meter {meter} has expired: {was:?}")
             });
         }
     }
@@ -139,15 +139,15 @@ impl World<'_> {
     /// Counts the losses that the first caller of an empty partition cannot notice. The partition
     /// itself cannot tell whether it ever had data. A caller can if it has known the store for
     /// longer than this life of it, or if that partition has answered it.
-    fn find_out(&mut self, said: &Call, partition: u16) {
+    fn find_out(&mut self, sent: &Call, partition: u16) {
         let partition = usize::from(partition);
         let was_called = std::mem::replace(&mut self.store.kept.called[partition], true);
         if was_called || self.store.boot == FIRST_BOOT {
             return;
         }
-        let sure_us = said.known_us - said.known_us / KNOWN_PARTS;
+        let sure_us = sent.known_us - sent.known_us / KNOWN_PARTS;
         let is_known = sure_us > self.store.id(self.now_us).up_us + KNOWN_MARGIN_US;
-        if !is_known && said.acknowledged == 0 {
+        if !is_known && sent.acknowledged == 0 {
             self.unnoticed[partition] += 1;
         }
     }

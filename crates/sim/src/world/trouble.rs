@@ -53,7 +53,7 @@ impl World<'_> {
 
     /// Freezes a node: no message reaches it, and its clocks continue.
     pub(super) fn freeze(&mut self) {
-        self.trouble("a node stands still");
+        self.trouble("a node stalls");
         let for_us = self.rng.u64(0..=self.scenario.faults.freeze_us);
         if let Some(node) = self.any_node() {
             self.nodes[node].frozen_until_us = self.now_us + for_us;
@@ -62,7 +62,7 @@ impl World<'_> {
     }
 
     pub(super) fn cut(&mut self) {
-        self.trouble("a node is cut off");
+        self.trouble("a node is partitioned");
         let for_us = self.rng.u64(0..=self.scenario.faults.cut_us);
         if let Some(node) = self.any_node() {
             self.nodes[node].cut_until_us = self.now_us + for_us;
@@ -71,7 +71,7 @@ impl World<'_> {
     }
 
     pub(super) fn pause(&mut self) {
-        self.trouble("the origin stands still");
+        self.trouble("the origin stalls");
         self.store.paused_until_us = self.now_us + self.rng.u64(0..PAUSE_US_MAX);
         self.watch.troubled(self.store.paused_until_us);
     }
@@ -123,10 +123,10 @@ impl World<'_> {
         }
     }
 
-    fn trouble(&mut self, what: &str) {
+    fn trouble(&mut self, fault: &str) {
         self.tally.faults += 1;
         self.watch.troubled(self.now_us);
-        self.trace.note([self.now_us, 5, self.tally.faults, 0], || what.to_owned());
+        self.trace.note([self.now_us, 5, self.tally.faults, 0], || fault.to_owned());
     }
 }
 

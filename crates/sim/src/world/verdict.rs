@@ -123,8 +123,12 @@ impl World<'_> {
         is_lost.then_some(Violation::Conservation { key, admitted, charged, fewer, more })
     }
 
-    /// Checks that a world that `is_well` admits nearly as much as one bucket would.
+    /// Checks that a world that `is_well` admits nearly as much as one bucket would, if it counts
+    /// from the start. A world with a warm-up is judged by its steady load.
     fn judge_share(&self, admitted: u64, ideal: u64) -> Option<Violation> {
+        let Steady { ideal: steady_ideal, admitted: steady, .. } = self.watch.steady();
+        let (admitted, ideal) =
+            if self.scenario.steady_from_us > 0 { (steady, steady_ideal) } else { (admitted, ideal) };
         let is_starved = self.is_well() && admitted * 100 < ideal * WELL_PERCENT;
         is_starved.then_some(Violation::Starved { admitted, ideal })
     }

@@ -56,7 +56,7 @@ impl Cluster {
     /// Waits until all servers agree on the owners of slots.
     pub fn wait_until_agreed(&self) {
         let address = self.servers[0].address().to_string();
-        wait_until("the cluster to agree", START_TIME_MAX, || {
+        wait_until("the nodes of the cluster to agree", START_TIME_MAX, || {
             let mut command = Command::new("redis-cli");
             command.args(["--cluster", "check", &address]).stdout(Stdio::null());
             command.status().expect("redis-cli runs").success()
@@ -66,7 +66,7 @@ impl Cluster {
     /// Waits until all servers see an owner for every slot, and every replica is connected to its
     /// master.
     pub fn wait_until_whole(&self) {
-        wait_until("the cluster to be whole", START_TIME_MAX, || {
+        wait_until("the cluster to serve all slots", START_TIME_MAX, || {
             self.servers.iter().all(|server| {
                 let info: String = ask(server, &["CLUSTER", "INFO"]);
                 let replication: String = ask(server, &["INFO", "replication"]);
@@ -109,7 +109,7 @@ impl Cluster {
         let masters = self.masters();
         // A server with a stale view of the last move may cede its slots to one that no longer owns
         // them.
-        wait_until("all masters to say the same", START_TIME_MAX, || {
+        wait_until("all masters to report the same slots", START_TIME_MAX, || {
             let mut views = masters.iter().map(|master| view(&self.servers[*master]));
             let first = views.next();
             views.all(|view| first.as_ref() == Some(&view))

@@ -86,11 +86,8 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
     }
     assert!(reports.len() < 7, "{reports:?}");
     let last = reports.last().map(|(_, want)| *want);
-    assert!(
-        matches!(last, Some(15 | 16)),
-        "as much as is asked for while it lasts, and a little more: {last:?}"
-    );
-    assert_eq!(bench.tickets, 2, "later requests wait for nobody");
+    assert!(matches!(last, Some(15 | 16)), "the want is the demand of one grant life and a margin: {last:?}");
+    assert_eq!(bench.tickets, 2, "later requests do not wait for a call");
 }
 
 /// The node does not look at a grant that should last for a while. A request that finds it spent
@@ -132,7 +129,11 @@ fn lanes_that_begin_at_different_times_report_at_the_same() {
     let mut bench = Bench::new();
     bench.now_us += 3 * MS;
     bench.hold(10);
-    assert_eq!(bench.poll(), Some(START_US + 100 * MS), "at one of eight moments in each interval");
+    assert_eq!(
+        bench.poll(),
+        Some(START_US + 100 * MS),
+        "sessions report at one of eight phases of the interval"
+    );
 }
 
 #[test]
@@ -158,13 +159,17 @@ fn a_grant_of_a_limit_of_several_regions_lasts_no_longer_where_there_is_plenty()
                 lives_us.push(life_us);
             }
         }
-        lives_us.into_iter().max().expect("it is spoken of")
+        lives_us.into_iter().max().expect("a report of the meter")
     };
     let terms = Terms::new(&limit, 0, Lapse::Counted, 1);
     let cross_region =
         CrossRegionTerms { publish_threshold: 25, share_amount: 50, share_capacity: 200, debt_max: 0 };
-    assert!(longest_us(terms) > CROSS_REGION_LIFE_US_MAX, "of one region");
-    assert_eq!(longest_us(terms.with_cross_region(cross_region)), CROSS_REGION_LIFE_US_MAX, "of several");
+    assert!(longest_us(terms) > CROSS_REGION_LIFE_US_MAX, "a limit of one region");
+    assert_eq!(
+        longest_us(terms.with_cross_region(cross_region)),
+        CROSS_REGION_LIFE_US_MAX,
+        "a cross-region limit"
+    );
 }
 
 /// Of two keys one gets its requests a little later than the other: a call about the first reports

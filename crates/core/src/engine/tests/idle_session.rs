@@ -23,7 +23,7 @@ impl Bench {
             last = self.calls().pop().or(last);
         }
         self.now_us = until_us;
-        last.expect("a call is made again and again").0
+        last.expect("the call is repeated").0
     }
 
     fn hear(&mut self, call: &Call, reply: &CallReply) {
@@ -69,7 +69,7 @@ fn a_store_that_was_emptied_behind_a_long_cut_is_noticed() {
     assert!(is_lost(&last, 34 * MINUTE_US));
     assert!(!is_lost(&last, 46 * MINUTE_US));
     let as_it_was = Call { acknowledged: 0, ..(*cut_off).clone() };
-    assert!(!is_lost(&as_it_was, 34 * MINUTE_US), "what was known by then would not have told");
+    assert!(!is_lost(&as_it_was, 34 * MINUTE_US), "the first attempt cannot detect the loss");
 }
 
 #[test]
@@ -82,13 +82,13 @@ fn nothing_is_given_back_twice_by_a_call_that_may_be_applied_twice() {
     assert_eq!(call.updates[0].refund, 4);
     bench.roll_back(&meter, 3, ChargeLocation::AtOrigin { at_us: 7_000 * MS });
     let again = bench.pass(20 * MINUTE_US);
-    assert_eq!((again.sequence, again.updates[0].refund), (call.sequence, 4), "it is remembered");
+    assert_eq!((again.sequence, again.updates[0].refund), (call.sequence, 4), "the retry repeats the refund");
     let last = bench.pass(20 * MINUTE_US);
     assert_eq!((last.sequence, last.updates[0].refund), (call.sequence, 0));
     bench.reply(&last, 0, 0);
     bench.owe(&meter, 1);
     let update = bench.next_call().updates[0].clone();
-    assert_eq!((update.owed, update.refund), (1, 0), "nor what was to be given back by the next");
+    assert_eq!((update.owed, update.refund), (1, 0), "an expired refund is not in the next call");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_call_that_is_made_for_long_is_applied_once() {
         assert_eq!(
             partition.apply(bench.now_us, &again).as_ref(),
             Ok(&reply),
-            "what was said the first time"
+            "a repeated call gets its first reply"
         );
     }
 }
@@ -129,5 +129,5 @@ fn each_waits_for_its_own_time_however_many_are_asked_as_one() {
     bench.reply(&call, 2, 0);
     let answers = bench.answers();
     assert!(matches!(answers[..], [(ticket, Resolution::Allowed { .. })] if ticket == late), "{answers:?}");
-    assert_eq!(bench.engine.stats().returned, 1, "what passed for who had stopped waiting");
+    assert_eq!(bench.engine.stats().returned, 1, "the unit of an expired check is refunded");
 }

@@ -13,7 +13,7 @@ fn rolled_back_origin_charge_is_refunded_as_of_its_time() {
     assert_eq!(
         (update.used, update.refund, update.refund_of_us),
         (3, 1, 7_000 * MS),
-        "not of what was spent"
+        "the refund has the time of its own charge"
     );
 }
 
@@ -60,7 +60,7 @@ fn user_refund_counts_from_the_usual_report_time() {
     assert_eq!(
         (first.updates[0].refund, first.updates[0].refund_of_us),
         (4, 0),
-        "nobody knows the time there"
+        "the origin's time is unknown before the first reply"
     );
     let (now, answer) = (bench.now(), vec![meter_reply(0, 9)]);
     let reply = CallReply { meters: answer, checks: Vec::new(), now_us: 7_000 * MS, lost: false };
@@ -91,10 +91,10 @@ fn refund_applies_to_the_cell_of_its_charge() {
     assert!(bench.table.check(bench.now(), &ask).verdict.is_allowed());
     bench.roll_back(&meter, 1, ChargeLocation::AtOrigin { at_us: 39 * second });
     let spent = bench.next_call();
-    let said = |call: &Call| (call.updates[0].used, call.updates[0].refund, call.updates[0].cell);
-    assert_eq!(said(&spent), (5, 0, 4), "what was spent is of the present cell");
+    let fields = |call: &Call| (call.updates[0].used, call.updates[0].refund, call.updates[0].cell);
+    assert_eq!(fields(&spent), (5, 0, 4), "spent units belong to the present cell");
     bench.reply_with(&spent, vec![word], CheckReply { passed: 0, denied_by: 0, retry_us: 0 });
-    assert_eq!(said(&bench.next_call()), (0, 1, 3), "what is given back is of the one before");
+    assert_eq!(fields(&bench.next_call()), (0, 1, 3), "the refund belongs to the previous cell");
     let late = bench.engine.stats();
     assert_eq!(late.dropped, 0);
 }
@@ -158,11 +158,11 @@ fn refund_keeps_its_cell_after_a_refused_call() {
     bench.ask_at(&meter, 39_700 * MS, word);
     // The origin usually receives it half a second later, which is in the next cell.
     bench.engine.refund(bench.now(), 0, &meter, 2);
-    let said = |call: &Call| (call.updates[0].refund, call.updates[0].cell);
+    let fields = |call: &Call| (call.updates[0].refund, call.updates[0].cell);
     let call = bench.next_call();
-    assert_eq!(said(&call), (2, 3));
+    assert_eq!(fields(&call), (2, 3));
     let terms = Terms::new(&meter.limit, 0, Lapse::Counted, 2);
     bench.owe(&MeterRef { terms, ..meter }, 0);
     bench.engine.on_failure(bench.now(), 0, call.sequence, CallFailure::Refused, &mut bench.effects);
-    assert_eq!(said(&bench.next_call()), (2, 3), "a limit that is the same but for its version");
+    assert_eq!(fields(&bench.next_call()), (2, 3), "a new version of an equal limit keeps the refund");
 }

@@ -60,9 +60,9 @@ impl Caller {
         &mut self,
         partition: &mut Partition,
         now: u64,
-        said: (u64, u64, u64),
+        report: (u64, u64, u64),
     ) -> crate::origin::MeterReply {
-        let update = self.update(said.0, said.1, said.2);
+        let update = self.update(report.0, report.1, report.2);
         let call = self.call(update, Vec::new());
         partition.apply(now, &call).expect("in order").meters[0]
     }
@@ -104,7 +104,7 @@ fn grants_count_as_used() {
             (meter_reply.grant, meter_reply.exhausted, meter_reply.room, meter_reply.holders),
             (0, false, 4, 2)
         );
-        assert_eq!(meter_reply.remaining, 10, "what is held is not used");
+        assert_eq!(meter_reply.remaining, 10, "a grant is not usage");
         assert_eq!(second.ask(&mut partition, START, 1, 5).passed, 4);
         assert_eq!(first.ask(&mut partition, START, 1, 99).passed, 6);
     }
@@ -153,10 +153,10 @@ fn room_is_divided_by_demand() {
         "{meter_reply:?}"
     );
     let held: u64 = meter_reply.iter().map(|meter_reply| meter_reply.grant).sum();
-    assert!((90..=100).contains(&held), "what drains until the next report: {meter_reply:?}");
+    assert!((90..=100).contains(&held), "grants sum to the drain until the next report: {meter_reply:?}");
     assert!(
         meter_reply.iter().all(|meter_reply| !meter_reply.exhausted),
-        "enough is left for all: {meter_reply:?}"
+        "no node sees an exhausted meter: {meter_reply:?}"
     );
     assert!(
         meter_reply.iter().all(|meter_reply| meter_reply.remaining == 1_000),
@@ -174,7 +174,7 @@ fn node_without_a_grant_counts_by_its_demand() {
     assert_eq!(
         meter_reply.map(|meter_reply| meter_reply.exhausted),
         [false; 4],
-        "but nobody is denied for that"
+        "no node is denied because of the division"
     );
 }
 
@@ -185,10 +185,14 @@ fn only_waiting_requests_use_the_tolerance_against_other_grants() {
     let mut partition = Partition::default();
     let (mut holder, mut other) = (Caller::new(1, terms), Caller::new(2, terms));
     assert_eq!(holder.hold(&mut partition, START, 60).grant, 60);
-    assert_eq!(other.ask(&mut partition, START, 1, 99).passed, 41, "the room, and one hundredth");
+    assert_eq!(
+        other.ask(&mut partition, START, 1, 99).passed,
+        41,
+        "the free units and the tolerance of one hundredth"
+    );
     assert_eq!(other.ask(&mut partition, START, 1, 9).passed, 0);
     holder.say(&mut partition, START, (60, 0, 0));
-    assert_eq!(holder.ask(&mut partition, START, 1, 9).passed, 0, "what is used is used");
+    assert_eq!(holder.ask(&mut partition, START, 1, 9).passed, 0, "reported usage is not admitted again");
 }
 
 #[test]
@@ -243,7 +247,7 @@ fn a_window_charges_a_late_report_to_the_cell_it_is_of() {
     assert_eq!(
         (meter_reply.grant, meter_reply.life_us),
         (6, life_us),
-        "it ends with its cell, on slow clocks too"
+        "the grant ends with its cell, even on a slow clock"
     );
     let mut report = holder.update(6, 0, 0);
     report.cell = meter_reply.cell;
@@ -284,9 +288,9 @@ fn each_limit_of_a_request_is_charged_its_own_cost() {
         let charged = |key: &[u8]| partition.meter(key).map_or(0, OriginMeter::charged);
         (passed, denied_by, charged(b"key"), charged(b"tokens"))
     };
-    assert_eq!(decide(20, 9), (5, 1, 5, 100), "a hundred tokens are five requests");
-    assert_eq!(decide(1, 1), (0, 1, 5, 100), "no token is left, though requests are");
-    assert_eq!(decide(0, 9), (5, 0, 10, 100), "what costs none passes until the requests are spent");
+    assert_eq!(decide(20, 9), (5, 1, 5, 100), "100 tokens admit five requests");
+    assert_eq!(decide(1, 1), (0, 1, 5, 100), "the token limit denies although requests are left");
+    assert_eq!(decide(0, 9), (5, 0, 10, 100), "checks without tokens pass until the request limit is spent");
 }
 
 #[test]
@@ -299,7 +303,11 @@ fn large_request_recalls_grants_of_other_nodes() {
     assert_eq!((denied.passed, denied.retry_us < RECALL_US), (0, true));
     let meter_reply = holder.say(&mut partition, START + 100_000, (0, 8, 8));
     assert!(meter_reply.recall);
-    assert_eq!(holder.say(&mut partition, START + 100_001, (0, 0, 8)).grant, 0, "kept for the large one");
+    assert_eq!(
+        holder.say(&mut partition, START + 100_001, (0, 0, 8)).grant,
+        0,
+        "the units stay reserved for the large request"
+    );
     assert_eq!(large.ask(&mut partition, START + denied.retry_us, 10, 1).passed, 1);
 }
 
@@ -326,7 +334,7 @@ fn the_higher_version_of_a_limit_holds() {
     let (mut late, mut early) = (Caller::new(1, old), Caller::new(2, new));
     assert_eq!(late.ask(&mut partition, START, 1, 3).passed, 3);
     assert_eq!(early.ask(&mut partition, START, 1, 9).passed, 1, "three of four are used");
-    assert_eq!(late.ask(&mut partition, START + SECOND, 1, 9).passed, 0, "by the limit of the other");
+    assert_eq!(late.ask(&mut partition, START + SECOND, 1, 9).passed, 0, "the higher version denies");
 }
 
 #[test]
@@ -338,16 +346,16 @@ fn after_lost_writes_a_limit_that_must_hold_counts_as_full() {
         ("moved with all its data", stores(2, 0, 7), false),
         ("the same", stores(1, 0, 1), false),
     ];
-    for (what, store, lost) in cases {
+    for (case, store, lost) in cases {
         for terms in [ten_per_second(Lapse::Counted), window_of_ten(Lapse::Counted)] {
             let mut partition = Partition::default();
             let mut caller = Caller::new(1, terms);
             assert_eq!(caller.ask(&mut partition, START, 1, 1).passed, 1);
             caller.store = store;
             let passed = caller.ask(&mut partition, START + 1, 1, 99).passed;
-            assert_eq!(passed, if lost { 0 } else { 9 }, "{what}");
+            assert_eq!(passed, if lost { 0 } else { 9 }, "{case}");
             let later = caller.ask(&mut partition, START + 2 * SECOND + 1, 1, 99).passed;
-            assert_eq!(later, 10, "{what}: drained since");
+            assert_eq!(later, 10, "{case}: drained since");
         }
     }
 }
@@ -458,10 +466,14 @@ fn a_store_that_comes_back_empty_counts_limits_that_must_hold_as_full_since_then
         (reply.checks[0].passed, reply.lost)
     };
     assert_eq!(ask(Lapse::Counted, 60 * SECOND, SECOND / 2), (5, true), "half of it has drained");
-    assert_eq!(ask(Lapse::Counted, 60 * SECOND, 20 * SECOND), (10, true), "all of it has");
+    assert_eq!(ask(Lapse::Counted, 60 * SECOND, 20 * SECOND), (10, true), "all of it has drained");
     assert_eq!(ask(Lapse::Forgiven, 60 * SECOND, SECOND / 2), (10, true));
-    assert_eq!(ask(Lapse::Counted, 0, SECOND / 2), (10, false), "nobody knows of another store");
-    assert_eq!(ask(Lapse::Counted, 60 * SECOND, 57 * SECOND), (10, false), "clocks differ by that much");
+    assert_eq!(ask(Lapse::Counted, 0, SECOND / 2), (10, false), "the node knows no earlier store");
+    assert_eq!(
+        ask(Lapse::Counted, 60 * SECOND, 57 * SECOND),
+        (10, false),
+        "the difference is within the clock tolerance"
+    );
 }
 
 #[test]
@@ -470,14 +482,20 @@ fn a_call_that_makes_no_sense_is_refused_by_name() {
     let update = caller.update(0, 0, 0);
     let good = caller.call(update.clone(), Vec::new());
     let cases = [
-        (Call { sequence: 1 << 53, ..good.clone() }, "sequence: 9007199254740992 is above 9007199254740991"),
-        (Call { updates: vec![update.clone(); 2], ..good.clone() }, "updates: meter 0 is in this call twice"),
-        (Call { updates: vec![update; 257], ..good.clone() }, "updates and asks: 257 is above 256"),
+        (
+            Call { sequence: 1 << 53, ..good.clone() },
+            "sequence: 9007199254740992 is outside 0 to 9007199254740991",
+        ),
+        (
+            Call { updates: vec![update.clone(); 2], ..good.clone() },
+            "updates: meter 0 occurs twice in this call",
+        ),
+        (Call { updates: vec![update; 257], ..good.clone() }, "updates and checks: 257 is outside 0 to 256"),
         (
             Call { checks: vec![ask(&[(0, 1), (1, 1)], 1)], ..good.clone() },
-            "asks: there is no meter 1 in this call",
+            "checks: a check refers to meter 1, which is not in this call",
         ),
-        (Call { checks: vec![ask(&[(0, 1), (0, 2)], 1)], ..good }, "asks: meter 0 is in one of them twice"),
+        (Call { checks: vec![ask(&[(0, 1), (0, 2)], 1)], ..good }, "checks: one check charges meter 0 twice"),
     ];
     for (call, message) in cases {
         let refused = Partition::default().apply(START, &call).expect_err(message);
@@ -492,12 +510,12 @@ fn a_clock_that_is_set_back_leaves_nothing_held_for_longer_than_a_grant_lives() 
     let (mut dead, mut large, mut other) =
         (Caller::new(1, terms), Caller::new(2, terms), Caller::new(3, terms));
     dead.hold(&mut partition, START, 6);
-    assert_eq!(large.ask(&mut partition, START, 10, 1).passed, 0, "what the other holds is called back");
+    assert_eq!(large.ask(&mut partition, START, 10, 1).passed, 0, "the grant of the other node is recalled");
     let back = START - 900 * SECOND;
     assert_eq!(
         other.ask(&mut partition, back, 1, 99).passed,
         4,
-        "and not kept until the clock is there again"
+        "the reservation ends although the clock was set back"
     );
     assert_eq!(other.ask(&mut partition, back + 12 * SECOND, 1, 99).passed, 10);
 }

@@ -14,7 +14,7 @@ const NEAR: RegionId = RegionId(1);
 const FAR: RegionId = RegionId(2);
 
 fn only(partition_rounds: Vec<PartitionRound>) -> PartitionRound {
-    let [partition_round] = <[PartitionRound; 1]>::try_from(partition_rounds).expect("one ask");
+    let [partition_round] = <[PartitionRound; 1]>::try_from(partition_rounds).expect("one partition round");
     partition_round
 }
 
@@ -34,19 +34,19 @@ fn with_something_to_say() -> Rounds {
 #[test]
 fn changes_are_sent_once_and_trimmed_when_acknowledged() {
     let mut rounds = with_something_to_say();
-    let batch = rounds.next_batch(10, NEAR).expect("there is something to say");
+    let batch = rounds.next_batch(10, NEAR).expect("a batch");
     assert_eq!(batch.id, BatchId { incarnation: 7, sequence: 1 });
     assert_eq!(batch.components(), 1);
     let partition_round = only(rounds.partition_rounds(20, 0));
     assert_eq!(
         (partition_round.round.after, partition_round.round.trim),
         (9, 0),
-        "gathered, but nobody has it yet"
+        "gathered, but not acknowledged"
     );
-    assert!(rounds.next_batch(20, NEAR).is_none(), "it is under way");
+    assert!(rounds.next_batch(20, NEAR).is_none(), "the batch is in flight");
     assert!(rounds.acknowledged(30, NEAR, &ack(&batch, 0)));
     assert_eq!(only(rounds.partition_rounds(40, 0)).round.trim, 9);
-    assert!(rounds.next_batch(40, NEAR).is_none(), "there is nothing more");
+    assert!(rounds.next_batch(40, NEAR).is_none(), "no more changes");
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn dirty_meters_are_trimmed_when_all_peers_acknowledge() {
     rounds.connected(NEAR, 0);
     let partition_round = only(rounds.partition_rounds(0, 0));
     rounds.on_round_reply(0, &partition_round, &gathered(vec![component(b"a", 5)], 9, false));
-    let batch = rounds.next_batch(0, NEAR).expect("something to say");
+    let batch = rounds.next_batch(0, NEAR).expect("a batch");
     rounds.acknowledged(0, NEAR, &ack(&batch, 0));
     rounds.connected(FAR, 0);
     let afters: Vec<(u64, u64)> = rounds
@@ -63,7 +63,7 @@ fn dirty_meters_are_trimmed_when_all_peers_acknowledge() {
         .iter()
         .map(|partition_round| (partition_round.round.after, partition_round.round.trim))
         .collect();
-    assert_eq!(afters, [(9, 0), (0, 0)], "each is asked for what it lacks");
+    assert_eq!(afters, [(9, 0), (0, 0)], "each partition is read from its own cursor");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn origin_gets_the_connected_time_without_any_link() {
 fn round_carries_a_lower_bound_of_the_origin_clock() {
     let mut rounds = rounds(&[1], 2, 7);
     let partition_round = only(rounds.partition_rounds(1_000, 0));
-    assert_eq!(partition_round.round.clock_us, 0, "it has not answered yet");
+    assert_eq!(partition_round.round.clock_us, 0, "the partition has not replied yet");
     rounds.on_round_reply(
         1_500,
         &partition_round,
@@ -99,23 +99,23 @@ fn round_carries_a_lower_bound_of_the_origin_clock() {
     assert_eq!(
         only(rounds.partition_rounds(2_000, 0)).round.clock_us,
         77_500,
-        "it may have been read just before we heard of it"
+        "the reading may be as late as the reply"
     );
     assert_eq!(
         only(rounds.partition_rounds(2_000, 1)).round.clock_us,
         0,
-        "each partition may be of another store"
+        "each partition may be on another shard"
     );
 }
 
 #[test]
 fn batch_of_a_broken_link_is_resent_with_new_freshness() {
     let mut rounds = with_something_to_say();
-    let first = rounds.next_batch(10, NEAR).expect("something to say");
+    let first = rounds.next_batch(10, NEAR).expect("a batch");
     rounds.disconnected(NEAR);
-    assert!(rounds.next_batch(20, NEAR).is_none(), "nobody listens");
+    assert!(rounds.next_batch(20, NEAR).is_none(), "the peer is disconnected");
     rounds.connected(NEAR, 555);
-    let again = rounds.next_batch(30, NEAR).expect("it may not have arrived");
+    let again = rounds.next_batch(30, NEAR).expect("the batch may not have arrived");
     assert_eq!((again.id, &again.groups), (first.id, &first.groups));
     assert_eq!(
         again.freshness,
@@ -136,7 +136,7 @@ fn send_full(rounds: &mut Rounds, upto: u64) -> Batch {
         let components = (0..GATHER_MAX).map(|key| component(&key.to_be_bytes(), 1)).collect();
         rounds.on_round_reply(upto, &partition_round, &gathered(components, upto + part, false));
     }
-    let batch = rounds.next_batch(upto, NEAR).expect("much to say");
+    let batch = rounds.next_batch(upto, NEAR).expect("a full batch");
     assert_eq!(batch.components(), BATCH_COMPONENTS_MAX);
     batch
 }
@@ -149,20 +149,20 @@ fn batches_that_are_acknowledged_in_another_order_are_known_when_all_before_them
     assert_eq!(
         [&first, &second, &third].map(|batch| batch.freshness.after),
         [0, 0, 0],
-        "none is acknowledged"
+        "no batch is acknowledged"
     );
     let trim = |rounds: &Rounds| only(rounds.partition_rounds(400, 0)).round.trim;
     assert!(rounds.acknowledged(400, NEAR, &ack(&second, 7)));
-    assert_eq!(trim(&rounds), 0, "the first may be lost");
-    assert!(!rounds.acknowledged(400, NEAR, &ack(&second, 7)), "it came twice");
+    assert_eq!(trim(&rounds), 0, "the first batch may be lost");
+    assert!(!rounds.acknowledged(400, NEAR, &ack(&second, 7)), "a repeated acknowledgement");
     assert!(rounds.acknowledged(400, NEAR, &ack(&first, 5)));
     assert_eq!(trim(&rounds), 208);
     rounds.round_ended();
-    let fourth = rounds.next_batch(400, NEAR).expect("a sign of life");
+    let fourth = rounds.next_batch(400, NEAR).expect("a heartbeat");
     assert_eq!(
         (fourth.freshness.after, fourth.freshness.echo_us),
         (2, 7),
-        "the later of two readings of a clock"
+        "the echo is the later clock reading"
     );
     assert!(rounds.acknowledged(400, NEAR, &ack(&third, 8)));
     assert_eq!(trim(&rounds), 308);
@@ -179,7 +179,7 @@ fn unacknowledged_batches_are_resent_in_order_on_the_next_link() {
     let again: Vec<Batch> = std::iter::from_fn(|| rounds.next_batch(500, NEAR)).collect();
     let ids: Vec<BatchId> = again.iter().map(|batch| batch.id).collect();
     let sign_of_life = BatchId { sequence: 4, ..first.id };
-    assert_eq!(ids, [first.id, third.id, sign_of_life], "what is merged need not be said again");
+    assert_eq!(ids, [first.id, third.id, sign_of_life], "acknowledged batches are not resent");
 }
 
 /// One region uses many keys. The acknowledgements of the other take a round trip.
@@ -202,7 +202,7 @@ fn as_many_components_are_carried_in_a_round_trip_as_may_be_under_way() {
             let Some(batch) = rounds.next_batch(now_us, NEAR) else { break };
             batches.push(batch);
         }
-        assert_eq!(batches.len(), BATCHES_IN_FLIGHT_MAX, "there is no end to what is to be said");
+        assert_eq!(batches.len(), BATCHES_IN_FLIGHT_MAX, "batches in flight reach their maximum");
         carried.push(batches.iter().map(Batch::components).sum::<usize>());
         for batch in &batches {
             rounds.acknowledged(now_us + ROUND_TRIP_US, NEAR, &ack(batch, 0));
@@ -216,27 +216,27 @@ fn as_many_components_are_carried_in_a_round_trip_as_may_be_under_way() {
 #[test]
 fn an_acknowledgement_of_another_batch_or_replicator_changes_nothing() {
     let mut rounds = with_something_to_say();
-    let batch = rounds.next_batch(10, NEAR).expect("something to say");
+    let batch = rounds.next_batch(10, NEAR).expect("a batch");
     for id in [BatchId { sequence: 2, ..batch.id }, BatchId { incarnation: 6, ..batch.id }] {
         assert!(!rounds.acknowledged(20, NEAR, &Ack { id, clock_us: 0 }));
     }
     assert_eq!(only(rounds.partition_rounds(20, 0)).round.trim, 0);
     assert!(rounds.acknowledged(20, NEAR, &ack(&batch, 0)));
-    assert!(!rounds.acknowledged(20, NEAR, &ack(&batch, 0)), "it came twice");
+    assert!(!rounds.acknowledged(20, NEAR, &ack(&batch, 0)), "a repeated acknowledgement");
 }
 
 #[test]
 fn each_round_ends_with_a_sign_of_life() {
     let mut rounds = rounds(&[1], 1, 7);
     rounds.connected(NEAR, 77);
-    let first = rounds.next_batch(5, NEAR).expect("a sign of life");
-    assert_eq!((first.components(), first.freshness.age_us), (0, None), "nobody has looked yet");
+    let first = rounds.next_batch(5, NEAR).expect("a heartbeat");
+    assert_eq!((first.components(), first.freshness.age_us), (0, None), "no partition has been read yet");
     rounds.acknowledged(6, NEAR, &ack(&first, 78));
     let partition_round = only(rounds.partition_rounds(10, 0));
     rounds.on_round_reply(0, &partition_round, &gathered(vec![], 0, false));
-    assert!(rounds.next_batch(20, NEAR).is_none(), "the round goes on");
+    assert!(rounds.next_batch(20, NEAR).is_none(), "the round has not ended");
     rounds.round_ended();
-    let second = rounds.next_batch(30, NEAR).expect("a sign of life");
+    let second = rounds.next_batch(30, NEAR).expect("a heartbeat");
     assert_eq!(
         second.freshness,
         BatchFreshness {
@@ -264,7 +264,7 @@ fn queued_components_keep_a_batch_from_counting_as_fresh() {
     rounds.on_round_reply(0, &partition_round, &gathered(vec![], 0, false));
     let partition_round = only(rounds.partition_rounds(300, 0));
     rounds.on_round_reply(0, &partition_round, &gathered(vec![], upto, false));
-    let first = rounds.next_batch(1_000, NEAR).expect("much to say");
+    let first = rounds.next_batch(1_000, NEAR).expect("a full batch");
     assert_eq!((first.components(), first.freshness.age_us), (BATCH_COMPONENTS_MAX, Some(900)));
     rounds.acknowledged(1_000, NEAR, &ack(&first, 0));
     let second = rounds.next_batch(1_000, NEAR).expect("the rest");
@@ -275,7 +275,7 @@ fn queued_components_keep_a_batch_from_counting_as_fresh() {
         rounds.on_round_reply(0, &partition_round, &gathered(vec![], upto, false));
     }
     rounds.round_ended();
-    let last = rounds.next_batch(2_000, NEAR).expect("a sign of life");
+    let last = rounds.next_batch(2_000, NEAR).expect("a heartbeat");
     assert_eq!(last.freshness.age_us, Some(500));
 }
 
@@ -298,11 +298,7 @@ fn more_is_asked_for_while_there_is_room_for_it() {
     let bytes = components * 60_000;
     let most = OUTBOX_BYTES_MAX as u64;
     assert!((most..most + 700_000).contains(&bytes), "{bytes}");
-    assert_eq!(
-        only(rounds.partition_rounds(0, 0)).round.most,
-        0,
-        "nothing is gathered while there is no room"
-    );
+    assert_eq!(only(rounds.partition_rounds(0, 0)).round.most, 0, "a full outbox stops gathering");
     let mut sent = 0;
     while let Some(batch) = rounds.next_batch(0, NEAR) {
         let bytes = Frame::Batch(batch.clone()).encode().len();
@@ -310,7 +306,7 @@ fn more_is_asked_for_while_there_is_room_for_it() {
         sent += batch.components() as u64;
         rounds.acknowledged(0, NEAR, &ack(&batch, 0));
     }
-    assert_eq!(sent, components, "nothing is lost on the way");
+    assert_eq!(sent, components, "every gathered component is sent");
 }
 
 #[test]
@@ -339,27 +335,30 @@ fn of_a_store_that_lost_its_marks_no_page_is_passed_over() {
     let partition_round = only(rounds.partition_rounds(0, 0));
     let first_page = gathered(vec![component(b"a", 1)], 3, true);
     rounds.on_round_reply(0, &partition_round, &first_page);
-    assert!(rounds.next_partition_round(0, &partition_round, &first_page).is_none(), "it was thrown away");
+    assert!(
+        rounds.next_partition_round(0, &partition_round, &first_page).is_none(),
+        "the page was discarded"
+    );
     assert_eq!(only(rounds.partition_rounds(0, 0)).round.after, 0);
 }
 
 #[test]
 fn a_store_that_lost_its_marks_is_listened_to_from_the_beginning() {
     let mut rounds = with_something_to_say();
-    let before = rounds.next_batch(0, NEAR).expect("something to say");
+    let before = rounds.next_batch(0, NEAR).expect("a batch");
     let partition_round = only(rounds.partition_rounds(0, 0));
     assert_eq!(partition_round.round.after, 9);
     rounds.on_round_reply(0, &partition_round, &gathered(vec![], 3, false));
     rounds.acknowledged(0, NEAR, &ack(&before, 0));
     let round = only(rounds.partition_rounds(0, 0)).round;
-    assert_eq!((round.after, round.trim), (0, 0), "stamps of an earlier life say nothing about this one");
+    assert_eq!((round.after, round.trim), (0, 0), "stamps of an earlier incarnation are ignored");
 }
 
 #[test]
 fn lag_is_half_a_round_trip_and_an_interval_and_grows_while_nothing_is_acknowledged() {
     let mut rounds = with_something_to_say();
     assert_eq!(rounds.peer_state(0, NEAR).expect("known").lag_us, None);
-    let batch = rounds.next_batch(1_000, NEAR).expect("something to say");
+    let batch = rounds.next_batch(1_000, NEAR).expect("a batch");
     rounds.acknowledged(101_000, NEAR, &ack(&batch, 0));
     let lag_us = |now_us| rounds.peer_state(now_us, NEAR).expect("known").lag_us;
     assert_eq!(lag_us(101_000), Some(50_000 + INTERVAL_US));
@@ -382,7 +381,7 @@ fn empty_batch(echo_us: u64, last_heard_age_us: u64) -> Batch {
 fn region_is_connected_while_all_peers_are_fresh() {
     let mut rounds = rounds(&[1, 2], 1, 7);
     rounds.merged(1_000_000, NEAR, &empty_batch(1_000_000, 0));
-    assert_eq!(rounds.connected_for_us(1_000_000), 0, "one was never heard of");
+    assert_eq!(rounds.connected_for_us(1_000_000), 0, "one peer has never been heard");
     assert_eq!(rounds.last_heard_age_us(1_000_000), None);
     rounds.merged(1_500_000, FAR, &empty_batch(1_500_000, 0));
     assert_eq!(rounds.last_heard_age_us(2_000_000), Some(1_000_000));
@@ -404,39 +403,35 @@ fn isolated_region_does_not_claim_to_be_settled() {
             );
         }
         rounds.round_ended();
-        let batch = rounds.next_batch(now_us, NEAR).expect("a sign of life");
+        let batch = rounds.next_batch(now_us, NEAR).expect("a heartbeat");
         rounds.acknowledged(now_us, NEAR, &ack(&batch, now_us));
         (batch.freshness.age_us, batch.freshness.settled_age_us)
     };
     assert_eq!(freshness_after(10, [false, false]), (Some(0), None));
-    assert_eq!(freshness_after(20, [true, false]), (Some(0), None), "not in every partition");
+    assert_eq!(freshness_after(20, [true, false]), (Some(0), None), "not every partition is settled");
     assert_eq!(freshness_after(30, [true, true]), (Some(0), Some(0)));
-    assert_eq!(
-        freshness_after(40, [false, true]),
-        (Some(0), Some(10)),
-        "it is on its part again in one of them"
-    );
+    assert_eq!(freshness_after(40, [false, true]), (Some(0), Some(10)), "one partition is isolated again");
 }
 
 #[test]
 fn a_region_counts_on_the_whole_when_all_that_was_charged_to_parts_has_come_and_for_as_long() {
     let mut rounds = rounds(&[1, 2], 1, 7);
-    let said = |settled_age_us| {
+    let settled_batch = |settled_age_us| {
         let mut batch = empty_batch(10_000_000, 0);
         batch.freshness.settled_age_us = settled_age_us;
         batch
     };
     let stance = |rounds: &Rounds| (rounds.connected_for_us(10_000_000), rounds.is_settled(10_000_000));
-    rounds.merged(10_000_000, NEAR, &said(Some(1_000)));
-    rounds.merged(10_000_000, FAR, &said(None));
+    rounds.merged(10_000_000, NEAR, &settled_batch(Some(1_000)));
+    rounds.merged(10_000_000, FAR, &settled_batch(None));
     assert_eq!(
         stance(&rounds),
         (PEER_TIMEOUT_DEFAULT_US, false),
-        "all are heard of, and one has not told all"
+        "all peers are heard, but one is not settled"
     );
-    rounds.merged(10_000_000, FAR, &said(Some(PEER_TIMEOUT_DEFAULT_US)));
-    assert_eq!(stance(&rounds), (PEER_TIMEOUT_DEFAULT_US, false), "what it told is too old");
-    rounds.merged(10_000_000, FAR, &said(Some(3_000)));
+    rounds.merged(10_000_000, FAR, &settled_batch(Some(PEER_TIMEOUT_DEFAULT_US)));
+    assert_eq!(stance(&rounds), (PEER_TIMEOUT_DEFAULT_US, false), "the settled state is too old");
+    rounds.merged(10_000_000, FAR, &settled_batch(Some(3_000)));
     assert_eq!(stance(&rounds), (PEER_TIMEOUT_DEFAULT_US - 3_000, true));
     assert!(
         rounds.partition_rounds(10_000_000, 0).iter().all(|partition_round| partition_round.round.settled)
@@ -490,12 +485,12 @@ fn where_two_are_cut_from_each_other_all_three_fall_back_at_about_the_same_time(
             if region.connected_for_us(now_us) == 0 {
                 fell_back_us.get_or_insert(now_us);
             } else {
-                assert_eq!(*fell_back_us, None, "it stays so");
+                assert_eq!(*fell_back_us, None, "an isolated region stays isolated");
             }
         }
     }
     for fell_back_us in fell_back_us {
-        let fell_back_us = fell_back_us.expect("the cut lasts");
+        let fell_back_us = fell_back_us.expect("the partition lasts");
         let after_us = fell_back_us - 10_000_000;
         assert!(
             (PEER_TIMEOUT_DEFAULT_US - 5 * INTERVAL_US..=PEER_TIMEOUT_DEFAULT_US).contains(&after_us),
@@ -540,12 +535,16 @@ fn last_heard_age_stays_short_at_any_link_delay() {
                 }
             }
             if now_us > 3_000_000 {
-                let ages = all.iter().map(|rounds| rounds.effective_age_us(now_us).expect("all are heard"));
+                let ages =
+                    all.iter().map(|rounds| rounds.effective_age_us(now_us).expect("all peers are heard"));
                 longest_us = longest_us.max(ages.max().expect("three"));
             }
         }
         let most_us = 4 * INTERVAL_US + 2 * (2 * way_us) + 4 * STEP_US;
-        assert!((2 * INTERVAL_US..=most_us).contains(&longest_us), "{longest_us} with a way of {way_us}");
+        assert!(
+            (2 * INTERVAL_US..=most_us).contains(&longest_us),
+            "{longest_us} with a one-way delay of {way_us}"
+        );
     }
 }
 
@@ -558,7 +557,7 @@ fn gather_is_acknowledged_with_its_last_batch() {
     rounds.on_round_reply(0, &partition_round, &gathered((0..10).map(long).collect(), 9, false));
     let mut sent = 0;
     while let Some(batch) = rounds.next_batch(0, NEAR) {
-        assert_eq!(only(rounds.partition_rounds(0, 0)).round.trim, 0, "{sent} of 10 are there");
+        assert_eq!(only(rounds.partition_rounds(0, 0)).round.trim, 0, "{sent} of 10 are sent");
         sent += batch.components();
         assert_eq!(batch.freshness.age_us.is_some(), sent == 10);
         rounds.acknowledged(0, NEAR, &ack(&batch, 0));

@@ -255,7 +255,7 @@ impl World {
             for other in (0..REGIONS).filter(|other| *other != region) {
                 assert!(
                     self.merged(other, region, place) >= sum,
-                    "{place:?} of {region} dropped before {other} has it"
+                    "the dirty mark of {place:?} in {region} was dropped before {other} merged it"
                 );
             }
             self.stores[region].dirty_meters.remove(&place);
@@ -296,7 +296,7 @@ impl World {
             MessageInTransit::Batch { from, replicator, to, batch } => {
                 self.merge(from, to, &batch, usize::MAX);
                 let now_us = self.clock_us(to);
-                let receiver = self.replicators[to].last_mut().expect("there is always one");
+                let receiver = self.replicators[to].last_mut().expect("a region has a replicator");
                 let ack = receiver.merged(now_us, RegionId(from as u64), &batch);
                 self.network.push(MessageInTransit::Ack { from: to, replicator, to: from, ack });
                 if again {
@@ -365,7 +365,7 @@ impl World {
     fn check_liveness(&self) {
         for region in 0..REGIONS {
             let now_us = self.clock_us(region);
-            let rounds = self.replicators[region].last().expect("there is always one");
+            let rounds = self.replicators[region].last().expect("a region has a replicator");
             for peer in (0..REGIONS).filter(|peer| *peer != region) {
                 let liveness = &rounds
                     .peers
@@ -401,7 +401,7 @@ impl World {
         for charged in self.history.iter().filter(|charged| charged.region == of && charged.at_us < until_us)
         {
             let (merged, sum) = (self.merged(at, of, charged.place), sum(charged));
-            assert!(merged >= sum, "{at} says it knows {of} until {until_us}, but {merged} < {sum}");
+            assert!(merged >= sum, "{at} claims to know {of} until {until_us}, but {merged} < {sum}");
         }
     }
 
@@ -444,15 +444,15 @@ proptest! {
         }
         world.heal();
         for region in 0..REGIONS {
-            prop_assert!(world.stores[region].dirty_meters.is_empty(), "what everybody has is dropped from the marks");
+            prop_assert!(world.stores[region].dirty_meters.is_empty(), "acknowledged meters are not dirty");
             for (place, sum) in &world.stores[region].charged {
                 for other in (0..REGIONS).filter(|other| *other != region) {
                     prop_assert_eq!(world.merged(other, region, *place), *sum);
                 }
             }
-            let rounds = world.replicators[region].last().expect("there is always one");
-            prop_assert!(rounds.connected_for_us(world.clock_us(region)) > 0, "and knows that it does");
-            prop_assert!(rounds.is_settled(world.clock_us(region)), "of standing parts as well");
+            let rounds = world.replicators[region].last().expect("a region has a replicator");
+            prop_assert!(rounds.connected_for_us(world.clock_us(region)) > 0, "the region is connected");
+            prop_assert!(rounds.is_settled(world.clock_us(region)), "the region is settled");
             prop_assert!(world.stores[region].parted.is_empty());
         }
     }
