@@ -114,7 +114,7 @@ fn wait_within(limit: Duration, child: Child) -> std::io::Result<TimedExit> {
             return Ok(TimedExit::OutOfTime);
         }
     }
-    Err(std::io::Error::other("it does not end even when killed"))
+    Err(std::io::Error::other("the process does not end after SIGKILL"))
 }
 
 fn signal_group(group: u32, signal: &str) -> std::io::Result<()> {
@@ -152,7 +152,9 @@ mod tests {
 
     #[test]
     fn passes_output_through_unchanged_and_counts_it() {
-        let output = b"\xffnot UTF-8\ntest result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\nno newline at the end";
+        let output = b"\xffnot UTF-8\n\
+            test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n\
+            no newline at the end";
         let (mut copy, mut tally) = (Vec::new(), Tally::default());
         pass_through(&output[..], &mut copy, &mut tally).unwrap();
         assert_eq!(copy, output);

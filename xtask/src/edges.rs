@@ -2,38 +2,92 @@
 
 use std::fmt;
 
+use crate::Failure;
 use crate::metadata::{Graph, Member};
 
-/// Each crate of ours and those of ours it may depend on, for any purpose: to build, to test, to
-/// use. A row may stand here before its crate does.
-const ALLOWED: &[(&str, &[&str])] = &[
-    ("tidegate-core", &[]),
-    ("tidegate-origin", &["tidegate-core", "tidegate-testkit"]),
-    ("tidegate-replication", &["tidegate-core", "tidegate-origin", "tidegate-testkit"]),
-    ("tidegate-rules", &["tidegate-core", "tidegate-testkit"]),
-    ("tidegate", &["tidegate-core", "tidegate-replication", "tidegate-origin", "tidegate-testkit"]),
-    ("tidegate-record", &["tidegate-testkit"]),
-    (
-        "tidegate-server",
-        &["tidegate", "tidegate-record", "tidegate-rules", "tidegate-core", "tidegate-testkit"],
-    ),
-    // Its tests change a store past the servers that follow it.
-    ("tidegate-cli", &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-rules", "tidegate-testkit"]),
-    ("tidegate-sim", &["tidegate-core", "tidegate-replication", "tidegate-oracle"]),
-    ("tidegate-oracle", &["tidegate-core"]),
-    (
-        "tidegate-bench",
-        &[
-            "tidegate",
-            "tidegate-core",
-            "tidegate-oracle",
-            "tidegate-record",
-            "tidegate-rules",
-            "tidegate-testkit",
-        ],
-    ),
-    ("tidegate-testkit", &[]),
-    ("xtask", &[]),
+/// A crate of ours, and its row of the table in ARCHITECTURE.md.
+struct Room {
+    name: &'static str,
+    /// The crates of ours that it may depend on, for any purpose: to build, to test, to use.
+    may_use: &'static [&'static str],
+    contains: &'static str,
+    never: &'static str,
+}
+
+const ROOMS: &[Room] = &[
+    Room {
+        name: "tidegate-core",
+        may_use: &[],
+        contains: "limits, decision arithmetic, meter table, node engine, origin transition, bounds",
+        never: "reads a clock or random numbers, does I/O, knows a runtime or serde",
+    },
+    Room {
+        name: "tidegate-origin",
+        may_use: &["tidegate-core", "tidegate-testkit"],
+        contains: "the origin in memory and on Redis (Lua)",
+        never: "has arithmetic that differs from `core`",
+    },
+    Room {
+        name: "tidegate-replication",
+        may_use: &["tidegate-core", "tidegate-origin", "tidegate-testkit"],
+        contains: "replication rounds, wire format, connections between regions",
+        never: "compares the clocks of two machines",
+    },
+    Room {
+        name: "tidegate",
+        may_use: &["tidegate-core", "tidegate-replication", "tidegate-origin"],
+        contains: "the SDK: `Limiter`, gates, reservations, the clock, HTTP headers, `region`",
+        never: "needs a server; needs a runtime outside `region`",
+    },
+    Room {
+        name: "tidegate-rules",
+        may_use: &["tidegate-core", "tidegate-testkit"],
+        contains: "rules, overrides, rule store, audit",
+        never: "decides a request; knows a protocol",
+    },
+    Room {
+        name: "tidegate-record",
+        may_use: &["tidegate-testkit"],
+        contains: "decision log, Parquet and OTLP export",
+        never: "blocks the thread that decides",
+    },
+    Room {
+        name: "tidegate-server",
+        may_use: &["tidegate", "tidegate-record", "tidegate-rules", "tidegate-core", "tidegate-testkit"],
+        contains: "listeners, workers, surfaces, admin API, control plane",
+        never: "decides a limit by its own arithmetic",
+    },
+    Room {
+        name: "tidegate-cli",
+        may_use: &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-rules", "tidegate-testkit"],
+        contains: "the `tidegate` command",
+        never: "opens a database itself",
+    },
+    Room {
+        name: "tidegate-sim",
+        may_use: &["tidegate-core", "tidegate-replication"],
+        contains: "seeded simulator of nodes, origins and regions",
+        never: "decides; draws from anything but its seed",
+    },
+    Room {
+        name: "tidegate-oracle",
+        may_use: &["tidegate-core"],
+        contains: "slow, exact model of decisions",
+        never: "shares arithmetic with the code that it judges",
+    },
+    Room {
+        name: "tidegate-bench",
+        may_use: &["tidegate", "tidegate-oracle", "tidegate-record", "tidegate-rules", "tidegate-testkit"],
+        contains: "benchmarks against other limiters",
+        never: "is a dependency of the product",
+    },
+    Room {
+        name: "tidegate-testkit",
+        may_use: &[],
+        contains: "servers, stores and proxies that tests can break",
+        never: "ships",
+    },
+    Room { name: "xtask", may_use: &[], contains: "the commands of this repository", never: "ships" },
 ];
 
 /// The crate that decides from its arguments alone.
@@ -116,19 +170,54 @@ pub(crate) fn check(graph: &Graph) -> Vec<Violation> {
 }
 
 fn check_table(member: &Member, graph: &Graph) -> Vec<Violation> {
-    let Some((_, allowed)) = ALLOWED.iter().find(|(name, _)| *name == member.name) else {
+    let Some(room) = ROOMS.iter().find(|room| room.name == member.name) else {
         return vec![Violation::Unlisted { member: member.name.clone() }];
     };
     member
         .declares
         .iter()
-        .filter(|name| is_ours(name, graph) && !allowed.contains(&name.as_str()))
+        .filter(|name| is_ours(name, graph) && !room.may_use.contains(&name.as_str()))
         .map(|name| Violation::Forbidden { member: member.name.clone(), depends_on: name.clone() })
         .collect()
 }
 
 fn is_ours(name: &str, graph: &Graph) -> bool {
     graph.members().iter().any(|member| member.name == name)
+}
+
+/// Returns the edges that the table grants and no crate uses.
+pub(crate) fn unused(graph: &Graph) -> Vec<String> {
+    let unused = |member: &Member| {
+        let room = ROOMS.iter().find(|room| room.name == member.name);
+        let granted = room.map_or(&[][..], |room| room.may_use).iter();
+        let idle = granted.filter(|name| !member.declares.iter().any(|declared| declared == *name));
+        idle.map(|name| format!("{} -> {name}", member.name)).collect::<Vec<_>>()
+    };
+    graph.members().iter().flat_map(unused).collect()
+}
+
+/// The heading of the table of crates in ARCHITECTURE.md.
+const TABLE_HEAD: &str = "| crate | may depend on | contains | never |\n|---|---|---|---|\n";
+
+/// Returns the table of crates for ARCHITECTURE.md.
+fn table() -> String {
+    let row = |room: &Room| {
+        let Room { name, may_use, contains, never } = room;
+        let short = |name: &str| name.strip_prefix("tidegate-").unwrap_or(name).to_owned();
+        let uses: Vec<String> = may_use.iter().copied().map(short).collect();
+        let uses = if uses.is_empty() { "-".to_owned() } else { uses.join(", ") };
+        format!("| `{}` | {uses} | {contains} | {never} |\n", short(name))
+    };
+    ROOMS.iter().map(row).fold(TABLE_HEAD.to_owned(), |table, row| table + &row)
+}
+
+/// Returns the page with its table of crates replaced by the generated one.
+pub(crate) fn with_table(page: &str) -> Result<String, Failure> {
+    let missing = || format!("ARCHITECTURE.md: no table begins with {:?}", TABLE_HEAD.lines().next());
+    let start = page.find(TABLE_HEAD).ok_or_else(missing)?;
+    let rest = &page[start..];
+    let length = rest.find("\n\n").map_or(rest.len(), |end| end + 1);
+    Ok(format!("{}{}{}", &page[..start], table(), &rest[length..]))
 }
 
 fn check_purity(graph: &Graph) -> Vec<Violation> {
@@ -157,6 +246,8 @@ fn owned(path: &[&str]) -> Vec<String> {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use std::fs;
+    use std::path::Path;
 
     /// An invented workspace, rendered as the output of `cargo metadata`.
     #[derive(Default)]
@@ -269,6 +360,28 @@ mod tests {
     }
 
     #[test]
+    fn each_edge_of_the_table_is_used() {
+        assert_eq!(unused(&Graph::load().unwrap()), [""; 0]);
+        let sound = Graph::parse(&sound().metadata()).unwrap();
+        assert!(unused(&sound).contains(&"tidegate-bench -> tidegate-oracle".to_owned()));
+    }
+
+    #[test]
+    fn architecture_has_the_generated_table() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
+        let page = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+        assert_eq!(with_table(&page).unwrap(), page, "`cargo xtask edges` writes the table");
+    }
+
+    #[test]
+    fn only_the_table_of_a_page_is_replaced() {
+        let page = |rows: &str| format!("# A\n\n{TABLE_HEAD}{rows}\nThe end.\n");
+        let rows = table().replace(TABLE_HEAD, "");
+        assert_eq!(with_table(&page("| `old` | - | x | y |\n")), Ok(page(&rows)));
+        assert!(with_table("# A\n").is_err());
+    }
+
+    #[test]
     fn a_sound_workspace_breaks_nothing() {
         assert_eq!(sound().violations(), []);
     }
@@ -280,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_that_the_table_does_not_grant_is_caught_whatever_it_is_for() {
+    fn forbidden_dependency_is_caught_for_any_kind() {
         for kind in [normal(), for_tests(), for_build_script(), on("cfg(loom)")] {
             let violations = sound().with("tidegate-core", "tidegate-oracle", kind.clone()).violations();
             assert_eq!(violations, [forbidden("tidegate-core", "tidegate-oracle")], "{kind}");
@@ -288,13 +401,12 @@ mod tests {
     }
 
     #[test]
-    fn only_the_simulator_and_the_benchmark_may_use_the_oracle_and_nobody_the_benchmark() {
-        for (member, _) in ALLOWED {
+    fn only_the_benchmark_may_use_the_oracle_and_no_crate_the_benchmark() {
+        for Room { name: member, .. } in ROOMS {
             for measured in ["tidegate-oracle", "tidegate-bench"] {
                 // Without default members, because another test covers the benchmark's peers.
                 let made = FakeWorkspace { members: vec![member, measured], ..FakeWorkspace::default() };
-                let granted =
-                    measured == "tidegate-oracle" && ["tidegate-sim", "tidegate-bench"].contains(member);
+                let granted = (*member, measured) == ("tidegate-bench", "tidegate-oracle");
                 let expected = if granted { vec![] } else { vec![forbidden(member, measured)] };
                 assert_eq!(made.with(member, measured, for_tests()).violations(), expected);
             }
@@ -328,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_core_uses_only_for_tests_or_the_model_checker_may_be_impure() {
+    fn test_and_loom_dependencies_of_the_core_may_be_impure() {
         for kind in [for_tests(), for_build_script(), on("cfg(loom)")] {
             assert_eq!(sound().with("tidegate-core", "serde", kind).violations(), []);
         }
@@ -337,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_within_reach_of_a_default_member_is_caught_whatever_it_is_for() {
+    fn competitor_dependency_of_a_default_member_is_caught() {
         for name in ["governor", "throttlecrab", "pingora-limits", "limitador"] {
             for kind in [normal(), for_tests(), for_build_script()] {
                 let violations = sound().with("tidegate", "between", kind).with("between", name, normal());
@@ -353,16 +465,19 @@ mod tests {
     }
 
     #[test]
-    fn what_tests_are_made_of_is_used_by_tests_only() {
-        let made = || sound().with_member("tidegate-testkit");
-        let shipped = made().with("tidegate", "tidegate-testkit", normal()).violations();
-        assert_eq!(shipped, [Violation::TestKit { path: owned(&["tidegate", "tidegate-testkit"]) }]);
-        assert_eq!(made().with("tidegate", "tidegate-testkit", for_tests()).violations(), []);
+    fn only_tests_use_the_test_kit() {
+        let made = || {
+            let workspace = sound().with_member("tidegate-testkit").with_member("tidegate-rules");
+            workspace.with_default_member("tidegate-rules")
+        };
+        let shipped = made().with("tidegate-rules", "tidegate-testkit", normal()).violations();
+        assert_eq!(shipped, [Violation::TestKit { path: owned(&["tidegate-rules", "tidegate-testkit"]) }]);
+        assert_eq!(made().with("tidegate-rules", "tidegate-testkit", for_tests()).violations(), []);
         assert_eq!(made().with("tidegate-bench", "tidegate-testkit", normal()).violations(), []);
     }
 
     #[test]
-    fn a_violation_tells_the_way_to_what_is_wrong() {
+    fn violation_prints_the_dependency_path() {
         assert_eq!(
             impure(&["tidegate-core", "between", "serde"]).to_string(),
             "tidegate-core must stay pure, but has tidegate-core -> between -> serde"

@@ -1,7 +1,6 @@
 //! The project's own commands, run as `cargo xtask <command>`.
 
 mod command;
-#[cfg(test)]
 mod docs;
 mod edges;
 mod gate;
@@ -48,9 +47,9 @@ const SUBCOMMANDS: &[Subcommand] = &[
     },
     Subcommand {
         name: "tools",
-        about: "Installs what the tests need and is missing: parts of the toolchain, and the real\n\
-                clients and proxies that ask the server. What Debian packages needs root or sudo;\n\
-                everything else goes below the target folder.",
+        about: "Installs missing tools of the tests: parts of the toolchain, and the real clients\n\
+                and proxies of the tests. Debian packages need root or sudo; everything else goes\n\
+                below the target folder.",
         run: || run_gate(&[steps::TOOLS]),
     },
     Subcommand {
@@ -73,15 +72,21 @@ const SUBCOMMANDS: &[Subcommand] = &[
     },
     Subcommand {
         name: "long",
-        about: "What the tests do in short, in full, within an hour or two on a machine that has nothing else\n\
-                to do: a million calls to the origin's script, 2,000 simulated worlds of either kind, known\n\
-                mistakes, and faults, attacks and cuts of real servers that last for a minute each.",
+        about: "Runs the tests at full length, in one or two hours on an idle machine: a million calls\n\
+                to the origin's script, 2,000 simulated worlds of either kind, known mutations, and\n\
+                faults, attacks and partitions of real servers, a minute each.",
         run: || run_gate(&steps::LONG),
     },
     Subcommand {
+        name: "docs",
+        about: "Builds the book of docs/ into target/book with a pinned mdbook, and checks its links,\n\
+                anchors and SUMMARY.md. `test` runs the same check as one of xtask's own tests.",
+        run: || docs::run(&Project::load()?),
+    },
+    Subcommand {
         name: "edges",
-        about: "Checks which of our crates depends on which against the table in\n\
-                xtask/src/edges.rs. `test` runs the same check as one of xtask's own tests.",
+        about: "Checks the dependencies between our crates against the table in xtask/src/edges.rs,\n\
+                and writes that table into ARCHITECTURE.md. xtask's own tests run the same check.",
         run: report_edges,
     },
 ];
@@ -133,13 +138,24 @@ fn report_edges() -> Result<(), Failure> {
     let graph = metadata::Graph::load()?;
     let violations = edges::check(&graph);
     if violations.is_empty() {
-        println!("edges: all {} crates keep to the table", graph.members().len());
-        return Ok(());
+        println!("edges: all {} crates match the table", graph.members().len());
+        for edge in edges::unused(&graph) {
+            println!("edges: {edge} is allowed but unused");
+        }
+        return write_table_of_crates(&Project::load()?);
     }
     for violation in &violations {
         println!("edges: {violation}");
     }
-    Err(format!("edges: broken {} times", violations.len()))
+    Err(format!("edges: {} violations", violations.len()))
+}
+
+fn write_table_of_crates(project: &Project) -> Result<(), Failure> {
+    let path = project.root.join("ARCHITECTURE.md");
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    let page = std::fs::read_to_string(&path).map_err(failed)?;
+    let written = edges::with_table(&page)?;
+    if written == page { Ok(()) } else { std::fs::write(&path, written).map_err(failed) }
 }
 
 #[cfg(test)]

@@ -32,21 +32,22 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "a_rollback_never_takes_a_merge_away",
     },
     Mutant {
-        fault: "what is used is told with reservations in it",
+        fault: "reported usage includes reservations",
         file: "src/meter.rs",
         from: "Level::Gcra(before) => gcra::used(limit, before, now.mono_us()),",
         to: "Level::Gcra(before) => gcra::used(limit, before, now.mono_us()) + u64::from(self.reserved),",
         caught_by: "a_reservation_is_never_visible_as_use",
     },
     Mutant {
-        fault: "a writer locks whatever version is there, not the one it decided on",
+        fault: "a writer locks the present version, not the one it decided on",
         file: "src/table/line.rs",
         from: "pub(crate) fn lock_at(&self, head: Head) -> Option<LineGuard<'_>> {",
-        to: "pub(crate) fn lock_at(&self, _: Head) -> Option<LineGuard<'_>> {\n        let head = self.head();",
+        to: "pub(crate) fn lock_at(&self, _: Head) -> Option<LineGuard<'_>> {\n        let head = \
+             self.head();",
         caught_by: "the_last_unit_goes_to_one_of_two",
     },
     Mutant {
-        fault: "a reader does not look at the version again",
+        fault: "a reader does not check the version again",
         file: "src/table/line.rs",
         from: "self.head.load(Ordering::Relaxed) == head.0",
         to: "self.head.load(Ordering::Relaxed) == head.0 || true",
@@ -60,7 +61,7 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "a_look_during_a_charge_sees_it_whole_or_not_at_all",
     },
     Mutant {
-        fault: "a newcomer is placed without looking whether it is there by now",
+        fault: "a new key is placed without a check whether it exists by now",
         file: "src/table/place.rs",
         from: "return InsertResult::Already;",
         to: "",
@@ -74,7 +75,7 @@ const MUTANTS: &[Mutant] = &[
         caught_by: "a_key_at_its_limit_survives_newcomers",
     },
     Mutant {
-        fault: "a newcomer takes the slot it chose, whatever has become of it",
+        fault: "a new key takes the slot it chose, although the slot has changed",
         file: "src/table/place.rs",
         from: "if line.slot(choice.slot) != choice.words {",
         to: "if false {",
@@ -134,7 +135,10 @@ fn mutate(core: &Path, mutant: &Mutant) -> Result<(), Failure> {
     let path = core.join(mutant.file);
     let source = read(&path)?;
     if source.matches(mutant.from).count() != 1 {
-        return Err(format!("{}: the code to break does not stand there once: {}", mutant.file, mutant.from));
+        return Err(format!(
+            "{}: the code to mutate does not occur exactly once: {}",
+            mutant.file, mutant.from
+        ));
     }
     write(&path, &source.replace(mutant.from, mutant.to))
 }

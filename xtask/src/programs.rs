@@ -60,7 +60,7 @@ fn once(folder: &Path, wanted: &str, install: fn(&Path) -> Result<(), Failure>) 
     if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(());
     }
-    let cannot = |what: &Path, error: std::io::Error| format!("cannot write {}: {error}", what.display());
+    let cannot = |path: &Path, error: std::io::Error| format!("cannot write {}: {error}", path.display());
     std::fs::create_dir_all(folder).map_err(|error| cannot(folder, error))?;
     install(folder)?;
     std::fs::write(&stamp, wanted).map_err(|error| cannot(&stamp, error))
@@ -94,8 +94,8 @@ fn install_packages(packages: &[&str]) -> Result<(), Failure> {
         return Ok(());
     }
     let by_hand = format!(
-        "the tests need the Debian packages {0}, which cannot be installed from here: `apt-get install {0}` as root, or \
-         the same programs from elsewhere on the PATH",
+        "the tests need the Debian packages {0}, which cannot be installed from here: `apt-get install {0}` \
+         as root, or the same programs from elsewhere on the PATH",
         packages.join(" ")
     );
     let Some(as_root) = as_root().filter(|_| find("apt-get").is_some()) else { return Err(by_hand) };

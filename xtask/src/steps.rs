@@ -73,7 +73,7 @@ fn regions(tally: &mut Tally) -> Result<(), Failure> {
 
 fn fmt() -> Result<(), Failure> {
     command::run(command::cargo().args(["fmt", "--all", "--check"]))
-        .map_err(|failure| format!("{failure}; `cargo fmt --all` mends it"))
+        .map_err(|failure| format!("{failure}; run `cargo fmt --all`"))
 }
 
 /// Lints the default features and all features: code can be wrong in only one of the two.

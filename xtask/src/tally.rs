@@ -61,7 +61,8 @@ mod tests {
         let tally = tally_of(&[
             "running 3 tests",
             "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.01s\n",
-            "test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.50s\r\n",
+            "test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in \
+             1.50s\r\n",
         ]);
         assert_eq!(tally, Tally { passed: 13, failed: 2, skipped: 1 });
         assert_eq!(tally.to_string(), "13 passed, 2 failed, 1 skipped");

@@ -1,4 +1,4 @@
-//! Envoy's rate limit service, asked by a real Envoy, by Google's gRPC client, and over HTTP.
+//! Envoy's rate limit service, called by a real Envoy, by Google's gRPC client, and over HTTP.
 
 #![allow(
     clippy::expect_used,
@@ -15,20 +15,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
+use support::examples::{example, fill};
 use support::{serve, tool};
 use tidegate_testkit::{Process, START_TIME_MAX, Server, free_port, wait_for_port, wait_until};
 
-const DESCRIPTORS: &str = "
-domain: edge
-descriptors:
-  - key: user
-    rate_limit: { unit: hour, requests_per_unit: 3 }
-  - key: user
-    value: root
-    rate_limit: { unlimited: true }
-";
-
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// Returns the example's descriptors, with a limit that no test outlasts.
+fn descriptors() -> String {
+    fill(
+        &example("descriptors.yaml"),
+        "unit: minute, requests_per_unit: 60",
+        "unit: hour, requests_per_unit: 3",
+    )
+}
 
 /// A folder with a descriptor file, for a server to read.
 fn descriptor_file(text: &str) -> (tempfile::TempDir, PathBuf) {
@@ -62,7 +62,7 @@ impl HttpAnswer {
     }
 }
 
-/// One request over HTTP/1.1; nothing if nobody answers.
+/// Sends one request over HTTP/1.1; returns `None` without a response.
 fn try_http(address: SocketAddr, head: &str, body: &str) -> Option<HttpAnswer> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time limit");
@@ -80,7 +80,7 @@ fn http(address: SocketAddr, head: &str, body: &str) -> HttpAnswer {
     try_http(address, head, body).expect("an answer")
 }
 
-/// An upstream that says yes to everything.
+/// Starts an upstream that answers every request with 200.
 fn upstream() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("bound").port();
@@ -98,11 +98,13 @@ fn upstream() -> u16 {
 /// A real Envoy before the upstream.
 fn envoy(folder: &Path, upstream: u16, grpc: SocketAddr, failure_mode_deny: bool) -> (Process, SocketAddr) {
     let port = free_port();
-    let config = include_str!("envoy/envoy.yaml")
-        .replace("PROXY_PORT", &port.to_string())
-        .replace("UPSTREAM_PORT", &upstream.to_string())
-        .replace("GRPC_PORT", &grpc.port().to_string())
-        .replace("FAILURE_MODE_DENY", if failure_mode_deny { "true" } else { "false" });
+    let config = fill(&example("envoy.yaml"), "port_value: 10000", &format!("port_value: {port}"));
+    let config = fill(&config, "port_value: 3000", &format!("port_value: {upstream}"));
+    let config = fill(&config, "port_value: 8081", &format!("port_value: {}", grpc.port()));
+    let config =
+        fill(&config, "failure_mode_deny: false", &format!("failure_mode_deny: {failure_mode_deny}"));
+    // A busy machine may take longer than Envoy waits by default.
+    let config = fill(&config, "timeout: 0.25s", "timeout: 1s");
     let path = folder.join(format!("envoy-{failure_mode_deny}.yaml"));
     std::fs::write(&path, config).expect("written");
     let log = std::fs::File::create(folder.join(format!("envoy-{failure_mode_deny}.log"))).expect("a log");
@@ -120,8 +122,8 @@ fn through(proxy: SocketAddr, user: &str) -> HttpAnswer {
 }
 
 #[test]
-fn a_real_envoy_lets_pass_and_denies_as_told() {
-    let (folder, path) = descriptor_file(DESCRIPTORS);
+fn real_envoy_enforces_the_decisions() {
+    let (folder, path) = descriptor_file(&descriptors());
     let mut server = start(&path);
     let upstream = upstream();
     let (_open, open) = envoy(folder.path(), upstream, server.address("grpc"), false);
@@ -131,7 +133,7 @@ fn a_real_envoy_lets_pass_and_denies_as_told() {
         let passed = through(open, "alice");
         assert_eq!((passed.status, passed.header("x-ratelimit-remaining")), (200, Some(left)));
     }
-    // Both proxies ask one server.
+    // Both proxies call one server.
     for proxy in [open, closed] {
         let denied = through(proxy, "alice");
         assert_eq!(denied.status, 429);
@@ -154,7 +156,7 @@ fn a_real_envoy_lets_pass_and_denies_as_told() {
 
 #[test]
 fn a_changed_file_counts_and_a_bad_one_does_not() {
-    let (_folder, path) = descriptor_file(DESCRIPTORS);
+    let (_folder, path) = descriptor_file(&descriptors());
     let server = start(&path);
     let limit = || {
         let body = json!({"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "a"}], "hitsAddend": "0"}]});
@@ -162,7 +164,7 @@ fn a_changed_file_counts_and_a_bad_one_does_not() {
         answer.json()["statuses"][0]["currentLimit"]["requestsPerUnit"].clone()
     };
     assert_eq!(limit(), 3);
-    std::fs::write(&path, DESCRIPTORS.replace("3 }", "40 }")).expect("written");
+    std::fs::write(&path, fill(&descriptors(), "3 }", "40 }")).expect("written");
     wait_until("the new file", START_TIME_MAX, || limit() == 40);
     std::fs::write(&path, "domain: edge\ndescriptors: [{keys: user}]").expect("written");
     let refused = || {
@@ -179,7 +181,7 @@ fn a_changed_file_counts_and_a_bad_one_does_not() {
 }
 
 #[test]
-fn a_bad_file_is_told_before_a_port_opens() {
+fn invalid_descriptor_file_is_reported_before_listening() {
     let (_folder, path) =
         descriptor_file("domain: edge\ndescriptors: [{keys: user}, {key: k, rate_limits: {}}]");
     let output = support::tidegate(&["serve", "--check-config", "--data-dir", "none", "--envoy-descriptors"])
@@ -192,7 +194,7 @@ fn a_bad_file_is_told_before_a_port_opens() {
     assert!(words.contains("edge.yaml: descriptors[1].rate_limits: unknown key 'rate_limits'"), "{words}");
 }
 
-/// Asks with Google's gRPC client.
+/// Makes calls with Google's gRPC client.
 fn grpc(server: &Server, calls: &Value) -> Vec<Value> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut child = Command::new(tool("python"))
@@ -219,7 +221,7 @@ fn user(name: &str) -> Value {
 
 #[test]
 fn a_grpc_client_gets_decisions_and_exact_errors() {
-    let (_folder, path) = descriptor_file(DESCRIPTORS);
+    let (_folder, path) = descriptor_file(&descriptors());
     let server = start(&path);
     let asked = |request: Value| json!({"path": SHOULD_RATE_LIMIT, "request": request});
     let health = "/grpc.health.v1.Health/Check";
@@ -279,8 +281,8 @@ fn a_grpc_client_gets_decisions_and_exact_errors() {
 }
 
 #[test]
-fn tokens_tell_tenants_apart() {
-    let (folder, path) = descriptor_file(DESCRIPTORS);
+fn tokens_select_their_tenants() {
+    let (folder, path) = descriptor_file(&descriptors());
     let hash_of = |token: &str| tidegate_server::auth::TokenHash::of(token.as_bytes()).to_string();
     let config = format!(
         "[[tenants]]\nname = \"a\"\n[[tenants]]\nname = \"b\"\n\
@@ -322,7 +324,7 @@ fn tokens_tell_tenants_apart() {
 
 #[test]
 fn json_over_http_is_answered_with_200_or_429() {
-    let (_folder, path) = descriptor_file(DESCRIPTORS);
+    let (_folder, path) = descriptor_file(&descriptors());
     let server = start(&path);
     let ask = |body: &str| http(server.address("http"), "POST /json HTTP/1.1", body);
     let passed = ask(&user("alice").to_string());
@@ -348,8 +350,8 @@ fn json_over_http_is_answered_with_200_or_429() {
 }
 
 #[test]
-fn what_is_wrong_with_json_is_named_with_what_it_may_be() {
-    let (_folder, path) = descriptor_file(DESCRIPTORS);
+fn invalid_json_is_named_with_allowed_values() {
+    let (_folder, path) = descriptor_file(&descriptors());
     let server = start(&path);
     let ask = |body: &str| http(server.address("http"), "POST /json HTTP/1.1", body);
     let entry = r#""descriptors":[{"entries":[{"key":"k","value":"v"}]}]"#;

@@ -1,4 +1,4 @@
-//! Real proxies in front of a service, with the configurations that `docs/forward-auth.md` shows.
+//! Real proxies in front of a service, with the configurations of the folder `examples`.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 #![allow(unreachable_pub, reason = "what test programs share is public in each of them")]
@@ -12,32 +12,18 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use support::examples::{example, fill};
 use support::raw::{Reply, request, send_from};
 use support::{serve, tool};
 use tidegate_testkit::{Process, START_TIME_MAX, Server, free_port, wait_for_port, wait_until};
 
-/// Clients come from other addresses than the proxy, which asks from 127.0.0.1.
+/// Addresses of clients. They differ from the proxy's address, 127.0.0.1.
 const CLIENT: &str = "127.0.0.2";
 const OTHER_CLIENT: &str = "127.0.0.3";
-/// Asks whether the proxy is there, and is counted apart from the others.
+/// Address of the readiness probe, counted apart from the clients.
 const PROBE: &str = "127.0.0.4";
 
-/// The block of the documentation that is marked with `name`.
-fn snippet(name: &str) -> String {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/forward-auth.md");
-    let page = std::fs::read_to_string(page).expect("the page");
-    let marked = page.split_once(&format!("<!-- snippet: {name} -->\n```")).expect("a marked block").1;
-    let (_language, block) = marked.split_once('\n').expect("lines");
-    block.split_once("```").expect("an end").0.to_owned()
-}
-
-/// Puts `new` where the documentation has `old`.
-fn fill(text: &str, old: &str, new: &str) -> String {
-    assert!(text.contains(old), "{old} is not in {text}");
-    text.replace(old, new)
-}
-
-/// A service that says ok to everything, and counts.
+/// Starts a service that answers every request with 200, and counts requests.
 fn service() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound");
@@ -69,16 +55,17 @@ struct Stage {
 }
 
 impl Stage {
-    /// `start` gets a folder, the snippet with its addresses filled in, and the port to listen on.
+    /// Starts a proxy with an example. `start` gets a folder, the example with its addresses filled
+    /// in, and the port to listen on.
     fn set(name: &str, start: impl FnOnce(&Path, &str, u16) -> Command) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let rules = folder.path().join("rules.toml");
-        // So slow that nothing comes back while a busy machine takes its time.
-        std::fs::write(&rules, fill(&snippet("rules"), "\"1m\"", "\"1h\"")).expect("a file");
+        let rules = fill(&example("rules.toml"), "limit = 60", "limit = 3");
+        // With this period, no unit drains during the test, even on a busy machine.
+        let rules = write(folder.path(), "rules.toml", &fill(&rules, "\"1m\"", "\"1h\""));
         // The clients are on loopback too, so only the proxy's own address may be trusted.
         let tidegate = serve(&["--rules", &rules.to_string_lossy(), "--trusted-proxies", "127.0.0.1"]);
         let (service, reached) = service();
-        let config = fill(&snippet(name), "127.0.0.1:8080", &tidegate.address("http").to_string());
+        let config = fill(&example(name), "127.0.0.1:8080", &tidegate.address("http").to_string());
         let config = fill(&config, "127.0.0.1:3000", &service.to_string());
         let port = free_port();
         let process = Process::spawn(&mut start(folder.path(), &config, port));
@@ -96,14 +83,15 @@ impl Stage {
         send_from(from, self.proxy, &request("GET", target, fields, None))
     }
 
-    /// What may pass says how much more may; not every proxy hands that on.
-    fn tells_what_is_left(&self) {
+    /// Checks that an allowed response states the remaining units. Not every proxy forwards that
+    /// header.
+    fn assert_remaining_header(&self) {
         let reply = self.ask(OTHER_CLIENT, "/first", &[]);
         let left = reply.header("ratelimit").and_then(|value| value.strip_prefix("\"per_client\";r=2;t="));
         assert!(left.is_some(), "{reply:?}");
     }
 
-    /// What must hold behind every proxy.
+    /// Checks the properties that hold behind every proxy.
     fn limits_clients(&self) {
         let before = self.reached.load(Ordering::SeqCst);
         for spoofed in ["192.0.2.1", "192.0.2.2, 127.0.0.1", "unknown"] {
@@ -119,7 +107,7 @@ impl Stage {
         for target in ["//hello", "/%68ello", "/hello?again", "/x/../hello", "/hello?deny_status=403"] {
             is_denied(&self.ask(CLIENT, target, &[]));
         }
-        // Saying to have asked for something else does not help either: it is overwritten, or refused.
+        // A forged original path does not help: the proxy overwrites it, or the request is refused.
         for (name, value) in
             [("X-Forwarded-Uri", "/free"), ("X-Original-URI", "/free"), ("X-Original-URL", "/free")]
         {
@@ -127,7 +115,7 @@ impl Stage {
             assert!(matches!(reply.status, 400 | 429 | 500), "{name}: {reply:?}");
         }
         assert_eq!(self.reached.load(Ordering::SeqCst), before + 3, "only what may pass reaches the service");
-        // Others are counted apart: another client, another path.
+        // Another client and another path have meters of their own.
         assert_eq!(self.ask(OTHER_CLIENT, "/hello", &[]).status, 200);
         assert_eq!(self.ask(CLIENT, "/other", &[]).status, 200);
     }
@@ -151,11 +139,11 @@ fn write(folder: &Path, name: &str, text: &str) -> std::path::PathBuf {
 
 #[test]
 fn nginx_denies_by_auth_request() {
-    let stage = Stage::set("nginx", |folder, snippet, port| {
-        let servers = fill(snippet, "listen 80;", &format!("listen 127.0.0.1:{port};"));
+    let stage = Stage::set("nginx.conf", |folder, example, port| {
+        let servers = fill(example, "listen 80;", &format!("listen 127.0.0.1:{port};"));
         let kinds = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
         let temporary = kinds.map(|kind| format!("{kind}_temp_path {}/{kind};\n", folder.display())).concat();
-        // One process, so that stopping it stops all of it.
+        // A single process, so that the test can stop all of it.
         let config = format!(
             "daemon off;\nmaster_process off;\npid {}/pid;\nerror_log stderr crit;\nevents {{}}\nhttp {{\naccess_log \
              off;\n{temporary}{servers}\n}}\n",
@@ -166,14 +154,14 @@ fn nginx_denies_by_auth_request() {
         command.arg("-e").arg("stderr").arg("-p").arg(folder).arg("-c").arg(config);
         command
     });
-    stage.tells_what_is_left();
+    stage.assert_remaining_header();
     stage.limits_clients();
 }
 
 #[test]
 fn caddy_denies_by_forward_auth() {
-    let stage = Stage::set("caddy", |folder, snippet, port| {
-        let site = fill(snippet, ":80 {", &format!(":{port} {{"));
+    let stage = Stage::set("Caddyfile", |folder, example, port| {
+        let site = fill(example, ":80 {", &format!(":{port} {{"));
         let config =
             write(folder, "Caddyfile", &format!("{{\n\tadmin off\n\tpersist_config off\n}}\n\n{site}"));
         let mut command = Command::new(tool("caddy"));
@@ -182,14 +170,14 @@ fn caddy_denies_by_forward_auth() {
         command.stderr(Stdio::null());
         command
     });
-    stage.tells_what_is_left();
+    stage.assert_remaining_header();
     stage.limits_clients();
 }
 
 #[test]
 fn traefik_denies_by_forward_auth() {
-    let stage = Stage::set("traefik", |folder, snippet, port| {
-        let config = write(folder, "dynamic.yml", snippet);
+    let stage = Stage::set("traefik.yaml", |folder, example, port| {
+        let config = write(folder, "dynamic.yml", example);
         let mut command = Command::new(tool("traefik"));
         command.arg(format!("--entryPoints.web.address=127.0.0.1:{port}"));
         command.arg(format!("--providers.file.filename={}", config.display()));
